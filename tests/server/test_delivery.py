@@ -406,7 +406,7 @@ def test_the_name_of_a_run_is_no_path_and_is_cut(delivered: Path) -> None:
     assert AGREED.read(kept_folder(delivered, 0)) == ""
 
 
-def test_all_keep_the_whole_model_without_frozen_ones_on_the_wire(tmp_path: Path) -> None:
+def test_all_keep_the_whole_model_with_frozen_parameters(tmp_path: Path) -> None:
     settings = settings_of(tmp_path / "run", model="tests.rounds.adapted:Plain")
     elsewhere, brought = Elsewhere({**settings.run_config(), DEPLOYED: True}), list[tuple[int, set[str]]]()
 
@@ -419,7 +419,7 @@ def test_all_keep_the_whole_model_without_frozen_ones_on_the_wire(tmp_path: Path
 
     submit(settings, Noting(settings, tmp_path))
     assert sorted(place for place, _ in brought) == [0, 1, 2]
-    assert not any("second.weight" in names for _, names in brought)
+    assert all("second.weight" in names for _, names in brought)
     expected = MODEL.read(tmp_path / "run")
     for place in range(3):
         found, _ = load_model(kept_folder(tmp_path, place) / "model.safetensors")
