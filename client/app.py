@@ -113,7 +113,7 @@ def _answer(message: Message, context: Context, work: Callable[[LocalClient, Sta
         local = client_of(context, terms.agreed, terms.server_round)
         content = work(local, _received(message, local), terms)
         if wire.FROZEN in message.content.config_records[wire.CONFIG]:
-            said = content.config_records.get(wire.CLIENT, {})
+            said = content.config_records.get(wire.CLIENT, ConfigRecord())
             content[wire.CLIENT] = ConfigRecord({**said, wire.FROZEN: digest_frozen(local.model)})
         return Message(content, reply_to=message)
 

@@ -80,8 +80,13 @@ class LocalWork:
         """
         if self.optimizer == SGD:
             return None
-        rates = {"momentum": self.momentum, "weight_decay": self.weight_decay}
-        return make_optimizer(self.optimizer, parameters, learning_rate=self.learning_rate, **rates)
+        return make_optimizer(
+            self.optimizer,
+            parameters,
+            learning_rate=self.learning_rate,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+        )
 
 
 NON_STEP_FIELDS = frozenset({"epochs", "batch_size", "in_full", "idle", "steps", "time_budget", "random", "draws"})
