@@ -76,8 +76,9 @@ def clients_by_method(
         "opacity": _emphasis(),
     }
     tooltip = _tooltip((of, of), ("method", "method"), ("value", axis), ("low", "lowest"), ("high", "highest"))
-    spans = _layer("rule", {"x": _quantity("low", axis), "x2": {"field": "high"}, **common}, strokeWidth=1.5)
-    points = _layer("point", {"x": _quantity("value", axis), "shape": _shape(series), **common, "tooltip": tooltip})
+    spans = _layer("rule", {"x": {**_quantity("low", axis), **END}, "x2": {"field": "high"}, **common}, strokeWidth=1.5)
+    x = {**_quantity("value", axis), **END}
+    points = _layer("point", {"x": x, "shape": _shape(series), **common, "tooltip": tooltip})
     return {
         **_spec(rows, [*([_zero_line()] if zero else []), spans, points]),
         "height": len(clients) * (10 * len(series) + 8 if apart else 24),
@@ -97,7 +98,7 @@ def sorted_clients(rows: Sequence[Row], series: Sequence[Series], axis: str, amo
 def over_rounds(rows: Sequence[Row], series: Sequence[Series], axis: str, among: Sequence[Row] = ()) -> Spec:
     """Return a line for each method over the rounds, in a band."""
     x = {"field": "round", "type": "quantitative", "title": "round", "scale": {"nice": False, "zero": False}}
-    x |= {"axis": {"tickMinStep": 1, "grid": False}}
+    x |= {"axis": {"values": thin(sorted({row["round"] for row in rows}), 9), "format": "d", "grid": False}}
     return _bands(rows, series, x, _quantity("value", axis, among))
 
 
@@ -158,10 +159,18 @@ def mean_against_worst(
     ends = [float(row["mean"]) for row in rows]
     middle, shown = (min(ends) + max(ends)) / 2.0, {"expr": "width < 420 ? 0 : 1"}
     for align, dx in (("left", 11), ("right", -11)):
-        beside = [row for row in rows if ((row["mean"] > middle) != lower) == (align == "right")]
-        text = {"x": x, "y": y, "text": {"field": "method"}, **common}
+        beside = [row for row in _named(rows) if ((row["mean"] > middle) != lower) == (align == "right")]
+        text = {"x": x, "y": y, "text": {"field": "name"}, **common}
         layers.append(_layer("text", text, {"values": beside}, align=align, dx=dx, dy=-8, limit=170, fillOpacity=shown))
     return {**_spec(rows, layers), "height": 340}
+
+
+def _named(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows with a `name`, one for each place: methods in the same place are named together."""
+    places: dict[object, list[Row]] = {}
+    for row in rows:
+        places.setdefault((row["mean"], row["worst"]), []).append(row)
+    return [{**there[0], "name": ", ".join(row["method"] for row in there)} for there in places.values()]
 
 
 def heat_map(
@@ -189,6 +198,9 @@ PRINTED_AND_MEASURED = (Series("printed", "series-0", "square"), Series("measure
 
 NAMES: Spec = {"domain": False, "ticks": False, "labelPadding": 8}
 """An axis of names."""
+
+END: Spec = {"axis": {"titleAnchor": "end"}}
+"""An axis beside names: its title ends where the chart does, so that it has room on a narrow page."""
 
 # Parts of charts ----------------------------------------------------------------------------------------------------
 

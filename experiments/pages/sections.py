@@ -171,7 +171,7 @@ def _map_section(scene: Scene) -> Section | None:
         least, most = (choose(last, key=lambda row: row["value"]) for choose in (min, max))
         what = f"Score by client and round. After round {end} from {scene.score.written(least['value'])} "
         what += f"({least['client']}) to {scene.score.written(most['value'])} ({most['client']})."
-        spec = charts.heat_map(rows, scene.shown, scene.axis, bounds, reverse=not scene.score.higher_is_better)
+        spec = charts.heat_map(rows, scene.shown, scene.score.title, bounds, reverse=not scene.score.higher_is_better)
         maps.append(Chart(f"map-{place}", label, what, spec))
     written = scene.score.written
     beyond = f"{written(low)} and below" if scene.score.higher_is_better else f"{written(high)} and above"

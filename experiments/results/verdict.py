@@ -64,38 +64,18 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Findings:
-    """What a verdict is about.
-
-    Attributes
-    ----------
-    baseline, score, seeds
-        The baseline, the score that fairness is measured in, and the number of seeds.
-    claims
-        The differences of the other methods.
-    means
-        By method, the baseline among them: the mean over clients and seeds.
-    worst
-        The score of the worst-served tenth under the baseline.
-    tested
-        By client, on how many examples it is tested.
-    personal
-        What the personal models of a method are called, by method.
-    contradictions
-        In sentences where another score of a client says the opposite.
-    failed
-        In words with how many seeds a method failed, by its label.
-    """
+    """What a verdict is about."""
 
     baseline: str
-    score: Score
+    score: Score  # that fairness is measured in
     seeds: int
     claims: Claims
-    means: Mapping[str, float]
-    worst: float
-    tested: Mapping[str, float]
-    personal: Mapping[str, str]
-    contradictions: Sequence[str]
-    failed: Mapping[str, str]
+    means: Mapping[str, float]  # over clients and seeds, by method, the baseline among them
+    worst: float  # the score of the worst-served tenth under the baseline
+    tested: Mapping[str, float]  # by client, on how many examples
+    personal: Mapping[str, str]  # by method, what its personal models are called
+    contradictions: Sequence[str]  # where another score of a client says the opposite, in sentences
+    failed: Mapping[str, str]  # by label, in words with how many seeds
 
     @property
     def is_single(self) -> bool:
