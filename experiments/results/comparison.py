@@ -79,7 +79,6 @@ def read_comparison(folder: Path, study: Study) -> "Comparison":
         SharedData.of(runs[plan.baseline]),
         _by_group(runs, personal),
         {label: f"failed with {len(of)} of {len(study.seeds)} seeds" for label, of in failed.items()} | lacking,
-        _larger_classes(runs[plan.baseline]),
         {label: tuple(by_seed) for label, by_seed in runs.items()},
         runs[plan.baseline][0].test_examples(),
     )
@@ -88,15 +87,6 @@ def read_comparison(folder: Path, study: Study) -> "Comparison":
 def personal_label(label: str) -> str:
     """Return what a comparison calls the personal models of a method: `Ditto (lam=0.1, personal)`."""
     return f"{label[:-1]}, personal)" if label.endswith(")") else f"{label} (personal)"
-
-
-def _larger_classes(by_seed: Sequence[Run]) -> Mapping[str, float]:
-    """Return the share of each client's test examples that are of the larger class, the mean over the seeds."""
-    found: dict[str, list[float]] = {}
-    for run in by_seed:
-        for client, share in run.larger_classes().items():
-            found.setdefault(client, []).append(share)
-    return {client: statistics.fmean(shares) for client, shares in found.items()}
 
 
 def _by_group(runs: Mapping[str, Sequence[Run]], personal: Mapping[str, str]) -> Mapping[str, Sequence[GroupReport]]:
@@ -180,8 +170,6 @@ class Comparison(Shown):
     failed
         In words with how many seeds a method failed, by its label. It is among the methods only where the seeds that
         the comparison is over have finished.
-    larger_classes
-        The share of each client's test examples that are of the larger of two classes, in percent, the mean over seeds.
     runs
         The runs of each method, one a seed.
     examples
@@ -199,7 +187,6 @@ class Comparison(Shown):
     shared: SharedData = field(default_factory=SharedData)
     by_group: Mapping[str, Sequence[GroupReport]] = field(default_factory=dict)
     failed: Mapping[str, str] = field(default_factory=dict)
-    larger_classes: Mapping[str, float] = field(default_factory=dict)
     runs: Mapping[str, Sequence[Run]] = field(default_factory=dict)
     examples: Mapping[str, int] = field(default_factory=dict)
 
@@ -458,6 +445,13 @@ class Comparison(Shown):
             return []
         seeds = Counter(client for by_client in self.values[self.baseline] for client in by_client)
         return sorted(client for client, count in seeds.items() if count >= min(FEWEST_SEEDS, len(self.seeds)))
+
+    @cached_property
+    def larger_classes(self) -> Values:
+        """The share of each client's test examples in the larger of two classes, in percent, mean over seeds."""
+        by_seed = [run.larger_classes() for run in self.runs.get(self.baseline, ())]
+        clients = dict.fromkeys(client for shares in by_seed for client in shares)
+        return {name: statistics.fmean(each[name] for each in by_seed if name in each) for name in clients}
 
     @property
     def client_count(self) -> int:

@@ -8,7 +8,7 @@ import torch
 
 import fairbloom
 from fairbloom.client.kept import About, keep_model
-from fairbloom.client.states import load_last, save_version
+from fairbloom.client.states import load_last
 from fairbloom.errors import FairbloomError
 from fairbloom.prediction.predictor import load_predictor
 from fairbloom.server.run_folder.files import CONFIG, MODEL
@@ -37,16 +37,6 @@ def test_the_whole_model_predicts_as_it_was_measured(run: fairbloom.Run) -> None
     shared = run.model().state_dict()
     for name, tensor in model.items():
         assert torch.equal(tensor, shared[name]) == name.startswith("first"), name
-
-
-def test_a_personal_model_that_was_kept_whole_predicts_as_before(run: fairbloom.Run, tmp_path: Path) -> None:
-    """Earlier versions kept it so; the frozen parameters are then those in its file."""
-    whole = {name: tensor + 1.0 for name, tensor in run.model(CLIENT, "personal").state_dict().items()}
-    copied = Path(shutil.copytree(run.folder, tmp_path / "run"))
-    (folder,) = (copied / "clients").glob(f"*/{CLIENT}")
-    save_version(folder / "9.safetensors", whole)
-    for name, tensor in load_predictor(copied, client=CLIENT, model="personal").module.state_dict().items():
-        assert torch.equal(tensor, whole[name]), name
 
 
 def test_a_devices_frozen_parameters_are_the_final_models(run: fairbloom.Run, tmp_path: Path) -> None:

@@ -73,12 +73,6 @@ def test_what_is_wrong_is_said_without_a_traceback(
     assert "nowhere is no folder: make it" in capsys.readouterr().err  # before the rows, which are wrong, are read
 
 
-def test_a_folder_that_does_not_take_the_file_is_named(run: fairbloom.Run, new: Path) -> None:
-    new.write_text(written(patients(0, 10)), encoding="utf-8")
-    with pytest.raises(FairbloomError, match=r"out\.csv cannot be written to .*nowhere: No such file or directory"):
-        load_predictor(run.folder, client="north").predict_file(new, new.parent / "nowhere" / "out.csv")
-
-
 # Folders --------------------------------------------------------------------------------------------------------------
 
 

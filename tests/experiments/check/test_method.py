@@ -64,13 +64,6 @@ def test_methods_of_torchjd_pass_with_true_remarks() -> None:
     assert remarks_on(partial(by_name, "pcgrad")) == {"permutation"}
 
 
-def test_a_method_that_favours_the_first_name_is_told_so() -> None:
-    """TorchJD's PCD takes the first row of the Gram matrix for its primary objective."""
-    pytest.importorskip("torchjd")
-    with silence(), pytest.raises(Failure, match=r"not by their place in cohort\.names"):
-        PROPERTIES["permutation"](MethodUnderTest(partial(by_name, "pcd"), {}))
-
-
 def test_kept_rows_are_tried() -> None:
     subject = MethodUnderTest(METHODS["fedfv"], {"tau": 3})
     assert " 0 kept rows" not in PROPERTIES["finite"](subject)
