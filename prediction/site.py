@@ -11,20 +11,18 @@ from scipy.stats import binomtest
 from fairbloom.client.local import LocalClient
 from fairbloom.errors import FairbloomError, did_you_mean
 from fairbloom.protocol.names import AGREED as AGREEMENT
-from fairbloom.protocol.names import NUM_EXAMPLES, PERSONAL
+from fairbloom.protocol.names import NUM_EXAMPLES
 from fairbloom.protocol.scores import ACCURACY, put_first
 from fairbloom.protocol.terms import Terms
-from fairbloom.server.run_folder.files import AGREED, BEST, CONFIG, MODEL, is_finished
-from fairbloom.strategies import served_model
-from fairbloom.system.sealed import Arrays
+from fairbloom.server.run_folder.files import AGREED, is_finished
 from fairbloom.tasks import find_task, load_task
 from fairbloom.tasks.files.targets import join_names
 from fairbloom.tasks.score import decide_score
 
-from .predictor import settings_in
+from .predictor import global_arrays, settings_in
 from .scores import SiteScores
 
-MODELS = {"last": MODEL, "best": BEST}
+MODELS = ("last", "best")
 
 
 class SiteError(FairbloomError):
@@ -38,9 +36,13 @@ def evaluate_site(run: Path, data_dir: str = "", client: str = "", model: str = 
     "last" or "best".
     """
     run = run.absolute()
+    if model not in MODELS:
+        raise SiteError(f"model = {model!r}: {did_you_mean(model, MODELS)}there are {', '.join(MODELS)}")
     here = {"data-dir": data_dir, "state-dir": "", "device": "auto", "pooled": False, AGREEMENT: AGREED.read(run)}
     settings: dict[str, Any] = {**settings_in(run), **here}
-    arrays = _read_model(run, model)
+    if not is_finished(run):
+        raise SiteError(f"the run in {run} is not finished: evaluate it when it is over")
+    arrays = global_arrays(run, model)
     find_task(str(settings["task"])).check_readable(data_dir)
     clients = _clients_in(settings)
     name = _find_client(clients, client, data_dir)
@@ -67,23 +69,6 @@ def evaluate_site(run: Path, data_dir: str = "", client: str = "", model: str = 
 def _wilson(accuracy: float, count: int) -> tuple[float, float]:
     interval = binomtest(round(accuracy * count), count).proportion_ci(method="wilson")
     return ACCURACY.shown(float(interval.low)), ACCURACY.shown(float(interval.high))
-
-
-def _read_model(folder: Path, model: str) -> Arrays:
-    if model not in MODELS:
-        raise SiteError(f"model = {model!r}: {did_you_mean(model, MODELS)}there are {', '.join(MODELS)}")
-    file = MODELS[model]
-    if not is_finished(folder):
-        raise SiteError(f"the run in {folder} is not finished: evaluate it when it is over")
-    if not file.exists_in(folder):
-        raise SiteError(f"{folder} has no {file.name}: no round was evaluated; take model last")
-    method = str(CONFIG.read(folder).settings.get("method", ""))
-    if PERSONAL in (MODEL.read_about(folder).get("serves"), served_model(method)):
-        raise SiteError(
-            f"the run in {folder} trains no global model, so it has none for another site: evaluate a run of another "
-            "method"
-        )
-    return file.read(folder)
 
 
 def _clients_in(settings: dict[str, Any]) -> Sequence[str]:

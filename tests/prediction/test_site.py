@@ -165,7 +165,7 @@ def test_what_cannot_be_evaluated_names_the_remedy(there: Path, tmp_path: Path) 
         (there / "run", {**site, "model": "lst"}, r"model = 'lst': did you mean last\?"),
         (there / "run", {"data_dir": there / "hospitals"}, "data of 4 clients: say which one by --client: .*h0.* h3"),
         (there / "run", {**site, "client": "h9"}, "client = 'h9': .*no data of a client .* there are newtown"),
-        (alone, site, "trains no global model.*: evaluate a run of another method"),
+        (alone, site, "trains no global model.* a run of another method"),
         (unfinished, site, "is not finished: evaluate it when it is over"),
     ]
     for folder, arguments, words in cases:
