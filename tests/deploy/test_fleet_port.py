@@ -42,7 +42,8 @@ class Served:
 
     def __init__(self, place: Path, address: str = "127.0.0.1:0") -> None:
         self.place, self.loop = place, asyncio.new_event_loop()
-        threading.Thread(target=self.loop.run_forever, daemon=True).start()
+        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self._thread.start()
         self.members = Members(place / "clients")
         self.members.look()
         self.mailbox = Mailbox(Room(place))
@@ -86,6 +87,8 @@ class Served:
     def stop(self) -> None:
         asyncio.run_coroutine_threadsafe(self.port.stop(), self.loop).result(30)
         self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
 
 
 def make_place(place: Path) -> Path:
