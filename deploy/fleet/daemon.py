@@ -13,6 +13,7 @@ import time
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from fairbloom.errors import FairbloomError
@@ -22,6 +23,7 @@ from fairbloom.system.lock import LockedError, exclusive_lock
 
 from .. import pki
 from ..errors import DeployError
+from ..server.memory import keep_trimmed
 from .mailbox import MEMORY_BYTES, Mailbox, Room
 from .members import Members
 from .port import Port
@@ -183,6 +185,7 @@ def main() -> int:
     """Serve the folder that is named; what is written is for this account alone."""
     os.umask(0o077)
     logging.basicConfig(format="fairbloom server: %(message)s", level=logging.INFO)
+    Thread(target=keep_trimmed, daemon=True).start()
     try:
         serve(Path(sys.argv[1]))
     except FairbloomError as error:

@@ -6,7 +6,7 @@ import hashlib
 import secrets
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -77,7 +77,7 @@ class RunGrid(Grid):
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Send messages; return their ids, "" for one whose device is not enrolled."""
         messages = list(messages)
-        contents = [serialize(message.content) for message in messages]
+        contents = serialize_once([message.content for message in messages])
         digests = [hashlib.sha256(content).hexdigest() for content in contents]
         for content in dict(zip(digests, contents, strict=True)).values():
             self._store(content)
@@ -179,6 +179,20 @@ class RunGrid(Grid):
         with self._lock:
             self._pipe.send((name, arguments))
             return self._pipe.recv()
+
+
+def serialize_once(contents: Sequence[RecordDict]) -> list[bytes]:
+    """Return each content in Flower's wire format; those with the same arrays and equal other records are made once."""
+    made = dict[object, bytes]()
+    found = list[bytes]()
+    for content in contents:
+        arrays = [(name, id(record)) for name, record in content.array_records.items()]
+        others = {name: record for name, record in content.items() if name not in content.array_records}
+        key = (*content, *arrays, serialize(RecordDict(others)))
+        if key not in made:
+            made[key] = serialize(content)
+        found.append(made[key])
+    return found
 
 
 def without_content(message: Message) -> Message:

@@ -16,7 +16,7 @@ from .wire_pb2 import Taken
 MEMORY_BYTES = 256 << 20
 """Bytes of content that are held in memory, unless federation.toml says otherwise."""
 
-COLLECT_BYTES = 16 << 20
+COLLECT_BYTES = 4 << 20
 """Bytes of replies that are collected in one call; one reply at least."""
 
 MOST_TIMES = 3

@@ -6,8 +6,9 @@ from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 
 from fairbloom.deploy.device.contexts import Contexts
 from fairbloom.deploy.fleet import grid as grids
@@ -39,9 +40,9 @@ class Server:
         while True:
             try:
                 name, arguments = self.ours.recv()
-            except EOFError:
+                self.ours.send(self._answer(name, arguments))
+            except (EOFError, OSError, TypeError):  # the test is over; a closed pipe's handle is None
                 return
-            self.ours.send(self._answer(name, arguments))
 
     def _answer(self, name: str, arguments: tuple[Any, ...]) -> Any:
         if name == "store" and self.full:
@@ -91,6 +92,19 @@ def test_ids_are_new_in_a_run_that_saves_nothing(server: Server) -> None:
     assert ids[0] != ids[1]
     assert ids[2] == ""  # not enrolled
     assert [address.kept for address in server.sent] == [False, False]
+
+
+def test_equal_contents_are_made_once_and_others_are_not() -> None:
+    model, other = ArrayRecord({"w": Array(np.ones(3))}), ArrayRecord({"w": Array(np.zeros(3))})
+
+    def content(arrays: ArrayRecord, value: int) -> RecordDict:
+        return RecordDict({"arrays": arrays, "config": ConfigRecord({"value": value})})
+
+    contents = [content(model, 1), content(model, 1), content(model, 2), content(other, 1)]
+    made = grids.serialize_once(contents)
+    assert made == [serialize(each) for each in contents]
+    assert made[0] is made[1]
+    assert len({*made}) == 3
 
 
 def test_replies_are_flowers_messages(server: Server) -> None:
