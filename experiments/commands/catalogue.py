@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from fairbloom.errors import did_you_mean
+from fairbloom.protocol.settings import SettingsError
 from fairbloom.server.settings import default_config
 from fairbloom.strategies import METHODS
 from fairbloom.tasks import TASKS, find_task
@@ -14,6 +16,9 @@ from .options import JsonOption
 
 NamesArgument = Annotated[
     list[str] | None, typer.Argument(metavar="[NAME]...", help="Describe only these, or your own as my_module:Mine.")
+]
+SettingsArgument = Annotated[
+    list[str] | None, typer.Argument(metavar="[NAME]...", help="Only those with this in their name: qfedavg, rate.")
 ]
 
 
@@ -37,10 +42,19 @@ def tasks(names: NamesArgument = None, as_json: JsonOption = False) -> None:
         show_list(described)
 
 
-def settings(as_json: JsonOption = False) -> None:
+def settings(names: SettingsArgument = None, as_json: JsonOption = False) -> None:
     """List all settings with their defaults. Change one with --set KEY=VALUE."""
     defaults = default_config()
+    for name in names or ():
+        if not any(_is_of(key, name) for key in defaults):
+            raise SettingsError(f"there is no setting {name}: {did_you_mean(name, defaults)}leave it out to see all")
+    shown = {key: value for key, value in defaults.items() if not names or any(_is_of(key, name) for name in names)}
     if as_json:
-        print(json.dumps(defaults, indent=2))
+        print(json.dumps(shown, indent=2))
     else:
-        show_settings(defaults)
+        show_settings(shown)
+
+
+def _is_of(key: str, name: str) -> bool:
+    """Return whether a setting has a word in its name, or belongs to a method or task."""
+    return name.replace("_", "-").lower() in key

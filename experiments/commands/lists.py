@@ -115,9 +115,13 @@ def show_data(described: Described) -> None:
 
 
 def show_settings(defaults: Mapping[str, Value]) -> None:
-    """Print every setting with its default, what it means and what it may be."""
-    known = {**SETTINGS, **parameters()}
+    """Print settings with their defaults, what they mean and may be; those of a method or task under its name."""
+    known, heading = {**SETTINGS, **parameters()}, ""
     for key, value in defaults.items():
+        owner = key.rpartition(".")[0]
+        if owner != heading:
+            heading = owner
+            console.print(f"\n[b]{escape(heading)}[/]")
         default = REQUIRED if known[key].default is None else repr(value)
         console.print(f"[cyan]{key}[/] = {escape(default)}")
         _indented(escape(f"{known[key].description} ({known[key].range})"))

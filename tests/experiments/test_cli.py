@@ -536,6 +536,16 @@ def test_settings_lists_every_key_with_its_default(capsys: pytest.CaptureFixture
         assert re.search(rf"^{re.escape(key)} = {re.escape(repr(value))}$", printed, re.MULTILINE), key
 
 
+def test_settings_of_a_name_and_a_name_that_none_has(capsys: pytest.CaptureFixture[str]) -> None:
+    assert fairbloom("settings", "qfedavg", "learning_rate", "--json") == 0
+    rates = [key for key in default_config() if "learning-rate" in key]
+    assert {*json.loads(capsys.readouterr().out)} == {"qfedavg.q", "qfedavg.lipschitz", *rates}
+    assert fairbloom("settings", "qfedavg") == 0
+    assert capsys.readouterr().out.startswith("\nqfedavg\nqfedavg.q = ")
+    assert fairbloom("settings", "lerning-rate") == 2
+    assert "did you mean learning-rate" in capsys.readouterr().err
+
+
 # Help ---------------------------------------------------------------------------------------------------------------
 
 
