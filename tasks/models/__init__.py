@@ -36,7 +36,6 @@ MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "mnist-cnn": networks.mnist_cnn,
     "femnist-cnn": networks.femnist_cnn,
     "lenet": networks.lenet,
-    "lenet-dropout": networks.lenet_dropout,
     "cifar-cnn": networks.cifar_cnn,
     "resnet18-gn": networks.resnet18_gn,
     "lstm": networks.LSTM,

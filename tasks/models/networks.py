@@ -120,34 +120,20 @@ def _two_convolutions(name: str, shape: Shape, outputs: int, hidden: int) -> nn.
 def lenet(shape: Shape, outputs: int) -> nn.Module:
     """Return FedMGDA+'s CNN for Fashion-MNIST, that of PyTorch's MNIST example: 21,840 parameters on 28×28 pixels.
 
-    It takes images from 16×16 pixels. Departure: without the dropout of FedMGDA+'s code (`lenet-dropout` has it), so
-    that a round's clients can be computed together.
+    It takes images from 16×16 pixels. Departure: without the dropout of FedMGDA+'s code, so that a round's clients can
+    be computed together.
     """
-    return _lenet("lenet", shape, outputs, dropout=False)
-
-
-def lenet_dropout(shape: Shape, outputs: int) -> nn.Module:
-    """Return `lenet` with the dropout of FedMGDA+'s code: 21,840 parameters on 28×28 pixels.
-
-    Half the channels of the last convolution and half the hidden units are dropped. It takes images from 16×16 pixels.
-    """
-    return _lenet("lenet-dropout", shape, outputs, dropout=True)
-
-
-def _lenet(name: str, shape: Shape, outputs: int, *, dropout: bool) -> nn.Module:
-    channels, height, width = _image(name, shape, 16)
+    channels, height, width = _image("lenet", shape, 16)
     return nn.Sequential(
         nn.Conv2d(channels, 10, 5),
         nn.MaxPool2d(2),
         nn.ReLU(),
         nn.Conv2d(10, 20, 5),
-        *([nn.Dropout2d()] if dropout else []),
         nn.MaxPool2d(2),
         nn.ReLU(),
         nn.Flatten(),
         nn.Linear(20 * _left(height) * _left(width), 50),
         nn.ReLU(),
-        *([nn.Dropout()] if dropout else []),
         nn.Linear(50, outputs),
     )
 

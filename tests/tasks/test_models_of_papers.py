@@ -23,7 +23,6 @@ PARAMETERS: dict[tuple[str, Shape, int], int] = {
     ("mnist-cnn", MNIST, 10): 1_663_370,
     ("femnist-cnn", MNIST, 62): 6_603_710,
     ("lenet", MNIST, 10): 21_840,
-    ("lenet-dropout", MNIST, 10): 21_840,
     ("cifar-cnn", COLOURS, 10): 797_962,
     ("resnet18-gn", COLOURS, 10): 11_173_962,
     ("lstm", LINE, 80): 819_920,
@@ -34,7 +33,6 @@ SMALLEST = {
     "mnist-cnn": 4,
     "femnist-cnn": 4,
     "lenet": 16,
-    "lenet-dropout": 16,
     "cifar-cnn": 16,
     "resnet18-gn": 8,
 }
@@ -128,19 +126,6 @@ def test_a_sure_model_still_has_the_loss_of_the_second_softmax() -> None:
     right, wrong = (cross_entropy(model(torch.eye(3)), torch.tensor(labels)) for labels in ([0, 1, 2], [1, 2, 0]))
     assert right.item() == pytest.approx(math.log(1 + 2 / math.e))
     assert wrong.item() == pytest.approx(math.log(math.e + 2))
-
-
-# Dropout --------------------------------------------------------------------------------------------------------------
-
-
-def test_dropout_is_all_that_two_lenets_differ_in() -> None:
-    plain, dropping = made("lenet", MNIST, 10), made("lenet-dropout", MNIST, 10)
-    images = torch.randn(4, *MNIST)
-    assert torch.equal(plain.eval()(images), dropping.eval()(images))
-    assert torch.equal(plain.train()(images), plain(images))
-    assert not torch.equal(dropping.train()(images), dropping(images))
-    kinds = [type(module) for module in dropping.modules() if isinstance(module, nn.Dropout | nn.Dropout2d)]
-    assert kinds == [nn.Dropout2d, nn.Dropout]
 
 
 # ResNet-18 ------------------------------------------------------------------------------------------------------------
