@@ -54,7 +54,6 @@ ELSEWHERE = {
     ),
     "docs/trainers.md": "tests/docs/test_trainers.py::test_the_page_runs_and_its_numbers_are_those_printed",
     "docs/few-clients.md": "tests/docs/test_few_clients.py::test_the_commands_of_the_page_work",
-    "docs/gallery.md": "tests/docs/test_gallery.py::test_every_command_draws_its_figure",
     "docs/hospitals.md": HOSPITALS,
     "docs/reproducing.md#In one command": REPRODUCED,
     "docs/subgroups.md#Known data sets": (

@@ -1,33 +1,27 @@
-"""The gallery: its page is what the script says, its commands draw its figures, and these follow dark mode."""
+"""Figures of the pages: the demo draws the first, and all follow dark mode."""
 
 import re
 import shlex
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from matplotlib.figure import Figure
 
+from docs.demo import COMMAND, IMAGES, draw
 from docs.figures import DARK, INK, PAPER, dark_rules, follow_dark_mode, svg_of, themed
-from docs.gallery import IMAGES, PAGE, PICTURES, Picture, draw, page, wrapped
 
 from .pages import ROOT
 
 BRIEFLY = {"--rounds": "2", "--seeds": "2", "--clients": "6"}
 
 
-def test_the_page_is_the_one_that_the_script_writes() -> None:
-    assert PAGE.read_text() == page(), "python -m docs.gallery writes the page"
-
-
 @pytest.mark.slow
-def test_every_command_draws_its_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each runs in the order of the page and from an empty folder, with fewer rounds, seeds and clients."""
+def test_the_demo_draws_its_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From an empty folder, with fewer rounds, seeds and clients."""
     monkeypatch.chdir(tmp_path)
-    for picture in PICTURES:
-        svg = draw(replace(picture, commands=tuple(map(shortened, picture.commands)))).decode()
-        assert svg.count("<text") > 3, picture.name
-        assert "prefers-color-scheme" in svg
+    svg = draw(shortened(COMMAND)).decode()
+    assert svg.count("<text") > 3
+    assert "prefers-color-scheme" in svg
 
 
 def shortened(command: str) -> str:
@@ -42,24 +36,14 @@ def test_a_figure_of_the_pages_is_small_and_follows_dark_mode(file: Path) -> Non
     svg = file.read_text()
     assert file.suffix == ".svg"
     assert len(svg) < 100_000
-    assert dark_rules() in svg, "python -m docs.gallery and python -m docs.hospitals draw the figures"
+    assert dark_rules() in svg, "python -m docs.demo and python -m docs.hospitals draw the figures"
     assert INK in svg
-
-
-def test_every_picture_of_the_gallery_is_there() -> None:
-    assert {picture.name for picture in PICTURES} <= {file.stem for file in IMAGES.iterdir()}
 
 
 def test_make_demo_runs_the_command_of_the_first_figure() -> None:
     (demo,) = re.findall(r"^demo:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    made, shown = demo.replace("\\\n", "").replace("$(DEMO)", "runs/demo"), PICTURES[0].commands[0]
+    made, shown = demo.replace("\\\n", "").replace("$(DEMO)", "runs/demo"), COMMAND
     assert sorted(shlex.split(made)[1:]) == sorted(shlex.split(shown)[1:])
-
-
-@pytest.mark.parametrize("picture", PICTURES, ids=lambda picture: picture.name)
-def test_a_wrapped_command_is_the_same_command(picture: Picture) -> None:
-    for command in picture.commands:
-        assert shlex.split(wrapped(command).replace("\\\n", "")) == shlex.split(command)
 
 
 def test_a_figures_numbers_keep_their_digits() -> None:

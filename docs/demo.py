@@ -1,0 +1,32 @@
+"""The figure of README and the first page: `python -m docs.demo` runs the command of `make demo` and writes it."""
+
+import os
+import shlex
+import tempfile
+from pathlib import Path
+
+from fairbloom.cli import app
+
+from .figures import follow_dark_mode
+
+IMAGES = Path(__file__).parent / "images"
+
+COMMAND = (
+    "fairbloom compare --task digits --clients 20 --set partition=iid --set digits.rotated-clients=3 "
+    "--methods fedavg,qfedavg,fedmgdaplus,fedfv --seeds 10 --rounds 50 --set evaluate-every=10 --out runs/demo"
+)
+"""Twenty clients read digits, three of them with a camera mounted sideways."""
+
+
+def draw(command: str = COMMAND) -> bytes:
+    """Run a comparison in the current folder, with runs/demo as its folder, and return its figure as SVG."""
+    app(shlex.split(command)[1:], standalone_mode=False)
+    return follow_dark_mode(Path("runs/demo/clients.svg").read_bytes())
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        svg = draw()
+        os.chdir(IMAGES)
+    (IMAGES / "demo.svg").write_bytes(svg)
