@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from fairbloom.errors import FairbloomError
 from fairbloom.server.settings import Settings
-from fairbloom.tasks import Task, load_task
+from fairbloom.tasks import Setup, Task, load_task
+from fairbloom.tasks.partition import deal
 from fairbloom.tasks.split import Split
 
 MINE = """
@@ -26,44 +27,16 @@ def by_label(labels, clients, random):
     return [np.flatnonzero(labels % clients == client) for client in range(clients)]
 
 
-def too_many(labels, clients, random):
-    return np.array_split(np.arange(len(labels)), clients + 1)
-
-
-def too_few(labels, clients, random):
-    return [np.arange(4), *np.array_split(np.arange(4, len(labels)), clients - 1)]
-
-
-def twice(labels, clients, random):
-    return [np.arange(9)] * clients
-
-
-def twice_alone(labels, clients, random):
-    return [[7] * 9, *np.array_split(np.arange(8, len(labels)), clients - 1)]
-
-
-def beyond(labels, clients, random):
-    return np.array_split(np.arange(len(labels)) + 1, clients)
-
-
-def below(labels, clients, random):
-    return np.array_split(np.arange(len(labels)) - 1, clients)
-
-
-def floats(labels, clients, random):
-    return [np.arange(9) / 2] * clients
-
-
-def masks(labels, clients, random):
-    return [labels == client for client in range(clients)]
-
-
-def fails(labels, clients, random):
-    raise KeyError("share")
-
-
-def nothing(labels, clients, random):
-    return None
+too_many = lambda labels, clients, random: np.array_split(np.arange(len(labels)), clients + 1)
+too_few = lambda labels, clients, random: [np.arange(4), *np.array_split(np.arange(4, len(labels)), clients - 1)]
+twice = lambda labels, clients, random: [np.arange(9)] * clients
+twice_alone = lambda labels, clients, random: [[7] * 9, *np.array_split(np.arange(8, len(labels)), clients - 1)]
+beyond = lambda labels, clients, random: np.array_split(np.arange(len(labels)) + 1, clients)
+below = lambda labels, clients, random: np.array_split(np.arange(len(labels)) - 1, clients)
+floats = lambda labels, clients, random: [np.arange(9) / 2] * clients
+masks = lambda labels, clients, random: [labels == client for client in range(clients)]
+fails = lambda labels, clients, random: {}["share"]
+nothing = lambda labels, clients, random: None
 
 
 def changes(labels, clients, random):
@@ -113,46 +86,36 @@ def test_a_function_cannot_change_the_labels(mine: str) -> None:
     assert set(Split.of(dealt(f"{mine}:changes")).label.tolist()) == set(range(10))
 
 
-@pytest.mark.parametrize(
-    ("function", "said"),
-    [
-        ("too_many", "it must deal 4 arrays .*; it deals 5: int64"),
-        ("too_few", "it deals a client 4 examples, and at least 5 are needed"),
-        ("twice", "it deals the place 0, and places are from 0 to 1796, each for one client"),
-        ("twice_alone", "it deals the place 7, "),
-        ("beyond", "it deals the place 1797, and places are from 0 to 1796"),
-        ("below", "it deals the place -1, and places are from 0"),
-        ("floats", "it must deal 4 arrays of whole numbers.*: float64"),
-        ("masks", "it must deal 4 arrays of whole numbers.*: bool"),
-        ("fails", "it failed with KeyError: 'share'"),
-        ("nothing", "it failed with TypeError: .*NoneType"),
-        ("number", "it must be a function of labels, clients and random, got int"),
-        ("shards", "has no shards; it has"),
-    ],
-)
-def test_an_impossible_deal_is_refused_with_the_function(mine: str, function: str, said: str) -> None:
-    with pytest.raises(FairbloomError, match=rf"partition = '{mine}:{function}': .*{said}"):
-        dealt(f"{mine}:{function}")
+IMPOSSIBLE = {
+    "too_many": "4 arrays .* 5: int64",
+    "too_few": "4 examples, .* 5 ",
+    "twice": "place 0, .* 0 to 1796",
+    "twice_alone": "place 7, ",
+    "beyond": "place 1797, .* 0 to 1796",
+    "below": "place -1, ",
+    "floats": "4 arrays .*: float64",
+    "masks": "4 arrays .*: bool",
+    "fails": "KeyError: 'share'",
+    "nothing": "TypeError: .*NoneType",
+    "number": "got int",
+    "shards": "no shards",
+}
+"""What an error says of each function, beside its name."""
+
+
+def test_an_impossible_deal_is_refused_with_the_function(mine: str) -> None:
+    for function, said in IMPOSSIBLE.items():
+        with pytest.raises(FairbloomError, match=rf"partition = '{mine}:{function}': .*{said}"):
+            dealt(f"{mine}:{function}")
 
 
 def test_a_data_set_with_tests_apart_has_both_dealt_alike(mine: str) -> None:
-    from fairbloom.tasks.partition import deal
-    from fairbloom.tasks.task import Setup
-
+    """A client has a test example in any case: one of its neighbour's where the function deals it none."""
     labels, tested = np.arange(400) % 8, np.arange(80) % 8
     setup = Setup.of({"partition": f"{mine}:by_label", "clients": 4})
     for client, (examples, tests) in enumerate(deal(labels, setup, tested)):
         assert set(labels[examples] % 4) == set(tested[tests] % 4) == {client}
-
-
-def test_a_client_has_a_test_example_in_any_case(mine: str) -> None:
-    """The first client has one of its neighbour's where the function deals it none."""
-    from fairbloom.tasks.partition import deal
-    from fairbloom.tasks.task import Setup
-
-    labels, tested = np.arange(400) % 8, np.repeat([1, 2, 3], 5)
-    dealt = deal(labels, Setup.of({"partition": f"{mine}:by_label", "clients": 4}), tested)
-    assert [len(each.tested) for each in dealt] == [1, 4, 5, 5]
+    assert [len(each.tested) for each in deal(labels, setup, np.repeat([1, 2, 3], 5))] == [1, 4, 5, 5]
 
 
 def test_a_task_with_given_clients_takes_no_function(mine: str) -> None:
