@@ -12,7 +12,7 @@ from hypothesis.extra.numpy import arrays
 
 from fairbloom.rounds.average import Average
 from fairbloom.strategies import FedAvg, Round
-from tests.strategies.helpers import ARGUMENTS, MemoryGrid, initial_model, make, no_reply, quadratics, record, unpack
+from tests.strategies.helpers import ARGUMENTS, MemoryGrid, error, initial_model, make, quadratics, record, unpack
 
 from .helpers import KINDS, OPTIONS, bits, run, undisturbed
 
@@ -80,7 +80,7 @@ def test_the_mean_is_evaluated_and_the_last_model_trained() -> None:
 
 
 def test_a_skipped_round_counts_with_the_model_as_it_stays() -> None:
-    faults = {(f"site-{k}", 2): no_reply for k in range(3)}
+    faults = {(f"site-{k}", 2): error for k in range(3)}
     _, rounds = run(FedAvg(average_models=True), MemoryGrid(quadratics(3), faults=faults), rounds=2)
     assert not rounds[1].coefficients
     first = unpack(rounds[0].arrays)
