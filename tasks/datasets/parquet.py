@@ -15,20 +15,17 @@ from .downloads import import_library
 
 def read_columns(path: Path, names: Sequence[str]) -> Mapping[str, Any]:
     """Return columns of a parquet file, as Arrow's arrays, by their names; of images, their files' content."""
+    parquet = import_library("pyarrow.parquet")  # imported late: pictures in other formats need none of it
     try:
-        parquet = import_library("pyarrow.parquet", "datasets")
         with parquet.ParquetFile(path) as file:
-            lacking = [name for name in names if name not in file.schema_arrow.names]
-            if lacking:
-                raise FairbloomError(
-                    f"{path} has the columns {', '.join(file.schema_arrow.names)}, and {lacking[0]} is needed: put the "
-                    "original in its place"
-                )
-            table = file.read(columns=list(names))
-    except (ImportError, OSError, ValueError) as error:
-        if isinstance(error, FairbloomError):
-            raise
+            there = file.schema_arrow.names
+            table = file.read(columns=[name for name in names if name in there])
+    except (OSError, ValueError) as error:
         raise FairbloomError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
+    if lacking := [name for name in names if name not in there]:
+        raise FairbloomError(
+            f"{path} has the columns {', '.join(there)}, and {lacking[0]} is needed: put the original in its place"
+        )
     return {name: _extract_content(table.column(name).combine_chunks()) for name in names}
 
 
