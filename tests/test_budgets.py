@@ -15,34 +15,35 @@ import pytest
 from tests.checkout import ROOT
 
 ROOMS: Mapping[str, int] = {
-    "client": 3_220,
+    "client": 3_095,
     "client/rules": 1_070,
+    "deploy/fleet": 2_140,
     "deploy/flower/server": 2_290,
     "deploy/operator": 1_585,
     "experiments": 1_280,
-    "experiments/check": 1_350,
-    "experiments/pages": 1_810,
-    "experiments/results": 2_990,
-    "experiments/studies": 1_345,
-    "prediction": 1_110,
-    "protocol": 1_670,
-    "rounds": 5_410,
-    "server": 1_650,
+    "experiments/check": 1_305,
+    "experiments/pages": 1_830,
+    "experiments/results": 2_880,
+    "experiments/studies": 1_350,
+    "prediction": 1_105,
+    "protocol": 1_575,
+    "rounds": 5_255,
+    "server": 1_630,
     "server/run_folder": 2_210,
-    "simulation": 1_085,
-    "simulation/stacked": 1_230,
+    "simulation": 1_380,
+    "simulation/stacked": 1_185,
     "strategies": 3_545,
-    "tasks": 2_975,
-    "tasks/datasets": 1_075,
+    "tasks": 2_895,
+    "tasks/datasets": 1_070,
     "tasks/files": 2_205,
     "tasks/files/reading": 1_205,
 }
 """The most lines of Python in each package and subpackage that is larger than SMALL_ROOM."""
 
-PACKAGES, TESTS = 52_030, 68_445
+PACKAGES, TESTS = 53_230, 67_745
 """The most lines of Python in all packages, and in the tests."""
 
-DOCS_WORDS, DEPENDENCIES = 55_120, 16
+DOCS_WORDS, DEPENDENCIES = 50_375, 15
 """The most words in docs/, and the most direct dependencies of a bare install."""
 
 OUTSIDE = ("tests", "docs", "benchmarks", "locks")

@@ -5,7 +5,7 @@ import sys
 
 from .docs.pages import ROOT
 
-MIXED, SLOW, QUICK = "tests/client/test_baseline.py", "tests/runtimes/test_apps.py", "tests/client/test_app.py"
+MIXED, SLOW, QUICK = "tests/client/test_groups.py", "tests/runtimes/test_apps.py", "tests/client/test_app.py"
 
 
 def pytest_prints(*arguments: str) -> list[str]:
@@ -15,7 +15,7 @@ def pytest_prints(*arguments: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_they_come_last_in_their_file_and_files_of_nothing_else_last_of_all() -> None:
+def test_they_come_last_in_their_file_and_files_of_them_last() -> None:
     lines = pytest_prints("--collect-only", "-m", "", SLOW, MIXED, QUICK)
     files = [line.partition("::")[0] for line in lines if "::" in line]
     assert list(dict.fromkeys(files)) == [QUICK, MIXED, SLOW]
