@@ -14,7 +14,7 @@ from fairbloom.protocol.settings import OWN_SETTINGS
 from fairbloom.server.run_folder.files import ROUNDS
 from fairbloom.server.settings import Settings
 from fairbloom.tasks import find_task
-from tests.deploy.flower import flower
+from tests.deploy.flower import ROOT, flower
 
 from .measuring import Cells, InProcess, Measured, Report, Side, in_turn, parser_of, times
 from .plain import plain_loop
@@ -73,6 +73,7 @@ def under_ray(settings: Settings) -> float:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch, "run")
         with flower(Path(scratch, "home")) as runtime:
+            runtime.environment["PYTHONPATH"] = str(ROOT)  # Opacus installs a package that is called benchmarks, too
             nodes = f"num-supernodes={settings.clients} client-resources-num-cpus=1"
             status = runtime.run("local", {**submitted(settings), "out": str(folder)}, nodes)
         if status != "finished:completed":

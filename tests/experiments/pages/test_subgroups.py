@@ -63,7 +63,7 @@ def test_gaps_are_those_of_the_clients_records_with_the_seeds_that_have_them(
     by_seed = [last_by_group(folder, seed, over, score) for seed in SEEDS]
     rates = [[rate for rate, _ in each.values()] for each in by_seed]
     gaps = [max(each) - min(each) for each in rates if len(each) > 1]
-    title = f"{score.replace('_', '-')}, %"
+    title = f"{score.replace('_', ' ')}, %"
     found = [row for row in page.rows("gaps") if row["method"] == "FedAvg" and row["score"] == title]
     if not gaps:
         assert found == []
