@@ -91,9 +91,7 @@ def cost(registered: int, rounds: int, engine: str) -> Cost:
         command += ["--set", "batch-size=0"]
         started = time.perf_counter()
         with log.open("w") as file:
-            # Opacus installs a package that is called benchmarks, too.
-            ours = os.environ | {"PYTHONPATH": str(ROOT)}
-            process = subprocess.Popen(command, cwd=ROOT, env=ours, stdout=file, stderr=file)
+            process = subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=file)
         while not table_of(out) and not ended(process.pid):
             time.sleep(0.01)
         first = time.perf_counter() - started

@@ -42,8 +42,8 @@ def imported(what: str, name: str) -> Any:
     here = str(Path.cwd())
     if not _TRUSTED.get():
         _check_imported(what, name)
-    elif here not in sys.path:
-        sys.path.insert(0, here)
+    elif sys.path[:1] != [here]:  # an installed package of the same name, further to the front, would hide the user's
+        sys.path[:] = [here, *(place for place in sys.path if place != here)]
     try:
         found: Any = importlib.import_module(module)
     except ModuleNotFoundError as error:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import sys
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -173,3 +174,18 @@ def test_ours_are_found_as_tables_print_them_and_unknown_ones_get_a_hint() -> No
 
 def test_what_they_name_may_be_nested() -> None:
     assert imported("method", "fairbloom.strategies:FedFV.weigh") is FedFV.weigh
+
+
+def test_a_module_of_the_folder_here_goes_before_an_installed_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place, word in (("installed", "theirs"), ("here", "mine")):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "twice_there.py").write_text(f"word = {word!r}\n")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "installed"), str(tmp_path / "here")])
+    monkeypatch.chdir(tmp_path / "here")
+    try:
+        assert imported("task", "twice_there:word") == "mine"
+        assert sys.path.count(str(tmp_path / "here")) == 1
+    finally:
+        sys.modules.pop("twice_there", None)
