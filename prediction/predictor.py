@@ -195,7 +195,7 @@ def load_predictor(folder: Path, *, client: str = "", model: str = LAST, trust: 
     if model == PERSONAL_MODEL:
         arrays = _personal_arrays(folder, own, frozen_parameters(module))
     else:
-        arrays = global_arrays(folder, model)
+        arrays = global_arrays(folder, model, settings)
         if model == BEST_MODEL and not settings.get("validation-share"):
             log.warning(
                 "model best was chosen by the test examples, as the run had no validation examples: its scores on them "
@@ -309,8 +309,8 @@ def _personal_arrays(folder: Path, own: Path | None, frozen: Sequence[str]) -> M
     return {name: array for name, array in shared.items() if name in lacking} | found.state
 
 
-def global_arrays(folder: Path, model: str) -> Mapping[str, Any]:
-    """Return the last or the best global model of a run; raise FairbloomError where there is none."""
+def global_arrays(folder: Path, model: str, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the last or the best global model of a run with these settings; FairbloomError where there is none."""
     if model == BEST_MODEL and not BEST.exists_in(folder):
         raise PredictionError(
             f"{folder} has no {BEST.name}: no round was evaluated, or it is a device's; take model last"
@@ -321,7 +321,7 @@ def global_arrays(folder: Path, model: str) -> Mapping[str, Any]:
     else:
         from fairbloom.strategies import served_model  # imported late: a device lacks its solver
 
-        serves = served_model(str(CONFIG.read(folder).settings.get("method", "")))
+        serves = served_model(str(settings.get("method", "")))
     if serves == PERSONAL_MODEL:
         raise PredictionError(
             f"the run in {folder} trains no global model: take model personal, of one of the clients, or to evaluate a "

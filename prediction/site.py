@@ -42,7 +42,7 @@ def evaluate_site(run: Path, data_dir: str = "", client: str = "", model: str = 
     settings: dict[str, Any] = {**settings_in(run), **here}
     if not is_finished(run):
         raise SiteError(f"the run in {run} is not finished: evaluate it when it is over")
-    arrays = global_arrays(run, model)
+    arrays = global_arrays(run, model, settings)
     find_task(str(settings["task"])).check_readable(data_dir)
     clients = _clients_in(settings)
     name = _find_client(clients, client, data_dir)
