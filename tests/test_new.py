@@ -157,16 +157,14 @@ def test_the_settings_that_a_deployed_client_takes_are_those_that_it_says() -> N
 # What it promises ----------------------------------------------------------------------------------------------------
 
 
+def python_m(app: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    environment, command = os.environ | {"PYTHONPATH": str(ROOT)}, [sys.executable, "-m", *words]
+    return subprocess.run(command, cwd=app, env=environment, capture_output=True, text=True, timeout=300)
+
+
 @pytest.mark.slow
 def test_the_apps_own_test_passes(app: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"],
-        cwd=app,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = python_m(app, "pytest", "-q", "-p", "no:cacheprovider", "tests")
     assert done.returncode == 0, done.stdout
     assert "1 passed" in done.stdout
 
@@ -208,14 +206,7 @@ def test_its_readme_tells_what_it_shows(
 
 @pytest.mark.slow
 def test_it_prints_how_each_client_is_served_and_no_log(app: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "my_hearts", "num-rounds=2"],
-        cwd=app,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = python_m(app, "my_hearts", "num-rounds=2")
     assert done.stdout.startswith("2 rounds with 8 clients\n")
     assert re.search(r"client-1 +\d+\.\d +67\n", done.stdout)
     assert "Aggregate" not in done.stderr + done.stdout

@@ -6,7 +6,6 @@ from its pyproject.toml and nothing else; the app is the one that is installed h
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import json
 import re
@@ -23,6 +22,8 @@ from urllib.request import url2pathname
 from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile
 
 from fairbloom.protocol.settings import Mark, marked
+
+from ..apps import load_app
 
 if TYPE_CHECKING:
     from flwr.app import Context
@@ -77,6 +78,8 @@ class Installed:
         return self._accept(config, run, context)
 
     def _accept(self, config: Mapping[str, Any], run: Any, context: Context) -> tuple[ClientApp, dict[str, Any]]:
+        from flwr.clientapp import ClientApp
+
         from fairbloom.client.settings import SettingRefusedError, accepted_settings
 
         try:
@@ -86,7 +89,7 @@ class Installed:
         except SettingRefusedError as error:
             note_refusal(context, run, config, str(error))
             raise BundleRefusedError(str(error)) from error
-        return load(self.app), settings | own_places(context)
+        return load_app(self.app, ClientApp, "this client"), settings | own_places(context)
 
     def _check_version(self, run: Any) -> None:
         if self.distribution is None:
@@ -165,22 +168,6 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 # The app ------------------------------------------------------------------------------------------------------------
-
-
-def load(app: str) -> ClientApp:
-    """Return the ClientApp of an import string; ImportError names the setting that chose it."""
-    from flwr.clientapp import ClientApp
-
-    module, _, path = app.partition(":")
-    try:
-        found: Any = importlib.import_module(module)
-        for attribute in path.split("."):
-            found = getattr(found, attribute)
-    except (ImportError, AttributeError) as error:
-        raise ImportError(f"app = {app!r} of this client cannot be loaded: {error}") from error
-    if not isinstance(found, ClientApp):
-        raise ImportError(f"app = {app!r} of this client is of type {type(found).__name__}, no ClientApp")
-    return found
 
 
 def distribution_of(module: str) -> tuple[str, str] | None:

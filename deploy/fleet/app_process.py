@@ -68,10 +68,9 @@ def call_app(installed: Any, node_config: Mapping[str, Any], task: Task) -> Answ
     """Return the app's reply and its state after it; what it changes of its state is lost where it raises."""
     from flwr.app import Context, Message, RecordDict
 
-    from fairbloom.errors import reportable
     from fairbloom.flower import deserialize, identify, serialize, set_message_id
 
-    from ..flower.device.app_process import AppError
+    from ..flower.device.app_process import reply_of
 
     head, told = Head.FromString(task.head), json.loads(task.settings)
     # A message of the server to this node, which writes its reply after that.
@@ -83,12 +82,7 @@ def call_app(installed: Any, node_config: Mapping[str, Any], task: Task) -> Answ
     context = Context(head.run, task.node, dict(node_config), state, {})
     run = SimpleNamespace(run_id=head.run, fab_id=told["distribution"], fab_version=told["version"])
     app, context.run_config = installed.take(told["settings"], run, context)
-    try:
-        reply = app(message=message, context=context)
-    except SystemExit as end:
-        raise AppError(f"SystemExit: {end}", reportable(end)) from end
-    kept = serialize(context.state)
-    changed = None if kept == task.state else kept
+    reply, changed = reply_of(app, message, context, task.state)
     if reply.has_error():
         return Answer(b"", reply.error.code, str(reply.error.reason), changed)
     return Answer(serialize(reply.content), state=changed)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import signal
 import sys
 from multiprocessing.connection import Connection
-from typing import Any
 
 from flwr.app import Context, RecordDict
 from flwr.serverapp import ServerApp
@@ -17,24 +15,11 @@ from fairbloom.flower import identify
 from fairbloom.logs import colour_on_terminals_alone, log
 from fairbloom.system.parents import end_with_parent
 
+from ..apps import load_app
 from .grid import RunGrid
 
 SERVER_NODE, FAILED = 1, 1
 """The node id that Flower gives servers, and the exit code of a run that raised."""
-
-
-def load(app: str) -> ServerApp:
-    """Return the ServerApp of an import string, module:attribute; ImportError where there is none."""
-    module, _, path = app.partition(":")
-    try:
-        found: Any = importlib.import_module(module)
-        for attribute in path.split("."):
-            found = getattr(found, attribute)
-    except AttributeError as error:
-        raise ImportError(f"app = {app!r} of this run cannot be loaded: {error}") from error
-    if not isinstance(found, ServerApp):
-        raise ImportError(f"app = {app!r} of this run is of type {type(found).__name__}, no ServerApp")
-    return found
 
 
 def main(parent: int) -> None:
@@ -49,7 +34,7 @@ def main(parent: int) -> None:
     identify(run_id=run_id, node_id=SERVER_NODE, task_id=0)
     context = Context(run_id, SERVER_NODE, {}, RecordDict(), given["settings"])
     try:
-        load(given["app"])(grid=RunGrid(pipe, run_id), context=context)
+        load_app(given["app"], ServerApp, "this run")(grid=RunGrid(pipe, run_id), context=context)
     except KeyboardInterrupt:
         log.error("the run ends: it was stopped")
         sys.exit(FAILED)

@@ -10,12 +10,27 @@ import subprocess
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from fairbloom.deploy.device.outage import CONNECTED
 from fairbloom.server.run_folder.files import ROUNDS
 
 from .flower import PATIENCE, SCRIPTS, Flower, wait_until
 from .processes import family, free_port
+
+DISTURBED: dict[str, Any] = {
+    "clients": 4,
+    "fraction": 0.75,
+    "num-rounds": 8,
+    "evaluate-every": 0,
+    "method": "fedfv",
+    "momentum": 0.9,
+    "server-optimizer": "adam",
+    "server-optimizer-lr": 0.05,
+    "device": "cpu",
+    "seed": 3,
+}
+"""The settings of a run that is disturbed: the bits of its model depend on all of its rounds."""
 
 
 class Deployment(Flower):

@@ -16,11 +16,13 @@ from typing import Any
 
 import pytest
 from flwr.app import Context, RecordDict
+from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 from flwr.supercore.run import Run
 
+from fairbloom.deploy.apps import load_app
 from fairbloom.deploy.device import bundles
-from fairbloom.deploy.device.bundles import BundleRefusedError, Installed, config_of, distribution_of, load
+from fairbloom.deploy.device.bundles import BundleRefusedError, Installed, config_of, distribution_of
 from fairbloom.deploy.device.client import APP, ClientSettings
 from fairbloom.deploy.flower.device import app_process
 from fairbloom.deploy.flower.device.worker import Worker
@@ -375,5 +377,5 @@ def test_an_app_that_was_never_installed_has_no_version_to_compare(loose: str) -
 )
 def test_an_app_that_cannot_be_loaded_is_named(loose: str, app: str, words: str) -> None:
     with pytest.raises(ImportError, match=words) as error:
-        load(app)
+        load_app(app, ClientApp, "this client")
     assert f"app = '{app}' of this client" in str(error.value)

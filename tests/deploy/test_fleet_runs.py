@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,27 +14,15 @@ from fairbloom.server.run_folder.files import MODEL
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
 
-from .federation import rounds, wait_for_rounds
+from .federation import DISTURBED, rounds, wait_for_rounds
 from .fleet import HOST, FleetFederation, fleet_federation
 from .flower import wait_until
 
 pytestmark = pytest.mark.slow
 
 CLIENTS = [f"site-{letter}" for letter in "abcd"]
-ROUNDS = 8
-SETTINGS: dict[str, Any] = {
-    "clients": len(CLIENTS),
-    "fraction": 0.75,
-    "num-rounds": ROUNDS,
-    "evaluate-every": 0,
-    "method": "fedfv",
-    "momentum": 0.9,
-    "server-optimizer": "adam",
-    "server-optimizer-lr": 0.05,
-    "device": "cpu",
-    "round-timeout": 120.0,
-    "seed": 3,
-}
+ROUNDS = DISTURBED["num-rounds"]
+SETTINGS = {**DISTURBED, "round-timeout": 120.0}
 
 
 def bits(folder: Path) -> dict[str, bytes]:

@@ -29,26 +29,15 @@ from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.simulation.run import simulate
 from fairbloom.system.files import write_private
-from tests.deploy.federation import Cable, Deployment, federation, names, rounds, wait_for_rounds
+from tests.deploy.federation import DISTURBED, Cable, Deployment, federation, names, rounds, wait_for_rounds
 from tests.deploy.flower import wait_until
 from tests.simulation.helpers import assert_same_model
 
 pytestmark = pytest.mark.slow
 
-CLIENTS = names(4)
-ROUNDS = 8
-SETTINGS: dict[str, Any] = {
-    "clients": len(CLIENTS),
-    "fraction": 0.75,
-    "num-rounds": ROUNDS,
-    "evaluate-every": 0,
-    "method": "fedfv",
-    "momentum": 0.9,
-    "server-optimizer": "adam",
-    "server-optimizer-lr": 0.05,
-    "device": "cpu",
-    "seed": 3,
-}
+CLIENTS = names(DISTURBED["clients"])
+ROUNDS = DISTURBED["num-rounds"]
+SETTINGS = DISTURBED
 
 
 @pytest.fixture(scope="module")

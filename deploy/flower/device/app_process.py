@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
 from flwr.common.serde import run_from_proto
 from flwr.proto import run_pb2
 
@@ -67,12 +68,17 @@ def call_app(
     state = deserialize(task.state) if task.state else RecordDict()
     context = Context(run.run_id, task.node, dict(node_config), state, {}, series_id=run.series_id)
     app, context.run_config = installed(task.bundle, run, context)
+    return reply_of(app, message, context, task.state)
+
+
+def reply_of(app: ClientApp, message: Message, context: Context, before: bytes) -> tuple[Message, bytes | None]:
+    """Return an app's reply, and its state after it (serialized), None where that is as `before`."""
     try:
         reply = app(message=message, context=context)
     except SystemExit as end:
         raise AppError(f"SystemExit: {end}", reportable(end)) from end
     kept = serialize(context.state)
-    return reply, None if kept == task.state else kept
+    return reply, None if kept == before else kept
 
 
 def reason_of(error: Exception) -> str:
