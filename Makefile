@@ -54,7 +54,6 @@ test-latest-flower: ## run the tests, those of real nodes too, on the newest Flo
 	.venv-latest/bin/python $(INSTALL) "$(TORCH)"
 	.venv-latest/bin/python $(INSTALL) --editable ".[all]" --group dev
 	.venv-latest/bin/python $(INSTALL) --upgrade "flwr[simulation]"
-	.venv-latest/bin/python -m fairbloom.deploy.flower
 	.venv-latest/bin/pytest --numprocesses $(WORKERS) --dist loadfile -m "$(ANYWHERE)" --ignore tests/test_supply_chain.py
 	.venv-latest/bin/pytest -m "slow and $(ANYWHERE)" tests/deploy tests/attacks tests/runtimes
 	.venv-latest/bin/pytest -m federation tests/runtimes

@@ -7,11 +7,11 @@ Then the pass over a round's updates that screens them and computes the Gram mat
 Gram matrix for each array, as layer-wise methods need it: processor time, in turn, since neighbours change that less.
 """
 
-import argparse
 import gc
 import time
 import tracemalloc
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import product
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -19,8 +19,6 @@ from flwr.app.error import Error
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.table import Table
 
 from fairbloom.client.app import app
 from fairbloom.protocol.names import ARRAYS_DISPARITY, CLIENT, HONOURS, STATE_ROUND
@@ -31,6 +29,7 @@ from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.strategies import METHODS
 
 from .measuring import Measured, times
+from .tables import Row, parser_of, print_machine, print_table
 
 SIZES = [(m, d) for m in (10, 100, 1000) for d in (10_000, 1_000_000, 11_000_000)]
 LEFT_OUT = ("drfa",)
@@ -132,62 +131,62 @@ def arrays_of(count: int, d: int) -> dict[str, NDArray[np.float32]]:
 
 def measure_by_array(m: int, model: dict[str, NDArray[np.float32]], repeats: int) -> tuple[Measured, Measured]:
     """Return the processor time of the pass over m updates with one Gram matrix, and of that with one an array."""
-    random, stored = np.random.default_rng(2), Updates(Layout(model), m, borrowed=True)
+    random, stored = np.random.default_rng(2), Updates(Layout(model))
     for _ in range(m):
         stored.add({name: w - random.standard_normal(w.shape, np.float32) for name, w in model.items()})
     seconds: dict[bool, list[float]] = {False: [], True: []}
     for number in range(repeats + 1):  # the first time warms up
         for by_array in (False, True) if number % 2 else (True, False):
             started = time.process_time()
-            stored.screen_borrowed(gram=True, by_array=by_array)
+            stored.screen(gram=True, by_array=by_array)
             seconds[by_array] += [time.process_time() - started] if number else []
     return Measured(tuple(seconds[False]), "s"), Measured(tuple(seconds[True]), "s")
 
 
-def compare_by_array(gigabytes: float, repeats: int) -> None:
-    """Print what a Gram matrix for each array costs beside a single one."""
-    table = Table(title="One Gram matrix, and one for each array: processor time")
-    for heading in ("m", "d", "arrays", "single", "by array", "by array, × single"):
-        table.add_column(heading, justify="right")
-    for m, d in BY_ARRAY:
-        if 4 * m * d > gigabytes * 1e9:
-            continue
-        for count in ARRAYS:
-            model = arrays_of(count, d)
-            single, by_array = measure_by_array(m, model, repeats)
-            table.add_row(f"{m}", f"{d:,}", f"{len(model)}", str(single), str(by_array), str(times(by_array, single)))
-    Console(width=max(120, Console().width)).print(table)
+def rows_by_array(gigabytes: float, repeats: int) -> Iterator[Row]:
+    """Yield what a Gram matrix for each array costs beside a single one."""
+    for (m, d), count in product(BY_ARRAY, ARRAYS):
+        if 4 * m * d <= gigabytes * 1e9:
+            single, by_array = measure_by_array(m, arrays_of(count, d), repeats)
+            row = {"m": m, "d": f"{d:,}", "arrays": count, "single": single, "by array": by_array}
+            yield {**row, "by array, × single": times(by_array, single)}
+
+
+def rows_of(m: int, d: int, repeats: int) -> Iterator[Row]:
+    """Yield what an aggregation costs, Flower's FedAvg first."""
+    grid, ours = Replies(m, d), 0.0
+    flower, memory = measure(FlowerFedAvg(min_train_nodes=m, min_available_nodes=m), grid, repeats)
+    yield {"method": "Flower's FedAvg", "seconds": f"{flower:.4f}", "memory, × updates": f"{memory:.2f}"}
+    for name, method in METHODS.items():
+        if name not in LEFT_OUT:
+            strategy = Settings.of({"method": name, "fraction": 1.0}).strategy()
+            seconds, memory = measure(strategy, grid, repeats)
+            ours = ours or seconds
+            yield {
+                "method": method.__name__,
+                "seconds": f"{seconds:.4f}",
+                "× our FedAvg": f"{seconds / ours:.2f}",
+                "× Flower's FedAvg": f"{seconds / flower:.2f}",
+                "memory, × updates": f"{memory:.2f}",
+            }
 
 
 def main() -> None:
     """Measure all methods at all sizes that fit into memory, and print a table each."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("--gigabytes", type=float, default=10.0, help="leave out sizes that need more")
     parser.add_argument("--repeats", type=int, default=8)
     parser.add_argument("--gram", action="store_true", help="measure only one Gram matrix against one for each array")
-    arguments = parser.parse_args()
-    compare_by_array(arguments.gigabytes, arguments.repeats)
-    for m, d in () if arguments.gram else SIZES:
-        if 3 * 4 * m * d > arguments.gigabytes * 1e9:
-            print(f"m = {m}, d = {d:,}: left out, needs about {3 * 4 * m * d / 1e9:.0f} GB")
-            continue
-        grid = Replies(m, d)
-        flower = measure(FlowerFedAvg(min_train_nodes=m, min_available_nodes=m), grid, arguments.repeats)
-        ours: float | None = None
-        table = Table(title=f"m = {m}, d = {d:,}")
-        for heading in ("method", "seconds", "× our FedAvg", "× Flower's FedAvg", "memory, × updates"):
-            table.add_column(heading, justify="left" if heading == "method" else "right")
-        table.add_row("Flower's FedAvg", f"{flower[0]:.4f}", "", "1.00", f"{flower[1]:.2f}")
-        for name, method in METHODS.items():
-            if name in LEFT_OUT:
-                continue
-            seconds, memory = measure(
-                Settings.of({"method": name, "fraction": 1.0}).strategy(), grid, arguments.repeats
-            )
-            ours = seconds if ours is None else ours
-            ratios = (f"{seconds / ours:.2f}", f"{seconds / flower[0]:.2f}", f"{memory:.2f}")
-            table.add_row(method.__name__, f"{seconds:.4f}", *ratios)
-        Console().print(table)
+    chosen = parser.parse_args()
+    print_machine()
+    title = "One Gram matrix, and one for each array: processor time"
+    print_table(title, rows_by_array(chosen.gigabytes, chosen.repeats), as_csv=chosen.csv)
+    for m, d in () if chosen.gram else SIZES:
+        needed = 3 * 4 * m * d / 1e9
+        if needed > chosen.gigabytes:
+            print(f"m = {m}, d = {d:,}: left out, needs about {needed:.0f} GB")
+        else:
+            print_table(f"m = {m}, d = {d:,}", rows_of(m, d, chosen.repeats), as_csv=chosen.csv)
 
 
 if __name__ == "__main__":

@@ -2,24 +2,23 @@
 
 Prints how often the 95 % interval of a mean difference holds the true one, by the t test and by bootstraps, for several
 shapes of differences and numbers of seeds; the same for seeds that split the examples of the same clients, with and
-without the correction for it, and for seeds that deal a data set to clients; in how many of so many trials the same
-method, run twice under other seeds, is told from itself; and how often the verdict on five methods claims something
-where nothing differs, and finds a difference where there is one.
+without the correction for it, and for seeds that deal a data set to clients; and how often the verdict on five methods
+claims something where nothing differs, and finds a difference where there is one.
 """
 
-import argparse
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.table import Table
 from scipy import stats
 
 from fairbloom.experiments.results.comparison import Comparison
 from fairbloom.experiments.results.differences import CONFIDENCE, difference_of
 from fairbloom.experiments.results.verdict import WORST
+
+from .tables import Row, parser_of, print_table
 
 Floats = NDArray[np.float64]
 
@@ -27,7 +26,6 @@ Draw = Callable[[np.random.Generator, tuple[int, int]], Floats]
 """Draws differences of the shape (trials, seeds)."""
 
 SEEDS = (3, 5, 10, 20)
-BOOTSTRAPS = ("percentile", "BCa")
 RESAMPLES = 999
 CLIENTS, TESTED = 20, 50
 """Number of clients of a made federation, and of test examples of each."""
@@ -85,34 +83,35 @@ def coverage_of_t(differences: Floats, truth: float, test_share: float = 0.0) ->
     return float(np.mean([each.low <= truth <= each.high for each in found if not np.isnan(each.low)]))
 
 
-def coverage_of_bootstrap(differences: Floats, truth: float, method: str, rng: np.random.Generator) -> float:
-    """Return the share of trials whose bootstrap interval holds the truth."""
-    with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")  # of trials with hardly any different values
-        found = stats.bootstrap(
-            (differences,), np.mean, axis=1, n_resamples=RESAMPLES, batch=50, method=method, rng=rng,
-            confidence_level=CONFIDENCE,
-        ).confidence_interval  # fmt: skip
+def coverage_of_bootstrap(differences: Floats, truth: float, rng: np.random.Generator) -> float:
+    """Return the share of trials whose BCa bootstrap interval holds the truth."""
+    options = {"n_resamples": RESAMPLES, "batch": 50, "method": "BCa", "confidence_level": CONFIDENCE}
+    with warnings.catch_warnings(action="ignore"), np.errstate(all="ignore"):  # of trials with hardly any variety
+        found = stats.bootstrap((differences,), np.mean, axis=1, rng=rng, **options).confidence_interval
     return float(np.mean((found.low <= truth) & (truth <= found.high)))
 
 
-def table_of_shapes(trials: int, seeds: Sequence[int] = SEEDS) -> Table:
-    """Return the coverage of each kind of interval, by shape and number of seeds, in percent."""
-    table = Table("differences", "seeds", "t", *BOOTSTRAPS, box=None, title="Coverage of 95 % intervals, %")
+def rows_of_shapes(trials: int) -> Iterator[Row]:
+    """Yield the coverage of each kind of interval, by shape and number of seeds, in percent."""
     rng = np.random.default_rng(0)
     for name, draw in SHAPES.items():
         truth = truth_of(draw, rng)
-        for count in seeds:
+        for count in SEEDS:
             differences = draw(rng, (trials, count))
-            by_bootstrap = (coverage_of_bootstrap(differences, truth, method, rng) for method in BOOTSTRAPS)
-            shares = (coverage_of_t(differences, truth), *by_bootstrap)
-            table.add_row(name, str(count), *(f"{100.0 * share:.1f}" for share in shares))
-    return table
+            shares = {"t": coverage_of_t(differences, truth)}
+            shares["bootstrap (BCa)"] = coverage_of_bootstrap(differences, truth, rng)
+            yield {"differences": name, "seeds": count, **in_percent(shares)}
+
+
+def in_percent(shares: Mapping[str, float]) -> Row:
+    """Return shares as cells."""
+    return {name: f"{100.0 * share:.1f}" for name, share in shares.items()}
 
 
 # Seeds that share data ------------------------------------------------------------------------------------------------
 
 INPUTS, CLASSES, TEST_SHARE = 5, 4, 0.2
+SHARE = TEST_SHARE / (1.0 - TEST_SHARE)
 SIZES = (100, 80, 30, 50)
 """Of the clients that a seed does not deal."""
 
@@ -127,17 +126,13 @@ SHIFTS = [_FIXED.normal(0.0, 0.6, (CLASSES, INPUTS)) for _ in SIZES]
 
 def draw_clients(rng: np.random.Generator) -> list[Client]:
     """Return clients as unlike as sites are, with examples of their own."""
-    clients = []
-    for shift, size in zip(SHIFTS, SIZES, strict=True):
-        labels = rng.integers(0, CLASSES, size)
-        clients.append(((CENTRES + shift)[labels] + rng.normal(0.0, 1.2, (size, INPUTS)), labels))
-    return clients
+    return [draw_examples(rng, size, shift) for size, shift in zip(SIZES, SHIFTS, strict=True)]
 
 
-def draw_pool(rng: np.random.Generator, size: int = 300) -> Client:
-    """Return a data set that is dealt to clients."""
+def draw_examples(rng: np.random.Generator, size: int = 300, shift: Floats | float = 0.0) -> Client:
+    """Return the examples of one client, or a data set that is dealt to clients."""
     labels = rng.integers(0, CLASSES, size)
-    return CENTRES[labels] + rng.normal(0.0, 1.2, (size, INPUTS)), labels
+    return (CENTRES + shift)[labels] + rng.normal(0.0, 1.2, (size, INPUTS)), labels
 
 
 def deal_shards(rng: np.random.Generator, pool: Client, clients: int = 6) -> list[Client]:
@@ -158,131 +153,55 @@ def deal_alike(rng: np.random.Generator, pool: Client) -> list[Client]:
     return [(inputs[mine], labels[mine]) for mine in rows]
 
 
-def gains(rng: np.random.Generator, clients: Sequence[Client]) -> tuple[float, float]:
+SHARED: Mapping[str, Callable[[np.random.Generator], Callable[[], list[Client]]]] = {
+    "the clients, and split their examples": lambda rng: partial(list, draw_clients(rng)),
+    "a data set, dealt in shards": lambda rng: partial(deal_shards, rng, draw_examples(rng)),
+    "a data set, dealt at random": lambda rng: partial(deal_alike, rng, draw_examples(rng)),
+}
+"""What the seeds of a trial share: drawn once a trial, it returns the clients of each seed."""
+
+
+def gains(rng: np.random.Generator, clients: list[Client]) -> tuple[float, float]:
     """Return by how much uniform weights serve the mean, and the worst, client better than weights by examples.
 
     The rows of each client are split at random, each fits a linear model to its training rows, and the weighted mean of
     these models is tested on the test rows of each.
     """
-    train, test = [], []
+    models, examples, tests = [], [], []
     for inputs, labels in clients:
-        order = rng.permutation(len(labels))
-        tested = max(1, int(TEST_SHARE * len(labels)))
-        test.append((inputs[order[:tested]], labels[order[:tested]]))
-        train.append((inputs[order[tested:]], labels[order[tested:]]))
-    models = [_fit(*each) for each in train]
-    examples = np.array([len(labels) for _, labels in train], np.float64)
+        order, tested = rng.permutation(len(labels)), max(1, int(TEST_SHARE * len(labels)))
+        x, y = np.c_[inputs, np.ones(len(inputs))], np.eye(CLASSES)[labels]
+        train, test = order[tested:], order[:tested]
+        models.append(np.linalg.solve(x[train].T @ x[train] + np.eye(INPUTS + 1), x[train].T @ y[train]))
+        examples.append(len(train))
+        tests.append((x[test], labels[test]))
     found = []
-    for weights in (examples / examples.sum(), np.full(len(train), 1.0 / len(train))):
+    for weights in (np.array(examples) / sum(examples), np.full(len(models), 1.0 / len(models))):
         model = np.tensordot(weights, models, axes=1)
-        found.append(np.array([_accuracy(model, *each) for each in test]))
+        found.append(np.array([100.0 * ((x @ model).argmax(axis=1) == labels).mean() for x, labels in tests]))
     base, fair = found
     return float(fair.mean() - base.mean()), float(fair.min() - base.min())
 
 
-def _fit(inputs: Floats, labels: NDArray[np.int64]) -> Floats:
-    x = np.c_[inputs, np.ones(len(inputs))]
-    solved: Floats = np.linalg.solve(x.T @ x + np.eye(INPUTS + 1), x.T @ np.eye(CLASSES)[labels])
-    return solved
+def gains_of(rng: np.random.Generator, trials: int, seeds: int, shared: str) -> Floats:
+    """Return gains of seeds that share what SHARED calls so, shape (trials, seeds, 2)."""
+    drawn = (SHARED[shared](rng) for _ in range(trials))
+    return np.array([[gains(rng, clients()) for _ in range(seeds)] for clients in drawn])
 
 
-def _accuracy(model: Floats, inputs: Floats, labels: NDArray[np.int64]) -> float:
-    return 100.0 * float(((np.c_[inputs, np.ones(len(inputs))] @ model).argmax(axis=1) == labels).mean())
-
-
-def gains_of_splits(rng: np.random.Generator, trials: int, seeds: int) -> Floats:
-    """Return gains of seeds that split the examples of a trial's clients, shape (trials, seeds, 2)."""
-    return np.array(
-        [[gains(rng, clients) for _ in range(seeds)] for clients in (draw_clients(rng) for _ in range(trials))]
-    )
-
-
-def gains_of_deals(
-    rng: np.random.Generator, trials: int, seeds: int, deal: Callable[[np.random.Generator, Client], list[Client]]
-) -> Floats:
-    """Return gains of seeds that deal a trial's data set to clients, shape (trials, seeds, 2)."""
-    return np.array(
-        [[gains(rng, deal(rng, pool)) for _ in range(seeds)] for pool in (draw_pool(rng) for _ in range(trials))]
-    )
-
-
-def table_of_shared(trials: int, seeds: Sequence[int] = SEEDS) -> Table:
-    """Return the coverage with and without the correction for shared data, and how seeds of a trial correlate."""
-    headings = ("seeds share", "measure", "correlation", "seeds", "t", "t, corrected")
-    table = Table(*headings, box=None, title="Coverage of 95 % intervals where seeds share data, %")
-    rng, most = np.random.default_rng(0), max(seeds)
-    drawn = {
-        "the clients, and split their examples": gains_of_splits(rng, trials, most),
-        "a data set, dealt in shards": gains_of_deals(rng, trials, most, deal_shards),
-        "a data set, dealt at random": gains_of_deals(rng, trials, most, deal_alike),
-    }
-    share = TEST_SHARE / (1.0 - TEST_SHARE)
-    for name, both in drawn.items():
-        for place, measure in enumerate(("mean", "worst client")):
-            every = both[:, :, place]
-            truth, within = float(every.mean()), float(every.var(axis=1, ddof=1).mean())
-            between = float(every.mean(axis=1).var(ddof=1)) - within / most
-            for count in seeds:
-                shares = (coverage_of_t(every[:, :count], truth, each) for each in (0.0, share))
-                cells = (f"{between / (between + within):.2f}", str(count), *(f"{100.0 * each:.1f}" for each in shares))
-                table.add_row(name, measure, *cells)
-    return table
-
-
-# No difference --------------------------------------------------------------------------------------------------------
-
-
-def claims(first: Floats, second: Floats, test_share: float = 0.0) -> int:
-    """Return in how many trials, a row each with a column a seed, a method is told from itself under other seeds."""
-    found = (difference_of(row.tolist(), test_share=test_share) for row in second - first)
-    return sum(each.significant for each in found)
-
-
-def made_scores(trials: int, seeds: int, rng: np.random.Generator) -> Floats:
-    """Return the accuracy of the worst of a few made clients, with each seed of each trial."""
-    chance = np.clip(np.linspace(0.6, 0.9, 4) + rng.normal(0.0, 0.05, (trials, seeds, 4)), 0.02, 0.98)
-    worst: Floats = (100.0 * rng.binomial(TESTED, chance) / TESTED).min(axis=-1)
-    return worst
-
-
-def real_scores(first_seed: int, count: int) -> Floats:
-    """Return the worst and the mean accuracy of real runs on digits, shape (count, 2); each has a seed of its own."""
-    from fairbloom.rounds.loop import Rounds
-    from fairbloom.server.settings import Settings
-    from fairbloom.simulation.loop import LoopClients
-    from fairbloom.strategies.strategy import FairStrategy
-    from fairbloom.tasks import load_task
-    from fairbloom.tasks.models import float_buffers, shared_parameters
-
-    found = []
-    for seed in range(first_seed, first_seed + count):
-        settings = Settings.of({"clients": 4, "num-rounds": 2, "seed": seed, "device": "cpu", "evaluate-every": 0})
-        method: FairStrategy = settings.strategy()
-        module = load_task(settings.run_config()).model()
-        method.buffers, method.shared = float_buffers(module), shared_parameters(module)
-        model = {name: tensor.detach().numpy().copy() for name, tensor in module.state_dict().items()}
-        rounds = Rounds(method, LoopClients(method, settings.run_config()), settings.num_rounds)
-        *_, last = rounds.run(model, measure=lambda number: (), measure_after=())
-        accuracies = [100.0 * each["accuracy"] for each in last.evaluations.values()]
-        found.append((min(accuracies), sum(accuracies) / len(accuracies)))
-    return np.array(found)
-
-
-def table_of_claims(trials: int, seeds: int, real: bool) -> Table:
-    """Return in how many trials the same method is told from itself; a p-value below 0.05 is so in one of twenty."""
-    table = Table(
-        "trials", "seeds", "measure", "claims", "as many are expected", box=None, title="The same method twice"
-    )
+def rows_of_shared(trials: int) -> Iterator[Row]:
+    """Yield the coverage with and without the correction for shared data."""
     rng = np.random.default_rng(0)
-    found = claims(made_scores(trials, seeds, rng), made_scores(trials, seeds, rng))
-    drawn = {"worst client, made scores": found}
-    if real:
-        scores = real_scores(0, 2 * trials * seeds).reshape(2, trials, seeds, 2)
-        for place, measure in enumerate(("worst client, runs on digits", "mean, runs on digits")):
-            drawn[measure] = claims(scores[0, ..., place], scores[1, ..., place])
-    for measure, count in drawn.items():
-        table.add_row(str(trials), str(seeds), measure, str(count), f"{(1.0 - CONFIDENCE) * trials:.0f}")
-    return table
+    for name in SHARED:
+        drawn = gains_of(rng, trials, max(SEEDS), name)
+        for place, measure in enumerate(("mean", "worst client")):
+            every = drawn[:, :, place]
+            for count in SEEDS:
+                shares = {
+                    heading: coverage_of_t(every[:, :count], float(every.mean()), share)
+                    for heading, share in (("t", 0.0), ("t, corrected", SHARE))
+                }
+                yield {"seeds share": name, "measure": measure, "seeds": count, **in_percent(shares)}
 
 
 # The verdict ----------------------------------------------------------------------------------------------------------
@@ -293,21 +212,14 @@ METHODS = ("FedAvg", "FedFV", "TERM", "DRFA", "AFL")
 def made_comparison(rng: np.random.Generator, seeds: int, *, gain: float = 0.0, equal: int = 0) -> Comparison:
     """Return a comparison of five methods over four clients, each of which is tested on fifty examples.
 
-    Clients vary by the seed, alike under all methods; the answers to each of the test examples are drawn.
-
-    Parameters
-    ----------
-    rng
-        Draws the answers.
-    seeds
-        The number of seeds.
-    gain
-        By how many points FedFV is better than FedAvg for every client; 0 where nothing differs.
-    equal
-        How many of the other methods have FedAvg's scores, as Ditto's global model does.
+    Clients vary by the seed, alike under all methods; the answers to each of the test examples are drawn. FedFV is
+    better than FedAvg by `gain` points for every client, and `equal` of the others have FedAvg's scores, as Ditto's
+    global model does.
     """
     chance = np.linspace(0.6, 0.9, 4) + rng.normal(0.0, 0.05, (seeds, 4))
-    drawn = {method: _answers(rng, chance) for method in METHODS}
+    drawn: dict[str, Floats] = {
+        method: 100.0 * rng.binomial(TESTED, np.clip(chance, 0.02, 0.98)) / TESTED for method in METHODS
+    }
     drawn["FedFV"] = drawn["FedFV"] + gain
     drawn |= dict.fromkeys(METHODS[2 : 2 + equal], drawn["FedAvg"])
     finals = {
@@ -317,37 +229,9 @@ def made_comparison(rng: np.random.Generator, seeds: int, *, gain: float = 0.0, 
     return Comparison(finals, "FedAvg", seeds=tuple(range(seeds)))
 
 
-def _answers(rng: np.random.Generator, chance: Floats) -> Floats:
-    scores: Floats = 100.0 * rng.binomial(TESTED, np.clip(chance, 0.02, 0.98)) / TESTED
-    return scores
-
-
 def two_deviations(rng: np.random.Generator) -> float:
     """Return twice the standard deviation that the worst client's difference has over seeds where nothing differs."""
     return 2.0 * float(np.std(made_comparison(rng, 2_000).gains("FedFV", WORST)))
-
-
-def is_claimed(comparison: Comparison) -> bool:
-    """Return whether the verdict claims that some method differs from the baseline."""
-    return bool(comparison.verdict.claims)
-
-
-def table_of_verdicts(trials: int, seeds: Sequence[int] = (5, 10)) -> Table:
-    """Return how often the verdict claims something in null comparisons, and finds a gain of two deviations, in %.
-
-    The last two columns are its power with none and with two of the four other methods equal to FedAvg to the bit.
-    """
-    headings = ("seeds", "trials", "claims where nothing differs", "finds the gain", "…, two others equal to FedAvg")
-    table = Table(*headings, box=None, title="The verdict on five methods, %")
-    rng = np.random.default_rng(0)
-    gain = two_deviations(rng)
-    for count in seeds:
-        null = sum(is_claimed(made_comparison(rng, count)) for _ in range(trials))
-        found = [
-            sum(finds(made_comparison(rng, count, gain=gain, equal=equal)) for _ in range(trials)) for equal in (0, 2)
-        ]
-        table.add_row(str(count), str(trials), *(f"{100.0 * each / trials:.1f}" for each in (null, *found)))
-    return table
 
 
 def finds(comparison: Comparison) -> bool:
@@ -356,20 +240,34 @@ def finds(comparison: Comparison) -> bool:
     return any((each.method, each.measure) == ("FedFV", WORST) and each.gain > 0.0 for each in claims)
 
 
+def rows_of_verdicts(trials: int) -> Iterator[Row]:
+    """Yield how often the verdict claims something in null comparisons, and finds a gain of two deviations, in %.
+
+    The last two columns are its power with none and with two of the four other methods equal to FedAvg to the bit.
+    """
+    rng = np.random.default_rng(0)
+    gain = two_deviations(rng)
+    for count in (5, 10):
+        null = [bool(made_comparison(rng, count).verdict.claims) for _ in range(trials)]
+        found = [
+            [finds(made_comparison(rng, count, gain=gain, equal=equal)) for _ in range(trials)] for equal in (0, 2)
+        ]
+        names = ("claims where nothing differs", "finds the gain", "…, two others equal to FedAvg")
+        shares = {name: float(np.mean(each)) for name, each in zip(names, (null, *found), strict=True)}
+        yield {"seeds": count, "trials": trials, **in_percent(shares)}
+
+
 def main() -> None:
     """Print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("--trials", type=int, default=2000, help="trials of each kind of made differences")
     parser.add_argument("--shared", type=int, default=600, help="trials of seeds that share data")
-    parser.add_argument("--null", type=int, default=200, help="trials of the same method twice")
     parser.add_argument("--verdicts", type=int, default=2000, help="trials of comparisons of five methods")
-    parser.add_argument("--real", action="store_true", help="the same method twice with real runs, too: minutes")
     chosen = parser.parse_args()
-    console = Console(width=120)
-    console.print(table_of_shapes(chosen.trials))
-    console.print(table_of_shared(chosen.shared))
-    console.print(table_of_claims(chosen.null, 5, chosen.real))
-    console.print(table_of_verdicts(chosen.verdicts))
+    shared = "Coverage of 95 % intervals where seeds share data, %"
+    print_table("Coverage of 95 % intervals, %", rows_of_shapes(chosen.trials), as_csv=chosen.csv)
+    print_table(shared, rows_of_shared(chosen.shared), as_csv=chosen.csv)
+    print_table("The verdict on five methods, %", rows_of_verdicts(chosen.verdicts), as_csv=chosen.csv)
 
 
 if __name__ == "__main__":

@@ -5,13 +5,11 @@ clients after the last round included. All sides are measured in turn, again and
 loop has PyTorch's own number of threads. A ratio is taken repeat by repeat: both sides then meet the same machine.
 """
 
-import argparse
 from collections.abc import Iterator, Mapping
 
-from fairbloom.server.settings import Settings
-
-from .measuring import Cells, InProcess, Measured, Report, Side, in_turn, parser_of, times
+from .measuring import InProcess, Measured, Side, in_turn, times
 from .plain import plain_loop
+from .tables import Row, parser_of, print_machine, print_row, print_table
 from .workloads import WORKLOADS
 
 PLAIN = "plain"
@@ -21,66 +19,44 @@ EVALUATED = {"training only": 0, "with the evaluation of all clients every round
 
 def main() -> None:
     """Measure the chosen workloads by the chosen engines, and print a table for rounds without evaluation and with."""
-    parser = parser_of(__doc__)
-    parser.add_argument("--workloads", nargs="+", choices=[*WORKLOADS], default=[*WORKLOADS], metavar="NAME")
+    parser = parser_of(__doc__, [*WORKLOADS])
     parser.add_argument("--engines", nargs="+", default=ENGINES, metavar="NAME")
     parser.add_argument("--seconds", type=float, default=3.0, help="about how long one run is to last")
     parser.add_argument("--repeats", type=int, default=5, help="how often each side is measured")
     chosen = parser.parse_args()
-    if chosen.quick:
-        chosen.seconds, chosen.repeats = 1.0, 2
-    report = Report(chosen)
+    print_machine()
     for what, every in EVALUATED.items():
-        rows: list[Cells] = []
-        notes: dict[str, None] = {}
+        rows: list[Row] = []
         for name in chosen.workloads:
             engines = {engine: InProcess(engine) for engine in chosen.engines}
+            sides: dict[str, Side] = {PLAIN: plain_loop, **engines}
             settings = WORKLOADS[name].settings(evaluate_every=every)
-            found, refused = measured(engines, settings, chosen)
-            for row in compared(name, engines, found, refused, notes):
-                report.tell(row)
-                rows.append(row)
-        report.add(f"A simulated round, {what}", rows, list(notes))
-
-
-def measured(
-    engines: Mapping[str, InProcess], settings: Settings, chosen: argparse.Namespace
-) -> tuple[dict[str, Measured], dict[str, str]]:
-    """Measure the plain loop and all engines; return what each took, and why some cannot."""
-    sides: dict[str, Side] = {PLAIN: plain_loop, **engines}
-    return in_turn(sides, settings, seconds=chosen.seconds, repeats=chosen.repeats)
+            found, refused = in_turn(sides, settings, seconds=chosen.seconds, repeats=chosen.repeats)
+            for row in compared(engines, found, refused):
+                rows.append({"workload": name, **row})
+                print_row(rows[-1])
+        print_table(f"A simulated round, {what}", rows, as_csv=chosen.csv)
 
 
 def compared(
-    workload: str,
-    engines: Mapping[str, InProcess],
-    found: Mapping[str, Measured],
-    refused: Mapping[str, str],
-    notes: dict[str, None],
-) -> Iterator[Cells]:
+    engines: Mapping[str, InProcess], found: Mapping[str, Measured], refused: Mapping[str, str]
+) -> Iterator[Row]:
     """Yield a row of each side: its seconds, its ratios to the plain loop and to the best engine, and what computed."""
     best = min((found[engine] for engine in engines if engine in found), key=lambda each: each.median, default=None)
     for side in (PLAIN, *engines):
-        row: dict[str, Measured | str] = {"workload": workload, "by": side}
         if side in refused:
-            notes[f"{workload}, {side}: {refused[side]}"] = None
-            yield {**row, "a round": "–"}
-            continue
-        row["a round"] = found[side]
-        if side in engines:
-            row["times as fast as the plain loop"] = times(found[PLAIN], found[side])
-        if side in engines and best is not None:
-            row["as the best engine"] = times(best, found[side])
-            row["computed by"] = computed_by(engines[side].choice)
-            if engines[side].choice.get("engine", side) != side:  # auto, or one that this workload has no use for
-                notes[f"{workload}, {side}: {engines[side].choice['reason']}"] = None
-        yield row
-
-
-def computed_by(choice: Mapping[str, object]) -> str:
-    """Return in short which engine a run has recorded, with its processes."""
-    words, processes = str(choice.get("engine", "")), choice.get("workers", 1)
-    return words if processes == 1 else f"{words}, {processes} processes"
+            yield {"by": side, "a round": "–", "computed by": refused[side]}
+        elif side == PLAIN or best is None:
+            yield {"by": side, "a round": found[side]}
+        else:
+            choice = engines[side].choice
+            yield {
+                "by": side,
+                "a round": found[side],
+                "times as fast as the plain loop": times(found[PLAIN], found[side]),
+                "as the best engine": times(best, found[side]),
+                "computed by": f"{choice.get('engine')}, processes: {choice.get('workers', 1)}",
+            }
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ import csv
 import logging
 import sys
 import tempfile
-import time
 from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
@@ -32,21 +31,9 @@ DATA: Mapping[str, Mapping[str, Any]] = {
     "adult": {"task": "adult", **PLAIN, "batch-size": 10, "learning-rate": 0.1},
 }
 METHODS = ("fedavg", "qfedavg", "afl", "term", "fedmgda", "fedmgdaplus", "fedfv")
-ATTACKS = {
-    **{"none": 0.0, "sign-flip": 0.5, "alie": 0.0, "loss": 5.0, "scale": 10.0, "ipm": 2.0, "label-flip": 0.0},
-}
+ATTACKS = {"none": 0.0, "sign-flip": 0.5, "alie": 0.0, "loss": 5.0, "scale": 10.0, "ipm": 2.0, "label-flip": 0.0}
 DEFENCES = ("none", "clip", "nnm")
-COLUMNS = (
-    "data",
-    "method",
-    "attack",
-    "defence",
-    "mean",
-    "±",
-    "worst",
-    "±",
-    "why not",
-)
+COLUMNS = ("data", "method", "attack", "defence", "mean", "±", "worst", "±", "why not")
 
 
 def measure(
@@ -56,12 +43,9 @@ def measure(
     settings = {**DATA[data], "defence": defence, **more}
     if attack != "none":
         settings |= {"attack": attack, "attackers": HOSTILE[data], "attack-strength": ATTACKS[attack]}
-    task = settings.pop("task")
     with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder, "run")
-        run = fairbloom.run(
-            task=task, method=method, rounds=rounds, seed=seed, out=out, progress=False, settings=settings
-        )
+        named = {"task": settings.pop("task"), "method": method, "rounds": rounds, "seed": seed}
+        run = fairbloom.run(**named, out=Path(folder, "run"), progress=False, settings=settings)
         final = [value for name, value in run.final().items() if name != HOSTILE[data]]
     return float(np.mean(final)), min(final)
 
@@ -93,13 +77,12 @@ def main() -> None:
     chosen = parser.parse_args()
     more = {key: parsed(value) for key, _, value in (each.partition("=") for each in chosen.set)}
     logging.disable(logging.WARNING)
-    writer, start = csv.writer(sys.stdout, lineterminator="\n"), time.monotonic()
+    writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(COLUMNS)
     lists = (each.split(",") for each in (chosen.data, chosen.methods, chosen.attacks, chosen.defences))
     for cell in product(*lists):
         writer.writerow(row_of(cell, chosen.rounds, chosen.seeds, more))
         sys.stdout.flush()
-    print(f"{time.monotonic() - start:.0f} seconds", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -18,7 +18,7 @@ from tests.deploy.flower import SCRIPTS
 from tests.deploy.processes import family, pss
 
 from .engines import ENGINES
-from .measuring import Cells, Measured, Report, parser_of
+from .tables import Row, parser_of, print_machine, print_row, print_table
 from .workloads import WORKLOADS, Workload
 
 SECONDS = 0.05
@@ -30,29 +30,30 @@ FIXED = 500.0
 
 def main() -> None:
     """Run the chosen workloads by the chosen engines, and print a table."""
-    parser = parser_of(__doc__)
-    parser.add_argument("--workloads", nargs="+", choices=[*WORKLOADS], default=[*WORKLOADS], metavar="NAME")
+    parser = parser_of(__doc__, [*WORKLOADS])
     parser.add_argument("--engines", nargs="+", default=ENGINES, metavar="NAME")
     parser.add_argument("--rounds", type=int, default=5)
     chosen = parser.parse_args()
-    report = Report(chosen)
-    rows: list[Cells] = []
+    print_machine()
+    rows: list[Row] = []
     for name in chosen.workloads:
         bound = promised(WORKLOADS[name])
+        config = WORKLOADS[name].config(num_rounds=chosen.rounds, evaluate_every=1)
         for engine in chosen.engines:
-            settings = WORKLOADS[name].settings(num_rounds=2 if chosen.quick else chosen.rounds, evaluate_every=1)
-            peak = peak_of({**settings.run_config(), "engine": engine})
-            cells = {"workload": name, "engine": engine, "bound": Measured((bound,), "MB")}
-            row = cells | ({"peak": "–"} if peak is None else {"peak": Measured((peak,), "MB")})
-            report.tell(row)
-            rows.append(row)
-    report.add("Peak memory of a run", rows)
+            with tempfile.TemporaryDirectory() as scratch:
+                command = [str(SCRIPTS / "fairbloom"), "run", "--out", f"{scratch}/run"]
+                for key, value in {**config, "engine": engine}.items():
+                    command += ("--set", f"{key}={value}")
+                peak = peak_of(command, Path(scratch, "log"))
+            shown = "–" if peak is None else f"{peak:.0f} MB"
+            rows.append({"workload": name, "engine": engine, "bound": f"{bound:.0f} MB", "peak": shown})
+            print_row(rows[-1])
+    print_table("Peak memory of a run", rows, as_csv=chosen.csv)
 
 
 def promised(workload: Workload) -> float:
     """Return the bound in megabytes."""
-    settings = workload.settings()
-    task = load_task(settings.run_config())
+    task = load_task(workload.settings().run_config())
     models: int = 3 * workload.drawn * sum(tensor.nbytes for tensor in task.model().state_dict().values())
     return (data_bytes(task) + models) / 1e6 + FIXED
 
@@ -63,22 +64,7 @@ def data_bytes(task: Task) -> int:
     return sum({each.data_ptr(): each.nbytes() for each in map(torch.Tensor.untyped_storage, tensors)}.values())
 
 
-def peak_of(config: Mapping[str, object]) -> float | None:
-    """Return the most megabytes that a run of its own command had, with its children; None where it fails."""
-    with tempfile.TemporaryDirectory() as scratch:
-        options = [
-            word for key, value in config.items() if key != "out" for word in ("--set", f"{key}={written(value)}")
-        ]
-        command = [str(SCRIPTS / "fairbloom"), "run", "--out", f"{scratch}/run", *options]
-        return peak_of_command(command, Path(scratch, "log"))
-
-
-def written(value: object) -> str:
-    """Return a setting's value as the command line takes it."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def peak_of_command(command: list[str], log: Path) -> float | None:
+def peak_of(command: Sequence[str], log: Path) -> float | None:
     """Return the most megabytes that a command and its children had at once, None where it fails."""
     with log.open("wb") as file:
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)  # noqa: S603 (our own command)

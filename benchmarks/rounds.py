@@ -4,7 +4,6 @@
 the 10 to 17 s in which Ray starts are left out. Ours and the plain loop's are those of whole runs (benchmarks.engines).
 """
 
-import argparse
 import statistics
 import tempfile
 from collections.abc import Mapping
@@ -16,56 +15,40 @@ from fairbloom.server.settings import Settings
 from fairbloom.tasks import find_task
 from tests.deploy.flower import ROOT, flower
 
-from .measuring import Cells, InProcess, Measured, Report, Side, in_turn, parser_of, times
+from .measuring import InProcess, Measured, Side, in_turn, times
 from .plain import plain_loop
+from .tables import Row, parser_of, print_machine, print_row, print_table
 from .workloads import WORKLOADS
 
-OURS, PLAIN = "fairbloom run", "plain loop"
+OURS, PLAIN, RAY = "fairbloom run", "plain loop", "Flower's Ray simulation"
 
 
 def main() -> None:
     """Measure the chosen workloads and print a table."""
-    parser = parser_of(__doc__)
-    cases = ("logistic", "mlp-step", "mlp-all")
-    parser.add_argument("--workloads", nargs="+", choices=[*WORKLOADS], default=cases, metavar="NAME")
+    parser = parser_of(__doc__, [*WORKLOADS], ("logistic", "mlp-step", "mlp-all"))
     parser.add_argument("--engine", default="auto", help="the engine of our side")
     parser.add_argument("--rounds", type=int, default=11, help="rounds of a run under Ray")
     parser.add_argument("--seconds", type=float, default=3.0, help="about how long one of the other runs is to last")
     parser.add_argument("--repeats", type=int, default=3, help="how often each side is measured")
     chosen = parser.parse_args()
-    if chosen.quick:
-        chosen.rounds, chosen.seconds, chosen.repeats = 5, 1.0, 1
-    report = Report(chosen)
-    rows: list[Cells] = []
+    print_machine()
+    rows: list[Row] = []
     for name in chosen.workloads:
-        row = compared(name, WORKLOADS[name].settings(evaluate_every=0), chosen)
-        report.tell(row)
-        rows.append(row)
-    report.add("A simulated round, under Flower's Ray simulation and in process", rows)
-
-
-def compared(name: str, settings: Settings, chosen: argparse.Namespace) -> Cells:
-    """Return the row of one workload; each repeat has all three sides."""
-    ours: list[float] = []
-    plain: list[float] = []
-    ray: list[float] = []
-    for _ in range(chosen.repeats):
+        settings = WORKLOADS[name].settings(evaluate_every=0)
         sides: dict[str, Side] = {OURS: InProcess(chosen.engine), PLAIN: plain_loop}
-        found, refused = in_turn(sides, settings, seconds=chosen.seconds, repeats=1)
-        if refused:
-            raise SystemExit("; ".join(refused.values()))
-        ours += found[OURS].values
-        plain += found[PLAIN].values
-        ray.append(under_ray(settings.model_copy(update={"num_rounds": chosen.rounds})))
-    ours_, plain_, ray_ = (Measured(tuple(values), "s") for values in (ours, plain, ray))
-    return {
-        "workload": name,
-        "Flower's Ray simulation": ray_,
-        PLAIN: plain_,
-        OURS: ours_,
-        "times as fast as Ray": times(ray_, ours_),
-        "as the plain loop": times(plain_, ours_),
-    }
+        values: dict[str, list[float]] = {RAY: [], PLAIN: [], OURS: []}
+        for _ in range(chosen.repeats):  # each with all three sides
+            found, refused = in_turn(sides, settings, seconds=chosen.seconds, repeats=1)
+            if refused:
+                raise SystemExit("; ".join(refused.values()))
+            for side, measured in found.items():
+                values[side] += measured.values
+            values[RAY].append(under_ray(settings.model_copy(update={"num_rounds": chosen.rounds})))
+        seconds = {side: Measured(tuple(each), "s") for side, each in values.items()}
+        ratios = {f"times as fast as {side}": times(seconds[side], seconds[OURS]) for side in (RAY, PLAIN)}
+        rows.append({"workload": name, **seconds, **ratios})
+        print_row(rows[-1])
+    print_table("A simulated round, under Flower's Ray simulation and in process", rows, as_csv=chosen.csv)
 
 
 def under_ray(settings: Settings) -> float:

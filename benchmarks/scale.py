@@ -4,22 +4,19 @@ Each number of clients is a `fairbloom run` in a process of its own. Prints the 
 row on disk, the median milliseconds a round, and the largest resident memory of the process.
 """
 
-import argparse
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
-
-from rich.console import Console
-from rich.table import Table
 
 from fairbloom.protocol.streams import generator
 from fairbloom.server.run_folder.files import ROUNDS
 from fairbloom.tasks import Examples, Setup, Splits, Task
+
+from .tables import Row, parser_of, print_machine, print_table
 
 ROOT = Path(__file__).parents[1]
 REGISTERED = (1_000, 100_000, 1_000_000)
@@ -54,34 +51,20 @@ def strangers(setup: Setup) -> Task:
     return Task(tuple(f"client-{number}" for number in range(setup.clients)), model, loss, splits)
 
 
-@dataclass(frozen=True)
-class Cost:
-    """What a run took: seconds to its first row, seconds a round, and its largest resident memory in MB."""
-
-    first: float
-    a_round: float
-    memory: float
-
-
 def main() -> None:
     """Measure all numbers of clients and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--engine", default="auto")
     chosen = parser.parse_args()
-    table = Table(title=f"{A_ROUND} clients a round train and evaluate, logistic regression, {chosen.rounds} rounds")
-    for heading in ("registered", "s to the first row", "ms a round", "peak MB", "MB more"):
-        table.add_column(heading, justify="right")
-    costs = {registered: cost(registered, chosen.rounds, chosen.engine) for registered in REGISTERED}
-    fewest = costs[REGISTERED[0]].memory
-    for registered, its in costs.items():
-        words = (f"{its.first:.1f}", f"{1000 * its.a_round:.2f}", f"{its.memory:.0f}", f"{its.memory - fewest:.0f}")
-        table.add_row(f"{registered:,}", *words)
-    Console().print(table)
+    print_machine()
+    title = f"{A_ROUND} clients a round train and evaluate, logistic regression, {chosen.rounds} rounds"
+    rows = [measure(registered, chosen.rounds, chosen.engine) for registered in REGISTERED]
+    print_table(title, rows, as_csv=chosen.csv)
 
 
-def cost(registered: int, rounds: int, engine: str) -> Cost:
-    """Run in a process of its own; return what it took."""
+def measure(registered: int, rounds: int, engine: str) -> Row:
+    """Return the row of a run in a process of its own."""
     share = f"{A_ROUND / registered:g}"
     with tempfile.TemporaryDirectory() as scratch:
         out, log = Path(scratch, "run"), Path(scratch, "log")
@@ -92,25 +75,20 @@ def cost(registered: int, rounds: int, engine: str) -> Cost:
         started = time.perf_counter()
         with log.open("w") as file:
             process = subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=file)
-        while not table_of(out) and not ended(process.pid):
-            time.sleep(0.01)
+        while not ROUNDS.read(out) and not os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            time.sleep(0.01)  # what the process has used is still to be asked for
         first = time.perf_counter() - started
         _, status, used = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode:
             raise RuntimeError(f"the run of {registered} clients ended with an error: {log.read_text()}")
-        seconds = [float(row["seconds"]) for row in table_of(out)]
-    return Cost(first, statistics.median(seconds[1:]), used.ru_maxrss / 1024)
-
-
-def ended(pid: int) -> bool:
-    """Return whether a process is over; what it has used is still to be asked for."""
-    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
-
-def table_of(out: Path) -> list[dict[str, str]]:
-    """Return the rounds of a run that are on disk."""
-    return ROUNDS.read(out)
+        a_round = statistics.median(float(row["seconds"]) for row in ROUNDS.read(out)[1:])
+    return {
+        "registered": f"{registered:,}",
+        "to the first row": f"{first:.1f} s",
+        "a round": f"{1000 * a_round:.2f} ms",
+        "peak": f"{used.ru_maxrss / 1024:.0f} MB",
+    }
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
-from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -40,13 +39,12 @@ def images(setup: Setup, *, side: int = 28, channels: int = 1, examples: int = 5
 
 def text(setup: Setup, *, length: int = 80, examples: int = 20) -> Task:
     """Lines of characters, the next of which is to be told, `examples` of them to train on at every client."""
-    shape = (length,)
     return made(
         setup,
-        shape,
+        (length,),
         CHARACTERS,
         examples,
-        lambda random, n: torch.randint(CHARACTERS, (n, *shape), generator=random),
+        lambda random, n: torch.randint(CHARACTERS, (n, length), generator=random),
     )
 
 
@@ -78,8 +76,6 @@ class Workload:
 
     Attributes
     ----------
-    about
-        What it is, in a few words.
     task, model
         As a run config names them.
     clients, drawn
@@ -87,91 +83,44 @@ class Workload:
     batch
         Examples a step; 0: all of a client's.
     own
-        The task's own settings.
+        The task's own settings, and those of local training.
     """
 
-    about: str
     task: str
     model: str
     clients: int
     drawn: int
     batch: int
-    own: Mapping[str, Value] = field(default_factory=lambda: MappingProxyType({}))
+    own: Mapping[str, Value] = field(default_factory=dict)
+
+    def config(self, **others: Value) -> dict[str, Value]:
+        """Return the run config of FedAvg on this workload; `others` add to it, with underscores for hyphens."""
+        return {
+            **{"task": self.task, "model": self.model, "clients": self.clients, "batch-size": self.batch},
+            **{"fraction": self.drawn / self.clients, "learning-rate": 0.01, "device": "cpu", **self.own},
+            **{name.replace("_", "-"): value for name, value in others.items()},
+        }
 
     def settings(self, **others: Value) -> Settings:
-        """Return the settings of a run of FedAvg on this workload; `others` add to them, underscores for hyphens."""
-        return Settings.of(
-            {
-                "task": self.task,
-                "model": self.model,
-                "clients": self.clients,
-                "fraction": self.drawn / self.clients,
-                "batch-size": self.batch,
-                "learning-rate": 0.01,
-                "device": "cpu",
-                **self.own,
-                **{name.replace("_", "-"): value for name, value in others.items()},
-            }
-        )
+        """Return the same as settings."""
+        return Settings.of(self.config(**others))
 
 
 VECTORS, IMAGES, TEXT = (f"{__name__}:{task}" for task in ("vectors", "images", "text"))
-SMALL_COLOURED = {"images.side": 32, "images.channels": 3}
+COLOURED = {"images.side": 32, "images.channels": 3}
 
 WORKLOADS = {
-    "logistic": Workload("logistic 64-10, 100 clients, one step of 64", VECTORS, "logistic", 100, 100, 0),
-    "logistic-long": Workload(
-        "logistic 99-10, 2 clients, 500 steps of 10",
-        VECTORS,
-        "logistic",
-        2,
-        2,
-        10,
-        {"vectors.features": 99, "vectors.examples": 5000},
-    ),
-    "mlp": Workload("MLP 784-200-200-10, 10 clients, 25 steps of 20", IMAGES, "mlp", 100, 10, 20),
-    "mlp-all": Workload("MLP 784-200-200-10, 100 clients, 25 steps of 20", IMAGES, "mlp", 100, 100, 20),
-    "mlp-full": Workload("MLP 784-200-200-10, 10 clients, one step of 500", IMAGES, "mlp", 100, 10, 0),
-    "mlp-adam": Workload(
-        "MLP 784-200-200-10 by Adam, 10 clients, 25 steps of 20",
-        IMAGES,
-        "mlp",
-        100,
-        10,
-        20,
-        {"optimizer": "adam", "learning-rate": 0.001},
-    ),
-    "mlp-step": Workload(
-        "MLP 784-200-200-10, 100 clients, one step of 64", IMAGES, "mlp", 100, 100, 0, {"images.examples": 64}
-    ),
-    "lenet": Workload("LeNet of 21,840, 10 clients, 10 steps of 50", IMAGES, "lenet", 10, 10, 50),
-    "cifar": Workload(
-        "CIFAR CNN of 0.8 M, 10 clients, 10 steps of 10",
-        IMAGES,
-        "cifar-cnn",
-        10,
-        10,
-        10,
-        {**SMALL_COLOURED, "images.examples": 100},
-    ),
-    "cifar-100": Workload(
-        "CIFAR CNN of 0.8 M, 10 clients, 2 steps of 100",
-        IMAGES,
-        "cifar-cnn",
-        10,
-        10,
-        100,
-        {**SMALL_COLOURED, "images.examples": 200},
-    ),
-    "resnet": Workload(
-        "ResNet-18 GN of 11 M, 4 clients, 2 steps of 10",
-        IMAGES,
-        "resnet18-gn",
-        4,
-        4,
-        10,
-        {**SMALL_COLOURED, "images.examples": 20},
-    ),
-    "lstm": Workload("LSTM 2×256 over 80 characters, 10 clients, 2 steps of 10", TEXT, "lstm", 10, 10, 10),
+    "logistic": Workload(VECTORS, "logistic", 100, 100, 0),
+    "logistic-long": Workload(VECTORS, "logistic", 2, 2, 10, {"vectors.features": 99, "vectors.examples": 5000}),
+    "mlp": Workload(IMAGES, "mlp", 100, 10, 20),
+    "mlp-all": Workload(IMAGES, "mlp", 100, 100, 20),
+    "mlp-full": Workload(IMAGES, "mlp", 100, 10, 0),
+    "mlp-adam": Workload(IMAGES, "mlp", 100, 10, 20, {"optimizer": "adam", "learning-rate": 0.001}),
+    "mlp-step": Workload(IMAGES, "mlp", 100, 100, 0, {"images.examples": 64}),
+    "lenet": Workload(IMAGES, "lenet", 10, 10, 50),
+    "cifar": Workload(IMAGES, "cifar-cnn", 10, 10, 10, {**COLOURED, "images.examples": 100}),
+    "cifar-100": Workload(IMAGES, "cifar-cnn", 10, 10, 100, {**COLOURED, "images.examples": 200}),
+    "resnet": Workload(IMAGES, "resnet18-gn", 4, 4, 10, {**COLOURED, "images.examples": 20}),
+    "lstm": Workload(TEXT, "lstm", 10, 10, 10),
 }
 """The workloads that engines are compared on, by name."""

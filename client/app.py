@@ -6,7 +6,6 @@ every message.
 
 from __future__ import annotations
 
-import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,9 +22,8 @@ from fairbloom.protocol.settings import Mark, marked
 from fairbloom.protocol.terms import Terms
 from fairbloom.protocol.version import check_protocol
 from fairbloom.tasks import find_task, forget_user_defined_tasks
-from fairbloom.tasks.leaving import FLOOR_ROWS
 
-from .limits import LIMIT_ROWS
+from .limits import FEWEST_ROWS, LIMIT_ROWS
 from .recording import recording
 
 if TYPE_CHECKING:
@@ -66,10 +64,8 @@ def query(message: Message, context: Context) -> Message:
         with redact_data_errors(context):
             return Message(RecordDict({wire.CLIENT: ConfigRecord({**keep_final(message, context)})}), reply_to=message)
     with redact_data_errors(context):
-        name, about = describe_data(*_who(context))
-    answer = ConfigRecord({wire.NAME: name, wire.NUM_EXAMPLES: int(about["examples"]), wire.HONOURS: HONOURED.keys})
-    if config.get(wire.ABOUT):
-        answer[wire.ABOUT] = json.dumps(about)
+        name, examples = describe_data(*_who(context))
+    answer = ConfigRecord({wire.NAME: name, wire.NUM_EXAMPLES: examples, wire.HONOURS: HONOURED.keys})
     return Message(RecordDict({wire.CLIENT: answer}), reply_to=message)
 
 
@@ -110,7 +106,7 @@ def _answer(message: Message, context: Context, work: Callable[[LocalClient, Sta
 
     with redact_data_errors(context):
         terms = _terms(message)
-        local = client_of(context, terms.agreed, terms.server_round)
+        local = client_of(context, terms.server_round)
         content = work(local, _received(message, local), terms)
         if wire.FROZEN in message.content.config_records[wire.CONFIG]:
             said = content.config_records.get(wire.CLIENT, ConfigRecord())
@@ -133,7 +129,7 @@ def is_deployed(context: Context) -> bool:
     return "num-partitions" not in node or any(node.get(key) for key in PLACES)
 
 
-def client_of(context: Context, agreed: str = "", server_round: int | None = None) -> LocalClient:
+def client_of(context: Context, server_round: int | None = None) -> LocalClient:
     """Return the client of a context; once a round, check whether its files have changed."""
     from .local import LocalClient
 
@@ -144,7 +140,7 @@ def client_of(context: Context, agreed: str = "", server_round: int | None = Non
             "deployed clients, or use fairbloom run"
         )
     since = None if server_round is None else (context.run_id, server_round)
-    return LocalClient.of({**config, wire.AGREED: agreed}, partition, name, load_states(context), since)
+    return LocalClient.of(config, partition, name, load_states(context), since)
 
 
 def load_states(context: Context) -> dict[str, dict[int, StateDict]]:
@@ -182,13 +178,13 @@ def keep_final(message: Message, context: Context) -> dict[str, str]:
     if (runs := state_folder(settings)) is None:
         log.warning("no model of run %s is kept here: no state-dir is set", about.run)
         return {wire.KEPT: "", wire.KEEPS_NONE: "it has no state-dir"}
-    client = client_of(context, terms.agreed)
+    client = client_of(context)
     folder = runs / folder_name(client.key)
     if wire.ARRAYS in message.content.array_records:
         arrays = arrays_of(_received(message, client))
         check_fits(arrays, client.model)
         try:
-            keep_model(folder, settings, terms.agreed, arrays, about)
+            keep_model(folder, settings, arrays, about)
             forget_oldest(runs.parent, folder.name)
         except OSError as error:
             raise ReportableError(f"the final model cannot be written to its state-dir: {error.strerror}") from error
@@ -203,7 +199,7 @@ def _who(context: Context) -> tuple[dict[str, Any], object, str | None]:
     node = context.node_config
     config = {**context.run_config, **{key: place for key in PLACES if (place := node.get(key))}}
     config[wire.DEPLOYED] = is_deployed(context)
-    config[wire.FLOOR] = node.get(LIMIT_ROWS, FLOOR_ROWS)
+    config[wire.FLOOR] = node.get(LIMIT_ROWS, FEWEST_ROWS)
     partition, name = node.get("partition-id"), node.get("name")
     if "num-partitions" not in node and find_task(str(config["task"])).has_clients:
         partition = None  # a device's data are its own: a number that it was enrolled with chooses nothing there

@@ -1,7 +1,7 @@
 """What a client reports of groups of its examples: counts and scores, where enough examples stand behind each."""
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -12,21 +12,12 @@ from fairbloom.tasks import Task
 
 from .record import hold_back
 
-Admits = Callable[[Sequence[Tensor]], bool]
-"""Says of groups, each as a mask over a client's examples, whether all of them may be reported."""
-
-
-def admit_all(groups: Sequence[Tensor]) -> bool:
-    """Return True: in one process nothing leaves."""
-    return True
-
 
 def measure_groups(
     task: Task,
     measured: Mapping[GroupScore, Tensor | float],
     groups: Tensor,
     smallest: int,
-    admits: Admits = admit_all,
 ) -> dict[str, int | float]:
     """Return counts and scores of the groups that may be reported, by their names on the wire.
 
@@ -38,9 +29,6 @@ def measure_groups(
         The place of each example's group in each grouping, shape (n, number of groupings).
     smallest
         Fewest examples of a group that may be reported.
-    admits
-        Says whether the groups of a grouping may be reported; where one may not, none is, since the others and the
-        total would show it.
     """
     values = {score: _of_each(score, of_all, len(groups)) for score, of_all in measured.items()}
     found: dict[str, int | float] = {}
@@ -49,10 +37,7 @@ def measure_groups(
         reported = reportable([counts], smallest)
         if len(reported) < sum(count > 0 for count in counts):
             hold_back(f"groups by {grouping}, because one has fewer than {smallest} examples")
-        of_grouping: dict[str, int | float] = {}
-        # With the whole, a group shows the rest, and positive examples show the others of their group.
-        behind = [mask for place in reported for mask in (places == place, places != place)]
-        of_grouping |= {name_in_group(COUNT, grouping, names[place]): counts[place] for place in reported}
+        found |= {name_in_group(COUNT, grouping, names[place]): counts[place] for place in reported}
         for score, of_each in values.items():
             over, shown, of, within = counts, reported, of_each, places
             if score.over != COUNT:
@@ -61,14 +46,11 @@ def measure_groups(
                 over = torch.bincount(within, minlength=len(names)).tolist()
                 rest = [count - part for count, part in zip(counts, over, strict=True)]
                 shown = reportable([over, rest] if smallest > 1 else [over], smallest, reported)
-                behind += [mask & (places == place) for place in shown for mask in (counted, ~counted)]
-                of_grouping |= {name_in_group(score.over, grouping, names[place]): over[place] for place in shown}
+                found |= {name_in_group(score.over, grouping, names[place]): over[place] for place in shown}
             sums = torch.bincount(within, weights=of, minlength=len(names)).tolist()
             means = {place: sums[place] / over[place] for place in shown}
             finite = {place: mean for place, mean in means.items() if math.isfinite(mean)}
-            of_grouping |= {name_in_group(score.name, grouping, names[place]): mean for place, mean in finite.items()}
-        if admits(behind):
-            found |= of_grouping
+            found |= {name_in_group(score.name, grouping, names[place]): mean for place, mean in finite.items()}
     return found
 
 

@@ -1,7 +1,7 @@
 """What a client keeps of a run that is over: the final global model, in the form of a run folder.
 
 It lies beside what the client keeps between rounds (`fairbloom.client.states.folder_of`), readable by its owner alone:
-`config.toml` has the settings that this device took of the run, `agreed.json` what its clients agreed on, and
+`config.toml` has the settings that this device took of the run, its schema too, and
 `model.safetensors` the model, which is written last. A folder without that keeps no model.
 """
 
@@ -16,7 +16,7 @@ from torch.nn import Module
 
 from fairbloom.errors import FairbloomError, ReportableError
 from fairbloom.logs import log
-from fairbloom.protocol.names import AGREED, DEPLOYED, FLOOR, PERSONAL
+from fairbloom.protocol.names import DEPLOYED, FLOOR, PERSONAL
 from fairbloom.protocol.settings import Mark, marked
 from fairbloom.protocol.version import RUN_FOLDER_FORMAT
 from fairbloom.system.files import make_folder, write_private
@@ -25,7 +25,7 @@ from fairbloom.tasks.models import arrays_of
 
 from .states import list_versions
 
-CONFIG, AGREEMENT, MODEL = "config.toml", "agreed.json", "model.safetensors"
+CONFIG, MODEL = "config.toml", "model.safetensors"
 
 MAX_RUNS = 5
 """The most runs of which a client keeps the final model; the oldest goes when another one comes."""
@@ -106,17 +106,16 @@ def _when_kept(folder: Path) -> float:
     return (model if model.exists() else folder / CONFIG).stat().st_mtime
 
 
-def keep_model(folder: Path, config: Mapping[str, Any], agreed: str, arrays: Arrays, about: About) -> None:
+def keep_model(folder: Path, config: Mapping[str, Any], arrays: Arrays, about: About) -> None:
     """Write a run's final model and what it needs into a client's own folder; an earlier one of the run is replaced.
 
-    A crash in between never leaves a model with the settings or the agreement of another one.
+    A crash in between never leaves a model with the settings of another one.
     """
     make_folder(folder)
-    others = {CONFIG: _encode(config), **({AGREEMENT: agreed.encode()} if agreed else {})}
-    if any(not (folder / name).exists() or (folder / name).read_bytes() != content for name, content in others.items()):
+    path, content = folder / CONFIG, _encode(config)
+    if not path.exists() or path.read_bytes() != content:
         (folder / MODEL).unlink(missing_ok=True)
-        for name, content in others.items():
-            write_private(folder / name, content)
+        write_private(path, content)
     save_model(folder / MODEL, arrays, asdict(about), 0o600)
 
 
@@ -138,9 +137,9 @@ def check_fits(arrays: Arrays, module: Module) -> None:
 
 def _encode(config: Mapping[str, Any]) -> bytes:
     """Return a run's settings as config.toml has them, without this device's places."""
-    left_out = {AGREED, DEPLOYED, FLOOR, "method", *marked(Mark.DEVICE)}  # of which who predicts would import it
+    left_out = {DEPLOYED, FLOOR, "method", *marked(Mark.DEVICE)}  # of which who predicts would import it
     settings = {key: value for key, value in sorted(config.items()) if key not in left_out}
-    return tomli_w.dumps({"run-folder-format": RUN_FOLDER_FORMAT, **settings}).encode()
+    return tomli_w.dumps({"run-folder-format": RUN_FOLDER_FORMAT, **settings}, multiline_strings=True).encode()
 
 
 def forget_oldest(state_dir: Path, name: str) -> None:

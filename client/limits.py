@@ -1,23 +1,24 @@
-"""The limits that a device's owner sets in client.toml, which no run passes."""
+"""The limits that a device's owner sets in owner.toml, which no run passes."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from threading import TIMEOUT_MAX
 from typing import Any, Self
 
 from fairbloom.errors import FairbloomError
-from fairbloom.protocol.parameters import Parameter
-from fairbloom.protocol.settings import Mark, marked, split_names
+from fairbloom.protocol.settings import Mark, marked
 from fairbloom.tasks import TASKS
-from fairbloom.tasks.leaving import FLOOR_ROWS
 
+from .schemas import ANY
 from .settings import SettingRefusedError, shorten_value, work_settings
 
 LIMIT_ROWS = "limit-rows"
 """Key of Flower's node config, which belongs to the device, for `rows`."""
 
-OWNER = "the device's owner may change it (limits, in client.toml)"
+FEWEST_ROWS = 5
+"""Fewest rows behind a number that leaves a device, unless its owner says otherwise."""
+
+OWNER = "the device's owner may change it (limits, in owner.toml)"
 
 
 class LimitsError(FairbloomError):
@@ -31,20 +32,20 @@ class Limits:
     Attributes
     ----------
     rows
-        Fewest rows behind a mean, a category or a count that leaves the device, and by which two of them must differ.
+        Fewest rows behind any number that leaves the device: a loss, a score, a count, an update.
     tasks
         The tasks that a run may have; None: any.
-    groupings
-        The columns by which a run may group rows; None: any, (): none.
+    schema
+        "accepted": the device reads its tables by the schemas alone that its owner has accepted; "any": by any.
     settings
         The values that a run may give to a setting, by its key: one, or a list of several.
     round_seconds
         Seconds after which the device drops its work on a message of a round; 0: it never does.
     """
 
-    rows: int = FLOOR_ROWS
+    rows: int = FEWEST_ROWS
     tasks: tuple[str, ...] | None = None
-    groupings: tuple[str, ...] | None = None
+    schema: str = "accepted"
     settings: Mapping[str, Any] = field(default_factory=dict)
     round_seconds: float = 0.0
 
@@ -55,7 +56,7 @@ class Limits:
         for key, value in table.items():
             if key not in names:
                 raise LimitsError(f"limits has {key} = {value!r}: there are {', '.join(names)}")
-        rows, settings = table.get("rows", FLOOR_ROWS), table.get("settings", {})
+        rows, settings = table.get("rows", FEWEST_ROWS), table.get("settings", {})
         if type(rows) is not int or rows < 1:
             raise LimitsError(f"limits has rows = {rows!r}: it must be a whole number, 1 or more")
         seconds = table.get("round-seconds", 0.0)
@@ -69,8 +70,11 @@ class Limits:
         for key in settings:
             if key not in known and not ("." in key and key.partition(".")[0] in TASKS):
                 raise LimitsError(f"limits has settings.{key}: there is no such setting of a client's work")
-        lists = {key: _texts(key, table[key]) for key in ("tasks", "groupings") if key in table}
-        return cls(rows=rows, settings=settings, round_seconds=float(seconds), **lists)
+        schema = table.get("schema", "accepted")
+        if schema not in ("accepted", ANY):
+            raise LimitsError(f"limits has schema = {schema!r}: it must be 'accepted' or 'any'")
+        tasks = _texts("tasks", table["tasks"]) if "tasks" in table else None
+        return cls(rows=rows, tasks=tasks, schema=schema, settings=settings, round_seconds=float(seconds))
 
     def check(self, config: Mapping[str, Any]) -> None:
         """Raise SettingRefusedError where a run passes a limit; `config` are its settings, `own-settings` expanded."""
@@ -78,18 +82,10 @@ class Limits:
         task = config.get("task", known["task"].default)
         if self.tasks is not None and task not in self.tasks:
             raise _refusal("task", task, ", ".join(self.tasks) or "none")
-        for key, value in config.items():
-            if self.groupings is not None and key.endswith(".group"):
-                self._check_groupings(key, str(value))
         for key, value in self.settings.items():
             allowed = value if isinstance(value, list) else [value]
-            if key in known and (given := _given(known[key], config)) not in allowed:
+            if key in known and (given := config.get(key, known[key].default)) not in allowed:
                 raise _refusal(key, given, ", ".join(map(repr, allowed)))
-
-    def _check_groupings(self, key: str, value: str) -> None:
-        columns = {re.split("[<>=]", word)[0].strip().lower() for word in split_names(value)}
-        if columns - set(map(str.lower, self.groupings or ())):
-            raise _refusal(key, value, ", ".join(self.groupings or ()) or "none")
 
 
 def _flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -104,10 +100,6 @@ def _texts(key: str, value: object) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
         raise LimitsError(f"limits has {key} = {value!r}: it must be a list of texts")
     return tuple(value)
-
-
-def _given(setting: Parameter, config: Mapping[str, Any]) -> object:
-    return config.get(setting.key, setting.default)
 
 
 def _refusal(key: str, value: object, allowed: str) -> SettingRefusedError:

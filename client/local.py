@@ -3,7 +3,6 @@
 from collections.abc import Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache, partial
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -21,10 +20,9 @@ from fairbloom.tasks.score import count_classes, has_two_classes
 
 from .device import choose_device
 from .frozen import left_as_they_are
-from .gate import Gate, check_summary, open_ledger
-from .groups import Admits, admit_all
+from .gate import Gate
 from .honoured import Honoured
-from .ledger import Ledger
+from .limits import FEWEST_ROWS
 from .metrics import (
     ALL_METRICS,
     OF_EVALUATION,
@@ -124,8 +122,8 @@ class LocalClient:
         key = find_client_key(settings, task, partition, name)
         keep_preprocessing(folder(key), task, key)
         kept, splits = ClientStates(folder(key), states), task.splits(key)
-        floor = find_task(settings.task).setup(settings).floor
-        gate = Gate(ledger_of(settings), floor, task, key, splits) if floor else None
+        floor = settings.parameters.get(wire.FLOOR, FEWEST_ROWS)
+        gate = Gate(int(floor), task, splits) if settings.parameters.get(wire.DEPLOYED) else None
         return cls(name or key, key, settings, task, splits, model, kept, gate)
 
     @property
@@ -175,18 +173,13 @@ class LocalClient:
     def measured(self, measurement: Measurement, terms: Terms) -> dict[str, float]:
         """Return what the model, as it is now, has by a measurement."""
         smallest_group = self.smallest_group if measurement.by_group else 0
-        admits = self.admits(measurement.examples)
-        scores = measure(self.model, self.task, measurement.of(self.splits), smallest_group, admits)
+        scores = measure(self.model, self.task, measurement.of(self.splits), smallest_group)
         return self.report(measurement, scores, terms)
 
     @property
     def smallest_group(self) -> int:
         """Fewest examples of a group that is reported."""
         return max(self.settings.smallest_group, 0 if self.gate is None else self.gate.floor)
-
-    def admits(self, part: str) -> Admits:
-        """Return what says of groups of a part, as masks, whether they may be reported."""
-        return admit_all if self.gate is None else partial(self.gate.admits, part)
 
     def start_rule(self, rule: Rule, received: StateDict, terms: Terms, sent: Mapping[str, StateDict]) -> StartedRule:
         """Return a rule that corrects steps, in this round."""
@@ -337,25 +330,12 @@ def shapes_of(arrays: Arrays) -> dict[str, torch.Size]:
 
 def describe_data(
     settings: RunSettings | Mapping[str, Any], partition: object, name: str | None = None
-) -> tuple[str, dict[str, Any]]:
-    """Return a client's name, and what it says about its data: `examples`, and what is to be agreed."""
+) -> tuple[str, int]:
+    """Return a client's name, and its number of training examples."""
     settings = RunSettings.of(settings)
     task = load_task(settings)
     key = find_client_key(settings, task, partition, name)
-    summary = summary_of(task, key)
-    if floor := find_task(settings.task).setup(settings).floor:
-        check_summary(task, key, ledger_of(settings), floor)
-    return name or key, summary
-
-
-def summary_of(task: Task, client: str) -> dict[str, Any]:
-    """Return what one of a task's clients says about its data: `examples`, and what is to be agreed."""
-    return {"examples": len(task.splits(client).train)} if task.about is None else dict(task.about(client))
-
-
-def ledger_of(settings: RunSettings) -> Ledger:
-    """Return the ledger of this device."""
-    return open_ledger(Path(settings.state_dir) if settings.state_dir else None)
+    return name or key, len(task.splits(key).train)
 
 
 def find_client_key(settings: RunSettings, task: Task, partition: object, name: str | None) -> str:

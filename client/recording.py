@@ -1,6 +1,5 @@
 """Each message of a device and its reply, noted in the device's log."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 
 from fairbloom.errors import reportable
-from fairbloom.protocol.names import ABOUT, AGREED, CLIENT, CONFIG, FROZEN, KEEP
+from fairbloom.protocol.names import CONFIG, FROZEN, KEEP
 
 from .record import NOTED, note
 
@@ -24,8 +23,8 @@ def recording(message: Message, context: Context, answer: ClientAppCallable) -> 
     config = message.content.config_records.get(CONFIG, ConfigRecord())
     asked: dict[str, Any] = {"run": message.metadata.run_id}
     asked["asked"] = question_of(message.metadata.message_type, message.content)
-    asked["terms"] = {key: value for key, value in config.items() if key not in (AGREED, FROZEN)}
-    if asked["asked"] in ("query", ABOUT):
+    asked["terms"] = {key: value for key, value in config.items() if key != FROZEN}
+    if asked["asked"] == "query":
         asked["settings"] = dict(context.run_config)
     noted: dict[str, Any] = {}
     token = NOTED.set(noted)
@@ -42,17 +41,13 @@ def recording(message: Message, context: Context, answer: ClientAppCallable) -> 
 
 
 def question_of(asked: str, content: RecordDict) -> str:
-    """Return what a client is asked, by a message's type and content: query, about, train, evaluate or keep."""
+    """Return what a client is asked, by a message's type and content: query, train, evaluate or keep."""
     config = content.config_records.get(CONFIG, ConfigRecord())
-    if asked != "query":
-        return asked
-    if KEEP in config:
-        return KEEP
-    return ABOUT if config.get(ABOUT) else asked
+    return KEEP if asked == "query" and KEEP in config else asked
 
 
 def plain_values(content: RecordDict) -> dict[str, Any]:
-    """Return the records of a reply in plain values; of arrays their types and shapes, of JSON what it says."""
+    """Return the records of a reply in plain values; of arrays their types and shapes."""
     found: dict[str, Any] = {}
     for name, record in content.items():
         if name in content.array_records:
@@ -60,6 +55,4 @@ def plain_values(content: RecordDict) -> dict[str, Any]:
             found[name] = {key: f"{array.dtype}, {'×'.join(map(str, array.shape))}" for key, array in arrays}
         else:
             found[name] = dict(record)
-    if ABOUT in found.get(CLIENT, {}):
-        found[CLIENT][ABOUT] = json.loads(found[CLIENT][ABOUT])
     return found

@@ -10,7 +10,7 @@ from typing import Any
 
 from fairbloom.errors import FairbloomError
 from fairbloom.imports import is_import_string
-from fairbloom.protocol.names import AGREED, DEPLOYED, FLOOR
+from fairbloom.protocol.names import DEPLOYED, FLOOR
 from fairbloom.protocol.parameters import Choices, Parameter
 from fairbloom.protocol.settings import (
     OWN_SETTINGS,
@@ -33,6 +33,10 @@ DEVICE = re.compile(r"auto|cpu|mps|cuda(:[0-9]{1,3})?")
 
 FINGERPRINT = "fingerprint"
 """The key by which a deployed client knows its run; the value stands for all settings, dropped ones included."""
+
+
+SCHEMA = "schema"
+"""The setting whose value is the text of a schema."""
 
 
 class SettingRefusedError(FairbloomError):
@@ -71,7 +75,9 @@ def accepted_settings(config: Mapping[str, Any], allow: Collection[str] = ()) ->
         except SettingsError as error:
             words = f"the run sets {key} = {shorten_value(value)}: allowed is {known[key].range}"
             raise SettingRefusedError(words) from error
-        if not _is_listed(known[key]):
+        if key == SCHEMA:
+            _check_schema(str(value))
+        elif not _is_listed(known[key]):
             _check_word(key, value, allow)
     return chosen | {FINGERPRINT: fingerprint(config)}
 
@@ -86,7 +92,7 @@ def settings_to_allow(config: Mapping[str, Any]) -> dict[str, str]:
 
 def _is_listed(parameter: Parameter) -> bool:
     """Return whether a setting's own check is enough: its words are known, or nothing is opened or imported by it."""
-    return isinstance(parameter.allowed, Choices) or parameter.key == "method"
+    return isinstance(parameter.allowed, Choices) or parameter.key in ("method", SCHEMA)
 
 
 def _is_harmless(key: str, value: object) -> bool:
@@ -99,7 +105,7 @@ def _is_harmless(key: str, value: object) -> bool:
 
 def fingerprint(config: Mapping[str, Any]) -> str:
     """Return eight letters that stand for all settings that make a run what it is; a client keeps its state by them."""
-    others = {*marked(Mark.FREE, Mark.LIMIT, Mark.PLACE, Mark.EXTENDABLE), OWN_SETTINGS, AGREED, DEPLOYED, FLOOR}
+    others = {*marked(Mark.FREE, Mark.LIMIT, Mark.PLACE, Mark.EXTENDABLE), OWN_SETTINGS, DEPLOYED, FLOOR}
     others.add("score")  # which changes no client's work, and is decided after the clients have begun theirs
     defaults = {key: each.default for key, each in SETTINGS.items()}
     about = {key: value for key, value in expand_own_settings(config).items() if key not in others}
@@ -110,6 +116,12 @@ def shorten_value(value: object) -> str:
     """Return how a value is written, cut off where it is long."""
     written = repr(value)
     return written if len(written) <= 60 else f"{written[:60]}…"
+
+
+def _check_schema(text: str) -> None:
+    """Raise SettingRefusedError where a run's schema is a place on this device: it must be the text itself."""
+    if text and "\n" not in text:
+        raise SettingRefusedError(f"the run sets schema = {shorten_value(text)}: a device takes its text, and no place")
 
 
 def _split_value(key: str, value: str) -> Sequence[str]:
@@ -132,5 +144,5 @@ def _check_word(key: str, value: object, allow: Collection[str]) -> None:
     elif not all((HARMLESS if "." in key else PLAIN).fullmatch(word) for word in _split_value(key, value)):
         raise SettingRefusedError(
             f"the run sets {key} = {shorten_value(value)}, and this client allows no path and no import string there: "
-            "the device's owner may allow this value (allow, in client.toml)"
+            "the device's owner may allow this value (allow, in owner.toml)"
         )

@@ -148,8 +148,8 @@ class KeptVersions:
         return state
 
 
-class ClientStates:
-    """All that one client keeps between the rounds of one run, by name, as KeptVersions."""
+class ClientStates(dict[str, KeptVersions]):
+    """All that one client keeps between the rounds of one run: the versions of each thing by its name."""
 
     def __init__(
         self,
@@ -158,15 +158,15 @@ class ClientStates:
         *,
         stored_at_once: bool = True,
     ) -> None:
+        super().__init__()
         self._folder = folder
         self._at_once = stored_at_once
         self.load(versions or {})
 
-    def __getitem__(self, name: str) -> KeptVersions:
-        """Return the versions of what has this name."""
-        if name not in self._kept:
-            self._kept[name] = self._make(name, {})
-        return self._kept[name]
+    def __missing__(self, name: str) -> KeptVersions:
+        """Return the versions of what has this name: there are none yet."""
+        self[name] = self._make(name, {})
+        return self[name]
 
     @property
     def personal(self) -> KeptVersions:
@@ -175,7 +175,8 @@ class ClientStates:
 
     def load(self, versions: Mapping[str, Mapping[int, StateDict]]) -> None:
         """Have these versions in memory, by name and round, and no others."""
-        self._kept = {name: self._make(name, in_memory) for name, in_memory in versions.items()}
+        self.clear()
+        self.update({name: self._make(name, in_memory) for name, in_memory in versions.items()})
 
     def _make(self, name: str, in_memory: Mapping[int, StateDict]) -> KeptVersions:
         folder = self._folder if self._folder is None or name == PERSONAL else self._folder / name
@@ -184,7 +185,7 @@ class ClientStates:
     @property
     def in_memory(self) -> dict[str, dict[int, StateDict]]:
         """The versions in memory, by name and the round that made each."""
-        return {name: kept.in_memory for name, kept in self._kept.items() if kept.in_memory}
+        return {name: kept.in_memory for name, kept in self.items() if kept.in_memory}
 
     def of_rule(self, terms: Terms) -> Version:
         """Return the state of the terms' `state_round`, or the last one, for the client's rule.
@@ -199,8 +200,7 @@ class ClientStates:
 
     def made_in(self, number: int) -> dict[str, Made]:
         """Return what the client has kept in round `number`, by name."""
-        made = {name: kept.made_in(number) for name, kept in self._kept.items()}
-        return {name: each for name, each in made.items() if each is not None}
+        return {name: each for name, kept in self.items() if (each := kept.made_in(number)) is not None}
 
     def keep(self, number: int, made: Mapping[str, Made]) -> None:
         """Keep what round `number` has made, by name."""
@@ -209,7 +209,7 @@ class ClientStates:
 
     def store(self, since: int) -> None:
         """Write what is not on disk, and remove the versions that no round after `since` goes on from."""
-        for kept in self._kept.values():
+        for kept in self.values():
             kept.store(since)
 
 

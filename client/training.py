@@ -23,7 +23,7 @@ from fairbloom.tasks.outputs import choose_output
 from fairbloom.tasks.task import AnyExamples
 
 from .device import in_double
-from .groups import Admits, admit_all, measure_groups
+from .groups import measure_groups
 from .linear import linear_step
 from .rules.base import Copied, StepsTaken
 from .work import LocalWork, descend
@@ -276,9 +276,7 @@ def _type(model: nn.Module) -> str:
 
 
 @torch.no_grad()
-def measure(
-    model: nn.Module, task: Task, examples: AnyExamples, smallest_group: int = 0, admits: Admits = admit_all
-) -> dict[str, float]:
+def measure(model: nn.Module, task: Task, examples: AnyExamples, smallest_group: int = 0) -> dict[str, float]:
     """Return the mean loss and the task's scores of `model`, in eval mode, over all `examples`, by their names.
 
     A score that is not finite is left out: an AUC of a single class has no meaning. With `smallest_group`, what
@@ -296,7 +294,6 @@ def measure(
         {score: answers.measured(score.name, of) for score, of in task.group_scores.items()},
         groups,
         smallest_group,
-        admits,
     )
 
 

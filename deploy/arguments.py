@@ -12,9 +12,6 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 NAME_RULE = "use up to 63 letters, digits, dots, dashes and underscores"
 """What a message says of a name that a client may not have."""
 
-EVERY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104 (what a server of many machines' clients listens on)
-"""What stands for all addresses of a machine, where it listens."""
-
 
 def check_host(option: str, given: str) -> str:
     """Return a host's name or address as certificates have it, or raise DeployError."""
@@ -43,12 +40,6 @@ def parse_address(option: str, given: str) -> tuple[str, int]:
 def join_address(host: str, port: int) -> str:
     """Return HOST:PORT."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def check_days(days: float, most: float) -> None:
-    """Raise DeployError unless a time is above 0 and at most `most` days."""
-    if not 0 < days <= most:  # also catches NaN
-        raise DeployError(f"--days {days:g}: it must be more than 0, and at most {most:g}")
 
 
 def check_count(option: str, given: int) -> None:

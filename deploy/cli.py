@@ -13,7 +13,7 @@ from fairbloom.command import Terminal
 
 from .device.cli import client as client
 from .errors import DeployError
-from .operator.federation import Federation, warn
+from .fleet.federation import SERVER_UNIT, Federation
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -22,28 +22,27 @@ app = typer.Typer(
 )
 
 
+INTERRUPTED = 130
+"""Exit status of a command that Ctrl-C has ended."""
+
 HERE: Any = Path("federation")  # the callback opens it
 _option = partial(typer.Option, "--dir", envvar="FAIRBLOOM_FEDERATION", help="The federation's folder, made by init.")
-FederationOption = Annotated[Federation, _option(click_type=click.Path(path_type=Path), callback=Federation)]
+FederationOption = Annotated[Federation, _option(click_type=click.Path(path_type=Path), callback=Federation.read)]
 DirOption = Annotated[Path, _option()]
-CertificateDaysOption = Annotated[float, typer.Option(help="Days that the server certificate is valid.")]
 ClientArgument = Annotated[str, typer.Argument(metavar="CLIENT", help="The client's name.")]
+RunArgument = Annotated[
+    str | None, typer.Argument(metavar="[RUN]", help="The run's number; default: the only one that has not ended.")
+]
 
 
-def server(
-    federation: FederationOption = HERE,
-    untested_flower: Annotated[
-        bool, typer.Option("--untested-flower", help="Run with a Flower newer than those that were tested.")
-    ] = False,
-) -> None:
-    """Run the server of a federation (SuperLink and SuperExec), and restart parts that fail.
+def server(federation: FederationOption = HERE) -> None:
+    """Run the server of a federation: devices connect to it, and it carries out runs.
 
-    It listens at the addresses given to deploy init, keeps its state in DIR/state, reports when it is ready, and stops
-    on Ctrl-C.
+    It listens where federation.toml says, keeps its state in DIR/state, reports when it is ready, and stops on Ctrl-C.
     """
-    from .server.supervisor import replace_process
+    from .fleet.daemon import replace_process
 
-    replace_process(federation, untested_flower)
+    replace_process(federation)
 
 
 @app.command(epilog="Example: fairbloom deploy init federation --host fl.example.org")
@@ -54,20 +53,15 @@ def init(
             metavar="DIR", help="New folder. Keep it safe: it contains the private key of the certificate authority."
         ),
     ],
-    host: Annotated[list[str], typer.Option(help="Name or address of the SuperLink, as clients reach it.")],
-    fleet_port: Annotated[int, typer.Option(help="Port that clients connect to.")] = 9092,
-    control: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Address of the control API, as you reach it.")
-    ] = "127.0.0.1:8000",
-    listen: Annotated[str, typer.Option(metavar="HOST", help="Where the server listens for clients.")] = "0.0.0.0",  # noqa: S104
-    days: CertificateDaysOption = 398,
+    host: Annotated[list[str], typer.Option(help="Name or address of the server, as devices reach it.")],
+    port: Annotated[int, typer.Option(help="Port that devices connect to.")] = 9092,
 ) -> None:
-    """Create the folder of a new federation: certificate authority, server certificate and operator's credentials."""
-    made = Federation.init(folder, host, fleet_port, control, days, listen)
-    print(f"{folder}: clients reach the SuperLink at {made.superlink}, you reach it at {made.control}")
-    _print_start(folder)
+    """Create the folder of a new federation: certificate authority, server certificate and settings."""
+    made = Federation.init(folder, host, port)
+    print(f"{folder}: devices reach the server at {made.server}")
+    print(f"start it with\n  fairbloom server --dir {shlex.quote(str(folder))}")
     print("or, for good, as a service:")
-    print(f"  sudo systemctl enable --now {shlex.quote(str(made.unit.absolute()))}")
+    print(f"  sudo systemctl enable --now {shlex.quote(str((folder / SERVER_UNIT.name).absolute()))}")
 
 
 @app.command()
@@ -75,12 +69,11 @@ def renew(
     host: Annotated[
         list[str], typer.Option(help="Host name of the new certificate; default: those of the old one.")
     ] = [],  # noqa: B006
-    days: CertificateDaysOption = 398,
     federation: FederationOption = HERE,
 ) -> None:
-    """Create a new server certificate. Restart the server to use it. Clients need no change."""
-    names = federation.renew(host, days)
-    print(f"{federation.certificate} is new, for {', '.join(names)} and loopback: restart the server")
+    """Create a new server certificate. Restart the server to use it. Devices need no change."""
+    names = federation.renew(host)
+    print(f"{federation.identity[0]} is new, for {', '.join(names)} and loopback: restart the server")
 
 
 @app.command(epilog="Example: fairbloom deploy enroll hospital-7 --request hospital-7.request --examples 1200")
@@ -98,23 +91,25 @@ def enroll(
     examples: Annotated[int, typer.Option(help="Number of training examples of each client; 0: unknown.")] = 0,
     federation: FederationOption = HERE,
 ) -> None:
-    """Register clients with the SuperLink and write a folder for each device: certificate, settings, systemd unit.
+    """Enrol clients and write a folder for each device: certificate, settings, systemd unit.
 
     With --request, the private key stays on the device and the folder contains nothing secret. Without it, the key is
     made here and the folder contains it: use this only for trials. A client that is enrolled already gets the new key;
     the one before never connects again.
     """
-    from .operator.enrolment import describe_clients_beyond
-    from .operator.enrolment import enroll as enroll_one
+    from .fleet.enrolment import describe_clients_beyond
+    from .fleet.enrolment import enroll as enroll_one
+    from .operator.submit import say
 
     for option, given in (("--partition-id", partition_id), ("--request", request)):
         if given is not None and len(clients) > 1:
             raise DeployError(f"{option} {given} is for one client, and {len(clients)} are named")
     for name in clients:
-        bundle = enroll_one(federation, name, partition_id=partition_id, examples=examples, request=request)
+        bundle = enroll_one(federation, name, partition=partition_id, examples=examples, request=request)
         print(f"{name}: {bundle}", flush=True)
-    if far := describe_clients_beyond(federation, len(federation.enrolled)):
-        warn(f"where data are dealt to clients: {far}")
+    enrolled = federation.enrolled()
+    if far := describe_clients_beyond(enrolled, len(enrolled)):
+        say(f"where data are dealt to clients: {far}")
 
 
 @app.command()
@@ -122,43 +117,26 @@ def revoke(
     client: ClientArgument,
     federation: FederationOption = HERE,
 ) -> None:
-    """Revoke a client: its key never connects again. Enrolling the name again makes new keys."""
-    from .operator.enrolment import revoke as revoke_one
+    """Revoke a client: its key never connects again. Enrolling the name again makes a new one."""
+    from .fleet.enrolment import revoke as revoke_one
 
-    print(f"{revoke_one(federation, client).name} is revoked")
+    revoke_one(federation, client)
+    print(f"{client} is revoked")
 
 
-@app.command(epilog="Example: fairbloom deploy status --watch --interval 5")
+@app.command(epilog="Example: watch -n 2 fairbloom deploy status")
 def status(
-    as_json: Annotated[
-        bool,
-        typer.Option(
-            "--json", help="Print JSON; the documentation lists its keys. With --watch, one line for each update."
-        ),
-    ] = False,
-    everyone: Annotated[
-        bool, typer.Option("--all", help="List every client, where they are more than 20; without --watch.")
-    ] = False,
-    watched: Annotated[bool, typer.Option("--watch", help="Refresh until Ctrl-C.")] = False,
-    interval: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0.1, help="With --watch: the time between two refreshes.")
-    ] = 2.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON; the documentation lists its keys.")] = False,
     federation: FederationOption = HERE,
 ) -> None:
-    """Show the current run, connected clients, refused attempts, disk space and certificate.
+    """Show clients, runs and their rounds, disk space and certificate."""
+    from .operator.status import show, survey
 
-    All values come from the server. A value that it does not report is shown as unknown.
-    """
-    from .operator.status import show, survey, watch
-
-    if watched:
-        watch(federation, interval, as_json=as_json)
-        return
     found = survey(federation)
     if as_json:
         print(json.dumps(found, indent=2))
     else:
-        show(found, everyone)
+        show(found)
 
 
 @app.command(epilog="Example: fairbloom deploy submit --set method=fedfv --set clients=4 --set num-rounds=50")
@@ -171,19 +149,24 @@ def submit(
             help="A setting of the run, as fairbloom settings lists them, or one of your app's run config.",
         ),
     ] = [],  # noqa: B006
-    app_folder: Annotated[
-        Path | None,
+    schema: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="What the clients' tables hold; each device's owner accepts it.")
+    ] = None,
+    chosen: Annotated[
+        str | None,
         typer.Option(
             "--app",
-            help="Folder of a Flower app; default: the current directory if it is one, else the installed Fairbloom.",
+            metavar="APP",
+            help="Folder of a Flower app, or module:attribute of an installed ServerApp; default: the app in the "
+            "current directory if there is one, else Fairbloom's.",
         ),
     ] = None,
     detach: Annotated[
-        bool, typer.Option("--detach", help="Print the run's id and exit, without following its log.")
+        bool, typer.Option("--detach", help="Print the run's number and exit, without following its log.")
     ] = False,
     federation: FederationOption = HERE,
 ) -> None:
-    """Submit a run, stream its log, and exit with 0 only if it completed.
+    """Submit a run, follow its log, and exit with the run's exit status: 0 only if it completed.
 
     The same settings continue a run that was interrupted. Ctrl-C leaves the run going.
     """
@@ -191,33 +174,28 @@ def submit(
 
     from .operator import submit as runs
 
-    with runs.choose_app(app_folder) as chosen:
-        config = chosen.prepare(federation, parse_assignments(settings))
-        run_id = runs.submit(federation, chosen.folder, config)
-    print(f"run {run_id}", flush=True)
-    if not detach:
-        final, reason = runs.watch(federation, run_id)
-        failed = final != runs.COMPLETED
-        print(f"run {run_id}: {final}{f': {reason}' if failed and reason else ''}")
-        raise typer.Exit(failed)
+    given = {**parse_assignments(settings), **({"schema": str(schema)} if schema else {})}
+    order = runs.choose_app(chosen).order(federation, given)
+    run = runs.submit(federation, order)
+    print(f"run {run.number}", flush=True)
+    if detach:
+        return
+    try:
+        ended = runs.follow(federation, run)
+    except KeyboardInterrupt:
+        number = run.number
+        runs.say(f"run {number} goes on: follow it by tail -f {run.log}, stop it by fairbloom deploy stop {number}")
+        raise typer.Exit(INTERRUPTED) from None
+    print(f"run {run.number}: {runs.describe_end(ended)}")
+    raise typer.Exit(ended)
 
 
 @app.command()
-def stop(
-    run: Annotated[
-        str | None, typer.Argument(metavar="[RUN]", help="The run's id (default: all runs that have not ended).")
-    ] = None,
-    federation: FederationOption = HERE,
-) -> None:
-    """Stop a run at once. The same submit continues it after its last finished round."""
+def stop(run: RunArgument = None, federation: FederationOption = HERE) -> None:
+    """Stop a run. The same submit continues it after its last finished round."""
     from .operator import submit as runs
 
-    stopped = runs.stop(federation, run or "")
-    print("\n".join(f"run {each} is stopped" for each in stopped) or "no run is going on")
-
-
-def _print_start(folder: Path) -> None:
-    print(f"start it with\n  fairbloom server --dir {shlex.quote(str(folder))}")
+    print(runs.stop(federation, runs.choose_run(federation, run)))
 
 
 @app.command()
@@ -227,11 +205,13 @@ def doctor(
     ] = None,
     folder: DirOption = HERE,
 ) -> None:
-    """Check clocks, certificates, keys, ports, versions and disk. Exits with 1 if something is wrong."""
+    """Check certificates, keys, permissions, port, clock and disk. Exits with 1 if something is wrong."""
     from .device.client import ClientSettings
     from .operator import doctor as checks
 
-    findings = checks.examine_device(ClientSettings.of({}, client)) if client else checks.examine(Federation(folder))
+    findings = (
+        checks.examine_device(ClientSettings.of({}, client)) if client else checks.examine(Federation.read(folder))
+    )
     signs = {"ok": "[green]ok[/]", "warning": "[yellow]warning[/]", "fault": "[red]fault[/]"}
     console, worst = Terminal(soft_wrap=True, highlight=False), 0
     for finding in findings:

@@ -7,17 +7,5 @@ class DeployError(FairbloomError):
     """What stops a command of the operator; the message names the thing, its value and the remedy."""
 
 
-class UnreachableError(DeployError):
-    """The SuperLink's control API does not answer."""
-
-
-class UnauthorizedError(DeployError):
-    """The SuperLink's control API does not accept the operator's credential."""
-
-
-class LostRunError(DeployError):
-    """A run that the SuperLink does not know; the message gives the remedy."""
-
-
 class ClientError(FairbloomError):
     """A setting or file of a client that cannot be used; the message names it, its value and the remedy."""

@@ -1,6 +1,5 @@
-"""Certificates and keys: the federation's authority, the SuperLink's certificate, the nodes' keys."""
+"""Certificates and keys: the federation's authority, the server's certificate, and those of devices."""
 
-import base64
 import contextlib
 import hashlib
 import ipaddress
@@ -11,9 +10,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fairbloom.errors import FairbloomError
@@ -23,13 +23,10 @@ AUTHORITY_DAYS, SERVER_DAYS = 3650, 398
 """How long certificates hold; 398 days is the longest that strict TLS clients accept of a server."""
 
 LOCAL = ("localhost", "127.0.0.1", "::1")
-"""Names every SuperLink's certificate has: health checks and the operator's commands go by loopback."""
+"""Names that the server's certificate always has, for checks on the server itself."""
 
 SKEW = timedelta(hours=1)
 """How far in the past a certificate's time begins, for devices with slow clocks."""
-
-NODE_KEY = "ecdsa-sha2-nistp384"
-"""The kind of a node's key, as an OpenSSH public key names it."""
 
 LABEL = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)", re.IGNORECASE)
 
@@ -39,80 +36,65 @@ class PkiError(FairbloomError):
 
 
 @dataclass(frozen=True)
-class KeyPair:
-    """A node's keys, in OpenSSH format, as Flower wants them."""
-
-    private: bytes
-    public: bytes
-
-
-def make_node_key() -> KeyPair:
-    """Return a new key pair of a node, on the curve P-384."""
-    return _pair_of(ec.generate_private_key(ec.SECP384R1()))
-
-
-@dataclass(frozen=True)
 class Request:
-    """What a device asks to be enrolled with: its public key, as in `KeyPair`, and its name."""
+    """What a device asks to be enrolled with: its public key, and its name."""
 
-    public: bytes
+    key: ec.EllipticCurvePublicKey
     name: str
 
 
-def write_request(keys: KeyPair, name: str) -> str:
-    """Return the line by which a device asks to be enrolled; `read_request` says what is in it."""
-    return f"{keys.public.decode()} {name}"
+def make_key() -> ec.EllipticCurvePrivateKey:
+    """Return a new private key, on the curve P-256."""
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+def format_key(key: ec.EllipticCurvePrivateKey) -> bytes:
+    """Return a private key as its file has it (PEM, PKCS #8, not encrypted)."""
+    form, plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    return key.private_bytes(serialization.Encoding.PEM, form, plain)
+
+
+def digest_key(key: CertificatePublicKeyTypes) -> str:
+    """Return the SHA-256 (hex) of a public key in DER."""
+    form = serialization.PublicFormat.SubjectPublicKeyInfo
+    return hashlib.sha256(key.public_bytes(serialization.Encoding.DER, form)).hexdigest()
+
+
+def write_request(key: ec.EllipticCurvePrivateKey, name: str) -> str:
+    """Return the request by which a device asks for a certificate (PKCS #10, PEM)."""
+    builder = x509.CertificateSigningRequestBuilder().subject_name(_subject(name))
+    return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM).decode()
 
 
 def read_request(text: str, source: str) -> Request:
-    """Return the request that is a node's public key and name on one line, `ecdsa-sha2-nistp384 AAAA... NAME`.
-
-    `source` is what PkiError calls it.
-    """
-    remedy = "take the line that fairbloom client keys NAME printed on the device"
+    """Return what a request asks for; `source` is what PkiError calls it."""
+    remedy = "take what fairbloom client keys NAME printed on the device"
     if "PRIVATE KEY" in text:
         raise PkiError(
             f"{source} holds a private key, which has travelled and must be replaced: make a new one on the device "
-            "with fairbloom client keys NAME, delete this file wherever it is, and bring the line that was printed"
+            "with fairbloom client keys NAME, delete this file wherever it is, and bring what was printed"
         )
-    words = text.split()
-    if len(text.strip().splitlines()) != 1 or len(words) != 3:
-        raise PkiError(f"{source} is not a request, which is one line of key and name: {remedy}")
-    kind, _, name = words
-    if kind != NODE_KEY:
-        raise PkiError(f"{source} holds a key of the kind {kind!r}, not {NODE_KEY}: {remedy}")
     try:
-        key = serialization.load_ssh_public_key(" ".join(words[:2]).encode())
-    except (ValueError, UnsupportedAlgorithm) as error:
-        raise PkiError(f"{source} holds a damaged key ({error}): {remedy}") from None
-    public = key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    return Request(public, name)
+        request = x509.load_pem_x509_csr(text.encode())
+        key, signed = request.public_key(), request.is_signature_valid
+    except (ValueError, UnsupportedAlgorithm, InvalidSignature) as error:
+        raise PkiError(f"{source} is not a certificate request, or a damaged one ({error}): {remedy}") from None
+    if not isinstance(key, ec.EllipticCurvePublicKey) or key.curve.name != ec.SECP256R1.name:
+        raise PkiError(f"{source} asks for a key that is not on the curve P-256: {remedy}")
+    if not signed:
+        raise PkiError(f"{source} is not signed by the key that it asks for: {remedy}")
+    return Request(key, common_name(request.subject))
 
 
-def registered_form(public: bytes) -> bytes:
-    """Return a public key in OpenSSH format as the SuperLink keeps it."""
-    key = serialization.load_ssh_public_key(public)
-    return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+def common_name(subject: x509.Name) -> str:
+    """Return the common name of a subject, "" where it has none, or several."""
+    names = subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    return str(names[0].value) if len(names) == 1 else ""
 
 
-def fingerprint(public: bytes) -> str:
-    """Return the fingerprint of a public key in OpenSSH format, as ssh-keygen -l prints it."""
-    digest = hashlib.sha256(base64.b64decode(public.split()[1])).digest()
-    return f"SHA256:{base64.b64encode(digest).decode().rstrip('=')}"
-
-
-def read_node_key(path: Path) -> KeyPair:
-    """Return the key pair of a node from the file of its private key; PkiError where it holds none."""
-    remedy = "take the key of the bundle, or make a new one with fairbloom client keys and have it enrolled"
-    try:
-        key = serialization.load_ssh_private_key(path.read_bytes(), None)
-    except OSError as error:
-        raise PkiError(f"{path} cannot be read: {error.strerror}") from None
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise PkiError(f"{path} is not a private key in OpenSSH format ({error}): {remedy}") from None
-    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.curve.name != ec.SECP384R1.name:
-        raise PkiError(f"{path} is not a key of the kind {NODE_KEY}: {remedy}")
-    return _pair_of(key)
+def read_name(certificate: Path) -> str:
+    """Return the common name in a certificate; PkiError where it cannot be read."""
+    return common_name(_load_certificate(certificate).subject)
 
 
 def normalise_host(host: str) -> str:
@@ -153,7 +135,7 @@ def make_authority(certificate: Path, key: Path, days: float = AUTHORITY_DAYS) -
 def make_server_certificate(
     authority: Path, authority_key: Path, certificate: Path, key: Path, hosts: Sequence[str], days: float = SERVER_DAYS
 ) -> None:
-    """Write the SuperLink's certificate, for all of `hosts` (names or addresses) and loopback, and its key."""
+    """Write the server's certificate, for all of `hosts` (names or addresses) and loopback, and its key."""
     hosts = [normalise_host(host) for host in hosts]
     issuer = _load_authority(authority, authority_key)
     extensions: dict[x509.ExtensionType, bool] = {
@@ -172,7 +154,7 @@ def issue_device_certificate(
     now = datetime.now(UTC)
     builder = (
         x509.CertificateBuilder()
-        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
+        .subject_name(_subject(name))
         .issuer_name(issuer.subject)
         .public_key(key)
         .serial_number(x509.random_serial_number())
@@ -182,7 +164,7 @@ def issue_device_certificate(
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
     )
-    return builder.sign(signer, hashes.SHA384()).public_bytes(serialization.Encoding.PEM)
+    return builder.sign(signer, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
 
 def days_left(certificate: Path) -> float:
@@ -202,11 +184,6 @@ def read_hosts(certificate: Path) -> list[str]:
     loaded = _load_certificate(certificate)
     names = loaded.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     return [str(name.value) for name in names]
-
-
-def check_certificate(path: Path) -> None:
-    """Raise PkiError where a file is no certificate, or a damaged one."""
-    _load_certificate(path)
 
 
 def _load_certificate(path: Path) -> x509.Certificate:
@@ -247,8 +224,8 @@ def _write_certificate(
     issuer: tuple[x509.Certificate, ec.EllipticCurvePrivateKey] | None = None,
 ) -> None:
     """Write a certificate for a new key, signed by an issuer or by itself; `extensions` says which are critical."""
-    private = ec.generate_private_key(ec.SECP384R1())
-    subject, now = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]), datetime.now(UTC)
+    private = make_key()
+    subject, now = _subject(name), datetime.now(UTC)
     signer = issuer[1] if issuer else private
     builder = (
         x509.CertificateBuilder()
@@ -263,9 +240,12 @@ def _write_certificate(
     )
     for extension, critical in extensions.items():
         builder = builder.add_extension(extension, critical=critical)
-    plain = serialization.NoEncryption()
-    write_private(key, private.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain))
-    write_public(certificate, builder.sign(signer, hashes.SHA384()).public_bytes(serialization.Encoding.PEM))
+    write_private(key, format_key(private))
+    write_public(certificate, builder.sign(signer, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+
+
+def _subject(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 
 def _alternative_name(host: str) -> x509.GeneralName:
@@ -273,10 +253,3 @@ def _alternative_name(host: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         return x509.DNSName(host)
-
-
-def _pair_of(key: ec.EllipticCurvePrivateKey) -> KeyPair:
-    form, plain = serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
-    private = key.private_bytes(serialization.Encoding.PEM, form, plain)
-    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    return KeyPair(private, public)

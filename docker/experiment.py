@@ -1,48 +1,83 @@
-"""Submit a run with $SETTINGS to the federation, stream its log, exit with its status; then the others end too."""
+"""The container of a run: SETTINGS are checked, the run is submitted and followed, and its status is the exit code."""
 
-import fcntl
+import csv
 import os
 import shlex
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
-SIGNALS = Path("/signals")
-PATIENCE_SECONDS = 40.0
+from rich.console import Console
+from rich.table import Table
+
+from fairbloom.deploy.fleet.federation import Federation, read_now
+from fairbloom.deploy.fleet.runs import RunFiles
+from fairbloom.deploy.operator import submit as runs
+from fairbloom.errors import FairbloomError
+from fairbloom.protocol.settings import parse_assignments
+from fairbloom.server.progress import find_announced
+from fairbloom.server.settings import Settings
+
+FEDERATION = Path("/federation")
+LOOK_SECONDS, SETTLED_SECONDS, LONGEST_SECONDS = 0.5, 3.0, 120.0
+"""Pause between two looks at who is online; how long nobody else may have come; and how long all this may take."""
+
+
+def wait_for_clients() -> tuple[Federation, int]:
+    """Wait until clients are online and no further one comes; return the federation and their number."""
+    number, since, until = 0, time.monotonic(), time.monotonic() + LONGEST_SECONDS
+    while time.monotonic() < until:
+        time.sleep(LOOK_SECONDS)
+        try:
+            federation = Federation.read(FEDERATION)
+        except FairbloomError:  # it is being made
+            continue
+        online = len(read_now(federation).get("online", {})) if federation.is_served else 0
+        if online != number:
+            number, since = online, time.monotonic()
+        elif number and time.monotonic() - since >= SETTLED_SECONDS:
+            return federation, number
+    raise FairbloomError(f"after {LONGEST_SECONDS:.0f} s no client is online: see docker compose logs server client")
+
+
+def follow(federation: Federation, run: RunFiles) -> int:
+    """Follow a run to its end; SIGTERM and SIGINT stop this run, and no other."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, frame: run.stop())
+    return runs.follow(federation, run)
+
+
+def show(folder: Path) -> None:
+    """Print the last scores of each client, as far as its run has any."""
+    with (folder / "clients.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    column = next(name for name in rows[0] if name.startswith("test_") and name.endswith("_of_global_model"))
+    table = Table("client", column)
+    for name, value in {row["client"]: row[column] for row in rows if row[column]}.items():
+        table.add_row(name, f"{float(value):.4g}")
+    Console().print(table)
 
 
 def main() -> int:
-    """Return the run's exit code."""
-    signal.signal(signal.SIGTERM, stop)
-    clients = len(os.environ["CLIENTS"].split())
-    settings = [f"clients={clients}", *shlex.split(os.environ.get("SETTINGS", ""))]
-    words = [word for setting in settings for word in ("--set", setting)]
-    code = subprocess.call(["fairbloom", "deploy", "submit", "--app", "/app", *words])  # noqa: S603 (it checks them)
-    if os.environ.get("STAY", "no") != "yes":
-        end_all()
-    return code
-
-
-def stop(number: int, frame: object) -> None:
-    """Stop the run before the clients leave: it would go on without them to the last."""
-    subprocess.call(["fairbloom", "deploy", "stop"])
-    sys.exit(128 + number)
-
-
-def end_all() -> None:
-    """Let server and clients end, and wait for them: each holds a lock while it runs."""
-    (SIGNALS / "ended").touch()
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    for name in ("running", "serving"):
-        with (SIGNALS / name).open() as file:
-            while time.monotonic() < deadline:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    time.sleep(0.2)
+    """Carry out one run; return its status."""
+    words = shlex.split(os.environ.get("SETTINGS") or "method=fedfv num-rounds=5")
+    try:
+        given = parse_assignments(words)
+        Settings.of(given).check_deployed()
+        federation, online = wait_for_clients()
+        run = runs.submit(federation, runs.OURS.order(federation, {"clients": online, **given}))
+    except FairbloomError as error:
+        print(f"SETTINGS: {error}", file=sys.stderr)
+        return 2
+    status = follow(federation, run)
+    print(f"run {run.number}: {runs.describe_end(status)}")
+    folder = find_announced(run.folder)
+    if status == 0 and folder is not None:
+        show(folder)
+        print(f"{folder.relative_to('/')} has all of it", flush=True)
+    print("another run: docker compose run --rm experiment; the end: docker compose down", flush=True)
+    return status
 
 
 if __name__ == "__main__":

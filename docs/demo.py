@@ -1,4 +1,4 @@
-"""The figure of README and the first page: `python -m docs.demo` runs the command of `make demo` and writes it."""
+"""The figure of README: `python -m docs.demo` runs the command of `make demo` and writes it."""
 
 import os
 import shlex

@@ -12,7 +12,7 @@ from fairbloom.strategies import METHODS
 
 from .toy import strategy
 
-PAGE = Path(__file__).with_name("fits.md")
+PAGE = Path(__file__).with_name("training.md")
 TABLE = Path(__file__).parent / "data" / "fits.csv"
 HEAD = "<!-- written by docs/fits.py -->\n"
 

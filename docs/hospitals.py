@@ -1,7 +1,7 @@
-"""The table and the pictures of the four hospitals, from the runs of `fairbloom reproduce heart-disease`.
+"""The table and the picture of the four hospitals, from the runs of `fairbloom reproduce heart-disease`.
 
-`python -m docs.hospitals` runs what is missing of them, writes the table of the page on the hospitals into docs/data,
-and its picture and that of the first page into docs/images.
+`python -m docs.hospitals` runs what is missing of them, writes the table of the page on measurements into docs/data,
+and the picture of the first page into docs/images.
 """
 
 import csv
@@ -11,7 +11,6 @@ from pathlib import Path
 
 import matplotlib
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
@@ -21,8 +20,8 @@ from fairbloom.server.run_folder.files import CLIENTS
 
 from .figures import svg_of, themed
 
-PICTURE, SMALL_PICTURE = (Path(__file__).parent / "images" / name for name in ("hospitals.svg", "four-hospitals.svg"))
-"""The picture of the page, and that of the first page."""
+PICTURE = Path(__file__).parent / "images" / "four-hospitals.svg"
+"""The picture of the first page."""
 
 TABLE = Path(__file__).parent / "data" / "hospitals" / "methods.csv"
 """The table of the page."""
@@ -46,9 +45,6 @@ HOSPITALS = {  # in the order of their names, by which scores are sorted
     "Switzerland": ("#D55E00", "^"),
 }
 """Colour and marker of each hospital."""
-
-BETTER, WORSE, NEITHER = "#009E73", "#D55E00", "#666666"
-"""Colours of differences of more than two standard errors, and of all others."""
 
 HEADINGS = (
     *("method", "worst hospital, %", "against FedAvg", "better, worse"),
@@ -89,7 +85,7 @@ class Served:
 def served(reproduction: Reproduction) -> list[Served]:
     """Return how each row of the recipe serves the hospitals; the first row is FedAvg."""
     rows = enumerate(reproduction.outcomes)
-    return [_of(each.name, each.case.row.evaluated, reproduction.runs(index)) for index, each in rows]
+    return [_of(each.name, each.row.evaluated, reproduction.runs(index)) for index, each in rows]
 
 
 def _of(name: str, evaluated: str, runs: Sequence[Run]) -> Served:
@@ -155,27 +151,6 @@ def _cells_against(
 
 
 def picture(methods: Sequence[Served]) -> Figure:
-    """Return each method's differences to FedAvg in worst balanced accuracy and highest loss, with two errors."""
-    base, others = methods[0], methods[1:]
-    with matplotlib.rc_context({"font.size": 9}):
-        figure = Figure(figsize=(7.2, 0.19 * len(others) + 1.1), layout="constrained")
-        score, loss = figure.subplots(1, 2, sharey=True)
-        for place, method in enumerate(reversed(others)):
-            _draw(score, place, against(method.worst, base.worst), sign=1)
-            if method.highest is not None and base.highest is not None:
-                _draw(loss, place, against(method.highest, base.highest, lower_is_better=True), sign=-1)
-        score.set_yticks(range(len(others)), [method.name for method in reversed(others)])
-        score.set_xlabel("worst balanced accuracy:\npoints against FedAvg (right is better)")
-        loss.set_xlabel("highest loss:\nagainst FedAvg (left is better)")
-        for axes in (score, loss):
-            axes.set_ylim(-0.7, len(others) - 0.3)
-            axes.axvline(0.0, color=NEITHER, linewidth=0.8)
-            axes.spines[["top", "right"]].set_visible(False)
-            axes.grid(axis="y", linewidth=0.3)
-    return figure
-
-
-def small_picture(methods: Sequence[Served]) -> Figure:
     """Return each hospital's mean balanced accuracy under the few methods of the first page."""
     chosen = {FEW[method.name]: method.scores.mean(axis=0) for method in methods if method.name in FEW}
     with matplotlib.rc_context({"font.size": 9}):
@@ -193,16 +168,9 @@ def small_picture(methods: Sequence[Served]) -> Figure:
     return figure
 
 
-def _draw(axes: Axes, place: int, difference: Difference, sign: int) -> None:
-    """Draw a difference, to the left where lower is better, as `sign` says."""
-    colour = NEITHER if not is_bold(difference) else BETTER if difference.mean > 0 else WORSE
-    axes.errorbar(sign * difference.mean, place, xerr=2.0 * difference.error, color=colour, marker="o", markersize=3.5)
-
-
 if __name__ == "__main__":
     found = served(reproduce("heart-disease"))
     with TABLE.open("w", newline="") as file:
         csv.writer(file, lineterminator="\n").writerows(table(found))
     with themed():
         PICTURE.write_bytes(svg_of(picture(found)))
-        SMALL_PICTURE.write_bytes(svg_of(small_picture(found)))

@@ -293,7 +293,7 @@ def facts(method: MethodDoc) -> str:
         "Prior": {"examples": "by examples", "uniform": "uniform"}.get(method.weighting, "none"),
     }
     if method.server_optimizer:
-        rows["With a [server optimizer](../server-optimizers.md)"] = method.server_optimizer
+        rows["With a [server optimizer](../training.md#on-the-server)"] = method.server_optimizer
     lines = [f"* - {name}\n  - {scripts(text)}" for name, text in rows.items()]
     return "\n".join(["```{list-table}", ":stub-columns: 1", ":widths: 20 80", "", *lines, "```"])
 

@@ -1,4 +1,4 @@
-"""The table of files on the page on run folders, written from where each file is declared.
+"""The table of files on the page on runs, written from where each file is declared.
 
 `make settings` writes it.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fairbloom.server.run_folder.files import ENTRIES, Entry
 
-PAGE = Path(__file__).with_name("run-folder.md")
+PAGE = Path(__file__).with_name("runs.md")
 TABLE = Path(__file__).parent / "data" / "run-folder.csv"
 
 

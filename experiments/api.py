@@ -75,6 +75,8 @@ def run(
         The task to learn: a name that `fairbloom tasks` lists, or your own as "my_module:task".
     data_dir
         The folder that the task reads its data from.
+    schema
+        The file that says what the tables in that folder hold; by default it is inferred from them.
     method
         The method: a name that `fairbloom methods` lists, your own as "my_module:Mine", or the class itself. A name may
         have parameters in parentheses, as in `compare`: "fedfv(alpha=0.2)".

@@ -35,12 +35,15 @@ class Arm:
         Its own settings, by their run-config keys.
     evaluated
         Which models are judged: "global", or the clients' "personal" ones.
+    row
+        In a reproduction, the name of its row, whose other arms are the other points of its grid.
     """
 
     label: str
     method: str
     settings: Mapping[str, Value] = field(default_factory=dict)
     evaluated: Literal["global", "personal"] = "global"
+    row: str = ""
 
     @property
     def config(self) -> dict[str, Value]:

@@ -18,6 +18,7 @@ class CommonOptions(TypedDict, total=False):
     """
 
     data_dir: str | os.PathLike[str] | None
+    schema: str | os.PathLike[str] | None
     model: str | None
     clients: int | None
     partition: str | None

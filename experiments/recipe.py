@@ -13,7 +13,6 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from fairbloom.errors import FairbloomError, did_you_mean
 from fairbloom.protocol.settings import SETTINGS, Value, key_of
-from fairbloom.server.settings import Settings, check_used
 from fairbloom.strategies import METHODS, canonical, find_method
 
 from .arms import find_key, label_of, method_parameters, owner_of, short_key
@@ -64,10 +63,6 @@ Numbers = list[str]
 """Printed numbers, in the order of the recipe's measures."""
 
 
-Point = Mapping[str, Value]
-"""The values of the settings that a row's grid tries."""
-
-
 class Section(BaseModel):
     """A section of a recipe's file; its keys are the names with hyphens."""
 
@@ -95,7 +90,7 @@ class Row(Section):
 
 
 class Recipe(Section):
-    """A published table, or a study of one's own, and how it is run; docs/reproducing.md has the keys."""
+    """A published table, or a study of one's own, and how it is run; docs/measured.md has the keys."""
 
     name: str = ""
     title: str = ""
@@ -114,14 +109,26 @@ class Recipe(Section):
     rows: list[Row] = Field(min_length=1)
 
     @model_validator(mode="after")
-    def _check_names(self) -> Self:
+    def _check(self) -> Self:
         """Raise ValueError where one part of the recipe names something that another does not have."""
         self._check_measures()
-        self._check_reserved()
+        parts = [self.settings, self.grid, *(part for row in self.rows for part in (row.settings, row.grid))]
+        if mistaken := [key for key in ("seed", "out") if any(key in part for part in parts)]:
+            raise ValueError(f"settings: leave {mistaken[0]} out: it is set for each run")
         for row in self.rows:
-            self._check_row(row)
-        self._check_grids()
-        self._check_labels()
+            find_method(self.method(row))
+            if row.published and len(row.published) != len(self.measures):
+                raise ValueError(
+                    f"row {row.label!r}: published has {len(row.published)} numbers, and there are "
+                    f'{len(self.measures)} measures ({", ".join(self.measures)}): give one each, "" where none was '
+                    "printed"
+                )
+            self.published(row)
+            self._check_grid(row.grid, [row])
+        self._check_grid(self.grid, self.rows)
+        names = [*map(self.name_of, self.rows)]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"rows: {twice[0]!r} is there twice: give the two different labels")
         return self
 
     def _check_measures(self) -> None:
@@ -138,157 +145,78 @@ class Recipe(Section):
                     there = ", ".join(self.measures)
                     raise ValueError(f"{key}: {measure!r} is none of the measures: there are {there}")
 
-    def _check_reserved(self) -> None:
-        """Raise ValueError where some settings have one that a reproduction sets itself."""
-        settings = [self.settings, self.grid, *(part for row in self.rows for part in (row.settings, row.grid))]
-        given = {*itertools.chain(*settings)}
-        if mistaken := [key for key in ("seed", "out") if key in given]:
-            raise ValueError(f"settings: leave {mistaken[0]} out: it is set for each run")
-
-    def _check_row(self, row: Row) -> None:
-        """Raise ValueError where a row names a method that is not there, or prints other than measures."""
-        find_method(str(row.settings.get("method", "fedavg")))
-        if row.published and len(row.published) != len(self.measures):
-            raise ValueError(
-                f"row {row.label!r}: published has {len(row.published)} numbers, and there are {len(self.measures)} "
-                f'measures ({", ".join(self.measures)}): give one each, "" where none was printed'
-            )
-        for text in row.published:
-            Printed.of(text)
-
-    def _check_grids(self) -> None:
+    def _check_grid(self, grid: Axes, rows: Sequence[Row]) -> None:
         """Raise ValueError where a grid has a setting that neither every run has nor a row's method."""
-        cases = self.cases()
-        grids = [(cases, self.grid), *(([case], case.row.grid) for case in cases)]
-        for among, grid in grids:
-            for name in grid:
-                if "." not in name and key_of(name) not in SETTINGS and not any(case.axis(name) for case in among):
-                    methods = ", ".join(dict.fromkeys(case.method for case in among))
-                    there = [short for case in among for short in map(short_key, method_parameters(case.method))]
-                    hint = did_you_mean(name, [*SETTINGS, *there])
-                    raise ValueError(
-                        f"grid: {name} is neither a setting nor a parameter of {methods}: {hint}".rstrip(": ")
-                    )
-
-    def _check_labels(self) -> None:
-        """Raise ValueError where two rows have one name."""
-        names = [case.name for case in self.cases()]
-        if twice := [name for name in names if names.count(name) > 1]:
-            raise ValueError(f"rows: {twice[0]!r} is there twice: give the two different labels")
-
-    def cases(self) -> list["Case"]:
-        """Return the rows with the recipe that they are of."""
-        return [Case(self, row) for row in self.rows]
+        for name in grid:
+            if "." not in name and key_of(name) not in SETTINGS and not any(self._axis(name, row) for row in rows):
+                methods = [*dict.fromkeys(map(self.method, rows))]
+                there = [short_key(key) for method in methods for key in method_parameters(method)]
+                hint = did_you_mean(name, [*SETTINGS, *there]).rstrip(": ")
+                raise ValueError(
+                    f"grid: {name} is neither a setting nor a parameter of {', '.join(methods)}: {hint}".rstrip(": ")
+                )
 
     @property
     def tasks(self) -> list[str]:
         """The tasks whose data it needs."""
-        return list(dict.fromkeys(str(case.config.get("task", "digits")) for case in self.cases()))
+        return list(dict.fromkeys(map(self.task, self.rows)))
 
     @cached_property
     def owners(self) -> frozenset[str]:
         """What the keys of methods' parameters begin with: of all methods, and of user-defined ones in the rows."""
-        return frozenset({*METHODS, *(owner_of(case.method) for case in self.cases())})
+        return frozenset({*METHODS, *(owner_of(self.method(row)) for row in self.rows)})
 
     @property
     def runs(self) -> int:
         """How many runs it takes with the recipe's number of seeds."""
         searched = self.grid_seeds or self.seeds
-        counts = [len(case.points()) for case in self.cases()]
+        counts = [len(self.points(row)) for row in self.rows]
         return sum(count * searched + self.seeds - searched if count > 1 else self.seeds for count in counts)
 
     @property
     def summary(self) -> dict[str, Any]:
         """What --list --json prints of it."""
         about = {"name": self.name, "title": self.title, "what": self.what, "source": self.source}
-        return about | {"tasks": self.tasks, "rows": len(self.cases()), "seeds": self.seeds, "runs": self.runs}
+        return about | {"tasks": self.tasks, "rows": len(self.rows), "seeds": self.seeds, "runs": self.runs}
 
-    def check(self) -> None:
-        """Raise FairbloomError where a run of the recipe would have an unknown, impossible or unused setting."""
-        methods = [case.method for case in self.cases()]
-        for task in self.tasks:
-            check_used(self.settings, methods, task)
-        for case in self.cases():
-            for point in case.points():
-                case.settings(case.config | point)
+    # Of a row
 
+    def task(self, row: Row) -> str:
+        """Return a row's task."""
+        return str((self.settings | row.settings).get("task", SETTINGS["task"].default))
 
-@dataclass(frozen=True)
-class Case:
-    """A row of a recipe."""
+    def method(self, row: Row) -> str:
+        """Return a row's method as settings call it."""
+        return canonical(str((self.settings | row.settings).get("method", "fedavg")))
 
-    recipe: Recipe
-    row: Row
+    def name_of(self, row: Row, point: Mapping[str, Value] | None = None) -> str:
+        """Return a row's label with the settings that only it has, and what its grid found: `FedMGDA+ (epsilon=1)`."""
+        return label_of(row.label, self.parameters(row, point or {}))
 
-    @property
-    def method(self) -> str:
-        """The method as settings call it."""
-        return canonical(str((self.recipe.settings | self.row.settings).get("method", "fedavg")))
+    def parameters(self, row: Row, point: Mapping[str, Value]) -> dict[str, Value]:
+        """Return what a row sets, and what was chosen of the grid, without the name of the method before it."""
+        settings = {key: value for key, value in row.settings.items() if key != "method"} | dict(point)
+        owner = owner_of(self.method(row))
+        return {key.removeprefix(f"{owner}."): value for key, value in settings.items()}
 
-    @property
-    def config(self) -> dict[str, Value]:
-        """The settings of its runs, but for the seed, the folder and what the grid tries.
-
-        The row's go before the recipe's, of which parameters of other rows' methods are left out.
-        """
-        shared = {key: value for key, value in self.recipe.settings.items() if self.takes(key)}
-        return shared | self.row.settings | {"method": self.method}
-
-    @property
-    def name(self) -> str:
-        """Its label, with the settings that only this row has: `FedMGDA+ (epsilon=0.05)`."""
-        return self.name_at({})
-
-    @property
-    def published(self) -> dict[str, Printed]:
-        """The numbers that were printed, by measure."""
-        numbers = zip(self.recipe.measures, self.row.published, strict=False)
+    def published(self, row: Row) -> dict[str, Printed]:
+        """Return the numbers that were printed of a row, by measure."""
+        numbers = zip(self.measures, row.published, strict=False)
         return {measure: number for measure, text in numbers if (number := Printed.of(text)) is not None}
 
-    def name_at(self, point: Mapping[str, Value]) -> str:
-        """Return its name with what was chosen of the grid."""
-        return label_of(self.row.label, self.parameters(point))
-
-    def parameters(self, point: Mapping[str, Value]) -> dict[str, Value]:
-        """Return what the row sets, and what was chosen of the grid, without the name of the method before it."""
-        settings = {key: value for key, value in self.row.settings.items() if key != "method"} | dict(point)
-        return {key.removeprefix(f"{owner_of(self.method)}."): value for key, value in settings.items()}
-
-    def points(self) -> list[dict[str, Value]]:
-        """Return the combinations of the grid, [{}] where there is none; a setting that the row sets is not varied."""
-        axes = self.axes()
+    def points(self, row: Row) -> list[dict[str, Value]]:
+        """Return the combinations of a row's grid, [{}] without one; a setting that the row sets is not varied."""
+        shared = {key: values for name, values in self.grid.items() if (key := self._axis(name, row))}
+        own = {self._axis(name, row) or name: values for name, values in row.grid.items()}
+        axes = {key: values for key, values in shared.items() if key not in row.settings} | own
         return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
-    def axes(self) -> dict[str, list[Value]]:
-        """Return the values that are tried of each setting, by run-config keys."""
-        common = {
-            key: values
-            for name, values in self.recipe.grid.items()
-            if (key := self.axis(name)) and key not in self.row.settings
-        }
-        return common | {self.axis(name) or name: values for name, values in self.row.grid.items()}
-
-    def axis(self, name: str) -> str | None:
+    def _axis(self, name: str, row: Row) -> str | None:
         """Return the run-config key of a grid's setting; None where it belongs to another row's method."""
-        if "." in name or key_of(name) in SETTINGS:
-            key = name if "." in name else key_of(name)
-            return key if self.takes(key) else None
-        return find_key(name, method_parameters(self.method))
-
-    def takes(self, key: str) -> bool:
-        """Return whether a setting of several rows is for this one: parameters of another's method are not."""
-        owner, dot, _ = key.partition(".")
-        return not dot or owner == owner_of(self.method) or owner not in self.recipe.owners
-
-    def settings(self, config: Mapping[str, Value]) -> Settings:
-        """Return the settings of a run of this row; errors name the recipe and the row."""
-        try:
-            settings = Settings.of(config)
-            check_used(config, [settings.method], settings.task)
-        except FairbloomError as error:
-            recipe = f"recipe {self.recipe.name}: " if self.recipe.name else ""
-            raise FairbloomError(f"{recipe}row {self.name!r}: {error}") from error
-        return settings
+        mine = method_parameters(self.method(row))
+        key = name if "." in name else key_of(name) if key_of(name) in SETTINGS else find_key(name, mine)
+        owner, dot, _ = (key or "").partition(".")
+        return None if dot and owner in self.owners and owner != owner_of(self.method(row)) else key
 
 
 # Files --------------------------------------------------------------------------------------------------------------

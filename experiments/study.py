@@ -106,6 +106,14 @@ class Study:
         """
         return self.arms[0] if len({arm.method for arm in self.arms}) == 1 else None
 
+    @property
+    def groups(self) -> Mapping[str, Sequence[Arm]]:
+        """The arms of which one is chosen: in a reproduction those of a row, by its name, else those of a method."""
+        found: dict[str, list[Arm]] = {}
+        for arm in self.arms:
+            found.setdefault(arm.row or arm.method, []).append(arm)
+        return found
+
     def write(self, folder: Path) -> None:
         """Write it into its folder, which is made if it is not there."""
         file, content = folder / STUDY, json.dumps(asdict(self), indent=2, ensure_ascii=False).encode()

@@ -95,7 +95,7 @@ COMMANDS = {
     ),
     "server": Place(
         "fairbloom.deploy.cli:server",
-        "Run the server of a federation (SuperLink and SuperExec), and restart parts that fail.",
+        "Run the server of a federation: devices connect to it, and it carries out runs.",
     ),
     "deploy": Place(
         "fairbloom.deploy.cli:app",

@@ -1,6 +1,6 @@
-"""What runs in one process need of Flower beside its documented API; each name is in deploy/flower/relied_on.py.
+"""What we need of Flower beside its documented API.
 
-No other module outside deploy/flower imports Flower from elsewhere than flwr.app, flwr.clientapp and flwr.serverapp.
+No other module imports Flower from elsewhere than flwr.app, flwr.clientapp and flwr.serverapp.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ from httpx import HTTPStatusError, TransportError  # what Flower's grid raises; 
 
 __all__ = [
     "ErrorCode", "HTTPStatusError", "NodeInfo", "ObjectPushError", "Run", "TransportError", "address", "deserialize",
-    "identify", "is_simulated", "log_start", "run_id", "serialize", "set_created_at", "set_message_id",
+    "identify", "is_simulated", "log_start", "serialize", "set_created_at", "set_message_id",
     "set_waits_for_objects",
 ]  # fmt: skip
 
@@ -40,11 +40,6 @@ def identify(*, run_id: int, node_id: int, task_id: int) -> None:
 def is_simulated(grid: object) -> bool:
     """Return whether a grid is that of Flower's simulation, or says that it wraps one: no further nodes will come."""
     return bool(getattr(grid, "simulated", type(grid).__name__ == "InMemoryGrid"))
-
-
-def run_id() -> int:
-    """Return the number of the run for which this process works."""
-    return int(TaskIdentity.run_id)
 
 
 def set_message_id(message: Message, message_id: str) -> None:

@@ -48,17 +48,18 @@ def export_onnx(predictor: Predictor, out: Path | None = None) -> Path:
             f"task {predictor.task_name} does not say how raw data become inputs: give its Task a preprocessing, or "
             "export the module alone, by torch.onnx.export(run.model(), …)"
         )
-    named = "-".join([predictor.model, *([folder_name(predictor.client)] if predictor.client else [])])
-    file = out or EXPORTS.path_in(predictor.run) / f"{named}.onnx"
     for name in ("onnx", "onnxscript", "onnxruntime"):
         try:
             import_module(name)
         except ModuleNotFoundError as error:
-            remedy = "which is not installed: pip install 'fairbloom[onnx]'"
-            raise ExportError(f"an export needs {name}, {remedy}") from error
+            raise ExportError(
+                f"an export needs {name}, which is not installed: pip install 'fairbloom[onnx]'"
+            ) from error
+    client = [folder_name(predictor.client)] if predictor.client else []
+    file = out or EXPORTS.path_in(predictor.run) / f"{'-'.join([predictor.model, *client])}.onnx"
     with _explained():
         raw = _make_rows(how)
-        inputs = how.inputs(NewRows.of_frame(raw).table(how)) if how.form == TABLE else torch.from_numpy(raw)
+        inputs = how.inputs(NewRows.of_frame(raw).values(how)) if how.form == TABLE else torch.from_numpy(raw)
         content = _convert(predictor, how, inputs)
         found = _predict(content, how, raw)
     _check(found, how.decode(predictor.outputs(inputs)), how)
@@ -130,10 +131,10 @@ def _make_rows(how: Preprocessing) -> Any:
 
 
 def _make_cells(column: InputColumn, random: np.random.Generator) -> np.ndarray[Any, Any]:
-    """Return cells with unknown categories, and missing values where these are allowed."""
+    """Return cells, with missing values where these are allowed."""
     gone = random.random(ROWS) < (0.1 if column.fill else 0.0)
     if column.kind == CATEGORY:
-        cells = random.choice(np.array([*column.categories, "no category of the training data"], object), ROWS)
+        cells = random.choice(np.array(column.categories, object), ROWS)
         cells[gone] = ""
         return cells
     numbers = random.normal(column.center, 2.0 * (column.scale or 1.0), ROWS)

@@ -15,6 +15,7 @@ from fairbloom.tasks.files.reasons import DataError
 from fairbloom.tasks.files.targets import join_names
 from fairbloom.tasks.images import image_inputs, size_of
 from fairbloom.tasks.preprocessing import ARRAYS, TABLE, Preprocessing
+from fairbloom.tasks.schema import Decimal
 
 from .rows import NewRows, UnreadableRowsError, list_problems
 
@@ -22,10 +23,11 @@ IMAGES_AT_ONCE = 256
 
 
 class NewData(NamedTuple):
-    """Batches of inputs, and the columns of texts that stand next to the predictions of each example."""
+    """Batches of inputs, the columns of texts that stand next to the predictions, and the decimal mark of these."""
 
     columns: Mapping[str, Iterable[str]]
     batches: Iterator[Tensor]
+    decimal: Decimal = "."
 
 
 def read_new_data(path: Path, preprocessing: Preprocessing) -> NewData:
@@ -37,22 +39,20 @@ def read_new_data(path: Path, preprocessing: Preprocessing) -> NewData:
 
 def data_of_rows(rows: NewRows, preprocessing: Preprocessing) -> NewData:
     """Return the new data in rows of a table."""
-    table = rows.table(preprocessing)
-    places, starts = np.arange(len(rows)), range(0, len(rows), EVALUATION_BATCH)
-    batches = (preprocessing.inputs(table, places[start : start + EVALUATION_BATCH]) for start in starts)
-    return NewData({name: rows.texts(name) for name in rows.cells}, batches)
-
-
-# Arrays ---------------------------------------------------------------------------------------------------------------
+    values = rows.values(preprocessing)
+    batches = (
+        preprocessing.inputs({name: each[start : start + EVALUATION_BATCH] for name, each in values.items()})
+        for start in range(0, len(rows), EVALUATION_BATCH)
+    )
+    return NewData({name: rows.texts(name) for name in rows.table.columns}, batches, rows.table.decimal)
 
 
 def _read_arrays(path: Path, preprocessing: Preprocessing) -> NewData:
     x = _load_x(path)
-    expected = "×".join(map(str, preprocessing.shape))
     if x.ndim < 1 or not len(x) or x[0].size != np.prod(preprocessing.shape):
         raise UnreadableRowsError(
-            f"{path}: x has shape {x.shape}, and the model takes one or more examples of {expected} numbers each: the "
-            "first dimension is that of examples"
+            f"{path}: x has shape {x.shape}, and the model takes one or more examples of "
+            f"{'×'.join(map(str, preprocessing.shape))} numbers each: the first dimension is that of examples"
         )
     try:
         inputs = preprocessing.array_inputs(x)
@@ -68,42 +68,31 @@ def _read_arrays(path: Path, preprocessing: Preprocessing) -> NewData:
 def _load_x(path: Path) -> NDArray[Any]:
     try:
         with np.load(path, allow_pickle=False) as file:
-            if "x" not in file.files:
-                raise UnreadableRowsError(
-                    f"{path} holds {join_names(sorted(file.files)) or 'nothing'}: it needs the array x, as "
-                    "numpy.savez(file, x=…) writes it"
-                )
-            x: NDArray[Any] = file["x"]
-            return x
-    except UnreadableRowsError:
-        raise
+            arrays = {name: file[name] for name in file.files if name == "x"}
+            names = join_names(sorted(file.files)) or "nothing"
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
         raise UnreadableRowsError(f"{path} cannot be read ({error}): write it again, by numpy.savez") from error
-
-
-# Images ---------------------------------------------------------------------------------------------------------------
+    if "x" not in arrays:
+        raise UnreadableRowsError(f"{path} holds {names}: it needs the array x, as numpy.savez(file, x=…) writes it")
+    x: NDArray[Any] = arrays["x"]
+    return x
 
 
 def _read_images(path: Path, preprocessing: Preprocessing) -> NewData:
-    files, names = _find_images(path)
+    """Return the images in a folder and all below it, hidden ones passed over, by their paths there; or the one."""
+    if not path.exists():
+        raise UnreadableRowsError(f"{path} cannot be read: there is no such folder or image")
+    there = [path] if path.is_file() else [each for each in path.rglob("*") if each.suffix.lower() in PICTURES]
+    folder = path.parent if path.is_file() else path
+    named = {each.relative_to(folder).as_posix(): each for each in there if each.is_file()}
+    names = sorted(name for name in named if path.is_file() or not any(part[0] == "." for part in name.split("/")))
+    if not names:
+        raise UnreadableRowsError(f"{path} has no images ({', '.join(PICTURES)})")
+    files = [named[name] for name in names]
     _check_sizes(path, files, preprocessing)
     starts = range(0, len(files), IMAGES_AT_ONCE)
     batches = (image_inputs(files[start : start + IMAGES_AT_ONCE], preprocessing.shape) for start in starts)
     return NewData({"file": names}, batches)
-
-
-def _find_images(path: Path) -> tuple[Sequence[Path], Sequence[str]]:
-    """Return the images in a folder and all below it, hidden ones passed over, and their paths there; or the one."""
-    if path.is_file():
-        return [path], [path.name]
-    if not path.exists():
-        raise UnreadableRowsError(f"{path} cannot be read: there is no such folder or image")
-    there = (each for each in path.rglob("*") if each.is_file() and each.suffix.lower() in PICTURES)
-    named = {each.relative_to(path).as_posix(): each for each in there}
-    shown = sorted(name for name in named if not any(part.startswith(".") for part in name.split("/")))
-    if not shown:
-        raise UnreadableRowsError(f"{path} has no images ({', '.join(PICTURES)})")
-    return [named[name] for name in shown], shown
 
 
 def _check_sizes(path: Path, files: Sequence[Path], preprocessing: Preprocessing) -> None:

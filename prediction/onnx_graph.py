@@ -7,17 +7,18 @@ standardised and then rounded to single precision, as in training; categories as
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 import numpy as np
 import onnx
 from onnx import TensorProto, checker, compose, helper, numpy_helper
 
-from fairbloom.tasks.files.reading.cells import BLANKS, MAX_NUMBER
-from fairbloom.tasks.groups import OTHER
+from fairbloom.tasks.files.rows import MAX_NUMBER
 from fairbloom.tasks.preprocessing import CATEGORY, TABLE, InputColumn, Preprocessing
+from fairbloom.tasks.schema import Schema
 
 INPUTS = "inputs"
 """The graph's input where raw data are no table: an array, as the model takes it."""
@@ -41,7 +42,7 @@ def surround(core: onnx.ModelProto, how: Preprocessing, about: Mapping[str, str]
     (asked,), (found,) = core.graph.input, core.graph.output
     graph, refused = _Graph(prefix), ""
     if how.form == TABLE:
-        inputs, refused = graph.table(how.columns)
+        inputs, refused = graph.table(how.columns, how.dictionary)
         graph.add("Identity", inputs, name=asked.name)
         kinds = [TensorProto.STRING if column.kind == CATEGORY else TensorProto.DOUBLE for column in how.columns]
         raw = [_value(name, kind, 1) for name, kind in zip(names, kinds, strict=True)]
@@ -85,9 +86,9 @@ class _Graph:
         self.constants.append(numpy_helper.from_array(array, name))
         return name
 
-    def table(self, columns: Sequence[InputColumn]) -> tuple[str, str]:
+    def table(self, columns: Sequence[InputColumn], schema: Schema) -> tuple[str, str]:
         """Add the inputs of a table's columns; return their name, and that of whether a row has no prediction."""
-        parts = [self.categories(each) if each.kind == CATEGORY else self.numbers(each) for each in columns]
+        parts = [self.categories(each, schema) if each.kind == CATEGORY else self.numbers(each) for each in columns]
         inputs, refused = zip(*parts, strict=True)
         # As numbers, since not every runtime has the largest of truths.
         reasons = self.add("Cast", self.add("Concat", *refused, axis=1), to=TensorProto.FLOAT)
@@ -105,11 +106,11 @@ class _Graph:
         refused = large if column.fill else self.add("Or", large, gone)
         return self.add("Cast", filled, to=TensorProto.FLOAT), refused
 
-    def categories(self, column: InputColumn) -> tuple[str, str]:
+    def categories(self, column: InputColumn, schema: Schema) -> tuple[str, str]:
         """Add the inputs of a column of categories; return their name, and that of whether a row has no prediction."""
-        rest = column.categories.index(OTHER) if column.other else NO_CATEGORY
-        codes = dict.fromkeys(sorted(BLANKS), NO_VALUE)
-        for place, text in enumerate(column.categories):
+        field = schema.fields[column.name]
+        codes = dict.fromkeys(_in_any_case([*schema.missingValues, *field.missingValues]), NO_VALUE)
+        for text, place in field.places.items():
             # A whole number has a point, too, where a column was read as numbers.
             codes |= dict.fromkeys(
                 (text, f"{text}.", f"{text}.0") if re.fullmatch(r"[+-]?[0-9]+", text) else (text,), place
@@ -120,12 +121,14 @@ class _Graph:
             domain="ai.onnx.ml",
             keys_strings=list(codes),
             values_int64s=list(codes.values()),
-            default_int64=rest,
+            default_int64=NO_CATEGORY,
         )
         places = self.constant(np.arange(len(column.categories), dtype=np.int64)[None, :])
         inputs = self.add("Cast", self.add("Equal", code, places), to=TensorProto.FLOAT)
-        gone = self.add("Equal", code, self.constant(np.array([[NO_VALUE]])))
-        return inputs, self.add("And", gone, self.constant(np.array([[not column.fill]])))
+        refused = self.add("Equal", code, self.constant(np.array([[NO_CATEGORY]])))
+        if not column.fill:
+            refused = self.add("Or", refused, self.add("Equal", code, self.constant(np.array([[NO_VALUE]]))))
+        return inputs, refused
 
     def predictions(self, classes: Sequence[str], names: Sequence[str], found: str, refused: str) -> list[Any]:
         """Add the outputs: classes as strings with probabilities, or a quantity; NaN and "" for a row without one."""
@@ -142,6 +145,17 @@ class _Graph:
         """Add an output that is `nothing` for the rows without a prediction, where there may be such rows."""
         inputs = (refused, self.constant(np.array(nothing, dtype)), values) if refused else (values,)
         self.add("Where" if refused else "Identity", *inputs, name=name)
+
+
+def _in_any_case(words: Iterable[str]) -> list[str]:
+    """Return words in every case of their letters; long ones as they are, in small and in capital letters."""
+    found: set[str] = set()
+    for word in words:
+        found |= {word, word.lower(), word.upper()}
+        found |= (
+            {"".join(each) for each in product(*({c.lower(), c.upper()} for c in word))} if len(word) < 8 else set()
+        )
+    return sorted(found)
 
 
 def _unused(name: str, taken: Sequence[str]) -> str:

@@ -1,8 +1,8 @@
 """A finished run's model with its preprocessing: what predicts for new data."""
 
 import csv
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from io import TextIOWrapper
 from itertools import chain
 from pathlib import Path
@@ -19,10 +19,8 @@ from fairbloom.errors import FairbloomError, did_you_mean
 from fairbloom.imports import only_trusted_imports
 from fairbloom.logs import log
 from fairbloom.own_code import digest_own_code
-from fairbloom.protocol.names import AGREED as AGREEMENT
 from fairbloom.server.run_folder.errors import RunFolderError, explain_write_errors
 from fairbloom.server.run_folder.files import (
-    AGREED,
     BEST,
     CLIENTS,
     CONFIG,
@@ -32,6 +30,7 @@ from fairbloom.server.run_folder.files import (
     MODULES,
     PERSONAL,
     PREPROCESSING,
+    SCHEMA,
     is_finished,
     is_run_folder,
     read_model,
@@ -39,11 +38,11 @@ from fairbloom.server.run_folder.files import (
 from fairbloom.server.run_folder.tables import escape_formula
 from fairbloom.system.files import whole_file
 from fairbloom.tasks import Task, find_task, load_task
-from fairbloom.tasks.files.reading.numbers import Decimal
 from fairbloom.tasks.files.targets import join_names
 from fairbloom.tasks.inputs import Inputs, split_inputs, tensors_of
 from fairbloom.tasks.models import frozen_parameters
-from fairbloom.tasks.preprocessing import TABLE, Predictions, Preprocessing
+from fairbloom.tasks.preprocessing import TABLE, Preprocessing
+from fairbloom.tasks.schema import Decimal, parse_schema
 
 from .new_data import NewData, data_of_rows, read_new_data
 from .rows import NewRows
@@ -97,6 +96,24 @@ class Predictor:
         with torch.no_grad(), drawing_from(0, torch.device("cpu")):
             return torch.cat([outputs_of(self.module, batch, self.output) for batch in split_inputs(inputs, lengths)])
 
+    def reading_by(self, schema: str) -> "Predictor":
+        """Return the same model, which reads new tables by another schema: other spellings, units, ways to write files.
+
+        `schema` is its text; PredictionError where its inputs are others than those of the run.
+        """
+        preprocessing = self._preprocessing()
+        found, known = (
+            {name: field.categories for name, field in each.inputs.items()}
+            for each in (parse_schema(schema), preprocessing.dictionary)
+        )
+        if found != known:
+            differing = sorted(name for name in {*found, *known} if found.get(name) != known.get(name))
+            raise PredictionError(
+                f"schema: {join_names(differing)} {'is' if len(differing) == 1 else 'are'} not as in the run: "
+                "inputs and their categories must be those of the run's schema"
+            )
+        return replace(self, preprocessing=replace(preprocessing, schema=schema))
+
     def predict(self, frame: "pandas.DataFrame") -> "pandas.DataFrame":
         """Return a data frame with all of its columns, then the predictions.
 
@@ -113,9 +130,7 @@ class Predictor:
                 f"{self.run} was trained on {preprocessing.form}, and a data frame is a table: predict a file, or call "
                 "Predictor.outputs with a tensor"
             )
-        rows = NewRows.of_frame(frame)
-        added = self._columns(self._predict(data_of_rows(rows, preprocessing)), rows.cells)
-        return frame.assign(**added)
+        return frame.assign(**self._predict(data_of_rows(NewRows.of_frame(frame), preprocessing)))
 
     def predict_file(self, path: Path, out: Path) -> int:
         """Write a CSV file with what stands in a file of new data, then the predictions; return their number.
@@ -128,18 +143,20 @@ class Predictor:
             When something is not as the model takes it: the message names each line and column, example or image. Or
             when `out` cannot be written.
         """
-        source = read_new_data(path, self._preprocessing())
+        preprocessing = self._preprocessing()
+        source = read_new_data(path, preprocessing)
         predictions = self._predict(source)
-        added = self._columns(predictions, source.columns)
-        mark = self._preprocessing().decimal
-        texts = {name: (_format_cell(value, mark) for value in values.tolist()) for name, values in added.items()}
+        texts = {
+            name: (_format_cell(value, source.decimal) for value in values.tolist())
+            for name, values in predictions.items()
+        }
         columns = {**source.columns, **texts}
         with explain_write_errors(out.name, out.parent), whole_file(out) as file:
             text = TextIOWrapper(file, "utf-8", newline="")
             csv.writer(text).writerows(chain([tuple(columns)], zip(*columns.values(), strict=True)))
             text.flush()
             text.detach()
-        return len(predictions.values)
+        return len(next(iter(predictions.values())))
 
     def describe(self, count: int) -> str:
         """Return the number of predictions in words."""
@@ -153,20 +170,17 @@ class Predictor:
             )
         return self.preprocessing
 
-    def _predict(self, source: NewData) -> Predictions:
+    def _predict(self, source: NewData) -> dict[str, NDArray[Any]]:
+        """Return the columns of predictions by their names."""
         preprocessing = self._preprocessing()
-        found = [preprocessing.decode(self.outputs(batch)) for batch in source.batches]
-        values, probabilities = zip(*found, strict=True)
-        known = [each for each in probabilities if each is not None]
-        return Predictions(np.concatenate(values), np.concatenate(known) if known else None)
-
-    def _columns(self, predictions: Predictions, taken: Collection[str]) -> dict[str, NDArray[Any]]:
-        preprocessing = self._preprocessing()
-        columns = {f"predicted_{preprocessing.target or 'target'}": predictions.values}
-        if predictions.probabilities is not None:
+        values, probabilities = zip(
+            *(preprocessing.decode(self.outputs(batch)) for batch in source.batches), strict=True
+        )
+        columns = {f"predicted_{preprocessing.target or 'target'}": np.concatenate(values)}
+        if preprocessing.classes:
             names = [f"probability_{name}" for name in preprocessing.classes]
-            columns |= dict(zip(names, predictions.probabilities.T, strict=True))
-        if clash := [name for name in columns if name in taken]:
+            columns |= dict(zip(names, np.concatenate(probabilities).T, strict=True))
+        if clash := [name for name in columns if name in source.columns]:
             raise PredictionError(f"there is a column {clash[0]!r} already, as a prediction is called: rename it")
         return columns
 
@@ -183,16 +197,20 @@ def load_predictor(folder: Path, *, client: str = "", model: str = LAST, trust: 
     settings = settings_in(folder)
     with only_trusted_imports(trust):
         task = _load_task(folder, settings)
-        preprocessing = PREPROCESSING.read(folder) or (task.preprocessing("") if task.preprocessing else None)
         module = task.model()
-    own = _own_folder(folder, settings, client)
-    if preprocessing is not None and preprocessing.per_client:
-        preprocessing = _own_preprocessing(folder, client, own)
-    elif preprocessing is not None and client and preprocessing.client not in ("", client):
+        preprocessing = PREPROCESSING.read(folder) or (task.preprocessing("") if task.preprocessing else None)
+    per_client = preprocessing is not None and preprocessing.per_client
+    need = "each client has a personal model" if model == PERSONAL_MODEL else ""
+    if per_client:
+        need = "each client has its own means and deviations, unless the schema states center and scale"
+    own = _own_folder(folder, settings, client, need)
+    if own is not None and per_client:
+        preprocessing = _own_preprocessing(folder, own)
+    if preprocessing is not None and client and preprocessing.client not in ("", client):
         raise PredictionError(
             f"client = {client!r}: {folder} is that of client {preprocessing.client}: leave the client out"
         )
-    if model == PERSONAL_MODEL:
+    if own is not None and model == PERSONAL_MODEL:
         arrays = _personal_arrays(folder, own, frozen_parameters(module))
     else:
         arrays = global_arrays(folder, model, settings)
@@ -222,15 +240,11 @@ def _format_cell(value: str | float, mark: Decimal) -> str:
     return str(escape_formula(value)) if isinstance(value, str) else str(value).replace(".", mark)
 
 
-def is_kept(folder: Path) -> bool:
-    """Return whether a folder is what one client keeps of a run, and not the whole run's."""
-    return is_run_folder(folder) and not ENVIRONMENT.exists_in(folder)
-
-
 def _load_task(folder: Path, settings: Mapping[str, Any]) -> Task:
     """Return the task of a run; the files that its clients read need not be there."""
     reads_folder = find_task(str(settings["task"])).reads_folder
-    task = load_task({**settings, AGREEMENT: AGREED.read(folder), **({"data-dir": ""} if reads_folder else {})})
+    here = {"schema": schema_in(folder, settings), **({"data-dir": ""} if reads_folder else {})}
+    task = load_task({**settings, **here})
     recorded = MODULES.read(folder)
     for name, digest in digest_own_code([str(settings["task"]), str(settings.get("model", ""))]).items():
         if recorded.get(name, digest) != digest:
@@ -256,48 +270,43 @@ def settings_in(folder: Path) -> Mapping[str, Any]:
     return settings
 
 
-def _clients_of(folder: Path) -> tuple[str, ...]:
-    return tuple(sorted({row["client"] for row in CLIENTS.read(folder)})) or KNOWN.read(folder).known
+def schema_in(folder: Path, settings: Mapping[str, Any]) -> str:
+    """Return the text of the schema of the run in a folder, as given or as inferred; "" where it has none."""
+    return SCHEMA.read(folder) or str(settings.get("schema", ""))
 
 
-def _own_folder(folder: Path, settings: Mapping[str, Any], client: str) -> Path | None:
-    """Return where a client on this machine keeps what is its own; None where no client is named."""
-    if is_kept(folder):
+def _own_folder(folder: Path, settings: Mapping[str, Any], client: str, need: str) -> Path | None:
+    """Return where a client on this machine keeps what is its own; None where no client is named, and there is no need.
+
+    `need` is a sentence that says why a client must be named, or empty.
+    """
+    if not ENVIRONMENT.exists_in(folder):  # a client's own folder
         return folder
-    if not client:
-        return None
-    names = _clients_of(folder)
-    if client not in names:
+    names = tuple(sorted({row["client"] for row in CLIENTS.read(folder)})) or KNOWN.read(folder).known
+    if not client and need:
+        raise PredictionError(f"{folder}: {need}: name a client by --client with one of {join_names(names)}")
+    if client and client not in names:
         raise PredictionError(
             f"client = {client!r}: no client of {folder} is called like that: {did_you_mean(client, names)}there are "
             f"{join_names(names)}"
         )
-    return folder_of({**settings, "state-dir": settings.get("state-dir") or str(PERSONAL.path_in(folder))}, client)
+    state = settings.get("state-dir") or str(PERSONAL.path_in(folder))
+    return folder_of({**settings, "state-dir": state}, client) if client else None
 
 
-def _own_preprocessing(folder: Path, client: str, own: Path | None) -> Preprocessing:
+def _own_preprocessing(folder: Path, own: Path) -> Preprocessing:
     """Return the preprocessing of one client from its own folder; raise FairbloomError if it is not on this machine."""
-    if own is None:
-        raise PredictionError(
-            f"in {folder} each client standardises numbers by its own means and deviations: say whose the new rows "
-            f"are, by --client with one of {join_names(_clients_of(folder))}; rows of others need a run with "
-            "csv.standardise = together"
-        )
     found = PREPROCESSING.read(own)
     if found is None:
-        where = (
-            "predict on its own device, which alone has them"
-            if KNOWN.exists_in(folder)
-            else "restore the folder clients from a copy, or train again"
+        raise PredictionError(
+            f"the means and deviations of client {own.name} are not in {folder}: predict on its own device, or restore "
+            "the folder clients from a copy"
         )
-        raise PredictionError(f"the means and deviations of client {client or own.name} are not in {folder}: {where}")
     return found
 
 
-def _personal_arrays(folder: Path, own: Path | None, frozen: Sequence[str]) -> Mapping[str, Any]:
+def _personal_arrays(folder: Path, own: Path, frozen: Sequence[str]) -> Mapping[str, Any]:
     """Return a client's last personal model, with the frozen parameters of the global one."""
-    if own is None:
-        raise PredictionError(f"model personal: say whose, by --client with one of {join_names(_clients_of(folder))}")
     found = load_last(own)
     if found is None:
         raise PredictionError(
@@ -316,10 +325,9 @@ def global_arrays(folder: Path, model: str, settings: Mapping[str, Any]) -> Mapp
             f"{folder} has no {BEST.name}: no round was evaluated, or it is a device's; take model last"
         )
     arrays = BEST.read(folder) if model == BEST_MODEL else _last_arrays(folder)
-    if is_kept(folder):
-        serves = MODEL.read_about(folder).get("serves")
-    else:
-        from fairbloom.strategies import served_model  # imported late: a device lacks its solver
+    serves = MODEL.read_about(folder).get("serves") if MODEL.exists_in(folder) else None
+    if serves is None:  # in a run folder; a device keeps it with the model, and lacks the solver of methods
+        from fairbloom.strategies import served_model  # imported late
 
         serves = served_model(str(settings.get("method", "")))
     if serves == PERSONAL_MODEL:
@@ -332,17 +340,12 @@ def global_arrays(folder: Path, model: str, settings: Mapping[str, Any]) -> Mapp
 
 def _last_arrays(folder: Path) -> Mapping[str, Any]:
     """Return the global model after the last round."""
-    if is_kept(folder):
-        again = "it comes again from the server, when the finished run is submitted once more"
-        if not MODEL.exists_in(folder):
-            raise PredictionError(f"{folder} has no {MODEL.name} (yet, or no longer): {again}")
-        try:
-            return MODEL.read(folder)
-        except RunFolderError as error:
-            raise PredictionError(f"{error}: delete it; {again}") from error
     arrays = read_model(folder)
     if arrays is None:
-        raise PredictionError(f"{folder} has no model yet: no round is finished")
+        raise PredictionError(
+            f"{folder} has no {MODEL.name} yet: no round is finished, or this device has not got it: it comes again "
+            "from the server, when the finished run is submitted once more"
+        )
     if not is_finished(folder):
         log.warning("the run in %s is not finished: its last checkpoint predicts", folder)
     return arrays

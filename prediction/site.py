@@ -10,16 +10,17 @@ from scipy.stats import binomtest
 
 from fairbloom.client.local import LocalClient
 from fairbloom.errors import FairbloomError, did_you_mean
-from fairbloom.protocol.names import AGREED as AGREEMENT
 from fairbloom.protocol.names import NUM_EXAMPLES
 from fairbloom.protocol.scores import ACCURACY, put_first
 from fairbloom.protocol.terms import Terms
-from fairbloom.server.run_folder.files import AGREED, is_finished
+from fairbloom.server.run_folder.files import is_finished
 from fairbloom.tasks import find_task, load_task
+from fairbloom.tasks.files.reasons import DataError
 from fairbloom.tasks.files.targets import join_names
+from fairbloom.tasks.schema import without_client
 from fairbloom.tasks.score import decide_score
 
-from .predictor import global_arrays, settings_in
+from .predictor import global_arrays, schema_in, settings_in
 from .scores import SiteScores
 
 MODELS = ("last", "best")
@@ -38,32 +39,28 @@ def evaluate_site(run: Path, data_dir: str = "", client: str = "", model: str = 
     run = run.absolute()
     if model not in MODELS:
         raise SiteError(f"model = {model!r}: {did_you_mean(model, MODELS)}there are {', '.join(MODELS)}")
-    here = {"data-dir": data_dir, "state-dir": "", "device": "auto", "pooled": False, AGREEMENT: AGREED.read(run)}
-    settings: dict[str, Any] = {**settings_in(run), **here}
+    own = {"data-dir": data_dir, "state-dir": "", "device": "auto", "pooled": False}
+    settings: dict[str, Any] = {**settings_in(run), **own}
+    settings["schema"] = schema_in(run, settings)
     if not is_finished(run):
         raise SiteError(f"the run in {run} is not finished: evaluate it when it is over")
     arrays = global_arrays(run, model, settings)
     find_task(str(settings["task"])).check_readable(data_dir)
     clients = _clients_in(settings)
-    name = _find_client(clients, client, data_dir)
+    name = _find_client(clients, client, data_dir or "the task")
     try:
         local = LocalClient.of(settings, clients.index(name), name)
     except FairbloomError as error:
         raise SiteError(f"the data of {name} do not fit the run in {run}: {error}") from error
     received = {each: torch.as_tensor(np.array(array)) for each, array in arrays.items()}
-    found = local.evaluate(received, Terms(server_round=1, agreed=str(here[AGREEMENT])))
+    found = local.evaluate(received, Terms(server_round=1))
     count = int(found[NUM_EXAMPLES])
     if not count:
         raise SiteError(f"{name} has no test examples: it needs more rows")
     scores = put_first(local.task.scores, decide_score(local.settings, local.task, deployed=True))
-    return SiteScores(
-        site=name,
-        train_examples=len(local.splits.train),
-        test_examples=count,
-        scores=scores,
-        values={each.name: each.shown(found[each.name]) for each in scores if each.name in found},
-        interval=_wilson(found[ACCURACY.name], count) if ACCURACY in scores else None,
-    )
+    values = {each.name: each.shown(found[each.name]) for each in scores if each.name in found}
+    interval = _wilson(found[ACCURACY.name], count) if ACCURACY in scores else None
+    return SiteScores(name, len(local.splits.train), count, scores, values, interval)
 
 
 def _wilson(accuracy: float, count: int) -> tuple[float, float]:
@@ -75,22 +72,21 @@ def _clients_in(settings: dict[str, Any]) -> Sequence[str]:
     """Return the clients that have data there; a file without a column of clients is of one site."""
     try:
         return load_task(settings).clients
-    except FairbloomError:
-        if not settings.get("csv.client"):
+    except DataError as error:
+        if error.why != "no-column":
             raise
-        settings["csv.client"] = ""
+        settings["schema"] = without_client(str(settings["schema"]))
         return load_task(settings).clients
 
 
-def _find_client(clients: Sequence[str], client: str, data_dir: str) -> str:
+def _find_client(clients: Sequence[str], client: str, where: str) -> str:
     if client and client not in clients:
         raise SiteError(
-            f"client = {client!r}: {data_dir or 'the task'} has no data of a client that is called like that: "
+            f"client = {client!r}: {where} has no data of a client that is called like that: "
             f"{did_you_mean(client, clients)}there are {join_names(clients)}"
         )
     if not client and len(clients) != 1:
         raise SiteError(
-            f"{data_dir or 'the task'} has the data of {len(clients)} clients: say which one by --client: "
-            f"{join_names(clients)}"
+            f"{where} has the data of {len(clients)} clients: say which one by --client: {join_names(clients)}"
         )
     return client or clients[0]

@@ -26,9 +26,6 @@ def is_usable_name(name: str) -> bool:
 HONOURS = "honours"
 """A client lists under this key, next to its name, the terms of local work that it supports: some of `terms.WORK`."""
 
-ABOUT = "about"
-"""A QUERY with this in its config asks a client for what is to be agreed about its data; the answer has it as JSON."""
-
 KEEP = "keep"
 """A QUERY with this in its config asks a client whether it keeps the final model of a run that is over, and brings the
 model where it has arrays, too; the value is that model's checksum. The next two go with it."""
@@ -37,9 +34,6 @@ RUN, SERVES, KEPT, KEEPS_NONE = "run", "serves", "kept", "keeps-none"
 """The name of that run, and which model serves its clients, "global" or "personal", in the config; the checksum of its
 model that the client keeps, "" for none, in the answer; and there, in words, why a client keeps no models at all. A
 client that knows nothing of this answers without KEPT."""
-
-AGREED = "agreed"
-"""What clients have agreed on about their data has this key in the terms of their work."""
 
 DEPLOYED = "deployed"
 """A client's settings say by this whether what it reports about its data leaves the machine; no run can set it."""
@@ -111,15 +105,3 @@ TRAIN_LOSS = "train-loss"
 
 PROTOCOL = "fairbloom-protocol"
 """In the config of every message of ours: the number of the language that the server speaks (see version.py)."""
-
-KEY_HEADER, SIGNATURE_HEADER, TIME_HEADER = "flwr-public-key-bin", "flwr-signature-bin", "flwr-timestamp"
-"""Flower's headers of each call of a node: its public key, the time of signing, and the signature of that time."""
-
-VERSION_HEADER = "fairbloom-version"
-"""The header in which a node says which version of Fairbloom it runs, when it connects."""
-
-WIRE_HEADER = "fairbloom-wire"
-"""The header in which a node says, when it connects, by which wire format it talks to the server."""
-
-WORK_HEADER, DROP_HEADER = "fairbloom-work", "fairbloom-drop"
-"""The headers of a heartbeat in which a node says what it works on, and of its answer: why the node drops that."""

@@ -343,8 +343,8 @@ def split_pairs(text: str, example: str) -> dict[str, str]:
 
 @cache
 def key_of(name: str) -> str:
-    """Return what a run config calls a parameter of this name in Python."""
-    return name.replace("_", "-")
+    """Return what a run config calls a parameter of this name in Python; `schema_` is schema."""
+    return name.rstrip("_").replace("_", "-")
 
 
 def of_kind(value: object, kind: type) -> bool:

@@ -29,7 +29,7 @@ class RunSettings(BaseModel):
     model_config = ConfigDict(
         frozen=True,
         extra="allow",
-        alias_generator=lambda name: name.replace("_", "-"),
+        alias_generator=key_of,
         protected_namespaces=(),
     )
 
@@ -71,6 +71,10 @@ class RunSettings(BaseModel):
     )
     data_dir: Annotated[str, Mark.PLACE, Mark.DEVICE] = Field(
         "", description='Folder of the data; "" uses FAIRBLOOM_DATA or the cache; a deployed client sets its own'
+    )
+    schema_: Annotated[str, Mark.SENT_TO_CLIENTS] = Field(
+        "",
+        description='File that says what the tables hold; "" infers it from the files, in one process',
     )
     verify_data: Annotated[bool, Mark.SENT_TO_CLIENTS] = Field(
         True, description="Whether files of a known data set must be the originals; false accepts others in that format"
@@ -262,9 +266,6 @@ class RunSettings(BaseModel):
     memory: Annotated[float, Range("[0, inf)"), Mark.FREE] = Field(
         0.0,
         description="Gigabytes of memory for a round's updates; the rest is kept in a file; 0: half of the machine's",
-    )
-    log_format: Annotated[str, Choices("text", "json"), Mark.FREE] = Field(
-        "text", description="Format of the server's log: text, or json with run, round and client in every line"
     )
     own_settings: str = Field(
         "", description="Settings of user-defined tasks and methods that a run config lacks, as in 'mine.share=0.5'"

@@ -219,8 +219,6 @@ class Terms(
         It is not sent.
     seed
         The strategy's seed, on which random numbers of a user's app depend; 0 is not sent.
-    agreed
-        What the clients of the run have agreed on about their data; "" where nothing needs to be agreed.
     others
         What a user's app sends to its clients in addition to these, by its name on the wire.
     """
@@ -230,7 +228,6 @@ class Terms(
     state_round: int | None = None
     state_rounds: Mapping[str, int] = field(default_factory=dict)
     seed: int = 0
-    agreed: str = ""
     others: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -271,7 +268,7 @@ class Terms(
         return cls(**known, measure=tuple(config.get("measure", ())), others=others)
 
 
-_NAMES = (*(each.name for rule in RULES for each in fields(rule)), "state_round", "seed", "agreed")  # type: ignore[arg-type]
+_NAMES = (*(each.name for rule in RULES for each in fields(rule)), "state_round", "seed")  # type: ignore[arg-type]
 _FIELDS: Mapping[str, str] = {name.replace("_", "-"): name for name in _NAMES}
 _DEFAULTS: Mapping[str, Any] = {each.name: each.default for each in fields(Terms) if each.name in _NAMES}
 

@@ -14,15 +14,8 @@ PROTOCOL = 2
 It is raised by 1 when a server and a client of which one is of the version before would misunderstand each other: a
 record, a name or a unit on the wire gets another meaning or is no longer sent, a setting or a term that a client must
 not overlook is added, or a client draws other random numbers or deals data in another way. It stays when something is
-added that the other side may do without, and when Flower's version changes: `WIRE` is for that. The key under which
+added that the other side may do without, and when Flower's version changes. The key under which
 the number travels, in the config of every message of our ServerApp, never changes: a client of any version can read it.
-"""
-
-WIRE = 1
-"""The wire format between a client's node and the server's port: 1 is the Fleet service of Flower 1.39, by gRPC.
-
-A node that says another number when it connects is refused, with the remedy; one that says none speaks 1. It is raised
-when a node and a server of before would misunderstand each other's calls.
 """
 
 RUN_FOLDER_FORMAT = 3

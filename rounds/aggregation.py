@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 
 from .clients import Trained
-from .cohort import Cohort, Kept, MethodError, Needed, UndeclaredRoster
+from .cohort import Cohort, Kept, MethodError, Needed
 from .defences import mixed
-from .fits import EXACT_GRAM, GRAM_BY_ARRAY, ROSTER
+from .fits import EXACT_GRAM, GRAM, GRAM_BY_ARRAY, ROSTER
 from .method import Method
 from .updates import FloatArray, Layout, Vectors, combine
 
@@ -61,7 +61,7 @@ def cohort_of(
         draws=np.array([draws[name] for name in trained.names], np.float64),
         metrics=Needed(type(method).__name__, {metric: trained.column(metric) for metric in method.needs}),
         memory=tuple(kept),
-        roster=method.progress.roster if ROSTER in method.requires else UndeclaredRoster(),
+        declared_roster=method.progress.roster if ROSTER in method.requires else None,
         second=bool(second),
         sent=sent,
         arrays=updates.layout.trainable,
@@ -70,6 +70,15 @@ def cohort_of(
         squared_norms_of=lambda: _finite(updates.squared_norms, trained),
     )
     return cohort, vectors
+
+
+def screen_updates(method: Method, trained: Trained, server_round: int) -> None:
+    """Refuse replies that are not finite; the same pass computes the inner products that the method needs."""
+    if GRAM not in method.requires or method.has_second_rows:
+        trained.screen()
+        return
+    kept = recalled_rows(method, trained, server_round).values()
+    trained.screen(gram=True, by_array=GRAM_BY_ARRAY in method.requires, below=[*kept])
 
 
 def recalled_rows(method: Method, trained: Trained, server_round: int) -> dict[Kept, Vectors]:

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from fairbloom.protocol.names import SNAPSHOT
 from fairbloom.protocol.terms import Terms
 
 from .memory import Memory
-from .screening import Refusals
+from .refusals import Refusals
 from .updates import FloatArray, Layout, Model, Updates, Vectors
 
 Reports = dict[str, dict[str, float]]
@@ -57,25 +57,24 @@ class Trained(Replies):
     def empty(
         cls,
         layout: Layout,
-        capacity: int,
         *,
         refused: Refusals,
-        missing: Sequence[str],
+        missing: Sequence[str] = (),
         second: str = "",
+        rows: int | None = None,
         memory: Memory | None = None,
-        borrowed: bool = False,
         hostile: frozenset[str] = frozenset(),
     ) -> Self:
-        """Return an object without replies yet, for up to `capacity` of them.
+        """Return an object without replies yet; `second` names the record of each reply's second model.
 
-        `second` names the record of each reply's second model; `memory` decides where the updates lie; `borrowed` is as
-        in Updates.
+        With `rows`, up to so many flat models are written into matrices, and `memory` decides where these lie; without,
+        models are added as they are.
         """
 
         def updates(layout: Layout, of: str = "") -> Updates:
             room = memory or Memory()
-            matrix = None if borrowed else room.matrix(capacity, layout.size, layout.dtype, of=2 if second else 1)
-            return Updates(layout, capacity, matrix, of, borrowed=borrowed)
+            matrix = None if rows is None else room.matrix(rows, layout.size, layout.dtype, of=2 if second else 1)
+            return Updates(layout, matrix, of)
 
         return cls(
             metrics={},
@@ -87,60 +86,47 @@ class Trained(Replies):
         )
 
     def add(self, name: str, report: dict[str, float], arrays: Model, second: Model) -> None:
-        """Take in a reply, in ascending order of names.
-
-        ValueError says that an array is not finite and nothing is taken in.
-        """
+        """Take in a reply, in ascending order of names."""
         self.updates.add(arrays)
         if self.second is not None:
-            try:
-                self.second.add(second)
-            except ValueError:
-                self.updates.remove(len(self.metrics))
-                raise
+            self.second.add(second)
         self.metrics[name] = report
-
-    def screen_borrowed(self, *, gram: bool, by_array: bool = False, below: Sequence[Vectors] = ()) -> None:
-        """Refuse the borrowed replies that are not finite, once all are added; see `Updates.screen_borrowed`."""
-        wrong = self.updates.screen_borrowed(gram=gram, by_array=by_array, below=below)
-        if self.second is not None:
-            wrong = self.second.screen_borrowed(gram=False) | wrong
-        for name, reason in [(self.names[place], reason) for place, reason in sorted(wrong.items())]:
-            self.refuse(name, reason)
 
     def add_rows(self, reports: Reports, others: Sequence[Model], others_of_second: Sequence[Model] = ()) -> None:
         """Take in replies whose flat models lie in the rows of `updates.matrix` after those in use.
 
-        Refuse those not finite.
-
         The `reports` are in ascending order of names, which is that of the rows. `others` has the buffers and integer
         arrays of each row's model, `others_of_second` those of the models in the rows of `second.matrix`.
         """
-        first, names = len(self.metrics), list(reports)
-        wrong = self.updates.add_rows(others)
+        self.updates.add_rows(others)
         if self.second is not None:
-            wrong_second = self.second.add_rows(others_of_second)
-            for updates, gone, others_gone in ((self.updates, wrong, wrong_second), (self.second, wrong_second, wrong)):
-                left = [place for place in range(len(names)) if place not in gone]
-                updates.remove(*(first + row for row, place in enumerate(left) if place in others_gone))
-            wrong = wrong_second | wrong
+            self.second.add_rows(others_of_second)
         self.metrics.update(reports)
-        for place, reason in sorted(wrong.items()):
-            del self.metrics[names[place]]
-            self.refused.add(names[place], reason)
+
+    def screen(self, *, gram: bool = False, by_array: bool = False, below: Sequence[Vectors] = ()) -> None:
+        """Refuse the replies that are not finite, once all are taken in; see `Updates.screen`."""
+        wrong = {**self.updates.screen(gram=gram, by_array=by_array, below=below)}
+        if self.second is not None:
+            wrong = self.second.screen(gram=False) | wrong
+        if wrong:
+            names = self.names
+            self.refuse({names[place]: wrong[place] for place in sorted(wrong)})
 
     def column(self, metric: str) -> FloatArray:
         """Return one metric of all usable replies, shape (m,)."""
         return np.array([report[metric] for report in self.metrics.values()], np.float64)
 
-    def refuse(self, name: str, reason: ValueError | str) -> None:
-        """Leave a reply out that was taken for usable."""
-        place = self.names.index(name)
+    def refuse(self, reasons: Mapping[str, ValueError | str]) -> None:
+        """Leave replies out that were taken for usable, by client name."""
+        if not reasons:
+            return
+        places = [place for place, name in enumerate(self.names) if name in reasons]
         for updates in (self.updates, self.second):
             if updates is not None:
-                updates.remove(place)
-        del self.metrics[name]
-        self.refused.add(name, reason)
+                updates.remove(*places)
+        for name, reason in reasons.items():
+            del self.metrics[name]
+            self.refused.add(name, reason)
 
 
 def layout_of_second(layout: Layout, record: str) -> Layout:
@@ -162,9 +148,6 @@ class Clients(Protocol):
 
         QuorumError says that the wait was in vain.
         """
-
-    def about(self, names: Sequence[str]) -> tuple[Mapping[str, Mapping[str, Any]], Mapping[str, str]]:
-        """Ask these clients what is to be agreed about their data; return what each reports, and why some cannot."""
 
     def sizes(self, names: Sequence[str]) -> Mapping[str, float]:
         """Return how many training examples each of these clients has, of those where that is known or can be asked."""

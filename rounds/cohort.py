@@ -1,6 +1,6 @@
 """What a method sees of a round: its usable replies as small arrays, and the rows that it has kept."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -41,28 +41,6 @@ class UnneededMetricError(FairbloomError):
 
 class UndeclaredRosterError(MethodError):
     """A method that reads the roster without having asked for it."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            'the method reads cohort.roster, which it does not require: write requires = frozenset({"roster"}) in the '
-            "class"
-        )
-
-
-class UndeclaredRoster(Mapping[str, float]):
-    """The roster of a method that has not asked for it: each look into it is an error that says how to."""
-
-    def __getitem__(self, name: str) -> float:
-        """Raise UndeclaredRosterError."""
-        raise UndeclaredRosterError
-
-    def __iter__(self) -> Iterator[str]:
-        """Raise UndeclaredRosterError."""
-        raise UndeclaredRosterError
-
-    def __len__(self) -> int:
-        """Raise UndeclaredRosterError."""
-        raise UndeclaredRosterError
 
 
 class Needed(dict[str, FloatArray]):
@@ -105,10 +83,8 @@ class Cohort:
         The metrics that the method needs, by their name on the wire, each of shape (m,).
     memory
         The rows that the method kept, r of them.
-    roster
-        n_k of every training client that the server has known up to now, absent ones too, by name in ascending order:
-        as first known, 0 where nothing is known yet; an error unless the method asks for it ("roster" in
-        `Method.requires`).
+    declared_roster
+        What `roster` returns; None where the method does not ask for it.
     second
         Whether each reply has a second update (`Method.second`), which is a row as well.
     sent
@@ -135,7 +111,7 @@ class Cohort:
     online: tuple[str, ...] = ()
     metrics: Mapping[str, FloatArray] = field(default_factory=dict)
     memory: tuple[Kept, ...] = ()
-    roster: Mapping[str, float] = field(default_factory=UndeclaredRoster)
+    declared_roster: Mapping[str, float] | None = None
     second: bool = False
     sent: Mapping[str, float] = field(default_factory=dict)
     arrays: tuple[str, ...] = ()
@@ -164,6 +140,19 @@ class Cohort:
     def squared_norms(self) -> FloatArray:
         """‖u_k‖², shape (m,); cheaper than the Gram matrix where a method needs no more."""
         return self.squared_norms_of()
+
+    @property
+    def roster(self) -> Mapping[str, float]:
+        """n_k of every training client known up to now, absent ones too, by name in ascending order.
+
+        It is as first known, 0 where nothing is known yet; an error unless "roster" is in `Method.requires`.
+        """
+        if self.declared_roster is None:
+            raise UndeclaredRosterError(
+                "the method reads cohort.roster, which it does not require: write requires = "
+                'frozenset({"roster"}) in the class'
+            )
+        return self.declared_roster
 
     @property
     def updates(self) -> FloatArray:

@@ -176,8 +176,7 @@ def trimmed_mean(vectors: Vectors, tolerance: int) -> tuple[FloatArray, FloatArr
     """
     m = len(vectors)
     mean, weights = np.empty(vectors.size), np.zeros(m)
-    for place, block in vectors.chunks(True):
-        values = block * vectors.scales[:, None]
+    for place, values in vectors.chunks(True):
         middle = np.sort(values, axis=0)[tolerance : m - tolerance]
         mean[place] = middle.mean(axis=0)
         used = ((middle[0] < values) & (values < middle[-1])).astype(np.float64)

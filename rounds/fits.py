@@ -1,11 +1,14 @@
 """What fits with what: what a method needs of a round, what an option changes of one, and one comparison of the two.
 
 A method declares what it needs in `Method.requires`; some needs follow from what it is. An option that changes
-something which a method needs is refused, with the reason. The table in docs/fits.md is made from the same two lists.
+something which a method needs is refused, with the reason. The table in docs/training.md is made from both lists.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from fairbloom.protocol.terms import Terms
 
 GRAM, GRAM_BY_ARRAY, EXACT_GRAM, ROSTER = "gram", "gram by array", "exact gram", "roster"
 """What `weigh` reads: the inner products of all rows, those within each array, in float64 however large the work, and
@@ -23,54 +26,86 @@ CLIENT_MOMENTUM, OWN_WEIGHTS = "client momentum", "own weights"
 """What a method needs by what it is: see `Method.all_needs`."""
 
 
+class Needing(Protocol):
+    """What shows the needs of a method."""
+
+    requires: frozenset[str]
+    default_weighting: ClassVar[str | None]
+    control_variates: bool
+
+    @property
+    def weighs_by_prior(self) -> bool:
+        """Whether its weights are the prior in every round."""
+
+    @property
+    def corrects_clients(self) -> bool:
+        """Whether its clients correct their steps."""
+
+    def terms(self, server_round: int) -> Terms:
+        """Return the terms of the clients' work."""
+
+
 @dataclass(frozen=True)
 class Requirement:
-    """Something that a method needs of a round: what the table says, and an error's text with names in braces."""
+    """Something that methods need of a round: what the table says, an error's text, and whether a method needs it."""
 
     why: str
     refusal: str
+    is_of: Callable[[Needing], bool]
 
 
 NEEDS: Mapping[str, Requirement] = {
-    PRIOR_FREE: Requirement("has no prior", "{method} has no prior: leave {option} out, got {value!r}"),
+    PRIOR_FREE: Requirement(
+        "has no prior",
+        "{method} has no prior: leave {option} out, got {value!r}",
+        lambda method: method.default_weighting is None,
+    ),
     VARYING_WEIGHTS: Requirement(
         "computes new weights in each round",
         "{option} = {value}: control variates need the same weights in every round, but {method} computes new ones: "
         "leave {option} out, or choose FedAvg, FedProx, Ditto or PropFair",
+        lambda method: not method.weighs_by_prior,
     ),
     WHOLE_UPDATES: Requirement(
         "keeps state on the clients that follows from their whole updates",
         "{option} = {value!r}: with {method}, clients keep state that follows from their whole updates: leave {option} "
         "out",
+        lambda method: WHOLE_UPDATES in method.requires or method.control_variates,
     ),
     ONE_MOMENTUM: Requirement(
         "has a momentum of its own on the server",
         "{method} has a momentum of its own on the server, and refuses {option} = {value!r}: leave it out, or choose "
         "another one (adagrad, adam, yogi)",
+        lambda method: ONE_MOMENTUM in method.requires,
     ),
     PLAIN_SGD: Requirement(
         "computes gradients from the distance that plain SGD moves the model",
         "{option} = {value}: {method} computes gradients from the distance that plain SGD moves the model: "
         "leave {option} out, or choose another method",
+        lambda method: PLAIN_SGD in method.requires,
     ),
     PLAIN_LOSS: Requirement(
         "uses gradients of the plain loss",
         "{option} = {value!r}: {method} uses gradients of the plain loss and of a disparity: leave {option} out, or "
         "choose another method",
+        lambda method: bool(method.terms(1).disparity),
     ),
     CORRECTED_SGD: Requirement(
         "corrects the steps of plain SGD",
         "{option} = {value}: {method} corrects the steps of plain SGD: leave {option} out",
+        lambda method: method.corrects_clients,
     ),
     CLIENT_MOMENTUM: Requirement(
         "asks clients for a momentum, which not every optimizer has",
         "{option} = {value!r} has no momentum, and {method} asks clients for one: choose an optimizer with momentum, "
         "such as sgd, leave {option} out, or set the method's momentum to 0",
+        lambda method: bool(method.terms(1).client_momentum),
     ),
     OWN_WEIGHTS: Requirement(
         "has weights that such a defence would replace",
         "{option} = {value!r} replaces weights that are the prior, and {method} has its own: choose one that mixes "
         "updates (clip, nnm), or leave {option} out",
+        lambda method: not method.weighs_by_prior,
     ),
 }
 """Each need that an option can change."""

@@ -15,12 +15,11 @@ from flwr.serverapp import Grid
 from fairbloom.flower import is_simulated
 from fairbloom.protocol.frozen import digest_arrays
 from fairbloom.protocol.helper import ADVICE
-from fairbloom.protocol.names import ABOUT, ARRAYS, CONFIG, FROZEN, KEEP, PROTOCOL, TRAIN_LOSS
+from fairbloom.protocol.names import ARRAYS, CONFIG, FROZEN, KEEP, PROTOCOL, TRAIN_LOSS
 from fairbloom.protocol.terms import Terms
 
-from .aggregation import recalled_rows
+from .aggregation import screen_updates
 from .clients import NOTHING, Replies, Reports, Trained
-from .fits import GRAM, GRAM_BY_ARRAY
 from .method import Method
 from .quorum import MAX_LISTED, Quorum, SimulationError, listed
 from .records import (
@@ -36,14 +35,14 @@ from .records import (
     record_of,
     reported,
     size_of_record,
-    usable_about,
     usable_arrays,
     usable_second,
     why_not_kept,
 )
+from .refusals import Refusals, one_line
 from .roster import Roster
 from .round import size_on_the_wire
-from .screening import Refusals, one_line, usable_evaluation, usable_metrics
+from .screening import usable_evaluation, usable_metrics
 from .updates import Layout, Model
 
 FLOWER = logging.getLogger("flwr")
@@ -220,21 +219,6 @@ class FlowerClients:
             self._query(silent)
         return {name: float(size) for name, node_id in nodes.items() if (size := self._sizes.get(node_id))}
 
-    def about(self, names: Sequence[str]) -> tuple[Mapping[str, Mapping[str, Any]], Mapping[str, str]]:
-        """Ask these clients what is to be agreed about their data; return what each reports, and why some cannot."""
-        refused = Refusals(0)
-        asked = self._ask_each(names, {CONFIG: ConfigRecord({ABOUT: True, **self._fits})})
-        reported: dict[str, Mapping[str, Any]] = {}
-        for name, content in asked.sort(self.deliver(asked.messages.values()), self._roster.online, refused):
-            self._sizes[asked.messages[name].metadata.dst_node_id] = examples_in(content)
-            try:
-                reported[name] = usable_about(content)
-            except ValueError as reason:
-                refused.add(name, reason)
-        self._note_debts(asked)
-        refused.log()
-        return reported, refused.reasons
-
     def keep_final(self, names: Sequence[str], model: Model, terms: Terms) -> Mapping[str, str]:
         """Send the final model to the clients that lack it; return each client's reason for not storing it.
 
@@ -251,22 +235,27 @@ class FlowerClients:
     def _ask_to_keep(self, names: Sequence[str], terms: Terms, model: Model | None = None) -> dict[str, str]:
         """Ask clients whether they keep a model, which they get with the question where it is given."""
         refused, config = Refusals(terms.server_round), ConfigRecord({**terms.to_config(), **self._fits})
-        asked = self._ask_each(names, {CONFIG: config, **({} if model is None else {ARRAYS: record_of(model)})})
-        said = {
-            name: why_not_kept(content, str(terms.others[KEEP]))
-            for name, content in asked.sort(self.deliver(asked.messages.values()), self._roster.online, refused)
-        }
-        self._note_debts(asked)
+        records = {CONFIG: config, **({} if model is None else {ARRAYS: record_of(model)})}
+        answers = self._ask(names, records, refused)
         refused.log()
-        reasons = {name: reason for name, reason in refused.reasons.items() if name in asked.messages}
-        return said | reasons
+        reasons = {name: reason for name, reason in refused.reasons.items() if name in names}
+        return {name: why_not_kept(content, str(terms.others[KEEP])) for name, content in answers} | reasons
 
-    def _ask_each(self, names: Sequence[str], records: Mapping[str, Any]) -> "Exchange":
-        """Return an exchange of a QUERY with these records to each of the clients."""
+    def _ask(self, names: Sequence[str], records: Mapping[str, Any], refused: Refusals) -> list[tuple[str, RecordDict]]:
+        """Ask these clients by a QUERY with these records; return what `_take` does of the replies in time."""
         nodes, asked = self._roster.online, Exchange()
         for name in names:
             asked.messages[name] = Message(RecordDict({**records}), nodes[name], MessageType.QUERY, ttl=self._timeout)
-        return asked
+        return self._take(asked, self.deliver(asked.messages.values()), refused)
+
+    def _take(self, asked: "Exchange", replies: Iterable[Message], refused: Refusals) -> list[tuple[str, RecordDict]]:
+        """Return client and content of each reply, in the order of names; note who owes one, and the frozen arrays."""
+        contents = asked.sort(replies, self._roster.online, refused)
+        for name, content in contents:
+            if self._digest and frozen_digest(content) == self._digest:
+                self._have_frozen.add(asked.messages[name].metadata.dst_node_id)
+        self._note_debts(asked)
+        return contents
 
     # Training -------------------------------------------------------------------------------------------------------
 
@@ -299,17 +288,9 @@ class FlowerClients:
                 "there are no messages that these could be replies to: call configure_train first, and where start and "
                 "configure_train are both overridden, super().configure_train"
             )
-        contents = asked.sort(replies, self._roster.online, refused)
-        self._note_frozen(asked, contents)
+        contents = self._take(asked, replies, refused)
         honours = self._honoured_by(contents)
-        trained = Trained.empty(
-            self._layout,
-            len(contents),
-            refused=refused,
-            missing=asked.missing,
-            second=method.second,
-            borrowed=True,
-        )
+        trained = Trained.empty(self._layout, refused=refused, missing=asked.missing, second=method.second)
         more_received: dict[str, int] = {}
         for name, content in contents:
             try:
@@ -322,10 +303,7 @@ class FlowerClients:
                 more_received[name] = self._size_of_frozen(arrays) + self._size_of_frozen(second) + ignored
             except ValueError as reason:
                 refused.add(name, reason)
-        kept = recalled_rows(method, trained, asked.server_round).values()
-        gram = GRAM in method.requires and not method.has_second_rows
-        trained.screen_borrowed(gram=gram, by_array=GRAM_BY_ARRAY in method.requires, below=[*kept])
-        self._note_debts(asked)
+        screen_updates(method, trained, asked.server_round)
         return replace(trained, more_sent=asked.more_sent, more_received=sum(more_received[n] for n in trained.names))
 
     def _honoured_by(self, contents: Sequence[tuple[str, RecordDict]]) -> dict[str, frozenset[str]]:
@@ -392,15 +370,12 @@ class FlowerClients:
         """Return what is usable of the replies to the last `ask_to_evaluate`."""
         asked, refused = self._evaluation, Refusals(self._evaluation.server_round)
         reports: Reports = {}
-        contents = asked.sort(replies, self._roster.online, refused)
-        self._note_frozen(asked, contents)
-        for name, content in contents:
+        for name, content in self._take(asked, replies, refused):
             try:
                 reports[name] = usable_evaluation(reported(content), self._method.weighted_by_key)
                 self._warn_of_not_finite(name, reported(content), reports[name])
             except ValueError as reason:
                 refused.add(name, reason)
-        self._note_debts(asked)
         return Replies(metrics=reports, refused=refused, missing=tuple(asked.missing), more_sent=asked.more_sent)
 
     def _warn_of_not_finite(self, client: str, metrics: MetricRecord, used: Mapping[str, float]) -> None:
@@ -416,7 +391,6 @@ class FlowerClients:
                     "client %s replies %s as %r: means and measures of fairness leave out a client without a finite "
                     "number",
                     *(client, value, one_line(metric)),
-                    extra={"client": client},
                 )
 
     def keep(self, since: int) -> None:
@@ -482,12 +456,6 @@ class FlowerClients:
                 changing = ArrayRecord({name: each for name, each in whole.items() if name not in frozen})
                 message.content[arrays] = changing
                 asked.more_sent -= size_of_record(whole) - size_of_record(changing)
-
-    def _note_frozen(self, asked: "Exchange", contents: Sequence[tuple[str, RecordDict]]) -> None:
-        """Note which nodes have the frozen parameters of the model."""
-        for name, content in contents:
-            if self._digest and frozen_digest(content) == self._digest:
-                self._have_frozen.add(asked.messages[name].metadata.dst_node_id)
 
     def _size_of_frozen(self, arrays: Model) -> int:
         return sum(size_on_the_wire(arrays[name]) for name in self._method.frozen if name in arrays)

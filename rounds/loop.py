@@ -4,7 +4,8 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any, TypeVar
+from itertools import chain
+from typing import Any
 
 import numpy as np
 
@@ -26,20 +27,20 @@ from .clients import Clients, Replies, Reports, Trained
 from .cohort import Cohort, MethodError, Probed
 from .defences import trimmed_mean
 from .fits import ROSTER
-from .lengths import Usual
-from .limits import (
+from .method import Method
+from .roster import sample, share
+from .round import Round, size_on_the_wire
+from .screening import (
+    Usual,
     check_model,
     check_step,
     explain_not_finite,
+    out_of_proportion,
     screen_buffers,
     screen_lengths,
     screen_reports,
     usable_sizes,
 )
-from .method import Method
-from .roster import sample, share
-from .round import Round, size_on_the_wire
-from .screening import out_of_proportion
 from .server_optimizer import Moments
 from .updates import FloatArray, Model, Vectors, length, total
 
@@ -47,8 +48,6 @@ STATES_LOST = "states-lost"
 """Among a round's metrics, this counts the clients that had lost what they keep between rounds."""
 
 Metrics = dict[str, Any]
-M = TypeVar("M")
-R = TypeVar("R")
 
 
 class NothingLearnedError(FairbloomError):
@@ -59,24 +58,8 @@ class DivergedError(NothingLearnedError):
     """A run without steps because replies hold numbers that are not finite."""
 
 
-def iterate_rounds(
-    train: Callable[[int, M], tuple[M | None, R | None]],
-    evaluate: Callable[[int, M], R | None],
-    model: M,
-    numbers: Iterable[int],
-) -> Iterator[tuple[int, M, R | None, R | None]]:
-    """Yield each round's number, the model after it, and the means of its training and evaluation.
-
-    `train` returns None in place of the model where it stays as it is.
-    """
-    for number in numbers:
-        after, trained = train(number, model)
-        model = model if after is None else after
-        yield number, model, trained, evaluate(number, model)
-
-
 class Rounds:
-    """The rounds of a method with its clients: `draw`, `step`, `draw_evaluation` and `evaluated`, in this order.
+    """The rounds of a method with its clients: `ask`, `train`, `ask_to_evaluate` and `evaluate`, in this order.
 
     `run` calls them and lets the clients work in between; Flower's hooks call them one by one.
 
@@ -84,8 +67,6 @@ class Rounds:
     ----------
     num_rounds
         T, the rounds of the whole run; None where nobody knows.
-    agreed
-        What the clients have agreed on about their data; each gets it with its work.
     known
         The names of the clients that the run has known before.
     all_evaluate_last
@@ -99,7 +80,6 @@ class Rounds:
         method: Method,
         clients: Clients,
         num_rounds: int | None = None,
-        agreed: str = "",
         known: Iterable[str] = (),
         *,
         all_evaluate_last: bool = False,
@@ -111,7 +91,6 @@ class Rounds:
         self._away = set(known)  # of those known; the others, of whom there may be a million, are not kept once more
         self._method = method
         self._num_rounds = num_rounds
-        self._agreed = agreed
         self._all_evaluate_last = all_evaluate_last
         self._first_limit = first_limit
         self._why = "its rounds were skipped"
@@ -142,38 +121,31 @@ class Rounds:
         reports in addition to what the method needs; `measure_after` are those of its participants' evaluation.
         """
         check_model(self._method, model)
-
-        def train(number: int, model: Model) -> tuple[Model | None, Metrics]:
-            names, terms = self.draw(number, measure(number))
-            return self.step(number, self.clients.train(names, model, terms, self.vectors_to_send(model)))
-
-        def evaluate(number: int, model: Model) -> Metrics | None:
-            self.add_to_average(model)
-            names, terms = self.draw_evaluation(number, measure_after)
-            if not names:
-                return None
-            return self.evaluated(self.clients.evaluate(names, self.averaged(model), terms, self.participants))
-
-        last = self._num_rounds or 0
-        for number, after, metrics, evaluated in iterate_rounds(
-            train, evaluate, model, range(self._method.progress.finished_rounds + 1, last + 1)
-        ):
-            average = self.averaged(after) if self._method.average_models else None
-            yield self.finished_round(number, after, after, metrics or {}, average, evaluation_metrics=evaluated)
+        for number in range(self._method.progress.finished_rounds + 1, (self._num_rounds or 0) + 1):
+            names, terms, sent = self.ask(number, model, measure(number))
+            after, metrics = self.train(number, self.clients.train(names, model, terms, sent))
+            model = model if after is None else after
+            names, terms, averaged = self.ask_to_evaluate(number, model, measure_after)
+            replies = self.clients.evaluate(names, averaged, terms, self.participants) if names else None
+            evaluated = None if replies is None else self.evaluate(replies)
+            average = averaged if self._method.average_models else None
+            yield self.finished_round(number, model, model, metrics, average, evaluation_metrics=evaluated)
         self.check_learned()
 
     # The four steps -------------------------------------------------------------------------------------------------
 
-    def draw(
+    def ask(
         self,
         number: int,
+        model: Model,
         measure: Sequence[str],
         others: Mapping[str, Any] | None = None,
         chosen: Iterable[str] | None = None,
-    ) -> tuple[list[str], Terms]:
+    ) -> tuple[list[str], Terms, Mapping[str, Model]]:
         """Draw the round's clients from (seed, round); return their names in order, and the terms of their work.
 
-        Clients that somebody else has `chosen` are taken in place of those drawn.
+        The third is what each of them gets in addition to the model, by the name of its record. Clients that somebody
+        else has `chosen` are taken in place of those drawn.
         """
         method = self._method
         self._begin()
@@ -191,24 +163,22 @@ class Rounds:
             measure=measured,
             state_rounds=self._state_rounds,
             seed=method.seed,
-            agreed=self._agreed,
             others=others or {},
         )
-        return list(self._draws), terms
+        return list(self._draws), terms, self._vectors_to_send(model)
 
-    def vectors_to_send(self, model: Model) -> Mapping[str, Model]:
-        """Return what each of the drawn clients gets in addition to the model, by the name of its record."""
+    def _vectors_to_send(self, model: Model) -> Mapping[str, Model]:
         method, sent = self._method, dict[str, Model]()
         sends = method.sends()
         for record, (kept, factor) in sends.items():
             row, layout = method.progress.kept[kept], method.layout_of(model)
             check_row(method, f"an update of round {kept.round}", row.size, layout)
-            sent[record] = layout.arrays_of(row.blocks[0][0] * (float(row.scales[0]) * factor))
+            sent[record] = layout.arrays_of(row.blocks[0][0] * factor)
         self._sent = {record: factor for record, (_, factor) in sends.items()}
         self._vector_bytes = sum(size_on_the_wire(array) for arrays in sent.values() for array in arrays.values())
         return sent
 
-    def step(self, number: int, trained: Trained) -> tuple[Model | None, Metrics]:
+    def train(self, number: int, trained: Trained) -> tuple[Model | None, Metrics]:
         """Screen the replies, weigh the updates and take the step; no model is returned where it stays as it is.
 
         Raises
@@ -246,35 +216,31 @@ class Rounds:
         reported |= {STATES_LOST: len(self._lost_states)} if method.keeps_states else {}
         return after, self._summed_up(len(self._draws) if self._answered else 0, trained) | reported
 
-    def add_to_average(self, model: Model) -> None:
-        """Take the global model after a round into the mean of all, where the method averages them."""
-        progress = self._method.progress
-        if self._method.average_models:
-            frozen = frozenset(self._method.frozen)
-            changing = {name: array for name, array in model.items() if name not in frozen}
-            progress.average = progress.average.plus(changing)
-
     def averaged(self, model: Model) -> Model:
         """Return what is evaluated and saved where `model` is the last global one: itself, or the mean of all."""
         return self._method.progress.average.mean(model)
 
-    def draw_evaluation(
+    def ask_to_evaluate(
         self,
         number: int,
+        model: Model,
         measure: Sequence[str],
         others: Mapping[str, Any] | None = None,
         chosen: Iterable[str] | None = None,
-    ) -> tuple[list[str], Terms]:
+    ) -> tuple[list[str], Terms, Model]:
         """Draw the clients that evaluate, none where the round is not evaluated; return their names and the terms.
 
-        Clients that somebody else has `chosen` are taken in place of those drawn.
+        The third is the model to evaluate: where the method averages models, this one is taken into their mean. Clients
+        that somebody else has `chosen` are taken in place of those drawn.
         """
         method = self._method
+        if method.average_models:
+            changing = {name: array for name, array in model.items() if name not in frozenset(method.frozen)}
+            method.progress.average = method.progress.average.plus(changing)
         terms = Terms(
             server_round=number,
             measure=tuple(measure),
             personal_lambda=method.terms(number).personal_lambda,
-            agreed=self._agreed,
             others=others or {},
         )
         self._asked_to_evaluate = [] if chosen is None else sorted(chosen)
@@ -284,9 +250,9 @@ class Rounds:
             fraction = 1.0 if last and self._all_evaluate_last else method.fraction_evaluate
             wanted = share(fraction, len(free), method.min_evaluate_nodes)
             self._asked_to_evaluate = sample(free, wanted, method.seed, "evaluate", number)
-        return self._asked_to_evaluate, terms
+        return self._asked_to_evaluate, terms, self.averaged(model)
 
-    def evaluated(self, evaluated: Replies) -> Metrics | None:
+    def evaluate(self, evaluated: Replies) -> Metrics | None:
         """Take in what the clients measured; return the means by examples, None where no client was asked."""
         self._evaluated = evaluated
         evaluated.refused.log()
@@ -344,7 +310,7 @@ class Rounds:
         """Return the round that is over; `arrays`, and `average` if there is one, are in the form that one wants."""
         trained, evaluated = self._trained, self._evaluated
         if trained is None:
-            raise RuntimeError(f"round {number} has not been trained: step has not been called")
+            raise RuntimeError(f"round {number} has not been trained: train has not been called")
         reasons = dict(trained.refused.reasons)
         for name, reason in (evaluated.refused.reasons if evaluated else {}).items():
             reasons[name] = "; ".join([*([reasons[name]] if name in reasons else []), f"evaluation: {reason}"])
@@ -452,7 +418,6 @@ class Rounds:
                 number,
                 ", ".join(self._lost_states),
                 type(self._method).__name__,
-                extra={"round": number},
             )
 
     def _take(self, number: int, trained: Trained, usual: Usual) -> tuple[Model, Metrics]:
@@ -540,7 +505,7 @@ class Rounds:
         free = self._training(self.clients.free())
         names = sample(free, min(self._draws.total(), len(free)), self._method.seed, "losses", cohort.round)
         self._probed = len(names)
-        terms = Terms(server_round=cohort.round, measure=(TRAIN_LOSS,), agreed=self._agreed)
+        terms = Terms(server_round=cohort.round, measure=(TRAIN_LOSS,))
         replies = self.clients.evaluate(names, model, terms, names)
         self._more_probed = replies.more_sent
         losses, refused = self._screen_probed(replies)
@@ -618,7 +583,7 @@ def means(reports: Reports, weight_key: str) -> Metrics:
 
     A mean is over the reports that have the metric. What fewer report is left out: so one client adds no metrics.
     """
-    having = Counter(key for report in reports.values() for key in report)
+    having = Counter(chain.from_iterable(reports.values()))
     del having[weight_key]
     averaged: Metrics = {}
     for key in (key for key, count in having.items() if 2 * count >= len(reports)):

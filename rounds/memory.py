@@ -4,7 +4,6 @@ import mmap
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,10 +17,10 @@ from fairbloom.errors import FairbloomError
 GIGABYTE = 1_000_000_000
 
 CGROUPS = Path("/proc/self/cgroup")
-"""Says to which control groups this process belongs, whose memory containers and services limit; Linux alone has it."""
+"""Says to which control group this process belongs, whose memory a container or service limits; Linux alone has it."""
 
-HIERARCHIES = Path("/sys/fs/cgroup")
-"""Where the control groups lie as folders, with their limits."""
+HIERARCHY = Path("/sys/fs/cgroup")
+"""Where control groups of version 2 lie as folders, with their limits."""
 
 BUFFERED_ROWS = 32
 """Rows of a file that are read before they are released; one may hold 2 MB of memory, a huge page."""
@@ -86,23 +85,16 @@ def read(matrix: NDArray[Any], columns: slice, out: NDArray[Any]) -> None:
 
 @cache
 def physical_memory() -> int:
-    """Return the bytes of memory that this process may use: the machine's, or the least limit of its control groups."""
-    return min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *_limits()])
-
-
-def _limits() -> Iterator[int]:
-    """Yield the memory limits of this process's control groups and of those above them, in both versions of Linux's.
+    """Return the bytes of memory that this process may use: the machine's, or the least limit of its control groups.
 
     A container may see its group at the root of the hierarchy, under whatever name the host has for it.
     """
-    for line in CGROUPS.read_text().splitlines() if CGROUPS.is_file() else []:
-        _, controllers, place = line.split(":", 2)
-        if controllers not in ("", "memory"):
-            continue
-        group = HIERARCHIES / controllers / place.lstrip("/")
-        name = "memory.limit_in_bytes" if controllers else "memory.max"
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    named = [line[3:] for line in CGROUPS.read_text().splitlines() if line[:3] == "0::"] if CGROUPS.is_file() else []
+    for place in named:
+        group = HIERARCHY / place.lstrip("/")
         for folder in (group, *group.parents):
-            if folder.is_relative_to(HIERARCHIES / controllers) and (folder / name).is_file():
-                limit = (folder / name).read_text().strip()
-                if limit != "max":
-                    yield int(limit)
+            file = folder / "memory.max"
+            if folder.is_relative_to(HIERARCHY) and file.is_file() and (limit := file.read_text().strip()) != "max":
+                limits.append(int(limit))
+    return min(limits)

@@ -17,10 +17,9 @@ from .cohort import MethodError as MethodError
 from .cohort import Probed as Probed
 from .defences import NONE, WEIGHING, Defence
 from .fits import REQUIREMENTS
-from .lengths import Lengths
 from .options import OPTIONS, checking
 from .options import Options as Options
-from .progress import SERVER_OPTIMIZER, Progress
+from .progress import SERVER_OPTIMIZER, Lengths, Progress
 from .ranges import names_in, one_of, pairs_in, whole
 from .roster import sample
 from .server_optimizer import AVGM, LR, ServerOptimizer, moments_of, state_of
@@ -95,7 +94,7 @@ class Method:
         limit applies to reported learning rates and their sums, relative to the median of at least three clients.
     update_limit
         A reply is refused if its update is longer than the received model and longer than this many times the usual
-        length, which is r of `rounds.lengths`, times the client's examples over the round's lower median of these (at
+        length, which is r of `rounds.screening`, times the client's examples over the round's lower median of these (at
         least 1 and at most 1000). A step is not taken if it is longer than this many times the largest of the received
         model, the round's longest used update and the longest step so far. With a server optimizer, this applies to
         the method's step and not to the optimizer's, which follows from its step size. inf allows any.
@@ -238,29 +237,13 @@ class Method:
 
     def check_fit(self, option: fits.Option, name: str, value: object) -> None:
         """Raise ValueError where an option, given under this name with this value, changes what the method needs."""
-        needs = {need for need in option.changes if self._has(need)}
+        needs = {need for need in option.changes if fits.NEEDS[need].is_of(self)}
         fits.check_fit(type(self).__name__, needs, option, name, value)
 
     @property
     def all_needs(self) -> frozenset[str]:
         """What it needs of a round: what it requires, and what follows from what it is."""
-        return self.requires | {need for need in fits.NEEDS if self._has(need)}
-
-    def _has(self, need: str) -> bool:
-        match need:
-            case fits.PRIOR_FREE:
-                return self.default_weighting is None
-            case fits.VARYING_WEIGHTS | fits.OWN_WEIGHTS:
-                return not self.weighs_by_prior
-            case fits.CLIENT_MOMENTUM:
-                return bool(self.terms(1).client_momentum)
-            case fits.PLAIN_LOSS:
-                return bool(self.terms(1).disparity)
-            case fits.WHOLE_UPDATES:
-                return need in self.requires or self.control_variates
-            case fits.CORRECTED_SGD:
-                return self.corrects_clients
-        return need in self.requires
+        return self.requires | {name for name, need in fits.NEEDS.items() if need.is_of(self)}
 
     @property
     def corrects_clients(self) -> bool:
@@ -379,7 +362,7 @@ class Method:
         numbers, None, arrays, lists and dicts.
         """
         rows = [
-            {"key": kept.key, "round": kept.round, "scale": float(row.scales[0]), "values": row.blocks[0][0].copy()}
+            {"key": kept.key, "round": kept.round, "extreme": row.extreme, "values": row.blocks[0][0].copy()}
             for kept, row in self.progress.kept.items()
         ]
         state = {
@@ -418,7 +401,10 @@ class Method:
             finished_rounds=whole(0, round=state["round"]),
             steps=state["steps"],
             skipped=state["skipped"],
-            kept={Kept(row["key"], row["round"]): Vectors.of(row["values"], row["scale"]) for row in state["rows"]},
+            kept={
+                Kept(row["key"], row["round"]): Vectors.of(row["values"], extreme=row["extreme"])
+                for row in state["rows"]
+            },
             first_counts=dict(state["first-counts"]),
             lengths=Lengths.of_state(state["lengths"]),
             average=Average.of_state(state["average"]) if self.average_models and "average" in state else Average(),

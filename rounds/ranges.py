@@ -15,21 +15,6 @@ from fairbloom.protocol.parameters import Positive as Positive
 from fairbloom.protocol.parameters import Range as Range
 
 
-def finite(**named: object) -> float:
-    """Return the one named value if it is a finite number."""
-    return within("(-inf, inf)", **named)
-
-
-def at_least(lowest: float, **named: object) -> float:
-    """Return the one named value if it is finite and not below `lowest`."""
-    return within(f"[{lowest!r}, inf)", **named)
-
-
-def above(bound: float, **named: object) -> float:
-    """Return the one named value if it is finite and greater than `bound`."""
-    return within(f"({bound!r}, inf)", **named)
-
-
 def within(interval: str, **named: object) -> float:
     """Return the one named value if it lies in `interval`, written as in mathematics: "[0, 1]", "(0, 1]", "[0, 1)"."""
     value: float = _checked(named, float, Range(interval))
@@ -77,7 +62,7 @@ def amounts_in(lowest: float, **named: object) -> dict[str, float]:
     """Return the one named value as `pairs_in` does, if it maps names to numbers not below `lowest`; none for None."""
     ((name, _),) = named.items()
     read = {key: parsed(each) if isinstance(each, str) else each for key, each in (pairs_in(**named) or {}).items()}
-    return {key: at_least(lowest, **{f"{name}[{key!r}]": amount}) for key, amount in read.items()}
+    return {key: within(f"[{lowest!r}, inf)", **{f"{name}[{key!r}]": amount}) for key, amount in read.items()}
 
 
 def _checked(named: dict[str, object], kind: type, allowed: Range | Choices | None) -> Any:

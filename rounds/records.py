@@ -1,6 +1,5 @@
 """Arrays and numbers as Flower's records, and what a reply must hold to be usable."""
 
-import json
 from collections.abc import Collection, Mapping
 from io import BytesIO
 from typing import Any
@@ -13,7 +12,6 @@ from numpy.typing import NDArray
 from fairbloom.logs import log
 from fairbloom.protocol.helper import advice_on
 from fairbloom.protocol.names import (
-    ABOUT,
     CLIENT,
     FROZEN,
     HONOURS,
@@ -27,23 +25,18 @@ from fairbloom.protocol.names import (
     is_usable_name,
 )
 
-from .screening import LARGEST_COUNT, MissingSecondError, one_line
+from .refusals import MissingSecondError, one_line
+from .screening import LARGEST_COUNT
 from .updates import Layout, Model, Updates
 
 EXPIRED = (3, 4)
 """Flower's error codes for a message, or a reply, that has outlived its deadline."""
-
-UNAVAILABLE = 5
-"""Flower's error code for a node that is offline."""
 
 NO_QUERY = ("No query function registered", "Invalid message type: query")
 """An app without a query function answers with an error that has one of these texts; the second is of a NumPyClient."""
 
 LACKS = "it does not keep this model"
 """What is said of a client that keeps models, and has not this one."""
-
-MAX_ABOUT_CHARACTERS = 1_000_000
-"""The longest text that a client may report about its data."""
 
 
 def frozen_digest(content: RecordDict) -> str:
@@ -101,11 +94,6 @@ def is_expired(reply: Message) -> bool:
     return not reply.has_content() and reply.error.code in EXPIRED
 
 
-def is_unavailable(reply: Message) -> bool:
-    """Return whether a reply is the grid's word that the node is offline."""
-    return not reply.has_content() and reply.error.code == UNAVAILABLE
-
-
 def has_no_query(reply: Message) -> bool:
     """Return whether a reply is the error of an app that answers no QUERY."""
     return reply.has_error() and any(words in str(reply.error.reason) for words in NO_QUERY)
@@ -125,22 +113,6 @@ def reported(content: RecordDict) -> MetricRecord:
     """Return the metrics of a reply."""
     record: MetricRecord = _only(content.metric_records, METRICS, "MetricRecord")
     return record
-
-
-def usable_about(content: RecordDict) -> Mapping[str, Any]:
-    """Return what a client reports of its data; raise ValueError where that is nothing, too much, or no JSON object."""
-    text = content.config_records.get(CLIENT, ConfigRecord()).get(ABOUT)
-    if not isinstance(text, str):
-        raise ValueError("it reports nothing about its data")
-    if len(text) > MAX_ABOUT_CHARACTERS:
-        raise ValueError(f"it reports {len(text)} characters about its data: {MAX_ABOUT_CHARACTERS} are the most")
-    try:
-        reported = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"what it reports about its data is no JSON: {error}") from error
-    if not isinstance(reported, dict):
-        raise ValueError(f"what it reports about its data is a JSON {type(reported).__name__}, not an object")
-    return reported
 
 
 def why_not_kept(content: RecordDict, checksum: str) -> str:

@@ -1,14 +1,25 @@
-"""What makes a reply usable; every check raises ValueError with the reason for which the reply is refused."""
+"""Which replies of a round are used, and whether its step is taken: reports, then buffers, lengths and the step.
+
+Every check of a report raises ValueError with the reason for which the reply is refused.
+
+The usual length r of a round is the larger of two lower medians: that of ‖u_k‖ over the round's updates that are not
+zero, where there are at least two of them; and that of ‖u_k‖/e_k over the replies that were used in the rounds t − 5 to
+t − 1. Where there is neither, or both are zero, r is the larger of the received model's length and 1. The allowance e_k
+is a client's number of examples over their lower median in the round, at least 1 and at most 1000: who has more rows
+takes more steps.
+"""
 
 import math
-import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+import numpy as np
+
+from fairbloom.errors import FairbloomError
 from fairbloom.logs import log
-from fairbloom.protocol.helper import advice_on
 from fairbloom.protocol.names import (
     ACCURACY,
     DISPARITY,
@@ -20,20 +31,15 @@ from fairbloom.protocol.names import (
     NUM_EXAMPLES,
     PERSONAL,
     POSITIVES,
-    SNAPSHOT,
     STEP_SUM,
     TRAIN_LOSS,
     VALIDATION,
 )
 
-from .quorum import listed
-from .updates import NotFiniteError
-
-MAX_REASON_CHARACTERS = 2000
-"""The longest reason that is kept: a client's error may be a whole traceback, or a flood."""
-
-FOLDERS = re.compile(r"(?<![\w/.:])/(?:[^/\s'\"]+/)+")
-"""The folders of an absolute path, which are left out of a reason: they say where a site keeps its files."""
+from .clients import Trained
+from .method import Method
+from .refusals import MissingMetricError
+from .updates import DTYPES, STATISTICS, FloatArray, Layout, Model
 
 LARGEST_COUNT = 2**53
 """No client counts more examples; up to here every integer is a float64 of its own."""
@@ -51,107 +57,15 @@ SMALLEST_STEP_SUM = 1e-12
 USUAL_LOSS = 1.0
 """Where the median loss is smaller, losses are compared with this: one client may well be far from the others' zero."""
 
-
-class MissingError(ValueError):
-    """A reply without a part that the method needs of all; `what` names it, as "the metric 'loss-before'"."""
-
-    def __init__(self, what: str, message: str) -> None:
-        super().__init__(message)
-        self.what = what
+LARGEST_ALLOWANCE = 1000.0
+"""However many examples a client has, its update may be longer than others' by no more than this."""
 
 
-class MissingMetricError(MissingError):
-    """A reply without a metric that the method needs, or with one that is no finite number."""
-
-    def __init__(self, metric: str, value: object) -> None:
-        remedy = f": {advice_on([metric])}" if value is None else ""
-        message = f"metric {metric!r} must be a finite number, got {value!r}{remedy}"
-        super().__init__(f"the metric {metric!r}", message)
-        self.metric, self.value = metric, value
+class BrokenModelError(FairbloomError):
+    """A global model that cannot be trained; the message names the array that is broken."""
 
 
-class MissingSecondError(MissingError):
-    """A reply without the record of the second model that the method needs of all."""
-
-    def __init__(self, record: str) -> None:
-        which = ", the model after `snapshot-step` of the `local-steps` steps" if record == SNAPSHOT else ""
-        missing = f"ArrayRecord {record!r} is missing{which}: {advice_on([record])}"
-        super().__init__(f"the ArrayRecord {record!r}", missing)
-
-
-class Refusals:
-    """Why replies of a round are not used, by client name; `log` says each reason once."""
-
-    def __init__(self, server_round: int) -> None:
-        self.round = server_round
-        self._reasons: dict[str, list[str]] = {}
-        self._lacking: dict[str, str] = {}
-        self._strange: dict[str, tuple[str, float]] = {}
-        self._not_finite: list[str] = []
-
-    def add(self, name: str, reason: ValueError | str) -> None:
-        """Note why a reply of `name` is not used."""
-        words = FOLDERS.sub("", one_line(str(reason)))
-        self._reasons.setdefault(name, []).append(words)
-        if isinstance(reason, MissingMetricError) and isinstance(reason.value, float):
-            self._strange[name] = reason.metric, reason.value
-            self._not_finite.append(name)
-        elif isinstance(reason, MissingError):
-            self._lacking[name] = reason.what
-        elif isinstance(reason, NotFiniteError):
-            self._not_finite.append(name)
-
-    def log(self) -> None:
-        """Log each reason in a line, with the clients that it is about."""
-        clients: dict[str, list[str]] = {}
-        for name, reason in self.reasons.items():
-            clients.setdefault(reason, []).append(name)
-        for reason, names in clients.items():
-            extra = {"client": ", ".join(names), "round": self.round}
-            who = f"a reply of client {names[0]}" if len(names) == 1 else f"the replies of {len(names)} clients"
-            them = f" ({listed(names)})" if len(names) > 1 else ""
-            log.warning("refused %s%s: %s", who, them, reason, extra=extra)
-
-    @property
-    def not_finite(self) -> Sequence[str]:
-        """The clients with arrays, or a needed metric, that are not finite numbers."""
-        return self._not_finite
-
-    def explain(self, name: str, words: str) -> None:
-        """Add the cause to the last reason of a client that is refused already."""
-        self._reasons[name][-1] += f"; {words}"
-
-    @property
-    def reasons(self) -> dict[str, str]:
-        """The reasons by client, in the order of names."""
-        return {name: "; ".join(given) for name, given in sorted(self._reasons.items())}
-
-    @property
-    def count(self) -> int:
-        """How many replies were refused; a client may have sent several."""
-        return sum(map(len, self._reasons.values()))
-
-    @property
-    def lacked_by_all(self) -> str:
-        """What every refused reply lacks and the method needs, "" where they were refused for something else."""
-        lacking = set(self._lacking.values())
-        return lacking.pop() if len(lacking) == 1 and self._lacking.keys() == self._reasons.keys() else ""
-
-    @property
-    def strange_at_all(self) -> str:
-        """Which metric that the method needs is no finite number in every refused reply, with a value, or ""."""
-        metrics = {metric for metric, _ in self._strange.values()}
-        if len(metrics) != 1 or self._strange.keys() != self._reasons.keys():
-            return ""
-        value = next(iter(self._strange.values()))[1]
-        return f"{metrics.pop()} is {'NaN' if math.isnan(value) else value}"
-
-
-def one_line(text: str) -> str:
-    """Return what a client may have written as one line that is safe to print, without its middle where it is long."""
-    if len(text) > MAX_REASON_CHARACTERS:
-        text = f"{text[: MAX_REASON_CHARACTERS // 2]} … {text[-MAX_REASON_CHARACTERS // 2 :]}"
-    return "".join(character if character.isprintable() else "\ufffd" for character in " ".join(text.split()))
+# What a client reports ------------------------------------------------------------------------------------------------
 
 
 def usable_metrics(record: Mapping[str, Any], weight_key: str, needs: Collection[str] = ()) -> dict[str, float]:
@@ -366,3 +280,224 @@ def proportionate_rates(rates: Iterable[float], limit: float) -> tuple[float, fl
         return 0.0, math.inf
     median = ascending[(len(ascending) - 1) // 2]
     return median / limit, median * limit
+
+
+def screen_reports(method: Method, trained: Trained, first_limit: float = math.inf) -> None:
+    """Leave out replies with implausible counts, or with losses out of proportion to the others.
+
+    A client's first count may be `first_limit` times the others' median.
+    """
+    implausible = implausible_counts(
+        trained.metrics,
+        method.weighted_by_key,
+        enrolled=method.enrolled_sizes,
+        first=method.progress.first_counts,
+        max_growth=method.max_growth,
+        first_limit=first_limit,
+    )
+    trained.refuse(implausible)
+    trained.refuse(out_of_proportion(trained.metrics, method.needs, method.loss_limit))
+
+
+def usable_sizes(method: Method, sizes: Mapping[str, float], first_limit: float = math.inf) -> dict[str, float]:
+    """Return which of the sizes that clients say they have can be the weights of their replies.
+
+    Where replies are weighted by another metric, none can; a client that was enrolled with fewer examples, or says
+    that it has far more than the others, says in its first usable reply how many it has.
+    """
+    if method.weighted_by_key != NUM_EXAMPLES:
+        return {}
+    first, enrolled = method.progress.first_counts, method.enrolled_sizes
+    return {
+        name: size
+        for name, size in sizes.items()
+        if (size <= enrolled[name] if name in enrolled else not beyond_others(name, size, first, first_limit))
+    }
+
+
+def screen_buffers(method: Method, trained: Trained) -> None:
+    """Leave out replies with buffers that change out of proportion to the global model's and to the others' changes.
+
+    Buffers are no part of the update; but they are averaged, and one absurd variance would spoil every evaluation.
+    """
+    layout, limit = trained.updates.layout, method.update_limit
+    if not layout.buffers or limit == math.inf:
+        return
+    changes = dict(zip(trained.names, trained.updates.buffer_changes().tolist(), strict=True))
+    most = largest_in_proportion(changes.values(), limit, layout.distance(None, layout.buffers))
+    trained.refuse(
+        {
+            name: f"its buffers ({', '.join(layout.buffers)}) change by {change:g}, beyond {most:g}: {limit:g} times "
+            "(update_limit) the larger of the received model's buffers and the round's median change"
+            for name, change in changes.items()
+            if change > most
+        }
+    )
+
+
+# Lengths of updates ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Usual:
+    """What is usual among the replies that are left: the length r, and each client's e_k."""
+
+    length: float
+    allowances: FloatArray
+
+    def times(self, factor: float) -> FloatArray:
+        """Return `factor` · e_k · r for each reply."""
+        with np.errstate(over="ignore"):
+            return factor * self.length * self.allowances
+
+
+def usual(lengths: FloatArray, counts: FloatArray, past: FloatArray, model_length: Callable[[], float]) -> Usual:
+    """Return the usual length of a round's updates, and each client's allowance, by ‖u_k‖ and n_k, shape (m,).
+
+    `past` is what `Lengths.before` returns; `model_length` computes ‖w‖ where it is needed.
+    """
+    moving = lengths[lengths > 0.0]
+    medians = [lower_median(each) for each in (moving[:0] if len(moving) == 1 else moving, past) if len(each)]
+    length = max(medians, default=0.0)
+    allowances = np.clip(counts / lower_median(counts), 1.0, LARGEST_ALLOWANCE)
+    return Usual(length if length > 0.0 else max(model_length(), 1.0), allowances)
+
+
+def too_long(
+    lengths: FloatArray,
+    counts: FloatArray,
+    past: FloatArray,
+    model_length: Callable[[], float],
+    limit: float,
+    longest: FloatArray | None = None,
+) -> tuple[dict[int, float], Usual | None]:
+    """Return the updates longer than ‖w‖ and than `limit` · e_k · r, by place with their bounds, and what is usual.
+
+    The one furthest beyond its bound is left out first; then r and e are computed again without it. Nothing is usual
+    where no update is left. `longest` replaces ‖u_k‖ in the comparison where a reply has another model as well.
+    """
+    compared = lengths if longest is None else longest
+    left, refused = np.arange(len(lengths)), dict[int, float]()
+    while len(left):
+        found = usual(lengths[left], counts[left], past, model_length)
+        bounds = found.times(limit)
+        if (compared[left] <= bounds).all():  # all that a round of plausible replies needs
+            return refused, found
+        # an update as long as the model, but for rounding, is never refused
+        bounds = np.maximum(bounds, model_length() * (1.0 + 1e-6))
+        excess = compared[left] / bounds
+        furthest = int(np.argmax(excess))
+        if excess[furthest] <= 1.0:
+            return refused, found
+        refused[int(left[furthest])] = float(bounds[furthest])
+        left = np.delete(left, furthest)
+    return refused, None
+
+
+def lower_median(values: FloatArray) -> float:
+    """Return the median, of an even number of values the lower one of the two in the middle."""
+    return float(np.sort(values)[(len(values) - 1) // 2])
+
+
+def screen_lengths(method: Method, trained: Trained, server_round: int) -> Usual | None:
+    """Leave out replies whose update is too long; return what is usual among the others, None where none is left.
+
+    A snapshot keeps to the bound of its client's update. Second updates that are rows are compared with each other: a
+    gradient of something else than the loss has another length.
+    """
+    layout, past = trained.updates.layout, method.progress.lengths.before(server_round)
+
+    def refuse(lengths: FloatArray, what: str, longest: FloatArray | None = None) -> Usual | None:
+        names, counts, compared = trained.names, trained.column(NUM_EXAMPLES), lengths if longest is None else longest
+        refused, found = too_long(lengths, counts, past, lambda: layout.length, method.update_limit, longest)
+        reasons: dict[str, str] = {}
+        for place, bound in refused.items():
+            which = what if longest is None or lengths[place] <= bound else "update"
+            reasons[names[place]] = (
+                f"its {which} has the length {compared[place]:g}, beyond {bound:g}: the larger of the received model's "
+                f"length ({layout.length:g}) and {method.update_limit:g} times (update_limit) what is usual for its "
+                "number of examples"
+            )
+        trained.refuse(reasons)
+        return found
+
+    second, lengths = trained.second, trained.updates.lengths
+    if second is None:
+        return refuse(lengths, "update")
+    if not method.has_second_rows:
+        return refuse(lengths, method.second, np.maximum(lengths, second.lengths))
+    refuse(second.lengths, method.second)
+    return refuse(trained.updates.lengths, "update")
+
+
+# Steps --------------------------------------------------------------------------------------------------------------
+
+
+def check_step(method: Method, layout: Layout, step: float, longest_update: float) -> None:
+    """Raise ValueError where a step of this length is too long for the received model, the updates and earlier steps.
+
+    With a server optimizer it is the method's step: that an update is absurd shows there. An adaptive step is no longer
+    for a longer update, and one with momentum is as long as several steps; the user's step size says how long.
+    """
+    limit = method.update_limit
+    known = max(longest_update, method.progress.lengths.longest_step)
+    if step > limit * known and step > limit * layout.length:
+        raise ValueError(
+            f"the step has the length {step:g}, beyond {limit:g} times (update_limit) the largest of the received "
+            f"model's length ({layout.length:g}), the longest update's and the longest step's so far ({known:g})"
+        )
+
+
+# Models -------------------------------------------------------------------------------------------------------------
+
+
+def explain_not_finite(trained: Trained, server_round: int) -> str:
+    """Return what is wrong with the received model where replies are not finite because of it, else "".
+
+    The reasons of these replies say so then: no client is to be blamed for a model that another one broke.
+    """
+    names = trained.refused.not_finite
+    if not names or (len(names) == 1 and trained.names):  # of one among several, it is that client's fault
+        return ""
+    layout = trained.updates.layout
+    words = describe_broken({name: layout.finite_part(name, array) for name, array in layout.arrays.items()})
+    if words:
+        log.error("round %d: %s", server_round, words)
+        for name in names:
+            trained.refused.explain(name, words)
+    return words
+
+
+def check_model(method: Method, model: Model) -> None:
+    """Raise BrokenModelError where what is trained of the first model is not finite, or where it has integers alone.
+
+    Log where it is broken but finite.
+    """
+    if model and all(array.dtype.kind in "iub" for array in model.values()):
+        arrays = ", ".join(f"{name} ({array.dtype})" for name, array in model.items())
+        raise BrokenModelError(
+            f"the model has no array of floats, which alone are trained: {arrays}. Send its parameters as float32"
+        )
+    for name, array in model.items():
+        if array.dtype.kind not in "fiub":
+            raise BrokenModelError(f"array {name!r} has dtype {array.dtype}; only {DTYPES} are supported")
+    statistics = [name for name in model if name.endswith(STATISTICS)]
+    untrained = {*method.frozen, *(statistics if method.buffers is None else method.buffers)}
+    finite = {name: array[np.isfinite(array)] if name in untrained else array for name, array in model.items()}
+    words = describe_broken(finite)
+    if not all(np.isfinite(array).all() for array in finite.values()):
+        raise BrokenModelError(
+            f"no client can train: {words}. A constant that nobody trains, as a mask, is a buffer (register_buffer) of "
+            "a model of PyTorch; name others by frozen=(…,) or buffers=(…,) of the strategy"
+        )
+    if words:
+        log.error("%s", words)
+
+
+def describe_broken(model: Model) -> str:
+    """Return in words that a global model is not finite, or far too large, and in which array; "" where it is not."""
+    floats = {name: array for name, array in model.items() if array.dtype.kind == "f"}
+    largest = {name: float(np.abs(array).max(initial=0.0)) for name, array in floats.items()}
+    # where training fails with a larger parameter, the model is the reason
+    worst = next((name for name, value in largest.items() if not value <= 1e6), "")
+    return f"the global model is broken: array {worst!r} has an entry of {largest[worst]:g}" if worst else ""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fairbloom.protocol.options import Beta1, Beta2, Tau, default_of
 
-from .ranges import above
+from .ranges import within
 from .updates import FloatArray, places
 
 NONE, AVGM, ADAGRAD, ADAM, YOGI = "none", "avgm", "adagrad", "adam", "yogi"
@@ -73,7 +73,7 @@ class ServerOptimizer:
         """
         name, lr = options["server_optimizer"], options["server_optimizer_lr"]
         given = {option: options[option] for option, default in DEFAULTS.items() if options[option] != default}
-        given |= {} if lr is None else {LR: above(0.0, server_optimizer_lr=lr)}
+        given |= {} if lr is None else {LR: within("(0.0, inf)", server_optimizer_lr=lr)}
         for option in sorted(WITHOUT_EFFECT[name] & given.keys()):
             reading = ", ".join(each for each, without in WITHOUT_EFFECT.items() if option not in without)
             raise ValueError(
@@ -107,7 +107,9 @@ class ServerOptimizer:
         """
         if not down.any():
             return model, moments
-        before = moments or self._first_moments(model)
+        if (before := moments) is None:
+            zeros = np.zeros(model.shape, np.promote_types(model.dtype, np.float32))
+            before = Moments(zeros, None if self.name == AVGM else np.full_like(zeros, self.tau**2))
         after, first = np.empty_like(model), np.empty_like(before.first)
         second = None if before.second is None else np.empty_like(before.second)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -126,10 +128,6 @@ class ServerOptimizer:
                     f"what the server optimizer {self.name} keeps of the steps is beyond the range of {moment.dtype}"
                 )
         return after, Moments(first, second)
-
-    def _first_moments(self, like: NDArray[Any]) -> Moments:
-        first = np.zeros(like.shape, np.promote_types(like.dtype, np.float32))
-        return Moments(first, None if self.name == AVGM else np.full_like(first, self.tau**2))
 
     def _second(self, v: FloatArray, squares: FloatArray) -> FloatArray:
         if self.name == ADAGRAD:

@@ -11,7 +11,7 @@ from typing import Any
 from fairbloom.protocol.names import STATE_ROUND
 
 from .clients import Trained
-from .screening import MissingMetricError
+from .refusals import MissingMetricError
 
 MAX_STATE_LOSSES = 2
 """A client that has lost its state so often is refused from then on."""
@@ -49,19 +49,20 @@ class States:
         The round of the state is taken out of the replies' metrics.
         """
         lost: list[str] = []
+        reasons: dict[str, ValueError | str] = {}
         for name in trained.names:
             from_round = trained.metrics[name].pop(STATE_ROUND, None)
             if self.losses.get(name, 0) >= MAX_STATE_LOSSES:
-                trained.refuse(name, f"it has lost its state between rounds {self.losses[name]} times: {REMEDY}")
+                reasons[name] = f"it has lost its state between rounds {self.losses[name]} times: {REMEDY}"
             elif from_round is None:
-                trained.refuse(name, MissingMetricError(STATE_ROUND, None))
+                reasons[name] = MissingMetricError(STATE_ROUND, None)
             elif from_round != sent[name]:
                 lost.append(name)
-                trained.refuse(
-                    name,
+                reasons[name] = (
                     f"it has lost its state between rounds: it continued from its state of round {from_round:g}, and "
-                    f"its last reply that was used is that of round {sent[name]} (0: none)",
+                    f"its last reply that was used is that of round {sent[name]} (0: none)"
                 )
+        trained.refuse(reasons)
         return tuple(lost)
 
     def state_dict(self) -> dict[str, Any]:

@@ -37,7 +37,7 @@ WIDE_COLUMNS = 4096
 """From this many columns on, each row is multiplied by itself in a call of its own."""
 
 CACHED_NUMBERS = 262144
-"""How many numbers of whole rows are checked, subtracted and checked again before the next ones are read."""
+"""How many numbers of whole rows are checked and subtracted before the next ones are read."""
 
 EXACT_NUMBERS = 2_000_000
 """Up to this many numbers (rows · columns) are multiplied in float64; beyond, in the model's own dtype within a chunk,
@@ -68,7 +68,8 @@ UNFROZEN = "let its client leave it untrained (requires_grad = False), or out of
 """The remedy where a client replies other values of an array that nobody trains."""
 
 SAFE_EXPONENT = 40
-"""Rows whose largest entry lies outside 2^±40 are stored divided by a power of two, so that no product overflows."""
+"""Where the largest entry of a row lies outside 2^±40, the round's numbers are multiplied in float64: no product then
+overflows."""
 
 
 class NotFiniteError(ValueError):
@@ -80,20 +81,20 @@ class Vectors:
     """Flat vectors of one size, one below the other.
 
     `blocks` are matrices in the model's dtype, each of shape (some, d), or models whose updates are computed where they
-    are read. Each row is multiplied by its entry of `scales`, shape (m,): a power of two.
+    are read. `extreme` says that the largest entry of a row lies outside 2^±SAFE_EXPONENT.
     """
 
     blocks: tuple[NDArray[Any] | Borrowed, ...]
-    scales: FloatArray
+    extreme: bool = False
 
     @classmethod
-    def of(cls, values: NDArray[Any], scale: float = 1.0) -> Vectors:
+    def of(cls, values: NDArray[Any], *, extreme: bool = False) -> Vectors:
         """Return one vector of shape (d,)."""
-        return cls((values[None, :],), np.array([scale]))
+        return cls((values[None, :],), extreme)
 
     def __len__(self) -> int:
         """Return m, the number of vectors."""
-        return len(self.scales)
+        return len(self.blocks[0]) if len(self.blocks) == 1 else sum(map(len, self.blocks))
 
     @classmethod
     def below(cls, parts: Sequence[Vectors]) -> Vectors:
@@ -101,7 +102,7 @@ class Vectors:
         if len(parts) == 1:
             return parts[0]
         blocks = tuple(block for part in parts for block in part.blocks)
-        return cls(blocks, np.concatenate([part.scales for part in parts]))
+        return cls(blocks, any(part.extreme for part in parts))
 
     def __getitem__(self, place: int) -> Vectors:
         """Return the vector at a place as the only one."""
@@ -109,7 +110,7 @@ class Vectors:
         for block in self.blocks:
             if row < len(block):
                 only = block.only(row) if isinstance(block, Borrowed) else block[row : row + 1]
-                return Vectors((only,), self.scales[place : place + 1])
+                return Vectors((only,), self.extreme)
             row -= len(block)
         raise IndexError(place)
 
@@ -119,31 +120,28 @@ class Vectors:
         return self.blocks[0].shape[1] if self.blocks else 0
 
     @property
-    def few(self) -> bool:
-        """Whether there are so few numbers that products are made in float64."""
-        return len(self) * self.size <= EXACT_NUMBERS
+    def in_float64(self) -> bool:
+        """Whether products are made in float64, since there are so few numbers, or extreme ones."""
+        return self.extreme or len(self) * self.size <= EXACT_NUMBERS
 
-    def chunks(self, exact: bool, every: int = 1, first: int = 0) -> Iterator[tuple[slice, NDArray[Any]]]:
-        """Yield CHUNK_COLUMNS of all rows at a time, shape (m, ≤ CHUNK_COLUMNS), unscaled; in float64 if `exact`.
-
-        With `every`, it is one chunk of so many, from number `first` on.
-        """
+    def chunks(self, exact: bool) -> Iterator[tuple[slice, NDArray[Any]]]:
+        """Yield CHUNK_COLUMNS of all rows at a time, shape (m, ≤ CHUNK_COLUMNS); in float64 if `exact`."""
         dtype = np.dtype(np.float64) if exact else self.blocks[0].dtype
-        matrix, chosen = self._as_they_lie(dtype), islice(places(self.size), first, None, every)
-        if matrix is not None:
-            for place in chosen:
+        if (matrix := self._as_they_lie(dtype)) is not None:
+            for place in places(self.size):
                 yield place, matrix[:, place]
             return
         buffer = np.empty((len(self), min(CHUNK_COLUMNS, self.size)), dtype)
-        for place in chosen:
+        for place in places(self.size):
             yield place, self._columns(place, buffer)
 
     def each_chunk(self, exact: bool, work: Callable[[slice, NDArray[Any]], T]) -> Iterator[T]:
         """Yield what `work` makes of the chunks, in their order.
 
-        Threads, one for each processor core, compute borrowed updates.
+        Threads, one for each processor core, compute borrowed updates, where there are many.
         """
-        if not any(isinstance(block, Borrowed) for block in self.blocks):
+        few = self.size <= CHUNKS_PER_TASK * CHUNK_COLUMNS
+        if few or not any(isinstance(block, Borrowed) for block in self.blocks):
             for place, chunk in self.chunks(exact):
                 yield work(place, chunk)
             return
@@ -160,7 +158,7 @@ class Vectors:
                 yield from results
 
     def _columns(self, place: slice, buffer: NDArray[Any]) -> NDArray[Any]:
-        """Return these columns of all rows, unscaled, in a buffer of the shape (m, CHUNK_COLUMNS)."""
+        """Return these columns of all rows in a buffer of the shape (m, CHUNK_COLUMNS)."""
         columns, row = buffer[:, : place.stop - place.start], 0
         for block in self.blocks:
             part = columns[row : row + len(block)]
@@ -344,7 +342,6 @@ class Borrowed:
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self._models: list[list[NDArray[Any]]] = []
-        self._exponents: list[int] = []
         self._pieces: dict[int, list[tuple[int, NDArray[Any], slice, slice]]] = {}
 
     def __len__(self) -> int:
@@ -376,19 +373,17 @@ class Borrowed:
         pieces = self._pieces.setdefault(place.start, []) or self._cut(place)
         rounded = None if out.dtype == self.dtype else np.empty(place.stop - place.start, self.dtype)
         with np.errstate(over="ignore", invalid="ignore"):
-            for model, exponent, row in zip(self._models[rows], self._exponents[rows], out, strict=True):
+            for model, row in zip(self._models[rows], out, strict=True):
                 target = row if rounded is None else rounded
                 for array, received, where, to in pieces:
                     np.subtract(received, model[array][where], out=target[to], casting="same_kind")
-                if exponent:
-                    np.ldexp(target, -exponent, out=target)
                 if rounded is not None:  # updates are of the model's dtype, whatever is made of them
                     row[:] = rounded
 
     def only(self, row: int) -> Borrowed:
         """Return one of the updates as the only one; it holds its model, and none of the others."""
         other = Borrowed(self._layout)
-        other._models, other._exponents = [self._models[row]], [self._exponents[row]]
+        other._models = [self._models[row]]
         return other
 
     def _cut(self, place: slice) -> list[tuple[int, NDArray[Any], slice, slice]]:
@@ -403,217 +398,167 @@ class Borrowed:
     def add(self, arrays: Model) -> None:
         """Take in a model as it is."""
         self._models.append([arrays[name].ravel() for name in self._layout.trainable])
-        self._exponents.append(0)
 
     def model(self, row: int) -> Model:
         """Return the trainable arrays of a model, flat, by name."""
         return dict(zip(self._layout.trainable, self._models[row], strict=True))
 
-    def divide(self, row: int, exponent: int) -> None:
-        """Divide an update, wherever it is read, by 2^`exponent`."""
-        self._exponents[row] = exponent
-
     def keep(self, rows: Sequence[int]) -> None:
         """Leave out all but these rows."""
         self._models = [self._models[k] for k in rows]
-        self._exponents = [self._exponents[k] for k in rows]
 
 
 class Updates:
-    """The usable replies of one round as flat updates, in the order of client names.
+    """The replies of one round as flat updates, in the order of client names.
+
+    Either models are given to `add`, which keeps them where they are: their arrays must not change. Or flat models lie
+    in the rows of `matrix`, of shape (at least m, d), and `add_rows` makes updates of them. `screen` follows.
 
     Parameters
     ----------
-    capacity
-        The most updates there will be.
-    matrix
-        Where they lie, of shape (capacity, d), such as in a file; None: in memory.
     of
         What errors call the models, such as "snapshot"; "": the reply's.
-    borrowed
-        Whether the arrays given to `add` never change: large ones are then not copied, and `screen_borrowed` follows
-        the last `add`.
     """
 
-    def __init__(
-        self,
-        layout: Layout,
-        capacity: int,
-        matrix: NDArray[Any] | None = None,
-        of: str = "",
-        *,
-        borrowed: bool = False,
-    ) -> None:
+    def __init__(self, layout: Layout, matrix: NDArray[Any] | None = None, of: str = "") -> None:
         self.layout = layout
-        self.capacity = capacity
-        if matrix is not None:
-            self.matrix = matrix
         self._of = f" of the {of}" if of else ""
-        self._borrowed = Borrowed(layout) if borrowed and capacity * layout.size > EXACT_NUMBERS else None
+        self._rows: NDArray[Any] | Borrowed = Borrowed(layout) if matrix is None else matrix
         self._carried = (*layout.buffers, *layout.integers)
-        self._scales: list[float] = []
         self._others: list[Model] = []
+        self._extreme: list[bool] = []
+        self._unusable: dict[int, ValueError] = {}  # by place, found before `screen`
         self._squares: FloatArray | None = None
         self._products: FloatArray | None = None
 
-    @cached_property
+    @property
     def matrix(self) -> NDArray[Any]:
-        """The rows, shape (capacity, d): those in use are updates, those after them are free."""
-        return np.empty((self.capacity, self.layout.size), self.layout.dtype)
+        """The rows that were given: those in use are updates, those after them are free."""
+        if isinstance(self._rows, Borrowed):
+            raise TypeError("these updates are borrowed from models, and lie in no matrix")
+        return self._rows
+
+    def __len__(self) -> int:
+        """Return m, the number of updates."""
+        return len(self._others)
 
     def add(self, arrays: Model) -> None:
-        """Take in u = w − `arrays` as the next row, with copies of its buffers.
+        """Take in u = w − `arrays`, with copies of its buffers."""
+        if not isinstance(self._rows, Borrowed):
+            raise TypeError("these updates lie in a matrix: write the model into its next row, and call add_rows")
+        self._rows.add(arrays)
+        self._carry([arrays])
 
-        An entry that is not finite raises ValueError, and nothing is taken in; among borrowed arrays, `screen_borrowed`
-        finds it.
+    def add_rows(self, others: Sequence[Model]) -> None:
+        """Turn the rows of `matrix` after those in use, which hold flat models, into updates.
+
+        `others` has the buffers and integer arrays of each new row's model.
         """
-        exponent = 0
-        if self._borrowed is None:
-            exponent = self._store(arrays, self.matrix[len(self._scales)])
-        else:
-            self._check_buffers(arrays)
-            self._borrowed.add(arrays)
+        first, matrix = len(self), self.matrix
+        self._carry(others)
+        step = max(1, CACHED_NUMBERS // max(1, self.layout.size))
+        for start in range(first, len(self), step):
+            rows = matrix[start : min(start + step, len(self))]
+            with np.errstate(over="ignore", invalid="ignore"):
+                suspects = np.flatnonzero(~np.isfinite(np.vecdot(rows, rows)))
+                for k in map(int, suspects):
+                    self._note(start + k, {name: rows[k][place] for name, place in self.layout.slices})
+                np.subtract(self.layout.flat, rows, out=rows)
+            release(matrix)
+
+    def _carry(self, others: Sequence[Model]) -> None:
+        first, carried = len(self), self._carried
+        self._others += [{name: other[name].copy() for name in carried} for other in others] if carried else others
+        self._extreme += [False] * len(others)
         self._forget()
-        self._scales.append(2.0**exponent)
-        self._others.append({name: arrays[name].copy() for name in self._carried})
+        for place in range(first, len(self)) if self.layout.buffers else ():
+            self._note(place, {name: self._others[place][name] for name in self.layout.buffers})
 
-    def _store(self, arrays: Model, row: NDArray[Any]) -> int:
-        """Store an update in a row, divided by a power of two; return the exponent."""
-        if not np.isfinite(square := self._subtract(arrays, row)):
-            self._check_finite({name: arrays[name] for name in self.layout.trainable})
-        self._check_finite({name: arrays[name] for name in self.layout.buffers})
-        exponent = 0 if SAFE_SQUARES[0] < square < SAFE_SQUARES[1] else _exponent(row)
-        if exponent:
-            np.ldexp(row, -exponent, out=row)
-        release(self.matrix)
-        return exponent
+    def _note(self, place: int, arrays: Model) -> None:
+        """Note the reply as unusable where an entry is not finite, and not what it is in the received model."""
+        for name, array in arrays.items():
+            finite = np.isfinite(array)
+            constant = self.layout.constants.get(name)
+            if constant is None:
+                same = bool(finite.all())
+            else:
+                same = bool(finite[~constant].all()) and _are_same(array[constant], self.layout.arrays[name][constant])
+            if not same:
+                self._unusable[place] = NotFiniteError(f"array {name!r}{self._of} is not finite")
+                return
 
-    def _check_buffers(self, arrays: Model) -> None:
-        """Raise NotFiniteError where buffers are not finite; what else is not is named before them."""
-        try:
-            self._check_finite({name: arrays[name] for name in self.layout.buffers})
-        except NotFiniteError:
-            self._check_finite({name: arrays[name] for name in self.layout.trainable})
-            raise
-
-    def screen_borrowed(
-        self, *, gram: bool, by_array: bool = False, below: Sequence[Vectors] = ()
-    ) -> dict[int, ValueError]:
-        """Check the borrowed updates in one pass, which also measures them.
-
-        Return why rows cannot be used, by their places.
+    def screen(self, *, gram: bool, by_array: bool = False, below: Sequence[Vectors] = ()) -> dict[int, ValueError]:
+        """Return why updates cannot be used, by their places; the pass over all that finds it also measures them.
 
         With `gram`, that pass computes the Gram matrix as well, whole or `by_array`, with the rows of `below` after the
         updates.
         """
-        borrowed, wrong = self._borrowed, dict[int, ValueError]()
-        if borrowed is None or not len(borrowed):
-            return wrong
-        ends = self.layout.ends if by_array else (self.layout.size,)
-        gram = gram and not (below and self.vectors.few)  # whose products would be others with more rows
-        rows = Vectors.below([self.vectors, *below]) if gram else self.vectors
-        squares, products = squares_and_products(rows, ends if gram else ())
-        squares = squares[: len(borrowed)]
-        unusual = np.flatnonzero(~((squares > SAFE_SQUARES[0]) & (squares < SAFE_SQUARES[1])))  # NaN is unusual, too
-        for k in map(int, unusual):
-            try:
-                if not np.isfinite(squares[k]):
-                    self._check_finite(borrowed.model(k))
-                exponent = _exponent(borrowed[k])
-                borrowed.divide(k, exponent)
-                self._scales[k] = 2.0**exponent
-            except ValueError as reason:
-                wrong[k] = reason
-        if not len(unusual):
-            self._squares, self._products = squares, products if gram else None
-        return wrong
+        if not (m := len(self)):
+            return {}
+        rows, ends = self.vectors, tuple[int, ...]()
+        if gram and not (below and rows.in_float64):  # whose products would be others with more rows
+            rows, ends = Vectors.below([rows, *below]), self.layout.ends if by_array else (self.layout.size,)
+        squares, products = squares_and_products(rows, ends)
+        squares = squares[:m]
+        usual = (squares > SAFE_SQUARES[0]) & (squares < SAFE_SQUARES[1])  # NaN is unusual, too
+        for k in map(int, np.flatnonzero(~usual)):
+            if isinstance(self._rows, Borrowed) and not np.isfinite(squares[k]):
+                self._note(k, self._rows.model(k))
+            if k not in self._unusable:
+                try:
+                    self._extreme[k] = is_extreme(self._rows[k])
+                except ValueError as reason:
+                    self._unusable[k] = reason
+        if not any(self._extreme):
+            self._squares, self._products = squares, products if ends else None
+        return self._unusable
 
     def _forget(self) -> None:
         self._squares = self._products = None
 
-    def add_rows(self, others: Sequence[Model]) -> dict[int, ValueError]:
-        """Turn the rows of `matrix` after those in use, which hold flat models, into updates.
-
-        Return why some are left out.
-
-        `others` has the buffers and integer arrays of each new row's model. Rows after one that is left out move up.
-        """
-        first, wrong = len(self._scales), dict[int, ValueError]()
-        self._forget()
-        carried = self._carried
-        self._others += [{name: other[name].copy() for name in carried} if carried else {} for other in others]
-        self._scales += [1.0] * len(others)
-        step = max(1, CACHED_NUMBERS // max(1, self.layout.size))
-        for start in range(first, first + len(others), step):
-            places = slice(start, min(start + step, first + len(others)))
-            rows = self.matrix[places]
-            with np.errstate(over="ignore", invalid="ignore"):
-                finite = np.isfinite(np.vecdot(rows, rows))
-                suspects = {int(k): rows[k].copy() for k in np.flatnonzero(~finite)}
-                np.subtract(self.layout.flat, rows, out=rows)
-                squares = np.vecdot(rows, rows)
-            usual = finite & (squares > SAFE_SQUARES[0]) & (squares < SAFE_SQUARES[1])
-            for k in range(len(rows)) if self.layout.buffers else map(int, np.flatnonzero(~usual)):
-                try:
-                    if k in suspects:
-                        self._check_finite({name: suspects[k][place] for name, place in self.layout.slices})
-                    self._check_finite({name: self._others[start + k][name] for name in self.layout.buffers})
-                    if not usual[k]:
-                        exponent = _exponent(rows[k])
-                        np.ldexp(rows[k], -exponent, out=rows[k])
-                        self._scales[start + k] = 2.0**exponent
-                except ValueError as reason:
-                    wrong[start + k - first] = reason
-            release(self.matrix)
-        self.remove(*(first + place for place in wrong))
-        return wrong
-
     def remove(self, *places: int) -> None:
         """Leave out the rows at `places`; those after them move up, one at a time, so that no copy of all is made."""
-        left = [k for k in range(len(self._scales)) if k not in places]
-        if self._borrowed is not None:
-            self._borrowed.keep(left)
+        left = [k for k in range(len(self)) if k not in places]
+        if isinstance(self._rows, Borrowed):
+            self._rows.keep(left)
         else:
             for to, k in enumerate(left):
                 if to != k:
-                    self.matrix[to] = self.matrix[k]
-                    release(self.matrix)
-        self._scales = [self._scales[k] for k in left]
+                    self._rows[to] = self._rows[k]
+                    release(self._rows)
+        self._unusable = {to: self._unusable[k] for to, k in enumerate(left) if k in self._unusable}
+        self._extreme = [self._extreme[k] for k in left]
         self._others = [self._others[k] for k in left]
         self._forget()
 
     def replace(self, place: int, values: FloatArray) -> None:
-        """Put another update, shape (d,), in the place of one."""
+        """Put another update, shape (d,), in the place of one that lies in the matrix."""
         self.matrix[place] = values
-        exponent = _exponent(self.matrix[place])
-        np.ldexp(self.matrix[place], -exponent, out=self.matrix[place])
-        self._scales[place] = 2.0**exponent
+        self._extreme[place] = is_extreme(self.matrix[place])
         self._forget()
 
     @property
     def lengths(self) -> FloatArray:
-        """‖u_k‖, shape (m,), finite wherever the updates are."""
-        return np.asarray(np.sqrt(self._unscaled_squares) * self._scales)
+        """‖u_k‖, shape (m,)."""
+        return np.asarray(np.sqrt(self._measured()))
 
     @property
     def squared_norms(self) -> FloatArray:
         """‖u_k‖², shape (m,); 0 where it is next to nothing."""
-        squares = self._unscaled_squares * np.square(self._scales)
-        return np.where(squares < SMALLEST_SQUARE, 0.0, squares)
+        return np.where(self._measured() < SMALLEST_SQUARE, 0.0, self._measured())
 
-    @property
-    def _unscaled_squares(self) -> FloatArray:
-        """The squared norms as the rows lie, remembered until a row comes or goes, since they cost a pass over all."""
+    def _measured(self) -> FloatArray:
+        """Return the squared norms, remembered until a row comes or goes, since they cost a pass over all."""
         if self._squares is None:
             self._squares, _ = squares_and_products(self.vectors)
         return self._squares
 
     def gram(self, vectors: Vectors, *, exact: bool) -> FloatArray:
-        """Return what `gram_matrix` does of the updates and the rows below them; `screen_borrowed` may know it."""
+        """Return what `gram_matrix` does of the updates and the rows below them; `screen` may know it."""
         return np.asarray(self._gram_matrices(vectors, (self.layout.size,), exact)[0])
 
     def grams(self, vectors: Vectors, *, exact: bool) -> FloatArray:
-        """Return the same for each trainable array, shape (L, rows, rows); `screen_borrowed` may know it."""
+        """Return the same for each trainable array, shape (L, rows, rows); `screen` may know it."""
         return self._gram_matrices(vectors, self.layout.ends, exact)
 
     def _gram_matrices(self, vectors: Vectors, ends: Sequence[int], exact: bool) -> FloatArray:
@@ -631,31 +576,11 @@ class Updates:
         layout = self.layout
         return np.array([layout.distance(other, layout.buffers) for other in self._others])
 
-    def _subtract(self, arrays: Model, row: NDArray[Any]) -> float:
-        """Store u = w − `arrays` in a row; return its square sum."""
-        with np.errstate(over="ignore", invalid="ignore"):
-            for name, place in self.layout.slices:
-                np.subtract(self.layout.flat[place], arrays[name].ravel(), out=row[place], casting="same_kind")
-            return float(np.dot(row, row))
-
-    def _check_finite(self, arrays: Model) -> None:
-        """Raise NotFiniteError where an entry is not finite, and not what it is in the received model."""
-        for name, array in arrays.items():
-            finite = np.isfinite(array)
-            constant = self.layout.constants.get(name)
-            if constant is None:
-                same = bool(finite.all())
-            else:
-                same = bool(finite[~constant].all()) and _are_same(array[constant], self.layout.arrays[name][constant])
-            if not same:
-                raise NotFiniteError(f"array {name!r}{self._of} is not finite")
-
     @property
     def vectors(self) -> Vectors:
         """The updates added so far; they share the memory of this."""
-        count = len(self._scales)
-        rows = self.matrix[:count] if self._borrowed is None else self._borrowed
-        return Vectors((rows,), np.array(self._scales, np.float64))
+        rows = self._rows if isinstance(self._rows, Borrowed) else self._rows[: len(self)]
+        return Vectors((rows,), any(self._extreme))
 
     def model_after(
         self, coefficients: FloatArray, vectors: Vectors, prior: FloatArray, counts: FloatArray
@@ -705,15 +630,14 @@ def _are_same(one: NDArray[Any], other: NDArray[Any]) -> bool:
     return np.array_equal(one, other, equal_nan=one.dtype.kind == "f" and other.dtype.kind == "f")
 
 
-def _exponent(row: NDArray[Any]) -> int:
-    """Return the power of two by which an update is stored divided; raise ValueError where its square is not finite."""
+def is_extreme(row: NDArray[Any]) -> bool:
+    """Return whether the largest entry lies outside 2^±SAFE_EXPONENT; raise ValueError where a square is not finite."""
     largest = float(max(row.max(), -row.min())) if row.size else 0.0
     if not np.isfinite(largest):
         raise NotFiniteError(f"its update is beyond the range of {row.dtype}")
     if largest > MAX_ENTRY:
         raise ValueError(f"its update has an entry of {largest:.0e}, beyond {MAX_ENTRY:.0e}: inner products overflow")
-    exponent = int(np.frexp(largest)[1])
-    return exponent if abs(exponent) > SAFE_EXPONENT else 0
+    return abs(int(np.frexp(largest)[1])) > SAFE_EXPONENT
 
 
 def gram_matrix(vectors: Vectors, *, exact: bool = False) -> FloatArray:
@@ -732,13 +656,13 @@ def gram_matrices(vectors: Vectors, ends: Sequence[int], *, exact: bool = False)
         return _products(place, block, ends)
 
     if len(vectors) and vectors.size:
-        for parts in vectors.each_chunk(exact or vectors.few, work):
+        for parts in vectors.each_chunk(exact or vectors.in_float64, work):
             _add(parts, products)
     return _finished(vectors, products)
 
 
 def squares_and_products(vectors: Vectors, ends: Sequence[int] = ()) -> tuple[FloatArray, FloatArray]:
-    """Return each vector's squared norm, and the products of `gram_matrices`, all without scales, in one pass."""
+    """Return each vector's squared norm, and the products of `gram_matrices`, in one pass."""
 
     def work(place: slice, block: NDArray[Any]) -> tuple[FloatArray, list[tuple[int, NDArray[Any]]]]:
         with np.errstate(over="ignore", invalid="ignore"):  # each thread has a state of its own
@@ -746,7 +670,7 @@ def squares_and_products(vectors: Vectors, ends: Sequence[int] = ()) -> tuple[Fl
 
     squares, products = np.zeros(len(vectors)), np.zeros((len(ends), len(vectors), len(vectors)))
     with np.errstate(over="ignore", invalid="ignore"):
-        for some, parts in vectors.each_chunk(vectors.few, work) if vectors.size else ():
+        for some, parts in vectors.each_chunk(vectors.in_float64, work) if vectors.size else ():
             squares += some
             _add(parts, products)
     return squares, products
@@ -762,11 +686,10 @@ def _add(parts: Sequence[tuple[int, NDArray[Any]]], products: FloatArray) -> Non
 
 
 def _finished(vectors: Vectors, grams: FloatArray) -> FloatArray:
-    """Turn the products of unscaled vectors' parts, shape (parts, m, m), in place into those of the vectors.
+    """Give equal vectors equal rows in the products of their parts, shape (parts, m, m), in place.
 
-    Equal vectors have equal rows in each, and vectors whose part is next to nothing have rows of zeros.
+    Vectors whose part is next to nothing get rows of zeros.
     """
-    grams *= np.outer(vectors.scales, vectors.scales)
     for part, row in np.argwhere(np.diagonal(grams, axis1=1, axis2=2) < SMALLEST_SQUARE):
         grams[part, row] = grams[part, :, row] = 0.0
     with np.errstate(over="ignore", invalid="ignore"):
@@ -789,9 +712,9 @@ def _equal_vectors(vectors: Vectors, gram: FloatArray) -> Iterator[tuple[int, in
     for _, block in vectors.chunks(exact=False):
         for row, digest in digests.items():
             digest.update(block[row].tobytes())
-    first: dict[tuple[bytes, float], int] = {}
+    first: dict[bytes, int] = {}
     for row, digest in digests.items():
-        twin = first.setdefault((digest.digest(), vectors.scales[row]), row)
+        twin = first.setdefault(digest.digest(), row)
         if twin != row:
             yield row, twin
 
@@ -832,17 +755,17 @@ def weighted_sum(coefficients: FloatArray, vectors: Vectors, into: NDArray[Any],
     """
     if not len(vectors) or into.size == 0 or not coefficients.any():
         return
-    scaled = np.atleast_2d(coefficients * vectors.scales)
-    parts = (into.size,) if coefficients.ndim == 1 else ends
+    coefficients = np.atleast_2d(coefficients)
+    parts = (into.size,) if len(coefficients) == 1 else ends
 
     def subtract(place: slice, block: NDArray[Any]) -> None:
         with np.errstate(over="ignore", invalid="ignore"):  # each thread has a state of its own
-            row = scaled.astype(block.dtype)
+            row = coefficients.astype(block.dtype)
             for number, columns in split_at(parts, place):
                 there = slice(place.start + columns.start, place.start + columns.stop)
                 into[there] = into[there] - row[number] @ block[:, columns]
 
-    for _ in vectors.each_chunk(vectors.few, subtract):
+    for _ in vectors.each_chunk(vectors.in_float64, subtract):
         pass
 
 
@@ -860,4 +783,4 @@ def combine(coefficients: FloatArray, vectors: Vectors) -> Vectors:
     (used,) = coefficients.nonzero()
     if len(used) == 1 and coefficients[used[0]] == 1.0:
         return vectors[int(used[0])]
-    return Vectors.of(total(coefficients, vectors, vectors.blocks[0].dtype))
+    return Vectors.of(total(coefficients, vectors, vectors.blocks[0].dtype), extreme=vectors.extreme)

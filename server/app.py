@@ -11,24 +11,22 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from torch.nn import Module
 
-from fairbloom.errors import FairbloomError
 from fairbloom.flower import is_simulated
 from fairbloom.logs import log
-from fairbloom.protocol.names import AGREED as AGREEMENT
 from fairbloom.protocol.names import DISPARITY, DISPARITY_HARD, LOSS_BEFORE, TRAIN_LOSS
 from fairbloom.protocol.scores import Score, put_first
 from fairbloom.protocol.settings import split_names
 from fairbloom.protocol.version import PROTOCOL
 from fairbloom.rounds.clients import Clients
 from fairbloom.rounds.flower import FlowerClients
-from fairbloom.rounds.limits import BrokenModelError
 from fairbloom.rounds.loop import DivergedError, NothingLearnedError, Rounds
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.quorum import Quorum
 from fairbloom.rounds.round import Round, StopRun
+from fairbloom.rounds.screening import BrokenModelError
 from fairbloom.rounds.updates import Model
 from fairbloom.strategies import FairStrategy
-from fairbloom.tasks import digests, find_task, load_task
+from fairbloom.tasks import digests, load_task
 from fairbloom.tasks.groups import find_two_groups
 from fairbloom.tasks.models import arrays_of, check_arrays, float_buffers, frozen_parameters, shared_parameters
 from fairbloom.tasks.optimizers import usual_learning_rate
@@ -36,14 +34,13 @@ from fairbloom.tasks.score import decide_score, has_two_classes
 
 from .arrival import CLIENTS_FOLDER, check_sizes, drop_revoked, find_first_limit, wait_for_clients
 from .delivery import deliver_model
-from .fallen import chance_of, warn_of_fall
-from .observability import log_as_json, name_worst_served, summarize_row
+from .fallen import warn_of_fall
+from .observability import name_worst_served, summarize_row
 from .polling import PollingGrid
 from .progress import announce
 from .run_folder.checks import check_folder, check_same_data
 from .run_folder.errors import explain_other_state, said_in_app
 from .run_folder.files import (
-    AGREED,
     CHECKPOINTS,
     CONFIG,
     KNOWN,
@@ -71,6 +68,8 @@ def main(grid: Grid, context: Context) -> None:
     with said_in_app("out", at_once=is_simulated(grid)):
         settings = Settings.of(context.run_config)
         settings.check_deployed()
+        if not is_simulated(grid):
+            settings.check_schema()
         _serve(settings, grid)
 
 
@@ -110,7 +109,7 @@ def federate(
     on_round: OnRound = ignore,
     *,
     deployed: bool = False,
-    engine: Callable[[Method, str], tuple[Clients, Mapping[str, object]]] | None = None,
+    engine: Callable[[Method], tuple[Clients, Mapping[str, object]]] | None = None,
 ) -> Path:
     """Run, continue or find finished what `settings` say; return the run folder.
 
@@ -125,7 +124,7 @@ def federate(
         run; another process that writes the folder is waited for, up to a minute, as a lost process may not have
         noticed that its run was handed on; and rounds do not share checkpoints.
     engine
-        Returns, for a method and what the clients have agreed on, who trains and evaluates instead, and how, in plain
+        Returns, for a method, who trains and evaluates instead, and how, in plain
         values for the record of the run.
     """
     config, path = settings.run_config(), choose_run_folder(settings)
@@ -136,13 +135,12 @@ def federate(
         return _leave_finished(path)
     method = settings.strategy()
     clients = clients_of(method)
-    agreed = AGREED.read(path) or agree(settings, clients, deployed=deployed)
     settings = settings.decide_fraction(clients.online(1), CONFIG.read(path).settings)
     config, method.fraction_train = settings.run_config(), settings.fraction_train
     choice: Mapping[str, object] = {}
     if engine is not None:
-        clients, choice = engine(method, agreed)
-    task = load_task({**config, AGREEMENT: agreed})
+        clients, choice = engine(method)
+    task = load_task(config)
     score = decide_score(settings, task, str(CONFIG.read(path).settings.get("score", "")), deployed=deployed)
     settings = settings.model_copy(update={"score": score.name})
     config = settings.run_config()
@@ -165,16 +163,15 @@ def federate(
         if recorder.finished:  # by the process that was waited for
             return _leave_finished(path)
         recorder.begin()
-        write_first_files(path, Beginning(task, agreed, data, choice, deployed))
+        write_first_files(path, Beginning(task, data, choice, deployed))
         check_arrays(module)
         method.buffers, method.shared = float_buffers(module), shared_parameters(module)
         method.frozen = frozen_parameters(module)
         known = record_known(path, clients.online(1)).known if deployed else ()
         limit = find_first_limit() if deployed else math.inf
-        rounds = Rounds(method, clients, settings.num_rounds, agreed, drop_revoked(known), first_limit=limit)
+        rounds = Rounds(method, clients, settings.num_rounds, drop_revoked(known), first_limit=limit)
         _run_rounds(settings, module, score, recorder, method, rounds, on_round, deployed=deployed)
-    rate = f"learning-rate = {settings.learning_rate:g}"
-    warn_of_fall(path, score, method.serves, chance=chance_of(score, task.classes or 0), rate=rate)
+    warn_of_fall(path, score, method.serves, f"learning-rate = {settings.learning_rate:g}")
     return path
 
 
@@ -184,32 +181,6 @@ def _leave_finished(path: Path) -> Path:
     extends = "more num-rounds, and a larger early-stopping if that was the reason," if stopped else "more num-rounds"
     log.info(finished, path, f", since {stopped}" if stopped else "", extends)
     return path
-
-
-def agree(settings: Settings, clients: Clients, *, deployed: bool) -> str:
-    """Return what the clients agree on about their data, "" where the task needs no agreement.
-
-    FairbloomError: no client's data can be used or, unless `deployed`, one client's cannot.
-    """
-    info = find_task(settings.task)
-    if not info.agree:
-        return ""
-    described, refused = clients.about(sorted(clients.online(1)))
-    reasons = dict(refused)
-    if described and (deployed or not reasons):
-        text, unfit = info.agreement(dict(sorted(described.items())))
-        if not unfit:
-            return text
-        reasons |= unfit
-        if deployed:
-            for name, reason in unfit.items():
-                log.warning("the data of client %s cannot be used: %s", name, reason, extra={"client": name})
-            return text
-    if not reasons:
-        raise FairbloomError("no client is online that could describe its data: start clients, and run this again")
-    (first, reason), *others = sorted(reasons.items())
-    more = f" (the data of {', '.join(name for name, _ in others)} cannot be used either)" if others else ""
-    raise FairbloomError(f"the data of client {first} cannot be used: {reason}{more}")
 
 
 def _run_rounds(
@@ -225,8 +196,6 @@ def _run_rounds(
 ) -> None:
     log.info("run folder: %s", recorder.path)
     model = _resume(recorder, method, module)
-    if settings.log_format == "json":
-        log_as_json(recorder.path.name)
     method.summary()
     _suggest_learning_rate(settings)
 
@@ -296,7 +265,7 @@ def _log_round(recorder: RunRecorder, finished: Round, row: Row, score: Score, *
     """Log that a round is finished; rounds that share a checkpoint share the line of its last."""
     if last or recorder.saved == finished.number:
         summary = summarize_row(row, score, recorder.method.serves)
-        log.info("round %d is finished%s", finished.number, summary, extra={"round": finished.number})
+        log.info("round %d is finished%s", finished.number, summary)
     if last and finished.evaluations:
         log.info("worst served: %s", name_worst_served(finished, score, recorder.method.serves))
 

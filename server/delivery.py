@@ -11,7 +11,6 @@ from flwr.serverapp import Grid
 
 from fairbloom.errors import FairbloomError
 from fairbloom.logs import log
-from fairbloom.protocol.names import AGREED as AGREEMENT
 from fairbloom.protocol.names import KEEP, RUN, SERVES
 from fairbloom.protocol.terms import Terms
 from fairbloom.protocol.version import PROTOCOL
@@ -21,7 +20,7 @@ from fairbloom.tasks import load_task
 from fairbloom.tasks.models import frozen_parameters
 
 from .arrival import drop_revoked
-from .run_folder.files import AGREED, DELIVERED, KNOWN, MODEL, ROUNDS, read_delivered
+from .run_folder.files import DELIVERED, KNOWN, MODEL, ROUNDS, read_delivered
 from .run_folder.values import Delivered
 from .settings import Settings
 
@@ -39,11 +38,10 @@ def _deliver(folder: Path, settings: Settings, grid: Grid) -> None:
     clients = FlowerClients(method, grid, settings.round_timeout, protocol=PROTOCOL)
     online = set(clients.online(0))
     if there := [name for name in known if name in online]:  # who has lost it since is given it again
-        agreed = AGREED.read(folder)
-        method.frozen = frozen_parameters(load_task({**settings.run_config(), AGREEMENT: agreed}).model())
+        method.frozen = frozen_parameters(load_task(settings.run_config()).model())
         last = max((int(row["round"]) for row in ROUNDS.read(folder)), default=0)
         others: dict[str, Any] = {KEEP: noted.model, RUN: folder.name, SERVES: method.serves}
-        terms = Terms(server_round=last, agreed=agreed, others=others)
+        terms = Terms(server_round=last, others=others)
         said = clients.keep_final(there, MODEL.read(folder), terms)
         noted = Delivered(noted.model, last, dict(sorted({**noted.clients, **said}.items())))
         DELIVERED.write(folder, noted)

@@ -1,7 +1,5 @@
-"""The log lines of a run while it goes on, as JSON where asked."""
+"""The log lines of a run while it goes on."""
 
-import json
-import logging
 from collections.abc import Mapping
 
 from fairbloom.protocol.names import PERSONAL
@@ -10,31 +8,6 @@ from fairbloom.rounds.round import Round
 
 SHOWN = 5
 """How many of the worst served clients the log names at the end of a run."""
-
-log = logging.getLogger("flwr")
-
-
-class JsonLines(logging.Formatter):
-    """Formats each log record as one JSON object with the run's name, and round and client where it is about one."""
-
-    def __init__(self, run: str) -> None:
-        super().__init__()
-        self._run = run
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Return a record's time, level, message, run, round and client as JSON."""
-        entry = {"time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"), "level": record.levelname.lower()}
-        entry |= {"message": record.getMessage(), "run": self._run}
-        entry |= {key: getattr(record, key) for key in ("round", "client") if hasattr(record, key)}
-        if record.exc_info:
-            entry["exception"] = self.formatException(record.exc_info)
-        return json.dumps(entry, default=str)
-
-
-def log_as_json(run: str) -> None:
-    """Let Flower's logger, and ours below it, write JSON lines that name the run."""
-    for handler in log.handlers:
-        handler.setFormatter(JsonLines(run))
 
 
 def summarize_row(row: Mapping[str, object], score: Score, model: str = "global") -> str:

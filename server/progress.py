@@ -14,32 +14,32 @@ from .run_folder.files import CONFIG, ROUNDS, read_delivered, state_of
 from .run_folder.rows import parse_refusals
 from .run_folder.values import Delivered
 
-FOLDERS = "FAIRBLOOM_RUN_FOLDERS"
-"""Environment variable of the server: the folder where each deployed run leaves a file with its run folder's path."""
+RUN_FOLDER = "FAIRBLOOM_RUN"
+"""Environment variable by which the server names the folder of a deployed run's order and log."""
+
+ANNOUNCED = "folder"
+"""File in that folder with the path of the run folder."""
 
 MOST_REFUSALS = 5
 
 
 def announce(folder: Path) -> None:
     """Write down this run's folder for the server's status, where it asks for that; if the disk refuses, only warn."""
-    place = os.environ.get(FOLDERS)
+    place = os.environ.get(RUN_FOLDER)
     if not place:
         return
-    from fairbloom.flower import run_id
-
     try:
-        Path(place).mkdir(mode=0o700, exist_ok=True)
-        write_whole(Path(place, str(run_id())), os.fsencode(folder))
+        write_whole(Path(place, ANNOUNCED), os.fsencode(folder))
     except OSError as error:
         log.warning(
             "deploy status will not show the rounds of this run: %s cannot be written: %s", place, error.strerror
         )
 
 
-def find_announced(place: Path, run_id: str) -> Path | None:
-    """Return the folder that a run writes to, None where it has announced none."""
+def find_announced(place: Path) -> Path | None:
+    """Return the folder that a run writes to, by the folder of its order; None where it has announced none."""
     try:
-        return Path(os.fsdecode((place / run_id).read_bytes()))
+        return Path(os.fsdecode((place / ANNOUNCED).read_bytes()))
     except OSError:
         return None
 

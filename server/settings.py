@@ -34,10 +34,7 @@ UNSET = ""
 """The value, in a run config, of a parameter without a default that nobody has set: Flower wants every key there."""
 
 
-LEFT_OUT_AT_DEFAULT = (
-    *("adult.group", "adult.left-out", "heart-disease.group"),
-    *("csv.group", "csv.positive", "csv.decimal", "csv.commas", "csv.encoding"),
-)
+LEFT_OUT_AT_DEFAULT = (*("adult.group", "adult.left-out", "heart-disease.group"),)
 """Parameters of tasks that a run config has only where they are changed: with them, clients would not find the states
 that they stored in run folders of format 3."""
 
@@ -77,11 +74,14 @@ class Settings(RunSettings):
         given = {key: value for key, value in run.given().items() if key not in unset}
         info = find_task(run.task)
         setup = info.setup(run)
+        info.check_schema(setup, run.schema_)
         info.check(setup)
         info.check_parameters(given)
+        info.check_shortcuts(given, setup.schema)
         clients = setup.clients or run.clients  # clients that come with the data may still be waited for
         resolved = {"method": method, "model": setup.model, "partition": setup.partition, "clients": clients}
         resolved["optimizer"] = optimizer_in(run)
+        resolved["schema"] = setup.schema
         if run.score in FURTHER and run.score not in split_names(run.scores):  # clients must measure it
             resolved["scores"] = ",".join([*split_names(run.scores), run.score])
         settings = cls.model_validate({**given, **resolved})
@@ -186,6 +186,14 @@ class Settings(RunSettings):
             raise SettingsError(POOLED_IN_ONE_PROCESS)
         if self.attack:
             raise SettingsError(ATTACK_IN_ONE_PROCESS)
+
+    def check_schema(self) -> None:
+        """Raise SettingsError where a run on real nodes lacks the schema that its task needs."""
+        if find_task(self.task).infer and not self.schema_:
+            raise SettingsError(
+                f"task {self.task} needs a schema on real nodes, as no server sees their files: fairbloom data DIR "
+                "--write-schema FILE infers one from files like theirs; submit with --schema FILE"
+            )
 
     def check_quorum(self) -> None:
         """Raise SettingsError where more clients must be online than there are, or than train."""

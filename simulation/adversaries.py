@@ -147,7 +147,7 @@ class Adversaries:
         hostile: Sequence[str],
         number: int,
     ) -> None:
-        rows = _rows(updates)
+        rows = np.array(updates.matrix[: len(updates)], np.float64)
         honest = rows[[place for place, name in enumerate(names) if name not in hostile]]
         for name in hostile:
             place = names.index(name)
@@ -163,7 +163,3 @@ class Adversaries:
                 f"numbers beyond {largest:.3g}: return {updates.layout.size} finite numbers, or lower attack-strength"
             )
         updates.replace(place, changed)
-
-
-def _rows(updates: Updates) -> Vector:
-    return np.asarray(updates.matrix[: len(updates.vectors)] * updates.vectors.scales[:, None], np.float64)

@@ -11,19 +11,20 @@ import torch
 from torch.nn import Module
 
 from fairbloom.client.device import check_device, choose_device
-from fairbloom.client.local import LocalClient, Metrics, Update, load_task_and_model, summary_of
+from fairbloom.client.local import LocalClient, Metrics, Update, load_task_and_model
 from fairbloom.client.preprocessing import keep_preprocessing
 from fairbloom.client.states import ClientStates, StateDict, folder_name, state_folder
 from fairbloom.errors import FairbloomError, did_you_mean, failure_reason
 from fairbloom.protocol.attacks import share_in
-from fairbloom.protocol.names import AGREED
 from fairbloom.protocol.settings import RunSettings, split_names
 from fairbloom.protocol.terms import Terms
+from fairbloom.rounds.aggregation import screen_updates
 from fairbloom.rounds.clients import NOTHING, Replies, Trained
 from fairbloom.rounds.memory import Memory, release
 from fairbloom.rounds.method import Method
+from fairbloom.rounds.refusals import Refusals
 from fairbloom.rounds.roster import share
-from fairbloom.rounds.screening import Refusals, usable_evaluations, usable_reports
+from fairbloom.rounds.screening import usable_evaluations, usable_reports
 from fairbloom.rounds.updates import Model, Updates
 from fairbloom.tasks import Task, load_task
 from fairbloom.tasks.models import arrays_of
@@ -113,23 +114,11 @@ class LocalClients:
         """Return at once: all of them are there."""
         return
 
-    def about(self, names: Sequence[str]) -> tuple[Mapping[str, Mapping[str, Any]], Mapping[str, str]]:
-        """Ask these clients what is to be agreed about their data; return what each answers, and why some cannot."""
-        described: dict[str, Mapping[str, Any]] = {}
-        reasons: dict[str, str] = {}
-        task = load_task(self.settings)
-        for name in names:
-            said = self._answer(summary_of, task, name)
-            if isinstance(said, str):
-                reasons[name] = said
-            else:
-                described[name] = said
-        return described, reasons
-
     def sizes(self, names: Sequence[str]) -> Mapping[str, float]:
         """Return how many training examples each of these clients has; clients with unusable data are left out."""
-        described, _ = self.about(names)
-        return {name: float(about["examples"]) for name, about in described.items()}
+        task = load_task(self.settings)
+        sizes = {name: self._answer(lambda client: len(task.splits(client).train), name) for name in names}
+        return {name: float(size) for name, size in sizes.items() if not isinstance(size, str)}
 
     def keep(self, since: int) -> None:
         """Store what is each client's own, before the run's checkpoint is written; it may go back to round `since`."""
@@ -180,11 +169,7 @@ class LocalClients:
         return None if self._state_folder is None else self._state_folder / folder_name(name)
 
     def begin(self, names: Sequence[str], terms: Terms) -> None:
-        """Take in what the clients have agreed on, and forget those that have not been asked for long."""
-        if terms.agreed != self.settings.parameters.get(AGREED, ""):
-            self.settings = self.settings.model_copy(update={AGREED: terms.agreed})
-            self._locals.clear()
-            self._loaded = None
+        """Forget the clients that have not been asked for long."""
         self._most = max(self._most, len(names))
         while len(self._locals) > self._most:
             self._locals.popitem(last=False)
@@ -195,7 +180,7 @@ class LocalClients:
         memory = Memory(self.settings.memory)
         second = self.method.second
         return Trained.empty(
-            layout, len(names), refused=refused, missing=(), second=second, memory=memory, hostile=self._hostile
+            layout, refused=refused, second=second, rows=len(names), memory=memory, hostile=self._hostile
         )
 
     def hand_over(self, trained: Trained, replies: Mapping[str, Reply]) -> None:
@@ -211,6 +196,7 @@ class LocalClients:
                 if updates is not None and row != reply.row:
                     updates.matrix[row] = updates.matrix[reply.row]
         trained.add_rows(reports, [reply.others for reply in kept], [reply.second for reply in kept])
+        screen_updates(method, trained, trained.refused.round)
         if self._adversaries is not None:
             self._adversaries.attack(trained, trained.refused.round)
 

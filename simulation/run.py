@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 
 from fairbloom.client.device import choose_device
-from fairbloom.protocol.names import AGREED
 from fairbloom.rounds.clients import Clients
 from fairbloom.rounds.method import Method
 from fairbloom.server.app import choose_run_folder, federate
@@ -55,14 +54,14 @@ def simulate(
         config["state-dir"] = str(PERSONAL.path_in(folder))
     with one_thread(), ExitStack() as ending:
 
-        def engine(method: Method, agreed: str) -> tuple[Clients, Mapping[str, object]]:
-            agreed_config = {**config, AGREED: agreed, "fraction": method.fraction_train}
+        def engine(method: Method) -> tuple[Clients, Mapping[str, object]]:
+            of_method = {**config, "fraction": method.fraction_train}
             recorded = ENGINE.read(folder)
             if debug:
-                return DebuggedClients(method, agreed_config), recorded or {}
-            choice = Choice(**recorded) if recorded else choose(agreed_config, processors_here())
+                return DebuggedClients(method, of_method), recorded or {}
+            choice = Choice(**recorded) if recorded else choose(of_method, processors_here())
             usable = choice if processors is None else choice.within(processors)
-            clients = ending.enter_context(closing(usable.clients(method, agreed_config)))
+            clients = ending.enter_context(closing(usable.clients(method, of_method)))
             if on_trained is not None:
                 clients.on_trained = on_trained
             return clients, asdict(choice)

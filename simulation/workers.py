@@ -27,7 +27,7 @@ from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.clients import NOTHING, Replies, Trained, layout_of_second
 from fairbloom.rounds.memory import Memory
 from fairbloom.rounds.method import Method
-from fairbloom.rounds.screening import Refusals
+from fairbloom.rounds.refusals import Refusals
 from fairbloom.rounds.updates import Layout, Model, Updates, Vectors
 from fairbloom.tasks.models import arrays_of
 
@@ -77,7 +77,7 @@ class SharedBuffers:
         def updates(layout: Layout) -> Updates:
             matrix = memory.matrix(rows, layout.size, layout.dtype, of=2 if second else 1)
             in_file = isinstance(matrix, np.memmap)
-            return Updates(layout, rows, matrix if in_file else shared_array(matrix.shape, matrix.dtype))
+            return Updates(layout, matrix if in_file else shared_array(matrix.shape, matrix.dtype))
 
         self.rows = rows
         self.received = {name: shared_array(array.shape, array.dtype) for name, array in layout.arrays.items()}
@@ -280,8 +280,8 @@ class WorkerClients(LocalClients):
         buffers = self._workers_for(model, len(names)).buffers
         second = None
         if buffers.second is not None:
-            second = Updates(layout_of_second(layout, record), len(names), buffers.second.matrix, of=record)
-        updates = Updates(layout, len(names), buffers.updates.matrix)
+            second = Updates(layout_of_second(layout, record), buffers.second.matrix, of=record)
+        updates = Updates(layout, buffers.updates.matrix)
         refused = Refusals(terms.server_round)
         return Trained(metrics={}, refused=refused, updates=updates, second=second, hostile=self._hostile)
 
@@ -315,7 +315,7 @@ class WorkerClients(LocalClients):
             self.workers = None
             return
         for key in lying:
-            kept[key] = Vectors((np.array(old[key]),), kept[key].scales)
+            kept[key] = Vectors((np.array(old[key]),), kept[key].extreme)
 
 
 def pack_made(states: ClientStates, number: int) -> PackedStates:

@@ -2,8 +2,7 @@
 
 import hashlib
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Unpack
 
@@ -20,13 +19,13 @@ from fairbloom.protocol.terms import RULES, keys_of
 from fairbloom.rounds.clients import Replies
 from fairbloom.rounds.configs import ChangingConfig
 from fairbloom.rounds.flower import FlowerClients
-from fairbloom.rounds.limits import check_model
-from fairbloom.rounds.loop import Metrics, Rounds, iterate_rounds, means
+from fairbloom.rounds.loop import Metrics, Rounds, means
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.options import Aggregate, Options
 from fairbloom.rounds.ranges import whole
 from fairbloom.rounds.records import model_of, record_of
 from fairbloom.rounds.round import Round, StopRun
+from fairbloom.rounds.screening import check_model
 
 Tries = Sequence[Mapping[str, Value]]
 """Values of parameters that are tried, by their names in Python."""
@@ -49,7 +48,7 @@ class FairStrategy(Method, Strategy):
         self._loop = Rounds(self, self._flower)
         self._outer: Strategy = self
         self._configs: Mapping[str, ChangingConfig] = {}
-        self._following: Following | None = None
+        self._recording: Recording | None = None
 
     def start(
         self,
@@ -97,17 +96,17 @@ class FairStrategy(Method, Strategy):
         Raises
         ------
         NothingLearnedError, MethodError
-            When the rounds take no step, or the method returns what cannot be coefficients: see Rounds.step.
+            When the rounds take no step, or the method returns what cannot be coefficients: see Rounds.train.
         BrokenModelError
             When what is trained of `initial_arrays` is not finite, or nothing could be trained.
         """
         check_keys({"train_config": train_config, "evaluate_config": evaluate_config})
         train_config = ConfigRecord() if train_config is None else train_config
         evaluate_config = ConfigRecord() if evaluate_config is None else evaluate_config
-        following, self._following = self._following, None
-        if following is not None:  # an overridden start has called this one, which reports its rounds itself
-            on_round, resume, wrapper = following.on_round, following.resume, following.outer
-            initial_arrays, all_evaluate_last = following.arrays or initial_arrays, True
+        recording, self._recording = self._recording, None
+        if recording is not None:
+            on_round, resume, wrapper = recording.on_round, recording.resume, recording.outer
+            initial_arrays, all_evaluate_last = recording.arrays or initial_arrays, True
         self._begin(grid, num_rounds, timeout, resume, wrapper, all_evaluate_last=all_evaluate_last)
         check_model(self, model_of(initial_arrays))
         self._warn_of_tied(initial_arrays)
@@ -115,31 +114,6 @@ class FairStrategy(Method, Strategy):
         for name, changes in (resume or {}).get("configs", {}).items():
             self._configs[name].load_state_dict(changes)
         outer = self._outer
-
-        def train(number: int, arrays: ArrayRecord) -> tuple[ArrayRecord | None, MetricRecord | None]:
-            log.info("")
-            log.info("[ROUND %s/%s]", number, num_rounds)
-            self._flower.has_asked = False
-            messages = list(outer.configure_train(number, arrays, train_config, grid))
-            if not self._flower.has_asked:
-                messages = self._complete_train(number, arrays, train_config, grid, messages)
-            replies = self._flower.deliver(messages)
-            after, metrics = outer.aggregate_train(number, replies)
-            self._note_skipped(number, replies)
-            if metrics is not None:
-                log.info(AGGREGATED, metrics)
-            return after, metrics
-
-        def evaluate(number: int, arrays: ArrayRecord) -> MetricRecord | None:
-            self._flower.has_asked = False
-            messages = list(outer.configure_evaluate(number, arrays, evaluate_config, grid))
-            if not self._flower.has_asked:
-                messages = self._complete_evaluate(number, arrays, evaluate_config, grid, messages)
-            metrics = outer.aggregate_evaluate(number, self._flower.deliver(messages))
-            if metrics is not None:
-                log.info(AGGREGATED, metrics)
-            return metrics
-
         log.info("Starting %s strategy:", type(outer).__name__)
         log_start(num_rounds, initial_arrays, train_config, evaluate_config)
         outer.summary()
@@ -152,8 +126,13 @@ class FairStrategy(Method, Strategy):
             log.info("Initial global evaluation results: %s", central)
             if central is not None:
                 result.evaluate_metrics_serverapp[0] = central
-        left = range(first, num_rounds + 1) if stopped is None else ()
-        for number, arrays, trained, evaluated in iterate_rounds(train, evaluate, initial_arrays, left):
+        arrays = initial_arrays
+        for number in range(first, num_rounds + 1) if stopped is None else ():
+            log.info("")
+            log.info("[ROUND %s/%s]", number, num_rounds)
+            after, trained = self._train_round(number, arrays, train_config, grid)
+            arrays = arrays if after is None else after
+            evaluated = self._evaluate_round(number, arrays, evaluate_config, grid)
             result.arrays = self._averaged(arrays)
             if trained is not None:
                 result.train_metrics_clientapp[number] = trained
@@ -173,9 +152,41 @@ class FairStrategy(Method, Strategy):
         if stopped is None:
             self._loop.check_learned()
         log_result(result, time.monotonic() - began)
-        if following is not None:
-            following.arrays = result.arrays
+        if recording is not None:
+            recording.result = result
         return result
+
+    def record_by(self, recording: "Recording") -> None:
+        """Let the next `start` be recorded so."""
+        self._recording = recording
+
+    def _train_round(
+        self, number: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Call the hooks of training; return the model, None where it stays as it is, and the means of metrics."""
+        self._flower.has_asked = False
+        messages = list(self._outer.configure_train(number, arrays, config, grid))
+        if not self._flower.has_asked:
+            messages = self._complete_train(number, arrays, config, grid, messages)
+        replies = self._flower.deliver(messages)
+        after, metrics = self._outer.aggregate_train(number, replies)
+        self._note_skipped(number, replies)
+        if metrics is not None:
+            log.info(AGGREGATED, metrics)
+        return after, metrics
+
+    def _evaluate_round(
+        self, number: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> MetricRecord | None:
+        """Call the hooks of evaluation; return the means of metrics."""
+        self._flower.has_asked = False
+        messages = list(self._outer.configure_evaluate(number, arrays, config, grid))
+        if not self._flower.has_asked:
+            messages = self._complete_evaluate(number, arrays, config, grid, messages)
+        metrics = self._outer.aggregate_evaluate(number, self._flower.deliver(messages))
+        if metrics is not None:
+            log.info(AGGREGATED, metrics)
+        return metrics
 
     def _warn_of_tied(self, arrays: ArrayRecord) -> None:
         """Warn of two arrays that are equal and not constant: tied weights, which must count once."""
@@ -213,9 +224,9 @@ class FairStrategy(Method, Strategy):
         """Count a round as skipped in which a wrapper, as Flower's do after an error, has passed no replies on."""
         if self.progress.finished_rounds < number:
             trained, by = self._flower.trained(replies), type(self._outer).__name__
-            for name in trained.names:
-                trained.refuse(name, f"{by} has passed no replies on, as wrappers do where one is an error")
-            self._loop.step(number, trained)
+            passed_on = f"{by} has passed no replies on, as wrappers do where one is an error"
+            trained.refuse(dict.fromkeys(trained.names, passed_on))
+            self._loop.train(number, trained)
 
     def _finished(
         self,
@@ -247,34 +258,6 @@ class FairStrategy(Method, Strategy):
         super().load_state_dict(state)
         for layer, values in zip(layers(self._outer)[:-1], state.get("wrappers", ()), strict=False):
             vars(layer).update(values)
-
-    @contextmanager
-    def followed(self, following: "Following", grid: Grid, num_rounds: int, timeout: float) -> Iterator[None]:
-        """Record the rounds of an overridden `start`; StopRun ends them.
-
-        The hooks notice which round is over. Where `start` of this class is called after all, it reports the rounds in
-        their place. In the end, `arrays` are those to be saved.
-        """
-        self._begin(grid, num_rounds, timeout, None, following.outer, all_evaluate_last=True)
-        self._following = following
-        try:
-            with suppress(StopRun):
-                yield
-            if self._following is not None:
-                with suppress(StopRun):
-                    self._close(following)
-                self._loop.check_learned()
-                following.arrays = None if following.arrays is None else self._averaged(following.arrays)
-        finally:
-            self._following = None
-
-    def _close(self, following: "Following") -> None:
-        number, following.open = following.open, 0
-        if number:
-            self._note_skipped(number, following.replies)
-            arrays = following.arrays or ArrayRecord()
-            result = Result(arrays=self._averaged(arrays))
-            following.on_round(self._finished(number, arrays, following.trained, following.evaluated, result))
 
     def summary(self) -> None:
         """Log the options, as Flower's strategies do, and the method with its parameters."""
@@ -308,22 +291,19 @@ class FairStrategy(Method, Strategy):
     ) -> Iterable[Message]:
         """Draw the round's clients from (seed, round) and write a message to each."""
         self._flower.grid = grid
-        if (following := self._following) is not None:
-            following.check_new()
-            following.arrays = arrays
-            self._close(following)
-            following.begin(server_round)
-        names, terms = self._loop.draw(server_round, *_asked(config))
+        if self._recording is not None:
+            raise LoopOfOwnError(self._recording.outer)
+        names, terms, sent = self._loop.ask(server_round, model_of(arrays), *_asked(config))
         log.info("configure_train: Sampled %s nodes (out of %s)", len(names), len(self._loop.online))
-        return self._flower.ask_to_train(names, arrays, terms, self._loop.vectors_to_send(model_of(arrays)))
+        return self._flower.ask_to_train(names, arrays, terms, sent)
 
     def _complete_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid, own: list[Message]
     ) -> list[Message]:
         """Add what the method asks of clients to the messages of an overridden `configure_train` without super()."""
         self._flower.grid = grid
-        names, terms = self._loop.draw(server_round, *_asked(config), chosen=self._flower.names_of(own))
-        sent = self._loop.vectors_to_send(model_of(arrays))
+        chosen = self._flower.names_of(own)
+        names, terms, sent = self._loop.ask(server_round, model_of(arrays), *_asked(config), chosen=chosen)
         return self._flower.add_content(self._flower.ask_to_train(names, arrays, terms, sent), own, arrays)
 
     def _complete_evaluate(
@@ -331,8 +311,8 @@ class FairStrategy(Method, Strategy):
     ) -> list[Message]:
         """Do the same for the messages of an overridden `configure_evaluate`."""
         self._flower.grid = grid
-        self._loop.add_to_average(model_of(arrays))
-        names, terms = self._loop.draw_evaluation(server_round, *_asked(config), chosen=self._flower.names_of(own))
+        chosen = self._flower.names_of(own)
+        names, terms, _ = self._loop.ask_to_evaluate(server_round, model_of(arrays), *_asked(config), chosen=chosen)
         asked = self._flower.ask_to_evaluate(names, self._averaged(arrays), terms, self._loop.participants)
         return self._flower.add_content(asked, own, arrays)
 
@@ -347,14 +327,11 @@ class FairStrategy(Method, Strategy):
         replies = list(replies)
         log_replies("aggregate_train", replies)
         trained = self._flower.trained(replies)
-        model, metrics = self._loop.step(server_round, trained)
+        model, metrics = self._loop.train(server_round, trained)
         if self.train_metrics_aggr_fn is not None and trained.names:
             metrics = self._with_own(self.train_metrics_aggr_fn, metrics, trained, replies)
         after = None if model is None else record_of(model)
-        averaged = MetricRecord(metrics)
-        if (following := self._following) is not None:
-            following.trained, following.replies, following.arrays = averaged, replies, after or following.arrays
-        return after, averaged
+        return after, MetricRecord(metrics)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -364,11 +341,7 @@ class FairStrategy(Method, Strategy):
         Where models are averaged, `arrays` are taken into the mean, which is what the clients get.
         """
         self._flower.grid = grid
-        if (following := self._following) is not None:
-            self._note_skipped(server_round, following.replies)
-            following.arrays = arrays  # a wrapper may have changed what it was given
-        self._loop.add_to_average(model_of(arrays))
-        names, terms = self._loop.draw_evaluation(server_round, *_asked(config))
+        names, terms, _ = self._loop.ask_to_evaluate(server_round, model_of(arrays), *_asked(config))
         if names:
             log.info("configure_evaluate: Sampled %s nodes (out of %s)", len(names), len(self._loop.online))
             arrays = self._averaged(arrays)
@@ -383,15 +356,10 @@ class FairStrategy(Method, Strategy):
         replies = list(replies)
         log_replies("aggregate_evaluate", replies)
         evaluated = self._flower.evaluated(replies)
-        metrics: Metrics | None = self._loop.evaluated(evaluated)
+        metrics: Metrics | None = self._loop.evaluate(evaluated)
         if metrics is not None and self.evaluate_metrics_aggr_fn is not None and evaluated.names:
             metrics = self._with_own(self.evaluate_metrics_aggr_fn, metrics, evaluated, replies)
-        if metrics is None:
-            return None
-        averaged = MetricRecord(metrics)
-        if self._following is not None:
-            self._following.evaluated = averaged
-        return averaged
+        return None if metrics is None else MetricRecord(metrics)
 
     def _with_own(self, aggregate: Aggregate, metrics: Metrics, used: Replies, replies: Collection[Message]) -> Metrics:
         """Return a round's metrics with those that the user's function makes in place of the means."""
@@ -401,41 +369,36 @@ class FairStrategy(Method, Strategy):
 
 
 @dataclass
-class Following:
-    """What records the rounds of an overridden `start` of the strategy `outer`, and the state of the current round.
+class Recording:
+    """How a `start` is recorded that a user's own may call with Flower's arguments alone.
 
     Attributes
     ----------
+    outer
+        The strategy that is started, which is or wraps the one of ours.
+    on_round, resume
+        As in `FairStrategy.start`.
     arrays
-        The global model after the last finished round, or as far as the current one has it; None before any.
-    resume
-        The state after the last finished round, None where there is none.
-    open
-        The current round, 0 where there is none.
+        The model of a run that is continued.
+    result
+        What `FairStrategy.start` returned; None where it was not called.
     """
 
     outer: Strategy
     on_round: Callable[[Round], None]
-    arrays: ArrayRecord | None = None
     resume: Mapping[str, Any] | None = None
-    open: int = 0
-    replies: Collection[Message] = ()
-    trained: MetricRecord | None = None
-    evaluated: MetricRecord | None = None
+    arrays: ArrayRecord | None = None
+    result: Result | None = None
 
-    def check_new(self) -> None:
-        """Raise FairbloomError where the run is to be continued: a loop of one's own begins at round 1."""
-        if self.resume is not None:
-            name = type(self.outer).__name__
-            raise FairbloomError(
-                f"{name}.start is a loop of its own, which begins at round 1, and this run has finished rounds: change "
-                "the hooks (configure_train, aggregate_train, …) and leave the loop to FairStrategy.start, which "
-                "continues a run, or take another folder"
-            )
 
-    def begin(self, number: int) -> None:
-        """Begin a round."""
-        self.open, self.replies, self.trained, self.evaluated = number, (), None, None
+class LoopOfOwnError(FairbloomError):
+    """A `start` that calls the hooks itself: its rounds could be neither recorded nor continued."""
+
+    def __init__(self, strategy: Strategy) -> None:
+        super().__init__(
+            f"{type(strategy).__name__}.start is a loop of its own, whose rounds a run folder cannot record: change "
+            "the hooks (configure_train, aggregate_train, …), and call super().start(…), which is FairStrategy.start"
+        )
 
 
 def layers(strategy: Strategy) -> list[Strategy]:
@@ -458,7 +421,7 @@ def plain_values(strategy: Strategy) -> dict[str, bool | int | float | str]:
     }
 
 
-OUR_KEYS = frozenset({"server-round", "state-round", "seed", "agreed", FROZEN, PROTOCOL}).union(*map(keys_of, RULES))
+OUR_KEYS = frozenset({"server-round", "state-round", "seed", FROZEN, PROTOCOL}).union(*map(keys_of, RULES))
 """The keys of a config by which the strategy itself tells clients what to do."""
 
 

@@ -1,15 +1,15 @@
 """What is learned: data split into clients, a model and a loss. One file a data set."""
 
-import json
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping
 from functools import cache, lru_cache
 from hashlib import file_digest
 from pathlib import Path
 from typing import Any
 
-from fairbloom.errors import FairbloomError, did_you_mean
+from fairbloom.errors import FairbloomError, ReportableError, did_you_mean
 from fairbloom.imports import is_import_string
 from fairbloom.protocol.attacks import LABEL_FLIP, attackers_of
+from fairbloom.protocol.names import DEPLOYED
 from fairbloom.protocol.scores import GroupScore, Score
 from fairbloom.protocol.settings import RunSettings, Value, split_names
 
@@ -31,6 +31,7 @@ __all__ = [
     "describe_data",
     "digests",
     "find_task",
+    "infer_schema",
     "load_task",
     "model_loss",
 ]
@@ -76,6 +77,8 @@ def load_task(settings: RunSettings | Mapping[str, Any], since: Hashable = None)
     """
     settings = RunSettings.of(settings)
     info = find_task(settings.task)
+    if info.infer and "\n" not in settings.schema_ and settings.parameters.get(DEPLOYED):
+        raise ReportableError(f"task {info.name} needs the text of a schema: submit the run with --schema FILE")
     setup = info.setup(settings)
     info.check(setup)
     stamps = (_read_stamps if since is None else _stamps_since)(info, setup.data_dir, since)
@@ -111,10 +114,27 @@ def check_data(settings: RunSettings | Mapping[str, Any]) -> None:
         task.splits(task.clients[0])
     if info.is_user_defined and settings.validation_share > 0.0:
         _check_validation(settings)
-    if info.has_clients and len(clients := load_task(settings).clients) == 1:
-        alone = f"data-dir = {setup.data_dir!r} holds the data of one client alone, {clients[0]}"
+    if info.has_clients:
+        _check_clients(settings, info)
+
+
+def _check_clients(settings: RunSettings, info: TaskInfo) -> None:
+    """Raise FairbloomError where there is one client alone, or the data of some cannot be used."""
+    task = load_task(settings.model_copy(update={"pooled": False}))
+    if len(task.clients) == 1:
+        alone = f"data-dir = {settings.data_dir!r} holds the data of one client alone, {task.clients[0]}"
         one_file = ", or, for a single file, name the column that names each row's client by csv.client"
         raise FairbloomError(f"{alone}: give a file or folder for each client{one_file if info.name == 'csv' else ''}")
+    wrong: dict[str, FairbloomError] = {}
+    for client in task.clients:
+        try:
+            task.splits(client)
+        except FairbloomError as error:
+            wrong[client] = error
+    if wrong:
+        (first, reason), *others = wrong.items()
+        more = f" (the data of {', '.join(name for name, _ in others)} cannot be used either)" if others else ""
+        raise FairbloomError(f"the data of client {first} cannot be used: {reason}{more}") from reason
 
 
 def _check_validation(settings: RunSettings) -> None:
@@ -167,6 +187,15 @@ def _compute_digests(place: Path, files: Stamps) -> dict[str, str]:
     return found
 
 
+def infer_schema(settings: RunSettings | Mapping[str, Any]) -> str:
+    """Return the text of the schema that the files of a run suggest."""
+    settings = RunSettings.of(settings)
+    info = find_task(settings.task)
+    if not info.infer:
+        raise FairbloomError(f"task {info.name} has no schema: only tasks that read your own files have one")
+    return info.infer_schema(info.setup(settings), info.check_parameters(settings.parameters))
+
+
 def describe_data(settings: RunSettings | Mapping[str, Any]) -> Described:
     """Return what the data of a run hold, as tables: a row of each client, and of whatever else there is.
 
@@ -177,29 +206,12 @@ def describe_data(settings: RunSettings | Mapping[str, Any]) -> Described:
     info.check_readable(settings.data_dir)
     task = load_task(settings)
     if task.describe is not None:
-        described = task.describe()
-        return {**described, "clients": _mark_differing(info, task, described["clients"])}
+        return task.describe()
     rows: list[Mapping[str, str | int]] = []
     for client in task.clients:
         train, test = task.splits(client)
         rows.append({"client": client, "train": len(train), "test": len(test)})
     return {"clients": rows}
-
-
-def _mark_differing(
-    info: TaskInfo, task: Task, clients: Sequence[Mapping[str, str | int]]
-) -> Sequence[Mapping[str, str | int]]:
-    """Return the rows of clients, with the reason under `problem` for those with data that differ from the others'."""
-    usable = [str(row["client"]) for row in clients if "problem" not in row]
-    if task.about is None or not usable:
-        return clients
-    try:
-        _, reasons = info.agreement({client: json.loads(json.dumps(task.about(client))) for client in usable})
-    except FairbloomError:
-        if len(usable) == len(clients):
-            raise
-        return clients  # a file that could not be read may have what the others lack
-    return [{**row, "problem": reasons[name]} if (name := str(row["client"])) in reasons else row for row in clients]
 
 
 @cache

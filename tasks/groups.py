@@ -1,4 +1,4 @@
-"""How a setting such as csv.group names groups: by the values of a column, or by a number that divides it."""
+"""How a schema, or a setting such as adult.group, names groups: by a column's values, or a number that divides it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OTHER = "other"
 MAX_GROUPINGS, MAX_GROUPS = 10, 50
 """Bounds of the groupings of a run, and of the groups of each."""
 
-NAMING = "by csv.group, adult.group or heart-disease.group, as in csv.group=sex; or give a task of your own groupings"
+NAMING = 'by groups in the schema, as groups = ["sex"], by adult.group or heart-disease.group; or give a task groupings'
 """How a task that has no groups gets some, in words."""
 
 COMPARED = re.compile(r"(?P<column>[^<>=]*)(?P<sign>>=|<=|<|>|=+)(?P<number>.*)")
@@ -104,7 +104,7 @@ def find_two_groups(task: Task) -> tuple[int, int]:
         there = ", ".join(names[place] for place in two) or "none"
         raise ReportableError(
             f"there are {len(two)} groups by {grouping!r} ({there}), and fairness between groups is between two: name "
-            "a column of two values first, or divide the numbers of one, as in csv.group=age>=60; people of Adult also "
+            "a column of two values first, or divide the numbers of one, as in age>=60; people of Adult also "
             "by one category, as in adult.group=race=White"
         )
     if task.classes not in (None, 2):

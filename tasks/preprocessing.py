@@ -6,9 +6,9 @@ Training and prediction go through the same functions, so that they cannot diffe
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,14 +16,12 @@ from numpy.typing import NDArray
 from fairbloom.errors import FairbloomError
 from fairbloom.system.values import decode_as
 
-from .files.reading.numbers import Decimal
-from .files.reading.table import EMPTY, Rows, Table
-from .groups import OTHER
+from .schema import Field, Schema, parse_schema
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-FORMAT = 1
+FORMAT = 2
 """The number of the form in which a preprocessing is written; a later one is refused."""
 
 PREPROCESSING = "preprocessing.json"
@@ -48,9 +46,6 @@ class InputColumn:
         "number" or "category".
     categories
         Of a column of categories: each has an input, which is 1 where a row has it and else 0.
-    other
-        Whether any text that is not among the categories counts as "other", which is then one of them. Where it does
-        not, such a text counts as no category: all of the column's inputs are 0.
     center, scale
         Of a column of numbers: its input is (number - center) / scale; 0 where the scale is 0, as the column was
         constant in training.
@@ -62,7 +57,6 @@ class InputColumn:
     name: str
     kind: str
     categories: tuple[str, ...] = ()
-    other: bool = False
     center: float = 0.0
     scale: float = 0.0
     fill: bool = False
@@ -72,27 +66,52 @@ class InputColumn:
         """How many inputs the column becomes."""
         return len(self.categories) if self.kind == CATEGORY else 1
 
-    def encode(self, inputs: NDArray[np.float32], table: Table, rows: Rows) -> None:
-        """Write the column's inputs of these rows, shape (rows, width), into an array of zeros."""
-        column = table.columns[self.name]
-        if column.kind == EMPTY:
-            return
+    @property
+    def field(self) -> Field:
+        """The column as a schema has it."""
+        kind: Literal["string", "number"] = "string" if self.kind == CATEGORY else "number"
+        return Field(type=kind, categories=self.categories, missing="fill" if self.fill else "drop")
+
+    def encode(self, inputs: NDArray[np.float32], values: NDArray[Any]) -> None:
+        """Write the column's inputs, shape (rows, width), into an array of zeros.
+
+        `values` are the numbers, NaN where one is missing, or the places of the categories, below 0 for none.
+        """
         if self.kind == CATEGORY:
-            order = {text: place for place, text in enumerate(self.categories)}
-            rest = order[OTHER] if self.other else -1
-            of_codes = np.array([order.get(text, rest) for text in column.texts] + [-1])  # the last one is of code -1
-            places = of_codes[column.codes[rows]]
-            known = np.flatnonzero(places >= 0)
-            inputs[known, places[known]] = 1.0
-            return
-        assert column.numbers is not None  # noqa: S101 (whoever reads a table has checked the kinds of columns)
-        if self.scale > 0.0:  # what is constant in training says nothing, whatever it is later
-            numbers = column.numbers[rows]
-            numbers -= self.center
+            known = np.flatnonzero(values >= 0)
+            inputs[known, values[known]] = 1.0
+        elif self.scale > 0.0:  # what is constant in training says nothing, whatever it is later
+            numbers = values - self.center
             numbers /= self.scale
-            if column.blanks:
-                numbers[np.isnan(numbers)] = 0.0
+            numbers[np.isnan(numbers)] = 0.0
             inputs[:, 0] = numbers
+
+
+def input_columns(schema: Schema, measured: Mapping[str, tuple[float, float] | None]) -> tuple[InputColumn, ...]:
+    """Return the inputs that a schema's columns become; numbers are standardised by its means, or by those measured."""
+    found = []
+    for name, field in schema.inputs.items():
+        fill = schema.missing_of(name) == "fill"
+        if field.categories:
+            found.append(InputColumn(name, CATEGORY, field.categories, fill=fill))
+            continue
+        stated = None if field.center is None or field.scale is None else (field.center, field.scale)
+        center, scale = stated or measured.get(name) or (0.0, 0.0)
+        found.append(InputColumn(name, NUMBER, center=center, scale=scale, fill=fill))
+    return tuple(found)
+
+
+def encode_columns(columns: Sequence[InputColumn], values: Mapping[str, NDArray[Any]]) -> Tensor:
+    """Return the inputs of some rows, shape (rows, width), torch.float32, from the values of their columns."""
+    import torch
+
+    rows = len(next(iter(values.values())))
+    inputs = np.zeros((rows, sum(column.width for column in columns)), np.float32)
+    start = 0
+    for column in columns:
+        column.encode(inputs[:, start : start + column.width], values[column.name])
+        start += column.width
+    return torch.from_numpy(inputs)
 
 
 class Predictions(NamedTuple):
@@ -121,9 +140,9 @@ class Preprocessing:
     columns
         The inputs of a table in the order of the model's.
     ignored
-        The columns that files may have besides, which are no inputs.
+        The columns that files may have besides, where there is no schema.
     target
-        The column that is predicted; "" where only the clients know what it is called.
+        The column that is predicted.
     classes
         The names of the classes in the order of the model's outputs; () for a quantity.
     target_center, target_scale
@@ -138,8 +157,8 @@ class Preprocessing:
         The client whose data it is for; "" where it is for all.
     per_client
         Whether each client standardises numbers by those of its own, and these here are none yet.
-    decimal, encoding
-        How the run's files of tables are written: csv.decimal and csv.encoding.
+    schema
+        The text of the schema by which tables are read; "" where there is none.
     """
 
     form: str
@@ -154,27 +173,27 @@ class Preprocessing:
     resized: bool = False
     client: str = ""
     per_client: bool = False
-    decimal: Decimal = "."
-    encoding: str = "utf-8"
+    schema: str = ""
 
     @property
     def width(self) -> int:
         """How many inputs a row of a table becomes."""
         return sum(column.width for column in self.columns)
 
-    def inputs(self, table: Table, rows: Rows | None = None) -> Tensor:
-        """Return the inputs of a table's rows, shape (rows, width), torch.float32; of all rows by default."""
-        import torch
-
+    def inputs(self, values: Mapping[str, NDArray[Any]]) -> Tensor:
+        """Return the inputs of a table's rows, shape (rows, width), torch.float32, from the values of their columns."""
         if self.per_client:
             raise FairbloomError("numbers are standardised by each client's own means and deviations: name the client")
-        rows = np.arange(len(table)) if rows is None else rows
-        inputs = np.zeros((len(rows), self.width), np.float32)
-        start = 0
-        for column in self.columns:
-            column.encode(inputs[:, start : start + column.width], table, rows)
-            start += column.width
-        return torch.from_numpy(inputs)
+        return encode_columns(self.columns, values)
+
+    @property
+    def dictionary(self) -> Schema:
+        """The schema by which tables are read; of a known data set, it is what its columns say."""
+        if self.schema:
+            return parse_schema(self.schema)
+        fields = {each.name: each.field for each in self.columns}
+        target = Field(type="string", categories=self.classes) if self.classes else Field(type="number")
+        return Schema(target=self.target, ignore=self.ignored, fields={**fields, self.target: target})
 
     def array_inputs(self, x: NDArray[Any]) -> Tensor:
         """Return the inputs of an array, torch.float32; its first dimension is the examples, each becomes `shape`."""

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from fairbloom.errors import FairbloomError, ReportableError, did_you_mean
 from fairbloom.imports import imported, is_import_string
-from fairbloom.protocol.names import AGREED, DEPLOYED, FLOOR
 from fairbloom.protocol.parameters import Parameter, parameters_of
 from fairbloom.protocol.scores import ACCURACY, GroupScore, Score
 from fairbloom.protocol.settings import RunSettings, Value
 
 from .inputs import Inputs, map_inputs
-from .leaving import FLOOR_ROWS
+from .schema import read_schema
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 
     from .collated import CollatedExamples
     from .preprocessing import Preprocessing
-    from .row_digests import RowsBehind
 
     Places = NDArray[np.int64]
 
@@ -59,13 +57,8 @@ class Setup:
         The folder, or file, of the data on this machine; "" where none is named: a server has none.
     verify_data
         Whether the files of a known data set must be the originals.
-    agreed
-        What the clients of the run have agreed on about their data, as the task has written it; "" before they have,
-        and with tasks that need no agreement.
-    deployed
-        Whether this is a device with data of its own, so that its summary of them leaves it.
-    floor
-        Fewest rows behind a number of that summary; 0 where nothing leaves.
+    schema
+        The text of the schema that describes the clients' files; "" with tasks that need none.
     """
 
     model: str
@@ -80,18 +73,14 @@ class Setup:
     validation_share: float
     data_dir: str
     verify_data: bool
-    agreed: str
-    deployed: bool
-    floor: int = 0
+    schema: str
 
     @classmethod
     def of(cls, settings: RunSettings | Mapping[str, Any]) -> Setup:
         """Return what a run's settings, or a run config, say of a task and its data."""
         settings = RunSettings.of(settings)
-        agreed, deployed = settings.parameters.get(AGREED, ""), settings.parameters.get(DEPLOYED, False)
-        floor = settings.parameters.get(FLOOR, FLOOR_ROWS) if deployed else 0
-        shared = {each.name: getattr(settings, each.name) for each in fields(cls) if hasattr(settings, each.name)}
-        return cls(**shared | {"agreed": agreed, "deployed": deployed, "floor": floor})
+        shared = {each.name: getattr(settings, each.name) for each in fields(cls) if each.name != "schema"}
+        return cls(**shared, schema=read_schema(settings.schema_))
 
 
 class DataFile(NamedTuple):
@@ -132,10 +121,11 @@ class TaskInfo:
         How deep in that folder its files may lie; 1: in the folder itself.
     has_clients
         Whether the clients come with the data, so that nothing is split.
-    agree
-        "module:function" that finds what clients agree on, from each one's summary of its data; "" where nothing needs
-        to be agreed. Called with {client: summary}; it returns the text that all of them get, and the reasons
-        of those that cannot take part, by client. It raises FairbloomError where nobody can.
+    infer
+        "module:function" that returns the text of the schema that a folder's files suggest; "" where the task has no
+        schema. It is called as the loader.
+    schema
+        "module:function" that checks the text of a schema; "" where the task has none.
     is_user_defined
         Whether a user has named it by an import string: then it takes any model, and says itself what it cannot take.
     tests
@@ -162,7 +152,8 @@ class TaskInfo:
     reads: tuple[str, ...] = ()
     levels: int = 1
     has_clients: bool = False
-    agree: str = ""
+    infer: str = ""
+    schema: str = ""
     is_user_defined: bool = False
     tests: str = "split"
     split_by: tuple[str, tuple[Value, ...]] | None = None
@@ -211,6 +202,8 @@ class TaskInfo:
         if self.models and setup.model not in self.models:
             check_model(setup.model, self)
         self._check_partition(setup.partition)
+        if setup.schema and not self.schema and not self.is_user_defined:
+            raise FairbloomError(f"schema: task {self.name} reads no files of yours, so that it has none: leave it out")
         if setup.data_dir and not (self.reads_folder or self.files or self.is_user_defined):
             raise FairbloomError(
                 f"data-dir = {setup.data_dir!r}: task {self.name} reads no folder; leave data-dir out (a deployed "
@@ -242,10 +235,20 @@ class TaskInfo:
             said = "there is no such folder or file on this machine"
             raise ReportableError(f"data-dir = {data_dir!r}: {said}", f"its data-dir: {said}")
 
-    def agreement(self, summaries: Mapping[str, Mapping[str, Any]]) -> tuple[str, dict[str, str]]:
-        """Return what clients agree on, by each one's summary of its data, and why some cannot take part."""
-        text, reasons = imported("task", self.agree)(summaries)
-        return str(text), dict(reasons)
+    def check_schema(self, setup: Setup, place: str) -> None:
+        """Raise FairbloomError where the text of a schema, from a file at a place, is none of the task's."""
+        if setup.schema and self.schema:
+            parse = imported("task", self.schema)
+            parse(setup.schema) if "\n" in place else parse(setup.schema, place)
+
+    def check_shortcuts(self, config: Mapping[str, object], schema: str) -> None:
+        """Raise FairbloomError where a setting by which a schema is inferred stands beside a schema."""
+        for each in self.settings if self.infer and schema else ():
+            if (value := config.get(each.key, each.default)) != each.default:
+                raise FairbloomError(
+                    f"{each.key} = {value!r} is for the inference of a schema, and schema names one: leave it out, and "
+                    "say it in the schema"
+                )
 
     def tests_by_seed(self, settings: Mapping[str, Any]) -> str:
         """Return what a seed decides of the examples to be tested on, with these settings: a word of `tests`."""
@@ -261,14 +264,24 @@ class TaskInfo:
         chosen_by = float(settings.get("validation-share", 0.0)) * (1.0 - self.held_out)
         return tested / (1.0 - tested - chosen_by)
 
+    def infer_schema(self, setup: Setup, parameters: Mapping[str, Value]) -> str:
+        """Return the text of the schema that the files suggest."""
+        self.check_readable(setup.data_dir)
+        return str(imported("task", self.infer)(setup, **self._arguments(parameters)))
+
+    def _arguments(self, parameters: Mapping[str, Value]) -> dict[str, Value]:
+        names = {each.key: each.argument for each in self.settings}
+        return {names[key]: value for key, value in parameters.items()}
+
     def make(self, setup: Setup, **arguments: Value) -> object:
         """Return what the loader makes."""
         return imported("task", self.loader)(setup, **arguments)
 
     def load(self, setup: Setup, parameters: Mapping[str, Value]) -> Task:
         """Return the task; a folder is looked for when a client's data are asked for, since a server has none."""
-        names = {each.key: each.argument for each in self.settings}
-        task = Task.of(self.make(setup, **{names[key]: value for key, value in parameters.items()}))
+        if self.infer and not setup.schema:
+            setup = replace(setup, schema=self.infer_schema(setup, parameters))
+        task = Task.of(self.make(setup, **self._arguments(parameters)))
         if not self.reads_folder:
             return task
 
@@ -487,9 +500,6 @@ class Task:
         all examples → one number, or one of each example, shape (n,), whose mean is the score. One that is not finite,
         as an AUC of a single class, is left out. By default the accuracy, of outputs and targets as `classes_of` has
         them.
-    about
-        A client's name → the summary of its data that it sends before the first round, as JSON: `examples`, the
-        number of its training examples, and whatever is to be agreed. None: nothing is to be agreed.
     describe
         Returns what `fairbloom data` shows of the data; None: the sizes of the clients' splits.
     classes
@@ -513,9 +523,8 @@ class Task:
     preprocessing
         A client's name → how its raw data become inputs, and outputs predictions; "" → what is common to all clients.
         None: inputs are taken as they are.
-    behind
-        A client's name → what tells its rows apart, whatever the settings of a run make of them. None: a device tells
-        examples apart by their inputs and targets.
+    schema
+        The text of the schema by which the clients' files were read; "" where there is none.
     """
 
     clients: tuple[str, ...]
@@ -525,7 +534,6 @@ class Task:
     scores: Mapping[Score, Callable[[Tensor, Tensor], Tensor | float]] = field(
         default_factory=lambda: {ACCURACY: is_highest}
     )
-    about: Callable[[str], Mapping[str, Any]] | None = None
     describe: Callable[[], Described] | None = None
     dealt: Callable[[str], Sequence[tuple[Places, Places]]] | None = None
     classes: int | None = None
@@ -535,7 +543,7 @@ class Task:
     group_scores: Mapping[GroupScore, Callable[[Tensor, Tensor], Tensor]] = field(default_factory=dict)
     output: str = ""
     preprocessing: Callable[[str], Preprocessing] | None = None
-    behind: Callable[[str], RowsBehind] | None = None
+    schema: str = ""
 
     def __post_init__(self) -> None:
         """Let the first score be what is measured in groups, where there are groups and nothing else is said."""

@@ -20,7 +20,7 @@ settings.register_profile(
     "repeatable",
     derandomize=True,
     deadline=None,
-    max_examples=50,
+    max_examples=20,
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("repeatable")

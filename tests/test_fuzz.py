@@ -4,6 +4,7 @@ No file may raise another error, mean something else silently, take long or take
 of KINDS; what may happen to its structure is in fuzzing.py.
 """
 
+import atexit
 import contextlib
 import csv
 import io
@@ -14,9 +15,9 @@ import tempfile
 import tomllib
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,12 @@ import tomli_w
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from fairbloom.deploy.device.bundles import BundleRefusedError, config_of
 from fairbloom.deploy.device.client import ClientSettings
 from fairbloom.deploy.edge.unpack import BundleError, files_of
-from fairbloom.deploy.operator.federation import Federation
-from fairbloom.deploy.operator.registry import Registry
+from fairbloom.deploy.fleet.enrolment import enroll
+from fairbloom.deploy.fleet.federation import DEFAULTS, Federation
+from fairbloom.deploy.fleet.members import Members
+from fairbloom.deploy.fleet.runs import Order
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.commands.options import settings_of
 from fairbloom.experiments.recipe import load_recipe
@@ -42,10 +44,10 @@ from fairbloom.server.run_folder.groups import Grouped
 from fairbloom.server.run_folder.tables import read_table
 from fairbloom.server.run_folder.values import Delivered
 from fairbloom.server.settings import Settings, check_used
-from fairbloom.tasks.files.reading.cells import to_cells
-from fairbloom.tasks.files.reading.reader import read_raw
-from fairbloom.tasks.files.reading.table import ColumnHints
+from fairbloom.tasks.files.reading.reader import read
+from fairbloom.tasks.files.rows import different_cells
 from fairbloom.tasks.preprocessing import InputColumn, Preprocessing
+from fairbloom.tasks.schema import File
 
 from .fuzzing import MEMORY_BYTES, Kind, Structure, check_mutant, peak_memory, same
 from .simulation.helpers import run
@@ -144,30 +146,56 @@ def taken_of(given: Mapping[str, Any]) -> Structure:
 
 
 def client_of(structure: Structure) -> Structure:
-    plain = asdict(ClientSettings(superlink="a:1", insecure=True))
-    return {**plain, "insecure": False, **{key.replace("-", "_"): value for key, value in structure.items()}}
+    plain = asdict(ClientSettings.of({}, bundle() / "client.toml"))
+    return {**plain, **{key.replace("-", "_"): value for key, value in structure.items()}}
+
+
+FILES = {"ca": "ca.crt", "certificate": "certificate", "key": "key", "state-dir": "state"}
+
+
+@cache
+def bundle() -> Path:
+    """Return the bundle of a client, which stays as long as this process."""
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return enroll(Federation.init(Path(folder, "federation"), ["localhost"], 9092), "site-a").absolute()
 
 
 def read_client(path: Path) -> Structure:
-    return {**asdict(ClientSettings.of({}, path))}
+    files = {key: str(bundle() / name) for key, name in FILES.items()}
+    return {**asdict(ClientSettings.of(files, path))}
 
 
 def read_enrolled(path: Path) -> Structure:
-    return [asdict(client) for client in Registry(path.parent).clients()]
+    members = Members(path.parent)
+    members.look()  # which logs what cannot be used
+    if not members.by_name:
+        raise FuzzedError(f"{path} cannot be used")
+    return [asdict(member) for member in members.by_name.values()]
 
 
 def enrolled_of(structure: Structure) -> Structure:
-    return [{"revoked": "", "examples": 0, **structure}]
+    return [{"revoked": "", "enrolled": "", "examples": 0, **structure}]
 
 
 def federation_of(structure: Structure) -> Structure:
-    everywhere = f"0.0.0.0:{structure['superlink'].rpartition(':')[2]}"
-    return only("superlink", "control", "listen")({"listen": everywhere, **structure})
+    return {**DEFAULTS, **structure}
 
 
 def read_federation(path: Path) -> Structure:
-    found = Federation(path.parent)
-    return {"superlink": found.superlink, "control": found.control, "listen": found.listen}
+    found = asdict(Federation.read(path.parent))
+    return {key: found[key.replace("-", "_")] for key in DEFAULTS}
+
+
+class FuzzedError(FairbloomError):
+    """A file that is refused in words that are logged."""
+
+
+def read_order(path: Path) -> Structure:
+    try:
+        return asdict(Order.read(path))
+    except (ValueError, KeyError) as error:  # which the server logs
+        raise FuzzedError(f"{path} cannot be used: {error}") from error
 
 
 def read_rounds(path: Path, *, finished: bool) -> Structure:
@@ -224,9 +252,8 @@ def whole_rows_of(structure: Structure) -> Structure:
 
 
 def read_csv(path: Path) -> Structure:
-    raw = read_raw(path, ColumnHints())
-    cells = [to_cells(column) for column in raw.columns]
-    return dict(zip(raw.header, ([each.different[place] for place in each.places] for each in cells), strict=True))
+    found = {name: different_cells(column) for name, column in read(path, File()).columns.items()}
+    return {name: [cells[code].strip() for code in codes] for name, (cells, codes) in found.items()}
 
 
 def columns_of(structure: Structure) -> Structure:
@@ -250,22 +277,6 @@ def read_split(path: Path) -> Structure:
 def split_of(structure: Structure) -> Structure:
     assert len({*structure["clients"]}) == len(structure["clients"])
     return {name: np.asarray(structure[name]) for name in SPLIT}
-
-
-def read_bundle(path: Path) -> Structure:
-    return dict(config_of(path.read_bytes()))
-
-
-def config_in(structure: Structure) -> Structure:
-    """Return the settings in the one pyproject.toml of a bundle, with dotted names."""
-    ((_, project),) = [each for each in structure if each[0] == "pyproject.toml"]
-    project = project if isinstance(project, dict) else tomllib.loads(project if isinstance(project, str) else "")
-
-    def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-        for key, value in config.items():
-            yield from flat(value, f"{prefix}{key}.") if isinstance(value, dict) else [(prefix + key, value)]
-
-    return dict(flat(project["tool"]["flwr"]["app"].get("config", {})))
 
 
 def without_folder(structure: Structure) -> Structure:
@@ -314,16 +325,12 @@ ROUNDS = {
     "rows": [["1", "4", "", "0.25"], ["2", "4", 'site-a: it\'s "odd", really', "0.5"], ["3", "3", "", "1e-3"]],
 }
 ENROLLED = {
-    **{"name": "site-a", "node_id": "77", "partition_id": 0, "public_key": "ssh-x AAAA", "revoked": ""},
+    **{"name": "site-a", "partition": 0, "key": "77aa", "revoked": ""},
     **{"enrolled": "2026-01-01T00:00:00+00:00", "examples": 5},
 }
 CLIENT = {
-    **{"superlink": "fl.example.org:9092", "insecure": True, "partition-id": 2, "name": "site-a"},
+    **{"server": "fl.example.org:9092", "partition-id": 2},
     **{"allow": ["mine:load"], "limits": {"rows": 10}},
-}
-PROJECT = {
-    "project": {"name": "fairbloom", "version": "0.1.0"},
-    "tool": {"flwr": {"app": {"config": {"seed": 3, "task": "digits", "fedfv": {"alpha": 0.1}, "pooled": False}}}},
 }
 RECIPE = {
     **{"title": "Small", "what": "Does it work?", "source": "Nobody", "measures": ["mean", "worst_10"], "notes": ["a"]},
@@ -387,25 +394,24 @@ KINDS: Mapping[str, Kind] = {
     "an enrolled client": Kind("site-a.toml", ENROLLED, toml, read_enrolled, enrolled_of),
     "a federation": Kind(
         "federation.toml",
-        {"superlink": "fl.example.org:9092", "control": "127.0.0.1:9093", "listen": "0.0.0.0:9092"},
+        {"server": "fl.example.org:9092", "listen": "0.0.0.0:9092", "pin-keys": True, "max-reply": 5},
         toml,
         read_federation,
         federation_of,
     ),
     "a recipe": Kind("small.toml", RECIPE, toml, lambda path: load_recipe(str(path)) and RECIPE, lambda _: RECIPE),
-    "the bundle of a run": Kind(
-        "run.fab",
-        [["pyproject.toml", PROJECT], ["client/app.py", "app = 3"]],
-        zipped,
-        read_bundle,
-        config_in,
-        BundleRefusedError,
-        sealed=True,
-        names_file=False,
+    "the order of a run": Kind(
+        "run.toml",
+        {"app": "a:b", "distribution": "c", "version": "1", "folder": "", "settings": {"seed": 3, "task": "digits"}},
+        toml,
+        read_order,
     ),
     "the bundle of a client": Kind(
         "site-a.tar.gz",
-        [["site-a/ca.crt", b"certificate"], ["site-a/client.toml", b'superlink = "a:1"'], ["site-a/key", b"secret"]],
+        [
+            *(["site-a/ca.crt", b"authority"], ["site-a/certificate", b"certificate"]),
+            *(["site-a/client.toml", b'server = "a:1"'], ["site-a/key", b"secret"]),
+        ],
         packed,
         files_of,
         without_folder,

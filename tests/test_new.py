@@ -35,7 +35,6 @@ from tests.experiments.helpers import ROOT, fairbloom
 from .commands import STARTED
 
 OURS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-DEPLOYED = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["deploy"]
 
 
 @pytest.fixture
@@ -126,7 +125,7 @@ def test_a_directory_that_takes_no_files_is_said(here: Path, capsys: pytest.Capt
 
 def test_its_dependencies_are_pinned_as_ours() -> None:
     """The version of Flower is the one that real nodes need: an app may be deployed."""
-    ours = {Requirement(each).name: Requirement(each) for each in (*OURS, *DEPLOYED)}
+    ours = {Requirement(each).name: Requirement(each) for each in OURS}
     theirs = {each.name: each for each in map(Requirement, project(TEMPLATE)["project"]["dependencies"])}
     assert theirs.pop("fairbloom").specifier.contains(__version__)
     assert set(theirs) <= set(ours)

@@ -20,8 +20,6 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from fairbloom.deploy.flower import gate
-
 from .requirements import needed
 
 ROOT = Path(__file__).parents[1]
@@ -147,21 +145,19 @@ def test_a_lock_file_is_complete(lock: str, system: str) -> None:
 
 
 def test_an_extra_asks_for_no_other_version_than_the_project() -> None:
-    """And for nothing else: what simulates can be a client as well. A server needs a Flower of its own."""
-    assert OPTIONAL["deploy"] == [gate.needed("server")]
+    """And for nothing else: what simulates can be a client as well."""
     others = [Requirement(line) for line in OPTIONAL["images"]]
     ranges = {requirement.name: requirement.specifier for requirement in (*declared(extras=False), *others)}
     assert ranges["flwr"] == SpecifierSet(">=1.39")
-    assert Requirement(gate.needed("client")).specifier == ranges["flwr"]
     for line in (*OPTIONAL["client"], *OPTIONAL["server"]):
         assert ranges[Requirement(line).name] == Requirement(line).specifier, line
 
 
 def test_the_extra_all_brings_every_other_one() -> None:
-    """But for those of real nodes, which ask for one version of Flower."""
+    """But for those that say what images and devices install."""
     (line,) = OPTIONAL["all"]
     assert Requirement(line).name == PROJECT["project"]["name"]
-    assert Requirement(line).extras == OPTIONAL.keys() - {"all", "client", "deploy", "server"}
+    assert Requirement(line).extras == OPTIONAL.keys() - {"all", "client", "server"}
 
 
 def test_no_client_gets_what_only_simulation_and_figures_need() -> None:
@@ -191,8 +187,9 @@ def files_of(module: str) -> Iterator[Path]:
 
 
 def test_the_extra_for_clients_names_all_that_a_deployed_client_imports() -> None:
-    """A package that no dependency names, as grpc, is one that Flower, of which we take one version alone, asks for."""
-    started = [file for room in ("client", "deploy/device", "tasks") for file in (ROOT / room).rglob("*.py")]
+    started = [
+        file for room in ("client", "deploy/device", "deploy/fleet", "tasks") for file in (ROOT / room).rglob("*.py")
+    ]
     waiting, seen, others = [*started, ROOT / "fairbloom" / "clientapp.py"], set(), set()
     while waiting:
         file = waiting.pop()
@@ -217,9 +214,10 @@ def test_the_extra_for_clients_names_all_that_a_deployed_client_imports() -> Non
     )
     optional -= {"pillow"}  # of "images", where it reads the images of a device
     optional |= {"datasets", "pandas"}  # a data frame is predicted where somebody has made one
-    flowers = names(requires("flwr") or []) - names(PROJECT["project"]["dependencies"])
+    brought = names([*(requires("flwr") or []), *(requires("pydantic") or [])])
+    brought -= names(PROJECT["project"]["dependencies"])
     assert {"flwr", "torch", "pydantic", "pillow"} <= imported
-    assert imported - optional - flowers <= names(OPTIONAL["client"])
+    assert imported - optional - brought <= names(OPTIONAL["client"])
 
 
 def test_pytorch_and_its_cuda_libraries_are_locked_apart() -> None:

@@ -13,6 +13,7 @@ from fairbloom.imports import imported, only_trusted_imports
 
 from .commands import fairbloom
 from .prediction.hospitals import write_hospital, write_hospitals
+from .tasks.tables import inferred
 
 EVIL = """
 from pathlib import Path
@@ -37,8 +38,12 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("finished")
     write_hospitals(folder / "data")
     (folder / "own.py").write_text(EVIL)
-    words = ("--data-dir", "data", "--model", "own:net", "--rounds", "1", "--out", "run")
-    done = fairbloom(folder, "run", "--task", "csv", *words, "--set", "csv.standardise=together")
+    text = inferred(folder / "data")
+    for name, center, scale in (("age", 60.0, 10.0), ("bp", 130.0, 15.0)):
+        text = text.replace(f"[fields.{name}]\n", f"[fields.{name}]\ncenter = {center}\nscale = {scale}\n")
+    (folder / "schema.toml").write_text(text)
+    words = ("--data-dir", "data", "--schema", "schema.toml", "--model", "own:net", "--rounds", "1", "--out", "run")
+    done = fairbloom(folder, "run", "--task", "csv", *words)
     assert done.returncode == 0, done.stderr
     done = fairbloom(folder, "compare", "--task", "digits", "--rounds", "1", "--methods", "fedavg,afl", "--out", "two")
     assert done.returncode == 0, done.stderr
@@ -99,7 +104,7 @@ def test_predicting_refuses_modules_nobody_trusts(foreign: Path, command: str, s
 
 def test_data_of_a_foreign_run_import_nothing(foreign: Path) -> None:
     change_settings(foreign, task="evil:Task", model="evil:net", method="evil:Task")
-    assert fairbloom(foreign, "data", "run").returncode == 1  # its tables are no hospitals
+    assert fairbloom(foreign, "data", "run").returncode == 2  # its tables are no hospitals
     assert not (foreign / "ran").exists()
 
 

@@ -1,6 +1,7 @@
 """An app that sends a model of many floats to and fro, and writes the seconds of each round."""
 
 import json
+import math
 import time
 from pathlib import Path
 
@@ -40,4 +41,4 @@ def main(grid: Grid, context: Context) -> None:
 
     floats, rounds = int(context.run_config["floats"]), int(context.run_config["num-rounds"])
     model = ArrayRecord({"weights": Array(np.zeros(floats, np.float32))})
-    FedAvg(fraction_evaluate=0.0).start(PollingGrid(grid), model, rounds, on_round=on_round)
+    FedAvg(fraction_evaluate=0.0, update_limit=math.inf).start(PollingGrid(grid), model, rounds, on_round=on_round)

@@ -12,7 +12,6 @@ from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Parameters, Terms, keys_of
 from fairbloom.tasks import Splits, Task
 
-from ..groups import Admits
 from ..metrics import Measurement
 from ..states import RULE, ClientStates, StateDict, Version
 from ..work import LocalWork
@@ -71,9 +70,6 @@ class Trainee(Protocol):
     @property
     def smallest_group(self) -> int:
         """Fewest examples of a group that is reported."""
-
-    def admits(self, part: str) -> Admits:
-        """Return what says of groups of a part, as masks, whether they may be reported."""
 
     def report(self, measurement: Measurement, scores: Scores, terms: Terms) -> dict[str, float]:
         """Return what was measured as this client reports it, by names on the wire."""

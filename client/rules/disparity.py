@@ -21,8 +21,7 @@ from fairbloom.tasks.collated import BATCH, CollatedExamples
 from fairbloom.tasks.groups import find_two_groups
 from fairbloom.tasks.task import AnyExamples
 
-from ..groups import Admits, admit_all
-from ..metrics import GROUP_COUNTS, TRAIN
+from ..metrics import GROUP_COUNTS
 from ..training import EVALUATION_BATCH, StateDict, drawing_from, outputs_of
 from ..work import LocalWork, descend
 from .base import Rule, Scores, Trainee
@@ -57,9 +56,7 @@ class DisparityStep(Rule):
 
     def step_beside(self, client: Trainee, received: StateDict, learning_rate: float) -> Scores:
         """Take the step from the received model; return the disparity."""
-        disparity = measure_disparity(
-            client.model, client.task, client.splits.train, self.terms, client.smallest_group, client.admits(TRAIN)
-        )
+        disparity = measure_disparity(client.model, client.task, client.splits.train, self.terms, client.smallest_group)
         self._stepped = step_down(client.model, received, disparity.gradient, learning_rate)
         client.model.load_state_dict(received)
         return disparity.metrics
@@ -80,7 +77,7 @@ class GroupCounts(Rule):
     def report(self, client: Trainee) -> Scores:
         """Return the counts."""
         examples = client.splits.train
-        return count_hits(client.model, client.task, examples, client.smallest_group, client.admits(TRAIN))
+        return count_hits(client.model, client.task, examples, client.smallest_group)
 
 
 class Disparity(NamedTuple):
@@ -101,9 +98,7 @@ class Disparity(NamedTuple):
         return {wire.DISPARITY: self.smooth, wire.DISPARITY_HARD: self.hard}
 
 
-def measure_disparity(
-    model: nn.Module, task: Task, examples: AnyExamples, terms: Terms, smallest: int, admits: Admits = admit_all
-) -> Disparity:
+def measure_disparity(model: nn.Module, task: Task, examples: AnyExamples, terms: Terms, smallest: int) -> Disparity:
     """Return the disparity that the terms ask for, of a model in eval mode; Δ is summed batch by batch.
 
     `smallest` is the fewest examples that each group must have, positive ones with equal opportunity.
@@ -119,7 +114,7 @@ def measure_disparity(
     if not 0.0 < sharpness < math.inf:
         raise ReportableError(f"disparity-sharpness = {sharpness}: it must be finite and above 0")
     counts = members.sum(dim=1)
-    if counts.min() < smallest or not admits(members.unbind()):
+    if counts.min() < smallest:
         return Disparity(0.0, 0.0, [])
     of_each = members.double()
     first, second = of_each / counts[:, None]
@@ -155,12 +150,10 @@ def step_down(
 
 
 @torch.no_grad()
-def count_hits(
-    model: nn.Module, task: Task, examples: AnyExamples, smallest: int, admits: Admits = admit_all
-) -> dict[str, int]:
+def count_hits(model: nn.Module, task: Task, examples: AnyExamples, smallest: int) -> dict[str, int]:
     """Return each group's positive examples, and how many of them a model in eval mode predicts as positive."""
     members = find_members(task, examples) & find_positive(task, examples)
-    if members.sum(dim=1).min() < smallest or not admits(members.unbind()):
+    if members.sum(dim=1).min() < smallest:
         members = torch.zeros_like(members)
     with drawing_from(0, examples.device):
         found = torch.cat([(logits >= 0.0).cpu() for _, logits in _logits_of(model, task, examples)])

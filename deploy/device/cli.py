@@ -1,4 +1,4 @@
-"""The commands `fairbloom client`: run (the default), keys, log, models and predict."""
+"""The commands `fairbloom client`: run (the default), keys, accept, log, models and predict."""
 
 import sys
 from pathlib import Path
@@ -32,31 +32,30 @@ client = typer.Typer(
 
 @client.command(DEFAULT)
 def run(
-    config: Annotated[Path | None, typer.Argument(metavar="[CLIENT.TOML]", help="Settings, from the bundle.")] = None,
-    superlink: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Fleet API of the SuperLink.")] = None,
-    ca: Annotated[str | None, typer.Option(help="Certificate of the authority that signed the SuperLink's.")] = None,
-    key: Annotated[str | None, typer.Option(help="Private key of this node.")] = None,
+    config: Annotated[Path, typer.Argument(metavar="CLIENT.TOML", help="Settings, from the bundle.")],
+    server: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="The federation's server.")] = None,
     partition_id: Annotated[
         int | None, typer.Option(help="Number of this client's partition of the data, from 0.")
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Name of this client, if none was registered with its key.")] = None,
     data_dir: Annotated[str | None, typer.Option(help="Folder of its data.")] = None,
     state_dir: Annotated[
         str | None, typer.Option(help="Folder for its state between rounds and for final models.")
     ] = None,
-    insecure: Annotated[bool | None, typer.Option("--insecure", help="Connect without TLS.")] = None,
     app: Annotated[str | None, typer.Option(metavar="MODULE:ATTRIBUTE", help="Installed app to run.")] = None,
     allow: Annotated[
         list[str] | None, typer.Option(metavar="VALUE", help="A path or import string that a run may use.")
     ] = None,
 ) -> None:
-    """Run a client: a node that keeps model and data in memory during a run, and reconnects if it fails."""
-    from .client import ClientSettings
-    from .supervisor import replace_process
+    """Run a client: it keeps model and data in memory during a run, and reconnects if the connection fails.
 
-    given: dict[str, object] = {"superlink": superlink, "ca": ca, "key": key, "name": name, "insecure": insecure}
-    given |= {"partition-id": partition_id, "data-dir": data_dir, "state-dir": state_dir}
-    given |= {"app": app, "allow": allow or None}
+    An owner.toml beside CLIENT.TOML has the settings of the device's owner, and wins over it key by key; options win
+    over both.
+    """
+    from ..fleet.client import replace_process
+    from .client import ClientSettings
+
+    given: dict[str, object] = {"server": server, "partition-id": partition_id, "data-dir": data_dir}
+    given |= {"state-dir": state_dir, "app": app, "allow": allow or None}
     replace_process(ClientSettings.of(given, config))
 
 
@@ -70,20 +69,50 @@ def keys(
 
     folder = Path(name) if out is None else out
     request = make(folder, name)
-    print(request)
+    print(request, end="")
     print(
-        f"{folder / 'key'} is this device's private key and stays here. Send the line above, which is no secret and "
-        f"lies in {folder / f'{name}.request'}, to the federation's operator, by a way on which nobody can change it; "
+        f"{folder / 'key'} is this device's private key and stays here. Send the lines above, which are no secret and "
+        f"lie in {folder / f'{name}.request'}, to the federation's operator, by a way on which nobody can change them; "
         f"unpack the bundle that comes back next to the key, so that {folder / 'client.toml'} is there",
         file=sys.stderr,
     )
 
 
+StatePlace = Annotated[
+    Path, typer.Argument(metavar="STATE_DIR", help="The client's state-dir, or the client.toml that names it.")
+]
+
+
+def find_state_dir(place: Path) -> Path:
+    """Return a client's state-dir, which a client.toml may name."""
+    from .client import ClientSettings
+
+    return Path(ClientSettings.of({}, place).state_dir) if place.suffix == ".toml" else place
+
+
+@client.command(epilog="Example: fairbloom client accept client.toml")
+def accept(
+    place: StatePlace,
+    schema: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The schema to accept; default: the one that was refused last.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Accept it without a question.")] = False,
+) -> None:
+    """Show a schema, such as that of a run that this device has refused, and accept it: runs may have it."""
+    from fairbloom.client.schemas import accept_schema, describe_change, read_refused
+    from fairbloom.tasks.schema import read_schema
+
+    folder = find_state_dir(place)
+    text = read_refused(folder) if schema is None else read_schema(str(schema))
+    print(describe_change(folder, text), end="")
+    if yes or typer.confirm("Accept this schema, so that runs may read this device's data by it?"):
+        accept_schema(folder, text)
+        print("accepted")
+
+
 @client.command(epilog="Example: fairbloom client log client.toml")
 def log(
-    place: Annotated[
-        Path, typer.Argument(metavar="STATE_DIR", help="The client's state-dir, or the client.toml that names it.")
-    ],
+    place: StatePlace,
     as_json: Annotated[bool, typer.Option("--json", help="Print every entry, with all numbers, as JSON.")] = False,
 ) -> None:
     """Show what this device was asked and what it sent, run by run."""
@@ -91,10 +120,7 @@ def log(
 
     from fairbloom.client.record import describe_entries, read_entries
 
-    from .client import ClientSettings
-
-    folder = Path(ClientSettings.of({}, place).state_dir) if place.suffix == ".toml" else place
-    entries = read_entries(folder)
+    entries = read_entries(find_state_dir(place))
     print(json.dumps(entries, indent=2, ensure_ascii=False) if as_json else "\n".join(describe_entries(entries)))
 
 

@@ -1,4 +1,4 @@
-"""The settings of one client, from client.toml and the command line."""
+"""The settings of one client: of its bundle, of the device's owner, and of the command line."""
 
 from __future__ import annotations
 
@@ -6,22 +6,27 @@ import importlib.util
 import json
 import os
 import re
+import ssl
 import sys
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from ..errors import ClientError
-from ..flower.environment import HOME
 from ..processes import split_address
-from .connectivity import tls_context
 
 APP = "fairbloom.client.app:app"
 """Import string of the ClientApp that a client answers with, unless its settings name another."""
 
-PATHS = ("ca", "key", "data-dir", "state-dir")
+NEEDED = ("server", "ca", "key", "certificate")
+"""Settings that a client cannot do without, all of them in the bundle's client.toml."""
+
+PATHS = ("ca", "key", "certificate", "data-dir", "state-dir")
+
+OWNERS_FILE = "owner.toml"
+"""The file of the device's owner beside client.toml, which no bundle brings: it is read last, key by key."""
 LIMIT_ROWS = "limit-rows"
 """Key of the node config for the owner's limit `rows`, as `fairbloom.client.limits` calls it."""
 
@@ -33,19 +38,18 @@ IMPORT_STRING = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-
 
 @dataclass(frozen=True, kw_only=True)
 class ClientSettings:
-    """Settings of one client, as in client.toml, with hyphens there.
+    """Settings of one client, as in client.toml and the owner's file, with hyphens there.
 
-    `ca`, `key`, `name`, `data_dir` and `state_dir` are "" for none. A run cannot set `data_dir` and `state_dir`. With
-    `insecure` there is no TLS: anyone on the way reads and changes models. `limits`: see
-    `fairbloom.client.limits.Limits`.
+    `name` is the one in the certificate. `data_dir` and `state_dir` are "" for none; a run cannot set them. `limits`:
+    see `fairbloom.client.limits.Limits`.
     """
 
-    superlink: str
-    ca: str = ""
-    key: str = ""
-    insecure: bool = False
-    partition_id: int = 0
+    server: str
+    ca: str
+    key: str
+    certificate: str
     name: str = ""
+    partition_id: int = 0
     data_dir: str = ""
     state_dir: str = ""
     app: str = APP
@@ -55,21 +59,18 @@ class ClientSettings:
 
     def __post_init__(self) -> None:
         try:
-            split_address(self.superlink)
+            split_address(self.server)
         except ValueError as error:
-            raise ClientError(f"superlink = {error}") from None
+            raise ClientError(f"server = {error}") from None
         if not IMPORT_STRING.fullmatch(self.app):
             raise ClientError(f"app = {self.app!r}: write it as module:attribute, {APP} say")
         self._check_node_config()
         if self.partition_id < 0:
             raise ClientError(f"partition-id = {self.partition_id}: it is counted from 0")
-        if self.insecure and (self.ca or self.key):
-            raise ClientError("insecure = true with ca or key: without TLS neither is used; leave them or insecure out")
-        if not self.insecure and not self.ca:
-            raise ClientError("ca is missing: name the CA certificate of your bundle, or say insecure")
-        if self.ca and not Path(self.ca).is_file():
-            raise ClientError(f"ca = {self.ca}: there is no such file")
-        if self.key and not Path(self.key).is_file():
+        for key, file in (("ca", self.ca), ("certificate", self.certificate)):
+            if not Path(file).is_file():
+                raise ClientError(f"{key} = {file}: there is no such file; take it from the client's bundle")
+        if not Path(self.key).is_file():
             raise ClientError(
                 f"key = {self.key}: there is no such file. Keys are made on the device, by fairbloom client keys NAME "
                 f"--out {Path(self.key).parent}; the federation's operator enrolls the request that it prints"
@@ -88,41 +89,37 @@ class ClientSettings:
                 raise ClientError(f"{setting}: it must be a number, true, false, or a text")
 
     @classmethod
-    def of(cls, given: Mapping[str, Any], file: Path | None = None) -> ClientSettings:
-        """Return the settings of `file`, overridden by those given as well; its relative paths begin at its folder.
+    def of(cls, given: Mapping[str, Any], file: Path) -> ClientSettings:
+        """Return the settings of client.toml, those of owner.toml beside it, and those given, of which the last wins.
 
-        ClientError: the file, its certificate or its key cannot be used, or a setting is unknown or impossible.
+        Relative paths of a file begin at its folder. ClientError: a file cannot be used, or a setting is unknown or
+        impossible.
         """
-        merged = (_read(file) if file else {}) | {key: value for key, value in given.items() if value is not None}
-        kinds = {each.name.replace("_", "-"): type(each.default) for each in fields(cls)}
-        kinds |= {"superlink": str, "allow": list, "limits": dict, "node-config": dict}
+        owners = file.with_name(OWNERS_FILE)
+        merged = _read(file) | (_read(owners) if owners.exists() else {})
+        merged |= {key: value for key, value in given.items() if value is not None}
+        kinds = {each.name.replace("_", "-"): type(each.default) for each in fields(cls) if each.name != "name"}
+        kinds |= {**dict.fromkeys(NEEDED, str), "allow": list, "limits": dict, "node-config": dict}
         for key, value in merged.items():
             if key not in kinds:
                 raise ClientError(f"unknown setting {key} = {value!r}: there are {', '.join(sorted(kinds))}")
             if type(value) is not kinds[key]:
                 raise ClientError(f"{key} = {value!r}: it must be of type {kinds[key].__name__}")
-        if "superlink" not in merged:
-            raise ClientError("superlink is missing: give --superlink HOST:PORT, or the client.toml of a bundle")
+        for key in NEEDED:
+            if not merged.get(key):
+                raise ClientError(f"{key} is missing in {file}: take the client.toml of this client's bundle")
         merged |= {key: str(Path(merged[key]).expanduser().absolute()) for key in PATHS if merged.get(key)}
         if not all(isinstance(value, str) for value in merged.get("allow", [])):
             raise ClientError(f"allow = {merged['allow']!r}: it must be a list of texts")
         merged["allow"] = tuple(merged.get("allow", []))
         client = cls(**{key.replace("-", "_"): value for key, value in merged.items()})
         client.check_files()
-        return client
+        return replace(client, name=read_name(client.certificate))
 
     def check_files(self) -> None:
-        """Raise ClientError unless certificate, key and app can be used; the message names the file."""
-        if self.ca:
-            tls_context(self.ca)
-        if self.key:
-            from .. import pki  # loads a library that the loop does without
-
-            try:
-                pki.read_node_key(Path(self.key))
-            except pki.PkiError as error:
-                raise ClientError(f"key = {error}") from error
-        from fairbloom.client.limits import Limits, LimitsError  # not in the loop, either
+        """Raise ClientError unless certificates, key and app can be used; the message names the file."""
+        self.tls_context()
+        from fairbloom.client.limits import Limits, LimitsError  # not in the loop
 
         try:
             Limits.of(self.limits)
@@ -130,6 +127,27 @@ class ClientSettings:
             raise ClientError(str(error)) from error
         if importlib.util.find_spec(self.app.partition(".")[0].partition(":")[0]) is None:
             raise ClientError(f"app = {self.app!r}: there is no such module here; install it, or name another app")
+
+    def tls_context(self) -> ssl.SSLContext:
+        """Return how this client checks the server's certificate, as leniently as gRPC does, and shows its own."""
+        try:
+            context = ssl.create_default_context(cafile=self.ca)
+        except OSError as error:  # ssl.SSLError is one
+            reason = (
+                "it holds no certificate" if isinstance(error, ssl.SSLError) else f"it cannot be read: {error.strerror}"
+            )
+            raise ClientError(f"ca = {self.ca}: {reason}; take ca.crt from the client's bundle again") from error
+        context.verify_flags &= ~getattr(ssl, "VERIFY_X509_STRICT", 0)
+        try:
+            # A password that is none: of a key that is encrypted, OpenSSL would ask the terminal for it.
+            context.load_cert_chain(self.certificate, self.key, password="")
+        except OSError as error:
+            words = "is not the key of" if isinstance(error, ssl.SSLError) else "cannot be read with"
+            raise ClientError(
+                f"key = {self.key} {words} certificate = {self.certificate} ({error.strerror or error}): take both "
+                "from this client's last enrolment"
+            ) from error
+        return context
 
     def node(self) -> dict[str, Any]:
         """Return Flower's node config, which the app finds in its context."""
@@ -147,7 +165,7 @@ class ClientSettings:
             "node": self.node(),
         }
         # The worker ends with this process and gets its id here: asked for later, the id might be another process's.
-        code = f"from fairbloom.deploy.flower.device.app_process import main; main({os.getpid()})"
+        code = f"from fairbloom.deploy.fleet.app_process import main; main({os.getpid()})"
         return [sys.executable, "-P", "-c", code, str(pipe), json.dumps(given)]
 
     def environment(self) -> dict[str, str]:
@@ -155,7 +173,7 @@ class ClientSettings:
         # Threads that spin while they wait for each other slow several clients on one machine down threefold.
         defaults = {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"}
         if self.state_dir:
-            defaults[HOME] = str(Path(self.state_dir, "flower"))
+            defaults["FLWR_HOME"] = str(Path(self.state_dir, "flower"))
         return defaults | dict(os.environ)
 
 
@@ -170,3 +188,16 @@ def _read(file: Path) -> dict[str, Any]:
     return settings | {
         key: str(folder / settings[key]) for key in PATHS if isinstance(settings.get(key), str) and settings[key]
     }
+
+
+def read_name(certificate: str) -> str:
+    """Return the client's name, by which the server knows it: the common name of its certificate."""
+    from .. import pki  # loads a library that the loop does without
+
+    try:
+        name = pki.read_name(Path(certificate))
+    except pki.PkiError as error:
+        raise ClientError(f"certificate = {error}") from error
+    if not name:
+        raise ClientError(f"certificate = {certificate} names no client: take it from the client's bundle again")
+    return name

@@ -11,17 +11,17 @@ from ..errors import ClientError
 
 
 def make(folder: Path, name: str) -> str:
-    """Make a node's key, write `key` (for its owner alone) and `NAME.request` to a folder, and return the request."""
+    """Make a device's key, write `key` (for its owner alone) and `NAME.request` to a folder; return the request."""
     if not NAME.fullmatch(name):
         raise ClientError(f"client {name!r}: {NAME_RULE}")
-    pair, key = pki.make_node_key(), folder / "key"
-    request = pki.write_request(pair, name)
+    made, key = pki.make_key(), folder / "key"
+    request = pki.write_request(made, name)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         # For its owner alone, and new: of two that try at once, one does.
         with open(key, "xb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
-            file.write(pair.private)
-        write_public(folder / f"{name}.request", f"{request}\n".encode())
+            file.write(pki.format_key(made))
+        write_public(folder / f"{name}.request", request.encode())
     except FileExistsError:
         raise ClientError(
             f"{key} is there already, and a federation may know this device by it: delete it first, or name another "

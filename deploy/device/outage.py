@@ -1,4 +1,4 @@
-"""What a client, or a run's process, says while it is cut off from the SuperLink."""
+"""What a client says while it is cut off from its server."""
 
 import sys
 import threading
@@ -6,9 +6,6 @@ import time
 from collections.abc import Callable
 
 from ..processes import duration
-
-CONNECTED = "SuperNode ID:"
-"""What a client logs once it is connected."""
 
 
 def say(words: str) -> None:

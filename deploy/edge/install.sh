@@ -9,8 +9,8 @@
 # So that the key is made here and never leaves: first --keys NAME in place of --bundle, which prints a request for the
 # operator; then --bundle, alone, with what comes back.
 #
-# A second --bundle replaces what the operator says of this device (superlink, ca, key, name, partition-id) and keeps what
-# its owner wrote into client.toml (data-dir, allow, ...); what changed is printed.
+# A second --bundle replaces client.toml, which is the operator's. The settings of this device's owner (data-dir, allow,
+# limits, ...) are in owner.toml beside it, which --data-dir begins and nothing ever changes.
 #
 # More: --torch SPEC (what was gathered or is locked), --system-torch (the device's own PyTorch, as on Jetson),
 # --index URL (of CPU wheels), --python PATH (python3), --data-dir DIR, --no-service (no systemd), --root DIR (put
@@ -83,6 +83,7 @@ check_bundle() {
 check_data() {
   [ -d "$data" ] || fail "--data-dir $data: there is no such folder"
   data=$(cd "$data" && pwd)
+  [ ! -e "$etc/owner.toml" ] || fail "--data-dir $data: $etc/owner.toml is there and is yours: write data-dir into it"
   [[ $data != *[\"\\%]* ]] || fail "--data-dir $data: settings and systemd cannot hold a path with these signs: name it by a link"
 }
 
@@ -158,9 +159,8 @@ make_keys() {
 }
 
 install_files() { # of a bundle
-  # Settings first, since they may be refused: then certificate and key are as they were, too.
-  "$python" -I "$here/settings.py" "$etc/client.toml" --bundle "$1/client.toml" ${data:+--data-dir "$data"} || exit 1
-  install -T -m 644 "$1/ca.crt" "$etc/ca.crt"
+  local file
+  for file in ca.crt certificate client.toml; do install -T -m 644 "$1/$file" "$etc/$file"; done
   [ ! -f "$1/key" ] || install -T -m 600 -o "$user" -g "$user" "$1/key" "$etc/key"
 }
 
@@ -174,9 +174,8 @@ install_bundle() {
     install_files "$unpacked"
     rm -rf "$unpacked"
     trap - EXIT
-  elif [ -n "$data" ]; then
-    "$python" -I "$here/settings.py" "$etc/client.toml" --data-dir "$data" || exit 1
   fi
+  [ -z "$data" ] || [ -e "$etc/owner.toml" ] || printf 'data-dir = "%s"\n' "$data" > "$etc/owner.toml"
 }
 
 install_service() {

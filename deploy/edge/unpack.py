@@ -11,7 +11,7 @@ import tarfile
 import zlib
 from pathlib import Path
 
-FILES = {"ca.crt": True, "client.toml": True, "key": False, "fairbloom-client.service": False}
+FILES = {"ca.crt": True, "certificate": True, "client.toml": True, "key": False, "fairbloom-client.service": False}
 """What a bundle has, in one folder, and whether it must have it: a key that was made on the device is not in it."""
 
 LARGEST = 2**20

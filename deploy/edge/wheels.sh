@@ -37,5 +37,5 @@ else
   gather "${locked[@]}" "$@"
   [ -z "$torch" ] || gather --requirement "$folder/torch.txt" "$@"
 fi
-cp "$here/install.sh" "$here/unpack.py" "$here/settings.py" "$folder"
+cp "$here/install.sh" "$here/unpack.py" "$folder"
 echo "$folder: $(find "$folder" -name '*.whl' | wc -l) wheels, $(du -sh "$folder" | cut -f1); copy it to the device with the client's bundle"

@@ -1,6 +1,6 @@
 """The fleet port: messages of runs to devices, and their replies, over mutual TLS.
 
-`fairbloom server` and `fairbloom client` do not use it: its server is `daemon`, and a device is `client`.
+`fairbloom server` goes on as `daemon`, and `fairbloom client` as `client`.
 """
 
 import os

@@ -1,19 +1,38 @@
-"""The process that calls a device's app, as deploy/flower/device/app_process.py, with messages of the fleet port."""
+"""The process that calls a device's app: it keeps the app loaded.
+
+It is started and ended by worker.py, and opens no port: tasks and answers go through an inherited pipe.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fairbloom.logs import log
 from fairbloom.system.parents import end_with_parent
 
 from .wire_pb2 import Head
+
+if TYPE_CHECKING:
+    from flwr.app import Context, Message, RecordDict
+    from flwr.clientapp import ClientApp
+
+    from ..device.accepted import Installed
+
+PRELOADED = ("flwr.app", "numpy", "torch")
+"""Libraries that are loaded before the first message."""
+
+NO_HANDLER = re.compile(
+    r"(ValueError: )?(No (train|evaluate|query) function registered with name '\w+'|Invalid message type: [a-z.]+)"
+)
+"""What Flower raises where an app has no handler for a message; a server that asks by QUERY knows it by these words."""
 
 
 @dataclass(frozen=True)
@@ -47,30 +66,29 @@ class Answer:
         return cls(code=code, reason=reason)
 
 
-def answer(installed: Any, node_config: Mapping[str, Any], task: Task) -> Answer:
+def answer(installed: Installed, node_config: Mapping[str, Any], task: Task) -> Answer:
     """Return the app's reply to a task, or an error with the reason."""
     from fairbloom.errors import is_expected
     from fairbloom.flower import ErrorCode
 
-    from ..device.bundles import BundleRefusedError
-    from ..flower.device.app_process import reason_of
+    from ..device.accepted import RunRefusedError
 
     try:
         return call_app(installed, node_config, task)
-    except BundleRefusedError as error:
+    except RunRefusedError as error:
         return Answer.failed(ErrorCode.INVALID_FAB, str(error))
     except Exception as error:  # one message's failure is one error reply
         log.error("the client app raised %s", error, exc_info=not is_expected(error))
         return Answer.failed(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason_of(error))
 
 
-def call_app(installed: Any, node_config: Mapping[str, Any], task: Task) -> Answer:
+def call_app(installed: Installed, node_config: Mapping[str, Any], task: Task) -> Answer:
     """Return the app's reply and its state after it; what it changes of its state is lost where it raises."""
-    from flwr.app import Context, Message, RecordDict
+    from flwr.app import Context, Message
 
-    from fairbloom.flower import deserialize, identify, serialize, set_message_id
+    from fairbloom.flower import address, deserialize, identify, serialize, set_message_id
 
-    from ..flower.device.app_process import reply_of
+    from ..device.accepted import RunDescription
 
     head, told = Head.FromString(task.head), json.loads(task.settings)
     # A message of the server to this node, which writes its reply after that.
@@ -78,14 +96,41 @@ def call_app(installed: Any, node_config: Mapping[str, Any], task: Task) -> Answ
     message = Message(deserialize(task.data), task.node, head.type, ttl=max(head.seconds, 1.0), group_id=head.round)
     set_message_id(message, head.id)
     identify(run_id=head.run, node_id=task.node, task_id=0)
-    state = deserialize(task.state) if task.state else RecordDict()
-    context = Context(head.run, task.node, dict(node_config), state, {})
-    run = SimpleNamespace(run_id=head.run, fab_id=told["distribution"], fab_version=told["version"])
-    app, context.run_config = installed.take(told["settings"], run, context)
-    reply, changed = reply_of(app, message, context, task.state)
+    context = Context(head.run, task.node, dict(node_config), _state_of(task), {})
+    run = RunDescription(head.run, told["distribution"], told["version"], told["settings"])
+    app, context.run_config = installed.accept(run, context)
+    reply = address(_reply_of(app, message, context), message)
+    kept = serialize(context.state)
+    state = None if kept == task.state else kept
     if reply.has_error():
-        return Answer(b"", reply.error.code, str(reply.error.reason), changed)
-    return Answer(serialize(reply.content), state=changed)
+        return Answer(b"", reply.error.code, str(reply.error.reason), state)
+    return Answer(serialize(reply.content), state=state)
+
+
+def _state_of(task: Task) -> RecordDict:
+    from flwr.app import RecordDict
+
+    from fairbloom.flower import deserialize
+
+    return deserialize(task.state) if task.state else RecordDict()
+
+
+def _reply_of(app: ClientApp, message: Message, context: Context) -> Message:
+    """Return an app's reply; where the app would end this process, raise what the server may learn of that."""
+    from fairbloom.errors import ReportableError, reportable
+
+    try:
+        return app(message=message, context=context)
+    except SystemExit as end:
+        raise ReportableError(f"SystemExit: {end}", reportable(end)) from end
+
+
+def reason_of(error: Exception) -> str:
+    """Return what the server learns of an app's error: what quotes no data, and that the app has no such handler."""
+    from fairbloom.errors import reportable
+
+    said = str(error)
+    return said if NO_HANDLER.fullmatch(said) else reportable(error)
 
 
 def main(parent: int) -> None:
@@ -94,11 +139,15 @@ def main(parent: int) -> None:
     from fairbloom.client.limits import Limits
     from fairbloom.logs import colour_on_terminals_alone
 
-    from ..device.bundles import Installed
-    from ..flower.device.app_process import PRELOADED, preload, serve
+    from ..device.accepted import Installed
 
     pipe, given = Connection(int(sys.argv[1])), json.loads(sys.argv[2])
-    colour_on_terminals_alone()
     installed = Installed.of(given["app"], tuple(given["allow"]), Limits.of(given["limits"]))
-    preload(PRELOADED)
-    serve(pipe, lambda task: answer(installed, given["node"], task))
+    for name in PRELOADED:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    colour_on_terminals_alone()
+    pipe.send(True)  # all is loaded
+    with contextlib.suppress(EOFError):  # nobody asks any more
+        while True:
+            pipe.send(answer(installed, given["node"], pipe.recv()))

@@ -74,6 +74,10 @@ class Calls:
         self._reply: Any = self._channel.stream_unary(f"{place}Reply", Chunk.SerializeToString, Taken.FromString)
         self._beat: Any = self._channel.unary_unary(f"{place}Beat", Working.SerializeToString, Drop.FromString)
 
+    def connect(self) -> None:
+        """Wait until the server lets this client in."""
+        self._retry(lambda: self._beat(Working(session=self._session), timeout=ANSWER_SECONDS))
+
     def next(self, settings: str) -> Received | None:
         """Return the next message for this device, None where none came for a while; `settings` is the digest known."""
 

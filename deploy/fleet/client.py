@@ -1,4 +1,7 @@
-"""A device on the fleet port: its settings, and the loop that connects it again."""
+"""`fairbloom client`: the loop that connects a device again whenever its connection ends.
+
+This process loads neither Flower nor PyTorch: those are in the worker's process, while there is a run.
+"""
 
 from __future__ import annotations
 
@@ -6,85 +9,53 @@ import json
 import logging
 import os
 import signal
-import ssl
 import sys
 import time
-import tomllib
-from dataclasses import dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import grpc
 
 from fairbloom.errors import FairbloomError
 from fairbloom.system.files import make_folder
-from fairbloom.system.lock import exclusive_lock
-from fairbloom.system.supervise import STOPPING
+from fairbloom.system.interrupts import release_signals
+from fairbloom.system.lock import LockedError, exclusive_lock
+from fairbloom.system.supervise import STOPPING, become
 
 from ..device.client import ClientSettings
 from ..device.connectivity import connection_fault
 from ..device.contexts import Contexts
 from ..device.outage import Outage, say
 from ..errors import ClientError
-from ..flower.device.worker import Worker
 from .calls import Calls, RefusedError
 from .session import KeptReply, Session, load_session
+from .worker import Worker
 
 AGAIN_SECONDS = 15.0
 """Pause until a client that the server has refused asks again."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class FleetClient(ClientSettings):
-    """Settings of one client; `certificate` is the file of the certificate for its key."""
-
-    certificate: str
-
-    def credentials(self) -> grpc.ChannelCredentials:
-        """Return how this client shows who it is; ClientError where a file cannot be used."""
-        try:
-            ssl.create_default_context(cafile=self.ca).load_cert_chain(self.certificate, self.key)
-            parts = (Path(self.ca), Path(self.key), Path(self.certificate))
-            return grpc.ssl_channel_credentials(*(file.read_bytes() for file in parts))
-        except OSError as error:  # ssl.SSLError is one
-            words = "is not the key of" if isinstance(error, ssl.SSLError) else "cannot be read with"
-            raise ClientError(
-                f"key = {self.key} {words} certificate = {self.certificate} ({error.strerror or error}): take both "
-                "from the bundle of this client's last enrolment"
-            ) from error
-
-    def worker(self, pipe: int) -> list[str]:
-        """Return the command by which this process runs the worker, which is not told where the key is."""
-        about: dict[str, Any] = {"app": self.app, "allow": self.allow, "limits": dict(self.limits), "node": self.node()}
-        code = f"from fairbloom.deploy.fleet.app_process import main; main({os.getpid()})"
-        return [sys.executable, "-P", "-c", code, str(pipe), json.dumps(about)]
+FAILED = 2
+"""Exit code of a client that cannot run with its settings."""
 
 
-def read_settings(file: Path) -> FleetClient:
-    """Return the settings in a client.toml; relative paths begin at its folder. ClientError where they are none."""
-    try:
-        said = tomllib.loads(file.read_text())
-    except (OSError, ValueError, RecursionError) as error:
-        raise ClientError(f"{file} cannot be read: {error}") from error
-    said["superlink"] = said.pop("server", "")
-    for key in ("ca", "key", "certificate", "data-dir", "state-dir"):
-        if said.get(key):
-            said[key] = str(file.absolute().parent / said[key])
-    said["allow"] = tuple(said.get("allow", ()))
-    try:
-        return FleetClient(**{key.replace("-", "_"): value for key, value in said.items()})
-    except TypeError as error:
-        raise ClientError(f"{file}: {error}") from error
+class _StoppedError(BaseException):
+    """SIGTERM or SIGINT came; no `except Exception` on the way catches it."""
 
 
-def run(client: FleetClient) -> None:
+def replace_process(client: ClientSettings) -> None:
+    """Go on as this client in a small process, without the libraries that the command line has loaded."""
+    become("fairbloom.deploy.fleet.client", json.dumps(asdict(client)))
+
+
+def run(client: ClientSettings) -> None:
     """Keep a client connected until SIGTERM or SIGINT."""
-    worker, contexts, outage = Worker(client), Contexts(client.state_dir), Outage()
-    kept, session = KeptReply(client.state_dir), load_session(client.state_dir)
-    credentials = client.credentials()
+    parts = (Path(client.ca), Path(client.key), Path(client.certificate))
+    credentials = grpc.ssl_channel_credentials(*(file.read_bytes() for file in parts))
+    worker, outage = Worker(client), Outage()
+    contexts, kept, session = Contexts(client.state_dir), KeptReply(client.state_dir), load_session(client.state_dir)
     try:
         while True:
-            calls = Calls(client.superlink, credentials, session, outage, lambda: connection_fault(client))
+            calls = Calls(client.server, credentials, session, outage, lambda: connection_fault(client))
             try:
                 Session(client.name, calls, worker, contexts, kept).serve()
             except RefusedError as error:
@@ -96,22 +67,45 @@ def run(client: FleetClient) -> None:
         worker.end()
 
 
+def run_alone(client: ClientSettings) -> None:
+    """Keep a client connected, as the one process that uses its state folder; ClientError where it cannot be used."""
+    if not client.state_dir:
+        run(client)
+    folder = Path(client.state_dir)
+    try:
+        make_folder(folder)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise ClientError(f"state-dir = {folder}: the account that runs this client may not write there")
+        with exclusive_lock(folder / "lock"):
+            run(client)
+    except LockedError as error:
+        words = f"state-dir = {folder} is used already, by {error.holder}"
+        raise ClientError(f"{words}: end that client, or give this one a folder of its own") from None
+    except OSError as error:
+        raise ClientError(f"state-dir = {folder}: {error.filename or ''} {error.strerror}") from error
+
+
+def _stop(number: int, frame: object) -> None:
+    for each in STOPPING:  # once more, it would end what is on its way to the end
+        signal.signal(each, signal.SIG_IGN)
+    raise _StoppedError
+
+
 def main() -> int:
-    """Run the client whose client.toml is named; what it writes is for its own account alone."""
+    """Run the client of the settings that are given as JSON; what it writes is for its own account alone."""
     os.umask(0o077)
     logging.basicConfig(format="fairbloom client: %(message)s", level=logging.INFO)
-    for number in STOPPING:
-        signal.signal(number, lambda number, frame: sys.exit(0))
+    settings = json.loads(sys.argv[1])
     try:
-        client = read_settings(Path(sys.argv[1]))
-        if not client.state_dir:
-            run(client)
-        make_folder(Path(client.state_dir))
-        with exclusive_lock(Path(client.state_dir, "lock")):
-            run(client)
-    except FairbloomError as error:
+        for number in STOPPING:
+            signal.signal(number, _stop)
+        release_signals(*STOPPING)
+        run_alone(ClientSettings(**settings | {"allow": tuple(settings["allow"])}))
+    except FairbloomError as error:  # a file that was there when `fairbloom client` looked
         say(str(error))
-        return 2
+        return FAILED
+    except _StoppedError:
+        return 0
     return 0
 
 

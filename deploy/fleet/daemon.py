@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import json
 import logging
 import os
-import signal
 import ssl
 import sys
 import time
-import tomllib
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
-from typing import Any
 
 from fairbloom.errors import FairbloomError
 from fairbloom.logs import log
 from fairbloom.system.files import make_folder
+from fairbloom.system.interrupts import release_signals
 from fairbloom.system.lock import LockedError, exclusive_lock
+from fairbloom.system.supervise import STOPPING, become
 
 from .. import pki
 from ..errors import DeployError
-from ..server.memory import keep_trimmed
-from .mailbox import MEMORY_BYTES, Mailbox, Room
+from .federation import NOW, Federation, read_now
+from .mailbox import Mailbox, Room
 from .members import Members
 from .port import Port
 from .runs import Runs
@@ -32,57 +31,19 @@ from .runs import Runs
 SECOND = 1.0
 """How often the registry is compared, messages expire, and now.json is written."""
 
-DEFAULTS: dict[str, Any] = {
-    "listen": "[::]:9092",
-    "pin-keys": True,
-    "max-reply": 0,
-    "mailbox-memory": MEMORY_BYTES,
-    "max-clients": 1000,
-}
-"""The keys of federation.toml that the server reads, with their defaults; bytes for both sizes."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """The folder of a federation, and what its federation.toml says."""
-
-    path: Path
-    listen: str
-    pin_keys: bool
-    max_reply: int
-    mailbox_memory: int
-    max_clients: int
-
-    @classmethod
-    def of(cls, path: Path) -> Place:
-        """Read a federation's folder; DeployError where a setting cannot be used."""
-        file = path / "federation.toml"
-        try:
-            said = tomllib.loads(file.read_text())
-        except (OSError, ValueError, RecursionError) as error:
-            raise DeployError(f"{file} cannot be read: {error}") from error
-        for key, default in DEFAULTS.items():
-            value = said.get(key, default)
-            if type(value) is not type(default) or (isinstance(value, int) and value < 0):
-                raise DeployError(f"{key} = {value!r} in {file}: it must be of type {type(default).__name__}")
-        values = {key.replace("-", "_"): said.get(key, default) for key, default in DEFAULTS.items()}
-        return cls(path, **values)
-
-    @property
-    def state(self) -> Path:
-        """The folder of what the server writes."""
-        return self.path / "state"
-
 
 class Daemon:
     """A federation's server, from its start to its end."""
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
-        self._members = Members(place.path / "clients", pin_keys=place.pin_keys)
-        self._mailbox = Mailbox(Room(place.state, place.mailbox_memory))
-        self._port = Port(self._members, self._mailbox, max_reply=place.max_reply, max_clients=place.max_clients)
-        self._runs = Runs(place.state / "runs", self._members, self._mailbox, self._port)
+    def __init__(self, federation: Federation) -> None:
+        self._federation = federation
+        self._members = Members(federation.path / "clients", pin_keys=federation.pin_keys)
+        self._mailbox = Mailbox(Room(federation.state, federation.mailbox_memory))
+        largest, most = federation.max_reply, federation.max_clients
+        self._port = Port(self._members, self._mailbox, max_reply=largest, max_clients=most)
+        self._runs = Runs(federation.runs, self._members, self._mailbox, self._port)
+        self._now = federation.state / NOW
+        self._seen = read_now(federation).get("seen", {})
         self._fault = ""
 
     async def run(self) -> None:
@@ -90,18 +51,20 @@ class Daemon:
         self._look()
         for run in self._runs.waiting():
             self._mailbox.begin(run.number)
-        key, certificate, authority = read_identity(self._place.path)
+        renew_if_due(self._federation)
+        key, certificate, authority = read_identity(self._federation)
         try:
-            port = await self._port.start(self._place.listen, key, certificate, authority)
+            port = await self._port.start(self._federation.listen, key, certificate, authority)
         except RuntimeError as error:
             words = "another program listens there, or it is no address of this machine"
             raise DeployError(
-                f"listen = {self._place.listen}: {words}: end that program, or change the line"
+                f"listen = {self._federation.listen}: {words}: end that program, or change the line"
             ) from error
         log.info("ready: clients reach it at port %d", port)
         stopped, loop = asyncio.Event(), asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in STOPPING:
             loop.add_signal_handler(number, stopped.set)
+        release_signals(*STOPPING)
         tasks = [asyncio.create_task(each) for each in (self._runs.carry_out(), self._tick(), stopped.wait())]
         done, rest = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in rest:
@@ -123,20 +86,20 @@ class Daemon:
         try:
             self._port.wake(self._members.look())
         except OSError as error:
-            self._complain(f"{self._place.path / 'clients'} cannot be read: {error.strerror}")
+            self._complain(f"{self._members.folder} cannot be read: {error.strerror}")
 
     def _write_now(self) -> None:
-        """Write state/now.json: who is online, and which runs go on and wait."""
-        waiting = [run.number for run in self._runs.waiting()]
-        devices = self._port.devices
+        """Write state/now.json: who is online, when each client was last seen, and which runs go on and wait."""
+        at, devices = time.time(), self._port.devices
         there = {name: devices[name].others_seen for _, name in self._port.online()}
-        now = {"at": time.time(), "online": there, "seen": sorted(devices), "runs": waiting}
-        draft = self._place.state / ".now.json"
+        self._seen |= dict.fromkeys(there, at)
+        now = {"at": at, "online": there, "seen": self._seen, "runs": [run.number for run in self._runs.waiting()]}
+        draft = self._now.with_name(".now.json")
         try:
             draft.write_text(json.dumps(now))  # not to outlive a power cut: waiting for the disk would hold up calls
-            draft.replace(self._place.state / "now.json")
+            draft.replace(self._now)
         except OSError as error:
-            self._complain(f"{self._place.state / 'now.json'} cannot be written: {error.strerror}")
+            self._complain(f"{self._now} cannot be written: {error.strerror}")
 
     def _complain(self, words: str) -> None:
         if words != self._fault:
@@ -144,45 +107,64 @@ class Daemon:
         self._fault = words
 
 
-def read_identity(path: Path) -> tuple[bytes, bytes, bytes]:
+def read_identity(federation: Federation) -> tuple[bytes, bytes, bytes]:
     """Return the server's key and certificate, and the authority's certificate; DeployError where they do not fit."""
-    renew_if_due(path)
-    key, certificate, authority = path / "server.key", path / "server.crt", path / "ca.crt"
+    certificate, key = federation.identity
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
     except ssl.SSLError as error:
-        raise DeployError(f"{key} is not the key of {certificate} ({error.reason}): take both from a copy") from error
-    return key.read_bytes(), certificate.read_bytes(), authority.read_bytes()
+        words = f"{key} is not the key of {certificate} ({error.reason})"
+        raise DeployError(f"{words}: take both from a copy, or make both anew with fairbloom deploy renew") from error
+    return key.read_bytes(), certificate.read_bytes(), federation.authority[0].read_bytes()
 
 
-def renew_if_due(path: Path) -> None:
+def renew_if_due(federation: Federation) -> None:
     """Make a new server certificate where under a third of its life is left; without the authority's key, warn."""
-    key, certificate, authority, signer = (path / name for name in ("server.key", "server.crt", "ca.crt", "ca.key"))
+    certificate, signer = federation.identity[0], federation.authority[1]
     days, left = pki.lifetime(certificate), pki.days_left(certificate)
     if left >= days / 3:
         return
     if signer.exists():
-        pki.make_server_certificate(authority, signer, certificate, key, pki.read_hosts(certificate), days)
+        federation.renew(days=days)
         log.info("%s is renewed, for %.0f days", certificate, days)
     else:
-        log.warning("%s ends in %.0f days: renew it where %s is", certificate, left, signer.name)
+        words = "%s ends in %.0f days: run fairbloom deploy renew where %s is, and restart the server"
+        log.warning(words, certificate, left, signer.name)
+
+
+def replace_process(federation: Federation) -> None:
+    """Go on as the server in a small process, without the libraries that the command line has loaded."""
+    become("fairbloom.deploy.fleet.daemon", str(federation.path))
 
 
 def serve(path: Path) -> None:
     """Serve a federation's folder until a signal; DeployError where that cannot be."""
-    place = Place.of(path)
-    make_folder(place.state)
+    federation = Federation.read(path)
     try:
-        with exclusive_lock(place.state / "lock"):
-            asyncio.run(Daemon(place).run())
+        make_folder(federation.state)
+        with exclusive_lock(federation.lock):
+            asyncio.run(Daemon(federation).run())
     except LockedError as error:
         raise DeployError(f"{path} is served already, by {error.holder}") from None
     except OSError as error:
         raise DeployError(f"{path}: {error.filename or ''} {error.strerror}") from error
 
 
+def keep_trimmed() -> None:
+    """Give memory that is free inside this process back to the system, for ever; only glibc needs it."""
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "malloc_trim"):
+        return
+    # M_MMAP_THRESHOLD, the size from which a block is mapped by itself and goes back when it is freed: its default.
+    # glibc would raise it with the largest block freed, and the next buffers of TLS would fragment the heap.
+    library.mallopt(-3, 1 << 17)
+    while True:
+        time.sleep(5.0)
+        library.malloc_trim(0)
+
+
 def main() -> int:
-    """Serve the folder that is named; what is written is for this account alone."""
+    """Serve the folder that is named; what is written, models in run folders, too, is for this account alone."""
     os.umask(0o077)
     logging.basicConfig(format="fairbloom server: %(message)s", level=logging.INFO)
     Thread(target=keep_trimmed, daemon=True).start()

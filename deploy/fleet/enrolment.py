@@ -1,55 +1,166 @@
-"""Clients of the fleet port: each gets a key and a certificate, and a file in the registry."""
+"""Clients of a federation: each gets a certificate, a bundle for its device, and a file in the registry."""
 
-import tomllib
-from dataclasses import asdict
+import contextlib
+import math
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
-from hashlib import sha256
 from pathlib import Path
 
 import tomli_w
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from fairbloom.system.files import make_folder, write_private, write_public, write_whole
+from fairbloom.system.lock import exclusive_lock
 
 from .. import pki
-from ..arguments import NAME, NAME_RULE
+from ..arguments import NAME, NAME_RULE, check_count
 from ..errors import DeployError
-from .members import Member, member_of
+from ..processes import first_names
+from .federation import Federation
+from .members import Member
+
+CLIENT_UNIT = Path(__file__).parents[1] / "edge" / "fairbloom-client.service"
+"""The systemd unit of a client, which each bundle has."""
 
 
-def enroll(place: Path, name: str, partition: int, server: str) -> Path:
-    """Enrol a client, or again with a new key; return its bundle. `server` is HOST:PORT for its client.toml."""
-    if not NAME.fullmatch(name):
-        raise DeployError(f"client {name!r}: {NAME_RULE}")
-    if name in pki.read_hosts(place / "server.crt"):
-        raise DeployError(f"client {name!r} is called like a host of the server's certificate: choose another name")
-    key = ec.generate_private_key(ec.SECP256R1())
-    certificate = pki.issue_device_certificate(place / "ca.crt", place / "ca.key", key.public_key(), name)
-    digest = sha256(key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()
-    bundle = place / "bundles" / name
-    make_folder(bundle)
-    write_private(bundle / "key", key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-    write_public(bundle / "certificate", certificate)
-    write_public(bundle / "ca.crt", (place / "ca.crt").read_bytes())
-    files = {"ca": "ca.crt", "key": "key", "certificate": "certificate", "state-dir": "state"}
-    about = {"server": server, "name": name, "partition-id": partition, **files}
-    write_public(bundle / "client.toml", tomli_w.dumps(about).encode())
-    member = Member(name=name, partition=partition, key=digest, enrolled=datetime.now(UTC).isoformat())
-    _write(place, member)  # last: the daemon lets in whom a file names
+def enroll(
+    federation: Federation,
+    name: str,
+    *,
+    partition: int | None = None,
+    examples: int = 0,
+    request: Path | None = None,
+) -> Path:
+    """Enrol a client, or again with another key, which replaces the one before; return its bundle.
+
+    Without a request, the key is made here, and is in the bundle alone. `partition` None means the first free one, and
+    `examples` 0 that their number is not known; who is enrolled again keeps both where they are not given.
+    """
+    check_count("--examples", examples)
+    check_count("--partition-id", partition or 0)
+    public, secret = _choose_key(request, name)
+    digest = pki.digest_key(public)
+    with _registry_locked(federation):
+        members = federation.members()
+        _check_name(federation, members, name)
+        _check_key(members, name, digest)
+        before = next((member for member in members if member.name == name and not member.revoked), None)
+        taken = {member.partition for member in members if not member.revoked}
+        first_free = before.partition if before else min({*range(len(taken) + 1)} - taken)
+        member = Member(
+            name=name,
+            partition=first_free if partition is None else partition,
+            key=digest,
+            examples=examples or (before.examples if before else 0),
+            enrolled=now(),
+        )
+        certificate = pki.issue_device_certificate(*federation.authority, public, name)
+        bundle = _write_bundle(federation, member, certificate, secret)
+        _write(federation, member)  # last: the server lets in whom a file names
     return bundle
 
 
-def revoke(place: Path, name: str) -> None:
-    """Let a client in no longer; a daemon that runs ends the calls that it holds within two seconds."""
-    file = place / "clients" / f"{name}.toml"
+def revoke(federation: Federation, name: str) -> None:
+    """Let a client in no longer; a server that runs ends the calls that it holds within two seconds."""
+    with _registry_locked(federation):
+        there = {member.name: member for member in federation.enrolled()}
+        if name not in there:
+            raise DeployError(f"client {name!r} is not enrolled; enrolled are: {first_names(there) or 'none'}")
+        _write(federation, replace(there[name], revoked=now()))
+        _remove_bundle(federation, name)
+
+
+def describe_clients_beyond(members: Sequence[Member], clients: int) -> str:
+    """Return which enrolled clients have a partition beyond this number of clients, and what to do."""
+    far = [member for member in members if member.partition >= clients]
+    if not far:
+        return ""
+    highest = max(member.partition for member in far)
+    free = sorted(set(range(clients)) - {member.partition for member in members})
+    words = first_names(f"client {member.name} has partition {member.partition}" for member in far)
+    again = f", or enrol it again with --partition-id {free[0]}" if free else ""
+    return f"{words}, but clients={clients} has only 0 to {clients - 1}: set clients={highest + 1}{again}"
+
+
+def now() -> str:
+    """Return this moment, as a client's file has it."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _choose_key(request: Path | None, name: str) -> tuple[ec.EllipticCurvePublicKey, bytes]:
+    """Return the public key that a device asks for, and b"", or a new one with its private key for the bundle."""
+    if request is None:
+        made = pki.make_key()
+        return made.public_key(), pki.format_key(made)
     try:
-        said = tomllib.loads(file.read_text())
-    except FileNotFoundError:
-        raise DeployError(f"client {name!r} is not enrolled: there is no {file}") from None
-    _write(place, member_of({**said, "revoked": datetime.now(UTC).isoformat()}))
+        asked = pki.read_request(request.read_text(), str(request))
+    except (OSError, UnicodeDecodeError) as error:
+        raise DeployError(f"--request {request} cannot be read: {error}") from None
+    if asked.name != name:
+        raise DeployError(f"--request {request} is of client {asked.name!r}, not {name!r}: was the file mixed up?")
+    return asked.key, b""
 
 
-def _write(place: Path, member: Member) -> None:
-    make_folder(place / "clients")
-    write_whole(place / "clients" / f"{member.name}.toml", tomli_w.dumps(asdict(member)).encode(), 0o644)
+def _check_name(federation: Federation, members: Sequence[Member], name: str) -> None:
+    """Raise DeployError where no client may have a name: it is none, a host's, or another one's but for its case."""
+    if not NAME.fullmatch(name):
+        raise DeployError(f"client {name!r}: {NAME_RULE}")
+    if name.lower() in map(str.lower, pki.read_hosts(federation.identity[0])):
+        raise DeployError(f"client {name!r} is called like a host of the server's certificate: choose another name")
+    for member in members:
+        if member.name != name and member.name.lower() == name.lower():
+            state = "revoked" if member.revoked else "enrolled"
+            raise DeployError(
+                f"client {name!r} differs from client {member.name!r}, which is {state}, in case alone: "
+                "choose another name"
+            )
+
+
+def _check_key(members: Sequence[Member], name: str, digest: str) -> None:
+    """Raise DeployError where another client has the key that is to be this one's, or it was revoked with it."""
+    for member in members:
+        if member.key == digest and (member.name != name or member.revoked):
+            owner = f"client {member.name!r}" + (", which is revoked" if member.revoked else "")
+            raise DeployError(
+                f"the request of {name}: {owner}, has had this key: make another on the device with "
+                f"fairbloom client keys {name}"
+            )
+
+
+def _write_bundle(federation: Federation, member: Member, certificate: bytes, key: bytes) -> Path:
+    """Write what a device gets, in place of the bundle before; return its folder."""
+    bundle = _remove_bundle(federation, member.name)
+    make_folder(bundle)
+    files = {"ca": "ca.crt", "certificate": "certificate", "key": "key", "state-dir": "state"}
+    about = {"server": federation.server, "partition-id": member.partition, **files}
+    write_public(bundle / "ca.crt", federation.authority[0].read_bytes())
+    write_public(bundle / "certificate", certificate)
+    write_public(bundle / "client.toml", tomli_w.dumps(about).encode())
+    write_public(bundle / CLIENT_UNIT.name, CLIENT_UNIT.read_bytes())
+    if key:
+        write_private(bundle / "key", key)
+    return bundle
+
+
+def _remove_bundle(federation: Federation, name: str) -> Path:
+    bundle = federation.path / "bundles" / name
+    if bundle.is_dir():
+        shutil.rmtree(bundle)
+    return bundle
+
+
+def _write(federation: Federation, member: Member) -> None:
+    file = federation.path / "clients" / f"{member.name}.toml"
+    write_whole(file, tomli_w.dumps(asdict(member)).encode(), 0o644)
+
+
+@contextlib.contextmanager
+def _registry_locked(federation: Federation) -> Iterator[None]:
+    """Keep other commands from changing the registry; DeployError where files cannot be read or written."""
+    try:
+        with exclusive_lock(federation.path / "clients" / ".lock", seconds=math.inf):
+            yield
+    except OSError as error:
+        raise DeployError(f"{error.filename or federation.path}: {error.strerror or error}") from error

@@ -155,7 +155,10 @@ class Address:
 
 @dataclass
 class Letter:
-    """A message in the mailbox, and its reply once there is one. `until` is a second of the mailbox's clock."""
+    """A message in the mailbox, and its reply once there is one. `until` is a second of the mailbox's clock.
+
+    `collected` says whether the run has its reply.
+    """
 
     address: Address
     run: int
@@ -164,6 +167,7 @@ class Letter:
     times: int = 0
     working: bool = False
     reply: Reply | None = None
+    collected: bool = False
 
 
 @dataclass(frozen=True)
@@ -253,23 +257,35 @@ class Mailbox:
                 if size > COLLECT_BYTES and size > reply.content.size:
                     return found, True
                 found.append(Collected(id, b"".join(reply.content.pieces())))
+            letter.collected = True
             if not self._is_kept(letter):
                 self._forget([letter])
         return found, False
 
     def save(self, run: int, last: int) -> None:
-        """Forget the replies up to round `last`, which the run has saved, and take back what nobody has begun."""
+        """Forget the replies up to round `last`, which the run has saved, and take back what nobody has begun.
+
+        Of a reply that came too late for its round, the run still learns that it came: its device is free again.
+        """
         self._saved[run] = max(last, self._saved.get(run, 0))
         old = [
             letter
             for letter in self._letters.values()
             if letter.run == run and letter.address.kept and letter.address.round <= last
         ]
-        self._forget(letter for letter in old if letter.reply is not None)
+        self._forget(letter for letter in old if letter.collected)
         for letter in old:
-            if letter.reply is None and not letter.working:
-                reason = f"round {letter.address.round} ended before this client was there"
-                self._settle(letter, Reply(None, NODE_UNAVAILABLE, reason))
+            if letter.collected:
+                continue
+            number = letter.address.round
+            if letter.reply is not None:
+                if letter.reply.content is not None:
+                    letter.reply.content.close()
+                letter.reply = Reply(None, NODE_UNAVAILABLE, f"the reply came after round {number} had ended")
+            elif not letter.working:
+                self._settle(
+                    letter, Reply(None, NODE_UNAVAILABLE, f"round {number} ended before this client was there")
+                )
 
     def expire(self) -> None:
         """Forget messages whose time is over, some minutes later where a device works on one or has answered it."""

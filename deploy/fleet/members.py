@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import tomllib
 from collections.abc import Mapping
@@ -12,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from cryptography import x509
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-from cryptography.x509.oid import NameOID
 
 from fairbloom.logs import log
 
+from .. import pki
 from .messages import node_id_of
 
 
@@ -116,7 +114,4 @@ def member_of(said: Mapping[str, Any]) -> Member:
 def identity_in(certificate: bytes) -> tuple[str, str]:
     """Return the common name and the key's digest of a certificate that TLS has verified."""
     read = x509.load_pem_x509_certificate(certificate)
-    names = read.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-    name = str(names[0].value) if len(names) == 1 else ""
-    key = read.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-    return name, hashlib.sha256(key).hexdigest()
+    return pki.common_name(read.subject), pki.digest_key(read.public_key())

@@ -30,6 +30,8 @@ def main(parent: int) -> None:
     given = pipe.recv()
     colour_on_terminals_alone(never=True)
     logging.getLogger("flwr").setLevel(logging.INFO)
+    if given["folder"]:
+        sys.path.insert(0, given["folder"])
     run_id = int(given["run"])
     identify(run_id=run_id, node_id=SERVER_NODE, task_id=0)
     context = Context(run_id, SERVER_NODE, {}, RecordDict(), given["settings"])

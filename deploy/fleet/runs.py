@@ -24,7 +24,7 @@ from typing import Any
 import tomli_w
 
 from fairbloom.logs import log
-from fairbloom.system.files import write_whole
+from fairbloom.system.files import make_folder, write_whole
 from fairbloom.system.supervise import exit_reason
 
 from .mailbox import Mailbox
@@ -40,8 +40,9 @@ END_SECONDS = 15.0
 LOOK_SECONDS = 0.5
 """Pause between two looks at orders and processes."""
 
-CLIENTS_FOLDER = "FAIRBLOOM_CLIENTS"
-"""Environment variable by which a run knows the registry: server/arrival.py, whose libraries are not loaded here."""
+CLIENTS_FOLDER, RUN_FOLDER = "FAIRBLOOM_CLIENTS", "FAIRBLOOM_RUN"
+"""Environment variables by which a run knows the registry (server/arrival.py) and its files (server/progress.py): these
+modules load libraries that are not loaded here."""
 
 STOPPED = 130
 """Exit status of a run that was stopped by its operator."""
@@ -49,24 +50,31 @@ STOPPED = 130
 
 @dataclass(frozen=True)
 class Order:
-    """A run as it was submitted: the ServerApp's import string, the app's distribution, and the settings."""
+    """A run as it was submitted: the ServerApp's import string, the app's distribution, and the settings.
+
+    `folder` is where the app lies that is not installed, "" for one that is.
+    """
 
     app: str
     distribution: str
     version: str
     settings: Mapping[str, Any]
+    folder: str = ""
 
     @classmethod
     def read(cls, file: Path) -> Order:
         """Return what a run.toml says; OSError, ValueError or KeyError where it is none."""
-        said = tomllib.loads(file.read_text())
-        texts = (said["app"], said["distribution"], said["version"])
+        try:
+            said = tomllib.loads(file.read_text())
+        except RecursionError as error:
+            raise ValueError("it is nested too deeply") from error
+        texts = (said["app"], said["distribution"], said["version"], said.get("folder", ""))
         if not all(isinstance(each, str) for each in texts) or not isinstance(said["settings"], dict):
-            raise ValueError("app, distribution and version are texts, and settings is a table")
+            raise ValueError("app, distribution, version and folder are texts, and settings is a table")
         for key, value in said["settings"].items():
             if not isinstance(value, bool | int | float | str):
                 raise ValueError(f"the setting {key} is neither a number, a text nor true or false")
-        return cls(*texts, said["settings"])
+        return cls(*texts[:3], said["settings"], texts[3])
 
     def for_devices(self) -> str:
         """Return what a device is told, as JSON."""
@@ -94,6 +102,19 @@ class RunFiles:
         """Whether the operator has asked for its end."""
         return self._stop.exists()
 
+    def stop(self) -> None:
+        """Ask for the run's end."""
+        self._stop.touch(mode=0o600)
+
+    @property
+    def last_line(self) -> str:
+        """The last line of its log, "" where there is none."""
+        try:
+            lines = self.log.read_text(errors="replace").splitlines()
+        except OSError:
+            return ""
+        return lines[-1] if lines else ""
+
     def end(self, status: int) -> None:
         """Write how the run ended."""
         write_whole(self._status, f"{status}\n".encode())
@@ -105,12 +126,20 @@ class RunFiles:
             file.write(f"fairbloom server: {words}\n")
 
 
+def list_runs(folder: Path, but: Collection[int] = ()) -> list[RunFiles]:
+    """Return the runs in a folder that have an order, but for some numbers, in order."""
+    folders = folder.iterdir() if folder.is_dir() else ()
+    numbers = sorted({int(each.name) for each in folders if each.name.isdecimal()}.difference(but))
+    return [run for number in numbers if (run := RunFiles(folder / str(number))).order.exists()]
+
+
 def submit(folder: Path, order: Order) -> RunFiles:
     """Write a run's order below a folder; its number is the moment, since devices know runs of other servers too."""
+    make_folder(folder)
     while True:
         place = folder / str(time_ns() // 1_000_000)
         try:
-            place.mkdir(parents=True)
+            place.mkdir(mode=0o700)
         except FileExistsError:
             continue
         write_whole(place / "run.toml", tomli_w.dumps(asdict(order)).encode(), 0o600)
@@ -129,9 +158,7 @@ class Runs:
 
     def waiting(self) -> list[RunFiles]:
         """Return the runs that have not ended, in order: the first is the one that goes on."""
-        folders = self._folder.iterdir() if self._folder.exists() else ()
-        numbers = sorted({int(each.name) for each in folders if each.name.isdecimal()} - self._ended)
-        runs = [run for number in numbers if (run := RunFiles(self._folder / str(number))).order.exists()]
+        runs = list_runs(self._folder, but=self._ended)
         self._ended |= {run.number for run in runs if run.status is not None}
         return [run for run in runs if run.number not in self._ended]
 
@@ -147,7 +174,8 @@ class Runs:
                     break
                 self._mailbox.end(run.number)
                 self._port.settings.pop(run.number, None)
-                log.info("run %d ended (%s)", run.number, exit_reason(status))
+                words = "stopped" if status == STOPPED else "completed" if not status else f"failed: {run.last_line}"
+                log.info("run %d %s", run.number, words)
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _carry_out(self, run: RunFiles) -> int:
@@ -177,6 +205,7 @@ class Runs:
         self._mailbox.begin(run.number)
         ours, theirs = Pipe()
         code = f"from fairbloom.deploy.fleet.run_process import main; main({os.getpid()})"
+        places = {CLIENTS_FOLDER: str(self._members.folder.absolute()), RUN_FOLDER: str(run.folder.absolute())}
         with run.log.open("ab") as file:
             process = subprocess.Popen(  # noqa: S603 (this Python)
                 [sys.executable, "-P", "-c", code, str(theirs.fileno())],
@@ -184,11 +213,11 @@ class Runs:
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
-                env={**os.environ, CLIENTS_FOLDER: str(self._members.folder.absolute())},
+                env={**os.environ, **places},
                 start_new_session=True,
             )
         theirs.close()
-        told = {"run": run.number, "app": order.app, "settings": dict(order.settings)}
+        told = {"run": run.number, "app": order.app, "folder": order.folder, "settings": dict(order.settings)}
         Thread(target=self._serve, args=(ours, told, asyncio.get_running_loop()), daemon=True).start()
         try:
             return await self._watch(run, process)

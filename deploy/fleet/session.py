@@ -14,13 +14,16 @@ from fairbloom.protocol.version import PROTOCOL
 from fairbloom.system.files import write_private
 
 from ..device.contexts import Contexts
-from ..flower.device.worker import CrashedError, DroppedError, Worker
 from .app_process import Answer, Task
 from .calls import Calls, Received
 from .messages import APP_CRASHED, APP_RAISED, BEAT_SECONDS, node_id_of
 from .wire_pb2 import Head, Taken
+from .worker import CrashedError, DroppedError, Worker
 
 SESSION_BYTES = 16
+CONNECTED = "connected as client"
+"""What a client logs once the server lets it in, before its name."""
+
 IDLE_SECONDS = 60.0
 """A worker that has had nothing to do for so long is ended."""
 
@@ -67,18 +70,15 @@ class Session:
     """Answers messages for one client; the worker outlives it."""
 
     def __init__(self, name: str, calls: Calls, worker: Worker, contexts: Contexts, kept: KeptReply) -> None:
-        self._node, self._calls, self._worker, self._contexts, self._kept = (
-            node_id_of(name),
-            calls,
-            worker,
-            contexts,
-            kept,
-        )
+        self._name, self._node = name, node_id_of(name)
+        self._calls, self._worker, self._contexts, self._kept = calls, worker, contexts, kept
         self._settings = ""
         self._asked = time.monotonic()
 
     def serve(self) -> None:
         """Answer messages until the server refuses this client, which is raised."""
+        self._calls.connect()
+        log.info("%s %s", CONNECTED, self._name)
         while True:
             message = self._calls.next(hashlib.sha256(self._settings.encode()).hexdigest())
             if message is None:
@@ -123,8 +123,7 @@ class Session:
         try:
             answer: Answer = self._worker.answer(task, head.id)
         except DroppedError as error:
-            code, reason = APP_RAISED, f"the client has dropped this work: {error}"
-            return Answer.failed(code, reason)
+            return Answer.failed(APP_RAISED, f"the client dropped this work: {error}")
         except CrashedError as error:
             return Answer.failed(APP_CRASHED, str(error))
         if answer.state is not None:

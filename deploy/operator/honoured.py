@@ -1,7 +1,7 @@
 """Whether devices can honour a run's settings, looked at before the run is submitted."""
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fairbloom.client.settings import settings_to_allow
@@ -10,11 +10,11 @@ from fairbloom.protocol.settings import SettingsError
 from fairbloom.server.settings import Settings
 from fairbloom.tasks import find_task
 
-from .enrolment import describe_clients_beyond
-from .federation import Federation
+from ..fleet.enrolment import describe_clients_beyond
+from ..fleet.members import Member
 
 
-def check_honoured(federation: Federation, settings: Settings, given: Mapping[str, Any]) -> Iterator[str]:
+def check_honoured(members: Sequence[Member], settings: Settings, given: Mapping[str, Any]) -> Iterator[str]:
     """Yield what the operator must know of how devices take a run's settings; SettingsError if no device takes one."""
     refused = settings_to_allow(given)
     if "device" in refused:
@@ -24,10 +24,10 @@ def check_honoured(federation: Federation, settings: Settings, given: Mapping[st
         module = ", and its module installed there" if is_import_string(value) else ""
         yield (
             f"{key} = {value!r} is accepted only by devices with owners who allow it (allow = [{value!r}] in "
-            f"client.toml{module}); the others are refused, by name in each round"
+            f"owner.toml{module}); the others are refused, by name in each round"
         )
     dealt = info.setup(given).clients
-    if dealt and not info.is_user_defined and (far := describe_clients_beyond(federation, dealt)):
+    if dealt and not info.is_user_defined and (far := describe_clients_beyond(members, dealt)):
         yield far
 
 

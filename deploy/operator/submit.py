@@ -1,71 +1,64 @@
-"""A run on a federation: submitted, watched to its end, with an exit code that tells the truth."""
+"""A run on a federation: its order, its log and its end are files that commands and the server share."""
 
-import contextlib
-import math
 import shlex
-import subprocess
 import sys
-import tempfile
 import time
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
+from fairbloom import __version__
 from fairbloom.errors import did_you_mean
+from fairbloom.imports import is_import_string
 from fairbloom.protocol.parameters import of_kind
 from fairbloom.protocol.settings import OWN_SETTINGS, Mark, RunSettings, SettingsError, Value, marked, parsed
 from fairbloom.server.settings import Settings, check_used, default_config
 
-from ..device.bundles import flatten
-from ..errors import DeployError, LostRunError, UnauthorizedError
-from ..flower.gate import check_flower
-from ..flower.operator import control_api
-from ..flower.operator.commands import environment, flwr_command, flwr_json, packed_files
-from . import run_bundle
-from .federation import CONNECTION, Federation, explain_os_errors, warn
+from ..device.accepted import distribution_of
+from ..errors import DeployError
+from ..fleet.federation import Federation
+from ..fleet.runs import END_SECONDS, STOPPED, Order, RunFiles, list_runs
+from ..fleet.runs import submit as write_order
 from .honoured import check_honoured, check_not_pythons
 
-COMPLETED = "finished:completed"
-AGAIN_SECONDS, PATIENCE_SECONDS = 2.0, 600.0
-"""Pause between two looks for a SuperLink that is away, and how long they go on."""
-
-LOOK_SECONDS, WAITING_SECONDS = 0.5, 15.0
-"""Pause between two looks whether a run has begun, and how long it may wait before we say that nobody is there."""
+LOOK_SECONDS = 0.2
+"""Pause between two looks at a run's log."""
 
 SIZES = "enrolled-sizes"
 
 
 @dataclass(frozen=True)
 class App:
-    """The folder of a Flower app to submit, and its run config's defaults by flat keys; Fairbloom's if `ours`."""
+    """A Flower app: its ServerApp's import string, its distribution, its settings' defaults, and where it lies.
 
-    folder: Path
-    config: Mapping[str, Any]
-    ours: bool
+    `config` is None where they are not known, `folder` None where it is installed.
+    """
 
-    def prepare(self, federation: Federation, given: Mapping[str, Value]) -> dict[str, Value]:
-        """Return a run's settings, checked before anything is sent; no secret of the federation may travel with it."""
-        self._check_secrets_stay(federation)
-        return prepare(federation, given) if self.ours else self._checked(given)
+    serverapp: str
+    distribution: str
+    version: str
+    config: Mapping[str, Any] | None
+    folder: Path | None = None
 
-    def _check_secrets_stay(self, federation: Federation) -> None:
-        """Raise DeployError when Flower would pack files of the federation's folder, which every client then gets."""
-        folder, place = self.folder.resolve(), federation.path.resolve()
-        if not place.is_relative_to(folder):
-            return
-        if any(Path(name).is_relative_to(place.relative_to(folder)) for name in packed_files(folder)):
-            raise DeployError(
-                f"{federation.path} lies in the app's folder, and its secrets would go to every client with the run: "
-                f"move it, or name in {self.folder / 'pyproject.toml'} what travels, "
-                'fab-include = ["my_app/*.py"] under [tool.flwr.app]'
-            )
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is Fairbloom's own, whatever folder it lies in."""
+        return self.distribution == "fairbloom"
 
-    def _checked(self, given: Mapping[str, Value]) -> dict[str, Value]:
+    def order(self, federation: Federation, given: Mapping[str, Value]) -> Order:
+        """Return the order of a run of this app; its settings are checked before anything is written."""
+        settings = prepare(federation, given) if self.is_ours else self._check(given)
+        folder = "" if self.folder is None or self.is_ours else str(self.folder.absolute())
+        return Order(self.serverapp, self.distribution, self.version, {**(self.config or {}), **settings}, folder)
+
+    def _check(self, given: Mapping[str, Value]) -> dict[str, Value]:
         """Return settings of a user's app, each with the type of its default."""
+        if self.config is None or self.folder is None:
+            return dict(given)
         checked: dict[str, Value] = {}
         where = f"[tool.flwr.app.config] in {self.folder / 'pyproject.toml'}"
         for key, value in given.items():
@@ -82,17 +75,24 @@ class App:
         return checked
 
 
-@contextlib.contextmanager
-def choose_app(given: Path | None) -> Iterator[App]:
-    """Give the app in a folder; without one, that in the current directory, or else the Fairbloom that is installed."""
-    app = app_in(given or Path.cwd())
-    if app is not None:
-        yield app
-    elif given is not None:
-        raise DeployError(f"--app {given} holds no Flower app: name a folder whose pyproject.toml has [tool.flwr.app]")
-    else:
-        with run_bundle.temporary_app() as folder:
-            yield App(folder, default_config(), ours=True)
+OURS = App("fairbloom.serverapp:app", "fairbloom", __version__, default_config())
+
+
+def choose_app(given: str | None) -> App:
+    """Return the app that --app names: a folder, or the import string of an installed ServerApp.
+
+    Without one it is the app in the current folder, or else Fairbloom's.
+    """
+    if given is None:
+        return app_in(Path.cwd()) or OURS
+    if Path(given).is_dir() and (found := app_in(Path(given))):
+        return found
+    if is_import_string(given) and (about := distribution_of(given.partition(":")[0])):
+        return OURS if about[0] == "fairbloom" else App(given, *about, config=None)
+    raise DeployError(
+        f"--app {given}: it is neither a folder whose pyproject.toml has [tool.flwr.app] nor a module:attribute of an "
+        "installed package"
+    )
 
 
 def app_in(folder: Path) -> App | None:
@@ -104,11 +104,27 @@ def app_in(folder: Path) -> App | None:
         return None
     except (OSError, ValueError) as error:
         raise DeployError(f"{file} cannot be read: {error}") from error
-    app = project.get("tool", {}).get("flwr", {}).get("app")
+    app, about = project.get("tool", {}).get("flwr", {}).get("app"), project.get("project", {})
     if app is None:
         return None
-    ours = app.get("publisher") == project.get("project", {}).get("name") == "fairbloom"
-    return App(folder, flatten(app.get("config", {})), ours)
+    if about.get("name") == "fairbloom":
+        return OURS
+    try:
+        serverapp, name, version = str(app["components"]["serverapp"]), str(about["name"]), str(about["version"])
+    except KeyError as error:
+        raise DeployError(
+            f"{file} lacks {error}: a run needs name and version of [project], and serverapp of "
+            "[tool.flwr.app.components]"
+        ) from None
+    return App(serverapp, name, version, config=flatten(app.get("config", {})), folder=folder)
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return tables of tables as settings with dotted keys, as Flower reads them."""
+    settings: dict[str, Any] = {}
+    for key, value in config.items():
+        settings |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return settings
 
 
 def prepare(federation: Federation, given: Mapping[str, Value]) -> dict[str, Value]:
@@ -116,20 +132,20 @@ def prepare(federation: Federation, given: Mapping[str, Value]) -> dict[str, Val
     for key in marked(Mark.DEVICE):
         if key in given:
             raise SettingsError(
-                f"{key} = {given[key]!r} has no effect on devices: each has its own, {key} in its client.toml"
+                f"{key} = {given[key]!r} has no effect on devices: each has its own, {key} in its owner.toml"
             )
-    sizes = [
-        f"{client.name}={client.examples}" for client in federation.clients if client.examples and not client.revoked
-    ]
+    members = federation.enrolled()
+    sizes = [f"{member.name}={member.examples}" for member in members if member.examples]
     config = {SIZES: " ".join(sizes), **given} if sizes else dict(given)
     named = RunSettings.of(config).given()
     check_not_pythons(named)
     settings = Settings.of(config)
     check_used(named, [settings.method], settings.task, deployed=True)
     settings.check_deployed()
-    for words in check_honoured(federation, settings, named):
-        warn(words)
-    return pack_own_settings(config)
+    settings.check_schema()
+    for words in check_honoured(members, settings, named):
+        say(words)
+    return pack_own_settings({**config, "schema": settings.schema_} if settings.schema_ else config)
 
 
 def pack_own_settings(config: Mapping[str, Value]) -> dict[str, Value]:
@@ -150,116 +166,92 @@ def format_value(value: Value) -> str:
     return tomli_w.dumps({"": value}).removeprefix('"" = ').rstrip("\n")
 
 
-def submit(federation: Federation, app: Path, run_config: Mapping[str, Value]) -> str:
-    """Submit a run; return its id."""
-    check_flower("operator")
-    with (
-        tempfile.TemporaryDirectory(prefix="fairbloom-") as folder,
-        explain_os_errors("submit"),
-    ):
-        file = Path(folder, "run.toml")  # on a command line, Flower takes no text that has quotes in it
-        file.write_bytes(tomli_w.dumps(run_config).encode())
-        answer = flwr_json(federation, "run", str(app), CONNECTION, "--run-config", str(file))
-    return str(answer["run-id"])
+def submit(federation: Federation, order: Order) -> RunFiles:
+    """Write a run's order; return its files."""
+    try:
+        return write_order(federation.runs, order)
+    except OSError as error:
+        raise DeployError(f"submit: {error.filename}: {error.strerror}") from error
 
 
-def watch(federation: Federation, run_id: str) -> tuple[str, str]:
-    """Print a run's log as it comes, over interruptions of the SuperLink and of the run; return how and why it ended.
-
-    DeployError: the SuperLink is away for ten minutes, refuses the operator's credential, or does not know the run.
-    """
-    printed, last_seen, away = 0, time.monotonic(), False
+def follow(federation: Federation, run: RunFiles) -> int:
+    """Print a run's log as it is written, until the run ends; return its exit status."""
+    place, said = 0, ""
     while True:
-        _await_start(federation, run_id)
-        printed = _stream(federation, run_id, printed)
-        try:
-            run = {each["run-id"]: each for each in list_runs(federation)}.get(run_id)
-        except UnauthorizedError:
-            raise
-        except DeployError as error:
-            if time.monotonic() - last_seen > PATIENCE_SECONDS:
-                raise
-            if not away:
-                _say(f"lost sight of run {run_id}: {error}; looking for it until it is back")
-            away = True
-        else:
-            if run is None:
-                raise LostRunError(
-                    f"the SuperLink at {federation.control} does not know run {run_id}: was its database lost, or "
-                    "brought back from before? The same submit continues the run after its last finished round"
-                )
-            if away:
-                _say(f"run {run_id} is back in sight: {run['status']}")
-            if has_ended(run["status"]):
-                return run["status"], run["status-details"]
-            last_seen, away = time.monotonic(), False
-        time.sleep(AGAIN_SECONDS)
+        status = run.status
+        place = _print_log(run, place)
+        if status is not None:
+            return status
+        if not run.folder.exists():
+            raise DeployError(f"{run.folder} is gone: the same submit continues the run after its last finished round")
+        words = describe_wait(federation, run)
+        if words and words != said:
+            say(words)
+        said = words
+        time.sleep(LOOK_SECONDS)
 
 
-def stop(federation: Federation, run_id: str = "") -> list[str]:
-    """Stop a run, or by default all that have not ended; return which were stopped."""
-    going = [run_id] if run_id else [run["run-id"] for run in list_runs(federation) if not has_ended(run["status"])]
-    for each in going:
-        with explain_os_errors("stop"):
-            flwr_json(federation, "stop", each, CONNECTION)
-    return going
+def describe_wait(federation: Federation, run: RunFiles) -> str:
+    """Return in words why a run does not go on, "" where it does."""
+    if not federation.is_served:
+        return f"no server runs, and run {run.number} waits for it: start fairbloom server --dir {federation.path}"
+    first = next((each for each in list_runs(federation.runs) if each.status is None), run)
+    return "" if first.number == run.number else f"run {run.number} waits for run {first.number}, which goes on"
 
 
-def has_ended(status: str) -> bool:
-    """Return whether a run of this status is over."""
-    return status.startswith("finished")
+def describe_end(status: int) -> str:
+    """Return how a run ended by its exit status."""
+    return {0: "completed", STOPPED: "stopped"}.get(status, f"failed (exit status {status})")
 
 
-def list_runs(federation: Federation) -> list[dict[str, Any]]:
-    """Return what the SuperLink knows of all runs, the latest first."""
-    with control_api.connected(federation) as api:
-        return api.runs()
+def choose_run(federation: Federation, number: str | None) -> RunFiles:
+    """Return the run of this number, or without one the only run that has not ended."""
+    runs = {str(run.number): run for run in list_runs(federation.runs)}
+    open_runs = {each: run for each, run in runs.items() if run.status is None}
+    if number is not None:
+        if number not in runs:
+            there = ", ".join(open_runs) or "none"
+            raise DeployError(f"run {number!r} is not one of this federation; going on or waiting are: {there}")
+        return runs[number]
+    if len(open_runs) != 1:
+        words = (
+            f"runs {', '.join(open_runs)} go on or wait: name one"
+            if open_runs
+            else "no run goes on or waits; fairbloom deploy status lists those that ended"
+        )
+        raise DeployError(words)
+    return next(iter(open_runs.values()))
 
 
-def waits_for_nobody(listed: list[dict[str, Any]], run_id: str) -> bool | None:
-    """Return whether a run has not begun though no other goes on; None where it has begun."""
-    status = {run["run-id"]: run["status"] for run in listed}
-    if status.get(run_id) != "pending":
-        return None
-    return not any(each in ("starting", "running") for each in status.values())
+def stop(federation: Federation, run: RunFiles) -> str:
+    """Stop a run, and wait until it has ended, where a server runs; return what became of it."""
+    if run.status is not None:
+        return f"run {run.number} has ended already: {describe_end(run.status)}"
+    try:
+        run.stop()
+    except OSError as error:
+        raise DeployError(f"stop: {error.filename}: {error.strerror}") from error
+    until = time.monotonic() + 2 * END_SECONDS
+    while run.status is None and federation.is_served and time.monotonic() < until:
+        time.sleep(LOOK_SECONDS)
+    if run.status is None:
+        return f"run {run.number} does not begin again once a server runs"
+    return f"run {run.number} is {describe_end(run.status)}"
 
 
-def _await_start(federation: Federation, run_id: str) -> None:
-    """Wait until a run has begun; say it, once, when it waits for long though no other goes on."""
-    late = time.monotonic() + WAITING_SECONDS
-    with contextlib.suppress(DeployError):  # which `watch` meets next, and reports
-        while (alone := waits_for_nobody(list_runs(federation), run_id)) is not None:
-            if alone and time.monotonic() > late:
-                _say(
-                    f"run {run_id} has been waiting for {WAITING_SECONDS:.0f} s because no SuperExec is "
-                    "running: is fairbloom server up on the server? (fairbloom deploy doctor)"
-                )
-                late = math.inf
-            time.sleep(LOOK_SECONDS)
+def say(words: str) -> None:
+    """Print a line for the operator on stderr."""
+    print(f"fairbloom deploy: {words}", file=sys.stderr, flush=True)
 
 
-def _say(words: str) -> None:
-    print(words, file=sys.stderr, flush=True)
-
-
-def _stream(federation: Federation, run_id: str, skip: int) -> int:
-    """Print the log's lines from line `skip` on until the stream ends; return how many lines there were."""
-    seen = 0
-    with (
-        environment(federation) as variables,
-        subprocess.Popen(  # noqa: S603 (Flower's command)
-            [flwr_command(), "log", run_id, CONNECTION],
-            env=variables | {"PYTHONUNBUFFERED": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,  # what it says about the connection; we report that by the status
-            text=True,
-        ) as log,
-    ):
-        try:
-            for line in log.stdout or ():
-                seen += 1
-                if seen > skip:
-                    print(line, end="", flush=True)
-        finally:
-            log.terminate()
-    return max(seen, skip)
+def _print_log(run: RunFiles, place: int) -> int:
+    """Print a log from a place on; return the place after it."""
+    try:
+        with run.log.open("rb") as file:
+            file.seek(place)
+            content = file.read()
+    except OSError:  # the run has not begun
+        return place
+    sys.stdout.write(content.decode(errors="replace"))
+    sys.stdout.flush()
+    return place + len(content)

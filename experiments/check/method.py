@@ -17,9 +17,9 @@ from fairbloom.protocol.names import ARRAYS_DISPARITY, SNAPSHOT
 from fairbloom.protocol.parameters import Parameter, parameters_of
 from fairbloom.protocol.settings import Value
 from fairbloom.protocol.terms import Terms
-from fairbloom.rounds.updates import FloatArray, Model
+from fairbloom.rounds.updates import FloatArray
 from fairbloom.server.checkpoint import load_checkpoint, save_checkpoint
-from fairbloom.strategies import FairStrategy, FedAvg
+from fairbloom.strategies import FairStrategy
 
 from .replies import extreme_replies, ordinary_replies
 from .report import CheckReport, Failure, Remark, check_properties
@@ -31,9 +31,6 @@ from .subject import (
     client_losses,
     differs_when_stopped,
     initial_model,
-    round_bits,
-    run_config,
-    run_rounds,
     silence,
     unknown_metrics,
 )
@@ -46,12 +43,6 @@ TOLERANCE = 1e-3
 
 LEARNING_ROUNDS = 3
 """A method has so many rounds to learn something."""
-
-SHORT_STEP = 0.1
-"""The worst served client is looked at after this share of FedAvg's step, where no direction overshoots yet."""
-
-LEAST_DESCENT = 0.5
-"""The loss of the worst served client falls by at least this share of what it falls by under FedAvg."""
 
 LEARNING: Mapping[str, Value] = {"batch_size": 20, "learning_rate": 0.1}
 """How clients train in these rounds."""
@@ -150,7 +141,7 @@ def _accepts(subject: MethodUnderTest, name: str, value: object) -> bool:
 
 
 def check_needs(subject: MethodUnderTest) -> str:
-    """The method asks its clients for what they report, and for all that it reads."""
+    """The method asks its clients for what they report, and for work that goes with it."""
     method = subject.create()
     if isinstance(method.needs, str) or not all(isinstance(metric, str) for metric in method.needs):
         raise Failure(f"needs = {method.needs!r} is no set of names: write needs = frozenset({{'loss-before'}}).")
@@ -161,12 +152,11 @@ def check_needs(subject: MethodUnderTest) -> str:
     _check_terms(subject, method)
     if unknown:
         raise Remark(f"Fairbloom's clients do not report {', '.join(unknown)}: a run whose clients lack it stops.")
-    asked = ", ".join(sorted(method.needs)) or "no metric"
-    return f"It asks for {asked}, and reads no other."
+    return f"It asks for {', '.join(sorted(method.needs)) or 'no metric'}."
 
 
 def _check_terms(subject: MethodUnderTest, method: FairStrategy) -> None:
-    """Raise Failure where the terms of the clients' work are none, or do not go with the probe."""
+    """Raise Failure where the terms of the clients' work are none, or do not go with what they send beside it."""
     with subject.explain_errors("In round 7, "):
         terms: object = method.terms(7)
     if not isinstance(terms, Terms) or terms.server_round != 7:
@@ -174,23 +164,12 @@ def _check_terms(subject: MethodUnderTest, method: FairStrategy) -> None:
             f"terms(7) returned {terms!r}: it must return the terms of round 7, as in "
             "dataclasses.replace(super().terms(server_round), local_steps=5)."
         )
-    replies = ordinary_replies(4)
-    cohort = subject.show(method, replies).cohort
-    coefficients = subject.weigh(method, cohort, replies.description)
-    with subject.explain_errors(f"Given {replies.description}, "):
-        mix = method.probe(cohort, coefficients)
-    snapshots = method.second == SNAPSHOT
-    if snapshots and terms.snapshot_step is None:
+    if method.second == SNAPSHOT and terms.snapshot_step is None:
         raise Failure("second = 'snapshot' awaits models in mid-work: set snapshot_step and local_steps in terms.")
     if (method.second == ARRAYS_DISPARITY) != bool(terms.disparity):
         raise Failure(
             f"second = {method.second!r}, and terms have disparity = {terms.disparity!r}: a step down the difference "
             f"between two groups needs both, second = {ARRAYS_DISPARITY!r} and a disparity."
-        )
-    if mix is not None and not (snapshots and np.shape(mix) == (cohort.size,)):
-        raise Failure(
-            f"probe returned shape {np.shape(mix)} for 4 clients: it must return a number for each snapshot, shape "
-            "(4,), and snapshots need second = 'snapshot'."
         )
 
 
@@ -202,6 +181,7 @@ def check_finite(subject: MethodUnderTest) -> str:
     for m in SIZES:
         replies, method = ordinary_replies(m), subject.create()
         subject.weigh(method, subject.show(method, replies).cohort, replies.description)
+    _check_probe(subject)
     kept = max(len(cohort.memory) for cohort, _ in subject.iterate_rounds(subject.create(), len(TAKING_PART)))
     extremes = list(extreme_replies())
     for replies in extremes:
@@ -216,34 +196,47 @@ def check_finite(subject: MethodUnderTest) -> str:
     return f"One finite number per client, with {counts} of them, {kept} kept rows, and in {len(extremes)} extremes."
 
 
+def _check_probe(subject: MethodUnderTest) -> None:
+    """Raise Failure where the probe is no mixture of snapshots."""
+    replies, method = ordinary_replies(4), subject.create()
+    cohort = subject.show(method, replies).cohort
+    coefficients = subject.weigh(method, cohort, replies.description)
+    with subject.explain_errors(f"Given {replies.description}, "):
+        mix = method.probe(cohort, coefficients)
+    if mix is not None and not (method.second == SNAPSHOT and np.shape(mix) == (cohort.size,)):
+        raise Failure(
+            f"probe returned shape {np.shape(mix)} for 4 clients: it must return a number for each snapshot, shape "
+            "(4,), and snapshots need second = 'snapshot'."
+        )
+
+
 def check_permutation(subject: MethodUnderTest) -> str:
     """A coefficient goes with what a client replied, whatever the client is called."""
     for m, common in ((3, 1.0), (5, 0.0), (8, 0.3), (50, 1.0)):
         replies, order = ordinary_replies(m, seed=1, common=common), np.random.default_rng(m).permutation(m)[::-1]
         renamed = replies.select(order)
-        before, after = subject.weigh_fresh(replies), subject.weigh_fresh(renamed)
-        wanted = before.coefficients[:, order]
-        if _is_same(after.coefficients, wanted):
+        (given, step), (after, step_after) = subject.weigh_fresh(replies), subject.weigh_fresh(renamed)
+        wanted = given[:, order]
+        if _is_same(after, wanted):
             continue
         lengths = np.linalg.norm(renamed.updates, axis=1) + np.linalg.norm(renamed.seconds, axis=1)
-        moved = np.abs(after.coefficients - wanted).max(axis=0) @ lengths  # if all went in one direction
-        if np.linalg.norm(after.step - before.step) <= 0.01 * moved:
+        moved = np.abs(after - wanted).max(axis=0) @ lengths  # if all went in one direction
+        if np.linalg.norm(step_after - step) <= 0.01 * moved:
             raise Remark(
                 "When clients change their names, they get other coefficients, and the step is the same: several "
-                "coefficients give it, and the order of names decides which.",
+                "coefficients give it, and the order of names decides which."
             )
-        others = (subject.weigh_fresh(replies, seed=seed) for seed in range(1, 9))
-        if any(not _is_same(other.coefficients, before.coefficients) for other in others):
+        if any(not _is_same(subject.weigh_fresh(replies, seed=seed)[0], given) for seed in range(1, 9)):
             raise Remark(
                 "The method draws from the seed, and what is drawn goes to clients in the order of their names: with "
-                "other names the step is another draw.",
+                "other names the step is another draw."
             )
-        row, k = np.unravel_index(np.argmax(np.abs(after.coefficients - wanted)), wanted.shape)
+        row, k = np.unravel_index(np.argmax(np.abs(after - wanted)), wanted.shape)
         raise Failure(
             f"Given {replies.description}, the client with loss {renamed.losses[k]:.2g} got the coefficient "
             f"{wanted[row, k]:.3g}; with other names, and so in another order, the same replies got it "
-            f"{after.coefficients[row, k]:.3g}, and the step is another one. Go by what clients reply, not by their "
-            "place in cohort.names."
+            f"{after[row, k]:.3g}, and the step is another one. Go by what clients reply, not by their place in "
+            "cohort.names."
         )
     return "Clients that are called otherwise, and so come in another order, count as before."
 
@@ -334,7 +327,7 @@ def _saved_size(method: FairStrategy) -> int:
         except Exception as error:  # whatever an object in it raises
             wrong = f"self.memory = {method.memory!r} cannot be saved in a checkpoint ({error})."
     remedy = "A checkpoint keeps dicts by str, lists, str, int, float, bool, None and NumPy arrays of numbers."
-    raise Failure(f"{wrong} {remedy}", "memory")
+    raise Failure(f"{wrong} {remedy}")
 
 
 def check_resume(subject: MethodUnderTest) -> str:
@@ -344,13 +337,9 @@ def check_resume(subject: MethodUnderTest) -> str:
         return subject.create(fraction_train=0.5)
 
     rounds = subject.run_rounds(create(), 4)
-    with all_seeded(1), subject.explain_errors("Stopped after round 2 and continued, ", "memory"):
+    with all_seeded(1), subject.explain_errors("Stopped after round 2 and continued, "):
         differs_in = differs_when_stopped(create, subject.run_rounds, rounds)
     if differs_in:
-        with all_seeded(2):
-            again = subject.run_rounds(create(), 4)
-        if list(map(round_bits, again)) != list(map(round_bits, rounds)):
-            raise Failure("The same rounds differ when they are run again.", "determinism")
         raise Failure(
             f"A run was stopped after round 2 and continued from its checkpoint; in round {differs_in} it differs from "
             "one that was not stopped. A checkpoint holds self.memory and the kept rows: what weigh uses of earlier "
@@ -400,25 +389,20 @@ def check_determinism(subject: MethodUnderTest) -> str:
 
 
 def check_learns(subject: MethodUnderTest) -> str:
-    """Rounds with real clients lower their mean loss, and go nearly as far for the worst served as FedAvg's."""
+    """Rounds with real clients lower their mean loss."""
     method = subject.create(fraction_evaluate=0.0)
     first = initial_model(method)
     rounds = subject.run_rounds(method, LEARNING_ROUNDS, first, **LEARNING)
-    coefficients = [subject.weigh_fresh(ordinary_replies(5)).coefficients]
+    coefficients = [subject.weigh_fresh(ordinary_replies(5))[0]]
     coefficients += [np.array(list(finished.coefficients.values())) for finished in rounds]
     if not any(c.any() for c in coefficients):
-        words = "All coefficients are 0: the global model stays as it is, and only personal ones could learn."
-        raise Remark(words)
-    task = {"task": run_config(method)["task"]}
-    plain = run_rounds(FedAvg(fraction_evaluate=0.0), LEARNING_ROUNDS, first, **LEARNING, **task)[-1].arrays
-    last = rounds[-1].arrays
-    before, after, under_fedavg = (client_losses(method, model) for model in (first, last, plain))
+        raise Remark("All coefficients are 0: the global model stays as it is, and only personal ones could learn.")
+    before, after = (client_losses(method, model) for model in (first, rounds[-1].arrays))
     sums = [float(np.atleast_2d(c).sum(axis=1)[0]) for c in coefficients]
     losses = (
         f"In {LEARNING_ROUNDS} rounds on digits, the mean loss of {len(before)} clients went from {before.mean():.3g} "
-        f"to {after.mean():.3g} (FedAvg: {under_fedavg.mean():.3g}), and that of the worst served from "
-        f"{before.max():.3g} to {after.max():.3g} (FedAvg: {under_fedavg.max():.3g}). The coefficients sum to "
-        f"{_range(sums)} (FedAvg: 1)."
+        f"to {after.mean():.3g}, and that of the worst served from {before.max():.3g} to {after.max():.3g}. The "
+        f"coefficients sum to {min(sums):.3g} to {max(sums):.3g} (FedAvg: 1)."
     )
     signs = {_sign(c) for c in coefficients}
     if max(signs) <= 0:
@@ -429,36 +413,9 @@ def check_learns(subject: MethodUnderTest) -> str:
             f"The coefficients {what}. {losses} An update is u_k = w - w_k and the new model w - sum of c_k u_k, so "
             "coefficients that sum to 1 average the clients' models."
         )
-    remarks = []
     if not after.mean() < before.mean():
-        remarks.append("The mean loss did not fall: the step is too long, or goes for something else.")
-    worst = int(under_fedavg.argmax())
-    falls = [before[worst] - client_losses(method, _walk(first, model, plain))[worst] for model in (last, plain)]
-    lowers_disparity = method.second == ARRAYS_DISPARITY  # which costs loss
-    if not lowers_disparity and falls[0] < LEAST_DESCENT * falls[1]:
-        remarks.append(
-            f"With steps of equal length, the loss of the client that FedAvg serves worst changes by {-falls[0]:+.2g}, "
-            f"and under FedAvg by {-falls[1]:+.2g}: the method goes for others."
-        )
-    if remarks:
-        raise Remark(" ".join([losses, *remarks]))
+        raise Remark(f"{losses} The mean loss did not fall: the step is too long, or goes for something else.")
     return losses
-
-
-def _range(values: list[float]) -> str:
-    """Return the least and the largest value in words, or the one that both are."""
-    ends = f"{min(values):.3g}", f"{max(values):.3g}"
-    return ends[0] if ends[0] == ends[1] else f"{ends[0]} to {ends[1]}"
-
-
-def _walk(first: Model, last: Model, plain: Model) -> Model:
-    """Return the model on the way from `first` to `last` that is SHORT_STEP of the way to `plain` away from `first`."""
-    length, plain_length = (
-        math.sqrt(sum(float(np.square(model[name].astype(float) - first[name]).sum()) for name in first))
-        for model in (last, plain)
-    )
-    share = SHORT_STEP * plain_length / length if length else 0.0
-    return {name: array + (share * (last[name] - array)).astype(array.dtype) for name, array in first.items()}
 
 
 def _sign(coefficients: FloatArray) -> int:
@@ -476,10 +433,10 @@ PROPERTIES: Mapping[str, Callable[[MethodUnderTest], str]] = {
     "parameters": check_parameters,
     "needs": check_needs,
     "finite": check_finite,
+    "determinism": check_determinism,
     "permutation": check_permutation,
     "memory": check_memory,
     "resume": check_resume,
-    "determinism": check_determinism,
     "learns": check_learns,
 }
 """The check of every property by the property's name, in the order in which a report has them."""

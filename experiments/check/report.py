@@ -1,7 +1,7 @@
 """What is found of each property of a method or a client-side rule."""
 
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -65,22 +65,17 @@ class CheckReport:
 
 
 class CheckFailedError(FairbloomError):
-    """A method or client-side rule fails at least one property; the message has them all, `report` has everything."""
+    """A method or client-side rule fails a property, as the message says; `report` has everything."""
 
     def __init__(self, report: CheckReport) -> None:
-        failures = [f"{name}: {message}" for name, message in report.failures.items()]
-        super().__init__("\n".join([f"{report.name} fails {len(failures)} of {len(report.results)}:", *failures]))
+        super().__init__("; ".join(f"{report.name} fails {name}: {said}" for name, said in report.failures.items()))
         self.report = report
 
 
 class Verdict(Exception):  # noqa: N818 (none of these is an error of the program)
-    """A property did not simply pass; `reporters` are the properties that report the fault, by default this one."""
+    """A property did not simply pass."""
 
     status: ClassVar[Status]
-
-    def __init__(self, message: str, *reporters: str) -> None:
-        super().__init__(message)
-        self.reporters = reporters
 
 
 class Remark(Verdict):
@@ -102,48 +97,41 @@ class NotApplicable(Verdict):
 
 
 @contextmanager
-def explain_errors(
-    given: str, consequence: str, files: Collection[str], find_reporters: Callable[[Exception, str], Sequence[str]]
-) -> Iterator[None]:
+def explain_errors(given: str, consequence: str, files: Collection[str]) -> Iterator[None]:
     """Turn what is raised inside into Failure: `given` begins the message, `consequence` ends it.
 
-    `files` are those of the code under test. `find_reporters` is given the error and the name of the function of this
-    code that raised it, "" for none, and returns the properties that report it.
+    `files` are those of the code under test, of which the message names the function and the line.
     """
     try:
         yield
-    except Failure:
+    except Verdict:
         raise
     except Exception as error:  # whatever code of the user's raises
-        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
-        function, said = frames[0].name if frames else "", str(error).removesuffix(".")
+        said = str(error).removesuffix(".")
         if not isinstance(error, FairbloomError):  # which says itself where it comes from
-            said = f"{function or 'it'} raised {type(error).__name__}: {said}"
+            frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
+            said = f"{frames[0].name if frames else 'it'} raised {type(error).__name__}: {said}"
             said += "".join(f" ({Path(at.filename).name}, line {at.lineno}: `{at.line}`)" for at in frames[-1:])
-        raise Failure(f"{given}{said}. {consequence}", *find_reporters(error, function)) from error
+        raise Failure(f"{given}{said}. {consequence}") from error
 
 
 def check_properties(name: str, properties: Mapping[str, Callable[[T], str]], subject: T) -> CheckReport:
     """Return the outcome of every property; raise CheckFailedError if one failed.
 
-    The function of a property returns what it found, or raises a Verdict. A property that fails by a fault of another
-    one, which reports it, is not applicable.
+    The function of a property returns what it found, or raises a Verdict. After a failure no other is checked, since
+    most would fail by the same fault.
     """
-    results, reporters = dict[str, PropertyResult](), dict[str, tuple[str, ...]]()
+    results, failed = dict[str, PropertyResult](), ""
     for each, check_property in properties.items():
+        if failed:
+            results[each] = PropertyResult(Status.NOT_APPLICABLE, f"It is checked once {failed} passes.")
+            continue
         try:
             results[each] = PropertyResult(Status.PASSED, check_property(subject))
         except Verdict as verdict:
             results[each] = PropertyResult(verdict.status, str(verdict))
-            if verdict.status is Status.FAILED:
-                reporters[each] = verdict.reporters or (each,)
-    own_faults = {each for each, names in reporters.items() if each in names}
-    for each, names in reporters.items():
-        others = [other for other in names if other in own_faults]
-        if each not in own_faults and others:
-            message = f"It cannot be checked yet: correct {' and '.join(others)} first."
-            results[each] = PropertyResult(Status.NOT_APPLICABLE, message)
+            failed = each if verdict.status is Status.FAILED else ""
     report = CheckReport(name, results)
-    if report.failures:
+    if failed:
         raise CheckFailedError(report)
     return report

@@ -80,13 +80,13 @@ class RuleUnderTest:
             )
         for each in finished:
             for name, reason in each.refused.items():
-                raise Failure(f"In rounds with real clients, the reply of {name} was refused: {reason}.", "arrays")
+                raise Failure(f"In rounds with real clients, the reply of {name} was refused: {reason}.")
         return finished
 
     def explain_errors(self, given: str) -> AbstractContextManager[None]:
         """Turn what is raised inside into Failure; `given` begins the message."""
         file = str(inspect.getsourcefile(type(OwnRule(ROUND, self.name).users)))
-        return explain_errors(given, "A client's reply would be refused.", [file], lambda *_: ["arrays"])
+        return explain_errors(given, "A client's reply would be refused.", [file])
 
 
 def is_rule(name: str) -> bool:

@@ -21,11 +21,11 @@ from fairbloom.protocol.settings import Value
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.aggregation import cohort_of, compute_coefficients, rows_after
 from fairbloom.rounds.clients import Trained
-from fairbloom.rounds.cohort import Cohort, Kept, MethodError, UnneededMetricError
+from fairbloom.rounds.cohort import Cohort, Kept
 from fairbloom.rounds.loop import Rounds
 from fairbloom.rounds.method import Method
+from fairbloom.rounds.refusals import Refusals
 from fairbloom.rounds.round import Round
-from fairbloom.rounds.screening import Refusals
 from fairbloom.rounds.updates import FloatArray, Model, Updates, Vectors
 from fairbloom.server.checkpoint import load_checkpoint, save_checkpoint
 from fairbloom.server.settings import Settings
@@ -57,13 +57,6 @@ ABSENT = "client-absent"
 ARRAYS = ("first.weight", "first.bias", "second.weight")
 """The arrays of the model in made-up cohorts."""
 
-REPORTING_PROPERTY = {
-    **dict.fromkeys(("needs", "terms", "choose", "probe"), "needs"),
-    **dict.fromkeys(("remember", "recalls", "sends"), "memory"),
-    **{"__init__": "parameters", "weigh": "finite"},
-}
-"""The property that reports what a method's function raises."""
-
 
 class Seen(NamedTuple):
     """What a method sees of replies, and the rows that its coefficients combine."""
@@ -82,13 +75,6 @@ class Seen(NamedTuple):
         return -np.concatenate([after[name] for name in self.updates.layout.trainable])  # the model before it is zero
 
 
-class Outcome(NamedTuple):
-    """The coefficients that a method gives to replies, and the step."""
-
-    coefficients: FloatArray  # shape (k, m): k = 1, the number of arrays, or twice that with second updates
-    step: FloatArray  # shape (d,)
-
-
 @dataclass(frozen=True)
 class MethodUnderTest:
     """A method's class, or another function that makes it, with the values of its parameters."""
@@ -98,10 +84,10 @@ class MethodUnderTest:
 
     def create(self, **options: Any) -> FairStrategy:
         """Return a new instance of the method, with its arguments and these common options."""
-        with self.explain_errors("When it was made, ", "parameters"):
+        with self.explain_errors("When it was made, "):
             method = self.factory(**self.arguments, **options)
         if "progress" not in vars(method):
-            raise Failure("Its __init__ does not call super().__init__(**options): call that first.", "parameters")
+            raise Failure("Its __init__ does not call super().__init__(**options): call that first.")
         return method
 
     def show(
@@ -111,16 +97,17 @@ class MethodUnderTest:
         names = replies.names if names is None else names
         model = as_arrays(np.zeros(replies.updates.shape[1]))
         layout = method.layout_of(model)
-        trained = Trained.empty(layout, len(names), refused=Refusals(number), missing=(), second=method.second)
+        trained = Trained.empty(layout, refused=Refusals(number), second=method.second)
         columns = {metric: replies.column(metric) for metric in method.needs}
         for k, name in enumerate(names):
             report = {wire.NUM_EXAMPLES: replies.counts[k], method.weighted_by_key: replies.counts[k]}
             report |= {metric: column[k] for metric, column in columns.items()}
             trained.add(name, report, as_arrays(-replies.updates[k]), as_arrays(-replies.seconds[k]))
+        trained.screen()
         if "roster" in method.requires:
             known = {**method.progress.roster, ABSENT: 20.0, **dict(zip(names, replies.counts.tolist(), strict=True))}
             method.progress.roster = dict(sorted(known.items()))
-        with self.explain_errors(f"Given {replies.description}, ", "finite"):
+        with self.explain_errors(f"Given {replies.description}, "):
             cohort, vectors = cohort_of(
                 method,
                 trained,
@@ -134,36 +121,31 @@ class MethodUnderTest:
 
     def _factors_sent(self, method: FairStrategy) -> dict[str, float]:
         """Return the factors of the kept rows that a method sends, by record."""
-        with self.explain_errors("After a round, ", "memory"):
+        with self.explain_errors("After a round, "):
             sends = method.sends()
             if unknown := [row for row, _ in sends.values() if row not in method.progress.kept]:
                 raise Failure(
                     f"sends returned {sends!r}, and no row is kept as {unknown[0]}: it must return {{record: (row of "
-                    "self.progress.kept, factor)}.",
-                    "memory",
+                    "self.progress.kept, factor)}."
                 )
             return {record: float(factor) for record, (_, factor) in sends.items()}
 
     def weigh(self, method: FairStrategy, cohort: Cohort, description: str) -> FloatArray:
         """Return the coefficients of a cohort, by the code that asks for them in a run."""
-        with self.explain_errors(f"Given {description}, ", "finite"):
+        with self.explain_errors(f"Given {description}, "):
             return compute_coefficients(method, cohort).copy()
 
-    def weigh_fresh(self, replies: Replies, **options: Any) -> Outcome:
-        """Return what a new instance makes of replies; raise Failure where another one gives other coefficients."""
-        first, again = (self._weigh_once(replies, **options) for _ in range(2))
-        if first.coefficients.tobytes() != again.coefficients.tobytes():
-            words = f"Given {replies.description}, the coefficients differ when it is asked again."
-            raise Failure(words, "determinism")
-        return first
+    def weigh_fresh(self, replies: Replies, **options: Any) -> tuple[FloatArray, FloatArray]:
+        """Return the coefficients that a new instance gives to replies, and the step.
 
-    def _weigh_once(self, replies: Replies, **options: Any) -> Outcome:
+        The coefficients have shape (k, m): k is 1, the number of arrays, or twice that with second updates.
+        """
         method = self.create(**options)
         seen = self.show(method, replies)
         c = self.weigh(method, seen.cohort, replies.description)
         m, by_array = seen.cohort.size, np.atleast_2d(c)
         second = [by_array[:, m : 2 * m]] if method.has_second_rows else []
-        return Outcome(np.vstack([by_array[:, :m], *second]), seen.step(c))
+        return np.vstack([by_array[:, :m], *second]), seen.step(c)
 
     def iterate_rounds(self, method: FairStrategy, rounds: int) -> Iterator[tuple[Cohort, FloatArray]]:
         """Yield cohort and coefficients of rounds with other clients each; the method remembers each round."""
@@ -176,7 +158,7 @@ class MethodUnderTest:
             description = f"{cohort.size} ordinary clients{kept} in round {number}"
             coefficients = self.weigh(method, cohort, description)
             yield cohort, coefficients
-            with self.explain_errors(f"Given {description}, ", "memory"):
+            with self.explain_errors(f"Given {description}, "):
                 rows = self._remember(method, cohort, coefficients)
                 method.progress.kept = rows_after(method, rows, seen.vectors)
             method.progress.finished_rounds = number
@@ -194,8 +176,7 @@ class MethodUnderTest:
         if not right:
             raise Failure(
                 f"remember returned {rows!r}: it must return {{Kept(key, cohort.round): row}}, where a row has one "
-                f"finite number for each update and kept row, shape {(cohort.rows,)}, and {{}} to keep none.",
-                "memory",
+                f"finite number for each update and kept row, shape {(cohort.rows,)}, and {{}} to keep none."
             )
         return rows
 
@@ -210,28 +191,17 @@ class MethodUnderTest:
             words = f"Fairbloom's clients do not report {', '.join(unknown)}, so no round can be run with them."
             raise NotApplicable(words)
         method.update_limit = math.inf  # every step is taken, so that it shows where one is too long
-        reporters = ("needs", "finite", "memory")
-        with self.explain_errors("In rounds with real clients, ", *reporters):
+        with self.explain_errors("In rounds with real clients, "):
             finished = run_rounds(method, rounds, model, **settings)
         if refused := sorted({why for each in finished for why in each.refused.values()}):
-            raise Failure(f"In rounds with real clients, replies were refused: {refused[0]}.", *reporters)
+            raise Failure(f"In rounds with real clients, replies were refused: {refused[0]}.")
         return finished
 
-    def explain_errors(self, given: str, *reporters: str) -> AbstractContextManager[None]:
-        """Turn what is raised inside into Failure, reported by REPORTING_PROPERTY or else by `reporters`."""
-
-        def find_reporters(error: Exception, function: str) -> Sequence[str]:
-            if isinstance(error, MethodError | UnneededMetricError):
-                return ["finite" if isinstance(error, MethodError) else "needs"]
-            return [REPORTING_PROPERTY[function]] if function in REPORTING_PROPERTY else reporters
-
-        return explain_errors(given, "A run would end there.", self._files, find_reporters)
-
-    @property
-    def _files(self) -> set[str]:
-        """The files in which the method is written, without those of FairStrategy."""
+    def explain_errors(self, given: str) -> AbstractContextManager[None]:
+        """Turn what is raised inside into Failure; `given` begins the message."""
         classes = [cls for cls in getattr(self.factory, "__mro__", ()) if cls not in FairStrategy.__mro__]
-        return {str(getattr(sys.modules.get(cls.__module__), "__file__", "")) for cls in classes}
+        files = {str(getattr(sys.modules.get(cls.__module__), "__file__", "")) for cls in classes}
+        return explain_errors(given, "A run would end there.", files)
 
 
 def as_arrays(flat: FloatArray) -> Model:

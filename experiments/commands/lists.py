@@ -33,8 +33,7 @@ def show_recipes(recipes: Sequence["Recipe"]) -> None:
     """Print the recipes: what each is, what data it needs, and how much it runs."""
     headings = ("name", "what", "data", "rows", "runs")
     cells = [
-        [*map(Cell.of, (each.name, each.title, ", ".join(each.tasks), len(each.cases()), each.runs))]
-        for each in recipes
+        [*map(Cell.of, (each.name, each.title, ", ".join(each.tasks), len(each.rows), each.runs))] for each in recipes
     ]
     show_table(Table("recipes", "", headings, cells, "runs: with the recipe's number of seeds"))
 

@@ -63,6 +63,7 @@ def setting_option(key: str, more: str = "", metavar: str | None = None) -> Any:
 
 TaskOption = Annotated[str | None, setting_option("task")]
 DataOption = Annotated[str | None, typer.Option("--data-dir", help="The folder that the task reads its data from.")]
+SchemaOption = Annotated[str | None, setting_option("schema", metavar="FILE")]
 MethodOption = Annotated[
     str | None, setting_option("method", "Its parameters may follow in parentheses: 'fedfv(alpha=0.2)'.")
 ]
@@ -79,6 +80,7 @@ ENGINES = (
 )
 COMMON: Mapping[str, Any] = {
     "data_dir": DataOption,
+    "schema": SchemaOption,
     "model": ModelOption,
     "clients": ClientsOption,
     "partition": PartitionOption,

@@ -7,6 +7,7 @@ import typer
 from rich.markup import escape
 
 from fairbloom.command import TrustOption
+from fairbloom.tasks.schema import read_schema
 
 from ..render.terminal import console
 from ..results.run import load
@@ -39,6 +40,9 @@ def predict(
     out: Annotated[Path, typer.Option(metavar="FILE", help="The CSV file to write. It must not exist yet.")],
     client: ClientOption = "",
     model: ModelChoice = "last",
+    schema: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="How the new tables are written, where not as those of the run.")
+    ] = None,
     trust: TrustOption = False,
 ) -> None:
     """Predict for new data, and write a CSV file with predictions and class probabilities.
@@ -49,4 +53,6 @@ def predict(
 
     check_new(out)
     predictor = load(run).predictor(client, model, trust=trust)
+    if schema is not None:
+        predictor = predictor.reading_by(read_schema(str(schema)))
     console.print(escape(f"{predictor.describe(predictor.predict_file(file, out))}: {out}"), soft_wrap=True)

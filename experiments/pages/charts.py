@@ -155,22 +155,7 @@ def mean_against_worst(
         _layer("rule", upward, strokeOpacity=0.45),
         _layer("point", points, size=110),
     ]
-    # A name stands on the side of its point where there is more room, and on no narrow chart.
-    ends = [float(row["mean"]) for row in rows]
-    middle, shown = (min(ends) + max(ends)) / 2.0, {"expr": "width < 420 ? 0 : 1"}
-    for align, dx in (("left", 11), ("right", -11)):
-        beside = [row for row in _named(rows) if ((row["mean"] > middle) != lower) == (align == "right")]
-        text = {"x": x, "y": y, "text": {"field": "name"}, **common}
-        layers.append(_layer("text", text, {"values": beside}, align=align, dx=dx, dy=-8, limit=170, fillOpacity=shown))
     return {**_spec(rows, layers), "height": 340}
-
-
-def _named(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows with a `name`, one for each place: methods in the same place are named together."""
-    places: dict[object, list[Row]] = {}
-    for row in rows:
-        places.setdefault((row["mean"], row["worst"]), []).append(row)
-    return [{**there[0], "name": ", ".join(row["method"] for row in there)} for there in places.values()]
 
 
 def heat_map(

@@ -4,9 +4,8 @@ from functools import partial
 
 from ..render.page import Cell, Chart, Charts, Note, Page, Section, Table, Tone, slug
 from ..results.measures import find_measure, measure_title
-from ..results.outcome import Outcome
 from ..results.presentation import page_of
-from ..results.reproduction import Reproduction
+from ..results.reproduction import Outcome, Reproduction
 from ..results.run import REPORT
 from . import charts
 from .cells import NONE, Digits
@@ -20,8 +19,8 @@ AGREES = {True: "yes", False: "no", None: "–"}
 def page_of_reproduction(done: Reproduction) -> Page:
     """Return the page of a reproduction."""
     recipe, folder = done.recipe, done.folder
-    facts = [("recipe", recipe.name), ("rows", str(len(done.outcomes))), ("seeds", str(len(done.seeds)))]
-    facts += [(key, str(value)) for key, value in done.overrides.items() if key != "data-dir"]
+    facts = [("recipe", recipe.name), ("rows", str(len(done.outcomes))), ("seeds", str(len(done.study.seeds)))]
+    facts += [(key, str(value)) for key, value in done.study.overrides.items() if key != "data-dir"]
     written = done.whole and (folder / "results.csv").exists()
     files = [("table, figure and runs" if written else "runs", str(folder))]
     files += [("report", str(folder / REPORT))] if (folder / REPORT).exists() else []
@@ -49,18 +48,18 @@ def _progress(done: Reproduction) -> str:
 def _agreement(done: Reproduction) -> str:
     """Return how many of the finished rows agree, or why none can; "" where nothing was printed."""
     if not done.printed:
-        return "These runs are cut short by --quick." if done.quick else ""
+        return "These runs are cut short by --quick." if done.study.quick else ""
     if not done.comparable:
-        cut = "cut short by --quick" if done.quick else "made with other settings than the recipe's"
+        cut = "cut short by --quick" if done.study.quick else "made with other settings than the recipe's"
         return f"These runs are {cut}: the numbers cannot be compared with the printed ones."
-    judged = [outcome.agrees for outcome in done.outcomes if outcome.agrees is not None]
+    judged = [agrees for outcome in done.outcomes if (agrees := done.agrees(outcome)) is not None]
     if not judged:
         return ""
     within = "two combined standard errors, or one point where no ± is printed"
     if done.recipe.tolerance:
         within += "".join(f", or {value:g} in {measure_title(m)}" for m, value in done.recipe.tolerance.items())
-    agrees = "agrees" if len(judged) == 1 else "agree"
-    return f"{sum(judged)} of {len(judged)} rows {agrees} with what was printed: within {within}."
+    verb = "agrees" if len(judged) == 1 else "agree"
+    return f"{sum(judged)} of {len(judged)} rows {verb} with what was printed: within {within}."
 
 
 def _rows_section(done: Reproduction) -> Section:
@@ -79,7 +78,7 @@ def _rows_charts(done: Reproduction) -> Charts:
     for measure in done.recipe.measures:
         rows: list[charts.Row] = []
         for outcome in done.outcomes:
-            printed, found = outcome.case.published.get(measure), outcome.measured.get(measure)
+            printed, found = outcome.published.get(measure), outcome.measured.get(measure)
             numbers = {"printed": (printed.mean, printed.spread or 0.0)} if printed else {}
             numbers |= {"measured": found} if found else {}
             rows += [{"row": outcome.name, "method": kind, **charts.with_error(*of)} for kind, of in numbers.items()]
@@ -95,7 +94,7 @@ def _rows_charts(done: Reproduction) -> Charts:
 def _rows_table(done: Reproduction) -> Table:
     """Return the rows: for each measure what was printed and what was measured."""
     recipe, outcomes = done.recipe, done.outcomes
-    printed = [measure for measure in recipe.measures if any(measure in o.case.published for o in outcomes)]
+    printed = [measure for measure in recipe.measures if any(measure in o.published for o in outcomes)]
     headings = ["row"]
     for measure in recipe.measures:
         title = measure_title(measure)
@@ -106,11 +105,11 @@ def _rows_table(done: Reproduction) -> Table:
         for measure in recipe.measures:
             digits = Digits(find_measure(measure).decimals)
             if measure in printed:
-                number = outcome.case.published.get(measure)
+                number = outcome.published.get(measure)
                 row.append(digits.spread(number.mean, number.spread) if number else NONE)
-            row.append(_measured(outcome, measure, digits))
-        agrees = [Cell("unfinished" if outcome.unfinished else AGREES[outcome.agrees])] if done.printed else []
-        runs = f"{len(outcome.runs)} of {len(done.seeds)}" if outcome.unfinished else str(len(outcome.runs))
+            row.append(_measured(done, outcome, measure, digits))
+        agrees = [Cell("unfinished" if outcome.unfinished else AGREES[done.agrees(outcome)])] if done.printed else []
+        runs = f"{len(outcome.runs)} of {len(done.study.seeds)}" if outcome.unfinished else str(len(outcome.runs))
         cells.append([*row, *agrees, Cell(runs, len(outcome.runs))])
     note = "Mean ±standard deviation over the seeds."
     if printed:
@@ -119,11 +118,11 @@ def _rows_table(done: Reproduction) -> Table:
     return Table("rows", "Each row", headings, cells, note)
 
 
-def _measured(outcome: Outcome, measure: str, digits: Digits) -> Cell:
+def _measured(done: Reproduction, outcome: Outcome, measure: str, digits: Digits) -> Cell:
     if measure not in outcome.measured:
         return Cell("failed") if outcome.fault else NONE
     mean, spread = outcome.measured[measure]
-    agrees = outcome.agreements.get(measure)
+    agrees = done.agreements(outcome).get(measure)
     tone: Tone = "" if agrees is None else "better" if agrees else "worse"
     text = digits.spread(mean, spread if len(outcome.runs) > 1 else None).text
     return Cell(f"≠ {text}" if agrees is False else text, mean, tone)
@@ -142,6 +141,6 @@ def _cost_section(done: Reproduction) -> Section:
 def _notes_section(done: Reproduction) -> Section | None:
     """Return what is known of the differences, and why runs failed."""
     faults = [f"{outcome.name}: {outcome.fault}" for outcome in done.outcomes if outcome.fault]
-    notes = [f"{outcome.case.name}: {outcome.case.row.note}" for outcome in done.outcomes if outcome.case.row.note]
+    notes = [f"{done.recipe.name_of(outcome.row)}: {outcome.row.note}" for outcome in done.outcomes if outcome.row.note]
     said = list(dict.fromkeys([*faults, *notes, *done.recipe.notes]))
     return Section("notes", "What is known of the differences", "", [Note(said)]) if said else None

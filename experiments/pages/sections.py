@@ -40,8 +40,8 @@ TOGETHER = 6
 ABSENCES_SHOWN = 40
 """The most rows of a table of absences or refusals."""
 
-KEPT_APART = ("seed", "out", "method", "data-dir")
-"""The settings that are said elsewhere, or are a path of one machine."""
+KEPT_APART = ("seed", "out", "method", "data-dir", "schema")
+"""The settings that are said elsewhere, are a path of one machine, or a whole file."""
 
 
 # Each client --------------------------------------------------------------------------------------------------------

@@ -43,8 +43,8 @@ from fairbloom.strategies import find_method, served_model
 from fairbloom.tasks import TASKS, TaskInfo
 from fairbloom.tasks.files.targets import join_names
 
-from ..arms import COMMON, label_of, title
-from ..study import kind_of
+from ..arms import COMMON, Arm, label_of, title
+from ..study import Study, kind_of
 from .groups import GroupReport, read_groups
 from .presentation import Shown
 from .tables import read_frame
@@ -485,6 +485,11 @@ class Run(Shown):
         if after is not None:
             rows = table[table["round"] == table["round"][table["round"] <= after].max()]
         return rows if hostile or not self.attackers else rows[~rows["client"].isin(self.attackers)]
+
+
+def load_finished(study: Study, arm: Arm, seed: int, folder: Path) -> Run | None:
+    """Return a run of the study in a folder; None where it is not finished."""
+    return load(folder / study.folder(arm, seed)) if study.is_done(arm, seed, folder) else None
 
 
 def final_of(run: Run) -> dict[str, float]:

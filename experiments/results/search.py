@@ -17,7 +17,7 @@ from .comparison import Comparison, read_comparison
 from .differences import Difference
 from .measures import Measure, Served, find_measure
 from .presentation import Shown
-from .run import Run, load
+from .run import Run, load_finished
 
 NAMED = 3
 """Of at most so many arms that failed a sentence says why."""
@@ -211,11 +211,14 @@ class Search(Shown):
         if (found := self.difference(self.best)) is None:
             return (f"{said}{'' if self.best == self.baseline else ': it is not tested yet'}.", *self.notes)
         unit = f" {self.score.unit}" if measure.unit and self.score.unit else ""
-        interval = "" if math.isnan(found.low) else f" ({found.low:+.3g} to {found.high:+.3g})"
+        promised = f"where validation had promised {self.promise(self.best):+.3g}{unit}"
+        seeds = f"on the test examples of {len(self.found.fresh)} fresh seeds"
+        if not (found.low > 0.0 or found.high < 0.0):
+            return (f"{said}; {seeds} it does not clearly differ from {self.baseline}, {promised}.", *self.notes)
         verb = "loses" if found.mean < 0.0 else "gains"
         return (
-            f"{said}; on the test examples of {len(self.found.fresh)} fresh seeds it {verb} {abs(found.mean):.3g}{unit}"
-            f"{interval} against {self.baseline}, where validation had promised {self.promise(self.best):+.3g}.",
+            f"{said}; {seeds} it {verb} {abs(found.mean):.3g}{unit} ({found.low:+.3g} to {found.high:+.3g}) against "
+            f"{self.baseline}, {promised}.",
             *self.notes,
         )
 
@@ -265,7 +268,7 @@ class Search(Shown):
 def read_search(folder: Path, study: Study) -> Search:
     """Return a search from the runs that are finished."""
     found = study.found or Found(study.seeds)
-    runs = [[_load(folder, study, arm, seed) for seed in found.judged] for arm in study.arms]
+    runs = [[load_finished(study, arm, seed, folder) for seed in found.judged] for arm in study.arms]
     judged = [
         Judged(arm, fault=next(iter(failed.values()))) if (failed := study.failures(arm)) else each
         for arm, each in zip(study.arms, judge_arms(find_measure(study.criterion), study.arms, runs), strict=True)
@@ -306,7 +309,3 @@ def _describe_limits(study: Study, judged: Sequence[Judged], run: Run) -> list[s
             "more examples, or raise validation-share."
         )
     return said
-
-
-def _load(folder: Path, study: Study, arm: Arm, seed: int) -> Run | None:
-    return load(folder / study.folder(arm, seed)) if study.is_done(arm, seed, folder) else None

@@ -14,7 +14,7 @@ from ..results.presentation import write_figure, write_report
 from ..results.run import REPORT
 from ..study import NOUNS, Study
 from .on_ray import OnRay
-from .running import carry_out, fix_score, rehearse, with_failures, write_tables
+from .running import carry_out, fix_score, with_failures, write_tables
 
 OPTIONS = {"method": "--methods", "seed": "--seed and --seeds", "out": "--out"}
 """The settings that differ from run to run of a study, and the options that say which values they take."""
@@ -37,7 +37,6 @@ def compare_arms(
     out = out.absolute()
     study = prepare(Study("compare", arms, list(seeds), baseline_of(baseline, arms), config), out)
     with carry_out(study, out, jobs, on_run) as work:
-        rehearse(study, jobs, out, _try_results, [arm.label for arm in arms])
         work.run(study.runs(out))
         study = with_failures(study, out, work)
         study.write(out)
@@ -74,11 +73,3 @@ def tables_of(comparison: Comparison) -> dict[str, Sequence[Mapping[str, object]
         GROUPS.name: comparison.group_rows(),
         "gaps.csv": comparison.gap_rows(),
     }
-
-
-def _try_results(short: Study, scratch: Path) -> None:
-    """Read and write the comparison of runs of one round, of the methods whose runs did not fail there."""
-    labels = [arm.label for arm in short.arms]
-    going = short if short.baseline in labels else replace(short, baseline=labels[0])
-    going.write(scratch)
-    write_comparison(read_comparison(scratch, going))

@@ -4,8 +4,7 @@ import contextlib
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 
 from fairbloom.errors import FairbloomError
@@ -15,79 +14,17 @@ from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.server.settings import Settings, check_used
 
 from ..arms import Arm, format_value
-from ..recipe import Case, Recipe, load_recipe
-from ..results.measures import find_measure
-from ..results.outcome import Outcome, measures_of
+from ..recipe import Recipe, Row, load_recipe
 from ..results.presentation import write_figure, write_report
-from ..results.reproduction import Reproduction
-from ..results.run import REPORT, Run, load
-from ..results.search import choose, judge_arms
-from ..study import STUDY, RunKey, Study
+from ..results.reproduction import Reproduction, choose_arm, read_reproduction, seeds_of
+from ..results.run import REPORT
+from ..study import STUDY, Study
 from .on_ray import OnRay, Pool, place_of
 from .progress import study_progress
-from .running import QUIET, carry_out, fix_score, raise_if_all_failed, rehearse, with_failures, write_tables
+from .running import QUIET, carry_out, check_measures, fix_score, raise_if_all_failed, with_failures, write_tables
 
 MAX_SEEDS = 1_000
 """Each seed is a run of each row, so that more would only fill the memory with plans."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A recipe as it is run: its rows, each with the arms of its grid, of which the best is shown."""
-
-    recipe: Recipe
-    cases: Sequence[Case]
-    rows: Sequence[Sequence[Arm]]
-    study: Study
-    out: Path
-
-    @property
-    def search_seeds(self) -> Sequence[int]:
-        """The seeds with which grids are searched."""
-        return self.study.seeds[: self.recipe.grid_seeds or len(self.study.seeds)]
-
-    def seeds_of(self, row: Sequence[Arm]) -> Sequence[int]:
-        """Return the seeds of a row before its grid is decided; without a grid these are all."""
-        return self.study.seeds if len(row) == 1 else self.search_seeds
-
-    def first_runs(self) -> dict[RunKey, Settings]:
-        """Return the runs of all rows before the grids are decided, seed by seed; without grids these are all."""
-        pairs = [(row, seed) for seed in self.study.seeds for row in self.rows if seed in self.seeds_of(row)]
-        return self.study.runs_of([(arm, seed) for row, seed in pairs for arm in row], self.out)
-
-    def chosen_runs(self) -> dict[RunKey, Settings]:
-        """Return the runs of each row's best arm, seed by seed."""
-        best = [arm for row in self.rows if (arm := self.choose(row)) is not None]
-        return self.study.runs_of([(arm, seed) for seed in self.study.seeds for arm in best], self.out)
-
-    @property
-    def count(self) -> int:
-        """How many runs there are: those that search the grids, and those at the points that are found."""
-        later = sum(len(self.study.seeds) - len(self.search_seeds) for row in self.rows if len(row) > 1)
-        return len(self.first_runs()) + later
-
-    def choose(self, row: Sequence[Arm]) -> Arm | None:
-        """Return the best arm of a row; None where there is none whose runs of the search are finished."""
-        if len(row) == 1:
-            return row[0]
-        runs = [[self.load(arm, seed) for seed in self.search_seeds] for arm in row]
-        first = next((run for by_seed in runs for run in by_seed if run is not None), None)
-        if first is None:
-            return None
-        measure = find_measure(self.recipe.criterion)
-        best = choose(measure, first.score, judge_arms(measure, row, runs))
-        return None if best is None else best.arm
-
-    def fault_of(self, row: Sequence[Arm]) -> str:
-        """Return why no arm of a row could be chosen, as far as their scores say; "" where they do not."""
-        runs = [[self.load(arm, seed) for seed in self.search_seeds] for arm in row]
-        judged = judge_arms(find_measure(self.recipe.criterion), row, runs)
-        return next((f"{each.arm.label}: {each.fault}" for each in judged if each.fault), "")
-
-    def load(self, arm: Arm, seed: int) -> Run | None:
-        """Return a run that is finished, else None."""
-        done = self.study.is_done(arm, seed, self.out)
-        return load(self.out / self.study.folder(arm, seed)) if done else None
 
 
 def reproduce(
@@ -143,141 +80,116 @@ def reproduce(
         no run succeeds.
     """
     recipe = load_recipe(name)
-    chosen_seeds = seeds if seeds is not None else 1 if quick else recipe.seeds
-    if not 1 <= chosen_seeds <= MAX_SEEDS:
-        raise SettingsError(f"seeds = {chosen_seeds}: a reproduction takes 1 to {MAX_SEEDS}")
+    count = seeds if seeds is not None else 1 if quick else recipe.seeds
+    if not 1 <= count <= MAX_SEEDS:
+        raise SettingsError(f"seeds = {count}: a reproduction takes 1 to {MAX_SEEDS}")
     overrides = dict(settings or {}) | ({} if data_dir is None else {"data-dir": os.fspath(data_dir)})
-    default_out = Path("runs", "reproduce", f"{recipe.name}-quick" if quick else recipe.name)
-    cases = choose_rows(recipe, rows)
-    check_overrides(overrides, cases)
-    plan = _plan(recipe, name, cases, range(chosen_seeds), quick, overrides, Path(out or default_out).absolute())
+    study = study_of(recipe, choose_rows(recipe, rows), range(count), quick=quick, overrides=overrides)
+    study = replace(study, recipe=str(Path(name).absolute()) if name.endswith(".toml") else name)
+    folder = Path(out or Path("runs", "reproduce", f"{recipe.name}-quick" if quick else recipe.name)).absolute()
     if not run:
-        return _collect(plan)
-    with study_progress(recipe.name, plan.count, shown=progress) as bar:
-        return _carry_out(plan, place_of(jobs, pool, gpus_per_run), bar.count)
+        return read_reproduction(recipe, study, folder)
+    first = _first_runs(recipe, study)
+    searched = [arms for arms in study.groups.values() if len(arms) > 1]
+    later = sum(count - len(seeds_of(recipe, arms, study)) for arms in searched)  # at the points that are found
+    with study_progress(recipe.name, len(study.runs_of(first, folder)) + later, shown=progress) as bar:
+        return _carry_out(recipe, study, folder, place_of(jobs, pool, gpus_per_run), bar.count)
 
 
-def _plan(
+def choose_rows(recipe: Recipe, words: Sequence[str]) -> list[Row]:
+    """Return the rows whose name has one of the words, all without words."""
+    names = {recipe.name_of(row): row for row in recipe.rows}
+    wanted = [
+        row for name, row in names.items() if not words or any(word.casefold() in name.casefold() for word in words)
+    ]
+    if not wanted:
+        raise FairbloomError(
+            f"--rows {' '.join(words)}: recipe {recipe.name} has no such row: there are {', '.join(names)}"
+        )
+    return wanted
+
+
+# The study of a recipe ----------------------------------------------------------------------------------------------
+
+
+def study_of(
     recipe: Recipe,
-    name: str,
-    cases: Sequence[Case],
-    seeds: Sequence[int],
-    quick: bool,
-    overrides: Mapping[str, Value],
-    out: Path,
-) -> Plan:
-    """Return how rows of a recipe are run; what the user has set goes before all others, and is not varied."""
+    rows: Sequence[Row],
+    seeds: Sequence[int] = (0,),
+    *,
+    quick: bool = False,
+    overrides: Mapping[str, Value] | None = None,
+) -> Study:
+    """Return the study of a recipe's rows; what the user has set goes before all others, and is not varied.
+
+    Raises FairbloomError, with the row's name, where a run would have an unknown, impossible or unused setting.
+    """
+    overrides = overrides or {}
+    _check_overrides(overrides, recipe, rows)
     shared = {**recipe.settings, **overrides}
     if quick:
         shared = {**_shorten(shared), **overrides}
-    rows = [_arms(case, overrides, quick) for case in cases]
-    study = Study(
-        "reproduce",
-        [arm for row in rows for arm in row],
-        list(seeds),
-        settings=shared,
-        recipe=str(Path(name).absolute()) if name.endswith(".toml") else name,
-        quick=quick,
-        overrides=overrides,
-    )
+    by_row = [_arms(recipe, row, overrides, quick) for row in rows]
+    arms = [arm for of_row in by_row for arm in of_row]
+    study = Study("reproduce", arms, list(seeds), settings=shared, quick=quick, overrides=overrides)
+    for arm in study.arms:
+        try:
+            config = study.config(arm)
+            chosen = Settings.of(config)
+            check_used(config, [arm.method], chosen.task)
+            if arm.evaluated == "personal" and chosen.strategy().terms(1).personal_lambda is None:
+                raise SettingsError("it has no personal models: leave evaluated out, or take a method that has some")
+        except FairbloomError as error:
+            raise FairbloomError(f"recipe {recipe.name}: row {arm.row!r}: {error}") from error
     if not shared.get("score"):  # a recipe that names it is shown without the data
-        first = [Settings.of({**study.config(row[0]), "seed": seeds[0]}) for row in rows]
-        by_task = {each.task: each for each in reversed(first)}
-        scores = {task: fix_score(each) for task, each in by_task.items()}
-        rows = [
-            [replace(arm, settings={**scores[each.task], **arm.settings}) if len(scores) > 1 else arm for arm in row]
-            for row, each in zip(rows, first, strict=True)
-        ]
-        of_all = {} if len(scores) > 1 else next(iter(scores.values()))
-        study = replace(study, arms=[arm for row in rows for arm in row], settings={**of_all, **shared})
-    for case, row in zip(cases, rows, strict=True):
-        for arm in row:
-            case.settings(study.config(arm))
-    return Plan(recipe, cases, rows, study, out)
+        first = _first_of_tasks(study)
+        scores = {task: fix_score(study.run(arm, study.seeds[0], Path())) for task, arm in first.items()}
+        if len(scores) == 1:
+            study = replace(study, settings={**next(iter(scores.values())), **shared})
+        else:
+            arms = [replace(a, settings={**scores[_task_of(study, a)], **a.settings}) for a in study.arms]
+            study = replace(study, arms=arms)
+    return study
 
 
-def _arms(case: Case, overrides: Mapping[str, Value], quick: bool) -> list[Arm]:
+def _first_of_tasks(study: Study) -> dict[str, Arm]:
+    """Return the first arm of each task."""
+    return {_task_of(study, arm): arm for arm in reversed(study.arms)}
+
+
+def _task_of(study: Study, arm: Arm) -> str:
+    """Return the task of an arm's runs."""
+    return str(study.config(arm).get("task", Settings.model_fields["task"].default))
+
+
+def _arms(recipe: Recipe, row: Row, overrides: Mapping[str, Value], quick: bool) -> list[Arm]:
     """Return the arms of a recipe's row, one for each point of its grid."""
     arms: list[Arm] = []
-    for whole_point in case.points():
+    own = {key: value for key, value in row.settings.items() if key not in overrides and key != "method"}
+    for whole_point in recipe.points(row):
         point = {key: value for key, value in whole_point.items() if key not in overrides}
-        own = {key: value for key, value in case.row.settings.items() if key not in overrides and key != "method"}
         at = ", ".join(f"{key} = {format_value(value)}" for key, value in point.items())
         settings = own | point
         if quick and "num-rounds" in settings:
             settings = _shorten(settings)
-        arm = Arm(f"{case.name} at {at}" if at else case.name, case.method, settings, case.row.evaluated)
+        name = recipe.name_of(row)
+        arm = Arm(f"{name} at {at}" if at else name, recipe.method(row), settings, row.evaluated, name)
         if not any(arm.settings == other.settings for other in arms):
             arms.append(arm)
     return arms
 
 
-def _carry_out(plan: Plan, jobs: int | OnRay, on_run: Callable[[], None]) -> Reproduction:
-    """Run what is missing of a recipe, and write what came out, where no rows are left out."""
-    study, out, first = plan.study, plan.out, plan.first_runs()
-    kept = study
-    if len(plan.cases) < len(plan.recipe.cases()):
-        with contextlib.suppress(RunFolderError):  # which says how all rows are run
-            kept = Study.read(out)
-    with carry_out(kept if kept.kind == study.kind else study, out, jobs, on_run, QUIET) as work:
-        rehearse(study, jobs, out, partial(_try_results, plan), [row[0].label for row in plan.rows])
-        work.run(first)
-        raise_if_all_failed(first, work)
-        done = {settings.out for settings in first.values()}
-        work.run({key: run for key, run in plan.chosen_runs().items() if run.out not in done})
-        study = with_failures(study, out, work)
-        done_plan = replace(plan, study=study)
-        if kept is plan.study:
-            study.write(out)
-        reproduction = _collect(done_plan)
-        if all(outcome.fault for outcome in reproduction.outcomes):
-            raise FairbloomError(f"row {plan.cases[0].name!r}: {reproduction.outcomes[0].fault}")
-        if reproduction.whole:
-            _write(reproduction)
-        return reproduction
-
-
-def _collect(plan: Plan) -> Reproduction:
-    """Return what came out of the rows."""
-    outcomes = [_outcome(case, row, plan) for case, row in zip(plan.cases, plan.rows, strict=True)]
-    study = plan.study
-    return Reproduction(plan.recipe, outcomes, study.seeds, plan.out, study.overrides, study.quick)
-
-
-def _try_results(plan: Plan, short: Study, scratch: Path) -> None:
-    """Measure and write what came out of runs of one round, of the rows whose run did not fail there."""
-    by_label = {arm.label: arm for arm in short.arms}
-    pairs = [
-        (case, [by_label[row[0].label]])
-        for case, row in zip(plan.cases, plan.rows, strict=True)
-        if row[0].label in by_label
-    ]
-    tried = replace(plan, cases=[case for case, _ in pairs], rows=[row for _, row in pairs], study=short, out=scratch)
-    for case, (arm,) in pairs:
-        if (run := tried.load(arm, short.seeds[0])) is not None:
-            _try_measures(run, case)
-    _write(_collect(tried))
-
-
-def choose_rows(recipe: Recipe, words: Sequence[str]) -> list[Case]:
-    """Return the cases of the rows whose name has one of the words, all without words."""
-    cases = recipe.cases()
-    wanted = [case for case in cases if not words or any(word.casefold() in case.name.casefold() for word in words)]
-    if not wanted:
-        there = ", ".join(case.name for case in cases)
-        raise FairbloomError(f"--rows {' '.join(words)}: recipe {recipe.name} has no such row: there are {there}")
-    return wanted
-
-
-def check_overrides(overrides: Mapping[str, Value], cases: Sequence[Case]) -> None:
-    """Raise SettingsError when a setting cannot be set for all runs, or no run has a use for it."""
+def _check_overrides(overrides: Mapping[str, Value], recipe: Recipe, rows: Sequence[Row]) -> None:
+    """Raise SettingsError when a setting of all runs is none, or no run has a use for it."""
     options = {"seed": "--seeds", "out": "--out", "method": "--rows"}
     for key, value in overrides.items():
         if key in options:
             raise SettingsError(f"{key} = {value!r}: a recipe sets {key} run by run: use {options[key]}")
-    methods = [case.method for case in cases]
-    for task in {str({**case.config, **overrides}.get("task", "digits")) for case in cases}:
-        check_used(overrides, methods, task)
+    methods = [recipe.method(row) for row in recipe.rows]
+    for task in recipe.tasks:
+        check_used({key: value for key, value in recipe.settings.items() if key not in overrides}, methods, task)
+    for task in {str(overrides.get("task", recipe.task(row))) for row in rows}:
+        check_used(overrides, [recipe.method(row) for row in rows], task)
 
 
 def _shorten(config: Mapping[str, Value]) -> dict[str, Value]:
@@ -288,31 +200,41 @@ def _shorten(config: Mapping[str, Value]) -> dict[str, Value]:
     return {**config, "num-rounds": rounds, "evaluate-every": every}
 
 
-def _try_measures(run: Run, case: Case) -> None:
-    """Raise FairbloomError, with the row's name, where a run has not all measures of its row."""
-    try:
-        measures_of(run, case)
-    except RunFolderError:
-        raise
-    except FairbloomError as error:
-        raise FairbloomError(f"row {case.name!r}: {error}") from error
+# How it is run ------------------------------------------------------------------------------------------------------
 
 
-def _outcome(case: Case, row: Sequence[Arm], plan: Plan) -> Outcome:
-    """Return what came out of a row."""
-    study, best = plan.study, plan.choose(row)
-    searched = [(arm, seed) for arm in row for seed in plan.seeds_of(row)]
-    chosen = [] if best is None else [(best, seed) for seed in study.seeds]
-    found = {study.folder(*key): plan.load(*key) for key in (*searched, *chosen)}
-    runs = {seed: run for arm, seed in chosen if (run := found[study.folder(arm, seed)]) is not None}
-    folders = [study.folder(*key) for key in chosen or searched]
-    fault = next((study.failed[each] for each in folders if each in study.failed), "") or (
-        "" if best else plan.fault_of(row)
-    )
-    missing = [each for each, run in found.items() if run is None and each not in study.failed]
-    points = {key for whole in case.points() for key in whole}
-    point = {} if best is None else {key: value for key, value in best.settings.items() if key in points}
-    return Outcome.of(case, point, runs, frozenset(plan.out / each for each in missing), fault)
+def _first_runs(recipe: Recipe, study: Study) -> list[tuple[Arm, int]]:
+    """Return the runs of all rows before the grids are decided, seed by seed; without grids these are all."""
+    seeds = {arm.label: seeds_of(recipe, arms, study) for arms in study.groups.values() for arm in arms}
+    return [(arm, seed) for seed in study.seeds for arm in study.arms if seed in seeds[arm.label]]
+
+
+def _carry_out(recipe: Recipe, study: Study, out: Path, jobs: int | OnRay, on_run: Callable[[], None]) -> Reproduction:
+    """Run what is missing of a recipe, and write what came out, where no rows are left out."""
+    kept = study
+    if len(study.groups) < len(recipe.rows):
+        with contextlib.suppress(RunFolderError):  # which says how all rows are run
+            kept = Study.read(out)
+    for arm in _first_of_tasks(study).values():
+        check_measures(recipe.measures, study.run(arm, study.seeds[0], out), f"recipe {recipe.name}: measures")
+    with carry_out(kept if kept.kind == study.kind else study, out, jobs, on_run, QUIET) as work:
+        first = study.runs_of(_first_runs(recipe, study), out)
+        work.run(first)
+        raise_if_all_failed(first, work)
+        found = [choose_arm(recipe, arms, study, out)[0] for arms in study.groups.values()]
+        best = [(arm, seed) for seed in study.seeds for arm in found if arm is not None]
+        done = {settings.out for settings in first.values()}
+        work.run({key: run for key, run in study.runs_of(best, out).items() if run.out not in done})
+        whole = kept is study
+        study = with_failures(study, out, work)
+        if whole:
+            study.write(out)
+        reproduction = read_reproduction(recipe, study, out)
+        if all(outcome.fault for outcome in reproduction.outcomes):
+            raise FairbloomError(f"row {study.arms[0].row!r}: {reproduction.outcomes[0].fault}")
+        if reproduction.whole:
+            _write(reproduction)
+        return reproduction
 
 
 def load_reproduction(folder: Path, *, trust: bool = False) -> Reproduction:
@@ -320,14 +242,7 @@ def load_reproduction(folder: Path, *, trust: bool = False) -> Reproduction:
     study = Study.read(folder)
     try:
         with only_trusted_imports(trust):
-            return reproduce(
-                study.recipe,
-                seeds=len(study.seeds),
-                quick=study.quick,
-                settings=study.overrides,
-                out=folder,
-                run=False,
-            )
+            return read_reproduction(load_recipe(study.recipe), study, folder)
     except FairbloomError as error:
         raise FairbloomError(f"{folder / STUDY}: {error}") from error
 

@@ -1,16 +1,13 @@
-"""How a study is carried out: its runs go through the pool, after its results have been rehearsed."""
+"""How a study is carried out: what it measures is there, its folder is its own, and its runs go through the pool."""
 
 import contextlib
 import logging
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fairbloom.errors import FairbloomError
-from fairbloom.protocol.names import AGREED
+from fairbloom.errors import FairbloomError, did_you_mean
 from fairbloom.protocol.settings import SettingsError, Value
 from fairbloom.server.run_folder.errors import RunFolderError, check_place, explain_access_errors, explain_write_errors
 from fairbloom.server.run_folder.files import is_run_folder
@@ -19,16 +16,15 @@ from fairbloom.server.run_folder.tables import format_csv
 from fairbloom.server.settings import Settings
 from fairbloom.system.files import write_whole
 from fairbloom.tasks import Task, check_data, load_task
+from fairbloom.tasks.groups import NAMING
 
+from ..results.measures import CLIENT, GAP, parse_gap
 from ..study import NOUNS, STUDY, Runs, Study
 from .on_ray import OnRay, RayWorkers
-from .pool import Workers, check_runs, is_done
+from .pool import Workers, check_runs
 
 QUIET = logging.ERROR
 """From which level on log lines are printed: hundreds of runs have too many warnings; rounds.csv has what they say."""
-
-SHORT_ROUNDS = 5
-"""Studies of runs with at most so many rounds are not rehearsed: that would take about as long as they do."""
 
 
 @contextlib.contextmanager
@@ -45,44 +41,6 @@ def carry_out(
     with _locked(study, out), place as workers:
         study.write(out)
         yield workers
-
-
-def rehearse(
-    study: Study, jobs: int | OnRay, out: Path, try_results: Callable[[Study, Path], object], arms: Sequence[str]
-) -> None:
-    """Run these arms for one round with the first seed on this machine, and try to show the results; nothing stays.
-
-    `try_results` takes the study of those that did not fail, and its folder.
-
-    Raises FairbloomError where results could not be measured or shown. Runs that fail are the training's to report, as
-    are scores that clients lack after one round.
-    """
-    if not any(run.num_rounds > SHORT_ROUNDS and not is_done(run) for run in study.runs(out).values()):
-        return
-    few = study.of(arms, study.seeds[:1])
-    own = [{key: value for key, value in arm.settings.items() if key != "num-rounds"} for arm in few.arms]
-    short = replace(
-        few,
-        arms=[replace(arm, settings=settings) for arm, settings in zip(few.arms, own, strict=True)],
-        settings={**study.settings, "num-rounds": 1},
-    )
-    with tempfile.TemporaryDirectory(prefix="fairbloom-") as name:
-        scratch = Path(name)
-        try:
-            with Workers(1 if isinstance(jobs, OnRay) else jobs, logging.CRITICAL) as here:
-                here.run(short.runs(scratch))
-            failed = with_failures(short, scratch, here)
-            if going := [arm for arm in short.arms if not failed.failures(arm)]:
-                try_results(replace(short, arms=going), scratch)
-        except (SettingsError, RunFolderError):  # a setting that takes more rounds, or a score that is not there yet
-            return
-        except FairbloomError:
-            raise
-        except Exception as error:  # a mistake of this program, found in seconds rather than hours
-            raise FairbloomError(
-                f"the results of this study could not be shown ({type(error).__name__}: {error}), so nothing was "
-                "trained: please report it"
-            ) from error
 
 
 def with_failures(study: Study, out: Path, work: Workers) -> Study:
@@ -121,18 +79,37 @@ def fix_score(settings: Settings) -> dict[str, Value]:
 
     if not settings.score and not has_natural_clients(settings):
         return {}
-    return {"score": decide_score(settings, load_agreed(settings)).name}
+    return {"score": decide_score(settings, load_checked(settings)).name}
 
 
-def load_agreed(settings: Settings) -> Task:
-    """Return the task with what its clients agree on about their data."""
-    from fairbloom.server.app import agree  # imported late, as PyTorch is with them
-    from fairbloom.simulation.loop import LoopClients
-
+def load_checked(settings: Settings) -> Task:
+    """Return the task, with data of its clients that can be used."""
     config = settings.run_config()
     check_data(config)
-    with closing(LoopClients(settings.strategy(), config)) as clients:
-        return load_task({**config, AGREED: agree(settings, clients, deployed=False)})
+    return load_task(config)
+
+
+# The measures ---------------------------------------------------------------------------------------------------------
+
+
+def check_measures(names: Iterable[str], settings: Settings, told: str) -> None:
+    """Raise SettingsError where the task of a run has not the client or the groups that measures name.
+
+    `told` begins the message, and is what the user has written the measures in.
+    """
+    named = [name for name in names if name.startswith((CLIENT, GAP))]
+    if not named:
+        return
+    task = load_checked(settings)
+    groups = [each.name for each in task.group_scores if task.groupings]
+    for name in named:
+        score, client = parse_gap(name) if name.startswith(GAP) else ("", name.removeprefix(CLIENT))
+        if score and not groups:
+            raise SettingsError(f"{told} = {name!r}: the task has no groups of examples: name a column {NAMING}")
+        for word, what, there in ((score, "a score of groups", groups), (client, "a client", task.clients)):
+            if word and word not in there:
+                hint = did_you_mean(word, there)
+                raise SettingsError(f"{told} = {name!r}: {word} is not {what}: {hint}there are {', '.join(there)}")
 
 
 # The folder -----------------------------------------------------------------------------------------------------------

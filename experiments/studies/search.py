@@ -15,7 +15,6 @@ from fairbloom.protocol.settings import SETTINGS, SettingsError, Value, key_of, 
 from fairbloom.server.settings import Settings
 from fairbloom.strategies import METHODS, FairStrategy, find_method
 from fairbloom.strategies.strategy import Tries
-from fairbloom.tasks.groups import NAMING
 
 from ..arms import (
     Arm,
@@ -28,7 +27,7 @@ from ..arms import (
     owner_of,
     parse_arms,
 )
-from ..results.measures import CLIENT, GAP, find_measure, parse_gap
+from ..results.measures import GAP
 from ..results.presentation import write_report
 from ..results.run import REPORT
 from ..results.search import Judged, Search, choose, read_search
@@ -36,7 +35,7 @@ from ..study import Found, Study
 from .compare import OPTIONS, prepare, tables_of
 from .on_ray import OnRay
 from .pool import Workers
-from .running import QUIET, carry_out, load_agreed, raise_if_all_failed, rehearse, with_failures, write_tables
+from .running import QUIET, carry_out, check_measures, raise_if_all_failed, with_failures, write_tables
 
 ALL = "all"
 """What names all methods."""
@@ -202,13 +201,11 @@ def search_arms(
     """
     out = out.absolute()
     study = prepare(_with_validation(study), out)
-    _check_criterion(study, out)
+    check_measures([study.criterion], study.run(study.arms[0], study.seeds[0], out), "criterion")
     before = _found_before(study, out)
     count = len(study.runs(out))
     on_count(count)
     with carry_out(study, out, jobs, on_run, QUIET) as work:
-        methods = {arm.method: arm.label for arm in reversed(study.arms)}
-        rehearse(study, jobs, out, _try_results, [*methods.values()])
         judged = before or _run_seeds(study, out, work)
         study = with_failures(replace(study, found=Found(judged)), out, work)
         best = _choose(read_search(out, study))
@@ -289,33 +286,6 @@ def _with_validation(study: Study) -> Study:
             f"validation-share = {VALIDATION_SHARE:g}, or leave it out"
         )
     return study if share else replace(study, settings={**study.settings, "validation-share": VALIDATION_SHARE})
-
-
-def _check_criterion(study: Study, out: Path) -> None:
-    """Raise FairbloomError where there is no such measure, or a task has not the client or groups that it names."""
-    name = find_measure(study.criterion).name
-    if not name.startswith((CLIENT, GAP)):
-        return
-    task = load_agreed(study.run(study.arms[0], study.seeds[0], out))
-    clients, groups = [*task.clients], [each.name for each in task.group_scores if task.groupings]
-    score, client = parse_gap(name) if name.startswith(GAP) else ("", name.removeprefix(CLIENT))
-    if score and not groups:
-        raise SettingsError(f"criterion = {name!r}: the task has no groups of examples: name a column {NAMING}")
-    if score and score not in groups:
-        hint = did_you_mean(score, groups)
-        raise SettingsError(f"criterion = {name!r}: groups have no score {score}: {hint}there are {', '.join(groups)}")
-    if client and client not in clients:
-        hint = did_you_mean(client, clients)
-        raise SettingsError(
-            f"criterion = {name!r}: there is no client {client!r}: {hint}there are {', '.join(clients)}"
-        )
-
-
-def _try_results(short: Study, scratch: Path) -> None:
-    """Read and write the search of one arm a method, whose runs have one round."""
-    labels = [arm.label for arm in short.arms]
-    if short.baseline in {arm.method for arm in short.arms}:
-        _write(read_search(scratch, replace(short, found=Found(short.seeds, labels, short.seeds))))
 
 
 def _write(search: Search) -> None:

@@ -117,7 +117,7 @@ def _check_same_code(path: Path, digests: Mapping[str, str]) -> None:
 
 
 def _explain_differing(path: Path, keys: Iterable[str], there: Config, config: Config) -> str:
-    shown = ", ".join(f"{key} = {there.get(key)!r} there and {config.get(key)!r} here" for key in keys)
+    shown = ", ".join(f"{key} = {_show(there.get(key))} there and {_show(config.get(key))} here" for key in keys)
     return f"{path} belongs to a run with other settings ({shown}): choose another folder (--out)"
 
 
@@ -128,3 +128,8 @@ def _check_model(path: Path) -> None:
         raise RunFolderError(
             f"{error}. Delete that file and run the same command again, which writes it again from the last checkpoint"
         ) from error
+
+
+def _show(value: object) -> str:
+    """Return how a setting's value is written; a whole file, as a schema, is not shown."""
+    return "another text" if isinstance(value, str) and "\n" in value else repr(value)

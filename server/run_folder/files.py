@@ -16,6 +16,7 @@ from fairbloom.system.files import write_whole
 from fairbloom.system.values import decode_as
 from fairbloom.tasks.preprocessing import PREPROCESSING as PREPROCESSING_NAME
 from fairbloom.tasks.preprocessing import Preprocessing
+from fairbloom.tasks.schema import SCHEMA as SCHEMA_NAME
 
 from ..checkpoint import Arrays, load_last, load_model, read_about, save_model
 from .errors import explain_read_errors, explain_write_errors
@@ -34,7 +35,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Entry:
-    """A file or a folder in a run folder; `holds` (Markdown) and `shown` are for docs/run-folder.md."""
+    """A file or a folder in a run folder; `holds` (Markdown) and `shown` are for docs/runs.md."""
 
     name: str
     holds: str
@@ -198,14 +199,14 @@ DATA = File[Mapping[str, str]](
     first=lambda beginning: beginning.data or None,
 )
 
-AGREED = File[str](
-    name="agreed.json",
-    holds="what the clients agreed on about their data (columns, categories, classes), with tasks that need it",
+SCHEMA = File[str](
+    name=SCHEMA_NAME,
+    holds="what the tables, or images, of the clients hold, with tasks that read such: as given, or as inferred",
     encode=str.encode,
     decode=bytes.decode,
     absent="",
     remedy="Restore it from a copy, or choose another folder (--out)",
-    first=lambda beginning: beginning.agreed or None,
+    first=lambda beginning: beginning.task.schema or None,
 )
 
 PREPROCESSING = File[Preprocessing | None](
@@ -248,7 +249,7 @@ SPLIT = File["Split | None"](
 ENGINE = File["Mapping[str, Any] | None"](
     name="engine.json",
     holds=(
-        "how the clients are [computed](simulation.md), where all of them are on one machine: the engine, the "
+        "how the clients are [computed](runs.md#in-one-process), where all of them are on one machine: the engine, the "
         "reason of its choice, how many processes with how many threads, how many clients are stacked at most; a "
         "run that is continued keeps it"
     ),
@@ -351,14 +352,14 @@ PERSONAL = Entry(
     shown="clients/",
     holds=(
         "where all clients are on one machine, a folder of each client: its [personal "
-        "models](flower.md#personal-models), where the method has them, what else it keeps between rounds, as EAGLE's "
-        "loss alone in `baseline/` and [what corrects its steps](client-states.md) in `rule/`, and its "
+        "models](training.md), where the method has them, what else it keeps between rounds, as EAGLE's "
+        "loss alone in `baseline/` and [what corrects its steps](training.md#states-on-clients) in `rule/`, and its "
         "`preprocessing.json` with its own means and deviations, where each client standardises by those; `state-dir` "
         "names another folder"
     ),
 )
 
-EXPORTS = Entry(name="exports", shown="exports/", holds="models that were [exported](using.md#export-as-onnx)")
+EXPORTS = Entry(name="exports", shown="exports/", holds="models that were [exported](using.md#export)")
 
 LOCK = Entry(name=LOCK_NAME, holds="which process writes to the folder; it is there while that process works")
 

@@ -21,10 +21,10 @@ from fairbloom.protocol.scores import ACCURACY, LOSS_SCORE, Score
 from fairbloom.protocol.settings import Mark, Value
 from fairbloom.rounds.options import OPTIONS
 from fairbloom.rounds.records import record_of
+from fairbloom.rounds.refusals import one_line
 from fairbloom.rounds.round import Round, StopRun
-from fairbloom.rounds.screening import one_line
 from fairbloom.strategies import FairStrategy
-from fairbloom.strategies.strategy import Following, layers, plain_values
+from fairbloom.strategies.strategy import LoopOfOwnError, Recording, layers, plain_values
 
 from ..fallen import warn_of_fall
 from ..observability import summarize_row
@@ -96,7 +96,7 @@ class RunFolder:
         """Run, continue or extend what the strategy says; arguments and result are those of `strategy.start`.
 
         The strategy is one of ours, or a wrapper around one, such as Flower's for differential privacy. If its `start`
-        is overridden, that is called; a loop of its own is recorded, and refused where the run has finished rounds.
+        is overridden, that is called, and calls `super().start`; a loop of its own is refused.
 
         Replies are looked for often, in place of every three seconds, and the run outlives a SuperLink that falls.
 
@@ -111,7 +111,7 @@ class RunFolder:
         Raises
         ------
         FairbloomError
-            When the strategy is none of ours, a `start` with a loop of its own is to continue a run, the folder belongs
+            When the strategy is none of ours, its `start` is a loop of its own, the folder belongs
             to a run with another strategy, other options or other code of the strategy, or clients that evaluate do not
             reply the scores or the loss.
         """
@@ -154,15 +154,17 @@ class RunFolder:
             writer = RoundWriter(recorder, self.scores, self.loss, on_round)
             if "evaluate_fn" in arguments:
                 arguments["evaluate_fn"] = writer.watch(arguments["evaluate_fn"])
+            recording = Recording(strategy, writer, state, None if state is None else arguments["initial_arrays"])
+            inner.record_by(recording)
             if type(strategy).start in (FairStrategy.start, Strategy.start):
                 recorder.begin()
-                result = FairStrategy.start(
-                    inner, **arguments, on_round=writer, resume=state, wrapper=strategy, all_evaluate_last=True
-                )
+                result = FairStrategy.start(inner, **arguments)
             else:
-                result = _start_overridden(strategy, inner, arguments, writer, state)
-            recorder.finish({name: array.numpy() for name, array in result.arrays.items()})
-        warn_of_fall(self.path, self.score, inner.serves, rate="of your training function")
+                result = strategy.start(**arguments)
+            if recording.result is None:
+                raise LoopOfOwnError(strategy)
+            recorder.finish({name: array.numpy() for name, array in recording.result.arrays.items()})
+        warn_of_fall(self.path, self.score, inner.serves, "of your training function")
         return result
 
 
@@ -170,20 +172,6 @@ def _name_classes(strategy: Strategy) -> Iterator[str]:
     """Yield import strings of the classes that a strategy, and the strategies around it, are made of."""
     for each in layers(strategy):
         yield from (f"{cls.__module__}:{cls.__qualname__.partition('.')[0]}" for cls in type(each).__mro__)
-
-
-def _start_overridden(
-    strategy: Strategy, inner: FairStrategy, arguments: dict[str, Any], writer: "RoundWriter", state: Any
-) -> Result:
-    """Call an overridden `start`; hooks report its rounds. Return its result, with the last arrays."""
-    arrays = arguments["initial_arrays"]
-    following = Following(strategy, writer, None if state is None else arrays, state)
-    result: object = None
-    with inner.followed(following, arguments["grid"], arguments["num_rounds"], arguments["timeout"]):
-        result = strategy.start(**arguments)
-    found = result if isinstance(result, Result) else Result()
-    found.arrays = arrays if following.arrays is None else following.arrays
-    return found
 
 
 class RoundWriter:

@@ -5,8 +5,8 @@ from itertools import islice
 from typing import Any
 
 from fairbloom.logs import log
+from fairbloom.rounds.refusals import one_line
 from fairbloom.rounds.round import Round
-from fairbloom.rounds.screening import one_line
 
 METRIC_COLUMNS = ("round", "phase", "client", "metric", "value")
 """The columns of metrics.csv; the client is empty where a number is of all clients together, or of the server."""
@@ -60,7 +60,6 @@ def _bounded(number: int, client: str, metrics: Mapping[str, float]) -> Mapping[
         one_line(left_out[:LONGEST_NAME]),
         LONGEST_NAME,
         MOST_METRICS,
-        extra={"client": client, "round": number},
     )
     return {name: value for name, value in metrics.items() if name in kept}
 

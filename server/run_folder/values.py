@@ -17,12 +17,11 @@ if TYPE_CHECKING:
 class Beginning:
     """What is known when a run begins.
 
-    `agreed` is "" where the task needs no agreement; `data` are checksums of files; `engine` is empty where it was not
+    `data` are checksums of files; `engine` is empty where it was not
     chosen.
     """
 
     task: "Task"
-    agreed: str
     data: Mapping[str, str]
     engine: Mapping[str, object]
     deployed: bool
@@ -42,7 +41,7 @@ class Recorded:
 
     def encode(self) -> bytes:
         """Return the content of config.toml."""
-        return tomli_w.dumps({"run-folder-format": self.format, **self.settings}).encode()
+        return tomli_w.dumps({"run-folder-format": self.format, **self.settings}, multiline_strings=True).encode()
 
     @classmethod
     def decode(cls, content: bytes) -> Self:

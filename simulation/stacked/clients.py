@@ -7,6 +7,7 @@ with the weights that it would have.
 import copy
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -40,7 +41,7 @@ from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.clients import NOTHING, Replies, Trained
 from fairbloom.rounds.method import Method
-from fairbloom.rounds.screening import Refusals
+from fairbloom.rounds.refusals import Refusals
 from fairbloom.rounds.updates import Layout, Model
 from fairbloom.tasks import Examples, Task
 from fairbloom.tasks.optimizers import OF_PYTORCH, SGD
@@ -97,11 +98,12 @@ class Rows:
 
     def work_done(self, row: int, work: LocalWork, steps: int) -> WorkDone:
         """Return the work of these steps, which has made the model of a row what it is now."""
-        changes, rate_sum = partial(self._changes, row), lambda: taken(work, steps).rate_sum
-        return WorkDone(lambda: work.learning_rate, changes, rate_sum)
 
-    def _changes(self, row: int) -> Iterable[tuple[Tensor, Tensor]]:
-        return [(self._received[n], array[row]) for n, array in zip(self._layout.trainable, self.arrays, strict=True)]
+        def changes() -> Iterable[tuple[Tensor, Tensor]]:
+            named = zip(self._layout.trainable, self.arrays, strict=True)
+            return [(self._received[name], array[row]) for name, array in named]
+
+        return WorkDone(lambda: work.learning_rate, changes, lambda: taken(work, steps).rate_sum)
 
     def write(self, matrix: NDArray[Any], places: Sequence[int]) -> None:
         """Write the models into rows of a matrix, their arrays one after the other."""
@@ -142,7 +144,7 @@ class StackedClients(LocalClients):
 
         def train_block(block: Sequence[Member]) -> None:
             self.on_trained(len(training.replies), len(names))
-            training.block(block)
+            _Block(training, block).run()
 
         try:
             self._in_blocks(members, train_block, training.alone, trained.refused)
@@ -218,7 +220,7 @@ class StackedClients(LocalClients):
 
     def _members(self, names: Sequence[str], terms: Terms, work: LocalWork, refused: Refusals) -> list[Member]:
         """Return the clients that can train, the same ones for the same names and work; the others are refused."""
-        about = (tuple(names), work.batch_size, work.epochs, work.steps, terms.agreed)
+        about = (tuple(names), work.batch_size, work.epochs, work.steps)
         if self._cached_members[0] == about:
             return self._cached_members[1]
 
@@ -297,25 +299,21 @@ class StackedClients(LocalClients):
         return measure(local.model, local.task, measurement.of(local.splits), self.settings.smallest_group)
 
 
+@dataclass(frozen=True)
 class _RoundTraining:
     """One round's training of an engine's clients; the models go into the rows of the matrices of `trained`."""
 
-    def __init__(
-        self,
-        engine: StackedClients,
-        received: StateDict,
-        terms: Terms,
-        work: LocalWork,
-        trained: Trained,
-        sent: Mapping[str, StateDict],
-    ) -> None:
-        self.replies: dict[str, Reply] = {}
-        self.engine, self.received, self.terms, self.work = engine, received, terms, work
-        self.trained, self.sent = trained, sent
-        self.layout = trained.updates.layout
+    engine: StackedClients
+    received: StateDict
+    terms: Terms
+    work: LocalWork
+    trained: Trained
+    sent: Mapping[str, StateDict]
+    replies: dict[str, Reply] = field(default_factory=dict)
 
-    def block(self, block: Sequence[Member]) -> None:
-        _Block(self, block).run()
+    @property
+    def layout(self) -> Layout:
+        return self.trained.updates.layout
 
     def alone(self, member: Member) -> None:
         """Train the global model on one client, as it would by itself."""
@@ -389,11 +387,11 @@ class _Block(ClientRound):
     def start(self) -> None:
         for rule in self._rules:
             if isinstance(rule, Shift):
-                self._started = [self._start(rule, member.local) for member in self._block]
-
-    def _start(self, rule: Shift, local: LocalClient) -> StartedRule:
-        training = self._training
-        return local.start_rule(rule, training.received, self._terms.of_client(local.name), training.sent)
+                received, sent = self._training.received, self._training.sent
+                clients = [member.local for member in self._block]
+                self._started = [
+                    each.start_rule(rule, received, self._terms.of_client(each.name), sent) for each in clients
+                ]
 
     def take_steps(self) -> None:
         if self._work.idle:
@@ -421,14 +419,12 @@ class _Block(ClientRound):
 
     def finish(self) -> None:
         for row, (member, started) in enumerate(zip(self._block, self._started, strict=False)):
-            trained = {name: array[row] for name, array in self._named_rows()}
+            named = zip(self._training.layout.trainable, self._rows.arrays, strict=True)
+            trained = {name: array[row] for name, array in named}
             member.local.finish_rule(started, trained, taken(self._work, self._steps_of(member)), self._terms)
 
     def _steps_of(self, member: Member) -> int:
         return 0 if self._work.idle else member.steps
-
-    def _named_rows(self) -> Iterable[tuple[str, Tensor]]:
-        return zip(self._training.layout.trainable, self._rows.arrays, strict=True)
 
     def reply(self) -> None:
         training, terms, places = self._training, self._terms, [member.place for member in self._block]

@@ -4,10 +4,13 @@ An error about files quotes them, so that their owner finds the place. None of t
 gets one of the sentences below, with numbers of lines, rows and columns, and with names that the run itself uses.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Literal, Self
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal, Self
 
 from fairbloom.errors import ReportableError
+
+if TYPE_CHECKING:
+    from .reading.table import Source
 
 REASONS = {
     "unusable": "its data cannot be used: its own log says why",
@@ -16,11 +19,9 @@ REASONS = {
     "same-name": "two of its files have the same name but for the ending: rename one of them",
     "unreadable": "one of its files cannot be read: its own log names it",
     "one-colour": "one of its images has one colour throughout: its own log names it",
-    "several-files": "csv.client is for a single file, and its data-dir holds {files}: leave csv.client out",
-    "not-utf-8": "line {line} of its file is not in UTF-8: save the file in UTF-8, or name its encoding by "
-    "csv.encoding",
-    "other-encoding": "line {line} of its file is neither in UTF-8 nor in the encoding that it states, or "
-    "csv.encoding: save the file in UTF-8",
+    "several-files": "the schema names a column of clients, for a single file, and its data-dir holds {files}",
+    "not-utf-8": "line {line} of its file is not in UTF-8: save the file in UTF-8, or state its encoding in the schema",
+    "other-encoding": "line {line} of its file is neither in UTF-8 nor in the encoding that is stated",
     "utf-16": "its file is in UTF-16 without a mark, or no text: save it in UTF-8",
     "other-format": "its file is of a format that is not read, or of another one than its name ends with: save it as "
     ".csv, .parquet or .xlsx",
@@ -29,85 +30,31 @@ REASONS = {
     "no-extra": "its file needs a package that is not installed on the device: its own log says which one",
     "too-large": "its file is too large to be read: its own log says what the limit is",
     "several-sheets": "its workbook has {sheets} sheets that hold values: remove or hide all but one",
-    "strange-column": "column {column} holds lists, bytes or other values that are neither numbers nor texts: leave it "
-    "out by csv.ignore",
+    "strange-column": "column {column} holds lists, bytes or other values that are neither numbers nor texts",
     "empty": "its file is empty: the first line must name the columns",
     "row-length": "line {line} has {cells} values, and line {header} names {columns} columns",
     "quotes": "line {line} cannot be read: look for a quotation mark that is not closed, or one too many",
     "one-column": "line 1 names one column only: columns are separated by comma, semicolon, tab or |",
     "no-header": "line 1 holds values: the first line must name the columns",
-    "doubtful-header": "line 1 may hold values in place of the columns' names, as in column {column}: the first line "
-    "must name the columns, and no name may be a number, a date, an e-mail address, or a value of its own column",
     "unnamed-column": "column {column} has no name: give it one",
     "long-name": "the name of column {column} has {characters} characters: shorten it",
     "same-column": "columns {column} and {other} have the same name: rename or remove one",
-    "decimal-comma": "{position}, column {column} holds a number with a comma: say csv.decimal=, or name the file "
-    "in csv.commas, or write decimal points, and no thousands separators",
-    "decimal-point": "{position}, column {column} holds a number with a point, and csv.decimal or csv.commas "
-    "says that the file has commas: write decimal commas, and no thousands separators",
-    "no-number": "{position}, column {column} is not a number, while most of the column is: correct it, leave the "
-    "cell empty if the value is missing, or read the column as categories by csv.categories",
-    "large-number": "{position}, column {column} is too large a number: correct it, or leave the cell empty",
-    "long-text": "{position}, column {column} holds a text of {characters} characters: leave the column out by "
-    "csv.ignore",
-    "no-target": "it has no column called target, label or y: name the target by csv.target",
-    "two-targets": "it has several of the columns target, label and y: name one by csv.target, and leave the others "
-    "out by csv.ignore",
-    "no-column": "it has no column {column}, which {setting} names",
-    "group-target": "column {column}, which csv.group names, is its target: name another one",
-    "group-of-texts": "column {column} holds texts, which csv.group compares with a number: name the column alone",
-    "many-groups": "column {column}, which csv.group names, holds {different} different values, and {most} groups are "
-    "the most: divide its numbers, or name another column",
+    "no-column": "it has no column {column}, which the schema names",
+    "strange-columns": "it has columns that the schema does not name ({columns}): add them to ignore",
+    "no-number": "{position}, column {column} is not a number, as the schema says: its own log says what it is",
+    "out-of-range": "{position}, column {column} is outside the range that the schema allows",
+    "no-category": "{position}, column {column} is in none of the schema's categories: add its spelling to one",
+    "missing": "{position}, column {column} has no value, nor have {cells} cells in all: the schema may say missing = "
+    '"drop" or "fill"',
     "nameless-rows": "column {column} names no client in {rows} rows",
-    "no-inputs": "it has no columns but the target: nothing to learn from",
     "few-rows": "it has {rows} rows, {kept} of them without a missing value: at least {fewest} are needed",
-    "missing": "{position}, column {column} has no value, nor have {cells} cells in all: csv.missing=drop leaves such "
-    "rows out, csv.missing=fill fills them in, csv.ignore leaves columns out",
-    "many-categories": "column {column} holds {different} different texts, and {most} categories are the most: leave "
-    "it out by csv.ignore",
-    "dates": "column {column} holds texts that look like dates: leave it out by csv.ignore, or allow it by "
-    "csv.categories",
-    "identifiers": "column {column} holds texts that look like numbers of persons or cases, or like addresses: leave "
-    "it out by csv.ignore, or allow it by csv.categories",
-    "respelled-categories": "column {column} holds texts that differ in upper and lower case alone: write them in one "
-    "way, or take them as they are by csv.categories",
-    "respelled-classes": "the target, column {column}, holds texts that differ in upper and lower case alone: write "
-    "them in one way, or state all classes by csv.classes",
-    "all-different": "column {column} holds {different} different texts in {rows} rows, which may say who a row is "
-    "about: leave it out by csv.ignore, or allow it by csv.categories",
-    "different-targets": "the target has {different} different values in {rows} rows, texts among them, which may say "
-    "who a row is about: choose another target, or state all classes",
-    "mixed-target": "{position}, column {column} is not a number, while most of the target is: correct it, or set "
-    "csv.kind=classification",
-    "many-classes": "the target, column {column}, has {different} different values, and {most} classes are the most: "
-    "name the right column by csv.target, or state all classes by csv.classes",
-    "one-class": "all rows have the same class: state all classes, or leave this client out",
-    "strange-class": "column {column} holds a value that is none of the stated classes: correct it, or state all "
-    "classes by csv.classes",
-    "no-quantity": "{position}, column {column} is not a number to predict: correct it, name another column by "
-    "csv.target, or set csv.kind=classification",
-    "other-columns": "its columns are not those that the clients agreed on: it lacks {lacking}, and has {added} "
-    "besides: csv.ignore leaves columns out",
-    "other-kind": "column {column} holds numbers where the others have categories, or categories where they have "
-    "numbers: correct it, or take it as categories everywhere by csv.categories",
-    "few-behind": "a mean needs at least {floor} training rows, and column {column} has a value in fewer: set "
-    "csv.standardise=client, hold out less by test-share, or leave the column out by csv.ignore; the owner of the "
-    "device may lower the floor (limits.rows in client.toml)",
-    "few-targets": "the mean of the target needs at least {floor} training rows, and there are fewer: hold out less "
-    "by test-share, or add rows; the owner of the device may lower the floor (limits.rows in client.toml)",
     "few-to-train": "a model needs at least {floor} training rows to leave the device, and there are fewer: hold out "
     "less by test-share, or add rows; the owner of the device may lower the floor (limits.rows in client.toml)",
     "few-to-measure": "a loss needs at least {floor} training rows to leave the device, and there are fewer: hold out "
     "less by test-share, or add rows; the owner of the device may lower the floor (limits.rows in client.toml)",
-    "rare-class": "its target has a class of fewer than {floor} rows, whose name is not sent: state all classes by "
-    "csv.classes, or name another target",
-    "near-rows": "the rows behind {number} differ by fewer than {floor} from those behind an earlier number of this "
-    "kind, so that the two would show single rows: take the seed, test-share, validation-share and csv settings of "
-    "the earlier run",
-    "other-shape": "its examples have another shape than those of the others",
     "few-examples": "it has {examples} examples, and at least {fewest} are needed",
-    "strange-folder": "it has a folder of none of the stated classes: rename it, or state all classes",
-    "image-sizes": "its images are not all of one size: image-folder.size=32 brings all to 32×32",
+    "strange-folder": "it has a folder of none of the schema's classes: rename it, or correct the schema",
+    "image-sizes": "its images are not all of the size that the schema states",
 }
 """Every sentence by its key; what is in braces is a number, or a Heading."""
 
@@ -145,8 +92,43 @@ class DataError(ReportableError):
         for key, value in values.items():
             if type(value) is not int and not isinstance(value, Heading | Position):
                 raise TypeError(f"{key} of {why} is a {type(value).__name__}, which may quote a client's files")
+        self.why = why
         quoted = {key: repr(str(value)) if isinstance(value, Heading) else value for key, value in values.items()}
         super().__init__(message, REASONS[why].format(**quoted))
+
+
+class CellError(DataError):
+    """What is wrong with one cell of a table, or with a column where `row` is None.
+
+    Attributes
+    ----------
+    file, line
+        Where it is; the line is 0 for a whole column.
+    column, value
+        The column's name in the schema, and what the cell holds.
+    problem, remedy
+        What is wrong, and what would do.
+    """
+
+    def __init__(
+        self,
+        source: "Source",
+        column: str,
+        problem: str,
+        remedy: str,
+        why: str,
+        *,
+        row: int | None = None,
+        value: str = "",
+        **values: int | Heading,
+    ) -> None:
+        self.file, self.column, self.value, self.problem, self.remedy = source.where, column, value, problem, remedy
+        self.line = 0 if row is None else int(source.lines[row])
+        place = source.where if row is None else f"{source.where}, {source.position(row)}, column {column!r}"
+        place += "" if row is None else f" holds {value!r}, "
+        said: dict[str, int | Heading | Position] = {**values, "column": Heading(column)}
+        said |= {} if row is None else {"position": source.position(row)}
+        super().__init__(f"{place}{problem}: {remedy}", why, **said)
 
 
 def raise_faults(faults: Sequence[DataError]) -> None:
@@ -154,14 +136,3 @@ def raise_faults(faults: Sequence[DataError]) -> None:
     if faults:
         faults[0].others = tuple(faults[1:])
         raise faults[0]
-
-
-def collect_faults(checks: Iterable[Callable[[], object]]) -> list[DataError]:
-    """Return what is wrong by these checks, each of which raises a DataError then."""
-    found: list[DataError] = []
-    for check in checks:
-        try:
-            check()
-        except DataError as error:
-            found += [error, *error.others]
-    return found

@@ -1,533 +1,455 @@
-"""The rows of one client: which are used, how they are summarised for the server, and what is learned from them."""
+"""The rows of one site, by the schema: what is wrong with them, and the examples that they become."""
 
-from collections.abc import Mapping, Sequence
+import re
+import unicodedata
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fairbloom.errors import did_you_mean
+from fairbloom.errors import did_you_mean, find_nearest
 
-from ..groups import MAX_GROUPS, OTHER, GroupBy
-from ..leaving import check_classes, check_rows, score_floor
-from ..partition import MIN_EXAMPLES, split, splits_of
-from ..preprocessing import Preprocessing
-from ..row_digests import Digest, Digests, RowsBehind, digest_table
+from ..groups import GroupBy
+from ..partition import MIN_EXAMPLES, Parts, split, splits_of
+from ..preprocessing import TABLE, Preprocessing, encode_columns, input_columns
+from ..schema import MAX_TEXT, Field, FileField, Schema, fold, normalise, parse_schema
 from ..task import Setup, Splits
-from .agreement import MAX_CATEGORIES, MAX_NUMBERED_CLASSES, Moments, TargetSummary, unit_of
-from .columns import AgreedColumns, Input, describe_difference
-from .reading.cells import MAX_NUMBER, to_cells
-from .reading.identities import look_like_dates, look_like_identifiers, nearly_all_differ
-from .reading.numbers import MISSING_WORDS, Decimal, parse_number
-from .reading.reader import looks_like_data, no_header_error, read_raw
-from .reading.table import CATEGORIES, EMPTY, NUMBERS, Column, ColumnHints, Rows, Table
-from .reasons import DataError, Heading, collect_faults, raise_faults
-from .shared_rows import digest_rows
-from .targets import MAX_COLUMNS_NAMED, as_targets, join_names, sort_classes
+from .reading.numbers import canonical, format_number, parse_number
+from .reading.table import Rows, Table, Values
+from .reasons import MAX_FAULTS, CellError, DataError, raise_faults
+from .targets import Target, as_targets, join_names
 
-TARGETS = ("target", "label", "y")
-"""One of these columns is the target where none is named, in any case of letters."""
+MAX_NUMBER = 1e100
+"""Numbers beyond cannot be squared and summed."""
+
+UNKNOWN = -2
+"""The place of a cell that is in no category; that of a missing value is -1."""
+
+MINUS = re.compile("[\u2010-\u2015\u2212\ufe63\uff0d]")
+NUMBER = r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?"
+GROUPED = re.compile(r"[+-]?[0-9]{1,3}([ '.,][0-9]{3})+([.,][0-9]+)?")
+WITH_UNIT = re.compile(r"(?P<number>[+-]?[0-9]*[.,]?[0-9]+)\s*(?P<unit>[^\d\s.,][^\d]*)")
+BOUND = re.compile(r"[<>≤≥~≈]=?\s*(?P<number>[0-9.,]+)")
+
+ColumnValues = NDArray[Any]
+"""A column by the schema: numbers in float64 with NaN for a missing one, or places of categories, -1 for none."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CsvSettings:
-    """The settings of the task csv, with lists split into their names."""
+@dataclass(frozen=True, eq=False)
+class Cells:
+    """A column's values by the schema, which rows have none, and its faults."""
 
-    target: str
-    client: str
-    kind: str
-    classes: tuple[str, ...]
-    categories: tuple[str, ...]
-    ignore: tuple[str, ...]
-    missing: str
-    together: bool
-    smallest_category: int
-    groupings: tuple[GroupBy, ...] = ()
-    decimal: Decimal = "."
-    commas: tuple[str, ...] = ()
-    encoding: str = "utf-8"
+    values: ColumnValues
+    is_missing: NDArray[np.bool_]
+    faults: tuple[DataError, ...] = ()
 
-    def decimal_of(self, path: Path) -> Decimal:
-        """Return the decimal mark of a file."""
-        return "," if path.stem in self.commas else self.decimal
 
-    def hints_of(self, path: Path) -> ColumnHints:
-        """Return what they say about a file's columns before it is read."""
-        targets = frozenset([self.target.lower()] if self.target else TARGETS)
-        as_texts = frozenset(each.lower() for each in (self.client, *self.categories) if each)
-        grouped = frozenset(each.column.lower() for each in self.groupings)
-        return ColumnHints(
-            as_texts=targets | as_texts,
-            ignored=self.ignored - grouped,
-            grouped=grouped,
-            targets=targets - as_texts,
-            decimal=self.decimal_of(path),
-            encoding=self.encoding,
+def faults(table: Table, schema: Schema, names: Collection[str] | None = None) -> list[DataError]:
+    """Return what in a table is not as the schema says, of `names` alone if they are given: cells and columns."""
+    found, wrong = read_columns(table, schema, names)
+    return [*wrong, *(fault for cells in found.values() for fault in cells.faults)]
+
+
+def encode(table: Table, schema: Schema) -> dict[str, Cells]:
+    """Return the columns of a table by the schema; raise DataError with all that is wrong with them."""
+    found, wrong = read_columns(table, schema)
+    raise_faults([*wrong, *(fault for cells in found.values() for fault in cells.faults)])
+    return found
+
+
+def read_columns(
+    table: Table, schema: Schema, names: Collection[str] | None = None
+) -> tuple[dict[str, Cells], list[DataError]]:
+    """Return the columns that the schema names, and what is wrong with the file's columns as a whole."""
+    there = dict(table.by_name)
+    found: dict[str, Cells] = {}
+    wrong: list[DataError] = []
+    for name in schema.fields if names is None else names:
+        key = there.pop(fold(table.file.called(name)), None)
+        if key is None:
+            if schema.missing_of(name) != "fill":
+                wrong.append(_lacking_column(table, name, there.values()))
+                continue
+            found[name] = _no_cells(schema.fields[name], len(table))
+        else:
+            found[name] = read_column(table, table.columns[key], name, schema)
+    known = {fold(name) for name in (*schema.ignore, *schema.fields, schema.client)}
+    wrong += _strange_columns(table, schema, [name for key, name in there.items() if key not in known])
+    return found, wrong
+
+
+def _no_cells(field: Field, rows: int, *faults: DataError) -> Cells:
+    values = np.full(rows, -1, np.int32) if field.categories else np.full(rows, np.nan)
+    return Cells(values, np.ones(rows, np.bool_), faults)
+
+
+def _lacking_column(table: Table, name: str, others: Collection[str]) -> DataError:
+    hint = did_you_mean(name, others)
+    remedy = (
+        f"{hint}add it, say what it is called by fields.{name}.name under [files.{table.source.path.name!r}] in the "
+        f'schema, or missing = "fill" in fields.{name}'
+    )
+    return CellError(table.source, name, f" has no column {name!r}", remedy, "no-column")
+
+
+def _strange_columns(table: Table, schema: Schema, names: Sequence[str]) -> list[DataError]:
+    return [
+        CellError(
+            table.source,
+            name,
+            f" has a column {name!r}, which the schema does not name",
+            f"{did_you_mean(name, schema.fields)}add it to ignore, or to fields",
+            "strange-columns",
+            columns=len(names),
         )
-
-    @property
-    def known(self) -> tuple[str, ...]:
-        """The columns that a file may have although they are no inputs."""
-        return (*self.ignore, *([self.client] if self.client else []))
-
-    def note_form(self, preprocessing: Preprocessing) -> Preprocessing:
-        """Return the same preprocessing, which says how the run's files are written."""
-        return replace(preprocessing, decimal=self.decimal, encoding=self.encoding)
-
-    @property
-    def ignored(self) -> frozenset[str]:
-        """The columns that are no inputs, in small letters."""
-        return frozenset(map(str.lower, self.ignore))
+        for name in names[:MAX_FAULTS]
+    ]
 
 
-class ClientRows:
-    """The rows of one client."""
+def read_column(table: Table, values: Values | None, name: str, schema: Schema) -> Cells:
+    """Return a column by the schema, with its faults."""
+    field = schema.fields[name]
+    if values is None:
+        remedy = "put it in ignore, or write numbers or texts"
+        problem = f" has a column {name!r} of lists, bytes or other values that are neither numbers nor texts"
+        return _no_cells(field, len(table), CellError(table.source, name, problem, remedy, "strange-column"))
+    missing = {normalise(each).casefold() for each in (*schema.missingValues, *field.missingValues)}
+    if field.categories:
+        cells = _read_categories(table, values, name, field, missing)
+    else:
+        cells = _read_numbers(table, values, name, field, missing)
+    if schema.missing_of(name) != "error" or not (gone := np.flatnonzero(cells.is_missing)).size:
+        return cells
+    lacking = CellError(
+        table.source,
+        name,
+        f"no value, the first of {len(gone)} such cells",
+        'say missing = "drop" in the schema, which leaves such rows out, or "fill": the mean, or no category',
+        "missing",
+        row=int(gone[0]),
+        value=_shorten(_text_at(values, int(gone[0]))),
+        cells=len(gone),
+    )
+    return replace(cells, faults=(*cells.faults, lacking))
 
-    def __init__(self, client: str, table: Table, rows: Rows, setup: Setup, settings: CsvSettings) -> None:
-        self._client, self._table, self._settings, self._floor = client, table, settings, setup.floor
-        if setup.deployed and table.doubtful is not None:
-            raise _doubtful_header_error(table, table.doubtful)
-        try:
-            self._find_columns(table, settings)
-        except DataError as error:
-            raise_faults(table.faults or [error])  # a column that cannot be read is missing
-        self._source = f"{table.path}: client {client}" if settings.client else table.source.where
-        early = [*table.faults, *collect_faults([lambda: self._check_missing(rows)])]
-        try:
-            self.rows = self._find_usable(rows)
-        except DataError as error:
-            raise_faults([*early, error])
-        self._parts = split(np.arange(len(self.rows)), setup, client)
-        self._train = self.rows[self._parts.train]
-        if early:
-            raise_faults([*early, *self._find_faults()])
 
-    def _find_columns(self, table: Table, settings: CsvSettings) -> None:
-        self.target = _find_target(table, settings.target)
-        for name in settings.categories:
-            find_column(table, name, "csv.categories")
-        self.inputs = [
-            column
-            for column in table.columns.values()
-            if column is not self.target and column.name.lower() not in {settings.client.lower(), *settings.ignored}
-        ]
-        self._grouped = [(by, self._find_grouped(by)) for by in settings.groupings]
-        if not self.inputs:
-            raise DataError(
-                f"{table.path} has no columns but the target {self.target.name!r}: nothing to learn from", "no-inputs"
+def _text_at(values: Values, row: int) -> str:
+    value = values[row].as_py()
+    return "" if value is None else str(value)
+
+
+# Categories -----------------------------------------------------------------------------------------------------------
+
+
+def different_cells(values: Values) -> tuple[list[str], NDArray[np.int32]]:
+    """Return the different cells of a column as texts, and which of them each row has."""
+    import pyarrow as pa  # imported late: a server reads no tables
+
+    coded = values.dictionary_encode().combine_chunks()
+    cells = coded.dictionary.to_pylist()
+    if not pa.types.is_string(values.type):
+        cells = [format_number(each) if isinstance(each, float) else str(each) for each in cells]
+    codes = np.from_dlpack(coded.indices.fill_null(len(cells)))
+    return [*cells, ""], codes.astype(np.int32)
+
+
+def _read_categories(table: Table, values: Values, name: str, field: Field, missing: Collection[str]) -> Cells:
+    cells, codes = different_cells(values)
+    places = []
+    for cell in cells:
+        text = normalise(cell)
+        place = field.places.get(text, field.places.get(canonical(text, table.decimal), UNKNOWN))
+        places.append(-1 if place == UNKNOWN and text.casefold() in missing else place)
+    found = np.array(places, np.int32)[codes]
+    if (found != UNKNOWN).all():
+        return Cells(found, found == -1)
+    problems = []
+    for code in [code for code, place in enumerate(places) if place == UNKNOWN and (codes == code).any()]:
+        rows = np.flatnonzero(codes == code)
+        problem, remedy = _explain_category(cells[code], name, field)
+        problem += _count_more(len(rows))
+        problems.append(
+            CellError(table.source, name, problem, remedy, "no-category", row=int(rows[0]), value=_shorten(cells[code]))
+        )
+    return Cells(np.where(found == UNKNOWN, -1, found), found == -1, tuple(problems[:MAX_FAULTS]))
+
+
+def _explain_category(cell: str, name: str, field: Field) -> tuple[str, str]:
+    """Return what is wrong with a cell that is in none of the categories, and what would do."""
+    text = normalise(cell)
+    if len(text) > MAX_TEXT:
+        return f"a text of {len(text):,} characters", "correct it, or put the column in ignore"
+    by_case = {spelling.casefold(): place for spelling, place in field.places.items()}
+    place = by_case.get(text.casefold())
+    near = field.categories[place] if place is not None else find_nearest(text, field.categories)
+    differs = "differs from it in upper and lower case: " if place is not None else ""
+    known = near or field.categories[0]
+    return (
+        f"none of the categories {join_names(field.categories)}",
+        f"{differs}correct it, or add it to the spellings of the category that it means, as in "
+        f"fields.{name}.spellings = {{{known!r} = [{text!r}]}}",
+    )
+
+
+# Numbers --------------------------------------------------------------------------------------------------------------
+
+
+def _read_numbers(table: Table, values: Values, name: str, field: Field, missing: Collection[str]) -> Cells:
+    about = table.file.fields.get(name, FileField())
+    numbers, wrong, gone = parse_numbers(values, table, {field.unit, about.unit} - {""}, missing)
+    if about.factor != 1.0:
+        numbers = numbers * about.factor
+    problems: list[DataError] = []
+    if wrong.any():
+        cells, codes = different_cells(values.filter(_mask(wrong)))
+        rows = np.flatnonzero(wrong)
+        for code in range(min(len(cells) - 1, MAX_FAULTS)):
+            problem, remedy = _explain_number(cells[code], name, field, table)
+            problem += _count_more(int((codes == code).sum()))
+            first = int(rows[np.argmax(codes == code)])
+            problems.append(
+                CellError(table.source, name, problem, remedy, "no-number", row=first, value=_shorten(cells[code]))
             )
+    numbers[gone | wrong] = np.nan
+    problems += _find_strange_numbers(table, values, numbers, name, field)
+    return Cells(numbers, gone, tuple(problems))
 
-    def _find_faults(self) -> list[DataError]:
-        of_texts = [column for column in self.inputs if column.kind == CATEGORIES]
-        return collect_faults(
-            [*(partial(self._check_categories, each) for each in of_texts), lambda: self.target_summary]
+
+def parse_numbers(
+    values: Values, table: Table, units: Collection[str], missing: Collection[str]
+) -> tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return the numbers of a column, which cells are none, and which are missing values."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    coded = [number for each in missing if (number := parse_number(each)) is not None and number == number]
+    if not pa.types.is_string(values.type):
+        numbers = np.array(_to_array(values.cast(pa.float64(), safe=False).fill_null(np.nan)))
+        gone = np.isnan(numbers) | np.isin(numbers, coded)
+        return numbers, ~gone & ~(np.abs(numbers) <= MAX_NUMBER), gone
+    if table.decimal == "." and not table.file.groupChar:
+        try:
+            numbers = np.array(_to_array(values.cast(pa.float64())))
+            if _are_usable(numbers):
+                return numbers, np.zeros(len(numbers), np.bool_), np.isin(numbers, coded)
+        except pa.ArrowInvalid:
+            pass  # some of them may be missing, or no numbers
+    texts = compute.utf8_trim_whitespace(values)
+    gone = _to_array(compute.is_in(compute.utf8_lower(texts), pa.array([*missing], pa.string())))
+    for unit in units:
+        texts = compute.replace_substring_regex(texts, rf"^([0-9.,+\- ]+?)\s*{re.escape(unit)}$", r"\1")
+    if mark := table.file.groupChar:
+        texts = compute.replace_substring_regex(texts, "[\u00a0\u2009\u202f]", " ")
+        pattern = rf"^[+-]?[0-9]{{1,3}}({re.escape(mark)}[0-9]{{3}})+({re.escape(table.decimal)}[0-9]+)?$"
+        plain = compute.replace_substring(texts, mark, "")
+        texts = compute.if_else(compute.match_substring_regex(texts, pattern), plain, texts)
+    if table.decimal == ",":
+        texts = compute.replace_substring(compute.replace_substring(texts, ".", "!"), ",", ".")
+    is_number = compute.match_substring_regex(texts, f"^{NUMBER}$")
+    numbers = np.array(_to_array(compute.if_else(is_number, texts, "nan").cast(pa.float64())))
+    gone |= np.isin(numbers, coded)
+    return numbers, ~gone & ~(np.abs(numbers) <= MAX_NUMBER), gone
+
+
+def _are_usable(numbers: NDArray[np.float64]) -> bool:
+    """Return whether all numbers are finite, and can be squared and summed."""
+    return not len(numbers) or bool(numbers.min() >= -MAX_NUMBER and numbers.max() <= MAX_NUMBER)
+
+
+def _to_array(values: Values) -> NDArray[Any]:
+    """Return a column as an array; NumPy's bool where it is of booleans."""
+    array = values.combine_chunks()
+    if str(array.type) == "bool":
+        array = array.cast("uint8")
+        return np.array(np.from_dlpack(array), np.bool_)
+    return np.from_dlpack(array)  # to_numpy would import pandas where it is installed
+
+
+def _mask(rows: NDArray[np.bool_]) -> Values:
+    import pyarrow as pa
+
+    return pa.array(rows)
+
+
+def _explain_number(cell: str, name: str, field: Field, table: Table) -> tuple[str, str]:
+    """Return what is wrong with a cell that is no number, by its sign, unit or separator, and what would do."""
+    file, text = f"[files.{table.source.path.name!r}]", normalise(cell)
+    if sign := MINUS.search(cell):
+        return (
+            f"with the sign {sign[0]!r} (U+{ord(sign[0]):04X}) for a minus",
+            f"write {MINUS.sub('-', text)}, with a hyphen",
         )
+    if BOUND.fullmatch(text):
+        return "a bound and no number", f"write a number, or add it to fields.{name}.missingValues"
+    other = "," if table.decimal == "." else "."
+    if GROUPED.fullmatch(text):
+        mark = next(each for each in text if each in " '.,")
+        says = f", or decimalChar = {mark!r} if it is the decimal mark" if mark == other else ""
+        return (
+            f"a number with {mark!r} between thousands",
+            f"write it without, or say groupChar = {mark!r}{says} under {file} in the schema",
+        )
+    if re.fullmatch(rf"[+-]?[0-9]*\{other}[0-9]+", text):
+        return (
+            f"a number with a decimal {'comma' if other == ',' else 'point'}",
+            f"write {text.replace(other, table.decimal)}, or say decimalChar = {other!r} under {file} in the schema",
+        )
+    if found := WITH_UNIT.fullmatch(text):
+        unit = found["unit"].strip()
+        what = "a per cent sign" if unit == "%" else f"the unit {unit!r}"
+        if field.unit and unit != field.unit:
+            remedy = f"write it in {field.unit}; for a whole file say fields.{name} = {{unit, factor}} under {file}"
+        else:
+            remedy = f"write {found['number']}, or say unit = {unit!r} in fields.{name}"
+        return f"a number with {what}", remedy
+    if (number := parse_number(text)) is not None and abs(number) > MAX_NUMBER:
+        return f"and numbers are at most {MAX_NUMBER:g}", "correct it, or leave the cell empty"
+    return (
+        "which is no number",
+        f"correct it, leave the cell empty, or add it to fields.{name}.missingValues",
+    )
 
-    # Which rows are used
 
-    def _find_usable(self, rows: Rows) -> Rows:
-        """Return the rows that are learned from, as csv.missing says."""
-        needed = [self.target, *(self.inputs if self._settings.missing == "drop" else [])]
-        lacking = [column.missing[rows] > 0 for column in needed if column.blanks]
-        kept: Rows = rows[~np.any(lacking, axis=0)] if lacking else rows
+def _find_strange_numbers(
+    table: Table, values: Values, numbers: NDArray[np.float64], name: str, field: Field
+) -> list[DataError]:
+    """Return the first number, if any, that the schema does not allow, for each limit."""
+    limits, found = field.constraints, list[DataError]()
+    checks = [
+        (numbers < limits.minimum, f"below the minimum, {limits.minimum:g}"),
+        (numbers > limits.maximum, f"above the maximum, {limits.maximum:g}"),
+    ]
+    if limits.enum:
+        allowed = join_names([f"{each:g}" for each in limits.enum])
+        checks.append((~np.isnan(numbers) & ~np.isin(numbers, limits.enum), f"and allowed are {allowed}"))
+    if field.type == "integer":
+        checks.append((numbers != np.round(numbers), "which is no whole number"))
+    for outside, words in checks:
+        rows = np.flatnonzero(outside & ~np.isnan(numbers))
+        if len(rows):
+            row = int(rows[0])
+            remedy = f"correct it, or the schema; a code for a missing value belongs in fields.{name}.missingValues"
+            problem = words + _count_more(len(rows))
+            cell = _shorten(_text_at(values, row))
+            found.append(CellError(table.source, name, problem, remedy, "out-of-range", row=row, value=cell))
+    return found
+
+
+def _count_more(rows: int) -> str:
+    """Return, for the end of a problem, how many more rows have it."""
+    return "" if rows == 1 else ", as 1 more row does" if rows == 2 else f", as {rows - 1:,} more rows do"
+
+
+def _shorten(text: str) -> str:
+    shown = text if len(text) <= 40 else f"{text[:40]}…"
+    return "".join(
+        each if each.isprintable() and not unicodedata.combining(each) else ascii(each)[1:-1] for each in shown
+    )
+
+
+# What is learned from -------------------------------------------------------------------------------------------------
+
+
+class SiteRows:
+    """The rows of one site: those that are used, and the examples that they become."""
+
+    def __init__(self, client: str, table: Table, setup: Setup, text: str) -> None:
+        self.schema, self.source, self._client, self._text = parse_schema(text), table.source, client, text
+        self.cells = encode(table, self.schema)
+        self.rows = self._find_usable(len(table))
+        self.parts: Parts = split(np.arange(len(self.rows)), setup, client)
+
+    def _find_usable(self, count: int) -> Rows:
+        """Return the rows that are learned from, as the schema says of missing values."""
+        lacking = [cells.is_missing for name, cells in self.cells.items() if self._drops(name)]
+        kept = np.flatnonzero(~np.any(lacking, axis=0)) if lacking else np.arange(count)
         if len(kept) < MIN_EXAMPLES:
-            dropped = f", {len(kept)} of them without a missing value (csv.missing=fill keeps the others)"
-            has = "1 row" if len(rows) == 1 else f"{len(rows)} rows"
+            dropped = f", {len(kept)} of them without a missing value" if len(kept) < count else ""
             raise DataError(
-                f"{self._source} has {has}{dropped if len(kept) < len(rows) else ''}: at least {MIN_EXAMPLES} are "
+                f"{self.source.where} has {count} row{'s' * (count != 1)}{dropped}: at least {MIN_EXAMPLES} are "
                 "needed, four fifths for training and one for testing: add rows, or leave this client out",
                 "few-rows",
-                rows=len(rows),
+                rows=count,
                 kept=len(kept),
                 fewest=MIN_EXAMPLES,
             )
         return kept
 
-    def _check_missing(self, rows: Rows) -> None:
-        gone = {column.name: column for column in (self.target, *self.inputs) if column.count_missing(rows)}
-        if not gone or self._settings.missing != "error":
-            return
-        row, name = min((int(rows[np.argmax(column.missing[rows] > 0)]), name) for name, column in gone.items())
-        cells = sum(column.count_missing(rows) for column in gone.values())
-        sign = gone[name].blanks[gone[name].missing[row] - 1]
-        worst = sorted(gone, key=lambda each: -gone[each].count_missing(rows))
-        raise DataError(
-            f"{self._table.place(row, name)} has no value ({sign or 'empty'!r}), the first of {cells} such cells "
-            f"({MISSING_WORDS}): csv.missing=drop leaves such rows out, csv.missing=fill takes a column's mean or no "
-            f"category in their place, csv.ignore={','.join(worst[:3])} leaves columns out",
-            "missing",
-            position=self._table.position(row),
-            column=gone[name].label,
-            cells=cells,
-        )
+    def _drops(self, name: str) -> bool:
+        """Return whether a row without this column's value is left out; one without a group stays."""
+        return self.schema.missing_of(name) == "drop" and (name == self.schema.target or name in self.schema.inputs)
 
-    # How they are summarised
-
-    def about(self) -> dict[str, Any]:
-        """Return the summary of training rows, and of the classes of all rows, that the server gets of this client."""
-        raise_faults(self._find_faults())
-        of_texts = [column for column in self.inputs if column.kind == CATEGORIES]
-        kept = {column.name: self._frequent(column) for column in of_texts}
-        fewer = [each.name for each in of_texts if len(kept[each.name]) < len(each.texts_in(self._train))]
-        numbers = [column for column in self.inputs if column.kind == NUMBERS]
-        of_numbers = {c.name: self._summarise(c) for c in numbers if self._settings.together}
-        return {
-            "examples": len(self._train),
-            "columns": [column.name for column in self.inputs],
-            "kinds": [column.kind for column in self.inputs],
-            "categories": {name: sorted({*texts, *[OTHER] * (name in fewer)}) for name, texts in kept.items()},
-            "others": fewer,
-            "moments": {name: found for name, found in of_numbers.items() if found is not None},
-            "together": self._settings.together,
-            "target": self.target_summary.to_json(),
-            **({"groups": self._group_values()} if self._grouped else {}),
-            **({"as-they-are": allowed} if (allowed := [each.name for each in of_texts if self._allows(each)]) else {}),
-            **({"lacks": lacking} if (lacking := self._find_lacking()) else {}),
+    def preprocessing(self) -> Preprocessing:
+        """Return how this site's rows become inputs: numbers by mean and deviation of its training rows."""
+        train = self.rows[self.parts.train]
+        measured = {
+            name: measure_moments(cells.values[train])
+            for name, cells in self.cells.items()
+            if not self.schema.fields[name].categories
         }
+        return preprocessing_of(self._text, self._client, measured)
+
+    def splits(self) -> Splits:
+        """Return inputs, targets and groups of the examples."""
+        values = {name: cells.values[self.rows] for name, cells in self.cells.items()}
+        inputs = encode_columns(self.preprocessing().columns, values)
+        targets = as_targets(values[self.schema.target], Target.of(self.schema))
+        groups = torch.from_numpy(self._groups(values)) if self.schema.groups else None
+        return splits_of(inputs, targets, self.parts, groups)
+
+    def _groups(self, values: Mapping[str, ColumnValues]) -> NDArray[np.int64]:
+        """Return the place of each row's group in each grouping, shape (rows, groupings)."""
+        return np.stack([self._places(by, values[by.column]) for by in self.schema.groupings], axis=1)
+
+    def _places(self, by: GroupBy, values: ColumnValues) -> NDArray[np.int64]:
+        if by.sign:
+            return by.halve(values)
+        return np.where(values < 0, len(self.schema.fields[by.column].categories), values).astype(np.int64)
 
     def describe(self) -> Mapping[str, str | int]:
-        """Return what `fairbloom data` shows of the client."""
-        target = self.target_summary
-        of_classes = dict(zip(self.target.texts, self.target.count_texts(self.rows).tolist(), strict=True))
-        numbers = self._quantity() if target.kind == "quantity" else np.zeros(0)
-        classes = join_names([f"{name}: {of_classes.get(name, 0)}" for name in target.classes])
+        """Return what `fairbloom data` shows of the site."""
+        target, schema = self.cells[self.schema.target].values[self.rows], self.schema
+        classes = schema.predicted.categories
+        counts = np.bincount(target, minlength=len(classes)) if classes else ()
+        named = join_names([f"{name}: {count}" for name, count in zip(classes, counts, strict=True)])
         return {
-            "train": len(self._train),
-            "test": len(self._parts.test),
-            "target": f"{numbers.min():g} to {numbers.max():g}" if len(numbers) else classes,
+            "train": len(self.parts.train),
+            "test": len(self.parts.test),
+            "target": named if classes else f"{target.min():g} to {target.max():g}",
+            "rows left out": len(self.cells[schema.target].values) - len(self.rows),
         }
 
-    def digests(self) -> Digests:
-        """Return a digest of each row's inputs and target."""
-        return digest_rows([*self.inputs, self.target], self.rows)
 
-    def summary(self) -> str:
-        """Return a line for the log: how many rows there are, and which columns are of what kind."""
-        by_kind = {kind: [c.name for c in self.inputs if c.kind == kind] for kind in (NUMBERS, CATEGORIES, EMPTY)}
-        inputs = "; ".join(f"{kind}: {join_names(names)}" for kind, names in by_kind.items() if names)
-        rows = f"{len(self._train)} rows to train on, {len(self._parts.test)} to test on"
-        return f"{self._source}: {rows}; {inputs}; target: {self.target.name}"
+def preprocessing_of(text: str, client: str, measured: Mapping[str, "Moments | None"] | None) -> Preprocessing:
+    """Return how tables become inputs; `measured` are mean and deviation of the client's own columns, None: unknown.
 
-    # How they are grouped
-
-    def _find_grouped(self, by: GroupBy) -> Column:
-        column = find_column(self._table, by.column, "csv.group")
-        if column is self.target:
-            raise DataError(
-                f"csv.group = {by.name!r}: {column.name!r} is the target of {self._table.path}: name a column that is "
-                "known before the target is; balanced accuracy says how well each class is predicted",
-                "group-target",
-                column=Heading(by.column),
-            )
-        if by.sign and column.kind == CATEGORIES:
-            raise DataError(
-                f"csv.group = {by.name!r}: column {column.name!r} of {self._table.path} holds texts, as "
-                f"{column.texts[0]!r}, which cannot be compared with a number: name the column alone, as in "
-                f"csv.group={by.column}, or correct it",
-                "group-of-texts",
-                column=Heading(by.column),
-            )
-        return column
-
-    def _group_values(self) -> dict[str, list[str]]:
-        """Return the groups of training rows that the server may know, of each grouping by values."""
-        found = {}
-        for by, column in self._grouped:
-            if by.sign:
-                continue
-            if column.kind == CATEGORIES:
-                self._check_categories(column)
-            names, places = _values_in(column, self.rows)
-            if len(names) > MAX_GROUPS:
-                raise DataError(
-                    f"csv.group = {by.name!r}: column {column.name!r} of {self._source} holds {len(names)} different "
-                    f"values, and {MAX_GROUPS} groups are the most: divide its numbers, as in {by.column}>=60, or "
-                    "name another column",
-                    "many-groups",
-                    column=Heading(by.column),
-                    different=len(names),
-                    most=MAX_GROUPS,
-                )
-            counts = np.bincount(places[self._parts.train] + 1, minlength=len(names) + 1)[1:]
-            found[by.name] = sorted(name for name, count in zip(names, counts, strict=True) if count >= self._least)
-        return found
-
-    def _groups(self, agreed: AgreedColumns) -> NDArray[np.int64]:
-        """Return the place of each row's group in each grouping, shape (rows, groupings)."""
-        names = agreed.group_names(self._settings.groupings)
-        return np.stack([self._places(by, column, names[by.name]) for by, column in self._grouped], axis=1)
-
-    def _places(self, by: GroupBy, column: Column, groups: tuple[str, ...]) -> NDArray[np.int64]:
-        if column.kind == EMPTY:
-            return np.full(len(self.rows), len(groups) - 1)
-        if by.sign and column.numbers is not None:
-            return by.halve(column.numbers[self.rows])
-        order = {name: place for place, name in enumerate(groups)}
-        values, places = _values_in(column, self.rows)
-        return np.array([*(order.get(value, len(groups) - 1) for value in values), len(groups) - 1])[places]
-
-    def _find_lacking(self) -> list[str]:
-        """Return the names in csv.ignore that the file has no column of, in any case of letters."""
-        there = self._table.ignored.union(map(str.lower, self._table.columns))
-        return [name for name in dict.fromkeys(self._settings.ignore) if name.lower() not in there]
-
-    def _frequent(self, column: Column) -> list[str]:
-        """Return those categories of training rows that the server may know: of a device, those of enough rows."""
-        counts = column.count_texts(self._train)
-        return [text for text, count in zip(column.texts, counts, strict=True) if count >= self._least]
-
-    @property
-    def _least(self) -> int:
-        """The fewest training rows of a category, or a group, that the server may know."""
-        return max(self._settings.smallest_category, self._floor) if self._floor else 1
-
-    def _check_categories(self, column: Column) -> None:
-        """Raise DataError when a column's texts are too many, or may say who a row is about and are not allowed."""
-        texts = column.texts_in(self.rows)
-        different, present = len(texts), len(self.rows) - column.count_missing(self.rows)
-        where, ignore = f"{self._source}, column {column.name!r} holds", f"csv.ignore={column.name}"
-        if different > MAX_CATEGORIES:
-            raise DataError(
-                f"{where} {different:,} different texts, as {texts[0]!r}, and {MAX_CATEGORIES:,} categories are the "
-                f"most: leave it out by {ignore}",
-                "many-categories",
-                column=column.label,
-                different=different,
-                most=MAX_CATEGORIES,
-            )
-        if self._allows(column):
-            return
-        if pair := find_respelled(texts):
-            raise DataError(
-                f"{where} {pair[0]!r} and {pair[1]!r}, which would be two categories: write them in one way, or take "
-                f"them as they are by csv.categories={column.name}",
-                "respelled-categories",
-                column=column.label,
-            )
-        remedy = (
-            "all clients would get to know each as a category: leave the column out by "
-            f"{ignore}, or allow it by csv.categories={column.name}"
-        )
-        if look_like_dates(texts):
-            raise DataError(f"{where} dates, as {texts[0]!r}: {remedy}", "dates", column=column.label)
-        if look_like_identifiers(texts):
-            said = f"{where} texts that look like numbers of persons or cases, or like addresses, as {texts[0]!r}"
-            raise DataError(f"{said}: {remedy}", "identifiers", column=column.label)
-        if nearly_all_differ(different, present):
-            raise DataError(
-                f"{where} {different} different texts in {present} rows, as {texts[0]!r}, which may say who a row is "
-                f"about: {remedy}",
-                "all-different",
-                column=column.label,
-                different=different,
-                rows=present,
-            )
-
-    def _allows(self, column: Column) -> bool:
-        """Return whether csv.categories names a column, so that its texts are categories as they are."""
-        return column.name.lower() in map(str.lower, self._settings.categories)
-
-    @cached_property
-    def target_summary(self) -> TargetSummary:
-        """What the server gets to know of this client's target."""
-        settings, present = self._settings, np.flatnonzero(self.target.count_texts(self.rows))
-        values = self.target.text_numbers[present]
-        are_numbers = not np.isnan(values).any()
-        if settings.kind == "regression" or (
-            settings.kind == "auto"
-            and not settings.classes
-            and are_numbers
-            and (len(present) > MAX_NUMBERED_CLASSES or (values != np.round(values)).any())
-        ):
-            check_rows("few-targets", len(self._train), self._floor)
-            return TargetSummary("quantity", moments=measure_moments(self._quantity()[self._parts.train]))
-        if settings.classes:
-            self._class_indices(settings.classes)
-            return TargetSummary("classes", settings.classes)
-        found = [self.target.texts[code] for code in present]
-        self._check_classes(found)
-        if self.target.name.lower() not in TARGETS:  # the run has chosen it: its values are as those of any column
-            counts = self.target.count_texts(self.rows)[present].tolist()
-            fewest = score_floor(self._floor) if len(found) == 2 else self._floor
-            check_classes(dict(zip(found, counts, strict=True)), fewest)
-        either = settings.kind == "auto" and are_numbers
-        return TargetSummary("either" if either else "classes", tuple(sort_classes(found)))
-
-    def _check_classes(self, found: list[str]) -> None:
-        """Raise DataError when the target's different values are no classes, or may say who a row is about."""
-        label, remedy = self.target.label, "name the right column by csv.target, or correct it"
-        if len(found) > MAX_NUMBERED_CLASSES:
-            raise DataError(
-                f"{self._target_place()} has {len(found):,} different values, as {found[0]!r}, and "
-                f"{MAX_NUMBERED_CLASSES} classes are the most unless they are stated: {remedy}, or state them by "
-                "csv.classes",
-                "many-classes",
-                column=label,
-                different=len(found),
-                most=MAX_NUMBERED_CLASSES,
-            )
-        if len(found) == 1:
-            raise DataError(
-                f"{self._target_place()} is {found[0]!r} in each row of {self._source}: a client with one class needs "
-                "all classes stated, as in csv.classes=0,1; or leave it out",
-                "one-class",
-            )
-        if pair := find_respelled(found):
-            raise DataError(
-                f"{self._target_place()} holds {pair[0]!r} and {pair[1]!r}, which would be two classes: write them in "
-                "one way, or state all classes by csv.classes",
-                "respelled-classes",
-                column=label,
-            )
-        texts = {text for text in found if parse_number(text) is None}
-        if texts and nearly_all_differ(len(found), len(self.rows)):
-            raise DataError(
-                f"{self._target_place()} has {len(found)} different values in {len(self.rows)} rows, as "
-                f"{min(texts)!r}: {remedy}, or state all classes by csv.classes",
-                "different-targets",
-                different=len(found),
-                rows=len(self.rows),
-            )
-        strange = np.isin(self.target.codes[self.rows], [self.target.texts.index(text) for text in texts])
-        if self._settings.kind == "auto" and 0 < 2 * strange.sum() < len(self.rows):
-            row = int(self.rows[np.argmax(strange)])
-            raise DataError(
-                f"{self._table.place(row, self.target.name)} holds {self.target.texts[self.target.codes[row]]!r}, "
-                "which is no number, and most of the target is numbers: correct it, or say csv.kind=classification if "
-                "it is a class",
-                "mixed-target",
-                position=self._table.position(row),
-                column=label,
-            )
-
-    def _target_place(self) -> str:
-        return f"the target, column {self.target.name!r} of {self._table.path},"
-
-    # What is learned from
-
-    def splits(self, agreed: AgreedColumns) -> Splits:
-        """Return inputs and targets as the clients have agreed."""
-        inputs = self.preprocessing(agreed).inputs(self._table, self.rows)
-        target = agreed.target
-        values: NDArray[Any] = self._class_indices(target.classes) if target.classes else self._quantity()
-        groups = torch.from_numpy(self._groups(agreed)) if self._grouped else None
-        return splits_of(inputs, as_targets(values, target), self._parts, groups)
-
-    def preprocessing(self, agreed: AgreedColumns) -> Preprocessing:
-        """Return how this client's rows become inputs; raise DataError where they do not fit what was agreed on."""
-        columns = self._check_columns(agreed)
-        found = agreed.preprocessing(
-            self.target.name,
-            self._settings.known,
-            fill=self._settings.missing == "fill",
-            client=self._client,
-            measure=lambda name: self._measure(columns[name]),
-        )
-        return replace(self._settings.note_form(found), decimal=self._settings.decimal_of(self._table.path))
-
-    def _check_columns(self, agreed: AgreedColumns) -> Mapping[str, Column]:
-        """Return the columns of inputs by name; raise DataError unless they are those that clients have agreed on."""
-        columns = {column.name: column for column in self.inputs}
-        names = frozenset(each.name for each in agreed.inputs)
-        if names != frozenset(columns):
-            raise DataError(
-                f"{self._table.path}: {describe_difference(frozenset(columns), names)}",
-                "other-columns",
-                lacking=Heading(join_names(sorted(names - columns.keys())) or "none"),
-                added=Heading(join_names(sorted(columns.keys() - names)) or "none"),
-            )
-        for each in agreed.inputs:
-            self._check_kind(columns[each.name], each)
-        return columns
-
-    def _check_kind(self, column: Column, agreed: Input) -> None:
-        kind = column.kind
-        if kind != EMPTY and (kind == CATEGORIES) != (agreed.categories is not None):
-            raise DataError(
-                f"{self._table.path}: column {column.name!r} holds {kind}, and "
-                f"{NUMBERS if kind == CATEGORIES else CATEGORIES} with the others: correct it, or take it as "
-                f"categories everywhere by csv.categories={column.name}",
-                "other-kind",
-                column=column.label,
-            )
-
-    def _measure(self, column: Column) -> Moments | None:
-        """Return mean and standard deviation of a column in training rows; None where it has no number in them."""
-        return None if column.numbers is None else measure_moments(column.numbers[self._train])
-
-    def _summarise(self, column: Column) -> Moments | None:
-        """Return `_measure` for the server; raise DataError where it is of too few rows to leave the device."""
-        found = self._measure(column)
-        if found is not None:
-            rows = len(self._train) - column.count_missing(self._train)
-            check_rows("few-behind", rows, self._floor, column=column.label)
-        return found
-
-    def behind(self) -> RowsBehind:
-        """Return what tells the client's rows apart, and which of them are behind the means of its summary."""
-        numbers = [column for column in self.inputs if column.kind == NUMBERS and self._settings.together]
-        train = self._parts.train
-        summary = {
-            column.name: train[column.missing[self._train] == 0] if column.blanks else train for column in numbers
-        }
-        if self.target_summary.moments is not None:
-            summary[self.target.name] = train
-        return RowsBehind(self._identify, {f"the mean of column {name}": rows for name, rows in summary.items()})
-
-    def _identify(self, digest: Digest) -> Digests:
-        """Return a digest of each of the client's rows as the file has it, columns that the run ignores included.
-
-        Columns of lists or bytes, which every run has to ignore, do not count.
-        """
-        hints = ColumnHints(
-            ignored=self._settings.ignored,
-            encoding=self._settings.encoding,
-            reads_ignored=True,
-        )
-        raw = read_raw(self._table.path, hints)
-        cells = {name: to_cells(each) for name, each in zip(raw.header, raw.columns, strict=True) if len(each)}
-        return digest_table({name: (of.different, of.places) for name, of in cells.items()}, digest)[self.rows]
-
-    def _class_indices(self, classes: tuple[str, ...]) -> NDArray[np.int64]:
-        order = {text: place for place, text in enumerate(classes)}
-        of_codes = np.array([order.get(text, -1) for text in self.target.texts] + [-1], np.int64)
-        indices = of_codes[self.target.codes[self.rows]]
-        if len(strange := np.flatnonzero(indices < 0)):
-            row = int(self.rows[strange[0]])
-            found = self.target.texts[self.target.codes[row]]
-            raise DataError(
-                f"{self._table.place(row, self.target.name)} holds {found!r}, which is none of the classes "
-                f"{join_names(classes)}: {did_you_mean(found, classes)}correct it, or state all classes by csv.classes",
-                "strange-class",
-                column=self.target.label,
-            )
-        return indices
-
-    def _quantity(self) -> NDArray[np.float64]:
-        values = self.target.text_numbers
-        if len(wrong := np.flatnonzero(~(np.abs(values) <= MAX_NUMBER))):
-            row = int(np.argmax(self.target.codes == wrong[0]))
-            raise DataError(
-                f"{self._table.place(row, self.target.name)} holds {self.target.texts[wrong[0]]!r}, which is not a "
-                "number to predict: correct it, name another column by csv.target, or predict classes by "
-                "csv.kind=classification",
-                "no-quantity",
-                position=self._table.position(row),
-                column=self.target.label,
-            )
-        return values[self.target.codes[self.rows]]
-
-
-def find_respelled(texts: Sequence[str]) -> tuple[str, str] | None:
-    """Return two texts that differ in upper and lower case alone; None where there are none."""
-    seen: dict[str, str] = {}
-    return next(
-        ((seen[text.casefold()], text) for text in texts if seen.setdefault(text.casefold(), text) != text), None
+    `text` is the schema's.
+    """
+    schema = parse_schema(text)
+    target = Target.of(schema)
+    columns = input_columns(schema, measured or {})
+    apart = any(not field.categories and field.center is None for field in schema.inputs.values())
+    return Preprocessing(
+        form=TABLE,
+        columns=columns,
+        target=schema.target,
+        classes=target.classes,
+        target_center=target.center,
+        target_scale=target.scale,
+        client=client,
+        per_client=apart and measured is None,
+        schema=text,
     )
+
+
+Moments = tuple[float, float]
+"""Mean and standard deviation."""
+
+SMALLEST_SQUARED = 1e-150
+"""Squares of smaller numbers lose digits, and are 0 from 1e-162 on."""
 
 
 def measure_moments(numbers: NDArray[np.float64]) -> Moments | None:
@@ -543,72 +465,6 @@ def measure_moments(numbers: NDArray[np.float64]) -> Moments | None:
     return float(numbers.mean()), float(unit * (numbers / unit).std())
 
 
-def _values_in(column: Column, rows: Rows) -> tuple[list[str], NDArray[np.int64]]:
-    """Return the different values of a column in these rows as texts, and which of them each row has, -1 for none."""
-    if column.numbers is None:
-        codes = column.codes[rows].astype(np.int64)
-        different, places = np.unique(codes, return_inverse=True)
-        names = [column.texts[code] for code in different if code >= 0]
-    else:
-        different, places = np.unique(column.numbers[rows], return_inverse=True)  # a NaN comes last
-        names = [f"{number:.15g}" for number in different if not np.isnan(number)]
-        return names, np.where(places < len(names), places, -1).astype(np.int64)
-    return names, places.astype(np.int64) - (len(different) - len(names))
-
-
-def _find_target(table: Table, name: str) -> Column:
-    if name:
-        return find_column(table, name, "csv.target")
-    found = [column for column in table.columns.values() if column.name.lower() in TARGETS]
-    if len(found) > 1:
-        raise DataError(
-            f"{table.path} has the columns {join_names([column.name for column in found])}: name the target "
-            "by csv.target, and leave the others out by csv.ignore",
-            "two-targets",
-        )
-    if not found:
-        _check_header(table)
-        raise DataError(
-            f"{table.path} has no column called target, label or y: name the target by csv.target; the columns are "
-            f"{join_names([*table.columns], MAX_COLUMNS_NAMED)}{_describe_doubt(table)}",
-            "no-target",
-        )
-    return found[0]
-
-
-def find_column(table: Table, name: str, setting: str) -> Column:
-    """Return the column of this name, in any case of letters; raise DataError where there is none."""
-    by_name = {column.lower(): column for column in table.columns}
-    if name.lower() in by_name:
-        return table.columns[by_name[name.lower()]]
-    _check_header(table)
-    raise DataError(
-        f"{setting} = {name!r}: {table.path} has no such column; {did_you_mean(name, table.columns)}the columns are "
-        f"{join_names([*table.columns], MAX_COLUMNS_NAMED)}{_describe_doubt(table)}",
-        "no-column",
-        column=Heading(name),
-        setting=Heading(setting),
-    )
-
-
-def _doubtful_header_error(table: Table, place: int) -> DataError:
-    """Return the error of a file whose first line may hold values; their owner is shown the first one."""
-    return DataError(
-        f"{table.source.names_at}: the name of column {place} looks like a value, so the line may be a row, whose "
-        "values would be sent as names: the first line must name the columns, and no name may be a number, a date, an "
-        "e-mail address, or a value of its own column: rename it, or add a line of names",
-        "doubtful-header",
-        column=place,
-    )
-
-
-def _check_header(table: Table) -> None:
-    if looks_like_data([*table.columns]):
-        raise no_header_error(table.source, [*table.columns])
-
-
-def _describe_doubt(table: Table) -> str:
-    """Return, for the end of an error, that the first line may hold values; "" where all names look like names."""
-    if table.doubtful is None:
-        return ""
-    return f"; the name of column {table.doubtful} looks like a value: the first line must name the columns"
+def unit_of(largest: float) -> float:
+    """Return what numbers are divided by before they are squared: 1, or the largest where the squares would be 0."""
+    return float(largest) if 0.0 < largest < SMALLEST_SQUARED else 1.0

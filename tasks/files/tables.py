@@ -1,240 +1,181 @@
 """Tables of a user's own, CSV files say: a file for each client, or one file with a column that names the client."""
 
-from collections.abc import Mapping, Sequence
-from functools import cache, cached_property, lru_cache
+from collections.abc import Mapping
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
-from fairbloom.errors import FairbloomError, ReportableError, did_you_mean
+from fairbloom.errors import FairbloomError
 from fairbloom.logs import log
-from fairbloom.protocol.settings import split_names
 
 from .. import models
-from ..groups import parse_groups
 from ..preprocessing import Preprocessing
-from ..row_digests import Digests
+from ..schema import Schema, normalise, parse_schema
 from ..task import Described, Setup, Task
-from .columns import AgreedColumns
 from .folders import files_in
-from .reading.formats import ENDINGS, encoding_named
-from .reading.numbers import Decimal
+from .infer import columns_of, infer_schema
+from .reading.formats import ENDINGS
 from .reading.reader import MAX_TABLES, read
-from .reading.table import EMPTY, Column, Rows, Table
-from .reasons import MAX_FAULTS, DataError
-from .rows import ClientRows, CsvSettings, find_column
-from .shared_rows import find_shared_rows
-from .targets import Target, join_names, sort_classes
+from .reading.table import Rows, Table
+from .reasons import CellError, DataError
+from .remarks import find_remarks
+from .rows import SiteRows, different_cells, faults, preprocessing_of
+from .shared_rows import find_shared_rows, pack_rows
+from .targets import Target, join_names
 
 
-def load(
-    setup: Setup,
-    *,
-    target: str,
-    client: str,
-    kind: str,
-    classes: str,
-    categories: str,
-    ignore: str,
-    missing: str,
-    standardise: str,
-    smallest_category: int,
-    group: str,
-    positive: str,
-    decimal: Decimal,
-    commas: str,
-    encoding: str,
-) -> Task:
-    """Return the clients of a folder of tables, or of one file; training rows standardise numbers and encode texts."""
-    settings = CsvSettings(
-        target=target.strip(),
-        client=client.strip(),
-        kind=kind,
-        classes=split_names(classes),
-        categories=split_names(categories),
-        ignore=split_names(ignore),
-        missing=missing,
-        together=standardise == "together",
-        smallest_category=smallest_category,
-        groupings=parse_groups("csv.group", group),
-        decimal=decimal,
-        commas=split_names(commas),
-        encoding=encoding_named(encoding),
-    )
-    files = CsvFiles(setup, settings)
+def infer(setup: Setup, *, target: str, client: str, kind: str) -> str:
+    """Return the schema that the files of a folder suggest."""
+    text = infer_schema(files_in(setup.data_dir, ENDINGS), target.strip(), client.strip(), kind)
+    if ignored := parse_schema(text).ignore:
+        log.warning(
+            "the columns %s are left out: fairbloom data --write-schema writes the schema that the files suggest, with "
+            "the reasons",
+            join_names(ignored),
+        )
+    return text
 
-    @cache
-    def agreed() -> AgreedColumns:
-        return AgreedColumns.from_json(setup.agreed)
 
-    predicted = agreed().target if setup.agreed else Target()
-    groupings = agreed().group_names(settings.groupings) if setup.agreed else {}
-    place = predicted.find_positive(positive) if setup.agreed else 1
+def load(setup: Setup, *, target: str, client: str, kind: str) -> Task:
+    """Return the clients of a folder of tables, or of one file, as the schema describes them."""
+    schema = parse_schema(setup.schema)
+    files = CsvFiles(setup, schema)
+    predicted = Target.of(schema)
+    place = predicted.classes.index(schema.positive) if schema.positive else 1
 
     def preprocessing(client: str) -> Preprocessing:
-        if client:
-            return files.rows_of(client).preprocessing(agreed())
-        common = agreed().preprocessing(files.target_name, settings.known, fill=settings.missing == "fill")
-        return settings.note_form(common)
+        return files.rows_of(client).preprocessing() if client else preprocessing_of(setup.schema, "", None)
 
     def model() -> torch.nn.Module:
-        width = agreed().preprocessing("", (), fill=False).width
-        return models.build(setup.model, (width,), predicted.outputs, setup.seed)
+        return models.build(setup.model, (preprocessing("").width,), predicted.outputs, setup.seed)
 
     return Task(
         clients=files.clients,
         model=model,
         loss=predicted.loss,
-        splits=lambda name: files.rows_of(name).splits(agreed()),
+        splits=lambda name: files.rows_of(name).splits(),
         scores=predicted.scores(),
-        about=files.about,
         describe=files.describe,
         preprocessing=preprocessing,
-        behind=lambda name: files.rows_of(name).behind(),
-        groupings=groupings,
-        group_scores=predicted.group_scores(place) if groupings else {},
-        classes=len(predicted.classes) if setup.agreed else None,
+        groupings=schema.group_names,
+        group_scores=predicted.group_scores(place) if schema.groups else {},
+        classes=len(predicted.classes),
         class_names=predicted.classes,
         positive=place,
+        schema=setup.schema,
     )
 
 
 class CsvFiles:
     """The files of a folder, which are read when a client's data are asked for."""
 
-    def __init__(self, setup: Setup, settings: CsvSettings) -> None:
-        self._setup, self._settings = setup, settings
-        self.about = cache(self._about)
+    def __init__(self, setup: Setup, schema: Schema) -> None:
+        self._setup, self._schema = setup, schema
         self.rows_of = lru_cache(maxsize=MAX_TABLES)(self._rows_of)
-        if len(settings.classes) == 1 or len(set(settings.classes)) < len(settings.classes):
-            raise ReportableError(
-                f"csv.classes = {','.join(settings.classes)!r}: name two or more different classes, with commas"
-            )
-        if settings.commas and settings.decimal == ",":
-            raise ReportableError(
-                f"csv.commas = {','.join(settings.commas)!r}: it names the files that have decimal commas, and "
-                "csv.decimal=, says that all have: leave one of them out"
-            )
-        for each in settings.groupings:
-            if each.column.lower() == settings.client.lower():
-                raise ReportableError(
-                    f"csv.group = {each.name!r}: that column names the clients, each of which would be one group: name "
-                    "another column"
-                )
 
     @cached_property
     def _paths(self) -> dict[str, Path]:
-        paths = files_in(self._setup.data_dir, ENDINGS)
-        unknown = next((name for name in self._settings.commas if name not in paths), None)
-        if unknown and paths and not self._setup.deployed:
-            raise ReportableError(
-                f"csv.commas = {','.join(self._settings.commas)!r}: {self._setup.data_dir} has no file {unknown!r}; "
-                f"{did_you_mean(unknown, paths)}name files without their endings"
-            )
-        return paths
+        return files_in(self._setup.data_dir, ENDINGS)
 
     @cached_property
     def clients(self) -> tuple[str, ...]:
         """The names of the clients: of the files, or of the values of a column."""
-        if not self._settings.client or not self._paths:
+        if not self._schema.client or not self._paths:
             return tuple(self._paths)
-        return tuple(sorted(self._client_column[1].texts))
+        return tuple(self._rows_of_clients)
 
     @cached_property
-    def target_name(self) -> str:
-        """What the target is called; "" where no setting says it, and there are no files here."""
-        if self._settings.target or not self._paths:
-            return self._settings.target
-        return self.rows_of(self.clients[0]).target.name
-
-    @cached_property
-    def _client_column(self) -> tuple[Table, Column]:
-        """The one file, and its column that names the client of each row."""
-        name = self._settings.client
+    def _rows_of_clients(self) -> Mapping[str, Rows]:
+        """The rows of each client of the one file, by the column that names the client of each row."""
         if len(self._paths) > 1:
             raise DataError(
-                f"csv.client = {name!r}: it names the column of clients in a single file, and {self._setup.data_dir} "
-                f"has {len(self._paths)} files: leave csv.client out, so that each file is a client",
+                f"the schema's client = {self._schema.client!r} names the column of clients in a single file, and "
+                f"{self._setup.data_dir} has {len(self._paths)} files: leave it out, so that each file is a client",
                 "several-files",
                 files=len(self._paths),
             )
-        (path,) = self._paths.values()
-        table = read(path, self._settings.hints_of(path))
-        column = find_column(table, name, "csv.client")
-        if len(nobody := np.flatnonzero(column.codes < 0)):
-            raise DataError(
-                f"{table.place(int(nobody[0]), column.name)} names no client, as {len(nobody)} rows do: csv.client = "
-                f"{name!r} must name the client of each row",
-                "nameless-rows",
-                column=column.label,
-                rows=len(nobody),
-            )
-        return table, column
+        table = self._read(next(iter(self._paths.values())))
+        name = self._schema.client
+        values = table.find(name)
+        if values is None:
+            raise CellError(table.source, name, f" has no column {name!r} of clients", "add it", "no-column")
+        cells, codes = different_cells(values)
+        names = [normalise(cell) for cell in cells]
+        nameless = np.isin(codes, [k for k, each in enumerate(names) if not each])
+        if nameless.any():
+            row = int(np.argmax(nameless))
+            problem, remedy = f"names no client, as {nameless.sum()} rows do", "name the client of each row"
+            raise CellError(table.source, name, problem, remedy, "nameless-rows", row=row, rows=int(nameless.sum()))
+        order = sorted(set(names) - {""})
+        places = np.array([order.index(each) if each else -1 for each in names])[codes]
+        rows = np.split(np.argsort(places, kind="stable"), np.cumsum(np.bincount(places))[:-1])
+        return dict(zip(order, rows, strict=True))
 
-    @cached_property
-    def _rows_of_clients(self) -> list[Rows]:
-        """The rows of each client of the one file, in the order of the column's texts."""
-        column = self._client_column[1]
-        codes = column.codes.astype(np.min_scalar_type(len(column.texts)))  # the narrower, the faster they are sorted
-        return np.split(np.argsort(codes, kind="stable"), np.cumsum(np.bincount(codes))[:-1])
+    def _read(self, path: Path) -> Table:
+        return read(path, self._schema.files.get(path.name) or self._schema.file(path.name))
 
-    def _rows_of(self, client: str) -> ClientRows:
-        if not self._settings.client:
-            path = self._paths[client]
-            table = read(path, self._settings.hints_of(path))
-            return ClientRows(client, table, np.arange(len(table)), self._setup, self._settings)
-        table, column = self._client_column
-        rows = self._rows_of_clients[column.texts.index(client)]
-        return ClientRows(client, table, rows, self._setup, self._settings)
+    def table_of(self, client: str) -> Table:
+        """Return the rows of a client as its file has them."""
+        if not self._schema.client:
+            return self._read(self._paths[client])
+        return self._read(next(iter(self._paths.values()))).take(self._rows_of_clients[client])
 
-    def _about(self, client: str) -> Mapping[str, Any]:
-        """Return the summary of a client's data; its warnings are given once, since `about` keeps this."""
-        rows = self.rows_of(client)
-        log.info("%s", rows.summary())
-        return rows.about()
+    def _rows_of(self, client: str) -> SiteRows:
+        return SiteRows(client, self.table_of(client), self._setup, self._setup.schema)
 
     def describe(self) -> Described:
-        """Return a row of each client, with what is wrong with it, and a row of each column."""
+        """Return a row of each client, of each fault, of each client's columns, and of each remark."""
         clients: list[dict[str, str | int]] = []
-        usable: list[ClientRows] = []
-        digests: dict[str, Digests] = {}
+        wrong: list[dict[str, str | int]] = []
+        usable: dict[str, SiteRows] = {}
+        tables: dict[str, Table] = {}
         for name in self.clients:
             try:
-                self.about(name)
-                rows = self.rows_of(name)
+                tables[name] = self.table_of(name)
+                found = [_describe_fault(name, each) for each in faults(tables[name], self._schema)]
+                if not found:
+                    usable[name] = self.rows_of(name)
+                    clients.append({"client": name, **usable[name].describe()})
+                    continue
+            except DataError as error:
+                found = [_describe_fault(name, each) for each in (error, *error.others)]
             except FairbloomError as error:
-                clients.append({"client": name, "problem": list_faults(error)})
-                continue
-            usable.append(rows)
-            digests[name] = rows.digests()
-            clients.append({"client": name, **rows.describe()})
-        shared = find_shared_rows(digests)
+                found = [{"client": name, "problem": str(error)}]
+            wrong += found
+            clients.append({"client": name, "problem": f"{len(found)} fault{'s' * (len(found) != 1)}, listed below"})
+        packed = {
+            name: pack_rows({column: cells.values for column, cells in rows.cells.items()})
+            for name, rows in usable.items()
+        }
+        shared = find_shared_rows(packed)
         for each in clients:
             each |= {"warning": shared[str(each["client"])]} if each["client"] in shared else {}
-        columns = dict.fromkeys(column.name for rows in usable for column in (*rows.inputs, rows.target))
-        return {"clients": clients, "columns": [_describe_column(column, usable) for column in columns]}
+        return {"clients": clients, "faults": wrong, **self._describe_columns(tables)}
+
+    def _describe_columns(self, tables: Mapping[str, Table]) -> Described:
+        """Return what each client's columns hold, and what a person should look at."""
+        columns: list[Mapping[str, str | int]] = []
+        remarks: list[Mapping[str, str | int]] = []
+        for name, field in self._schema.fields.items():
+            there = dict(columns_of(name, self._schema, tables))
+            for client, cells in there.items():
+                gone = int(cells.is_missing.sum())
+                values = cells.values[cells.values >= (0 if field.categories else -np.inf)]
+                held = f"{values.min():g} to {values.max():g}" if len(values) else "nothing"
+                if field.categories and len(values):
+                    held = join_names([field.categories[place] for place in np.unique(values)])
+                columns.append({"column": name, "client": client, "values": held, "missing": gone})
+            for client, remark in find_remarks(name, field, {each: cells.values for each, cells in there.items()}):
+                remarks.append({"column": name, "client": client or "all", "remark": remark})
+        return {"columns": columns, "remarks": remarks}
 
 
-def list_faults(error: FairbloomError) -> str:
-    """Return what is wrong with a client's data, a line a fault, of many the first few."""
-    faults = [error, *(error.others if isinstance(error, DataError) else ())]
-    more = [f"and {len(faults) - MAX_FAULTS} more"] if len(faults) > MAX_FAULTS else []
-    return "\n".join([*map(str, faults[:MAX_FAULTS]), *more])
-
-
-def _describe_column(name: str, clients: Sequence[ClientRows]) -> Mapping[str, str | int]:
-    having = [(column, each.rows) for each in clients for column in (*each.inputs, each.target) if column.name == name]
-    texts = sort_classes({text for column, rows in having for text in column.texts_in(rows)})
-    kinds = sorted({column.kind for column, _ in having} - {EMPTY}) or [EMPTY]
-    numbers = [column.numbers[rows] for column, rows in having if column.numbers is not None]
-    there = [values for values in (each[~np.isnan(each)] for each in numbers) if len(values)]
-    span = f"{min(each.min() for each in there):g} to {max(each.max() for each in there):g}" if there else ""
-    return {
-        "column": name,
-        "kind": "target" if any(each.target.name == name for each in clients) else " or ".join(kinds),
-        "values": join_names(texts) if texts else span,
-        "missing": sum(column.count_missing(rows) for column, rows in having),
-        "clients": len(having),
-    }
+def _describe_fault(client: str, error: DataError) -> dict[str, str | int]:
+    """Return a row of the table of faults."""
+    if not isinstance(error, CellError):
+        return {"client": client, "file": "", "line": "", "column": "", "value": "", "problem": str(error)}
+    where: dict[str, str | int] = {"client": client, "file": Path(error.file).name}
+    where["line"] = error.line or ""
+    return {**where, "column": error.column, "value": error.value, "problem": error.problem, "remedy": error.remedy}

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fairbloom.errors import ReportableError
 from fairbloom.protocol.scores import ACCURACY, GroupScore, Score
 
 from ..measures import (
@@ -26,6 +25,7 @@ from ..measures import (
     r2,
     rmse,
 )
+from ..schema import Schema
 from ..task import is_highest
 from .reading.numbers import parse_number
 
@@ -39,7 +39,7 @@ Measure = Callable[[Tensor, Tensor], Tensor | float]
 class Target:
     """What a model's outputs stand for: `classes` in their order, or a quantity where there are none.
 
-    A quantity is learned in units of `scale` around `center`, agreed among the clients, so that learning rates do not
+    A quantity is learned in units of `scale` around `center`, as the schema states them, so that learning rates do not
     depend on its unit; scores are in its own unit.
     """
 
@@ -70,13 +70,6 @@ class Target:
         both: dict[Score, Measure] = {ACCURACY: is_highest, BALANCED_ACCURACY: balanced_accuracy}
         return both | {AUC: auc} if len(self.classes) == 2 else both
 
-    def find_positive(self, name: str) -> int:
-        """Return the place of the positive one of two classes; "" names the second."""
-        if name and (len(self.classes) != 2 or name not in self.classes):
-            there = f"the classes are {join_names(self.classes)}" if self.classes else "the target is a quantity"
-            raise ReportableError(f"csv.positive = {name!r}: it must be one of two classes, and {there}")
-        return self.classes.index(name) if name else 1
-
     def group_scores(self, positive: int) -> Mapping[GroupScore, OfEach]:
         """Return what is measured in groups; of two classes `positive` is the place of the positive one."""
         if self.classes:
@@ -84,16 +77,13 @@ class Target:
         score = GroupScore(MAE.name, higher_is_better=MAE.higher_is_better)
         return {score: lambda outputs, targets: self.scale * absolute_error(outputs, targets)}
 
-    def to_json(self) -> dict[str, Any]:
-        """Return it as JSON can carry it; `from_json` reads it."""
-        return {"classes": list(self.classes)} if self.classes else {"center": self.center, "scale": self.scale}
-
     @classmethod
-    def from_json(cls, agreed: Mapping[str, Any]) -> "Target":
-        """Return what `to_json` has written."""
-        if "classes" in agreed:
-            return cls(tuple(agreed["classes"]))
-        return cls(center=float(agreed["center"]), scale=float(agreed["scale"]))
+    def of(cls, schema: Schema) -> "Target":
+        """Return the target of a schema."""
+        field = schema.predicted
+        if field.categories or field.center is None or field.scale is None:
+            return cls(field.categories)
+        return cls(center=field.center, scale=field.scale or 1.0)
 
 
 def sort_classes(classes: Collection[str]) -> list[str]:
@@ -111,7 +101,7 @@ def join_names(classes: Sequence[str], most: int = 12) -> str:
 
 
 def as_targets(values: Any, target: Target) -> Tensor:
-    """Return the places of classes, or a quantity in its agreed units, as tensors that a loss takes."""
+    """Return the places of classes, or a quantity in its units, as tensors that a loss takes."""
     if target.classes:
         return torch.as_tensor(values, dtype=torch.int64)
     return torch.as_tensor((values - target.center) / target.scale, dtype=torch.float32)

@@ -4,8 +4,9 @@ import math
 
 import pytest
 
-from benchmarks.attacks import HOSTILE, REFUSED, ROUNDS, WITHIN, accuracy, run, without
 from tests.rounds.helpers import KINDS
+
+from .absurd import HOSTILE, REFUSED, ROUNDS, WITHIN, accuracy, run, without
 
 TWO_POINTS = 2.0
 EACH = range(1, ROUNDS + 1)
@@ -42,7 +43,7 @@ def test_without_the_limit_one_such_update_ruins_the_run(method: str) -> None:
 @pytest.mark.parametrize("attack", WITHIN)
 @pytest.mark.parametrize("method", ["fedavg", "fedfv"])
 def test_an_update_as_long_as_the_model_is_used(method: str, attack: str) -> None:
-    """What docs/settings.md says that the limit does not stop."""
+    """What docs/runs.md says that the limit does not stop."""
     rounds = run(WITHIN[attack], EACH, method=method)
     assert all(each.refused == {} for each in rounds)
     assert accuracy(rounds[-1]) < without(method) - TWO_POINTS

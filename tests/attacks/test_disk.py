@@ -1,4 +1,4 @@
-"""The disk of the server's database is full: the run waits, and goes on by itself when there is room."""
+"""The server's disk is full: the run waits, and goes on by itself when there is room."""
 
 import subprocess
 import time
@@ -30,8 +30,10 @@ FULL_SECONDS = 5.0
 
 @pytest.fixture
 def there(tmp_path: Path) -> Iterator[Deployment]:
-    """A federation whose state has a disk of its own, of 24 MB."""
+    """A federation whose state has a disk of its own, of 24 MB, on which messages and replies are kept."""
     runtime = Deployment(tmp_path / "home")
+    with (runtime.folder / "federation.toml").open("a") as file:
+        file.write("mailbox-memory = 1000\n")
     state = runtime.folder / "state"
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m,mode=700", "tmpfs", state], capture_output=True)
     if mounted.returncode:
@@ -65,7 +67,7 @@ def test_the_run_waits_for_room_and_ends_as_undisturbed(there: Deployment, tmp_p
     hog = there.folder / "state" / "hog"
     fill(hog)
     before = 0
-    while len(rounds(out)) > before:  # SQLite writes to room that it has before it asks for more
+    while len(rounds(out)) > before:
         before = len(rounds(out))
         time.sleep(FULL_SECONDS)
     assert before < ROUNDS

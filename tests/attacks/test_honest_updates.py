@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from fairbloom.protocol.settings import key_of
-from fairbloom.rounds import limits
-from fairbloom.rounds.lengths import Refused, Usual
+from fairbloom.rounds import screening
 from fairbloom.rounds.loop import Rounds
 from fairbloom.rounds.round import Round
+from fairbloom.rounds.screening import Usual
 from fairbloom.rounds.updates import FloatArray
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.loop import LoopClients
@@ -33,16 +33,16 @@ UNLIKE = ["fedavg", "qfedsgd", "drfa", "propfair", "fedfa", "fedmgdaplus", "fedf
 def ratios(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The largest ‖u_k‖/(e_k r) of each round that is run, of all replies that reach the screening of lengths."""
     found: list[float] = []
-    plain = limits.too_long
+    plain = screening.too_long
 
-    def noted(lengths: FloatArray, *rest: Any) -> tuple[list[Refused], Usual | None]:
+    def noted(lengths: FloatArray, *rest: Any) -> tuple[dict[int, float], Usual | None]:
         refused, usual = plain(lengths, *rest)
-        assert refused == []
+        assert refused == {}
         assert usual is not None
         found.append(float((lengths / usual.times(1.0)).max()))
         return refused, usual
 
-    monkeypatch.setattr(limits, "too_long", noted)
+    monkeypatch.setattr(screening, "too_long", noted)
     return found
 
 

@@ -1,41 +1,36 @@
 """An enrolled client with ill will: whatever it replies is refused by name, and the others' run is as without it."""
 
-import json
 import re
-import tomllib
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import tomli_w
 from flwr.app import Message, MessageType
 from flwr.app.error import Error
 from flwr.common.constant import ErrorCode
 from safetensors.numpy import load_file
 
 from fairbloom.client.app import app
-from fairbloom.deploy.device.client import ClientSettings
 from fairbloom.rounds.flower import FlowerClients
 from fairbloom.server.app import federate
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
 from tests.deploy.federation import Deployment, federation, names, rounds
 from tests.deploy.flower import ROOT
+from tests.deploy.processes import peak_memory
 
 from .hostile import ATTACKS
 
 pytestmark = pytest.mark.slow
 
 HONEST = names(4)[:3]
-MISSING = "missing"
 REFUSED = {
     "honest": "",
-    "1 GB": r"error 413: the SuperLink refused a reply of more than the \d+\.\d MB that its message allows",
-    "20,000 arrays": r"error 413: the SuperLink refused a reply of more than the \d+ objects that its message allows",
-    "a list of 8 MB": r"error 413: the SuperLink refused a reply of more than the \d+\.\d MB that its message allows",
+    "1 GB": r"error 413: the reply has \d+ bytes, and at most \d+ are taken",
+    "20,000 arrays": r"array '1.weight' is missing|\d+ arrays",
+    "a list of 8 MB": r"error 413: the reply has \d+ bytes, and at most \d+ are taken",
     "a lying header": r"array '1.weight' can't be read: ",
     "Python objects": r"array '1.weight' can't be read: ",
     "infinite weights": r"array '1.weight' is not finite",
@@ -43,7 +38,7 @@ REFUSED = {
     "2^60 examples": r"num-examples.* 1152921504606846976",
     "100 times the examples": r"num-examples 7200",
     "no examples": r"num-examples must be an integer of at least 1, got 0",
-    "24 MB in one piece": MISSING,  # gRPC turns it away before it is read: three times, or until the deadline
+    "24 MB in one piece": r"error 413: the reply has \d+ bytes, and at most \d+ are taken",
 }
 SETTINGS: dict[str, Any] = {
     "clients": 4,
@@ -53,28 +48,20 @@ SETTINGS: dict[str, Any] = {
     "evaluate-every": 0,
     "method": "qfedavg",
     "device": "cpu",
-    "round-timeout": 120.0,  # 1 GB takes long to send on a slow machine
+    "round-timeout": 600.0,  # 1 GB takes long to make, keep and send on a slow machine
 }
 
 
-@pytest.fixture(scope="module", params=["whole", "part by part"])
-def run(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[tuple[Deployment, Path]]:
-    """A run of three honest clients and a hostile one, which uses one of the two services."""
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Deployment, Path]]:
+    """A run of three honest clients and a hostile one."""
     with federation(tmp_path_factory.mktemp("replies") / "home") as there:
         there.enroll(*HONEST, "mallory")
-        settings = {
-            **tomllib.loads((there.bundle("mallory") / "client.toml").read_text()),
-            "app": "tests.attacks.hostile:app",
-        }
-        (there.bundle("mallory") / "client.toml").write_text(tomli_w.dumps(settings))
+        (there.bundle("mallory") / "owner.toml").write_text('app = "tests.attacks.hostile:app"\n')
         for name in HONEST:
             there.start_client(name)
         there.environment["PYTHONPATH"] = str(ROOT)
-        if request.param == "whole":
-            there.start_client("mallory")
-        else:
-            hostile = asdict(ClientSettings.of({}, there.bundle("mallory") / "client.toml"))
-            there.clients["mallory"] = there.start("python", "-m", "tests.attacks.parted", json.dumps(hostile))
+        there.start_client("mallory")
         there.wait_for_clients(*HONEST, "mallory")
         out = there.home / "run"
         submitted = there.submitting({**SETTINGS, "out": str(out)})
@@ -86,10 +73,6 @@ def run(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 def test_each_is_refused_by_name_with_the_reason(run: tuple[Deployment, Path], number: int) -> None:
     row = rounds(run[1])[number - 1]
     reason = REFUSED[list(ATTACKS)[number - 1]]
-    if reason == MISSING:
-        assert row["replies_used"] == "3", row
-        assert row["missing"] == "mallory" or row["refused"].startswith("mallory: error 8: the node received"), row
-        return
     assert row["missing"] == ""
     if reason:
         assert row["replies_used"] == "3", row
@@ -122,19 +105,17 @@ class Failing(InProcessGrid):
         return super()._answer(message)
 
 
-def test_nothing_of_it_stays_in_the_database(run: tuple[Deployment, Path]) -> None:
+def test_nothing_of_it_stays_on_the_servers_disk(run: tuple[Deployment, Path]) -> None:
     there, _ = run
-    size = sum(file.stat().st_size for file in (there.folder / "state").glob("superlink.db*"))
-    assert size < 150e6  # of a gigabyte that was sent
+    size = sum(file.stat().st_size for file in (there.folder / "state").rglob("*") if file.is_file())
+    assert size < 10e6  # of a gigabyte that was sent
 
 
 def test_the_servers_log_names_it(run: tuple[Deployment, Path]) -> None:
     log = run[0].log(run[0].server)
-    assert re.search(r"refused: a reply of more than the \d+\.\d MB that its message allows \(client mallory", log)
+    assert re.search(r"the reply of client mallory is refused: the reply has \d+ bytes", log)
 
 
 def test_the_servers_memory_did_not_hold_it(run: tuple[Deployment, Path]) -> None:
-    there, _ = run
-    status = Path(f"/proc/{there.part('superlink')}/status").read_text()
-    peak = int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0]) / 1e6
-    assert peak < 1.0, f"{peak:.2f} GB"
+    peak = peak_memory(run[0].server.pid)
+    assert peak < 300.0, f"{peak:.0f} MB"

@@ -13,7 +13,7 @@ from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
 from fairbloom.tasks import load_task
 
-SMALL = Workload("", "benchmarks.workloads:vectors", "logistic", clients=5, drawn=5, batch=0)
+SMALL = Workload("benchmarks.workloads:vectors", "logistic", clients=5, drawn=5, batch=0)
 
 
 def test_the_plain_loop_and_a_run_end_with_the_same_model(tmp_path: Path) -> None:

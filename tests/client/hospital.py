@@ -1,6 +1,5 @@
-"""A device with a hospital's file, asked as a server asks; and what a run's settings make of that file's rows."""
+"""A device with a hospital's file, asked as a server asks."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,42 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, R
 from fairbloom.client.app import app
 from fairbloom.client.settings import accepted_settings
 from fairbloom.server.settings import Settings
-from fairbloom.tasks import find_task, load_task
+from fairbloom.tasks import load_task
 
 PATIENTS = 260
+
+SCHEMA = """
+target = "target"
+missing = "fill"
+
+[fields.age]
+type = "number"
+
+[fields.sex]
+type = "integer"
+categories = [0, 1]
+
+[fields.chol]
+type = "number"
+
+[fields.ca]
+type = "number"
+
+[fields.ward]
+type = "string"
+categories = ["hospice", "north", "south"]
+
+[fields.target]
+type = "integer"
+categories = [0, 1]
+"""
+
+RUN: dict[str, Any] = {"task": "csv", "device": "cpu", "schema": SCHEMA}
+
+
+def grouped(*groups: str) -> str:
+    """Return the schema with groups."""
+    return f"groups = {list(groups)}\n{SCHEMA}"
 
 
 def write_hospital(folder: Path, skip: int = 0) -> None:
@@ -47,31 +79,20 @@ class Device:
 
     def ask(self, kind: str, settings: dict[str, Any], content: RecordDict) -> RecordDict:
         """Return the content of the reply to one message of a run with these settings."""
-        config = accepted_settings(Settings.of({"task": "csv", "device": "cpu", **settings}).run_config())
+        config = accepted_settings(Settings.of({**RUN, **settings}).run_config())
         context = Context(run_id=1, node_id=2, node_config=self._node, state=RecordDict(), run_config=config)
         return app(Message(content, dst_node_id=2, message_type=kind), context).content
 
-    def about(self, **settings: Any) -> dict[str, Any]:
-        """Return the summary of its data."""
-        content = RecordDict({"config": ConfigRecord({"about": True})})
-        found: dict[str, Any] = json.loads(str(self.ask(MessageType.QUERY, settings, content)["client"]["about"]))
-        return found
-
-    def evaluate(self, agreed: str = "", *measure: str, **settings: Any) -> dict[str, float]:
+    def evaluate(self, *measure: str, **settings: Any) -> dict[str, float]:
         """Return what it measures of the initial model."""
-        return dict(self.ask(MessageType.EVALUATE, settings, self._message(settings, measure, agreed))["metrics"])
+        return dict(self.ask(MessageType.EVALUATE, settings, _message(settings, measure))["metrics"])
 
     def train(self, *measure: str, **settings: Any) -> dict[str, float]:
         """Return the numbers that it reports of a round's training."""
-        return dict(self.ask(MessageType.TRAIN, settings, self._message(settings, measure))["metrics"])
+        return dict(self.ask(MessageType.TRAIN, settings, _message(settings, measure))["metrics"])
 
-    def agree(self, about: dict[str, Any]) -> str:
-        """Return what a run agrees on whose only client sends this summary."""
-        return find_task("csv").agreement({"lund": about})[0]
 
-    def _message(self, settings: dict[str, Any], measure: tuple[str, ...], agreed: str = "") -> RecordDict:
-        agreed = agreed or self.agree(self.about(**settings))
-        run = Settings.of({"task": "csv", **settings}).run_config()
-        model = load_task({**run, "agreed": agreed}).model()
-        config = ConfigRecord({"server-round": 1, "agreed": agreed, "measure": list(measure)})
-        return RecordDict({"config": config, "arrays": ArrayRecord(model.state_dict())})
+def _message(settings: dict[str, Any], measure: tuple[str, ...]) -> RecordDict:
+    model = load_task(Settings.of({**RUN, **settings}).run_config()).model()
+    config = ConfigRecord({"server-round": 1, "measure": list(measure)})
+    return RecordDict({"config": config, "arrays": ArrayRecord(model.state_dict())})

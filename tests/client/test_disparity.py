@@ -329,7 +329,7 @@ def test_a_task_without_two_groups_is_an_error_with_a_remedy() -> None:
     cases: list[tuple[dict[str, Any], list[str]]] = [
         ({"groupings": {"race": ("w", "x", "y", OTHER)}}, ["3 groups by 'race'", "w, x, y"]),
         ({"groupings": {"race": ("w", OTHER)}}, ["1 groups by 'race'", "(w)"]),
-        ({"groupings": {}}, ["groups of examples", "csv.group=sex"]),
+        ({"groupings": {}}, ["groups of examples", 'groups = ["sex"]']),
         ({"classes": 3}, ["one of 3", "a task of two classes"]),
         ({"classes": 0}, ["a quantity", "a task of two classes"]),
     ]

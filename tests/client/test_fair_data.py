@@ -262,6 +262,7 @@ def test_the_model_is_the_one_that_fits_and_is_trained() -> None:
         ask(app_of(net=lambda: Point().requires_grad_(False)), MEASURED)
 
 
+@pytest.mark.slow
 def test_a_part_of_a_model_travels_under_any_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from .hugging_face import app_by, by_own_loop, by_trainer, vit
 

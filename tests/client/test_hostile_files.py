@@ -8,7 +8,7 @@ import random
 import re
 import zipfile
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,10 @@ from flwr.common.serde import recorddict_to_proto
 from PIL import Image
 
 from fairbloom.client.app import app
-from fairbloom.deploy.flower.device.app_process import reason_of
+from fairbloom.deploy.fleet.app_process import reason_of
 from fairbloom.errors import FairbloomError
 from fairbloom.server.settings import Settings
-from fairbloom.tasks import find_task, load_task
+from fairbloom.tasks import load_task
 from fairbloom.tasks.files.reasons import REASONS
 from tests.tasks.workbooks import write_workbook
 
@@ -33,11 +33,29 @@ PEOPLE = [
     for first in ("Astrid", "Bartholomew", "Cordelia", "Dagfinn", "Eulalia", "Ferdinand")
 ]
 ILLS = ("diabetes", "asthma", "migraine")
-ASKED: dict[str, Any] = {"csv.target": "outcome", "csv.ignore": "patient"}
-"""What an operator would ask of the files as they should be."""
+SCHEMA = """
+target = "outcome"
+ignore = ["patient"]
+
+[fields.age]
+type = "number"
+
+[fields.sexus]
+type = "string"
+categories = ["female", "male"]
+
+[fields.diagnosis]
+type = "string"
+categories = ["diabetes", "asthma", "migraine"]
+
+[fields.outcome]
+type = "string"
+categories = ["recovered", "deceased"]
+"""
+"""What the federation has agreed on."""
 
 GOOD = {"age", "sexus", "diagnosis", "outcome", "patient", *ILLS, "recovered", "deceased", "female", "male", "other"}
-"""What may leave from files as they should be: names of columns, and categories and classes of many rows."""
+"""What is in the schema, which the server has, of files as they should be."""
 
 
 def rows(separator: str = ",", **cells: str) -> list[str]:
@@ -62,18 +80,21 @@ def table(*lines: str, header: str | None = HEADER) -> str:
 
 @dataclass(frozen=True)
 class Case:
-    """A file, what an operator asks of it, which words may leave, and what the server must be told of it, if any."""
+    """A file, the schema by which it is read, and what the server must be told of it, if any."""
 
     content: str | bytes
-    settings: Mapping[str, Any] = field(default_factory=lambda: ASKED)
-    may_leave: frozenset[str] = frozenset()
+    schema: str = SCHEMA
     told: str = ""
     name: str = "site"
 
 
-def case(content: str | bytes, told: str = "", **others: Any) -> Case:
-    settings = {**ASKED, **{f"csv.{key}": value for key, value in others.pop("ask", {}).items()}}
-    return Case(content, settings, frozenset(others.pop("may_leave", ())), told, others.pop("name", "site"))
+def case(content: str | bytes, told: str = "", *changes: tuple[str, str], name: str = "site") -> Case:
+    """Return a case whose schema has some texts exchanged."""
+    schema = SCHEMA
+    for old, new in changes:
+        assert old in schema
+        schema = schema.replace(old, new)
+    return Case(content, schema, told, name)
 
 
 def noise(size: int) -> bytes:
@@ -88,38 +109,16 @@ def packed() -> bytes:
 
 
 HEADLESS = table(*rows(), header=None)
-DOUBTFUL = "line 1 may hold values"
+STRANGE = "it has no column"
 CASES: dict[str, Case] = {
     # No header, or none that is one
-    "no header": case(HEADLESS, DOUBTFUL, may_leave={"outcome"}),
-    "no header and no target named": case(HEADLESS, DOUBTFUL, ask={"target": ""}),
-    "no header, and a value that is a target's usual name": case(
-        table(*rows(outcome="y")[:1], *rows(outcome="n")[:9], *rows(outcome="y")[9:], header=None),
-        DOUBTFUL,
-        ask={"target": ""},
-    ),
-    "no header, all texts, and classes stated": case(
-        table(*(line.rpartition(",")[0] + (",n" if k else ",y") for k, line in enumerate(rows())), header=None),
-        ask={"target": "y", "classes": "y,n"},
-    ),
-    "no header, and a class is asked for as the target": case(HEADLESS, ask={"target": "deceased"}),
-    "no header, and a person is asked for as the target": case(
-        HEADLESS, ask={"target": PEOPLE[0]}, may_leave={"Astrid", "Lindqvist"}
-    ),
-    "no header, all texts, none twice, and a value that is a target's usual name": case(
-        "\n".join(f"{who},flat {k} of Villa {who},{'yn'[k > 0 and k % 3 > 0]}" for k, who in enumerate(PEOPLE)),
-        "as in column 3",
-        ask={"target": "", "classes": "y,n"},
-    ),
+    "no header": case(HEADLESS, STRANGE),
     "no header but quotes": case(HEADLESS.replace(",", '","').replace("\n", '"\n"')[:-1], "line"),
-    "a patient's row above the header": case(table(rows()[0], HEADER, *rows(), header=None), "line 1 may hold values"),
+    "a patient's row above the header": case(table(rows()[0], HEADER, *rows(), header=None), STRANGE),
     "a comment above the header": case(table("# of ward 7, for Dr Haraldsen", HEADER, *rows(), header=None)),
-    "a header of numbers": case(table(*rows(), header="4711,0,1,2,outcome"), DOUBTFUL),
-    "a header of dates": case(table(*rows(), header="patient,2024-03-17,17.3.2024,diagnosis,outcome"), DOUBTFUL),
-    "a header with a mail address": case(table(*rows(), header="a.lindqvist@ward.example,a,b,c,outcome"), DOUBTFUL),
-    "a header with a decimal comma": case(table(*rows(";"), header="patient;36,6;b;c;outcome"), DOUBTFUL),
-    "a header with a value of its column": case(table(*rows(), header="patient,age,b,migraine,outcome"), DOUBTFUL),
-    "the same in other letters": case(table(*rows(), header="patient,age,b,MIGRAINE,outcome"), DOUBTFUL),
+    "a header of numbers": case(table(*rows(), header="4711,0,1,2,outcome"), STRANGE),
+    "a header with a mail address": case(table(*rows(), header="a.lindqvist@ward.example,a,b,c,outcome"), STRANGE),
+    "a header with a value of its column": case(table(*rows(), header="patient,age,b,migraine,outcome"), STRANGE),
     "a header with a person twice": case(
         table(*rows(), header="Astrid Lindqvist,Astrid Lindqvist,b,c,outcome"), "columns 1 and 2 have the same name"
     ),
@@ -128,43 +127,33 @@ CASES: dict[str, Case] = {
         table(*rows(), header=f"{'Haraldsen said that ' * 20},a,b,c,outcome"), "the name of column 1 has"
     ),
     "a header over several lines": case(table(*rows(), header='patient,age,sexus,"diag\nLindqvist",outcome')),
-    "the header twice": case(table(HEADER, *rows()), "line 1 may hold values"),
+    "a column more, called as a person": case(
+        table(*(f"{each},1" for each in rows()), header=f"{HEADER},Astrid Lindqvist"),
+        "columns that the schema does not name (1)",
+    ),
+    "the header twice": case(table(HEADER, *rows()), "line 2, column 'age' is not a number"),
     "one column": case(HEADLESS.replace(",", " "), "names one column only"),
     "columns of fixed width": case("\n".join(f"{who:<30}{k:>4}" for k, who in enumerate(PEOPLE)), "one column only"),
     # Encodings and separators
-    "UTF-8 with a mark and no header": case(b"\xef\xbb\xbf" + HEADLESS.encode(), DOUBTFUL),
-    "UTF-16": case(table(*rows()).encode("utf-16"), may_leave=GOOD),
-    "UTF-16, big end first": case(b"\xfe\xff" + table(*rows()).encode("utf-16-be"), may_leave=GOOD),
-    "UTF-16 without header": case(HEADLESS.encode("utf-16"), DOUBTFUL),
+    "UTF-8 with a mark and no header": case(b"\xef\xbb\xbf" + HEADLESS.encode(), STRANGE),
+    "UTF-16": case(table(*rows()).encode("utf-16")),
+    "UTF-16, big end first": case(b"\xfe\xff" + table(*rows()).encode("utf-16-be")),
+    "UTF-16 without header": case(HEADLESS.encode("utf-16"), STRANGE),
     "UTF-16 that ends too early": case(table(*rows()).encode("utf-16")[:-1], "line 31 of its file is neither"),
     "UTF-16 without a mark": case(table(*rows()).encode("utf-16-le"), "in UTF-16"),
     "UTF-32": case(table(*rows()).encode("utf-32"), "no text"),
     "a line that states the separator, and no header": case("sep=,\n" + HEADLESS, "states the separator"),
-    "latin 1 that is asked for, and no header": case(
-        HEADLESS.replace("Astrid", "Håkan").encode("latin-1"), DOUBTFUL, ask={"encoding": "latin-1"}
-    ),
-    "decimal points where commas are asked for": case(
-        table(*rows(age="36.{n}")),
-        "line 2, column 'age' holds a number with a point",
-        ask={"decimal": ","},
-        may_leave={"age"},
-    ),
     "latin 1": case(table(*rows(patient="Håkan Lindqvist")).encode("latin-1"), "line 2 of its file is not in UTF-8"),
     "old Windows": case(table(*rows(diagnosis="“asthma” of {who}")).encode("cp1252"), "not in UTF-8"),
-    "tabs without header": case(HEADLESS.replace(",", "\t"), DOUBTFUL),
-    "semicolons without header": case(HEADLESS.replace(",", ";"), DOUBTFUL),
-    "bars without header": case(HEADLESS.replace(",", "|"), DOUBTFUL),
-    "decimal commas": case(
-        table(*rows(";", age="36,{n}"), header=HEADER.replace(",", ";")),
-        "line 2, column 'age' holds a number with a comma",
-        may_leave={"age"},
-    ),
-    "old Mac lines": case(table(*rows()).replace("\n", "\r"), may_leave=GOOD),
+    "tabs without header": case(HEADLESS.replace(",", "\t"), STRANGE),
+    "semicolons without header": case(HEADLESS.replace(",", ";"), STRANGE),
+    "decimal commas": case(table(*rows(";", age="36,{n}"), header=HEADER.replace(",", ";"))),
+    "old Mac lines": case(table(*rows()).replace("\n", "\r")),
     # No table at all
     "empty": case("", "is empty"),
     "blank lines": case("\n\n\n", "empty"),
     "a header alone": case(table(), "0 rows"),
-    "one row alone": case(rows()[0], DOUBTFUL),
+    "one row alone": case(rows()[0], STRANGE),
     "two rows": case(table(*rows()[:2]), "2 rows"),
     "noise": case(noise(4000) + PEOPLE[0].encode()),
     "zero bytes": case(table(*rows()).replace("Astrid", "As\0trid"), "no text"),
@@ -177,94 +166,47 @@ CASES: dict[str, Case] = {
     ),
     "a log": case("\n".join(f"2024-03-17 08:15:{k:02}, INFO, admitted {who}" for k, who in enumerate(PEOPLE))),
     # Cells
-    "a huge cell": case(table(*rows(), f"{'Lindqvist ' * 20_000},1,male,asthma,recovered"), may_leave=GOOD),
+    "a huge cell": case(table(*rows(), f"{'Lindqvist ' * 20_000},1,male,asthma,recovered")),
     "a huge cell of a feature": case(
-        table(*rows(), f"Astrid,1,male,{'Lindqvist ' * 100},recovered"), "holds a text of", may_leave={"diagnosis"}
+        table(*rows(), f"Astrid,1,male,{'Lindqvist ' * 100},recovered"), "line 32, column 'diagnosis' is in none"
     ),
-    "thousands of columns": case(
-        "\n".join(",".join(f"{who} {k}" for k in range(3000)) for who in PEOPLE[:8]), "no column 'outcome'"
-    ),
-    "formulas": case(table(*rows(diagnosis="=HYPERLINK(A{n})&'{who}'")), "30 different texts", may_leave={"diagnosis"}),
+    "thousands of columns": case("\n".join(",".join(f"{who} {k}" for k in range(3000)) for who in PEOPLE[:8]), STRANGE),
+    "formulas": case(table(*rows(diagnosis="=HYPERLINK(A{n})&'{who}'")), "column 'diagnosis' is in none"),
     "a quote that is not closed": case(table(*rows()).replace("Dagfinn", '"Dagfinn')),
     "quotes in the midst": case(table(*rows(diagnosis='asth"ma" of "{who}"')), "line 2 cannot be read"),
-    "a line in a cell": case(
-        table(*rows(diagnosis='"seen by\nHaraldsen {n}"')), "30 different texts", may_leave={"diagnosis"}
-    ),
-    "colours of a terminal": case(
-        table(*rows(diagnosis="\x1b[31m{who}\x1b[0m")), "30 different texts", may_leave={"diagnosis"}
-    ),
-    "text from right to left": case(
-        table(*rows(diagnosis="\u202e{who}\u202c")), "30 different texts", may_leave={"diagnosis"}
-    ),
+    "a line in a cell": case(table(*rows(diagnosis='"seen by\nHaraldsen {n}"')), "column 'diagnosis' is in none"),
+    "colours of a terminal": case(table(*rows(diagnosis="\x1b[31m{who}\x1b[0m")), "is in none"),
     "names as categories": case(
-        table(*rows()), "holds 30 different texts in 30 rows", ask={"ignore": ""}, may_leave={"patient"}
+        table(*rows()).replace("diagnosis", "diag").replace("patient", "diagnosis").replace("diag,", "patient,", 1)
     ),
-    "names as categories, two rows each": case(table(*rows(), *rows()), ask={"ignore": ""}, may_leave=GOOD),
-    "names as categories that are asked for": case(
-        table(*rows()), ask={"ignore": "", "categories": "patient"}, may_leave=GOOD
-    ),
-    "numbers of cases": case(
-        table(*rows(diagnosis="MRN-00471{some}")), "look like numbers of persons", may_leave={"diagnosis"}
-    ),
-    "universal identifiers": case(
-        table(*rows(diagnosis="8c5e4f7a-92c1-4f27-9d55-0c6f7f1c2b{some}a")), "like numbers of", may_leave={"diagnosis"}
-    ),
-    "dates": case(table(*rows(diagnosis="2024-03-1{some}")), "look like dates", may_leave={"diagnosis"}),
-    "dates with times": case(
-        table(*rows(diagnosis="17.03.2024 8:1{some}")), "look like dates", may_leave={"diagnosis"}
-    ),
-    "telephone numbers": case(table(*rows(diagnosis="+46 70 123 45 6{some}")), "addresses", may_leave={"diagnosis"}),
-    "mail addresses": case(table(*rows(diagnosis="anna{some}@ward.example")), "addresses", may_leave={"diagnosis"}),
-    "remarks": case(table(*rows(diagnosis="{who} fell on the stairs")), "30 different texts", may_leave={"diagnosis"}),
-    "paths": case(table(*rows(diagnosis="/home/haraldsen/scans/{who}.dcm")), "30 different", may_leave={"diagnosis"}),
-    "a rare illness": case(table(*rows(), "Eve,70,male,kuru,recovered", *rows()), may_leave=GOOD),
+    "dates": case(table(*rows(diagnosis="2024-03-1{some}")), "column 'diagnosis' is in none"),
+    "a rare illness": case(table(*rows(), "Eve,70,male,kuru,recovered", *rows()), "line 32, column 'diagnosis'"),
     "a text among numbers": case(
-        table(*rows(), "Eve,Lindqvist,male,asthma,recovered"), "column 'age' is not a number", may_leave={"age"}
+        table(*rows(), "Eve,Lindqvist,male,asthma,recovered"), "line 32, column 'age' is not a number"
     ),
-    "an endless number": case(table(*rows(), "Eve,inf,male,asthma,recovered"), "too large", may_leave={"age"}),
-    "a missing value": case(table(*rows(), "Eve,,male,asthma,recovered"), "has no value", may_leave={"age"}),
+    "an endless number": case(table(*rows(), "Eve,inf,male,asthma,recovered"), "column 'age' is not a number"),
+    "a number beyond what is allowed": case(
+        table(*rows(), "Eve,147,male,asthma,recovered"),
+        "line 32, column 'age' is outside the range",
+        ('"number"', '"number"\nconstraints = {maximum = 120}'),
+    ),
+    "a missing value": case(table(*rows(), "Eve,,male,asthma,recovered"), "has no value"),
     "a short row": case(table(*rows(), "Eve Okonkwo,7"), "line 32 has 2 values"),
     "a long row": case(table(*rows(), "Okonkwo, Eve,7,male,asthma,recovered"), "line 32 has 6 values"),
-    # What is asked for
-    "a target of names": case(
-        table(*rows()), "30 different values in 30 rows", ask={"target": "patient", "ignore": ""}, may_leave={"outcome"}
-    ),
-    "a target of names to be predicted as numbers": case(
+    "classes that are not those of the schema": case(table(*rows(outcome="{who}")), "column 'outcome' is in none"),
+    "a column that is not there": case(table(*rows()).replace("diagnosis", "Lindqvist"), "no column 'diagnosis'"),
+    "names as clients": case(
         table(*rows()),
-        "is not a number to predict",
-        ask={"target": "patient", "ignore": "", "kind": "regression"},
-        may_leave={"patient", "outcome"},
+        "holds the data of 30 clients",
+        ('ignore = ["patient"]', 'client = "patient"'),
     ),
-    "a name in a target of numbers": case(
-        table(*rows(outcome="{some}"), "Eve,7,male,asthma,Villeneuve"),
-        "not a number, while most of the target is",
-        may_leave={"outcome"},
-    ),
-    "classes that are not those stated": case(
-        table(*rows(outcome="{who}")),
-        "none of the stated classes",
-        ask={"classes": "recovered,deceased"},
-        may_leave={"outcome"},
-    ),
-    "a column that is not there": case(
-        table(*rows()).replace("diagnosis", "Lindqvist"),
-        "no column 'diagnosis'",
-        ask={"categories": "diagnosis"},
-        may_leave={"diagnosis"},
-    ),
-    "a column that is nearly there": case(
-        table(*rows()), "no column 'outcom'", ask={"target": "outcom"}, may_leave={"outcom"}
-    ),
-    "names as clients": case(table(*rows()), "holds the data of 30 clients", ask={"client": "patient", "ignore": ""}),
-    "illnesses as clients": case(table(*rows()), "holds the data of 3 clients", ask={"client": "diagnosis"}),
     "rows without a client": case(
         table(*rows(), ",7,male,asthma,recovered"),
         "names no client in 1 rows",
-        ask={"client": "patient", "ignore": ""},
-        may_leave={"patient"},
+        ('ignore = ["patient"]', 'client = "patient"'),
     ),
     # Files as they should be
-    "a good file": case(table(*rows()), may_leave=GOOD),
+    "a good file": case(table(*rows())),
     "a good file whose name is a person's": case("", "empty", name="Astrid Lindqvist"),
 }
 
@@ -279,29 +221,23 @@ def sent(context: Context, kind: str, content: RecordDict) -> tuple[str, RecordD
     """Return all that a message's answer has on the wire as text, and its content where it is no error."""
     try:
         reply = app(Message(content, dst_node_id=2, message_type=kind), context).content
-    except Exception as error:  # as deploy/flower/device/inbox.py makes an error reply
+    except Exception as error:  # as deploy/fleet/app_process.py makes an error reply
         return reason_of(error), None
-    wire = recorddict_to_proto(reply).SerializeToString().decode("utf-8", "ignore")
-    about = reply.config_records["client"].get("about") if "client" in reply.config_records else None
-    return wire + (json.dumps(json.loads(str(about)), ensure_ascii=False) if about else ""), reply
+    return recorddict_to_proto(reply).SerializeToString().decode("utf-8", "ignore"), reply
 
 
-def everything_sent(context: Context, agreed: str = "") -> tuple[list[str], bool]:
+def everything_sent(context: Context) -> tuple[list[str], bool]:
     """Return what a client sends to be asked, trained and evaluated, and whether its data could be used."""
-    first, _ = sent(context, MessageType.QUERY, RecordDict())
-    asked, reply = sent(context, MessageType.QUERY, RecordDict({"config": ConfigRecord({"about": True})}))
-    task = find_task(str(context.run_config["task"]))
-    if reply is not None:
-        told = json.loads(str(reply.config_records["client"]["about"]))
-        agreed, _ = task.agreement({"site": told})
-    model = load_task({**context.run_config, "agreed": agreed}).model() if agreed else torch.nn.Linear(1, 1)
+    asked, reply = sent(context, MessageType.QUERY, RecordDict())
+    schema = context.run_config.get("schema")
+    model = load_task({**context.run_config, "data-dir": ""}).model() if schema else torch.nn.Linear(1, 1)
     arrays = ArrayRecord(model.state_dict())
-    config = ConfigRecord({"server-round": 1, "agreed": agreed, "measure": ["loss-before", "train-loss"]})
+    config = ConfigRecord({"server-round": 1, "measure": ["loss-before", "train-loss"]})
     work = [
         sent(context, kind, RecordDict({"arrays": arrays, "config": config}))[0]
         for kind in (MessageType.TRAIN, MessageType.EVALUATE)
     ]
-    return [first, asked, *work], reply is not None
+    return [asked, *work], reply is not None
 
 
 def words_of(texts: Iterable[str]) -> set[str]:
@@ -329,32 +265,23 @@ def written(folder: Path, name: str, content: str | bytes) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def good(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return what clients with good files have agreed on, before one of them got another file."""
-    folder = written(tmp_path_factory.mktemp("good") / "data", "site", table(*rows()))
-    told = load_task({**context_of(folder, ASKED).run_config, "data-dir": str(folder), "deployed": True}).about
-    assert told is not None
-    return find_task("csv").agreement({"site": json.loads(json.dumps(told("site")))})[0]
-
-
 @pytest.mark.parametrize("which", CASES)
 def test_no_cell_of_a_file_is_in_what_its_device_sends(
-    tmp_path: Path, which: str, good: str, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, which: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     chosen = CASES[which]
     folder = written(tmp_path / "Kungsgatan", chosen.name, chosen.content)
     with caplog.at_level(logging.CRITICAL, "flwr"):
-        messages, usable = everything_sent(context_of(folder, chosen.settings, name="site"), good)
-    words = words_in(chosen.content) - SENTENCES - words_of(chosen.may_leave) - {"site", "name"}
+        messages, usable = everything_sent(context_of(folder, {"schema": chosen.schema}, name="site"))
+    words = words_in(chosen.content) - SENTENCES - words_of(GOOD) - {"site", "name"}
     of_place = words_of(["Kungsgatan", chosen.name]) - {"site"}
     for message in messages:
         for word in words | of_place:
             assert not re.search(rf"(?<![^\W_]){re.escape(word)}(?![^\W_])", message.lower()), (word, message[:500])
-    assert chosen.told in messages[1]
-    assert usable or chosen.told or len(messages[1]) < 400
+    assert chosen.told in messages[0]
+    assert usable or chosen.told or len(messages[0]) < 400
     assert not (usable and chosen.told)
-    assert usable or which not in ("a good file", "a rare illness", "old Mac lines")
+    assert usable or which not in ("a good file", "old Mac lines", "decimal commas")
 
 
 def in_another_format(path: Path, names: str, *lines: str) -> None:
@@ -372,41 +299,38 @@ def in_another_format(path: Path, names: str, *lines: str) -> None:
 
 
 FIRST = rows()[0].replace("Astrid Lindqvist", "Astrid")
-OTHER_FORMATS: dict[str, tuple[Mapping[str, Any], tuple[str, ...], str, bool]] = {
-    "a good table": (ASKED, (HEADER, *rows()), "", True),
-    "no header": (ASKED, (FIRST, *rows()), "may hold values", False),
-    "a text among numbers": (ASKED, (HEADER, *rows(), "Petrovic,old,male,asthma,recovered"), "row 3", False),
-    "names as categories": ({**ASKED, "csv.ignore": ""}, (HEADER, *rows()), "30 different texts", False),
-    "a typo": ({**ASKED, "csv.target": "outcom"}, (HEADER, *rows()), "no column 'outcom'", False),
+OTHER_FORMATS: dict[str, tuple[tuple[str, ...], str, bool]] = {
+    "a good table": ((HEADER, *rows()), "", True),
+    "no header": ((FIRST, *rows()), STRANGE, False),
+    "a text among numbers": ((HEADER, *rows(), "Petrovic,old,male,asthma,recovered"), "row 3", False),
 }
 
 
 @pytest.mark.parametrize("ending", [".parquet", ".xlsx"])
 @pytest.mark.parametrize("which", OTHER_FORMATS)
 def test_no_cell_of_another_format_is_in_what_a_device_sends(
-    tmp_path: Path, which: str, ending: str, good: str, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, which: str, ending: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settings, lines, told, fits = OTHER_FORMATS[which]
+    lines, told, fits = OTHER_FORMATS[which]
     (tmp_path / "Kungsgatan").mkdir()
     in_another_format(tmp_path / "Kungsgatan" / f"site{ending}", *lines)
     with caplog.at_level(logging.CRITICAL, "flwr"):
-        messages, usable = everything_sent(context_of(tmp_path / "Kungsgatan", settings, name="site"), good)
+        messages, usable = everything_sent(context_of(tmp_path / "Kungsgatan", {"schema": SCHEMA}, name="site"))
     assert usable == fits
-    assert told in messages[1]
-    may_leave = words_of(GOOD) if fits else set()
-    words = words_of([*lines, "Haraldsen's ward", "Kungsgatan"]) - words_of(HEADER.split(",")) - SENTENCES - may_leave
+    assert told in messages[0]
+    words = words_of([*lines, "Haraldsen's ward", "Kungsgatan"]) - words_of(HEADER.split(",")) - SENTENCES
     for message in messages:
-        assert not words & words_of([message]), message[:500]
+        assert not (words - words_of(GOOD)) & words_of([message]), message[:500]
 
 
 @pytest.mark.parametrize("ending", [".parquet", ".xlsx", ".xls", ".csv.gz"])
-def test_noise_in_another_format_is_told_to_be_no_table(tmp_path: Path, ending: str, good: str) -> None:
+def test_noise_in_another_format_is_told_to_be_no_table(tmp_path: Path, ending: str) -> None:
     for package in ("pyarrow", "python_calamine"):
         pytest.importorskip(package)
     (tmp_path / f"site{ending}").write_bytes(packed() if ending == ".xlsx" else noise(900) + PEOPLE[0].encode())
-    messages, usable = everything_sent(context_of(tmp_path, ASKED, name="site"), good)
+    messages, usable = everything_sent(context_of(tmp_path, {"schema": SCHEMA}, name="site"))
     assert not usable
-    assert messages[1] == REASONS["no-table" if ending == ".xlsx" else "other-format"]
+    assert messages[0] == REASONS["no-table" if ending == ".xlsx" else "other-format"]
     assert not words_of(messages) & words_of([*PEOPLE, tmp_path.parent.name])
 
 
@@ -418,17 +342,17 @@ def test_no_name_of_a_folder_or_image_leaves_in_an_error(tmp_path: Path) -> None
         (tmp_path / "site" / who).mkdir(parents=True)
         for number in range(5):
             Image.new("L", (8, 8 + number), number).save(tmp_path / "site" / who / f"Haraldsen{number}.png")
-    for own in ({}, {"image-folder.classes": "cat,dog"}):
-        messages, usable = everything_sent(context_of(tmp_path, {"task": "image-folder", **own}, name="site"))
+    for classes in (["cat", "dog"], PEOPLE[:2]):
+        schema = f"classes = {json.dumps(classes)}\nsize = [8, 8]\n"
+        context = context_of(tmp_path, {"task": "image-folder", "schema": schema}, name="site")
+        messages, usable = everything_sent(context)
         assert not usable
         assert not words_of(messages) & words_of([*PEOPLE, "Haraldsen", tmp_path.parent.name])
     (tmp_path / "site" / PEOPLE[0] / "Haraldsen0.png").write_bytes(b"Petrovic")
-    messages, usable = everything_sent(
-        context_of(tmp_path, {"task": "image-folder", "image-folder.size": 8}, name="site")
-    )
-    assert usable  # the folders of classes are told, as the targets of a table are
-    assert messages[2] == messages[3] == REASONS["unreadable"]
-    assert not words_of(messages) & {"haraldsen0", "petrovic", tmp_path.parent.name}
+    context.run_config["schema"] = schema + "resize = true\n"
+    messages, usable = everything_sent(context)
+    assert not usable
+    assert {*messages} == {REASONS["unreadable"]}
 
 
 OWN = """

@@ -1,16 +1,20 @@
 """What the owner of a device allows, no run passes; and the log says what was asked and sent."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from flwr.app import RecordDict
 
 from fairbloom.client import record
 from fairbloom.client.limits import Limits, LimitsError
 from fairbloom.client.settings import SettingRefusedError
 from fairbloom.deploy.device.client import ClientSettings
 from fairbloom.deploy.errors import ClientError
+from fairbloom.deploy.fleet.enrolment import enroll
+from fairbloom.deploy.fleet.federation import Federation
 from fairbloom.server.settings import Settings
 from tests.experiments.helpers import fairbloom
 
@@ -18,17 +22,15 @@ from .hospital import Device, write_hospital
 
 OWNER = {
     "tasks": ["csv"],
-    "groupings": ["sex"],
-    "settings": {"seed": [0, 1], "test-share": 0.2, "method": "fedavg", "csv": {"standardise": "client"}},
+    "settings": {"seed": [0, 1], "test-share": 0.2, "method": "fedavg", "csv": {"kind": "auto"}},
 }
 
 PASSED: list[tuple[dict[str, Any], str]] = [
     ({"task": "digits"}, "task = 'digits', and this device allows csv"),
-    ({"csv.group": "sex,chol>=237"}, "csv.group = 'sex,chol>=237', and this device allows sex"),
     ({"method": "afl"}, "method = 'afl', and this device allows 'fedavg'"),
     ({"seed": 7}, "seed = 7, and this device allows 0, 1"),
     ({"test-share": 0.99}, r"test-share = 0\.99, and this device allows 0\.2"),
-    ({"csv.standardise": "together"}, r"csv\.standardise = 'together', and this device allows 'client'"),
+    ({"csv.kind": "regression"}, r"csv\.kind = 'regression', and this device allows 'auto'"),
 ]
 
 
@@ -40,65 +42,72 @@ def test_a_run_that_passes_a_limit_is_refused_by_name() -> None:
     for settings, words in PASSED:
         with pytest.raises(SettingRefusedError, match=words) as refusal:
             Limits.of(OWNER).check(run(**settings))
-        assert "(limits, in client.toml)" in str(refusal.value)
+        assert "(limits, in owner.toml)" in str(refusal.value)
 
 
 def test_a_run_within_the_limits_is_taken() -> None:
     limits = Limits.of(OWNER)
-    limits.check(run(**{"csv.group": "Sex>=1", "seed": 1}))
+    limits.check(run(seed=1))
     limits.check({"task": "csv"})  # what a run leaves out has its default
-    Limits().check(run(**{"csv.group": "chol>=1"}))
-    with pytest.raises(SettingRefusedError, match="this device allows none"):
-        Limits.of({"groupings": []}).check(run(**{"csv.group": "sex"}))
 
 
-def test_limits_that_make_no_sense_are_refused_with_their_key() -> None:
+def test_limits_that_make_no_sense_are_refused_with_their_key(bundle: Path) -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"row": 5}, "limits has row = 5: there are rows"),
         ({"rows": 0}, "rows = 0: it must be a whole number, 1 or more"),
         ({"rows": "20"}, "rows = '20'"),
         ({"tasks": "csv"}, "tasks = 'csv': it must be a list"),
         ({"settings": {"test-shar": 0.2}}, "settings.test-shar: there is no such setting"),
+        ({"schema": "all"}, "schema = 'all': it must be 'accepted' or 'any'"),
         ({"settings": {"csv": 1}}, "settings.csv: there is no such setting"),
     ]
     for table, words in wrong:
         with pytest.raises(LimitsError, match=words):
             Limits.of(table)
         with pytest.raises(ClientError, match=words):
-            ClientSettings.of({"superlink": "a:1", "insecure": True, "limits": table})
+            ClientSettings.of({"limits": table}, bundle / "client.toml")
 
 
-def test_limits_reach_the_worker() -> None:
-    given = {"superlink": "a:1", "insecure": True, "limits": {"rows": 30, "tasks": ["csv"]}}
-    reached = json.loads(ClientSettings.of(given).worker(3)[-1])
+def test_limits_reach_the_worker(bundle: Path) -> None:
+    given = {"limits": {"rows": 30, "tasks": ["csv"]}}
+    reached = json.loads(ClientSettings.of(given, bundle / "client.toml").worker(3)[-1])
     assert reached["limits"] == {"rows": 30, "tasks": ["csv"]}
     assert reached["node"]["limit-rows"] == 30
+    own = {"app": "json:loads", "node-config": {"limit-rows": 1}}
     with pytest.raises(ClientError, match="write rows into the table limits"):
-        ClientSettings.of({**given, "app": "json:loads", "node-config": {"limit-rows": 1}})
+        ClientSettings.of({**given, **own}, bundle / "client.toml")
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    """The bundle of a client."""
+    return enroll(Federation.init(tmp_path / "made", ["localhost"], 1), "lund")
 
 
 @pytest.fixture
 def toml(tmp_path: Path) -> Path:
     write_hospital(tmp_path / "data")
-    file = tmp_path / "client.toml"
-    file.write_text(
-        'superlink = "a:1"\ninsecure = true\nname = "lund"\ndata-dir = "data"\nstate-dir = "state"\n'
-        '[limits]\nrows = 30\ngroupings = ["sex"]\n[limits.settings]\nseed = 0\n'
+    made = enroll(Federation.init(tmp_path / "fed", ["localhost"], 1), "lund")
+    for file in made.iterdir():
+        shutil.copy(file, tmp_path)
+    (tmp_path / "owner.toml").write_text(
+        'data-dir = "data"\n[limits]\nrows = 30\nschema = "any"\n[limits.settings]\nseed = 0\n'
     )
-    return file
+    return tmp_path / "client.toml"
 
 
 def test_the_log_is_read_run_by_run(toml: Path, capsys: pytest.CaptureFixture[str]) -> None:
     device = Device(toml.parent)
-    device.evaluate(**{"csv.missing": "fill"})
-    device.evaluate(**{"csv.missing": "fill"})
+    device.ask("query", {}, RecordDict())
+    device.evaluate()
+    device.evaluate()
     assert fairbloom("client", "log", toml) == 0
     said = capsys.readouterr().out
     assert said.startswith("run ")
     assert "task csv" in said
     assert "asked: evaluate; sent: metrics: num-examples, larger-class, loss, accuracy" in said
     assert fairbloom("client", "log", toml.parent / "state", "--json") == 0
-    assert len(json.loads(capsys.readouterr().out)) == 4
+    assert len(json.loads(capsys.readouterr().out)) == 3
     assert fairbloom("client", "log", toml.parent) == 2
     assert "name the client's state-dir" in capsys.readouterr().err
 

@@ -11,6 +11,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 
 from fairbloom.client.app import app
+from fairbloom.client.limits import LIMIT_ROWS
 from fairbloom.client.local import LocalClient, Update
 from fairbloom.client.states import save_version
 from fairbloom.client.work import descend
@@ -179,7 +180,7 @@ def test_a_client_without_the_state_says_so_and_begins_again() -> None:
 
 
 def where(**node: Any) -> Context:
-    return context(0, config_of(), **node)
+    return context(0, config_of(), **{LIMIT_ROWS: 1, **node})  # its clients have few rows
 
 
 def tell(place: Context, number: int, state_round: int, **asked: Any) -> RecordDict:

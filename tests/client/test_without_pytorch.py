@@ -18,10 +18,11 @@ from fairbloom.errors import FairbloomError
 from fairbloom.rounds.round import Round
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.strategies import AFL, DRFA, TERM, FairStrategy, FedAvg, FedFV, FedMGDAPlus, FedProx, QFedAvg, QFedSGD
-from tests.docs.pages import blocks
+from tests.docs.pages import ROOT, blocks
 
 CLIENTS = 5
-FILES = {block.file: block.text for block in blocks("docs/flower.md") if block.file.endswith("_client.py")}
+(SKLEARN,) = (block.text for block in blocks("docs/flower.md") if block.file == "sklearn_client.py")
+FILES = {"sklearn_client.py": SKLEARN, "numpy_client.py": (ROOT / "docs" / "apps" / "numpy_client.py").read_text()}
 INITIAL = {
     "sklearn_client": {"coef": np.zeros((10, 64)), "intercept": np.zeros(10)},
     "numpy_client": {"w": np.zeros(3)},

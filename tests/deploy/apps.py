@@ -1,38 +1,18 @@
 """Apps made of a few files, which are on the path, and the tasks of runs that are of them."""
 
-import hashlib
-import warnings
+import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from flwr.app import ConfigRecord, Message, RecordDict
-from flwr.common.serde import run_to_proto
-from flwr.proto.message_pb2 import Message as ProtoMessage
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
-from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
-from flwr.supercore.run import Run
+from flwr.app import ConfigRecord, RecordDict
 
-from fairbloom.deploy.flower.device.messages import Answer, Task
-from fairbloom.flower import serialize
+from fairbloom.deploy.device.accepted import RunDescription
+from fairbloom.deploy.fleet.app_process import Answer, Task
+from fairbloom.deploy.fleet.wire_pb2 import Head
+from fairbloom.flower import deserialize, serialize
 
-with warnings.catch_warnings(action="ignore"):  # Flower's, about its own dependencies
-    from flwr.cli.build import build_fab_from_disk
-
-PROJECT = """
-[project]
-name = "tried"
-version = "1.0.0"
-license = "Apache-2.0"
-[tool.flwr.app]
-publisher = "test"
-[tool.flwr.app.components]
-serverapp = "{app}"
-clientapp = "{app}"
-[tool.flwr.app.config]
-state-dir = "/of/the/run"
-"""
 NODE = {"state-dir": "/own"}
+RUN = RunDescription(1, "tried", "1.0.0", {"state-dir": "/of/the/run"})
 APP = """
 import os
 from flwr.app import Message, MetricRecord, RecordDict
@@ -60,47 +40,27 @@ def train(message, context):
 """
 
 
-def bundle_of(home: Path, app: str, files: Mapping[str, str]) -> tuple[bytes, Run]:
-    """Write an app into the folder that is on the path; return the bundle that Flower makes of it, and a run of it."""
-    folder = home / "app"
-    for name, text in {"pyproject.toml": PROJECT.format(app=app), **files}.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-    with warnings.catch_warnings(action="ignore"):
-        content = build_fab_from_disk(folder)
-    return content, run_of(content)
+def write_app(home: Path, files: Mapping[str, str]) -> None:
+    """Write an app's files into the folder that is on the path."""
+    (home / "app").mkdir(exist_ok=True)
+    for name, text in files.items():
+        (home / "app" / name).write_text(text)
 
 
-def run_of(content: bytes) -> Run:
-    run = Run.create_empty(run_id=1)
-    run.fab_id, run.fab_version, run.series_id = "test/tried", "1.0.0", 4
-    run.fab_hash = hashlib.sha256(content).hexdigest()
-    return run
+def write_version(home: Path, version: int) -> None:
+    """Write an app that says this version, and does what the message asks."""
+    write_app(home, {"tried_app.py": f"VERSION = {version}\n{APP}"})
 
 
-def version_of(home: Path, version: int) -> tuple[bytes, Run]:
-    """Write an app that says this version, and does what the message asks; return its bundle and a run of it."""
-    return bundle_of(home, "tried_app:app", {"tried_app.py": f"VERSION = {version}\n{APP}"})
+def task_of(do: str, kind: str = "train", state: bytes = b"", run: RunDescription = RUN) -> Task:
+    """Return what a client's worker gets of a message that asks for this."""
+    content = serialize(RecordDict({"config": ConfigRecord({"do": do})}))
+    head = Head(id="m", run=run.number, type=kind, seconds=60.0, round="1")
+    told = {"distribution": run.distribution, "version": run.version, "settings": dict(run.settings)}
+    return Task(2, head.SerializeToString(), json.dumps(told), content, state)
 
 
-def message(do: str, kind: str = "train") -> Message:
-    asked = Message(RecordDict({"config": ConfigRecord({"do": do})}), dst_node_id=2, message_type=kind)
-    asked.metadata.__dict__["_run_id"] = 1
-    asked.metadata.__dict__["_message_id"] = asked.object_id
-    return asked
-
-
-def task_of(bundle: tuple[bytes, Run], asked: Message, state: RecordDict | None = None) -> Task:
-    """Return what a client's worker gets of a message."""
-    content, run = bundle
-    parts = {name: part.deflate() for name, part in get_all_nested_objects(asked).items()}
-    state_before = b"" if state is None else serialize(state)
-    return Task(2, run_to_proto(run).SerializeToString(), content, asked.object_id, parts, state_before)
-
-
-def reply_of(answer: Answer) -> Any:
-    """Return the reply that a client would send."""
-    head = ProtoMessage.FromString(answer.head)
-    reply: Any = inflate_object_from_contents(head.metadata.message_id, dict(answer.parts))
-    assert reply.metadata.reply_to_message_id == head.metadata.reply_to_message_id
-    return reply
+def content_of(answer: Answer) -> RecordDict:
+    """Return the content of a reply that is no error."""
+    assert not answer.code, answer.reason
+    return deserialize(answer.data)

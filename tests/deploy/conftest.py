@@ -1,4 +1,4 @@
-"""What several of these tests begin with: a federation's folder, a client's bundle, Flower's home."""
+"""What several of these tests begin with: a federation's folder, a client's bundle, an app on the path."""
 
 import os
 import sys
@@ -7,40 +7,26 @@ from pathlib import Path
 
 import pytest
 
-from fairbloom.deploy import pki
-from fairbloom.deploy.flower.operator import commands as flower_commands
-from fairbloom.deploy.flower.operator import control_api
-from fairbloom.system.files import write_private
+from fairbloom.deploy.device.client import ClientSettings
+from fairbloom.deploy.fleet.enrolment import enroll
+from fairbloom.deploy.fleet.federation import Federation
 from tests.experiments.helpers import fairbloom
 
-from .commands import Machine, answering
-
 
 @pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    (tmp_path / "machine").mkdir()
-    there = Machine(tmp_path / "machine")
-    monkeypatch.setattr(flower_commands, "flwr_command", lambda: str(there.path))
-    monkeypatch.setattr("fairbloom.deploy.operator.submit.flwr_command", lambda: str(there.path))
-    monkeypatch.setattr(control_api, "connected", answering)
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a federation, in the current folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
-    return there
-
-
-@pytest.fixture
-def made(machine: Machine, tmp_path: Path) -> Path:
     assert fairbloom("deploy", "init", "federation", "--host", "fl.example.org", "--host", "10.0.0.7") == 0
     return tmp_path / "federation"
 
 
 @pytest.fixture
 def bundle(tmp_path: Path) -> Path:
-    pki.make_authority(tmp_path / "ca.crt", tmp_path / "ca.key")
-    write_private(tmp_path / "key", pki.make_node_key().private)
-    settings = 'superlink = "localhost:1"\nca = "ca.crt"\nkey = "key"\npartition-id = 3\n'
-    (tmp_path / "client.toml").write_text(settings)
-    return tmp_path
+    """The bundle of a client with partition 3, beside the federation's folder `fed`."""
+    federation = Federation.init(tmp_path / "fed", ["localhost"], 1)
+    return enroll(federation, "site-a", partition=3)
 
 
 @pytest.fixture
@@ -51,3 +37,13 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(sys, "path", [str(tmp_path / "app"), *sys.path])
     yield tmp_path
     sys.modules.pop("tried_app", None)
+
+
+@pytest.fixture
+def own_client(home: Path) -> ClientSettings:
+    """The settings of a client with the app of `home`; nothing looks into its files."""
+    files = {key: home / key for key in ("ca", "key", "certificate")}
+    for file in files.values():
+        file.touch()
+    given = {key: str(file) for key, file in files.items()}
+    return ClientSettings(server="a:1", app="tried_app:app", state_dir="/own", **given)

@@ -1,4 +1,4 @@
-"""A federation of real processes on loopback: server, clients, TLS, keys, credentials, and the operator's commands."""
+"""A federation of real processes on loopback: server, clients, certificates, and the operator's commands."""
 
 import contextlib
 import json
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fairbloom.deploy.device.outage import CONNECTED
+from fairbloom.deploy.fleet.session import CONNECTED
 from fairbloom.server.run_folder.files import ROUNDS
 
 from .flower import PATIENCE, SCRIPTS, Flower, wait_until
@@ -39,27 +39,15 @@ class Deployment(Flower):
     def __init__(self, home: Path, scripts: Path = SCRIPTS) -> None:
         super().__init__(home, scripts)
         self.folder = home / "fed"
-        self.control, self.fleet = free_port(), free_port()
+        self.fleet = free_port()
         self.clients: dict[str, subprocess.Popen[bytes]] = {}
         self.environment["FAIRBLOOM_FEDERATION"] = str(self.folder)
         self.environment["OMP_NUM_THREADS"] = "1"
-        self.fairbloom(
-            *("deploy", "init", str(self.folder), "--host", "localhost", "--listen", "127.0.0.1"),
-            *("--fleet-port", str(self.fleet), "--control", f"127.0.0.1:{self.control}"),
-        )
+        self.fairbloom("deploy", "init", str(self.folder), "--host", "localhost", "--port", str(self.fleet))
 
     def start_server(self) -> None:
         self.server = self.start("fairbloom", "server")
         self.wait_for_words(self.server, "fairbloom server: ready")
-
-    def part(self, name: str) -> int:
-        """Return the id of the server's SuperLink, or SuperExec."""
-        (found,) = (pid for pid in self.offspring(self.server) if f"'server.{name}'".encode() in cmdline(pid))
-        return found
-
-    def kill_part(self, name: str) -> None:
-        """Kill the server's SuperLink, or SuperExec, which the server starts again."""
-        os.kill(self.part(name), signal.SIGKILL)
 
     def enroll(self, *names: str, options: Sequence[str] = ()) -> None:
         self.fairbloom("deploy", "enroll", *names, *options)
@@ -92,7 +80,7 @@ class Deployment(Flower):
         return done
 
     def submitting(self, run_config: Mapping[str, object], app: Path | None = None) -> subprocess.Popen[bytes]:
-        """Start the submission of an app, or of the installed Fairbloom: Flower reads every folder of a checkout."""
+        """Start the submission of an app, or of the installed Fairbloom."""
         words = [word for key, value in run_config.items() for word in ("--set", f"{key}={json.dumps(value)}")]
         self.submitted = self.start("fairbloom", "deploy", "submit", *(("--app", str(app)) if app else ()), *words)
         return self.submitted
@@ -107,12 +95,16 @@ class Deployment(Flower):
         wait_until(lambda: bool(said.search(self.log(self.submitted))))
         return said.findall(self.log(self.submitted))[0]
 
+    def status(self) -> dict[str, Any]:
+        """Return what the operator's command says."""
+        found: dict[str, Any] = json.loads(self.fairbloom("deploy", "status", "--json").stdout)
+        return found
+
     def online(self) -> set[str]:
-        rows = json.loads(self.fairbloom("deploy", "status", "--json").stdout)["clients"]
-        return {row["client"] for row in rows if row["status"] == "online"}
+        return {name for name, client in self.status()["clients"].items() if client["state"] == "online"}
 
     def wait_for_clients(self, *names: str, seconds: float = PATIENCE) -> None:
-        """Wait until these have been connected since they were started, which their nodes log."""
+        """Wait until these have been connected since they were started, which they log."""
         for name in names:
             self.wait_for_words(self.clients[name], CONNECTED, seconds=seconds)
 
@@ -139,16 +131,17 @@ class Deployment(Flower):
     def stop_runs(self) -> None:
         assert "is stopped" in self.fairbloom("deploy", "stop").stdout
 
-    def kill_serverapps(self) -> None:
-        for pid in self.serverapps():
+    def kill_run(self) -> None:
+        """Kill the process of the run that goes on."""
+        for pid in self.run_processes():
             os.kill(pid, signal.SIGKILL)
 
     def offspring(self, process: subprocess.Popen[bytes]) -> list[int]:
-        """Return the ids of processes below this one; a client's node has a session of its own."""
+        """Return the ids of processes below this one; a client's worker has a session of its own."""
         return family(process.pid)[1:]
 
-    def serverapps(self) -> list[int]:
-        return [pid for pid in self.offspring(self.server) if b"import serverapp" in cmdline(pid)]
+    def run_processes(self) -> list[int]:
+        return [pid for pid in self.offspring(self.server) if b"fairbloom.deploy.fleet.run_process" in cmdline(pid)]
 
 
 class Cable:

@@ -3,6 +3,7 @@
 One client builds another base than the others, as another machine's random numbers may.
 """
 
+import shutil
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from tests.deploy.federation import Deployment, federation, rounds, wait_for_rounds
-from tests.docs.pages import blocks
+from tests.docs.pages import ROOT
 from tests.simulation.helpers import assert_same_model
 
 pytestmark = [
@@ -54,9 +55,8 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     """A federation of eight clients with the modules of the page, which their owners allow."""
     home = tmp_path_factory.mktemp("adapters") / "home"
     with federation(home) as runtime:
-        for block in blocks("docs/adapters.md"):
-            if block.file in ("my_models.py", "my_task.py"):
-                (home / block.file).write_text(block.text)
+        for name in ("my_models.py", "my_task.py"):
+            shutil.copy(ROOT / "docs" / "apps" / name, home)
         with (home / "my_models.py").open("a") as module:
             module.write(OTHER_BASE)
         runtime.enroll(*CLINICS)
@@ -67,10 +67,7 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
 
 
 def start(runtime: Deployment, name: str) -> None:
-    settings = runtime.bundle(name) / "client.toml"
-    allow = 'allow = ["my_task:task", "my_models:adapter"]\n'
-    if allow not in settings.read_text():
-        settings.write_text(settings.read_text() + allow)
+    (runtime.bundle(name) / "owner.toml").write_text('allow = ["my_task:task", "my_models:adapter"]\n')
     runtime.environment |= {"OTHER_BASE": "1"} if name == ELSEWHERE else {}
     runtime.start_client(name)
     runtime.environment.pop("OTHER_BASE", None)

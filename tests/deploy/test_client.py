@@ -5,59 +5,74 @@ import os
 import re
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ed25519
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
 
-from fairbloom.deploy.device import supervisor
+from fairbloom.deploy import pki
 from fairbloom.deploy.device.client import APP, ClientSettings
 from fairbloom.deploy.device.connectivity import connection_fault
 from fairbloom.deploy.errors import ClientError
+from fairbloom.deploy.fleet import client as loop
+from fairbloom.deploy.fleet.enrolment import enroll
+from fairbloom.deploy.fleet.federation import Federation
 
 from .commands import client_command
-
-OWN = {"superlink": "a:1", "insecure": True, "app": "json.tool:main"}
 
 # Settings -----------------------------------------------------------------------------------------------------------
 
 
 def test_paths_of_the_file_are_relative_to_it_and_options_win(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir("/")
-    client = ClientSettings.of({"partition-id": 5, "state-dir": "state", "name": None}, bundle / "client.toml")
+    client = ClientSettings.of({"partition-id": 5, "state-dir": "state", "app": None}, bundle / "client.toml")
     assert (client.ca, client.key) == (str(bundle / "ca.crt"), str(bundle / "key"))
-    assert (client.partition_id, client.state_dir) == (5, "/state")
+    assert (client.partition_id, client.state_dir, client.name) == (5, "/state", "site-a")
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({}, "superlink is missing"),
-        ({"superlink": "example.org"}, "superlink = 'example.org': write it as HOST:PORT"),
-        ({"superlink": "a:1"}, "ca is missing"),
-        ({"superlink": "a:1", "ca": "/nowhere/ca.crt"}, "ca = /nowhere/ca.crt: there is no such file"),
-        ({"superlink": "a:1", "insecure": True, "key": "k"}, "insecure = true with ca or key"),
-        ({"superlink": "a:1", "insecure": True, "partition-id": -1}, "partition-id = -1: it is counted from 0"),
-        ({"superlink": "a:1", "insecure": True, "partition-id": "0"}, "partition-id = '0': it must be of type int"),
-        ({"superlink": "a:1", "insecure": True, "colour": 1}, "unknown setting colour = 1: there are allow, app"),
-        ({"superlink": "a:1", "insecure": True, "app": "client"}, "app = 'client': write it as module:attribute"),
-        ({"superlink": "a:1", "insecure": True, "app": "nowhere.at:all"}, "there is no such module here; install it"),
-        ({"superlink": "a:1", "insecure": True, "allow": "x:y"}, "allow = 'x:y': it must be of type list"),
-        ({"superlink": "a:1", "insecure": True, "allow": [3]}, "allow = [3]: it must be a list of texts"),
-        ({"superlink": "a:1", "insecure": True, "node-config": {"a": 1}}, "node-config is for an app of your own"),
+def test_the_owners_file_wins_key_by_key(bundle: Path) -> None:
+    (bundle / "owner.toml").write_text('data-dir = "data"\nallow = ["x:y"]\npartition-id = 8\n[limits]\nrows = 9\n')
+    client = ClientSettings.of({}, bundle / "client.toml")
+    assert (client.data_dir, client.allow, client.limits) == (str(bundle / "data"), ("x:y",), {"rows": 9})
+    assert (client.partition_id, client.state_dir) == (8, str(bundle / "state"))
+    assert ClientSettings.of({"partition-id": 5}, bundle / "client.toml").partition_id == 5
+    (bundle / "owner.toml").write_text("data-dir = ")
+    with pytest.raises(ClientError, match=r"owner\.toml is not a TOML file"):
+        ClientSettings.of({}, bundle / "client.toml")
+
+
+def test_what_cannot_be_is_named_with_its_value_and_what_would_do(bundle: Path) -> None:
+    own: dict[str, Any] = {"app": "json.tool:main"}
+    for given, words in (
+        ({"server": "example.org"}, "server = 'example.org': write it as HOST:PORT"),
+        ({"server": ""}, "server is missing in"),
+        ({"ca": "/nowhere/ca.crt"}, "ca = /nowhere/ca.crt: there is no such file"),
         (
-            OWN | {"node-config": {"name": "x"}},
-            "node-config has name = 'x': write name outside node-config",
+            {"certificate": "/nowhere"},
+            "certificate = /nowhere: there is no such file; take it from the client's bundle",
         ),
-        (OWN | {"node-config": {"a": [1]}}, "node-config has a = [1]: it must be a number, true, false, or a text"),
-    ],
-)
-def test_what_cannot_be_is_named_with_its_value_and_what_would_do(given: dict[str, Any], words: str) -> None:
-    with pytest.raises(ClientError) as error:
-        ClientSettings.of(given)
-    assert words in str(error.value)
+        ({"partition-id": -1}, "partition-id = -1: it is counted from 0"),
+        ({"partition-id": "0"}, "partition-id = '0': it must be of type int"),
+        ({"colour": 1}, "unknown setting colour = 1: there are allow, app"),
+        ({"name": "me"}, "unknown setting name = 'me': there are allow, app"),
+        ({"app": "client"}, "app = 'client': write it as module:attribute"),
+        ({"app": "nowhere.at:all"}, "there is no such module here; install it"),
+        ({"allow": "x:y"}, "allow = 'x:y': it must be of type list"),
+        ({"allow": [3]}, "allow = [3]: it must be a list of texts"),
+        ({"node-config": {"a": 1}}, "node-config is for an app of your own"),
+        (own | {"node-config": {"name": "x"}}, "node-config has name = 'x': write name outside node-config"),
+        (own | {"node-config": {"a": [1]}}, "node-config has a = [1]: it must be a number, true, false, or a text"),
+    ):
+        with pytest.raises(ClientError) as error:
+            ClientSettings.of(given, bundle / "client.toml")
+        assert words in str(error.value)
 
 
 @pytest.mark.parametrize(("text", "words"), [(None, "cannot be read"), ("a = ", "is not a TOML file")])
@@ -73,45 +88,59 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, text: str | None, w
 def test_the_worker_gets_what_the_app_needs_and_no_key(bundle: Path) -> None:
     client = ClientSettings.of({"data-dir": "/my data"}, bundle / "client.toml")
     *command, pipe, given = client.worker(7)
-    code = f"from fairbloom.deploy.flower.device.app_process import main; main({os.getpid()})"
+    code = f"from fairbloom.deploy.fleet.app_process import main; main({os.getpid()})"
     assert command == [sys.executable, "-P", "-c", code]
     assert pipe == "7"
     assert json.loads(given) == {
         **{"app": APP, "allow": [], "limits": {}},
-        "node": {"partition-id": 3, "data-dir": "/my data"},
+        "node": {
+            "partition-id": 3,
+            "name": "site-a",
+            "data-dir": "/my data",
+            "state-dir": str(bundle / "state"),
+        },
     }
 
 
-def test_a_client_runs_our_app_or_the_one_that_its_file_names(bundle: Path) -> None:
+def test_a_client_runs_our_app_or_the_one_that_its_owner_names(bundle: Path) -> None:
     given = json.loads(ClientSettings.of({}, bundle / "client.toml").worker(7)[-1])
     assert (given["app"], given["allow"]) == (APP, [])
-    (bundle / "client.toml").write_text('superlink = "a:1"\ninsecure = true\napp = "json.tool:main"\nallow = ["x:y"]\n')
+    (bundle / "owner.toml").write_text('app = "json.tool:main"\nallow = ["x:y"]\n')
     given = json.loads(ClientSettings.of({}, bundle / "client.toml").worker(7)[-1])
     assert (given["app"], given["allow"]) == ("json.tool:main", ["x:y"])
 
 
 def test_an_app_of_ones_own_finds_the_node_config_of_the_file(bundle: Path) -> None:
-    with (bundle / "client.toml").open("a") as file:
-        file.write(
-            'app = "json.tool:main"\nnode-config = { num-partitions = 2, path = \'/my "data"\', on = true, a = 0.5 }\n'
-        )
-    expected = {"partition-id": 3, "num-partitions": 2, "path": '/my "data"', "on": True, "a": 0.5}
-    assert ClientSettings.of({}, bundle / "client.toml").node() == expected
+    (bundle / "owner.toml").write_text(
+        'app = "json.tool:main"\nnode-config = { num-partitions = 2, path = \'/my "data"\', on = true, a = 0.5 }\n'
+    )
+    node = ClientSettings.of({}, bundle / "client.toml").node()
+    assert {**node, "num-partitions": 2, "path": '/my "data"', "on": True, "a": 0.5} == node
 
 
+@pytest.fixture
+def own_handlers() -> Iterator[None]:
+    """Take back the handlers of signals that a client's process sets for itself."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("own_handlers")
 def test_settings_reach_the_small_process_whole(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = {"allow": ["x:y"], "app": "json.tool:main", "node-config": {"num-partitions": 2}}
     client, there = ClientSettings.of(given, bundle / "client.toml"), list[ClientSettings]()
-    monkeypatch.setattr(supervisor, "run", there.append)
+    monkeypatch.setattr(loop, "run_alone", there.append)
     monkeypatch.setattr(os, "execv", lambda program, words: monkeypatch.setattr(sys, "argv", words[3:]))
     masks: list[int] = []
     monkeypatch.setattr(os, "umask", masks.append)
-    supervisor.replace_process(client)
+    loop.replace_process(client)
     assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & {
         signal.SIGINT,
         signal.SIGTERM,
     }  # held for that process
-    supervisor.main()
+    loop.main()
     assert there == [client]
     assert masks == [0o077]  # what a client writes is for its account alone
 
@@ -132,17 +161,21 @@ def test_a_corrupt_authority_is_named(bundle: Path, content: bytes) -> None:
     assert connection_fault(good) == words  # where it breaks later
 
 
-def of_another_kind() -> bytes:
-    plain = (serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption())
-    return ed25519.Ed25519PrivateKey.generate().private_bytes(*plain)
+def encrypted_key(bundle: Path) -> bytes:
+    key = load_pem_private_key((bundle / "key").read_bytes(), None)
+    form = (Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret"))
+    return key.private_bytes(*form)
 
 
-@pytest.mark.parametrize("content", [b"", os.urandom(600), b"-----BEGIN OPENSSH PRIVATE KEY-----\n", of_another_kind()])
-def test_a_key_that_is_none_is_named_when_the_client_starts(bundle: Path, content: bytes) -> None:
-    (bundle / "key").write_bytes(content)
-    with pytest.raises(ClientError, match=r"is not a private key in OpenSSH format|is not a key of the kind") as error:
-        ClientSettings.of({}, bundle / "client.toml")
-    assert str(error.value).startswith(f"key = {bundle / 'key'} is ")
+def test_a_key_that_does_not_fit_is_named_when_the_client_starts(bundle: Path) -> None:
+    other = pki.format_key(pki.make_key())
+    for content in (b"", os.urandom(600), b"-----BEGIN PRIVATE KEY-----\n", other, encrypted_key(bundle)):
+        (bundle / "key").write_bytes(content)
+        with pytest.raises(ClientError) as error:
+            ClientSettings.of({}, bundle / "client.toml")
+        assert str(error.value).startswith(f"key = {bundle / 'key'} is not the key of certificate = ")
+        (bundle / "key").unlink()
+        enroll(Federation.read(bundle.parents[1]), "site-a")
 
 
 def test_a_missing_key_is_told_how_to_make_one(bundle: Path) -> None:
@@ -160,15 +193,6 @@ def test_help_shows_both_commands(tmp_path: Path) -> None:
     printed = client_command("--help", folder=tmp_path).stdout
     assert re.search(r"\brun\b.+Run a client", printed)
     assert re.search(r"\bkeys\b.+private key", printed)
-
-
-@pytest.mark.parametrize("words", [(), ("run",), ("--name", "keys"), ("run", "--name", "x")], ids=str)
-def test_without_a_commands_name_the_client_is_run(words: tuple[str, ...], tmp_path: Path) -> None:
-    done = client_command(*words, folder=tmp_path)
-    assert (done.returncode, done.stderr.strip()) == (
-        2,
-        "fairbloom: superlink is missing: give --superlink HOST:PORT, or the client.toml of a bundle",
-    )
 
 
 def test_a_files_name_goes_to_the_client(tmp_path: Path) -> None:

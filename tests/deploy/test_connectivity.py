@@ -1,22 +1,19 @@
-"""What stands between a client and its SuperLink, in words."""
+"""What stands between a client and its server, in words."""
 
 import socket
 import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-import pytest
 
 from fairbloom.deploy import pki
 from fairbloom.deploy.device.client import ClientSettings
 from fairbloom.deploy.device.connectivity import connection_fault
-from fairbloom.deploy.flower.device.session import REMEDIES
 
 GRPC, HTTP = b"\0\0\x12\x04\0\0\0\0\0" + bytes(18), b"HTTP/1.1 200 OK\r\n\r\n"
-"""How an answer of a gRPC server begins, and of a control API."""
+"""How an answer of a gRPC server begins, and of a web server."""
 
 
 @contextmanager
@@ -50,59 +47,39 @@ def server(certificate: tuple[Path, Path] | None, answer: bytes = GRPC) -> Itera
 
 
 def signed(bundle: Path, host: str = "localhost", days: float = 1.0) -> tuple[Path, Path]:
-    files = (bundle / "server.crt", bundle / "server.key")
-    pki.make_server_certificate(bundle / "ca.crt", bundle / "ca.key", *files, [host], days)
+    authority, files = bundle.parents[1], (bundle / "server.crt", bundle / "server.key")
+    pki.make_server_certificate(authority / "ca.crt", authority / "ca.key", *files, [host], days)
     return files
+
+
+def fault(bundle: Path, address: str) -> str | None:
+    return connection_fault(replace(ClientSettings.of({}, bundle / "client.toml"), server=address))
 
 
 def test_nothing_stands_in_the_way_of_a_good_certificate(bundle: Path) -> None:
     with server(signed(bundle)) as address:
-        assert connection_fault(ClientSettings(superlink=address, ca=str(bundle / "ca.crt"))) is None
+        assert fault(bundle, address) is None
 
 
 def test_an_expired_certificate_is_named(bundle: Path) -> None:
     with server(signed(bundle, days=-1)) as address:
-        words = connection_fault(ClientSettings(superlink=address, ca=str(bundle / "ca.crt"))) or ""
+        words = fault(bundle, address) or ""
     assert "does not vouch for: certificate has expired" in words
-    assert "fairbloom deploy renew" in words
+    assert "the federation's operator makes a new one (fairbloom deploy renew)" in words
 
 
 def test_a_server_without_tls_is_named(bundle: Path) -> None:
     with server(None) as address:
-        words = connection_fault(ClientSettings(superlink=address, ca=str(bundle / "ca.crt"))) or ""
-    assert "does not speak TLS" in words
+        assert "does not speak TLS" in (fault(bundle, address) or "")
 
 
-def test_tls_where_none_was_meant_is_named(bundle: Path) -> None:
-    with server(signed(bundle)) as address:
-        assert "this client is set insecure" in (
-            connection_fault(ClientSettings(superlink=address, insecure=True)) or ""
-        )
-    with server(None) as address:
-        assert connection_fault(ClientSettings(superlink=address, insecure=True)) is None
-
-
-@pytest.mark.parametrize("over_tls", [True, False])
-def test_the_control_apis_port_is_named(bundle: Path, over_tls: bool) -> None:
-    with server(signed(bundle) if over_tls else None, HTTP) as address:
-        safety: dict[str, Any] = {"ca": str(bundle / "ca.crt")} if over_tls else {"insecure": True}
-        words = connection_fault(ClientSettings(superlink=address, **safety)) or ""
-    assert words.startswith(f"{address} is the control API's port")
+def test_a_web_servers_port_is_named(bundle: Path) -> None:
+    with server(signed(bundle), HTTP) as address:
+        words = fault(bundle, address) or ""
+    assert words.startswith(f"{address} is a web server's port")
     assert "clients connect to the fleet port, 9092 unless the federation's operator chose another" in words
 
 
-def test_what_is_the_operators_to_do_is_said_to_be_so(bundle: Path) -> None:
-    """These words are read on a device, where there are no such commands."""
-    with server(signed(bundle, host="elsewhere.example", days=-1)) as address:
-        said = [
-            connection_fault(ClientSettings(superlink=address, ca=str(bundle / "ca.crt"))) or "",
-            *REMEDIES.values(),
-        ]
-    for words in said:
-        assert "fairbloom deploy" not in words.partition("the federation's operator")[0]
-        assert "operator" in words
-
-
-def test_a_closed_port_is_named() -> None:
-    words = connection_fault(ClientSettings(superlink="127.0.0.1:1", insecure=True)) or ""
+def test_a_closed_port_is_named(bundle: Path) -> None:
+    words = fault(bundle, "127.0.0.1:1") or ""
     assert words.startswith("127.0.0.1:1 cannot be reached: Connection refused")

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.federation
 
 HOSPITALS = ("north", "south", "west")
 COMMANDS = [line for block in blocks("docs/device-tutorial.md") for line in block.commands]
-AT_EACH = ("tar", "mkdir", "cp", "fairbloom client north/")
+AT_EACH = ("tar", "mkdir", "cp", "fairbloom client accept", "fairbloom client north/")
 
 
 def test_the_tutorial_ends_at_a_prediction_on_a_device(tmp_path: Path) -> None:
@@ -38,8 +38,8 @@ def test_the_tutorial_ends_at_a_prediction_on_a_device(tmp_path: Path) -> None:
         patients = (runtime.home / "hospitals" / "north.csv").read_text().splitlines()
         (folder,) = (path.parent for path in runtime.home.rglob("runs/ditto/clients.csv"))
         run = load(folder)
-        agreed = (folder / "agreed.json").read_text()
-        task = load_task({**run.settings, "agreed": agreed, "data-dir": str(runtime.home / "data-north")})
+        schema = (folder / "schema.toml").read_text()
+        task = load_task({**run.settings, "schema": schema, "data-dir": str(runtime.home / "data-north")})
         tested = task.splits("north").test.rows.tolist()
         for name, model in (("by-all.csv", "global"), ("by-own.csv", "personal")):
             with (runtime.home / name).open(newline="") as file:

@@ -3,7 +3,6 @@
 import io
 import os
 import re
-import runpy
 import shutil
 import stat
 import subprocess
@@ -11,14 +10,13 @@ import sys
 import tarfile
 import tomllib
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fairbloom.deploy.device.client import ClientSettings
-from fairbloom.deploy.operator.federation import server_unit
+from fairbloom.deploy import pki
+from fairbloom.deploy.fleet.federation import server_unit
 
 ROOT = Path(__file__).parents[2]
 EDGE = ROOT / "deploy" / "edge"
@@ -71,7 +69,10 @@ def test_install_stops_before_it_changes_anything(words: list[str], message: str
 # Bundles on a device -------------------------------------------------------------------------------------------------
 
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="the installation is root's")
-GOOD = {"ca.crt": b"certificate", "key": b"private", "client.toml": b'superlink = "a:1"\n', UNIT: b"[Unit]\n"}
+GOOD = {
+    **{"ca.crt": b"authority", "certificate": b"certificate", "key": b"private"},
+    **{"client.toml": b'server = "a:1"\n', UNIT: b"[Unit]\n"},
+}
 
 
 def entry(name: str, content: bytes = b"", **changes: Any) -> tuple[tarfile.TarInfo, bytes]:
@@ -226,9 +227,9 @@ def test_a_key_is_made_on_the_device_and_a_bundle_without_one_keeps_it(tmp_path:
     assert made.returncode == 0, made.stderr
     request = (folder / "site-a.request").read_text()
     assert made.stdout.startswith(request)
-    assert request.split()[::2] == ["ecdsa-sha2-nistp384", "site-a"]
+    assert pki.read_request(request, "stdout").name == "site-a"
     key = (folder / "key").read_bytes()
-    assert b"OPENSSH PRIVATE KEY" in key
+    assert b"PRIVATE KEY" in key
     assert stat.S_IMODE((folder / "key").stat().st_mode) == 0o600
     done = install(tmp_path, "check_bundle; make_folders; install_bundle", bundle)
     assert done.returncode == 0, done.stderr
@@ -258,13 +259,13 @@ def test_systemd_takes_the_unit(name: str, tmp_path: Path) -> None:
 def test_a_client_starts_without_the_servers_libraries() -> None:
     """The client's command loads neither PyTorch nor Flower nor what only servers have."""
     program = (
-        "import sys; sys.argv[1:] = ['client', '--superlink', 'x']; import runpy\n"
+        "import sys; sys.argv[1:] = ['client', 'x/client.toml']; import runpy\n"
         "try: runpy.run_module('deploy', run_name='__main__')\n"
         "except SystemExit as end: print(end.code, *sorted({'torch', 'flwr', 'pydantic', 'cvxopt'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout.split() == ["2"]
-    assert "write it as HOST:PORT" in done.stderr
+    assert "x/client.toml cannot be read" in done.stderr
 
 
 # The device's data ---------------------------------------------------------------------------------------------------
@@ -274,13 +275,10 @@ def test_a_client_starts_without_the_servers_libraries() -> None:
 def test_the_devices_data_folder_is_in_its_settings_whole(tmp_path: Path) -> None:
     data, bundle = tmp_path / "our data", bundle_with(tmp_path / "site-a.tar.gz")
     data.mkdir()
-    for _ in range(2):
-        done = install(
-            tmp_path, "check_data; make_folders; install_bundle", bundle, **{"data-dir": f"{data}/../our data"}
-        )
-        assert done.returncode == 0, done.stderr
-    settings = tomllib.loads(etc(tmp_path)["client.toml"].decode())
-    assert settings == {"superlink": "a:1", "data-dir": str(data)}
+    words = {"data-dir": f"{data}/../our data"}
+    done = install(tmp_path, "check_data; make_folders; install_bundle", bundle, **words)
+    assert done.returncode == 0, done.stderr
+    assert tomllib.loads(etc(tmp_path)["owner.toml"].decode()) == {"data-dir": str(data)}
 
 
 @pytest.mark.parametrize(
@@ -299,85 +297,20 @@ def test_a_data_folder_that_cannot_be_is_refused(name: str, words: str, tmp_path
 
 # A second bundle -----------------------------------------------------------------------------------------------------
 
-OWNERS = """# ward 3
-superlink = "a:1"
-data-dir = "/srv/images"   # read-only
-allow = [
-  "mylab.hearts:load",
-]
-partition-id = 2
-
-[node-config]
-num-partitions = 4
-"""
-
-
-def renewed(home: Path, name: str, settings: bytes, **options: str) -> subprocess.CompletedProcess[str]:
-    """Install a bundle with these settings, and another certificate, over what is there."""
-    bundle = bundle_with(home / name, entry("site-a/client.toml", settings), without="client.toml")
-    return install(home, "check_bundle; make_folders; install_bundle", bundle, **options)
-
 
 @as_root
-def test_a_second_bundle_keeps_what_the_devices_owner_wrote_and_prints_what_changed(tmp_path: Path) -> None:
-    """It replaced client.toml, so that the device trained without its data or refused its task."""
-    first = renewed(tmp_path, "1.tar.gz", b'superlink = "a:1"\npartition-id = 2\n')
-    assert first.stdout == ""
-    file = tmp_path / "device" / "etc" / "fairbloom" / "client.toml"
-    file.write_text(OWNERS)
-    done = renewed(
-        tmp_path, "2.tar.gz", b'superlink = "b:2"\npartition-id = 2\nname = "site-a"\nallow = ["os:system"]\n'
-    )
-    assert done.returncode == 0, done.stderr
-    after = tomllib.loads(file.read_text())
-    assert after == {
-        "superlink": "b:2",
-        "partition-id": 2,
-        "name": "site-a",
-        "data-dir": "/srv/images",
-        "allow": ["mylab.hearts:load"],
-        "node-config": {"num-partitions": 4},
-    }
-    assert "# ward 3" in file.read_text()
-    assert "# read-only" in file.read_text()
-    assert stat.S_IMODE(file.stat().st_mode) == 0o644
-    assert done.stdout.splitlines() == [
-        "install: client.toml: superlink = 'b:2', which was 'a:1'",
-        "install: client.toml: name = 'site-a' is new",
-        "install: client.toml: unchanged: data-dir, allow, node-config",
-    ]
-    renewed(tmp_path, "3.tar.gz", b'superlink = "b:2"\npartition-id = 2\nname = "site-a"\n')
-    assert tomllib.loads(file.read_text()) == after
-    third = renewed(tmp_path, "4.tar.gz", b'superlink = "b:2"\nname = "site-b"\n', **{"data-dir": str(tmp_path)})
-    del after["partition-id"]
-    assert tomllib.loads(file.read_text()) == {**after, "name": "site-b", "data-dir": str(tmp_path)}
-    assert "partition-id = 2 is removed" in third.stdout
-    assert f"data-dir = '{tmp_path}', which was '/srv/images'" in third.stdout
-
-
-@as_root
-@pytest.mark.parametrize(
-    ("written", "words"),
-    [
-        ("superlink = ", "is not a TOML file"),
-        ('"superlink" = "a:1"\n', "is written in a way that is not understood: write superlink into it by hand"),
-        ('app = """\nname = 3\n"""\n', "is written in a way that is not understood: write superlink into it by hand"),
-    ],
-)
-def test_settings_that_cannot_be_changed_are_left_and_so_are_certificate_and_key(
-    tmp_path: Path, written: str, words: str
-) -> None:
-    renewed(tmp_path, "1.tar.gz", b'superlink = "a:1"\n')
+def test_a_second_bundle_replaces_the_operators_file_and_never_the_owners(tmp_path: Path) -> None:
+    """It replaced what the owner had written, so that the device trained without its data or refused its task."""
     folder = tmp_path / "device" / "etc" / "fairbloom"
-    (folder / "client.toml").write_text(written)
-    (folder / "ca.crt").write_bytes(b"the one before")
+    first = bundle_with(tmp_path / "1.tar.gz")
+    assert install(tmp_path, "check_bundle; make_folders; install_bundle", first).returncode == 0
+    (folder / "owner.toml").write_text('# ward 3\nallow = ["mylab.hearts:load"]\n')
     before = etc(tmp_path)
-    done = renewed(tmp_path, "2.tar.gz", b'superlink = "b:2"\n')
-    assert done.returncode == 1
-    assert words in done.stderr
-    assert etc(tmp_path) == before
-
-
-def test_the_settings_that_the_installer_writes_are_settings_of_a_client() -> None:
-    written = {*runpy.run_path(str(EDGE / "settings.py"))["OPERATOR_SETTINGS"], "data-dir"}
-    assert written <= {each.name.replace("_", "-") for each in fields(ClientSettings)}
+    settings = b'server = "b:2"\npartition-id = 2\n'
+    second = bundle_with(tmp_path / "2.tar.gz", entry("site-a/client.toml", settings), without="client.toml")
+    done = install(tmp_path, "check_bundle; make_folders; install_bundle", second)
+    assert done.returncode == 0, done.stderr
+    assert etc(tmp_path) == before | {"client.toml": settings}
+    refused = install(tmp_path, "check_data", **{"data-dir": str(tmp_path)})
+    assert refused.returncode == 1
+    assert "owner.toml is there and is yours: write data-dir into it" in refused.stderr

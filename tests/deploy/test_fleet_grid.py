@@ -19,7 +19,7 @@ from fairbloom.deploy.fleet.mailbox import Address, Collected
 from fairbloom.deploy.fleet.messages import node_id_of
 from fairbloom.deploy.fleet.session import KeptReply, Session, load_session
 from fairbloom.deploy.fleet.wire_pb2 import Head, Taken
-from fairbloom.deploy.flower.device.worker import DroppedError
+from fairbloom.deploy.fleet.worker import DroppedError
 from fairbloom.flower import serialize
 from fairbloom.protocol.version import PROTOCOL
 
@@ -147,6 +147,9 @@ class FakeCalls:
 
     def __init__(self, *messages: Received) -> None:
         self.messages, self.replies, self.known = list(messages), list[tuple[str, bytes, int]](), list[str]()
+
+    def connect(self) -> None:
+        """Be let in at once."""
 
     def next(self, settings: str) -> Received:
         self.known.append(settings)

@@ -2,14 +2,20 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 
 from fairbloom.deploy import pki
 from fairbloom.deploy.errors import DeployError
-from fairbloom.deploy.fleet.daemon import Place, read_identity
+from fairbloom.deploy.fleet.daemon import read_identity, renew_if_due
+from fairbloom.deploy.fleet.federation import Federation
 from fairbloom.deploy.fleet.mailbox import Address, Mailbox, Reply, Room
 from fairbloom.deploy.fleet.members import Members
 from fairbloom.deploy.fleet.port import Port
@@ -95,28 +101,57 @@ def test_a_wait_ends_with_the_replies_that_are_wanted(tmp_path: Path) -> None:
 
 
 def test_settings_of_the_server_are_checked(tmp_path: Path) -> None:
-    with pytest.raises(DeployError, match=r"federation\.toml cannot be read"):
-        Place.of(tmp_path)
-    for line in ("max-reply = -1", 'pin-keys = "no"', "listen = 9092"):
-        (tmp_path / "federation.toml").write_text(line)
+    with pytest.raises(DeployError, match="is not a federation's folder"):
+        Federation.read(tmp_path)
+    file, good = tmp_path / "federation.toml", 'server = "a.org:9092"\n'
+    for line in ("max-reply = -1", 'pin-keys = "no"', "listen = 9092", 'listen = "9092"', 'superlink = "a.org:9092"'):
+        file.write_text(good + line)
         with pytest.raises(DeployError, match=line.partition(" ")[0]):
-            Place.of(tmp_path)
-    (tmp_path / "federation.toml").write_text("max-reply = 1000")
-    assert (Place.of(tmp_path).max_reply, Place.of(tmp_path).pin_keys) == (1000, True)
+            Federation.read(tmp_path)
+    file.write_text("max-reply = 1000")
+    with pytest.raises(DeployError, match="server is missing"):
+        Federation.read(tmp_path)
+    file.write_text(f"{good}max-reply = 1000")
+    read = Federation.read(tmp_path)
+    assert (read.max_reply, read.pin_keys, read.listen) == (1000, True, "[::]:9092")
 
 
 def test_the_servers_certificate_is_renewed_in_time(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    authority, server = (tmp_path / "ca.crt", tmp_path / "ca.key"), (tmp_path / "server.crt", tmp_path / "server.key")
-    pki.make_authority(*authority)
+    federation = Federation.init(tmp_path / "fed", ["server.example"], 9092)
+    authority, server = federation.authority, federation.identity
     pki.make_server_certificate(*authority, *server, ["server.example"], days=30.0)
-    first = read_identity(tmp_path)
-    assert read_identity(tmp_path) == first
-    pki.make_server_certificate(*authority, *server, ["server.example"], days=-1.0)
+    first = read_identity(federation)
+    renew_if_due(federation)
+    assert read_identity(federation) == first
+    server[0].write_bytes(make_old(authority, server[1]))
     hidden = authority[1].rename(tmp_path / "elsewhere")
-    read_identity(tmp_path)
-    assert "renew it where ca.key is" in caplog.text
+    renew_if_due(federation)
+    assert "run fairbloom deploy renew where ca.key is" in caplog.text
     hidden.rename(authority[1])
-    pki.make_server_certificate(*authority, tmp_path / "other.crt", server[1], ["server.example"])
-    (tmp_path / "server.crt").write_bytes(first[1])
+    renew_if_due(federation)
+    assert pki.days_left(server[0]) > 5.0
+    assert pki.read_hosts(server[0])[0] == "server.example"
+    read_identity(federation)
+    server[0].write_bytes(first[1])
     with pytest.raises(DeployError, match=r"server\.key is not the key of"):
-        read_identity(tmp_path)
+        read_identity(federation)
+
+
+def make_old(authority: tuple[Path, Path], key: Path) -> bytes:
+    """Return a server's certificate of 10 days, of which 9 are over."""
+    signer = load_pem_private_key(authority[1].read_bytes(), None)
+    holder = load_pem_private_key(key.read_bytes(), None)
+    assert isinstance(signer, ec.EllipticCurvePrivateKey)
+    assert isinstance(holder, ec.EllipticCurvePrivateKey)
+    issuer, now = x509.load_pem_x509_certificate(authority[0].read_bytes()), datetime.now(UTC)
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(issuer.subject)
+        .issuer_name(issuer.subject)
+        .public_key(holder.public_key())
+        .serial_number(1)
+        .not_valid_before(now - timedelta(days=9))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("server.example")]), critical=False)
+    )
+    return builder.sign(signer, hashes.SHA256()).public_bytes(Encoding.PEM)

@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 import grpc
 import pytest
 
-from fairbloom.deploy import pki
 from fairbloom.deploy.device.outage import Outage
 from fairbloom.deploy.errors import DeployError
 from fairbloom.deploy.fleet.calls import Calls, RefusedError
 from fairbloom.deploy.fleet.enrolment import enroll, revoke
+from fairbloom.deploy.fleet.federation import Federation
 from fairbloom.deploy.fleet.mailbox import Address, Content, Mailbox, Room
 from fairbloom.deploy.fleet.members import Members
 from fairbloom.deploy.fleet.messages import (
@@ -92,12 +92,9 @@ class Served:
 
 
 def make_place(place: Path) -> Path:
-    place.mkdir()
-    authority = (place / "ca.crt", place / "ca.key")
-    pki.make_authority(*authority)
-    pki.make_server_certificate(*authority, place / "server.crt", place / "server.key", ["server.example"])
-    for number, name in enumerate("ab"):
-        enroll(place, name, number, "server.example:9092")
+    federation = Federation.init(place, ["server.example"], 9092)
+    for name in "ab":
+        enroll(federation, name)
     return place
 
 
@@ -242,8 +239,8 @@ def test_a_cut_reply_leaves_nothing_and_is_given_again(served: Served) -> None:
 
 def test_held_calls_hold_no_thread(served: Served) -> None:
     names = [f"client-{number}" for number in range(20)]
-    for number, name in enumerate(names):
-        enroll(served.place, name, number, "server.example:9092")
+    for name in names:
+        enroll(Federation.read(served.place), name)
     served.do(served.members.look)
 
     async def hold() -> list[str]:
@@ -313,11 +310,11 @@ def test_a_client_is_known_by_its_key_at_each_call(served: Served) -> None:
     calls, old = served.calls(), served.credentials("a")
     held = next_later(calls)
     wait_until(lambda: bool(served.do(served.port.online)))
-    revoke(served.place, "a")
+    revoke(Federation.read(served.place), "a")
     served.do(lambda: served.port.wake(served.members.look()))
     with pytest.raises(RefusedError, match="client 'a' was revoked by the federation's operator"):
         held.result(30)
-    enroll(served.place, "a", 0, "server.example:9092")
+    enroll(Federation.read(served.place), "a")
     served.do(served.members.look)
     assert refusal(served, old) == grpc.StatusCode.PERMISSION_DENIED
     with pytest.raises(RefusedError, match="is enrolled with another key"):
@@ -331,7 +328,7 @@ def test_a_client_is_known_by_its_key_at_each_call(served: Served) -> None:
 
 def test_any_key_of_an_enrolled_name_does_where_none_is_pinned(served: Served) -> None:
     old = served.credentials("a")
-    enroll(served.place, "a", 0, "server.example:9092")
+    enroll(Federation.read(served.place), "a")
     unpinned = Members(served.place / "clients", pin_keys=False)
     unpinned.look()
     served.port._members = unpinned
@@ -363,7 +360,7 @@ def test_a_damaged_file_keeps_its_client_out_and_no_other(served: Served) -> Non
 def test_names_that_a_client_cannot_have(served: Served) -> None:
     for name in ("server.example", "../up"):
         with pytest.raises(DeployError, match=name):
-            enroll(served.place, name, 0, "server.example:9092")
+            enroll(Federation.read(served.place), name)
 
 
 def test_the_codes_of_errors_are_flowers() -> None:

@@ -1,7 +1,6 @@
 """A federation of hospitals with CSV files of their own: what each device keeps after the run, and predicts with it."""
 
 import csv
-import json
 import os
 import shutil
 import signal
@@ -14,8 +13,7 @@ from typing import Any
 import pytest
 
 from fairbloom.client.kept import About, KeptRun, find_kept, list_kept
-from fairbloom.protocol.names import AGREED as AGREEMENT
-from fairbloom.server.run_folder.files import AGREED, CLIENTS, MODEL, read_delivered
+from fairbloom.server.run_folder.files import CLIENTS, MODEL, read_delivered
 from fairbloom.server.settings import Settings
 from fairbloom.tasks import load_task
 from tests.deploy.federation import Deployment, federation, wait_for_rounds
@@ -25,8 +23,26 @@ from tests.prediction.hospitals import write_hospitals
 pytestmark = pytest.mark.federation
 
 HOSPITALS = ("h0", "h1", "h2", "h3")
+SCHEMA = """
+target = "target"
+
+[fields.age]
+type = "number"
+
+[fields.bp]
+type = "number"
+
+[fields.sex]
+type = "string"
+categories = ["f", "m"]
+
+[fields.target]
+type = "string"
+categories = ["sick", "well"]
+"""
 SETTINGS: dict[str, Any] = {
     "task": "csv",
+    "schema": SCHEMA,
     "method": "ditto",
     "num-rounds": 3,
     "fraction": 1.0,
@@ -46,6 +62,8 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
         for name in HOSPITALS:
             data_of(runtime, name).mkdir()
             shutil.copy(files / f"{name}.csv", data_of(runtime, name))
+            with (runtime.bundle(name) / "client.toml").open("a") as settings:
+                settings.write('[limits]\nschema = "any"\n')
             start(runtime, name)
         runtime.wait_for_clients(*HOSPITALS)
         yield runtime
@@ -73,18 +91,11 @@ def kept_by(there: Deployment, name: str, run: Path) -> KeptRun:
     return found
 
 
-def of_clients(there: Deployment) -> dict[str, Any]:
-    """Return the rows of `deploy status` by client."""
-    found = json.loads(there.fairbloom("deploy", "status", "--json").stdout)
-    return {row["client"]: row for row in found["clients"]} | {"runs": found["runs"]}
-
-
 def test_each_device_keeps_the_final_model_and_its_personal_one(there: Deployment, finished: Path) -> None:
     for name in HOSPITALS:
         kept = kept_by(there, name, finished)
         assert kept.about == About(finished.name, 3, MODEL.read_checksum(finished))
         assert kept.personal_rounds[-1] == 3
-        assert (kept.folder / "agreed.json").read_bytes() == (finished / "agreed.json").read_bytes()
         assert {path.stat().st_mode & 0o077 for path in (kept.folder, *kept.folder.iterdir())} == {0}
     assert read_delivered(finished).keeping == HOSPITALS
 
@@ -103,7 +114,7 @@ def test_the_predictions_on_a_device_are_those_that_the_run_measured_to_the_row(
         assert done.returncode == 0, done.stderr
         with out.open(newline="") as opened:
             rows = list(csv.DictReader(opened))
-        config = {**Settings.of(SETTINGS).run_config(), "data-dir": str(file), AGREEMENT: AGREED.read(finished)}
+        config = {**Settings.of(SETTINGS).run_config(), "data-dir": str(file)}
         tested = load_task(config).splits(name).test.rows
         assert tested is not None
         right = [rows[row]["predicted_target"] == rows[row]["target"] for row in tested.tolist()]
@@ -111,10 +122,8 @@ def test_the_predictions_on_a_device_are_those_that_the_run_measured_to_the_row(
 
 
 def test_the_operator_sees_who_keeps_the_model_of_which_run(there: Deployment, finished: Path) -> None:
-    rows = of_clients(there)
-    run = next(each for each in rows["runs"] if each["folder"] == str(finished))
+    run = next(each for each in there.status()["runs"] if each["folder"] == str(finished))
     assert run["kept-by"] == list(HOSPITALS)
-    assert all(run["run-id"] in rows[name]["keeps-models-of"] for name in HOSPITALS)
     assert finished.name in there.fairbloom("deploy", "status").stdout
 
 
@@ -150,7 +159,7 @@ def test_a_delivery_whose_server_is_killed_goes_on(there: Deployment, tmp_path: 
         try:
             wait_until(MODEL.path_in(out).exists)
             too_late = bool(read_delivered(out).clients)
-            there.kill_serverapps()
+            there.kill_run()
         finally:
             os.kill(node, signal.SIGCONT)
         there.wait_for_end(submitted)

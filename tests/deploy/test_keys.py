@@ -1,5 +1,6 @@
 """Keys that are made on the device, and stay there."""
 
+import shutil
 import stat
 import threading
 from pathlib import Path
@@ -7,9 +8,12 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives import serialization
 
+from fairbloom.deploy import pki
 from fairbloom.deploy.device import keys
 from fairbloom.deploy.device.client import ClientSettings
 from fairbloom.deploy.errors import ClientError
+from fairbloom.deploy.fleet.enrolment import enroll
+from fairbloom.deploy.fleet.federation import Federation
 
 from .commands import client_command
 
@@ -20,18 +24,21 @@ def test_a_key_is_made_where_it_stays_and_only_the_request_is_printed(tmp_path: 
     key, request = tmp_path / "site-a" / "key", tmp_path / "site-a" / "site-a.request"
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
     assert sorted(tmp_path.rglob("*")) == [key.parent, key, request]
-    kind, _, name = done.stdout.split()
-    assert (kind, name) == ("ecdsa-sha2-nistp384", "site-a")
     assert request.read_text() == done.stdout
-    public = serialization.load_ssh_private_key(key.read_bytes(), None).public_key()
-    assert public == serialization.load_ssh_public_key(done.stdout.encode())
+    asked = pki.read_request(done.stdout, "stdout")
+    public = serialization.load_pem_private_key(key.read_bytes(), None).public_key()
+    assert (asked.key, asked.name) == (public, "site-a")
     assert "PRIVATE" not in done.stdout + done.stderr + request.read_text()
 
 
-def test_a_made_key_serves_the_bundle_that_is_unpacked_beside_it(bundle: Path) -> None:
-    (bundle / "key").unlink()
-    assert client_command("keys", "site-a", "--out", bundle, folder=bundle).returncode == 0
-    assert ClientSettings.of({}, bundle / "client.toml").key == str(bundle / "key")
+def test_a_made_key_serves_the_bundle_that_is_unpacked_beside_it(bundle: Path, tmp_path: Path) -> None:
+    device = tmp_path / "device"
+    assert client_command("keys", "site-a", "--out", device, folder=tmp_path).returncode == 0
+    enroll(Federation.read(tmp_path / "fed"), "site-a", request=device / "site-a.request")
+    assert not (bundle / "key").exists()
+    shutil.copytree(bundle, device, dirs_exist_ok=True)
+    client = ClientSettings.of({}, device / "client.toml")
+    assert (client.key, client.name, client.partition_id) == (str(device / "key"), "site-a", 3)
 
 
 def test_a_key_that_is_there_is_never_replaced(tmp_path: Path) -> None:
@@ -64,7 +71,7 @@ def test_of_two_that_make_a_key_at_once_one_does(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     (request,) = filter(None, outcomes)
-    assert (tmp_path / "site-a.request").read_text() == f"{request}\n"
+    assert (tmp_path / "site-a.request").read_text() == request
 
 
 @pytest.mark.parametrize("name", ["", "../x", "a b", "-a", "a\nb", "x" * 64])

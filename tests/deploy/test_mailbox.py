@@ -119,6 +119,15 @@ def test_a_saved_round_takes_back_what_nobody_has_begun(mailbox: Mailbox) -> Non
     assert collected(mailbox, "2") == {"2": 3}
 
 
+def test_a_late_reply_frees_its_device_and_no_memory_is_held(mailbox: Mailbox) -> None:
+    send(mailbox, "1", device="slow")
+    answer(mailbox, taken(mailbox, "slow"))
+    mailbox.save(RUN, 1)  # before the run has looked for it
+    assert collected(mailbox, "1") == {"1": 5}  # not 3, by which the device would owe a reply
+    mailbox.save(RUN, 2)
+    assert mailbox.room.used == 0
+
+
 def test_unknown_work_goes_on_while_its_run_does(mailbox: Mailbox, clock: Clock) -> None:
     send(mailbox, "1")
     taken(mailbox)

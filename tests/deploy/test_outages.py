@@ -43,7 +43,7 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Deployment
         cables = [Cable(runtime.fleet) for _ in CLIENTS[1:]]
         runtime.start_client(CLIENTS[0])
         for name, cable in zip(CLIENTS[1:], cables, strict=True):
-            runtime.start_client(name, "--superlink", f"localhost:{cable.port}")
+            runtime.start_client(name, "--server", f"localhost:{cable.port}")
         runtime.wait_for_clients(*CLIENTS)
         yield runtime, cables
         for cable in cables:
@@ -71,9 +71,8 @@ def test_a_client_that_is_killed_at_work_and_back_in_seconds_costs_seconds_and_n
         killed = runtime.clients[name]
         runtime.kill(killed)
         before = len(rounds(out))
-        runtime.start_client(name, "--superlink", f"localhost:{cables[-1].port}")
+        runtime.start_client(name, "--server", f"localhost:{cables[-1].port}")
         wait_for_rounds(out, before + 5, seconds=50.0)  # a node that is refused comes after a minute
-        assert "counts as connected" not in runtime.log(runtime.clients[name])
     runtime.wait_for_end(submitted)
     assert_undisturbed(out, undisturbed)
 

@@ -2,17 +2,15 @@
 
 import ipaddress
 import ssl
+from base64 import b64decode, b64encode
 from pathlib import Path
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    PublicFormat,
-    load_ssh_private_key,
-    load_ssh_public_key,
-)
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fairbloom.deploy import pki
 
@@ -83,16 +81,6 @@ def test_names_and_expiry_can_be_read_back(authority: tuple[Path, Path]) -> None
     assert pki.read_hosts(files[0]) == ["fl.example.org", "10.0.0.7", *pki.LOCAL]
     assert pki.days_left(files[0]) == pytest.approx(398.0, abs=0.01)
     assert ipaddress.ip_address(pki.read_hosts(files[0])[1])
-
-
-def test_node_keys_are_openssh_p384_and_differ() -> None:
-    pair, other = pki.make_node_key(), pki.make_node_key()
-    private, public = load_ssh_private_key(pair.private, None), load_ssh_public_key(pair.public)
-    assert isinstance(private, ec.EllipticCurvePrivateKey)
-    assert isinstance(public, ec.EllipticCurvePublicKey)
-    assert private.curve.name == public.curve.name == "secp384r1"
-    assert private.public_key() == public
-    assert pair.private != other.private
 
 
 def test_only_the_owner_reads_private_keys(authority: tuple[Path, Path]) -> None:
@@ -174,65 +162,55 @@ def test_an_authority_that_cannot_sign_is_named_with_the_remedy(
     assert not (tmp_path / "server.crt").exists()
 
 
-# Requests -----------------------------------------------------------------------------------------------------------
+# Requests and devices' certificates ---------------------------------------------------------------------------------
 
 
-def test_a_request_is_a_key_and_a_name() -> None:
-    pair = pki.make_node_key()
-    request = pki.read_request(f"{pair.public.decode()} site-1\n", "site-1.pub")
-    assert (request.public, request.name) == (pair.public, "site-1")
+def test_a_request_says_a_key_and_a_name() -> None:
+    key = pki.make_key()
+    request = pki.read_request(pki.write_request(key, "site-1"), "site-1.request")
+    assert (request.key, request.name) == (key.public_key(), "site-1")
 
 
 def test_a_private_key_that_was_sent_by_mistake_must_be_replaced() -> None:
     with pytest.raises(pki.PkiError, match="which has travelled and must be replaced"):
-        pki.read_request(pki.make_node_key().private.decode(), "key")
+        pki.read_request(pki.format_key(pki.make_key()).decode(), "key")
 
 
-def public_key_of(key: ed25519.Ed25519PrivateKey | ec.EllipticCurvePrivateKey) -> str:
-    return key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+def request_of(key: ed25519.Ed25519PrivateKey | ec.EllipticCurvePrivateKey) -> str:
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "a")])
+    algorithm = None if isinstance(key, ed25519.Ed25519PrivateKey) else hashes.SHA256()
+    builder = x509.CertificateSigningRequestBuilder().subject_name(subject)
+    return builder.sign(key, algorithm).public_bytes(Encoding.PEM).decode()
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "is not a request"),
-        (public_key_of(ec.generate_private_key(ec.SECP384R1())), "is not a request, which is one line of key and name"),
-        (f"{public_key_of(ec.generate_private_key(ec.SECP384R1()))} a\n" * 2, "is not a request"),
-        (f"{public_key_of(ec.generate_private_key(ec.SECP256R1()))} a", "of the kind 'ecdsa-sha2-nistp256'"),
-        (f"{public_key_of(ed25519.Ed25519PrivateKey.generate())} a", "of the kind 'ssh-ed25519'"),
-        ("ecdsa-sha2-nistp384 AAAA a", "a damaged key"),
-        (public_key_of(ec.generate_private_key(ec.SECP384R1()))[:-20] + " a", "a damaged key"),
-        (
-            "ecdsa-sha2-nistp384 " + public_key_of(ed25519.Ed25519PrivateKey.generate()).split()[1] + " a",
-            "a damaged key",
-        ),
-        (f'command="x" {public_key_of(ec.generate_private_key(ec.SECP384R1()))}', "of the kind 'command"),
-    ],
-    ids=range(9),  # keys differ each time, and names of tests may not
-)
-def test_what_is_no_request_is_refused(text: str, message: str) -> None:
-    with pytest.raises(pki.PkiError, match=message) as refused:
-        pki.read_request(text, "site.pub")
-    assert "site.pub" in str(refused.value)
+def forged_request() -> str:
+    """Return a request whose signature is another one's."""
+    one, other = (b64decode("".join(pki.write_request(pki.make_key(), "a").splitlines()[1:-1])) for _ in range(2))
+    mark, body = "CERTIFICATE REQUEST-----\n", b64encode(one[:-40] + other[-40:]).decode()
+    return f"-----BEGIN {mark}{body}\n-----END {mark}"
 
 
-def test_a_fingerprint_is_the_one_that_ssh_prints() -> None:
-    public = (
-        "ecdsa-sha2-nistp384 AAAAE2VjZHNhLXNoYTItbmlzdHAzODQAAAAIbmlzdHAzODQAAABhBHwKI7B0F/5hv6AwwsAwTXL+M8FW"
-        "QXnHCNw6Ccl09hHl1T/Z5uiyDlaQPJtwjwtM1pxQjbln/Z0al7gY38CjDmHtsDOtSp4SVGsFodRBRaOTDtqS7U/xgF8lGHbBPfFC"
-        "RQ== site-1"
-    )
-    assert (
-        pki.fingerprint(pki.read_request(public, "x").public) == "SHA256:vaItnigqcZqhyRlTp4CPFeMGubTHIilU/uurALhDroY"
-    )  # ssh-keygen -l
+def test_what_is_no_request_is_refused() -> None:
+    good = pki.write_request(pki.make_key(), "a")
+    for text, message in (
+        ("", "is not a certificate request"),
+        ("ecdsa-sha2-nistp384 AAAA a", "is not a certificate request"),
+        (good[:100], "is not a certificate request"),
+        (request_of(ec.generate_private_key(ec.SECP384R1())), "not on the curve P-256"),
+        (request_of(ed25519.Ed25519PrivateKey.generate()), "not on the curve P-256"),
+        (forged_request(), "is not signed by the key|is not a certificate request"),
+    ):
+        with pytest.raises(pki.PkiError, match=message) as refused:
+            pki.read_request(text, "site.request")
+        assert "site.request" in str(refused.value)
 
 
-@pytest.mark.parametrize("content", [b"\x00random", b"", pki.make_node_key().public])
-def test_a_device_key_that_is_none_is_named(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "key").write_bytes(content)
-    with pytest.raises(pki.PkiError, match="key is not a private key in OpenSSH format"):
-        pki.read_node_key(tmp_path / "key")
-    with pytest.raises(pki.PkiError, match="none cannot be read"):
-        pki.read_node_key(tmp_path / "none")
-    (tmp_path / "key").write_bytes(pki.make_node_key().private)
-    pki.read_node_key(tmp_path / "key")
+def test_a_devices_certificate_is_for_clients_alone(authority: tuple[Path, Path], tmp_path: Path) -> None:
+    made = pki.issue_device_certificate(*authority, pki.make_key().public_key(), "site-1")
+    (tmp_path / "certificate").write_bytes(made)
+    assert pki.read_name(tmp_path / "certificate") == "site-1"
+    extensions = x509.load_pem_x509_certificate(made).extensions
+    usage = extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    assert [*usage] == [ExtendedKeyUsageOID.CLIENT_AUTH]
+    with pytest.raises(x509.ExtensionNotFound):
+        extensions.get_extension_for_class(x509.SubjectAlternativeName)

@@ -1,7 +1,7 @@
-"""Real processes on loopback, with TLS and node authentication: what a run gives, what it survives, who is refused."""
+"""Real processes on loopback, over mutual TLS: what a run gives, what it survives, who is refused."""
 
-import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -38,6 +38,8 @@ pytestmark = pytest.mark.slow
 CLIENTS = names(DISTURBED["clients"])
 ROUNDS = DISTURBED["num-rounds"]
 SETTINGS = DISTURBED
+STOPPED = 130
+"""Exit status of a run that was stopped by its operator."""
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +117,7 @@ def test_a_failed_run_has_an_exit_code_and_a_reason(there: Deployment, tmp_path:
     there.wait_for_end(submitted, code=1)
     log = there.log(submitted)
     assert "is there already and is no run folder" in log
-    assert "finished:failed" in log
+    assert "failed (exit status 1)" in log
 
 
 # What it survives ---------------------------------------------------------------------------------------------------
@@ -125,7 +127,7 @@ def test_a_killed_serverapp_costs_one_round(there: Deployment, undisturbed: Path
     out = tmp_path / "run"
     first = there.submitting({**SETTINGS, "out": str(out)})
     wait_for_rounds(out, 2)
-    there.kill_serverapps()
+    there.kill_run()
     there.kill(first)
     done = len(rounds(out))
     assert 2 <= done < ROUNDS
@@ -135,14 +137,17 @@ def test_a_killed_serverapp_costs_one_round(there: Deployment, undisturbed: Path
 
 
 def test_killed_parts_of_the_server_cost_nothing(there: Deployment, undisturbed: Path, tmp_path: Path) -> None:
-    """Each is killed in a round of its own, and nobody types a word."""
+    """The run's process is killed twice, and once with the server, which systemd would start again."""
     out = tmp_path / "run"
     submitted = there.submitting({**SETTINGS, "round-timeout": 120.0, "out": str(out)})
-    for number, part in ((1, "superexec"), (3, "superlink")):
-        wait_for_rounds(out, number)
-        there.kill_part(part)
+    wait_for_rounds(out, 1)
+    there.kill_run()
+    wait_for_rounds(out, 3)
+    os.kill(there.server.pid, signal.SIGKILL)
+    there.server.wait()
+    there.start_server()
     wait_for_rounds(out, 5)
-    there.kill_serverapps()
+    there.kill_run()
     there.wait_for_end(submitted)
     assert missing(out) == [""] * ROUNDS
     assert_same_model(out, undisturbed)
@@ -160,6 +165,31 @@ def test_a_killed_server_is_started_again_and_its_run_goes_on_by_itself(
     there.wait_for_end(submitted)
     assert missing(out) == [""] * ROUNDS
     assert_same_model(out, undisturbed)
+
+
+def test_what_was_answered_before_a_kill_is_not_computed_again(
+    there: Deployment, undisturbed: Path, tmp_path: Path
+) -> None:
+    """The run's process, a client and the server are killed one after the other."""
+    before = {name: len(there.log(there.clients[name])) for name in CLIENTS}
+    out = tmp_path / "run"
+    submitted = there.submitting({**SETTINGS, "round-timeout": 120.0, "out": str(out)})
+    wait_for_rounds(out, 2)
+    there.kill_run()
+    wait_for_rounds(out, 3)
+    there.kill(there.clients[CLIENTS[1]])
+    there.start_client(CLIENTS[1])
+    wait_for_rounds(out, 5)
+    there.kill(there.server)
+    there.start_server()
+    there.wait_for_end(submitted)
+    assert "killed by SIGKILL: it is started again" in there.log(submitted)
+    assert missing(out) == [""] * ROUNDS
+    assert_same_model(out, undisturbed)
+    for name in (CLIENTS[0], *CLIENTS[2:]):
+        said = there.log(there.clients[name])[before[name] :]
+        ids = re.findall(r"received train message (\w+) of run \d+$", said, re.M)
+        assert len(ids) == len({*ids})
 
 
 @pytest.mark.federation
@@ -222,13 +252,12 @@ def test_a_killed_client_is_missed_by_name_and_comes_back(there: Deployment, tmp
     wait_until(lambda: any(row["replies_used"] == "3" for row in rounds(out)[before:]))
     there.start_client(CLIENTS[3])
     there.wait_for_clients(CLIENTS[3])
-    assert "counts as connected" not in there.log(there.clients[CLIENTS[3]])
     wait_until(lambda: rounds(out)[-1]["replies_used"] == "4")
     there.stop_runs()
-    there.wait_for_end(submitted, code=1)
+    there.wait_for_end(submitted, code=STOPPED)
     rows = rounds(out)[before - 1 :]
     away = [row for row in rows if row["replies_used"] != "4"]
-    assert any(row["missing"] == CLIENTS[3] for row in away)  # the deadline came, before the SuperLink gave it up
+    assert any(row["missing"] == CLIENTS[3] for row in away)  # the deadline came
     assert all(row["replies_used"] == "3" for row in away)
     assert_same_as_with_the_same_clients(out, endless, tmp_path)
 
@@ -237,7 +266,7 @@ def test_a_killed_client_is_missed_by_name_and_comes_back(there: Deployment, tmp
 def test_a_network_that_is_away_for_a_minute_costs_nothing(there: Deployment, tmp_path: Path) -> None:
     out, cable = tmp_path / "run", Cable(there.fleet)
     there.stop(there.clients[CLIENTS[3]])
-    there.start_client(CLIENTS[3], "--superlink", f"localhost:{cable.port}")
+    there.start_client(CLIENTS[3], "--server", f"localhost:{cable.port}")
     there.wait_for_clients(*CLIENTS)
     endless = {**SETTINGS, "fraction": 1.0, "num-rounds": 100_000, "out": str(out)}
     submitted = there.submitting(endless)
@@ -248,11 +277,10 @@ def test_a_network_that_is_away_for_a_minute_costs_nothing(there: Deployment, tm
     cable.mend()
     wait_for_rounds(out, before + 5)
     there.stop_runs()
-    there.wait_for_end(submitted, code=1)
+    there.wait_for_end(submitted, code=STOPPED)
     rows = rounds(out)
     assert [int(row["round"]) for row in rows] == [*range(1, len(rows) + 1)]
     assert {row["replies_used"] for row in rows} == {"4"}
-    assert "the SuperLink ended the connection" not in there.log(there.clients[CLIENTS[3]])
     assert_same_as_with_the_same_clients(out, endless, tmp_path)
     there.stop(there.clients[CLIENTS[3]])
     there.start_client(CLIENTS[3])
@@ -277,11 +305,24 @@ def test_enough_replies_end_a_round_and_the_late_client_takes_part_again(there: 
     back = len(rounds(out))
     wait_until(lambda: any(row["participants"] == "4" for row in rounds(out)[back:]))
     there.stop_runs()
-    there.wait_for_end(submitted, code=1)
+    there.wait_for_end(submitted, code=STOPPED)
     rows = rounds(out)
     assert {row["replies_used"] for row in rows} <= {"2", "3", "4"}
     assert any(row["missing"] == CLIENTS[3] for row in rows[:4])
     assert all(not row["refused"] for row in rows)
+
+
+def test_the_next_run_waits_and_a_run_is_stopped_by_its_number(there: Deployment, tmp_path: Path) -> None:
+    first = there.submitting({**SETTINGS, "num-rounds": 10_000, "out": str(tmp_path / "first")})
+    number = there.submitted_run()
+    second = there.submitting({**SETTINGS, "num-rounds": 1, "out": str(tmp_path / "second")})
+    wait_for_rounds(tmp_path / "first", 1)
+    there.wait_for_words(second, f"waits for run {number}")
+    assert [run["state"] for run in there.status()["runs"][:2]] == ["waiting", "running"]
+    assert f"{number}, " in there.fairbloom("deploy", "stop", check=False).stderr
+    assert "is stopped" in there.fairbloom("deploy", "stop", number).stdout
+    there.wait_for_end(first, code=STOPPED)
+    there.wait_for_end(second)
 
 
 # Who is refused -----------------------------------------------------------------------------------------------------
@@ -294,22 +335,13 @@ def refused(there: Deployment, name: str, *words: str, options: tuple[str, ...] 
     there.stop(there.clients.pop(name))
 
 
-def bundle_of_nobody(there: Deployment, name: str) -> Path:
-    """Lay out a bundle that was never enrolled."""
-    shutil.copytree(there.bundle(CLIENTS[0]), there.bundle(name))
-    write_private(there.bundle(name) / "key", pki.make_node_key().private)
-    return there.bundle(name)
-
-
-def test_without_tls(there: Deployment, tmp_path: Path) -> None:
-    address = f"localhost:{there.fleet}"
-    client = there.start("fairbloom", "client", "--superlink", address, "--insecure", "--state-dir", str(tmp_path))
-    there.wait_for_words(client, "speaks TLS and this client is set insecure")
-    there.stop(client)
+def copy_bundle(there: Deployment, name: str, of: str = CLIENTS[0]) -> Path:
+    """Lay out the bundle of an enrolled client under another name."""
+    return Path(shutil.copytree(there.bundle(of), there.bundle(name)))
 
 
 def test_with_a_wrong_ca(there: Deployment) -> None:
-    bundle = bundle_of_nobody(there, "wrong-ca")
+    bundle = copy_bundle(there, "wrong-ca")
     pki.make_authority(bundle / "ca.crt", bundle / "other.key")
     refused(there, "wrong-ca", "does not vouch for", "retrying until it works")
 
@@ -318,44 +350,65 @@ def test_with_an_expired_server_certificate(there: Deployment, tmp_path: Path) -
     ca, server = (there.folder / "ca.crt", there.folder / "ca.key"), (tmp_path / "server.crt", tmp_path / "server.key")
     pki.make_server_certificate(*ca, *server, ["localhost"], days=-1)
     credentials = grpc.ssl_server_credentials([(server[1].read_bytes(), server[0].read_bytes())])
-    superlink = grpc.server(ThreadPoolExecutor(1))
-    fleet = superlink.add_secure_port("127.0.0.1:0", credentials)
-    superlink.start()
-    bundle_of_nobody(there, "late")
-    refused(there, "late", "certificate has expired", options=("--superlink", f"localhost:{fleet}"))
-    superlink.stop(None)
+    expired = grpc.server(ThreadPoolExecutor(1))
+    fleet = expired.add_secure_port("127.0.0.1:0", credentials)
+    expired.start()
+    copy_bundle(there, "late")
+    refused(there, "late", "certificate has expired", options=("--server", f"localhost:{fleet}"))
+    expired.stop(None)
 
 
-def test_with_an_unregistered_key(there: Deployment) -> None:
-    bundle_of_nobody(there, "nobody")
-    refused(there, "nobody", "[code: 2004]", "is not registered (fairbloom deploy enroll)", "retrying until it works")
+def write_identity(bundle: Path, ca: tuple[Path, Path], name: str) -> None:
+    """Put a new key and a certificate of this authority and name into a bundle."""
+    key = pki.make_key()
+    (bundle / "certificate").write_bytes(pki.issue_device_certificate(*ca, key.public_key(), name))
+    write_private(bundle / "key", pki.format_key(key))
+
+
+def test_with_a_certificate_of_another_authority(there: Deployment, tmp_path: Path) -> None:
+    ca = (tmp_path / "ca.crt", tmp_path / "ca.key")
+    pki.make_authority(*ca)
+    write_identity(copy_bundle(there, "stranger"), ca, CLIENTS[0])
+    refused(there, "stranger", "does not accept certificate", "retrying until it works")
+
+
+def test_with_a_name_or_a_key_that_is_not_enrolled(there: Deployment) -> None:
+    ca = (there.folder / "ca.crt", there.folder / "ca.key")
+    write_identity(copy_bundle(there, "nobody"), ca, "nobody")
+    refused(
+        there, "nobody", "client 'nobody' is not enrolled here", "(fairbloom deploy enroll nobody)", "retrying until"
+    )
+    write_identity(copy_bundle(there, "forged"), ca, CLIENTS[0])
+    refused(there, "forged", "is enrolled with another key", "retrying until it works")
 
 
 def test_with_a_revoked_key(there: Deployment) -> None:
     there.enroll("guest")
-    shutil.copytree(there.bundle("guest"), there.bundle("device"))  # the operator's copy goes with the enrolment
+    copy_bundle(there, "device", "guest")  # the operator's copy goes with the enrolment
     there.start_client("device")
     there.wait_for_clients("device")
-    assert "guest" in there.online()
+    wait_until(lambda: "guest" in there.online())
     there.fairbloom("deploy", "revoke", "guest")
-    there.wait_for_words(
-        there.clients["device"], "the SuperLink ended the connection", "retrying until it works", "was revoked"
-    )
-    assert "guest" not in there.online()
+    there.wait_for_words(there.clients["device"], "was revoked", "retrying until it works")
+    wait_until(lambda: "guest" not in there.online())
     there.stop(there.clients.pop("device"))
 
 
 def test_a_second_node_with_the_same_key(there: Deployment) -> None:
-    twin = shutil.copytree(there.bundle(CLIENTS[0]), there.bundle("twin"))
-    assert twin.exists()
-    refused(there, "twin", "[code: 2004]", "a node with it is connected already")
+    copy_bundle(there, "twin")
+    refused(there, "twin", f"another process with the key of client '{CLIENTS[0]}' is connected")
     assert CLIENTS[0] in there.online()
 
 
 def test_a_node_that_claims_anothers_name_takes_part_under_its_own(there: Deployment, tmp_path: Path) -> None:
+    """There is no name to claim: its certificate says it."""
     out = tmp_path / "run"
     there.enroll("mallory", options=("--partition-id", "99"))
-    there.start_client("mallory", "--name", CLIENTS[0])
+    with (there.bundle("mallory") / "client.toml").open("a") as file:
+        file.write(f'node-config = {{ name = "{CLIENTS[0]}" }}\napp = "fairbloom.clientapp:app"\n')
+    refused(there, "mallory", "write name outside node-config")
+    there.enroll("mallory", options=("--partition-id", "99"))
+    there.start_client("mallory")
     there.wait_for_clients("mallory", *CLIENTS)
     there.submit({**SETTINGS, "fraction": 1.0, "num-rounds": 1, "out": str(out)})
     (row,) = rounds(out)
@@ -367,8 +420,14 @@ def test_a_node_that_claims_anothers_name_takes_part_under_its_own(there: Deploy
 def test_an_app_that_is_not_installed_on_the_clients(there: Deployment, tmp_path: Path) -> None:
     submitted = there.submitting({"floats": 10, "out": str(tmp_path / "seconds.json")}, LARGE)
     there.wait_for_end(submitted, code=1)
-    words = "the run is of fairbloom/large 1.0.0, this client has fairbloom 0.1.0 installed"
+    words = "the run is of large 1.0.0, this client has fairbloom 0.1.0 installed"
     assert words in there.log(submitted)
+
+
+def test_a_second_server_on_the_folder_is_refused(there: Deployment) -> None:
+    other = there.start("fairbloom", "server")
+    there.wait_for_end(other, code=2)
+    assert "is served already, by process" in there.log(other)
 
 
 # What the operator sees ---------------------------------------------------------------------------------------------
@@ -387,23 +446,18 @@ def test_status_tells_how_far_a_run_is_and_what_became_of_it(there: Deployment, 
     there.submitting(endless)
     run = there.submitted_run()
     wait_for_rounds(out, 3)
-    (about,) = (each for each in status_of(there)["runs"] if each["run-id"] == run)
-    assert about["status"] == "running"
+    (about,) = (each for each in there.status()["runs"] if str(each["run"]) == run)
+    assert about["state"] == "running"
     assert (about["method"], about["of-rounds"], about["folder"]) == ("fedfv", 100_000, str(out))
     assert about["round"] >= 3
     assert about["seconds-a-round"] > 0
     there.stop_runs()
-    found = status_of(there)
-    (about,) = (each for each in found["runs"] if each["run-id"] == run)
-    assert about["status"] == "finished:stopped"
+    found = there.status()
+    (about,) = (each for each in found["runs"] if str(each["run"]) == run)
+    assert about["state"] == "stopped"
     assert about["round"] >= 3
-    assert {row["client"] for row in found["clients"]} >= {*CLIENTS}
-    assert found["disk"]["runs-free-bytes"] > 0
-
-
-def status_of(there: Deployment) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(there.fairbloom("deploy", "status", "--json").stdout)
-    return found
+    assert {*found["clients"]} >= {*CLIENTS}
+    assert found["disk"]["free-bytes"] > 0
 
 
 def test_an_expected_end_is_one_sentence_for_everybody(there: Deployment, tmp_path: Path) -> None:
@@ -413,11 +467,12 @@ def test_an_expected_end_is_one_sentence_for_everybody(there: Deployment, tmp_pa
     said = there.log(there.submitted)
     sentence = "the run has learned nothing for 1 rounds: in round 1, 3 of 3 replies were refused"
     assert f"the run ends: {sentence}" in said
-    assert f"run {there.submitted_run()}: finished:failed: {sentence}" in said.splitlines()[-1]
+    run = there.submitted_run()
+    assert f"run {run}: failed (exit status 1)" in said.splitlines()[-1]
     assert f"the run ends: {sentence}" in there.log(there.server)
     for words in ("Traceback", "Exit Code", "\x1b"):
         assert words not in said
-        assert words not in there.log(there.server).partition("run folder: " + str(tmp_path))[2]
+        assert words not in there.log(there.server)
 
 
 def test_a_client_that_has_no_such_partition_says_so_without_a_traceback(there: Deployment, tmp_path: Path) -> None:
@@ -429,8 +484,8 @@ def test_a_client_that_has_no_such_partition_says_so_without_a_traceback(there: 
     assert "\x1b" not in device
     submitted = there.log(there.submitted)
     assert f"client {CLIENTS[3]} has partition 3" in submitted
-    assert "clients = 3 deals data to partitions 0 to 2" in submitted
-    assert reason in there.log(there.server)
+    assert "clients=3 has only 0 to 2" in submitted
+    assert reason in submitted
 
 
 def test_what_processes_write_is_for_their_account_alone(there: Deployment, tmp_path: Path) -> None:
@@ -440,10 +495,3 @@ def test_what_processes_write_is_for_their_account_alone(there: Deployment, tmp_
     written = [path for folder in folders for path in (folder, *folder.rglob("*"))]
     assert any("safetensors" in path.name for path in written if path.is_relative_to(there.home / "state-client-0"))
     assert [str(path) for path in written if path.exists() and path.stat().st_mode & 0o077] == []
-
-
-def test_a_name_is_enrolled_once(there: Deployment) -> None:
-    done = there.fairbloom("deploy", "enroll", CLIENTS[0], check=False)
-    assert done.returncode == 2
-    assert f"client '{CLIENTS[0]}' is enrolled already: revoke it first, or choose another name" in done.stderr
-    assert "enrolled already" in there.fairbloom("deploy", "enroll", CLIENTS[0], "--keep").stdout

@@ -22,46 +22,43 @@ REPRODUCED = "tests/docs/test_real_data.py::test_the_recipes_are_listed_and_one_
 ELSEWHERE = {
     "README.md#Reproduce a paper's table": REPRODUCED,
     "README.md#You operate a federation": COMPOSE,
-    "docs/adapters.md": "tests/docs/test_adapters.py::test_what_the_page_shows_works",
-    "docs/adapters.md#Deployed": (
-        "tests/deploy/test_adapters.py::test_eight_clients_with_adapters_give_the_run_in_process"
-    ),
     "docs/data-sets.md#Clients that come with the data": (
         "tests/docs/test_real_data.py::test_the_commands_on_clients_that_come_with_the_data_work"
     ),
     "docs/deployment.md#A federation in six steps": FEDERATION,
     "docs/comparing.md#Larger spaces": "tests/docs/test_optuna.py::test_optuna_asks_for_the_points_of_a_search",
-    "docs/nodes-keys.md#Keys that stay on the device": (
+    "docs/deployment.md#Keys that stay on the device": (
         "tests/deploy/test_enrolment.py::test_a_bundle_for_a_key_of_the_device_holds_nothing_secret"
     ),
     "docs/nodes-limits.md#Limits of a device's owner": "tests/client/test_limits.py::test_the_log_is_read_run_by_run",
-    "docs/nodes-keys.md#Many clients": (
+    "docs/deployment.md#Many clients": (
         "tests/deploy/test_enrolment.py::test_a_bundle_for_a_key_of_the_device_holds_nothing_secret"
     ),
     "docs/privacy.md#Differential privacy": (
         "tests/client/test_fair.py::test_the_recipe_for_differential_privacy_clips"
     ),
-    "docs/nodes-edge.md#Edge devices": "tests/deploy/test_edge.py::test_a_bundle_as_enroll_makes_it_is_taken",
-    "docs/upkeep.md#Copies": "tests/deploy/test_recovery.py::test_a_run_goes_on_from_a_copy_made_while_it_ran",
+    "docs/nodes-device.md#Install a device": "tests/deploy/test_edge.py::test_a_bundle_as_enroll_makes_it_is_taken",
+    "docs/deployment.md#Copies": "tests/deploy/test_recovery.py::test_a_run_goes_on_from_a_copy_made_while_it_ran",
     "docs/stock-nodes.md": "tests/runtimes/test_stock_nodes.py::test_fairbloom_gives_the_run_in_process",
     "docs/docker.md#In containers": COMPOSE,
-    "docs/docker.md#Settings": (
-        "tests/docker/test_compose.py::test_a_run_outlives_the_superlink_and_nobody_else_gets_in"
-    ),
-    "docs/docker.md#GPU": "tests/docker/test_files.py::test_the_gpu_twins_reserve_devices",
+    "docs/docker.md#Settings": ("tests/docker/test_compose.py::test_a_run_outlives_kills_and_more_clients_take_part"),
+    "docs/docker.md#GPU": "tests/docker/test_files.py::test_the_gpu_file_reserves_devices",
     "docs/device-tutorial.md": (
         "tests/deploy/test_device_tutorial.py::test_the_tutorial_ends_at_a_prediction_on_a_device"
     ),
-    "docs/trainers.md": "tests/docs/test_trainers.py::test_the_page_runs_and_its_numbers_are_those_printed",
-    "docs/few-clients.md": "tests/docs/test_few_clients.py::test_the_commands_of_the_page_work",
-    "docs/hospitals.md": HOSPITALS,
-    "docs/reproducing.md#In one command": REPRODUCED,
+    "docs/measured.md#Few clients": "tests/docs/test_few_clients.py::test_an_own_model_helps_an_unlike_client",
+    "docs/measured.md#Four hospitals": HOSPITALS,
+    "docs/measured.md#Papers' tables": REPRODUCED,
     "docs/subgroups.md#Known data sets": (
         "tests/docs/test_real_data.py::test_people_and_patients_of_known_data_sets_are_grouped"
     ),
+    "docs/schema.md#On real nodes": OWN_DATA,
     "docs/tutorial.md#Deployed": OWN_DATA,
     "docs/flower.md#The client: two lines change, one is new": QUICKSTART,
     "docs/flower.md#The server: three lines change, two are new": QUICKSTART,
+    "docs/flower.md#Adapters and frozen parameters": (
+        "tests/docs/test_apps.py::test_an_adapters_round_takes_six_per_cent"
+    ),
     "docs/flower.md#Deployed": QUICKSTART_DEPLOYED,
     "docs/your-method.md": "tests/docs/test_your_method.py::test_every_block_of_python_is_run_by_a_test",
 }

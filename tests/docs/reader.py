@@ -19,8 +19,10 @@ import os
 import re
 import runpy
 import shlex
+import shutil
 import subprocess
 import sys
+import tempfile
 import tomllib
 from collections.abc import Callable, Iterable
 from contextlib import redirect_stderr, redirect_stdout
@@ -36,6 +38,8 @@ from packaging.requirements import Requirement
 
 from fairbloom import cli
 from fairbloom.deploy.device.client import ClientSettings
+from fairbloom.deploy.fleet.enrolment import enroll
+from fairbloom.deploy.fleet.federation import Federation
 from fairbloom.simulation.grid import InProcessGrid
 from tests.commands import fork_workers
 
@@ -110,8 +114,8 @@ class Reader:
         file = self.written(block)
         for dependency in read.get("project", {}).get("dependencies", []):
             Requirement(dependency)
-        if file.name == "client.toml":
-            ClientSettings.of({"superlink": "localhost:9092", "ca": "", "key": "", "insecure": True}, file)
+        if file.name in ("client.toml", "owner.toml"):
+            check_client(file)
 
     def text(self, block: Block) -> None:
         """Compare with what was printed."""
@@ -146,6 +150,18 @@ DOES: dict[str, Callable[[Reader, Block], None]] = {
 
 
 # Programs -----------------------------------------------------------------------------------------------------------
+
+
+def check_client(file: Path) -> None:
+    """Read a client's settings, of the operator or of the device's owner, beside those of a real bundle."""
+    with tempfile.TemporaryDirectory() as folder:
+        bundle = enroll(Federation.init(Path(folder, "federation"), ["localhost"], 9092), "site-a").absolute()
+        needed = {key: str(bundle / key) for key in ("key", "certificate")}
+        if file.name == "client.toml":
+            ClientSettings.of({**needed, "ca": str(bundle / "ca.crt")}, file)
+        else:
+            shutil.copy(file, bundle)
+            ClientSettings.of({}, bundle / "client.toml")
 
 
 def fairbloom(command: str, words: list[str]) -> tuple[int, str]:

@@ -34,12 +34,12 @@ def test_what_a_page_shows_works(page: str, tmp_path: Path, monkeypatch: pytest.
 # What runs elsewhere ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("section", ELSEWHERE)
-def test_another_test_does_what_a_section_says(section: str) -> None:
-    page, _, title = section.partition("#")
-    file, _, name = ELSEWHERE[section].partition("::")
-    assert [block for block in blocks(page) if title in ("", block.section)], f"{section} has no block"
-    assert callable(getattr(importlib.import_module(file.removesuffix(".py").replace("/", ".")), name))
+def test_another_test_does_what_a_section_says() -> None:
+    for section, test in ELSEWHERE.items():
+        page, _, title = section.partition("#")
+        file, _, name = test.partition("::")
+        assert [block for block in blocks(page) if title in ("", block.section)], f"{section} has no block"
+        assert callable(getattr(importlib.import_module(file.removesuffix(".py").replace("/", ".")), name))
 
 
 def commands(page: str) -> set[str]:
@@ -49,16 +49,17 @@ def commands(page: str) -> set[str]:
     return {" ".join(line.split()) for line in (*lines, *inline) if re.match(r"fairbloom [a-z]", line)}
 
 
-@pytest.mark.parametrize(("page", "line"), [(page, line) for page in PAGES for line in sorted(commands(page))])
-def test_a_command_has_the_options_that_a_page_gives_it(page: str, line: str) -> None:
-    words = shlex.split(line, comments=True)[1:]
-    command: typer.core.click.Command = typer.main.get_command(app)
-    while words and isinstance(command, typer.core.TyperGroup):
-        known_word = words[0] in command.commands or not isinstance(command, WithDefault)
-        command = command.commands[words.pop(0) if known_word else DEFAULT]
-        command = command.imported() if isinstance(command, LateCommand) else command
-    known = {option for parameter in command.params for option in parameter.opts}
-    assert {word.partition("=")[0] for word in words if word.startswith("--")} <= known
+def test_commands_have_the_options_that_pages_give_them() -> None:
+    for page in PAGES:
+        for line in commands(page):
+            words = shlex.split(line, comments=True)[1:]
+            command: typer.core.click.Command = typer.main.get_command(app)
+            while words and isinstance(command, typer.core.TyperGroup):
+                known_word = words[0] in command.commands or not isinstance(command, WithDefault)
+                command = command.commands[words.pop(0) if known_word else DEFAULT]
+                command = command.imported() if isinstance(command, LateCommand) else command
+            known = {option for parameter in command.params for option in parameter.opts}
+            assert {word.partition("=")[0] for word in words if word.startswith("--")} <= known, (page, line)
 
 
 def test_the_readme_starts_a_federation_as_its_guide_does() -> None:
@@ -127,30 +128,21 @@ error: … nobody …
 """
 
 BAD = {
-    "a language that nobody runs": ("```yaml\na: 1\n```", "line 2: nobody runs a block whose language is 'yaml'"),
-    "a block without a language": ("```\na\n```", "nobody runs a block whose language is ''"),
-    "a cell that fails": ("# A\n\n```python\na = 1\nb = 1 / 0\n```", 'page.md", line 5'),
-    "a file that cannot be imported": ("```python\n# mine.py\nimport nothing_such\n```", "No module named"),
-    "a command that fails": ("```sh\nfairbloom run --method nobody\n```", "ended with 2"),
-    "a command that fails before another": ("```sh\nfalse\ntrue\n```", "false ended with 1"),
-    "an error that is another": ("```sh\nfairbloom run --method x\n```\n```text\nerror: full\n```", "printed was"),
-    "an extra that is not there": ("```sh\npip install 'fairbloom[wings]'\n```", "there is no extra wings"),
-    "a target that is not there": ("```sh\nmake coffee\n```", "ended with 2"),
-    "a command that stays": ("```sh\nfairbloom server --dir a\n```", "name the test that runs fairbloom server"),
-    "an output that is another": ("```sh\necho a 10\n```\n```text\na 12\n```", "printed was"),
-    "a file without a name": ("```toml\na = 1\n```", "say in the first line which file this is"),
-    "a file that is no TOML": ("```toml\n# a.toml\na = \n```", "Invalid value"),
-    "a dependency that is none": (
-        '```toml\n# pyproject.toml\n[project]\ndependencies = ["a >> 1"]\n```',
-        "InvalidRequirement",
-    ),
-    "a client.toml with an unknown key": ("```toml\n# client.toml\ncolour = 1\n```", "unknown setting colour"),
-    "a ServerApp that fails": (
-        "```python\nfrom flwr.serverapp import ServerApp\napp = ServerApp()\n@app.main()\n"
-        "def main(grid, context): 1 / len(list(grid.get_node_ids())[4:])\n```",
-        "ZeroDivisionError",
-    ),
+    "```yaml\na: 1\n```": "line 2: nobody runs a block whose language is 'yaml'",
+    "# A\n\n```python\na = 1\nb = 1 / 0\n```": 'page.md", line 5',
+    "```python\n# mine.py\nimport nothing_such\n```": "No module named",
+    "```sh\nfairbloom run --method nobody\n```": "ended with 2",
+    "```sh\nfalse\ntrue\n```": "false ended with 1",
+    "```sh\npip install 'fairbloom[wings]'\n```": "there is no extra wings",
+    "```sh\nmake coffee\n```": "ended with 2",
+    "```sh\nfairbloom server --dir a\n```": "name the test that runs fairbloom server",
+    "```sh\necho a 10\n```\n```text\na 12\n```": "printed was",
+    "```toml\na = 1\n```": "say in the first line which file this is",
+    "```toml\n# client.toml\ncolour = 1\n```": "unknown setting colour",
+    "```python\nfrom flwr.serverapp import ServerApp\napp = ServerApp()\n@app.main()\n"
+    "def main(grid, context): 1 / len(list(grid.get_node_ids())[4:])\n```": "ZeroDivisionError",
 }
+"""Pages that do not work, each with words of what is said."""
 
 
 def test_a_page_that_works_is_read_to_its_end(folder: Path) -> None:
@@ -161,13 +153,12 @@ def test_a_page_that_works_is_read_to_its_end(folder: Path) -> None:
     assert "nobody" in reader.printed
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_what_does_not_work_is_said_with_its_line(name: str, folder: Path) -> None:
-    text, words = BAD[name]
-    (folder / "page.md").write_text(text)
-    with pytest.raises(Exception) as wrong:  # noqa: PT011 (what a cell raises is anything)
-        Reader().follow(str(folder / "page.md"))
-    assert words in "".join(traceback.format_exception(wrong.value))
+def test_what_does_not_work_is_said_with_its_line(folder: Path) -> None:
+    for text, words in BAD.items():
+        (folder / "page.md").write_text(text)
+        with pytest.raises(Exception) as wrong:  # noqa: PT011 (what a cell raises is anything)
+            Reader().follow(str(folder / "page.md"))
+        assert words in "".join(traceback.format_exception(wrong.value)), text
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ from fairbloom.tasks.models import MODELS
 from .pages import ROOT, blocks
 from .reader import PROGRAMS, Reader
 
-README, REPRODUCING, DATA_SETS, YOUR_MODEL = (
+README, MEASURED, DATA_SETS, YOUR_MODEL = (
     (ROOT / name).read_text()
-    for name in ("README.md", *(f"docs/{page}.md" for page in ("reproducing", "data-sets", "your-model")))
+    for name in ("README.md", *(f"docs/{page}.md" for page in ("measured", "data-sets", "your-model")))
 )
 
 SHIPPED = [info for info in KNOWN if not info.reads_folder]
@@ -31,8 +31,8 @@ def cells(page: str, heading: str = "") -> list[list[str]]:
 
 
 def rows_of(name: str) -> list[list[str]]:
-    """Return the rows of a table that the page on reproducing shows from a file, its heads first."""
-    assert f":file: data/reproducing/{name}.csv\n" in REPRODUCING
+    """Return the rows of a table that the page on measurements shows or links, its heads first."""
+    assert f"data/reproducing/{name}.csv" in MEASURED
     with (ROOT / "docs" / "data" / "reproducing" / f"{name}.csv").open(newline="") as file:
         return [*csv.reader(file)]
 
@@ -74,7 +74,7 @@ def test_people_and_patients_of_known_data_sets_are_grouped() -> None:
 @pytest.mark.usefixtures("originals")
 def test_the_recipes_are_listed_and_one_is_run(folder: Path) -> None:
     """A row of it, cut short; the pages' command has all rows, seeds and rounds."""
-    shown = [block for page in ("README.md", "docs/reproducing.md") for block in blocks(page)]
+    shown = [block for page in ("README.md", "docs/measured.md") for block in blocks(page)]
     lines = [line for block in shown for line in block.commands if line.startswith("fairbloom reproduce fed")]
     assert len(lines) == 2
     (command,) = {shlex.join(shlex.split(line, comments=True)) for line in lines}
@@ -90,7 +90,7 @@ def test_the_recipes_are_listed_and_one_is_run(folder: Path) -> None:
 # Numbers --------------------------------------------------------------------------------------------------------------
 
 
-def test_the_readme_has_the_numbers_of_the_page_on_reproducing() -> None:
+def test_the_readme_has_the_numbers_of_the_page_on_measurements() -> None:
     table = {row[0]: row for row in rows_of("fedfv-table3")}
     shown = cells(README, "Reproduce a paper's table")[1:]
     assert len(shown) >= 4
@@ -100,16 +100,16 @@ def test_the_readme_has_the_numbers_of_the_page_on_reproducing() -> None:
         assert (agrees == "yes") == (row_agrees == "yes")
 
 
-def test_the_page_on_reproducing_prints_what_the_recipe_has() -> None:
+def test_the_page_on_measurements_prints_what_the_recipe_has() -> None:
     _, *table = rows_of("fedfv-table3")
     recipe = load_recipe("fedfv-table3")
-    assert [row[0] for row in table] == [case.name for case in recipe.cases()]
+    assert [row[0] for row in table] == [recipe.name_of(row) for row in recipe.rows]
     at = [recipe.measures.index(measure) for measure in ("mean", "std")]
     printed = [[row.published[i].replace("± ", "±") for i in at] for row in recipe.rows]
     assert [[row[1], row[3]] for row in table] == printed
 
 
-def test_the_page_on_reproducing_prints_the_recipe_of_table_7() -> None:
+def test_the_page_on_measurements_prints_the_recipe_of_table_7() -> None:
     _, *table = rows_of("fedmgda-table7")
     published = [row.published for row in load_recipe("fedmgda-table7").rows]
     assert [[row[1], row[3], row[5]] for row in table] == [[n.replace("± ", "±") for n in row] for row in published]
@@ -119,7 +119,7 @@ def test_the_page_on_reproducing_prints_the_recipe_of_table_7() -> None:
 # Names ----------------------------------------------------------------------------------------------------------------
 
 
-def test_the_page_on_reproducing_has_every_recipe() -> None:
+def test_the_page_on_measurements_has_every_recipe() -> None:
     _, *table = rows_of("recipes")
     assert sorted(row[0] for row in table) == sorted(f"`{name}`" for name in names())
 

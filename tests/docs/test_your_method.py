@@ -3,7 +3,6 @@
 import importlib
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import fields
@@ -20,6 +19,7 @@ from fairbloom.rounds.cohort import Cohort
 from fairbloom.rounds.method import Method
 from fairbloom.strategies import FedAvg
 from tests.commands import fairbloom
+from tests.docs.reader import Reader
 from tests.rounds.helpers import run as run_strategy
 from tests.strategies.helpers import BUFFERS, MemoryGrid, quadratics
 
@@ -52,15 +52,9 @@ def my_methods(folder: Path) -> Iterator[ModuleType]:
         del sys.modules["my_methods"]
 
 
-def run(arguments: list[str | Path], folder: Path) -> str:
-    done = subprocess.run(arguments, cwd=folder, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 def test_every_block_of_python_is_run_by_a_test() -> None:
     classes = [block for block in PYTHON if block.startswith("class ")]
-    assert len(classes) == len(METHODS) + len(RULES) == 11
+    assert len(classes) == len(METHODS) + len(RULES) == 8
     assert sorted(PYTHON) == sorted([IMPORTS, IN_PYTHON, SERVER_APP, *classes])
 
 
@@ -98,18 +92,7 @@ def test_clients_follow_what_the_method_sends(my_methods: ModuleType) -> None:
 def test_they_use_what_the_guide_is_about(my_methods: ModuleType) -> None:
     """Each of a method's functions is shown in one of them, but those that few methods need."""
     shown = {name for method in METHODS for name in vars(getattr(my_methods, method))}
-    assert {
-        "needs",
-        "weigh",
-        "remember",
-        "terms",
-        "choose",
-        "probe",
-        "reports",
-        "own_metrics",
-        "requires",
-        "second",
-    } <= shown
+    assert {"needs", "weigh", "remember", "choose", "sends", "reports", "own_metrics", "requires"} <= shown
 
 
 def test_the_check_in_python_passes(my_methods: ModuleType) -> None:
@@ -122,7 +105,7 @@ def test_a_forgotten_need_is_told_in_the_words_of_the_guide(my_methods: ModuleTy
     forgetful = type("WorstHalf", (worst_half,), {"needs": frozenset(), "__module__": "my_methods"})
     with pytest.raises(CheckFailedError) as error:
         check_method(forgetful)
-    assert error.value.report.failures["needs"] == words
+    assert [*error.value.report.failures.values()] == [words]
 
 
 @pytest.mark.slow
@@ -135,33 +118,14 @@ def test_the_command_runs(command: str, folder: Path) -> None:
     assert done.stdout
 
 
-@pytest.mark.slow
-def test_the_server_app_runs_the_method(folder: Path) -> None:
-    (folder / "server_app.py").write_text(SERVER_APP + CALLED)
-    printed = run([sys.executable, "server_app.py"], folder)
-    assert len(re.findall(r"^[123] \{.+: 1\.0\}$|^[123] \{.+: 0\.5", printed, re.MULTILINE)) == 3
-
-
-CALLED = """
-from flwr.app import Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
-from fairbloom.simulation.grid import InProcessGrid
-
-client_app = ClientApp()
-
-@client_app.train()
-def train(message, context):
-    arrays = {k: v * 0.9 for k, v in message.content["arrays"].to_torch_state_dict().items()}
-    metrics = MetricRecord({"num-examples": 10, "loss-before": 1.0})
-    return Message(RecordDict({"arrays": ArrayRecord(arrays), "metrics": metrics}), reply_to=message)
-
-@client_app.evaluate()
-def evaluate(message, context):
-    return Message(RecordDict({"metrics": MetricRecord({"num-examples": 5, "loss": 1.0})}), reply_to=message)
-
-grid = InProcessGrid(client_app, {}, 4)
-app(grid, Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={}))
-"""
+def test_the_server_app_runs_the_method(
+    folder: Path, my_methods: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The reader's clients reply what they are asked for."""
+    names: dict[str, object] = {}
+    exec(SERVER_APP, names)  # noqa: S102 (our own page)
+    Reader().try_apps(names.values())
+    assert len(re.findall(r"^[123] \{.+: (?:1\.0|0\.5)", capsys.readouterr().out, re.MULTILINE)) == 3
 
 
 # Complete and true --------------------------------------------------------------------------------------------------
@@ -175,7 +139,7 @@ def table(heading: str) -> set[str]:
 
 def test_the_guide_tells_of_everything_in_a_cohort() -> None:
     computed = {name for name, value in vars(Cohort).items() if isinstance(value, property | cached_property)}
-    given = {field.name for field in fields(Cohort)} - {"gram_of", "grams_of", "squared_norms_of"}
+    given = {field.name for field in fields(Cohort)} - {"gram_of", "grams_of", "squared_norms_of", "declared_roster"}
     assert table("attribute") == (computed | given) - {"updates"}  # which raises an error with a remedy
 
 
@@ -195,12 +159,3 @@ def test_the_guide_tells_of_everything_that_a_method_may_say() -> None:
 def test_the_guide_tells_of_every_property() -> None:
     assert table("property") == {*PROPERTIES}
     assert table("property of a rule") == {*RULE_PROPERTIES}
-
-
-def test_the_links_of_the_guide_lead_somewhere() -> None:
-    for file, anchor in re.findall(r"\]\((?!http)([^)#]*)(?:#([^)]+))?\)", GUIDE):
-        text = (ROOT / "docs" / file).read_text() if file else GUIDE
-        headings = {
-            re.sub(r"[^\w -]", "", line).lower().replace(" ", "-") for line in re.findall(r"^#+ (.+)$", text, re.M)
-        }
-        assert not anchor or anchor in headings

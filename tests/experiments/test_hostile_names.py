@@ -11,6 +11,7 @@ from fairbloom.logs import escape_unprintable, log
 from fairbloom.server.run_folder.tables import TableWriter, escape_formula, format_csv, read_table
 
 from ..commands import fairbloom
+from ..tasks.tables import grouped
 
 CLIENTS = ("=cmd|' /C calc'!A0", "@SUM(1+2)", "'=quoted", "plain\x1b[31m", "-5")
 GROUPS = ("=1+2", "\x1b]0;title\x07x", "+1-2", "m")
@@ -26,14 +27,15 @@ def write_table(path: Path) -> None:
             writer.writerow((20 + number * 7 % 60, client, group, "sick" if number % 3 else "well"))
 
 
-SETTINGS = ("csv.client=who", "csv.group=group", "csv.ignore=group", "csv.categories=who", "test-share=0.5")
-WORDS = ("--task", "csv", "--data-dir", "data.csv", *(word for each in SETTINGS for word in ("--set", each)))
+WORDS = ("--task", "csv", "--data-dir", "data.csv", "--schema", "schema.toml", "--set", "test-share=0.5")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("hostile")
     write_table(folder / "data.csv")
+    text = grouped(folder / "data.csv", "group", client="who")
+    (folder / "schema.toml").write_text(text.replace("[fields.group]", "[fields.group]\ninput = false"))
     words = ("--methods", "fedavg,afl", "--rounds", "2", "--seeds", "2", "--jobs", "1", "--out", "compared")
     done = fairbloom(folder, "compare", *WORDS, *words)
     assert done.returncode == 0, done.stderr

@@ -13,12 +13,11 @@ from safetensors.numpy import load_file
 import fairbloom as api
 from fairbloom.client.local import LocalClient
 from fairbloom.errors import FairbloomError
-from fairbloom.experiments.recipe import load_shipped
 from fairbloom.experiments.results.presentation import write_report
 from fairbloom.protocol.names import FLOOR
 from fairbloom.protocol.scores import F1, Score
 from fairbloom.server.fairness import summarize
-from fairbloom.server.run_folder.files import AGREED, CONFIG
+from fairbloom.server.run_folder.files import CONFIG, SCHEMA
 from fairbloom.tasks import load_task
 from fairbloom.tasks.score import count_classes
 from tests.simulation.helpers import table
@@ -53,7 +52,7 @@ def balanced(tmp_path: Path) -> Path:
 
 
 def run_sites(data: Path, out: Path, rounds: int = 1, settings: Mapping[str, Any] | None = None, **more: Any) -> Any:
-    given = {"csv.target": "y", "csv.classes": "no,yes", "device": "cpu", **(settings or {})}
+    given = {"csv.target": "y", "device": "cpu", **(settings or {})}
     return api.run("csv", data_dir=data, rounds=rounds, out=out, progress=False, settings=given, **more)
 
 
@@ -74,13 +73,6 @@ def test_by_the_loss_the_worst_client_is_the_largest(tmp_path: Path) -> None:
     assert float(measured[f"{LOSS}_worst"]) == max(last.values())
     expected = summarize(last, lower_is_better=True)
     assert {key: float(measured[f"{LOSS}_{key}"]) for key in expected} == pytest.approx(expected)
-
-
-def test_the_loss_has_one_column_and_accuracy_comes_first(tmp_path: Path) -> None:
-    run_digits(tmp_path / "run", score="loss")
-    columns = (tmp_path / "run" / "clients.csv").read_text().splitlines()[0].split(",")
-    assert len(set(columns)) == len(columns)
-    assert next(name for name in columns if "accuracy" in name) == ACCURACY
 
 
 def test_the_loss_of_personal_models_is_recorded(tmp_path: Path) -> None:
@@ -131,12 +123,6 @@ def test_a_score_that_a_task_lacks_is_refused_with_those_it_has(tmp_path: Path, 
     assert not (tmp_path / "run").exists()
 
 
-def test_a_comparison_with_an_unknown_score_begins_no_run(tmp_path: Path) -> None:
-    with pytest.raises(FairbloomError, match=r"score = 'auc'.*digits has accuracy, loss"):
-        api.compare("digits", methods="fedavg", score="auc", out=tmp_path / "cmp", progress=False)
-    assert not (tmp_path / "cmp").exists()
-
-
 def test_a_comparison_goes_by_the_score(tmp_path: Path) -> None:
     found = api.compare(
         "digits",
@@ -156,29 +142,6 @@ def test_a_comparison_goes_by_the_score(tmp_path: Path) -> None:
     assert "test loss of" in found.verdict.headline
 
 
-def test_a_search_chooses_by_the_score(tmp_path: Path) -> None:
-    found = api.search(
-        task="digits",
-        methods="fedavg",
-        grid={"learning-rate": [0.01, 0.1]},
-        clients=4,
-        rounds=1,
-        seeds=1,
-        jobs=1,
-        score="loss",
-        out=tmp_path / "search",
-        progress=False,
-    )
-    assert found.score.name == "loss"
-    assert found.of(found.best).mean == min(each.mean for each in found.judged)
-
-
-def test_each_recipe_names_its_score() -> None:
-    scores = {recipe.name: recipe.settings.get("score") for recipe in load_shipped()}
-    assert scores.pop("heart-disease") == "balanced-accuracy"
-    assert set(scores.values()) == {"accuracy"}
-
-
 # By the data ----------------------------------------------------------------------------------------------------------
 
 
@@ -193,10 +156,6 @@ def test_unbalanced_natural_clients_go_by_balanced_accuracy(unbalanced: Path, tm
 def test_balanced_clients_and_those_of_one_class_keep_accuracy(balanced: Path, tmp_path: Path) -> None:
     run = run_sites(balanced, tmp_path / "run")
     assert run.settings["score"] == run.score.name == "accuracy"
-
-
-def test_generated_partitions_keep_accuracy(tmp_path: Path) -> None:
-    assert run_digits(tmp_path / "run").settings["score"] == "accuracy"
 
 
 def test_a_run_that_goes_on_keeps_its_score(unbalanced: Path, tmp_path: Path) -> None:
@@ -259,7 +218,7 @@ def test_a_client_is_compared_from_three_seeds_on() -> None:
 def test_a_client_that_lacks_a_score_under_one_method_is_named(unbalanced: Path, tmp_path: Path) -> None:
     """F1 is undefined where nobody is positive or predicted to be, which is a matter of the model."""
     write_site(unbalanced, "healthy", 0, 40)
-    given = {"csv.target": "y", "csv.classes": "no,yes", "device": "cpu"}
+    given = {"csv.target": "y", "device": "cpu"}
     words = {"data_dir": unbalanced, "rounds": 1, "seeds": 1, "jobs": 1, "settings": given, "progress": False}
     found = api.compare("csv", methods="fedavg", score="auc", out=tmp_path / "cmp", **words)  # type: ignore[arg-type]
     assert found.left_out == (["healthy"],)
@@ -275,20 +234,13 @@ def test_a_client_that_lacks_a_score_under_one_method_is_named(unbalanced: Path,
 def test_the_share_of_the_larger_class_is_shown_beside_the_score(unbalanced: Path, tmp_path: Path) -> None:
     run = run_sites(unbalanced, tmp_path / "run")
     shares = run.larger_classes()
-    task = load_task({**run.settings, "agreed": AGREED.read(tmp_path / "run")})
+    task = load_task(run.settings)
     for client in ("a", "b"):
         targets = task.splits(client).test.all_targets.numpy()
         assert shares[client] == pytest.approx(100.0 * max(np.mean(targets == 0), np.mean(targets == 1)))
     rows = table(tmp_path / "run" / "clients.csv")
     assert {row["client"]: float(row["test_share_of_larger_class"]) for row in rows} == shares
     assert "larger class, %" in run_report(run)
-
-
-@pytest.mark.parametrize("engine", ["loop", "stacked"])
-def test_each_engine_reports_the_larger_class(unbalanced: Path, tmp_path: Path, engine: str) -> None:
-    run = run_sites(unbalanced, tmp_path / engine, engine=engine)
-    assert run.larger_classes().keys() == {"a", "b"}
-    assert run.larger_classes()["b"] > 66.0
 
 
 def test_of_ten_classes_no_share_is_recorded(tmp_path: Path) -> None:
@@ -299,7 +251,7 @@ def test_of_ten_classes_no_share_is_recorded(tmp_path: Path) -> None:
 
 def test_a_device_says_nothing_of_a_class_with_few_examples(unbalanced: Path, tmp_path: Path) -> None:
     run_sites(unbalanced, tmp_path / "run")
-    settings = {**CONFIG.read(tmp_path / "run").settings, "agreed": AGREED.read(tmp_path / "run"), "state-dir": ""}
+    settings = {**CONFIG.read(tmp_path / "run").settings, "schema": SCHEMA.read(tmp_path / "run"), "state-dir": ""}
     here, deployed = (LocalClient.of({**settings, **more}, 1, "b") for more in ({}, {"deployed": True, FLOOR: 20}))
     smaller, _ = count_classes(here.splits.test) or (0, 0)
     assert smaller < 5

@@ -11,7 +11,7 @@ import pytest
 
 from fairbloom.client.kept import About, keep_model
 from fairbloom.prediction.predictor import load_predictor
-from fairbloom.server.run_folder.files import AGREED, CONFIG, MODEL
+from fairbloom.server.run_folder.files import CONFIG, MODEL, SCHEMA
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
 from tests.checkout import ROOT
@@ -49,7 +49,8 @@ def test_a_device_lists_its_models_and_predicts_by_them(device: dict[str, str], 
     site = tmp_path / "state" / "abcdefgh" / "new"
     (own,) = (run / "clients").glob("*/h1")
     shutil.copytree(own, site)
-    keep_model(site, CONFIG.read(run).settings, AGREED.read(run), MODEL.read(run), About("run", 2, "checksum"))
+    settings = {**CONFIG.read(run).settings, "schema": SCHEMA.read(run)}
+    keep_model(site, settings, MODEL.read(run), About("run", 2, "checksum"))
     listed = client(device, "models", tmp_path / "state")
     assert listed.returncode == 0, listed.stderr
     assert listed.stdout == f"{site}: run run, final model of round 2, personal model of round 2\n"

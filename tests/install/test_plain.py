@@ -13,6 +13,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from fairbloom.server.run_folder.files import MODEL
 from tests.checkout import ROOT
 from tests.prediction.made import patients, read, train, written
 from tests.requirements import needed
@@ -46,7 +47,7 @@ def fairbloom(plain: dict[str, str], folder: Path, *arguments: str) -> subproces
 
 @pytest.mark.parametrize(
     "extra",
-    ["ray", "pooch", "tqdm", "mlflow", "tensorboard", "wandb", "torchvision", "PIL", "flwr_datasets", "torchjd"],
+    ["ray", "pooch", "tqdm", "torchvision", "PIL", "flwr_datasets", "torchjd"],
 )
 def test_what_extras_bring_is_not_found(plain: dict[str, str], extra: str, tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", f"import {extra}"], cwd=tmp_path, env=plain, capture_output=True)
@@ -76,8 +77,9 @@ def test_it_runs_on_several_processes(plain: dict[str, str], tmp_path: Path) -> 
 def test_a_device_predicts_with_what_is_installed_there(tmp_path: Path) -> None:
     run = train(tmp_path)
     (kept,) = (run.folder / "clients").rglob("north")
-    for name in ("config.toml", "agreed.json", "model.safetensors"):
+    for name in ("config.toml", "schema.toml"):
         copy(run.folder / name, kept)
+    MODEL.write(kept, MODEL.read(run.folder), {"serves": "global"})  # as a device keeps it
     (tmp_path / "new.csv").write_text(written(patients(0, 10)), encoding="utf-8")
     path = environment_of(PROJECT["optional-dependencies"]["client"], tmp_path / "path")
     code = (

@@ -1,4 +1,4 @@
-"""A user's model with adapters of peft, and one inside another module."""
+"""A user's model with adapters of peft, inside a module of the user's own."""
 
 from collections import OrderedDict
 
@@ -7,20 +7,16 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 
 
-def lora(inputs: int, outputs: int) -> nn.Module:
+class Adapted(nn.Module):
     """A layer with adapters that say something from the first, and a head that is trained as a whole."""
-    layers = {"flat": nn.Flatten(), "first": nn.Linear(inputs, 24), "bend": nn.Tanh(), "last": nn.Linear(24, outputs)}
-    config = LoraConfig(r=2, target_modules=["first"], modules_to_save=["last"], init_lora_weights=False)
-    model: nn.Module = get_peft_model(nn.Sequential(OrderedDict(layers)), config)  # type: ignore[arg-type]
-    return model
-
-
-class Inside(nn.Module):
-    """The same inside a module of the user's own."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
-        self.scale, self.net = nn.Parameter(torch.tensor(2.0)), lora(inputs, outputs)
+        first, last = nn.Linear(inputs, 24), nn.Linear(24, outputs)
+        layers = OrderedDict({"flat": nn.Flatten(), "first": first, "bend": nn.Tanh(), "last": last})
+        config = LoraConfig(r=2, target_modules=["first"], modules_to_save=["last"], init_lora_weights=False)
+        self.scale = nn.Parameter(torch.tensor(2.0))
+        self.net = get_peft_model(nn.Sequential(layers), config)  # type: ignore[arg-type]
 
     def forward(self, images: Tensor) -> Tensor:
         outputs: Tensor = self.scale * self.net(images)

@@ -6,6 +6,8 @@ import fairbloom
 
 from .made import train
 
+MOMENTS = (("age", 55.0, 12.0), ("dose", 0.5, 0.25))
+
 
 @pytest.fixture(scope="package")
 def run(tmp_path_factory: pytest.TempPathFactory) -> fairbloom.Run:
@@ -16,8 +18,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> fairbloom.Run:
 @pytest.fixture(scope="package")
 def together(tmp_path_factory: pytest.TempPathFactory) -> fairbloom.Run:
     """The same with common means and deviations, and missing values that are filled in."""
-    settings = {"csv__standardise": "together", "csv__missing": "fill"}
-    return train(tmp_path_factory.mktemp("together"), rows={"missing": True}, **settings)
+    common = [('missing = "error', 'missing = "fill')]
+    common += [
+        (f"[fields.{name}]\n", f"[fields.{name}]\ncenter = {center}\nscale = {scale}\n")
+        for name, center, scale in MOMENTS
+    ]
+    return train(tmp_path_factory.mktemp("together"), rows={"missing": True}, changes=common)
 
 
 @pytest.fixture(scope="package")

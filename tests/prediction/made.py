@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import fairbloom
-from fairbloom.tasks import Task, load_task
+from fairbloom.tasks import Task, infer_schema, load_task
 
 HOSPITALS = ("north", "south", "west", "old town")
 CLASSES = ("ja, sicher", 'kein "Befund"', "ä/ö=€")
@@ -19,6 +19,7 @@ COLUMNS = ("patient", "age", "dose", "ward", "smoker", "outcome")
 NO_VALUE = ("", "?", "NA")
 
 Rows = list[dict[str, str]]
+Changes = Sequence[tuple[str, str]]
 
 
 def patients(place: int, count: int = 80, *, quantity: bool = False, missing: bool = False) -> Rows:
@@ -62,17 +63,28 @@ def read(path: Path) -> Rows:
 
 
 def train(
-    folder: Path, *, method: str | None = None, rows: Mapping[str, Any] | None = None, **settings: Any
+    folder: Path,
+    *,
+    method: str | None = None,
+    rows: Mapping[str, Any] | None = None,
+    changes: Changes = (),
+    **settings: Any,
 ) -> fairbloom.Run:
-    """Return a run on four hospitals, whose files and run folder lie in `folder`; `rows` are options of `patients`."""
+    """Return a run on four hospitals, whose files and run folder lie in `folder`; `rows` are options of `patients`.
+
+    `changes` are made in the schema that the files suggest.
+    """
     (folder / "data").mkdir()
     for place, name in enumerate(HOSPITALS):
         (folder / "data" / f"{name}.csv").write_text(written(patients(place, **(rows or {}))), encoding="utf-8")
-    given = {"csv.target": "outcome", "csv.ignore": "patient", "learning-rate": 0.2}
-    given |= {} if method else {"personal-lambda": 0.1}
+    given: dict[str, Any] = {"learning-rate": 0.2, **({} if method else {"personal-lambda": 0.1})}
+    text = infer_schema({"task": "csv", "data-dir": str(folder / "data"), "csv.target": "outcome"})
+    for old, new in changes:
+        text = text.replace(old, new)
     return fairbloom.run(
         "csv",
         data_dir=folder / "data",
+        schema=text,
         method=method,
         rounds=4,
         out=folder / "run",
@@ -84,13 +96,4 @@ def train(
 
 def task_of(run: fairbloom.Run) -> Task:
     """Return the task of a run, with its clients' data."""
-    agreed = (run.folder / "agreed.json").read_text(encoding="utf-8")
-    return load_task({**run.settings, "agreed": agreed})
-
-
-def held_out(run: fairbloom.Run, client: str) -> Rows:
-    """Return the rows of a client's file that it was tested on; none of its rows was left out before."""
-    test = task_of(run).splits(client).test
-    assert test.rows is not None
-    rows = read(run.folder.parent / "data" / f"{client}.csv")
-    return [rows[place] for place in test.rows.tolist()]
+    return load_task(run.settings)

@@ -43,10 +43,10 @@ def test_a_devices_frozen_parameters_are_the_final_models(run: fairbloom.Run, tm
     folder = tmp_path / CLIENT
     shutil.copytree(kept_by(run), folder)
     arrays = MODEL.read(run.folder)
-    keep_model(folder, CONFIG.read(run.folder).settings, "", arrays, About("run", 2, "checksum"))
+    keep_model(folder, CONFIG.read(run.folder).settings, arrays, About("run", 2, "checksum"))
     found = load_predictor(folder, model="personal").module.state_dict()
     for name, tensor in run.model(CLIENT, "personal").state_dict().items():
         assert torch.equal(tensor, found[name]), name
     (folder / MODEL.name).unlink()
-    with pytest.raises(FairbloomError, match=r"has no model\.safetensors .*it comes again from the server"):
+    with pytest.raises(FairbloomError, match=r"has no model\.safetensors yet: .*it comes again from the server"):
         load_predictor(folder, model="personal")

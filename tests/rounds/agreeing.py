@@ -1,4 +1,4 @@
-"""A user's small task in float64 whose inputs are scaled by what its clients have agreed on, and a model that draws."""
+"""A user's small task in float64, and a model that draws."""
 
 from dataclasses import replace
 
@@ -16,11 +16,10 @@ def task(setup: Setup) -> Task:
     there = load_digits(
         replace(setup, model=setup.model or "logistic"), rotated_clients=0, noisy_clients=0, dimmed_clients=0
     )
-    scale = float(setup.agreed or 1.0)
 
     def few(part: Examples) -> Examples:
         inputs, targets = part[slice(0, FEW)]
-        return Examples(scale * inputs.double(), targets)
+        return Examples(inputs.double(), targets)
 
     return replace(
         there,

@@ -71,4 +71,4 @@ def one_faulty(name: str, fault: Fault | None) -> tuple[Result, Round]:
 
 
 def squared_norms(vectors: Vectors) -> FloatArray:
-    return squares_and_products(vectors)[0] * vectors.scales**2
+    return squares_and_products(vectors)[0]

@@ -148,11 +148,10 @@ def bits(model: Model) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
 
 
 def rows_of(updates: Updates | None) -> tuple[bytes, ...]:
-    """Return every row of the matrix, and the scales, to the bit."""
+    """Return every row to the bit, in the order of names."""
     if updates is None:
         return ()
-    vectors = updates.vectors
-    return (*(block.tobytes() for block in vectors.blocks), vectors.scales.tobytes())
+    return tuple(row.tobytes() for block in updates.vectors.blocks for row in block[:])
 
 
 class Watched:

@@ -14,7 +14,7 @@ from fairbloom.rounds.average import Average
 from fairbloom.strategies import FedAvg, Round
 from tests.strategies.helpers import ARGUMENTS, MemoryGrid, error, initial_model, make, quadratics, record, unpack
 
-from .helpers import KINDS, OPTIONS, bits, run, undisturbed
+from .helpers import OPTIONS, bits, run, undisturbed
 
 Arrays = dict[str, Any]
 
@@ -35,7 +35,7 @@ def averaged(name: str, **changes: Any) -> Any:
 
 
 def test_training_goes_on_from_the_last_model_not_the_mean() -> None:
-    for name in KINDS:
+    for name in ("fedavg", "fedfv", "drfa"):
         _, expected = undisturbed(name, ARGUMENTS[name][0])
         result, rounds = run(averaged(name))
         assert [bits(r.arrays) for r in rounds] == [bits(r.arrays) for r in expected], name

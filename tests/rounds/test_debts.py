@@ -87,7 +87,7 @@ def test_a_silent_client_is_left_out_as_long_again(clock: Clock) -> None:
 def test_a_debt_counts_from_when_its_message_was_made(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     grid, method = MemoryGrid(quadratics(3), faults={("site-2", 1): no_reply}), FedAvg()
     clients = FlowerClients(method, grid, 100.0)
-    names, terms = Rounds(method, clients, 3).draw(1, [])
+    names, terms, _ = Rounds(method, clients, 3).ask(1, {}, [])
     clients.train(names, initial_model(), terms)
     (message,) = [sent for name, sent in grid.sent_to(MessageType.TRAIN) if name == "site-2"]
     ends = message.metadata.created_at + 2.0 * message.metadata.ttl

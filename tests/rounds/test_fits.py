@@ -15,6 +15,8 @@ from fairbloom.server.settings import Settings
 from fairbloom.strategies import METHODS, SCAFFOLD, FedAvg, FedDyn
 from tests.strategies.helpers import ARGUMENTS, make
 
+from .helpers import KINDS
+
 GIVEN: dict[str, dict[str, Any]] = {
     "weighting": {"weighting": "uniform"},
     'server_optimizer="avgm"': {"server_optimizer": "avgm"},
@@ -51,7 +53,7 @@ def take(name: str, option: str) -> None:
 
 
 def test_an_option_is_refused_where_the_table_says_so() -> None:
-    for name, option in product(METHODS, OPTIONS):
+    for name, option in product(KINDS, OPTIONS):
         if METHODS[name].own_terms.intersection(GIVEN.get(option.name, {})):
             continue  # the method sets it by its own parameter
         refused = misfit(make(name, ARGUMENTS[name][0]).all_needs, option) is not None

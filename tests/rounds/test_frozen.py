@@ -30,7 +30,14 @@ from tests.client import nets
 from .implementations import bits
 
 MODEL = "tests.rounds.adapted:Adapted"
-SETTINGS: dict[str, Any] = {"clients": 4, "model": MODEL, "num-rounds": 3, "method": "fedfv", "device": "cpu"}
+SETTINGS: dict[str, Any] = {
+    "clients": 4,
+    "model": MODEL,
+    "num-rounds": 3,
+    "method": "fedfv",
+    "device": "cpu",
+    "batch-size": 0,
+}
 
 Node = Callable[[Message, Callable[[Message], Message]], Message]
 """A client that misbehaves, or works elsewhere: (message, what the honest one answers) → its answer."""
@@ -242,7 +249,7 @@ def test_updates_and_their_products_have_trained_entries_alone() -> None:
     layout = Layout(w, ("mean",), {}, ("base",))
     assert (layout.size, layout.trainable, layout.buffers) == (7, ("adapter",), ("mean",))
     assert layout.length == pytest.approx(np.linalg.norm(w["adapter"]))
-    updates = Updates(layout, 2)
+    updates = Updates(layout)
     steps = rng.normal(size=(2, 7))
     for step in steps:
         updates.add({"adapter": w["adapter"] - step, "mean": w["mean"]})

@@ -57,7 +57,7 @@ def test_a_client_without_a_methods_terms_is_refused_with_remedy() -> None:
 
 def test_that_is_about_all_terms_and_about_no_other_key() -> None:
     assert {*(key for keys in SENT.values() for key in keys), "client-rule"} == set(WORK)
-    plain = Terms(server_round=3, measure=("loss-before",), agreed="{}", others={"lr": 0.1})
+    plain = Terms(server_round=3, measure=("loss-before",), others={"lr": 0.1})
     assert plain.work == {}
 
 

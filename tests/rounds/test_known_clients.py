@@ -117,7 +117,6 @@ def test_who_was_asked_about_its_data_is_not_asked_again() -> None:
             reply = client(message)
             if message.metadata.message_type == MessageType.QUERY:
                 asked.append(client.name)
-                reply.content["client"] = ConfigRecord({**reply.content.config_records["client"], "about": "{}"})
             return reply
 
         return answer
@@ -125,7 +124,6 @@ def test_who_was_asked_about_its_data_is_not_asked_again() -> None:
     clients = {name: answering(client) for name, client in quadratics(3).items()}
     method = Noting()
     nodes = FlowerClients(method, MemoryGrid(clients, registered=clients), 60.0)
-    assert nodes.about(nodes.online(1)) == ({name: {} for name in clients}, {})
     list(Rounds(method, nodes, 2).run(initial_model(), measure=lambda number: [], measure_after=[]))
     assert method.rosters == [{name: EXAMPLES[name] for name in clients}] * 2
     assert sorted(asked) == sorted(clients)

@@ -16,7 +16,7 @@ from fairbloom.rounds.aggregation import (
 )
 from fairbloom.rounds.clients import Trained
 from fairbloom.rounds.cohort import Cohort, Kept, MethodError, Probed
-from fairbloom.rounds.screening import Refusals
+from fairbloom.rounds.refusals import Refusals
 from fairbloom.rounds.updates import (
     CHUNK_COLUMNS,
     FloatArray,
@@ -56,8 +56,8 @@ def models(draw: st.DrawFn) -> tuple[Layout, list[dict[str, np.ndarray]], np.ran
     return layout, [made(base) for _ in range(draw(st.integers(1, 5)))], rng
 
 
-def taken_in(layout: Layout, replies: Sequence[Mapping[str, np.ndarray]], *, borrowed: bool = False) -> Updates:
-    stored = Updates(layout, len(replies), borrowed=borrowed)
+def taken_in(layout: Layout, replies: Sequence[Mapping[str, np.ndarray]]) -> Updates:
+    stored = Updates(layout)
     for reply in replies:
         stored.add(reply)
     return stored
@@ -66,7 +66,7 @@ def taken_in(layout: Layout, replies: Sequence[Mapping[str, np.ndarray]], *, bor
 def fragments(stored: Updates) -> list[FloatArray]:
     """The updates in float64, one matrix of shape (m, size) for each array."""
     vectors = stored.vectors
-    whole = np.vstack([block[:] for block in vectors.blocks]).astype(np.float64) * vectors.scales[:, None]
+    whole = np.vstack([block[:] for block in vectors.blocks]).astype(np.float64)
     return [whole[:, place] for _, place in stored.layout.slices]
 
 
@@ -82,10 +82,10 @@ def test_each_arrays_gram_matrix_is_of_its_part_of_the_updates(drawn: Any, chunk
         patch.setattr(updates, "CHUNK_COLUMNS", chunk)
         stored = taken_in(layout, replies)
         grams = stored.grams(stored.vectors, exact=False)
-        whole = stored.gram(stored.vectors, exact=False)
+        whole, parts = stored.gram(stored.vectors, exact=False), fragments(stored)
     assert grams.shape == (len(layout.trainable), len(replies), len(replies))
     norms = np.sqrt(np.diag(whole))
-    for gram, U in zip(grams, fragments(stored), strict=True):
+    for gram, U in zip(grams, parts, strict=True):
         lengths = np.linalg.norm(U, axis=1)
         np.testing.assert_array_less(np.abs(gram - U @ U.T), 1e-12 * np.outer(lengths, lengths) + 1e-300)
         np.testing.assert_array_equal(gram, gram.T)
@@ -93,13 +93,13 @@ def test_each_arrays_gram_matrix_is_of_its_part_of_the_updates(drawn: Any, chunk
 
 
 @given(drawn=models(), chunk=CHUNKS, exact=st.booleans())
-def test_borrowed_models_have_the_gram_matrices_of_stored_ones(drawn: Any, chunk: int, exact: bool) -> None:
+def test_screening_computes_the_same_gram_matrices(drawn: Any, chunk: int, exact: bool) -> None:
     layout, replies, _ = drawn
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(updates, "CHUNK_COLUMNS", chunk)
         patch.setattr(updates, "EXACT_NUMBERS", 0)
-        expected, stored = taken_in(layout, replies), taken_in(layout, replies, borrowed=True)
-        assert stored.screen_borrowed(gram=True, by_array=True) == {}
+        expected, stored = taken_in(layout, replies), taken_in(layout, replies)
+        assert expected.screen(gram=False) == stored.screen(gram=True, by_array=True) == {}
         np.testing.assert_array_equal(
             stored.grams(stored.vectors, exact=exact), expected.grams(expected.vectors, exact=exact)
         )
@@ -115,8 +115,7 @@ def test_arrays_that_are_larger_than_a_chunk_and_kept_rows_below(seed: int, few:
     sizes = (1, 2 * CHUNK_COLUMNS + 5, 0, 3, CHUNK_COLUMNS - 9, 1, CHUNK_COLUMNS)
     ends = tuple(np.cumsum(sizes).tolist())
     U = rng.normal(size=(4, ends[-1])).astype(np.float32)
-    rows = Vectors.below([Vectors((U[:2],), np.ones(2)), Vectors.of(U[2], 4.0), Vectors.of(U[3])])
-    exact = U.astype(np.float64) * [[1.0], [1.0], [4.0], [1.0]]
+    rows, exact = Vectors.below([Vectors((U[:2],)), Vectors.of(U[2]), Vectors.of(U[3])]), U.astype(np.float64)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(updates, "EXACT_NUMBERS", 10**9 if few else 0)
         grams = gram_matrices(rows, ends)
@@ -137,7 +136,7 @@ def test_equal_updates_have_equal_products_in_every_array(monkeypatch: pytest.Mo
         return [(number, part * (1.0 + error + error.T)) for number, part in products(place, block, ends)]
 
     monkeypatch.setattr(updates, "_products", uneven)
-    grams = gram_matrices(Vectors((U,), np.ones(5)), (4, CHUNK_COLUMNS + 9, 2 * CHUNK_COLUMNS + 3))
+    grams = gram_matrices(Vectors((U,)), (4, CHUNK_COLUMNS + 9, 2 * CHUNK_COLUMNS + 3))
     for gram in grams:
         np.testing.assert_array_equal(gram[3], gram[1])
         np.testing.assert_array_equal(gram[:, 3], gram[:, 1])
@@ -147,7 +146,7 @@ def test_equal_updates_have_equal_products_in_every_array(monkeypatch: pytest.Mo
 def test_a_part_next_to_nothing_has_products_of_zero() -> None:
     for tiny in (1e-155, 1e-200, 1e-300):
         U = np.array([[tiny, 1.0], [3.0, 1.0], [0.0, tiny]])
-        whole, grams = gram_matrix(Vectors((U,), np.ones(3))), gram_matrices(Vectors((U,), np.ones(3)), (1, 2))
+        whole, grams = gram_matrix(Vectors((U,))), gram_matrices(Vectors((U,)), (1, 2))
         assert whole[2].tolist() == whole[:, 2].tolist() == [0.0, 0.0, 0.0]
         assert whole[:2, :2].tolist() == [[1.0, 1.0 + 3.0 * tiny], [1.0 + 3.0 * tiny, 10.0]]
         assert grams[0].tolist() == [[0.0, 0.0, 0.0], [0.0, 9.0, 0.0], [0.0, 0.0, 0.0]]
@@ -157,14 +156,14 @@ def test_a_part_next_to_nothing_has_products_of_zero() -> None:
 # Steps --------------------------------------------------------------------------------------------------------------
 
 
-@given(drawn=models(), chunk=CHUNKS, borrowed=st.booleans())
-def test_each_array_is_stepped_by_its_own_coefficients(drawn: Any, chunk: int, borrowed: bool) -> None:
+@given(drawn=models(), chunk=CHUNKS, few=st.booleans())
+def test_each_array_is_stepped_by_its_own_coefficients(drawn: Any, chunk: int, few: bool) -> None:
     layout, replies, rng = drawn
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(updates, "CHUNK_COLUMNS", chunk)
-        patch.setattr(updates, "EXACT_NUMBERS", 0 if borrowed else 10**9)
-        stored = taken_in(layout, replies, borrowed=borrowed)
-        stored.screen_borrowed(gram=False)
+        patch.setattr(updates, "EXACT_NUMBERS", 10**9 if few else 0)
+        stored = taken_in(layout, replies)
+        assert stored.screen(gram=False) == {}
         C = rng.normal(size=(len(layout.trainable), len(replies)))
         counts = np.arange(1.0, len(replies) + 1)
         after, parts = stored.model_after(C, stored.vectors, counts / counts.sum(), counts), fragments(stored)
@@ -184,7 +183,7 @@ def test_equal_rows_of_coefficients_are_one_row(seed: int, few: bool) -> None:
     rng = np.random.default_rng(seed)
     ends = (3, CHUNK_COLUMNS + 5, CHUNK_COLUMNS + 5, 2 * CHUNK_COLUMNS + 1)
     rows, c = (
-        Vectors((rng.normal(size=(3, ends[-1])).astype(np.float32),), np.array([1.0, 4.0, 1.0])),
+        Vectors((rng.normal(size=(3, ends[-1])).astype(np.float32),)),
         rng.normal(size=3),
     )
     one, other = np.ones((2, ends[-1]), np.float32)
@@ -256,7 +255,7 @@ def made(method: FairStrategy, U: FloatArray, sizes: Sequence[int]) -> tuple[Coh
     """The cohort of updates of zeros, of a model with arrays of these sizes."""
     model = {f"a{k}": np.zeros(size) for k, size in enumerate(sizes)}
     names = [f"client-{k}" for k in range(len(U))]
-    trained = Trained.empty(method.layout_of(model), len(U), refused=Refusals(1), missing=())
+    trained = Trained.empty(method.layout_of(model), refused=Refusals(1))
     for name, u in zip(names, U, strict=True):
         parts = dict(zip(model, np.split(-u, np.cumsum(sizes)[:-1]), strict=True))
         trained.add(name, {"num-examples": 1.0}, parts, {})
@@ -287,7 +286,7 @@ def test_coefficients_of_another_shape_are_refused_by_shapes() -> None:
 
 
 def test_inner_products_that_are_not_finite_are_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    trained = Trained.empty(Layout({"a": np.zeros(1)}), 1, refused=Refusals(1), missing=())
+    trained = Trained.empty(Layout({"a": np.zeros(1)}), refused=Refusals(1))
     trained.add("client-0", {"num-examples": 1.0}, {"a": np.ones(1)}, {})
     monkeypatch.setattr(Updates, "grams", lambda *_, **__: np.full((1, 1, 1), np.inf))
     cohort, _ = cohort_of(ByArray(), trained, server_round=1, num_rounds=1, online=(), draws={"client-0": 1})

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairbloom.rounds.cohort import Cohort, Kept, Probed
-from fairbloom.rounds.lengths import Lengths, too_long
-from fairbloom.rounds.limits import BrokenModelError
 from fairbloom.rounds.loop import NothingLearnedError
+from fairbloom.rounds.progress import Lengths
+from fairbloom.rounds.screening import BrokenModelError, too_long
 from fairbloom.rounds.updates import FloatArray, Layout, Updates, length
 from fairbloom.strategies import FairStrategy, FedAvg, FedFV, Round
 from tests.strategies.helpers import (
@@ -71,13 +71,13 @@ def test_the_rule_is_the_one_by_the_letter(
     u, n = (np.array(column, np.float64) for column in zip(*replies, strict=True))
     refused, found = too_long(u, n, np.array(past), lambda: model, limit)
     expected, r = by_the_letter(dict(enumerate(replies)), past, model, limit)
-    assert [each.place for each in refused] == expected
+    assert [*refused] == expected
     assert (found is None) == (len(expected) == len(replies))
     if found is not None:
         assert found.length == r
         left = [k for k in range(len(replies)) if k not in expected]
         alone = too_long(u[left], n[left], np.array(past), lambda: model, limit)
-        assert alone[0] == []
+        assert alone[0] == {}
         assert alone[1] is not None
         np.testing.assert_array_equal(alone[1].allowances, found.allowances)  # as if the others had not come
 
@@ -158,10 +158,10 @@ def test_an_update_as_long_as_the_model_is_never_refused() -> None:
 def test_twice_the_model_is_as_long_as_the_model() -> None:
     for seed in range(50):
         w = np.random.default_rng(seed).normal(size=77).astype(np.float32)
-        stored = Updates(Layout({"w": w}), 3)
+        stored = Updates(Layout({"w": w}))
         for reply in (w + np.float32(1e-9), w, 2.0 * w):
             stored.add({"w": reply})
-        assert too_long(stored.lengths, np.ones(3), np.empty(0), lambda w=w: length(w), 100.0)[0] == []
+        assert too_long(stored.lengths, np.ones(3), np.empty(0), lambda w=w: length(w), 100.0)[0] == {}
 
 
 # No honest reply is refused -----------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from fairbloom.strategies import METHODS, Ditto, FedAvg, FedProx, MGDAProx, QFedAvg
 from tests.strategies.helpers import (
     ARGUMENTS,
-    CASES,
     MemoryGrid,
     Quadratic,
     initial_model,
@@ -59,7 +58,7 @@ TERMS: dict[str, Callable[..., dict[str, Any]]] = {
 
 
 def test_train_messages_hold_arrays_and_config_to_the_letter() -> None:
-    for name, arguments in CASES:
+    for name, (arguments, *_) in ARGUMENTS.items():
         grid = MemoryGrid(quadratics(6))
         run(make(name, arguments, **OPTIONS), grid, rounds=2, timeout=60.0)
         sent = [message for _, message in grid.sent_to(MessageType.TRAIN)]

@@ -8,7 +8,7 @@ from flwr.app import Message, MessageType, MetricRecord, RecordDict
 from flwr.app.error import Error
 
 from fairbloom.protocol.helper import ADVICE
-from fairbloom.rounds.screening import MAX_REASON_CHARACTERS, Refusals, one_line
+from fairbloom.rounds.refusals import MAX_REASON_CHARACTERS, Refusals, one_line
 from fairbloom.strategies import METHODS, FedAvg
 from tests.strategies.helpers import (
     ARGUMENTS,

@@ -1,4 +1,4 @@
-"""Rows that are handed over together are to the bit what the same models are, added one by one."""
+"""Models in a matrix are to the bit what the same models are, borrowed; one pass screens and measures them."""
 
 from typing import Any
 
@@ -23,23 +23,29 @@ def model_of(flat: Any, dtypes: tuple[str, str] = ("float32", "float32")) -> dic
     return {"twin": a, "a": a, "mean": np.float32(flat[5:7]), "b": b, "steps": np.array(7 * len(flat))}
 
 
-def written(stored: Updates, models: list[dict[str, np.ndarray]], others: Any = None) -> dict[int, ValueError]:
-    """Write models into the rows after those in use, as an engine does it, and add them."""
-    first = len(stored.vectors)
-    for k, model in enumerate(models):
-        for name, place in stored.layout.slices:
-            stored.matrix[first + k, place] = model[name].ravel()
-    return stored.add_rows(others or [{name: m[name] for name in ("mean", "steps")} for m in models])
+def written(layout: Layout, models: list[dict[str, np.ndarray]], cut: int = 0) -> Updates:
+    """Write models into the rows of a matrix, as an engine does it, and add them: `cut` of them first."""
+    stored = Updates(layout, np.empty((len(models), layout.size), layout.dtype))
+    for start, stop in ((0, cut), (cut, len(models))):
+        for k in range(start, stop):
+            for name, place in layout.slices:
+                stored.matrix[k, place] = models[k][name].ravel()
+        stored.add_rows([{name: model[name] for name in ("mean", "steps")} for model in models[start:stop]])
+    return stored
 
 
-def one_by_one(stored: Updates, models: list[dict[str, np.ndarray]]) -> dict[int, str]:
-    wrong = {}
-    for k, model in enumerate(models):
-        try:
-            stored.add(model)
-        except ValueError as reason:
-            wrong[k] = str(reason)
-    return wrong
+def borrowed(layout: Layout, models: list[dict[str, np.ndarray]]) -> Updates:
+    stored = Updates(layout)
+    for model in models:
+        stored.add(model)
+    return stored
+
+
+def screened(stored: Updates, *, gram: bool = False) -> dict[int, str]:
+    """Leave out the updates that cannot be used; return why, by their places."""
+    wrong = {**stored.screen(gram=gram)}
+    stored.remove(*wrong)
+    return {place: str(reason) for place, reason in wrong.items()}
 
 
 def contents(stored: Updates) -> list[Any]:
@@ -53,7 +59,7 @@ def contents(stored: Updates) -> list[Any]:
         except ValueError as reason:
             steps.append({"reason": np.array(str(reason))})
     after = [{name: (str(array.dtype), array.tobytes()) for name, array in model.items()} for model in steps]
-    return [vectors.blocks[0][:].tobytes(), vectors.scales.tobytes(), after]
+    return [vectors.blocks[0][:].tobytes(), vectors.extreme, after]
 
 
 def drawn(seed: int, m: int, odd: float, dtypes: tuple[str, str]) -> tuple[Layout, list[dict[str, np.ndarray]]]:
@@ -72,50 +78,35 @@ DTYPES = st.sampled_from((("float32", "float32"), ("float16", "float32"), ("floa
 ODDS = st.sampled_from((0.0, 0.02, 0.3))
 
 
-@given(seed=st.integers(0, 300), cut=st.integers(0, 8), odd=ODDS, dtypes=DTYPES, cache=st.sampled_from((1, 12, 10**6)))
+@given(
+    seed=st.integers(0, 300),
+    cut=st.integers(0, 8),
+    odd=ODDS,
+    dtypes=DTYPES,
+    cache=st.sampled_from((1, 12, 10**6)),
+    chunk=st.sampled_from((1, 2, 3, 100)),
+    large=st.booleans(),
+)
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast")
-def test_rows_added_together_are_those_added_one_by_one(
-    seed: int, cut: int, odd: float, dtypes: tuple[str, str], cache: int
+def test_models_in_a_matrix_have_the_bits_of_borrowed_ones(
+    seed: int, cut: int, odd: float, dtypes: tuple[str, str], cache: int, chunk: int, large: bool
 ) -> None:
     try:
         layout, models = drawn(seed, 8, odd, dtypes)
     except ValueError:  # the global model itself is beyond float16
         return
-    expected, stored = Updates(layout, 8), Updates(layout, 8)
-    reasons = one_by_one(expected, models)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(updates, "CACHED_NUMBERS", cache)
-        wrong = written(stored, models[:cut])
-        wrong |= {cut + k: reason for k, reason in written(stored, models[cut:]).items()}
-    assert {k: str(reason) for k, reason in wrong.items()} == reasons
-    assert contents(stored) == contents(expected)
-
-
-@given(seed=st.integers(0, 300), odd=ODDS, dtypes=DTYPES, chunk=st.sampled_from((1, 2, 3, 100)), large=st.booleans())
-@pytest.mark.filterwarnings("ignore:overflow encountered in cast")
-def test_borrowed_models_have_the_bits_of_stored_ones(
-    seed: int, odd: float, dtypes: tuple[str, str], chunk: int, large: bool
-) -> None:
-    try:
-        layout, models = drawn(seed, 8, odd, dtypes)
-    except ValueError:  # the global model itself is beyond float16
-        return
-    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(updates, "CHUNK_COLUMNS", chunk)
-        patch.setattr(
-            updates, "EXACT_NUMBERS", 0 if large else 30
-        )  # of 30, products are made in float64 once few are left
-        expected, stored = Updates(layout, 8), Updates(layout, 8, borrowed=True)
-        reasons = one_by_one(stored, models)
-        added = [place for place in range(len(models)) if place not in reasons]
-        wrong = stored.screen_borrowed(gram=large)
-        stored.remove(*wrong)
-        assert reasons | {added[row]: str(reason) for row, reason in wrong.items()} == one_by_one(expected, models)
+        # of 30, products are made in float64 once few are left
+        patch.setattr(updates, "EXACT_NUMBERS", 0 if large else 30)
+        stored, expected = written(layout, models, cut), borrowed(layout, models)
+        assert screened(stored, gram=large) == screened(expected)
         np.testing.assert_array_equal(
             stored.gram(stored.vectors, exact=False), expected.gram(expected.vectors, exact=False)
         )
         np.testing.assert_array_equal(stored.lengths, expected.lengths)
-        if len(expected.vectors) > 2:
+        if len(expected) > 2:
             expected.remove(0, 2)
             stored.remove(0, 2)
         a, b = stored.vectors, expected.vectors
@@ -137,20 +128,13 @@ def small(count: int) -> tuple[Layout, list[dict[str, np.ndarray]]]:
     return Layout(model), near
 
 
-def borrowed_to(layout: Layout, models: list[dict[str, np.ndarray]]) -> Updates:
-    stored = Updates(layout, len(models), borrowed=True)
-    for model in models:
-        stored.add(model)
-    return stored
-
-
 def test_one_pass_screens_updates_and_multiplies_kept_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(updates, "EXACT_NUMBERS", 0)
     layout, models = small(9)
     for by_array in (False, True):
-        earlier, stored = borrowed_to(layout, models[:4]), borrowed_to(layout, models[4:])
+        earlier, stored = borrowed(layout, models[:4]), borrowed(layout, models[4:])
         kept = [combine(np.eye(4)[k], earlier.vectors) for k in (1, 3)]
-        assert stored.screen_borrowed(gram=True, by_array=by_array, below=kept) == {}
+        assert stored.screen(gram=True, by_array=by_array, below=kept) == {}
         rows = Vectors.below([stored.vectors, *kept])
         expected = gram_matrices(rows, layout.ends if by_array else (layout.size,))
         with monkeypatch.context() as patch:
@@ -161,8 +145,8 @@ def test_one_pass_screens_updates_and_multiplies_kept_rows(monkeypatch: pytest.M
 
 def test_a_kept_row_of_a_borrowed_model_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(updates, "EXACT_NUMBERS", 0)
-    stored = borrowed_to(*small(4))
-    stored.screen_borrowed(gram=False)
+    stored = borrowed(*small(4))
+    stored.screen(gram=False)
     expected = stored.vectors.blocks[0][2].tobytes()
     with monkeypatch.context() as patch:
         patch.setattr(updates.Borrowed, "read", None)
@@ -171,11 +155,9 @@ def test_a_kept_row_of_a_borrowed_model_is_not_computed(monkeypatch: pytest.Monk
     assert row.blocks[0][0].tobytes() == expected
 
 
-def test_borrowed_models_are_not_copied_where_they_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(updates, "EXACT_NUMBERS", 0)
+def test_borrowed_models_are_not_copied() -> None:
     layout, (model,) = drawn(1, 1, 0.0, ("float32", "float32"))
-    stored = Updates(layout, 1, borrowed=True)
-    stored.add(model)
+    stored = borrowed(layout, [model])
     model["b"] += np.float32(1.0)
     expected = np.sum((layout.flat - flat(model)).astype(np.float64) ** 2)
     assert gram_matrix(stored.vectors, exact=True)[0, 0] == pytest.approx(expected, rel=1e-12)
@@ -185,10 +167,9 @@ def flat(model: Model) -> np.ndarray:
     return np.concatenate([model["a"], model["b"].ravel()])
 
 
-def test_what_is_handed_over_may_be_overwritten_afterwards() -> None:
+def test_buffers_that_are_handed_over_may_be_overwritten() -> None:
     layout, (model,) = drawn(0, 1, 0.0, ("float32", "float32"))
-    stored, mean = Updates(layout, 1), model["mean"].copy()
-    written(stored, [{**model, "mean": mean}], [{"mean": mean, "steps": model["steps"]}])
+    stored = written(layout, [model])
     before = contents(stored)
-    mean[:] = 9.0
+    model["mean"][:] = 9.0
     assert contents(stored) == before

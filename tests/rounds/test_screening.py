@@ -5,7 +5,8 @@ import pytest
 from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 
 from fairbloom.rounds.records import reported, usable_arrays
-from fairbloom.rounds.screening import Refusals, usable_metrics
+from fairbloom.rounds.refusals import Refusals
+from fairbloom.rounds.screening import usable_metrics
 from fairbloom.rounds.updates import Layout
 
 LAYOUT = Layout({"w": np.zeros((2, 2), np.float32), "steps": np.array(1, np.int64), "mask": np.array([True])})
@@ -30,12 +31,15 @@ def test_the_count_is_needed_whatever_the_weight_is() -> None:
         usable_metrics(reported(metrics(tokens=5)), "tokens")
 
 
-@pytest.mark.parametrize("weight", [0, -1.0, float("nan"), None])
-def test_another_weight_must_be_a_positive_number(weight: Any) -> None:
-    numbers = {"num_examples": 3} | ({} if weight is None else {"tokens": weight})
-    with pytest.raises(ValueError, match="tokens must be a positive number"):
-        usable_metrics(reported(metrics(**numbers)), "tokens")
-    assert usable_metrics(reported(metrics(num_examples=3, tokens=0.5)), "tokens") == {"num-examples": 3, "tokens": 0.5}
+def test_another_weight_must_be_a_positive_number() -> None:
+    for weight in [0, -1.0, float("nan"), None]:
+        numbers = {"num_examples": 3} | ({} if weight is None else {"tokens": weight})
+        with pytest.raises(ValueError, match="tokens must be a positive number"):
+            usable_metrics(reported(metrics(**numbers)), "tokens")
+        assert usable_metrics(reported(metrics(num_examples=3, tokens=0.5)), "tokens") == {
+            "num-examples": 3,
+            "tokens": 0.5,
+        }
 
 
 def test_a_reply_with_missing_or_unknown_records_is_refused() -> None:
@@ -67,17 +71,14 @@ def test_pickled_objects_are_never_loaded() -> None:
         usable_arrays(RecordDict({"arrays": record}), "arrays", LAYOUT)
 
 
-@pytest.mark.parametrize(
-    ("told", "noted"),
-    [
+def test_a_reason_tells_no_folder_of_a_site() -> None:
+    for told, noted in [
         ("/home/ann/data/ward 3.csv cannot be read: Is a directory", "ward 3.csv cannot be read: Is a directory"),
         ("[Errno 5] Input/output error: '/srv/x/y.npz'", "[Errno 5] Input/output error: 'y.npz'"),
         ("OSError: broken (/usr/lib/python3/PIL/ImageFile.py, line 3)", "OSError: broken (ImageFile.py, line 3)"),
         ("data-dir=/a/b/c is no folder", "data-dir=c is no folder"),
         ("3/4 of the loss, n/a, see https://example.org/a/b", "3/4 of the loss, n/a, see https://example.org/a/b"),
-    ],
-)
-def test_a_reason_tells_no_folder_of_a_site(told: str, noted: str) -> None:
-    refused = Refusals(1)
-    refused.add("site-a", told)
-    assert refused.reasons == {"site-a": noted}
+    ]:
+        refused = Refusals(1)
+        refused.add("site-a", told)
+        assert refused.reasons == {"site-a": noted}

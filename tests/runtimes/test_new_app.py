@@ -31,8 +31,7 @@ def there(app: Path, tmp_path: Path) -> Iterator[Deployment]:
         before = runtime.environment.get("PYTHONPATH", "")
         runtime.environment["PYTHONPATH"] = f"{app}{os.pathsep}{before}"
         for name in clients:
-            with (runtime.bundle(name) / "client.toml").open("a") as settings:
-                settings.write(APP)
+            (runtime.bundle(name) / "owner.toml").write_text(APP)
             runtime.start_client(name)
         runtime.environment["PYTHONPATH"] = before
         runtime.wait_for_clients(*clients)
@@ -45,7 +44,7 @@ def test_deployed_and_killed_in_mid_run_it_goes_on(there: Deployment, app: Path)
     settings = {"clients": 2, "num-rounds": ROUNDS, "out": str(out)}
     submitted = there.submitting(settings, app)
     wait_for_rounds(out, 3)
-    there.kill_serverapps()
+    there.kill_run()
     there.wait_for_end(submitted)
     done = rounds(out)
     assert [int(row["round"]) for row in done] == list(range(1, ROUNDS + 1))

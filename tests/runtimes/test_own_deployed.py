@@ -22,8 +22,7 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     home = tmp_path_factory.mktemp("own") / "home"
     with federation(home, 2) as runtime:
         (home / "theirs.py").write_text(THEIRS)
-        with (runtime.bundle(ALLOWED) / "client.toml").open("a") as settings:
-            settings.write('allow = ["theirs:slopes"]\n')
+        (runtime.bundle(ALLOWED) / "owner.toml").write_text('allow = ["theirs:slopes"]\n')
         runtime.start_client(ALLOWED)
         runtime.start_client(OTHER)
         runtime.wait_for_clients(ALLOWED, OTHER)

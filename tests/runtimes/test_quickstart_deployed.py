@@ -21,15 +21,14 @@ CONFIG = changed.CONFIG | {"num-server-rounds": 5}
 @pytest.fixture(scope="module")
 def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     """A federation of two clients on which the app is installed."""
-    (lines,) = (block for block in blocks("docs/flower.md") if block.file == "client.toml")
+    (lines,) = (block for block in blocks("docs/flower.md") if block.file == "owner.toml")
     installed = tmp_path_factory.mktemp("installed") / "app"
     changed.change(installed)
     with federation(tmp_path_factory.mktemp("there") / "home", CLIENTS) as runtime:
         before = runtime.environment.get("PYTHONPATH", "")
         runtime.environment["PYTHONPATH"] = f"{installed}{os.pathsep}{before}"
         for name in names(CLIENTS):
-            with (runtime.bundle(name) / "client.toml").open("a") as settings:
-                settings.write(lines.text)
+            (runtime.bundle(name) / "owner.toml").write_text(lines.text)
             runtime.start_client(name)
         runtime.environment["PYTHONPATH"] = before
         runtime.wait_for_clients(*names(CLIENTS))
@@ -68,7 +67,7 @@ def test_killed_in_mid_run_it_goes_on_and_ends_as_in_process(there: Deployment, 
     changed.run_in_process(in_process, CONFIG, CLIENTS)
     submitted = there.submitting(CONFIG, deployed)
     wait_for_rounds(run_of(deployed), 2)
-    there.kill_serverapps()
+    there.kill_run()
     there.wait_for_end(submitted)
     log = there.log(submitted)
     assert log.count("run folder: ") == 2, "the run was over before its process was killed"
@@ -76,11 +75,11 @@ def test_killed_in_mid_run_it_goes_on_and_ends_as_in_process(there: Deployment, 
     assert_same_run(deployed, in_process)
 
 
-def test_a_run_in_a_run_folder_outlives_the_superlink(there: Deployment, apps: tuple[Path, Path]) -> None:
+def test_a_run_in_a_run_folder_outlives_the_server(there: Deployment, apps: tuple[Path, Path]) -> None:
     folder = apps[0]
     submitted = there.submitting(CONFIG, folder)
     wait_for_rounds(run_of(folder), 1)
-    there.kill_part("superlink")
+    there.kill(there.server)
+    there.start_server()
     there.wait_for_end(submitted)
-    assert there.log(submitted).count("run folder: ") == 1, "the run's process was started again"
     assert [row["replies_used"] for row in rounds(run_of(folder))] == ["2"] * 5

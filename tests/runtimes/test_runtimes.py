@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from flwr.app import Context, RecordDict
 
-from fairbloom.deploy.operator.run_bundle import temporary_app
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.simulation.run import simulate
@@ -22,6 +21,7 @@ from tests.deploy.federation import rounds
 from tests.deploy.flower import ROOT, Flower, flower
 from tests.docs.pages import blocks
 from tests.experiments.helpers import fairbloom
+from tests.runtimes.installed import temporary_app
 from tests.simulation.helpers import assert_same_model, table
 
 pytestmark = pytest.mark.slow

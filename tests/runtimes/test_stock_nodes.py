@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from fairbloom.deploy.operator.run_bundle import temporary_app
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
 from tests.client import changed
 from tests.deploy.federation import names, rounds
 from tests.deploy.flower import SCRIPTS, Flower, deployment
+from tests.runtimes.installed import temporary_app
 from tests.simulation.helpers import assert_same_model, table
 
 pytestmark = pytest.mark.federation

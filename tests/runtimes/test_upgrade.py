@@ -1,6 +1,6 @@
 """Servers and clients of several versions, from their wheels: who fits takes part, and who does not is told why.
 
-The order is that of docs/upkeep.md.
+The order is that of docs/deployment.md.
 """
 
 import json
@@ -68,11 +68,6 @@ class Mixed(Deployment):
         self.submitted = self.start("fairbloom", "deploy", "submit", *words)
         return self.submitted
 
-    def versions(self) -> dict[str, str]:
-        self.use(OLD)
-        rows = json.loads(self.fairbloom("deploy", "status", "--json").stdout)["clients"]
-        return {row["client"]: row["version"] for row in rows}
-
 
 @pytest.fixture(scope="module")
 def there(tmp_path_factory: pytest.TempPathFactory, installed: Installed) -> Iterator[Mixed]:
@@ -101,24 +96,20 @@ def test_one_run_goes_on_over_an_upgrade_of_all_and_the_way_back(there: Mixed, t
         there.connect(name, OLD)
     submitted = there.begin(out, **{"num-rounds": 100_000})
     wait_for_rounds(out, 2)
-    assert there.versions() == dict.fromkeys(CLIENTS, OLD)
     there.serve(NEW)  # first the server: new with old clients
     goes_on(out)
-    assert there.versions() == dict.fromkeys(CLIENTS, OLD)
     there.connect(CLIENTS[0], NEW)  # then the clients, one by one: mixed ones
     goes_on(out)
-    assert there.versions() == {**dict.fromkeys(CLIENTS, OLD), CLIENTS[0]: NEW}
     assert "fault" not in there.fairbloom("deploy", "doctor").stdout
     for name in CLIENTS[1:]:
         there.connect(name, NEW)
     goes_on(out)
-    assert there.versions() == dict.fromkeys(CLIENTS, NEW)
     there.serve(OLD)  # back: an old server with new clients
     goes_on(out)
     there.connect(CLIENTS[2], OLD)
     goes_on(out)
     there.stop_runs()
-    there.wait_for_end(submitted, code=1)
+    there.wait_for_end(submitted, code=130)
     rows = rounds(out)
     assert [int(row["round"]) for row in rows] == [*range(1, len(rows) + 1)]
     refused = {row["refused"] for row in rows} - {""}
@@ -133,20 +124,18 @@ def test_a_client_that_does_not_fit_is_refused_on_both_sides(there: Mixed, tmp_p
         there.connect(name, chosen)
     there.use(OLD)
     there.wait_for_end(there.begin(out, **{"num-rounds": 2}))
-    words = f"the server speaks protocol {PROTOCOL}, and this client, with fairbloom {MISFIT}, protocol {PROTOCOL + 1}"
-    remedy = "upgrade the server, or go back on this client"
+    words = f"the server speaks protocol {PROTOCOL} and this client {PROTOCOL + 1}: upgrade the server"
     for row in rounds(out):
         assert row["replies_used"] == "2"
-        assert row["refused"].startswith(f"{CLIENTS[2]}: error 2: {words}: {remedy}")
-    there.wait_for_words(there.clients[CLIENTS[2]], words, remedy)
-    assert there.versions() == dict(zip(CLIENTS, (OLD, NEW, MISFIT), strict=True))
+        assert row["refused"].startswith(f"{CLIENTS[2]}: error 2: {words}")
+    there.wait_for_words(there.clients[CLIENTS[2]], words)
     there.connect(CLIENTS[2], OLD)  # the remedy
     there.use(OLD)
     there.wait_for_end(there.begin(out, **{"num-rounds": 3}))
     assert rounds(out)[-1]["replies_used"] == "3"
 
 
-def test_a_server_that_does_not_fit_is_told_by_all_and_by_doctor(there: Mixed, tmp_path: Path) -> None:
+def test_a_server_that_does_not_fit_is_told_by_all(there: Mixed, tmp_path: Path) -> None:
     out = tmp_path / "run"
     for name in CLIENTS:
         there.connect(name, OLD)
@@ -155,12 +144,9 @@ def test_a_server_that_does_not_fit_is_told_by_all_and_by_doctor(there: Mixed, t
     for row in rounds(out):
         assert row["replies_used"] == "0"
         for name in CLIENTS:
-            assert f"{name}: error 2: the server speaks protocol {PROTOCOL + 1}" in row["refused"]
-        assert row["refused"].count("upgrade fairbloom on this client") == 3
-    there.wait_for_words(there.clients[CLIENTS[0]], "upgrade fairbloom on this client")
-    there.use(OLD)
-    found = there.fairbloom("deploy", "doctor", check=False)
-    assert found.returncode == 1
-    assert f"fairbloom {MISFIT}, which speaks protocol {PROTOCOL + 1}, runs there" in found.stdout
+            words = f"the server speaks protocol {PROTOCOL + 1} and this client {PROTOCOL}: upgrade this client"
+            assert f"{name}: error 2: {words}" in row["refused"]
+    there.wait_for_words(there.clients[CLIENTS[0]], "upgrade this client")
     there.serve(OLD)  # the remedy
-    assert "fault" not in there.fairbloom("deploy", "doctor").stdout
+    there.use(OLD)
+    there.submit({**SETTINGS, "num-rounds": 1, "out": str(tmp_path / "next")})

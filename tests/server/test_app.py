@@ -25,7 +25,6 @@ from fairbloom.simulation.run import simulate
 @pytest.mark.parametrize(
     "config",
     [
-        {"log-format": "json"},
         {"enrolled-sizes": "client-0=80"},
         {"max-growth": 20.0},
         {"loss-limit": float("inf")},

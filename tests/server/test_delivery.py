@@ -19,7 +19,7 @@ from fairbloom.prediction.predictor import load_predictor
 from fairbloom.protocol.names import CLIENT, DEPLOYED, KEPT, NAME
 from fairbloom.rounds.records import record_of
 from fairbloom.server.app import main
-from fairbloom.server.run_folder.files import AGREED, DELIVERED, MODEL, read_delivered
+from fairbloom.server.run_folder.files import CONFIG, DELIVERED, MODEL, read_delivered
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.system.sealed import load_model
@@ -168,7 +168,7 @@ def test_the_models_of_the_last_runs_are_kept_and_personal_models_stay(tmp_path:
     arrays = {"weight": np.ones(3, np.float32)}
     for number in range(MAX_RUNS + 2):
         folder = tmp_path / f"run-{number}" / "site-a"
-        keep_model(folder, {"task": "csv"}, "", arrays, About(f"run-{number}", 1, "x"))
+        keep_model(folder, {"task": "csv"}, arrays, About(f"run-{number}", 1, "x"))
         forget_oldest(tmp_path, "site-a")
         (folder / "1.safetensors").write_bytes(b"personal")
     kept_runs = {path.parent.parent.name for path in tmp_path.glob("*/site-a/model.safetensors")}
@@ -248,19 +248,19 @@ def test_a_write_that_fails_leaves_the_old_model_or_none_and_never_a_mixture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     old, new = ({"weight": np.full(3, value, np.float32)} for value in (1.0, 2.0))
-    keep_model(tmp_path / "r" / "site", {"task": "csv"}, "old", old, About("r", 1, "old"))
+    keep_model(tmp_path / "r" / "site", {"task": "csv", "schema": "old\n"}, old, About("r", 1, "old"))
 
     def refuse(path: Path, *_: Any) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(kept, "save_model" if name == "model.safetensors" else "write_private", refuse)
     with pytest.raises(OSError, match="No space"):
-        keep_model(tmp_path / "r" / "site", {"task": "csv"}, "new", new, About("r", 2, "new"))
+        keep_model(tmp_path / "r" / "site", {"task": "csv", "schema": "new\n"}, new, About("r", 2, "new"))
     assert find_kept(tmp_path / "r" / "site") is None
     monkeypatch.undo()
-    keep_model(tmp_path / "r" / "site", {"task": "csv"}, "new", new, About("r", 2, "new"))
+    keep_model(tmp_path / "r" / "site", {"task": "csv", "schema": "new\n"}, new, About("r", 2, "new"))
     assert find_kept(tmp_path / "r" / "site") == About("r", 2, "new")
-    assert (tmp_path / "r" / "site" / "agreed.json").read_text() == "new"
+    assert CONFIG.read(tmp_path / "r" / "site").settings["schema"] == "new\n"
 
 
 # Clients that keep nothing ------------------------------------------------------------------------------------------
@@ -403,7 +403,6 @@ def test_the_name_of_a_run_is_no_path_and_is_cut(delivered: Path) -> None:
     assert len(about.run) == 200
     assert about.run.startswith("\ufffd[2J../")
     assert {path for path in delivered.parent.rglob("*") if path.is_file()} == before
-    assert AGREED.read(kept_folder(delivered, 0)) == ""
 
 
 def test_all_keep_the_whole_model_with_frozen_parameters(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
-"""What a run shows while it goes on: log lines, as JSON where asked."""
+"""What a run shows while it goes on: log lines."""
 
-import json
 import logging
 import re
 from pathlib import Path
@@ -8,8 +7,6 @@ from typing import Any
 
 import pytest
 
-from fairbloom.rounds.screening import Refusals
-from fairbloom.server.observability import JsonLines
 from fairbloom.server.run_folder.recorded import RecordedRound
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
@@ -51,22 +48,3 @@ def test_rounds_that_share_a_checkpoint_share_the_log_line_of_the_last_one(
         logging.getLogger("flwr").removeHandler(caplog.handler)
     said = dict.fromkeys(record.getMessage().split(" is")[0] for record in caplog.records)
     assert [line for line in said if line.startswith("round ")] == ["round 3", "round 6", "round 8"]
-
-
-def test_a_refusal_is_logged_as_json_with_run_round_and_client(caplog: pytest.LogCaptureFixture) -> None:
-    logging.getLogger("flwr").addHandler(caplog.handler)
-    try:
-        refused = Refusals(7)
-        refused.add("site-2", "array 'w' is not finite")
-        refused.log()
-    finally:
-        logging.getLogger("flwr").removeHandler(caplog.handler)
-    entry = json.loads(JsonLines("run-a").format(caplog.records[0]))
-    assert (entry["run"], entry["round"], entry["client"], entry["level"]) == ("run-a", 7, "site-2", "warning")
-    assert "not finite" in entry["message"]
-
-
-def test_the_log_format_may_differ_when_a_run_is_continued(tmp_path: Path) -> None:
-    out = str(tmp_path / "run")
-    simulate(Settings.of({**SMALL, "out": out}))
-    simulate(Settings.of({**SMALL, "out": out, "log-format": "json"}))

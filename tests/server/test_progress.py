@@ -1,13 +1,11 @@
 """How far a run is, as its folder shows the server's status."""
 
-import os
 import shutil
 from pathlib import Path
 
 import pytest
-from flwr.supercore.task_identity import TaskIdentity
 
-from fairbloom.server.progress import FOLDERS, announce, describe_progress, find_announced
+from fairbloom.server.progress import RUN_FOLDER, announce, describe_progress, find_announced
 from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.server.run_folder.files import DELIVERED, MODEL
 from fairbloom.server.run_folder.rows import parse_refusals
@@ -101,24 +99,16 @@ def test_a_cell_of_refusals_is_read_as_it_is_written(cell: str, found: list[tupl
 def test_a_run_goes_on_where_its_word_cannot_be_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setattr(TaskIdentity, "_run_id", 7)
-    monkeypatch.setenv(FOLDERS, str(tmp_path / "file" / "folders"))
+    monkeypatch.setenv(RUN_FOLDER, str(tmp_path / "gone"))
     announce(tmp_path / "run")
-    assert f"will not show the rounds of this run: {tmp_path / 'file' / 'folders'} cannot be written" in caplog.text
+    assert f"will not show the rounds of this run: {tmp_path / 'gone'} cannot be written" in caplog.text
 
 
 def test_a_run_leaves_word_of_its_folder_where_the_server_asks_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(TaskIdentity, "_run_id", 7)
     announce(tmp_path / "unasked")
-    monkeypatch.setenv(FOLDERS, str(tmp_path / "folders"))
-    before = os.umask(0)
-    try:
-        announce(tmp_path / "run é")
-    finally:
-        os.umask(before)
-    assert find_announced(tmp_path / "folders", "7") == tmp_path / "run é"
-    assert find_announced(tmp_path / "folders", "8") is None
-    assert (tmp_path / "folders").stat().st_mode & 0o077 == 0
+    monkeypatch.setenv(RUN_FOLDER, str(tmp_path))
+    assert find_announced(tmp_path) is None
+    announce(tmp_path / "run é")
+    assert find_announced(tmp_path) == tmp_path / "run é"

@@ -56,7 +56,7 @@ def tied(setup: Setup) -> Task:
         number = FIVE.index(client)
         if number == 1 and Path("no-data").exists():
             raise OSError("its disk is gone")
-        random = torch.Generator().manual_seed(number + 10 * len(setup.agreed))
+        random = torch.Generator().manual_seed(number)
         count = 8 * (1 + 4 * number)
         inputs, targets = torch.randn(count, 4, generator=random), torch.full((count,), number % 4)
         return Splits(Examples(inputs, targets, torch.arange(4, count)), Examples(inputs[:4], targets[:4]))

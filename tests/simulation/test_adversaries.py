@@ -67,7 +67,7 @@ def test_every_attack_is_known_once_and_on_the_page() -> None:
     rows = table(ROOT / "docs/data/attacks.csv")
     shown = {name: row["`attack-strength` s"] for row in rows for name in re.findall(r"`([\w-]+)`", row["`attack`"])}
     assert shown == {name: "–" if strength is None else f"{strength:g}" for name, strength in ATTACKS.items()}
-    page = (ROOT / "docs/trust.md").read_text()
+    page = (ROOT / "docs/runs.md").read_text()
     assert [name for name in (*MIXING, *WEIGHING) if f"`{name}`" not in page] == []
 
 

@@ -18,6 +18,7 @@ from fairbloom.rounds.method import Method
 from fairbloom.simulation.loop import LoopClients
 from fairbloom.simulation.workers import WorkerClients
 from fairbloom.strategies import DRFA, FedAvg
+from fairbloom.tasks import forget_user_defined_tasks
 
 from .harmed import BUFFERS, FIVE, SHARED
 from .helpers import all_of, both_of, config_of, is_gone, model_of
@@ -88,12 +89,11 @@ def test_rounds_of_changing_cohorts_have_the_bits_of_the_loop(start: Start) -> N
 
 
 @pytest.mark.parametrize("harm", ["no-data", "not-finite"])
-def test_a_client_that_fails_is_refused_in_the_words_of_the_loop(
-    request: pytest.FixtureRequest, start: Start, place: Path, harm: str
-) -> None:
+def test_a_client_that_fails_is_refused_in_the_words_of_the_loop(start: Start, place: Path, harm: str) -> None:
+    forget_user_defined_tasks()  # so that data are read
     method, config = personal(), config_of(**CONFIG)
     clients, loop, model = start(method), LoopClients(method, config), model_of(config)
-    terms = replace(method.terms(1), agreed=request.node.name)  # data are read when something new is agreed on
+    terms = method.terms(1)
     (place / harm).touch()
     trained, evaluated = both_of(clients, FIVE, model, terms)
     assert [trained, evaluated] == both_of(loop, FIVE, model, terms)

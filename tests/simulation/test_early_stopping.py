@@ -50,7 +50,7 @@ def without_seconds(folder: Path) -> list[dict[str, str]]:
 
 
 def first_stop(scores: dict[int, float], patience: int) -> int:
-    """Return the round after which a run with these scores ends: a transcription of what docs/settings.md says."""
+    """Return the round after which a run with these scores ends: a transcription of what docs/runs.md says."""
     best = 0
     for number, score in scores.items():
         if not best or score > scores[best]:

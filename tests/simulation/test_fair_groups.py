@@ -11,6 +11,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.experiments.results.run import Run, load
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
+from tests.tasks.tables import grouped
 
 SEEDS = 3
 
@@ -47,7 +48,13 @@ def gap(run: Run) -> float:
 def test_the_gap_between_groups_falls_at_every_seed(tmp_path: Path) -> None:
     for seed in range(SEEDS):
         data = write_sites(tmp_path / f"data-{seed}", seed)
-        shared = {"task": "csv", "data-dir": str(data), "csv.group": "sex", "seed": seed, "learning-rate": 0.1}
+        shared = {
+            "task": "csv",
+            "data-dir": str(data),
+            "schema": grouped(data, "sex"),
+            "seed": seed,
+            "learning-rate": 0.1,
+        }
         plain = ended(tmp_path / f"fedavg-{seed}", method="fedavg", **shared)
         fair = ended(tmp_path / f"fairfed-{seed}", method="fairfed", **{"fairfed.beta": 0.2}, **shared)
         assert gap(fair) < 0.5 * gap(plain)
@@ -58,12 +65,12 @@ def test_the_gap_between_groups_falls_at_every_seed(tmp_path: Path) -> None:
 def test_data_without_groups_end_the_run_with_a_remedy(tmp_path: Path) -> None:
     data = write_sites(tmp_path / "data", 0)
     shared: dict[str, Any] = {"task": "csv", "data-dir": str(data), "method": "fairfed", "num-rounds": 1}
-    for without in ({}, {"csv.group": "severity>=-1", "csv.target": "noise"}):
+    for without in ("", grouped(data, "severity>=-1", target="noise")):
         with pytest.raises(FairbloomError, match="fairness between groups"):
-            ended(tmp_path / "refused", **shared, **without)
+            ended(tmp_path / "refused", **shared, schema=without)
         assert not (tmp_path / "refused").exists()
-    for remedy in ({"csv.group": "sex"}, {"csv.group": "severity>=0.5,sex"}):
-        assert ended(tmp_path / str(len(remedy["csv.group"])), **shared, **remedy).finished
+    for number, remedy in enumerate((["sex"], ["severity>=0.5", "sex"])):
+        assert ended(tmp_path / str(number), **shared, schema=grouped(data, *remedy)).finished
 
 
 def test_a_client_with_one_group_takes_part_by_its_accuracy(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -72,8 +79,7 @@ def test_a_client_with_one_group_takes_part_by_its_accuracy(tmp_path: Path, capl
     men = [lines[0], *(line for line in lines if line.startswith("male"))]
     (data / "site-2.csv").write_text("\n".join(men) + "\n")
     with caplog.at_level(logging.WARNING, "flwr"):
-        run = ended(
-            tmp_path / "run", task="csv", data_dir=str(data), method="fairfed", num_rounds=3, **{"csv.group": "sex"}
-        )
+        shared = {"task": "csv", "data_dir": str(data), "method": "fairfed", "num_rounds": 3}
+        run = ended(tmp_path / "run", **shared, schema=grouped(data, "sex"))
     assert "refused" not in caplog.text
     assert run.rounds["replies_used"].tolist() == [3, 3, 3]

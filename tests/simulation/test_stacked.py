@@ -207,7 +207,7 @@ def test_a_failure_that_is_no_clients_own_is_told(
 # Blocks ---------------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=200)
+@settings(max_examples=40)
 @given(
     sizes=st.lists(st.integers(1, 500), min_size=1, max_size=40),
     batch=st.integers(0, 60),

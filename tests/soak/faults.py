@@ -4,18 +4,12 @@ import contextlib
 import os
 import random
 import signal
-import socket
-import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 
-import grpc
-from cryptography.hazmat.primitives.asymmetric import ec
-
+from tests.attacks.strangers import PREFACE, Stranger
 from tests.deploy.federation import Cable, Deployment
-from tests.deploy.peer import Peer, flooded
 
 from .hostile import ATTACKS, ORDER
 
@@ -36,7 +30,7 @@ class Site:
         there.wait_for_clients(*clients)
 
     def start_client(self, name: str) -> None:
-        self.there.start_client(name, "--superlink", f"localhost:{self.cables[name].port}")
+        self.there.start_client(name, "--server", f"localhost:{self.cables[name].port}")
 
     def close(self) -> None:
         for cable in self.cables.values():
@@ -44,11 +38,7 @@ class Site:
 
     def processes(self) -> dict[str, int]:
         """Return the ids of the processes that live as long as the federation does, unless they are killed."""
-        found = {"server": self.there.server.pid}
-        for part in ("superlink", "superexec"):
-            with contextlib.suppress(ValueError):  # it is being started again
-                found[part] = self.there.part(part)
-        return found | {name: self.there.clients[name].pid for name in self.clients}
+        return {"server": self.there.server.pid} | {name: self.there.clients[name].pid for name in self.clients}
 
 
 # Faults: each returns once it is over, and says what it did ----------------------------------------------------------
@@ -61,15 +51,8 @@ def kill_server(site: Site, chance: random.Random) -> str:
     return "the server, with all its processes"
 
 
-def kill_part(site: Site, chance: random.Random) -> str:
-    part = chance.choice(["superlink", "superexec"])
-    with contextlib.suppress(ValueError, ProcessLookupError):  # it has just ended, and is being started again
-        site.there.kill_part(part)
-    return part
-
-
-def kill_serverapp(site: Site, chance: random.Random) -> str:
-    for pid in site.there.serverapps():
+def kill_run(site: Site, chance: random.Random) -> str:
+    for pid in site.there.run_processes():
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     return "the run's process"
@@ -101,16 +84,10 @@ def cut_link(site: Site, chance: random.Random) -> str:
 
 
 def freeze(site: Site, chance: random.Random) -> str:
-    """Stop a client's processes, or the SuperLink, and let them go on."""
-    name, seconds = chance.choice([*site.clients, "superlink"]), chance.uniform(1.0, 30.0)
-    try:
-        if name == "superlink":
-            frozen = [site.there.part(name)]
-        else:
-            client = site.there.clients[name]
-            frozen = [client.pid, *site.there.offspring(client)]
-    except ValueError:
-        return f"{name}, which was just being started"
+    """Stop a client's processes, or the server, and let them go on."""
+    name, seconds = chance.choice([*site.clients, "server"]), chance.uniform(1.0, 30.0)
+    process = site.there.server if name == "server" else site.there.clients[name]
+    frozen = [process.pid] if name == "server" else [process.pid, *site.there.offspring(process)]
     with _each(frozen, signal.SIGSTOP, signal.SIGCONT):
         time.sleep(seconds)
     return f"{name} for {seconds:.0f} s"
@@ -123,33 +100,31 @@ def attack(site: Site, chance: random.Random) -> str:
 
 
 def flood(site: Site, chance: random.Random) -> str:
-    """Open connections that stall, and make calls without a key that is enrolled, for some seconds."""
+    """Open connections that stall, and make calls without a certificate, for some seconds."""
     seconds, over = chance.uniform(3.0, 10.0), threading.Event()
-    nobody = Peer(site.there, ec.generate_private_key(ec.SECP384R1()), node_id=1)
-    calls = [0]
+    stranger, calls = Stranger(site.there.fleet, site.there.folder / "ca.crt"), [0]
 
     def call() -> None:
         while not over.is_set():
-            for method, request in flooded(nobody, run_id=1):
-                with contextlib.suppress(grpc.RpcError):
-                    method(request, timeout=10)
-                calls[0] += 1
+            stranger.say(PREFACE + bytes(60_000))
+            calls[0] += 1
 
     threads = [threading.Thread(target=call) for _ in range(4)]
-    with _stalled(site.there.fleet, site.there.folder / "ca.crt", number=20):
-        for thread in threads:
-            thread.start()
-        time.sleep(seconds)
-        over.set()
-        for thread in threads:
-            thread.join()
+    for _ in range(20):
+        stranger.half_open()
+    for thread in threads:
+        thread.start()
+    time.sleep(seconds)
+    over.set()
+    for thread in threads:
+        thread.join()
+    stranger.close()
     return f"{calls[0]} calls in {seconds:.0f} s beside 20 stalled connections"
 
 
 FAULTS: Mapping[str, Callable[[Site, random.Random], str]] = {
     "kill server": kill_server,
-    "kill part": kill_part,
-    "kill run": kill_serverapp,
+    "kill run": kill_run,
     "kill client": kill_client,
     "kill worker": kill_worker,
     "cut link": cut_link,
@@ -171,17 +146,3 @@ def _each(pids: Sequence[int], before: signal.Signals, after: signal.Signals) ->
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, after)
-
-
-@contextlib.contextmanager
-def _stalled(port: int, authority: Path, number: int) -> Iterator[None]:
-    """Hold TLS connections that begin a call and never go on with it."""
-    context = ssl.create_default_context(cafile=str(authority))
-    context.set_alpn_protocols(["h2"])
-    with contextlib.ExitStack() as held:
-        for _ in range(number):
-            with contextlib.suppress(OSError):
-                plain = held.enter_context(socket.create_connection(("localhost", port), timeout=10))
-                secure = held.enter_context(context.wrap_socket(plain, server_hostname="localhost"))
-                secure.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x40\x00")
-        yield

@@ -152,7 +152,7 @@ def cohort_of(
             "step-sum": rates_of(n) if steps is None else np.asarray(list(steps), np.float64),
         },
         memory=tuple(memory),
-        roster=dict(zip(names, n.tolist(), strict=True)) if roster is None else roster,
+        declared_roster=dict(zip(names, n.tolist(), strict=True)) if roster is None else roster,
         second=seconds is not None,
         sent=sent or {},
     )

@@ -10,8 +10,8 @@ from flwr.app import MessageType
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.clients import NOTHING, Replies, Trained
 from fairbloom.rounds.loop import Rounds
+from fairbloom.rounds.refusals import Refusals
 from fairbloom.rounds.round import Round
-from fairbloom.rounds.screening import Refusals
 from fairbloom.rounds.updates import FloatArray, Model
 from fairbloom.strategies import FairStrategy, FedDyn
 from tests.strategies.helpers import Fault, MemoryGrid, record, unpack
@@ -97,7 +97,7 @@ class Direct:
 
     def train(self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING) -> Trained:
         refused, layout = Refusals(terms.server_round), self._method.layout_of(model)
-        trained = Trained.empty(layout, len(names), refused=refused, missing=(), second="")
+        trained = Trained.empty(layout, refused=refused)
         for name in names:
             client, config = self.clients[name], terms.of_client(name).to_config()
             x, kept = client.trained(model["w"], config, sent["control"]["w"] if sent else None)
@@ -137,7 +137,7 @@ def rest(
 def row(method: FairStrategy) -> FloatArray:
     """Return the one row that a method keeps."""
     (kept,) = method.progress.kept.values()
-    return np.asarray(kept.blocks[0][0] * kept.scales[0])
+    return np.asarray(kept.blocks[0][0])
 
 
 def used_states(method: FairStrategy, clients: Mapping[str, Keeping]) -> dict[str, FloatArray]:

@@ -162,7 +162,7 @@ def test_gram_form_equals_the_papers_vectors(U: FloatArray, losses: list[float],
     assert_as_in_vectors(step(FedLF(guidance=guidance), U, LAYERS, losses=F), expected, groups_of(U, F, guidance))
 
 
-@settings(max_examples=10)
+@settings(max_examples=4)
 @given(seed=st.integers(0, 2**32 - 1), history=st.booleans(), guidance=GUIDANCE)
 def test_absent_clients_are_respected_as_in_the_paper(seed: int, history: bool, guidance: str) -> None:
     """Random participation over ten rounds, one of them skipped; the memory goes through `remember` alone."""
@@ -180,7 +180,7 @@ def test_absent_clients_are_respected_as_in_the_paper(seed: int, history: bool, 
         rounds = len(latest(past)) // len(names)
         assert set(recalled) == {Kept(name, r) for name, r in respected if name not in names and r >= t - rounds}
         past.append(seen_of(U, F.tolist(), t, names))
-        memory = {kept: row.scales[0] * row.blocks[0][0] for kept, row in recalled.items()}
+        memory = {kept: row.blocks[0][0] for kept, row in recalled.items()}
         cohort = {"losses": F, "names": names, "round": t, "memory": memory, "online": everybody}
         expected = fedlf(past, history, guidance, layers=COLUMNS)
         groups = fedlf_groups(past, history, guidance, COLUMNS)
@@ -188,7 +188,7 @@ def test_absent_clients_are_respected_as_in_the_paper(seed: int, history: bool, 
         made = cohort_of(U, arrays=LAYERS, **cohort)
         rows = np.vstack([U, *memory.values()])
         remembered = strategy.remember(made, strategy.weigh(made), {})
-        progress.kept = rows_after(strategy, remembered, Vectors((rows,), np.ones(len(rows))))
+        progress.kept = rows_after(strategy, remembered, Vectors((rows,)))
         kept_on = {Kept(name, r) for name, r in latest(past).items() if history and r > t - len(everybody)}
         assert set(progress.kept) == kept_on
 
@@ -220,12 +220,12 @@ def test_inner_products_are_made_only_with_rows_that_count() -> None:
 # Edge cases ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("guidance", ["scaled", "gradient"])
-def test_updates_of_zeros_take_no_step_and_divide_by_nothing(guidance: str) -> None:
-    zeros = FedLF(guidance=guidance).weigh(cohort_of(np.zeros((3, 7)), arrays=LAYERS))
-    assert zeros.tolist() == np.zeros((5, 3)).tolist()
-    nothing = FedLF().weigh(cohort_of(np.zeros((3, 0)), arrays={}))
-    assert nothing.shape in ((0, 3), (1, 3))
+def test_updates_of_zeros_take_no_step_and_divide_by_nothing() -> None:
+    for guidance in ["scaled", "gradient"]:
+        zeros = FedLF(guidance=guidance).weigh(cohort_of(np.zeros((3, 7)), arrays=LAYERS))
+        assert zeros.tolist() == np.zeros((5, 3)).tolist()
+        nothing = FedLF().weigh(cohort_of(np.zeros((3, 0)), arrays={}))
+        assert nothing.shape in ((0, 3), (1, 3))
 
 
 def test_a_guidance_row_that_is_rounding_is_left_out() -> None:

@@ -46,12 +46,12 @@ class Run:
         columns = (dict(zip(names, column, strict=True)) for column in (U, F))
         self.history.append(Seen(t, 10, *columns, {}))
         kept = {key: row for key, row in progress.kept.items() if self.strategy.recalls(key, names, t)}
-        memory = {key: row.scales[0] * row.blocks[0][0] for key, row in kept.items()}
+        memory = {key: row.blocks[0][0] for key, row in kept.items()}
         cohort = cohort_of(U, losses=F, names=names, round=t, memory=memory)
         rows = np.vstack([U, *memory.values()])
         c = self.strategy.weigh(cohort)
         remembered = self.strategy.remember(cohort, c, {})
-        progress.kept = rows_after(self.strategy, remembered, Vectors((rows,), np.ones(len(rows))))
+        progress.kept = rows_after(self.strategy, remembered, Vectors((rows,)))
         return c @ rows
 
 

@@ -29,7 +29,7 @@ def test_the_objective_is_the_minimum_to_1e_10(U: FloatArray, epsilon: float, we
 
 
 def test_the_objective_is_minimal_to_1e_10_with_a_large_client() -> None:
-    for ratio, seed in product((1.0, 10.0, 1e2, 1e3, 1e4, 1e6), range(20)):
+    for ratio, seed in product((1.0, 10.0, 1e2, 1e3, 1e4, 1e6), range(5)):
         U = np.random.default_rng(seed).normal(size=(4, 8))
         U[2] *= ratio
         lam = FedMGDA().weigh(cohort_of(U))

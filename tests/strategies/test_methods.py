@@ -75,7 +75,7 @@ def test_every_method_has_its_cases_and_its_reference() -> None:
     assert set(CORNERS) == set(METHODS) == set(REFERENCES) == set(WEIGHTING)
 
 
-@settings(max_examples=40)
+@settings(max_examples=10)
 @given(U=generic_updates())
 def test_gram_form_equals_the_vector_form(U: FloatArray) -> None:
     losses, counts = losses_and_counts(len(U))
@@ -124,7 +124,7 @@ SUM_TO_ONE = [
 ]
 
 
-@settings(max_examples=40)
+@settings(max_examples=10)
 @given(U=edgy_updates())
 def test_coefficients_sum_to_one(U: FloatArray) -> None:
     losses, counts = losses_and_counts(len(U))

@@ -228,7 +228,7 @@ for d in (3, 40, 5000):
         U[6] = 0.0 if d == 40 else 2.0 * U[5]
         p = np.full(9, 1 / 9)
         found.append(min_norm_weights(U @ U.T, p, 1.0).tolist())
-        single = updates.Vectors((U.astype(np.float32),), np.ones(9))
+        single = updates.Vectors((U.astype(np.float32),))
         x = min_norm_weights(updates.gram_matrix(single), p, 1.0)
         assert np.ptp(x[:3]) < 1e-9, x
         found.append(min_norm_weights(U @ U.T, p, 0.05).tolist())

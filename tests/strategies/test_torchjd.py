@@ -52,7 +52,7 @@ def test_every_installed_gram_weighting_has_a_name() -> None:
 # A round ------------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=10)
+@settings(max_examples=4)
 @given(U=generic_updates(min_size=4))
 def test_weights_are_float64_one_a_client_and_the_same_again(U: FloatArray) -> None:
     torch.manual_seed(5)

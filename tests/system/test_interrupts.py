@@ -7,14 +7,12 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import typer
 
 from fairbloom import cli
 from fairbloom.command import interrupt
-from fairbloom.system.interrupts import until_interrupted
 from fairbloom.system.supervise import become
 from tests.checkout import ROOT
 from tests.commands import forked
@@ -78,20 +76,6 @@ def test_ctrl_c_once_more_ends_at_once_with_the_same_code(tmp_path: Path) -> Non
     for press in (press_again_while_that_is_said, press_again_on_the_way_out):
         ended = forked(tmp_path, press)
         assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
-
-
-def test_ctrl_c_while_a_handler_is_restored_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def put_back(number: int, handler: Any) -> Any:
-        if handler is before:
-            signal.raise_signal(signal.SIGINT)
-        return put(number, handler)
-
-    put, before = signal.signal, signal.getsignal(signal.SIGINT)
-    monkeypatch.setattr(signal, "signal", put_back)
-    with until_interrupted():
-        signal.raise_signal(signal.SIGINT)
-        pytest.fail("the block went on")
-    assert signal.getsignal(signal.SIGINT) is before
 
 
 def begin_and_be_stopped(number: str) -> None:

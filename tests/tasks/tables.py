@@ -1,14 +1,14 @@
-"""Folders of CSV files, and what becomes of them."""
+"""Folders of CSV files, and their schemas."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fairbloom.server.settings import Settings
-from fairbloom.tasks import Task, find_task, load_task
+from fairbloom.tasks import Task, infer_schema, load_task
 
 Folder = Callable[..., Path]
 
@@ -26,22 +26,51 @@ def csv_of(rows: int, seed: int = 0, columns: str = "age,dose,ward,target", shif
     return "\n".join([columns, *(",".join(values[name][k] for name in names) for k in range(rows))]) + "\n"
 
 
-def config(folder: Path | str, **settings: Any) -> dict[str, Any]:
-    """Return the run config of a folder's task; `settings` are those of the task's own, with underscores."""
-    own = {f"csv.{key.replace('_', '-')}": value for key, value in settings.items() if key not in ("seed", "model")}
+SCHEMA = """
+target = "target"
+
+[fields.age]
+type = "number"
+
+[fields.dose]
+type = "number"
+
+[fields.ward]
+type = "string"
+categories = ["north", "south", "west"]
+
+[fields.target]
+type = "integer"
+categories = [0, 1]
+"""
+"""The schema of `csv_of`."""
+
+
+def schema_with(*changes: tuple[str, str], text: str = SCHEMA) -> str:
+    """Return a schema with (old, new) pairs of texts exchanged, each of which must be there."""
+    for old, new in changes:
+        assert old in text, old
+        text = text.replace(old, new, 1)
+    return text
+
+
+def config(folder: Path | str, schema: str = "", **settings: Any) -> dict[str, Any]:
+    """Return the run config of a folder's task; `settings` are target, client and kind, or seed and model."""
+    own = {f"csv.{key}": value for key, value in settings.items() if key not in ("seed", "model")}
     given = {key: value for key, value in settings.items() if key in ("seed", "model")}
-    return Settings.of({"task": "csv", "data-dir": str(folder), **own, **given}).run_config()
+    return Settings.of({"task": "csv", "data-dir": str(folder), "schema": schema, **own, **given}).run_config()
 
 
-def told_by(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return what each client tells of its data, as it arrives."""
-    task = load_task(config)
-    assert task.about is not None
-    return {client: json.loads(json.dumps(task.about(client))) for client in task.clients}
+def load(folder: Path | str, schema: str = "", **settings: Any) -> Task:
+    """Return the task of a folder."""
+    return load_task(config(folder, schema, **settings))
 
 
-def agreed(config: Mapping[str, Any]) -> tuple[Task, dict[str, Any]]:
-    """Return the task after its clients have agreed, and on what."""
-    text, reasons = find_task(config["task"]).agreement(told_by(config))
-    assert reasons == {}
-    return load_task({**config, "agreed": text}), json.loads(text)
+def inferred(folder: Path | str, **settings: Any) -> str:
+    """Return the schema that a folder's files suggest."""
+    return infer_schema(config(folder, **settings))
+
+
+def grouped(folder: Path | str, *groups: str, **settings: Any) -> str:
+    """Return the schema that a folder's files suggest, with groups."""
+    return f"groups = {json.dumps(groups)}\n{inferred(folder, **settings)}"

@@ -1,6 +1,5 @@
 """Clients from folders of images."""
 
-import json
 import struct
 import sys
 from pathlib import Path
@@ -13,8 +12,9 @@ from PIL import Image
 
 from fairbloom.errors import FairbloomError
 from fairbloom.server.settings import Settings
-from fairbloom.tasks import Examples, Task, describe_data, find_task, load_task
+from fairbloom.tasks import Examples, Task, describe_data, load_task
 from fairbloom.tasks.images import image_inputs, size_of
+from fairbloom.tasks.schema import ImageSchema, parse_image_schema
 
 
 def config(task: str, folder: Path | str, **settings: Any) -> dict[str, Any]:
@@ -23,16 +23,12 @@ def config(task: str, folder: Path | str, **settings: Any) -> dict[str, Any]:
     return Settings.of({"task": task, "data-dir": str(folder), **model, **own}).run_config()
 
 
-def told_by(chosen: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    task = load_task(chosen)
-    assert task.about is not None
-    return {client: json.loads(json.dumps(task.about(client))) for client in task.clients}
+def load(folder: Path | str, **settings: Any) -> Task:
+    return load_task(config("image-folder", folder, **settings))
 
 
-def agreed(chosen: dict[str, Any]) -> tuple[Task, dict[str, Any]]:
-    text, reasons = find_task(chosen["task"]).agreement(told_by(chosen))
-    assert reasons == {}
-    return load_task({**chosen, "agreed": text}), json.loads(text)
+def examples_of(folder: Path, client: str) -> int:
+    return len(load(folder).splits(client).train)
 
 
 def everything(examples: Examples) -> tuple[torch.Tensor, torch.Tensor]:
@@ -55,9 +51,9 @@ def test_folders_of_classes_become_pixels_from_0_to_1(tmp_path: Path) -> None:
     images(tmp_path / "a")
     images(tmp_path / "b")
     (tmp_path / "b" / "cat" / ".hidden.png").write_text("no image")
-    task, told = agreed(config("image-folder", tmp_path))
+    task = load(tmp_path)
     assert task.clients == ("a", "b")
-    assert told == {"shape": [3, 7, 9], "target": {"classes": ["cat", "dog"]}}
+    assert parse_image_schema(task.schema) == ImageSchema(classes=("cat", "dog"), size=(9, 7))
     for examples in task.splits("b"):
         inputs, targets = everything(examples)
         assert inputs.shape[1:] == (3, 7, 9)
@@ -70,93 +66,79 @@ def test_folders_of_classes_become_pixels_from_0_to_1(tmp_path: Path) -> None:
 def test_images_are_brought_to_one_size_and_to_grey(tmp_path: Path) -> None:
     images(tmp_path / "a")
     images(tmp_path / "b", sizes=(20, 30))
-    with pytest.raises(FairbloomError, match=r"shape \(3, 30, 20\), and those of most others .*image-folder.size=32"):
-        raise FairbloomError(find_task("image-folder").agreement(told_by(config("image-folder", tmp_path)))[1]["b"])
-    task, told = agreed(config("image-folder", tmp_path, size=8, grey=True))
-    assert told["shape"] == [1, 8, 8]
+    with pytest.raises(FairbloomError, match=r"20×30 pixels, and the schema says 9×7.*image-folder.size=32"):
+        load(tmp_path).splits("b")
+    task = load(tmp_path, size=8, grey=True)
     assert everything(task.splits("b").train)[0].shape == (7, 1, 8, 8)
+    text = 'classes = ["cat", "dog"]\nsize = [8, 6]\nresize = true\n'
+    task = load_task({**config("image-folder", tmp_path), "schema": text})
+    assert everything(task.splits("b").train)[0].shape == (7, 3, 6, 8)
+    for right, wrong, words in (
+        ('["cat", "dog"]', '["cat"]', "classes = "),
+        ("[8, 6]", "[0, 6]", "size"),
+        ("resize", "resiz", "resiz"),
+    ):
+        with pytest.raises(FairbloomError, match=words):
+            parse_image_schema(text.replace(right, wrong))
 
 
 def test_a_device_may_have_the_folders_of_classes_alone(tmp_path: Path) -> None:
     images(tmp_path / "site-a")
     assert load_task(config("image-folder", tmp_path / "site-a")).clients == ("site-a",)
-    assert told_by(config("image-folder", tmp_path / "site-a")) == told_by(config("image-folder", tmp_path))
-
-
-def test_clients_whose_images_differ_are_left_out_by_name(tmp_path: Path) -> None:
-    for name in "abc":
-        images(tmp_path / name)
-    told = told_by(chosen := config("image-folder", tmp_path))
-    told["liar"] = {"examples": 10, "shape": [10**9, 10**9], "target": told["a"]["target"]}
-    told["float"] = told["a"] | {"target": {"kind": "quantity", "classes": [], "moments": [0, 1]}}
-    told["few"] = told["a"] | {"target": {**told["a"]["target"], "classes": ["cat", "wolf"]}}
-    text, reasons = find_task("image-folder").agreement(told)
-    assert json.loads(text)["shape"] == [3, 7, 9]
-    assert sorted(reasons) == ["few", "float", "liar"]
-    assert "image-folder.classes=cat,dog" in reasons["few"]
-    assert "at most 10,000,000 numbers" in reasons["liar"]
-    assert "name the folders of classes the same everywhere" in reasons["float"]
-    images(tmp_path / "wolves", classes=("cat", "wolf"))
-    with pytest.raises(FairbloomError, match="wolves"):
-        load_task({**chosen, "agreed": text}).splits("wolves")
+    assert load(tmp_path / "site-a").schema == load(tmp_path).schema
 
 
 def test_without_pillow_images_name_the_extra_that_brings_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     images(tmp_path / "a")
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(FairbloomError, match=r"Pillow: pip install 'fairbloom\[images\]'"):
-        told_by(config("image-folder", tmp_path))
+        load(tmp_path)
 
 
 def test_images_that_have_changed_are_read_again(tmp_path: Path) -> None:
     """However deep they lie, and whether they are new, gone or other ones."""
     for name in ("a", "b"):
         images(tmp_path / name)
-    chosen = config("image-folder", tmp_path)
 
     def brightest() -> float:
-        return float(everything(agreed(chosen)[0].splits("a").train)[0].max())
+        return float(everything(load(tmp_path).splits("a").train)[0].max())
 
     before = brightest()
     for file in (tmp_path / "a").glob("*/*"):
         Image.new("RGB", (9, 7), (250, 0, 0)).save(file)
     assert brightest() > 0.9 > before
-    counts = [told_by(chosen)["a"]["examples"]]
+    counts = [examples_of(tmp_path, "a")]
     for number in (8, 9):
         Image.new("RGB", (9, 7)).save(tmp_path / "a" / "dog" / f"{number}.png")
-        counts.append(told_by(chosen)["a"]["examples"])
+        counts.append(examples_of(tmp_path, "a"))
     for file in (tmp_path / "a" / "dog").glob("*.jpg"):
         file.unlink()
-    counts.append(told_by(chosen)["a"]["examples"])
+    counts.append(examples_of(tmp_path, "a"))
     assert counts == [7, 8, 8, 7]  # of 8, 9, 10 and 8 images
 
 
 def test_what_is_wrong_with_images_is_said_with_file_and_remedy(tmp_path: Path) -> None:
-    for name in ("broken", "few", "one", "strange", "uneven"):
+    for name in ("broken", "few", "strange", "uneven"):
         images(tmp_path / name)
     images(tmp_path / "good")
     (tmp_path / "broken" / "cat" / "1.jpg").write_bytes(b"no image")
     Image.new("L", (9, 8)).save(tmp_path / "uneven" / "dog" / "9.png")
     for file in (tmp_path / "good").glob("*/*"):
         Image.fromarray(np.arange(7 * 9 * 3, dtype=np.uint8).reshape(7, 9, 3)).save(file)
-    for file in (*sorted((tmp_path / "few").glob("*/*"))[:5], *(tmp_path / "one" / "dog").glob("*")):
+    for file in sorted((tmp_path / "few").glob("*/*"))[:5]:
         file.unlink()
-    Image.new("RGB", (9, 7)).save(tmp_path / "one" / "cat" / "9.png")
     (tmp_path / "strange" / "dog").rename(tmp_path / "strange" / "wolf")
     shown = {str(row["client"]): row for row in describe_data(config("image-folder", tmp_path))["clients"]}
     for name, words in {
         "broken": ("cat/1.jpg cannot be read as an image", "take it out"),
         "few": ("few has 3 images", "at least 5", "CLASS/1.png"),
-        "one": ("images of one class alone, cat", "image-folder.classes=cat,other"),
-        "uneven": ("dog/9.png has 9×8 pixels, and most images of its client 9×7", "image-folder.size=32"),
+        "uneven": ("dog/9.png has 9×8 pixels, and the schema says 9×7", "image-folder.size=32"),
     }.items():
         for word in words:
             assert word in str(shown[name]["problem"])
-    assert shown["good"]["target"] == "cat: 4, dog: 4"
-    task = load_task(config("image-folder", tmp_path, classes="cat,dog"))
-    assert task.about is not None
+    assert shown["good"]["target"] == "cat: 4, dog: 4, wolf: 0"
     with pytest.raises(FairbloomError, match=r"strange/wolf is a folder of none of the classes cat, dog: rename it"):
-        task.about("strange")
+        load(tmp_path, classes="cat,dog").splits("strange")
 
 
 def tiff_of_twelve_bits(*pixels: int) -> bytes:
@@ -220,9 +202,9 @@ def test_an_image_of_one_colour_is_a_fault_of_the_data(tmp_path: Path) -> None:
     images(tmp_path / "flat")
     (shown,) = describe_data(config("image-folder", tmp_path / "flat"))["clients"]
     assert "cat/0.png has one colour throughout" in str(shown["problem"])
-    assert agreed(config("image-folder", tmp_path / "flat"))[0].clients == ("flat",)  # it is trained on all the same
+    assert load(tmp_path / "flat").clients == ("flat",)  # it is trained on all the same
 
 
 def test_a_folder_without_folders_is_told_of(tmp_path: Path) -> None:
     with pytest.raises(FairbloomError, match="there is no folder in it, but nothing at all"):
-        load_task(config("image-folder", tmp_path))
+        load(tmp_path)

@@ -17,7 +17,7 @@ from fairbloom.tasks import load_task
 from fairbloom.tasks.further import BINS, brier, calibration_error, f1, probabilities, sensitivity, specificity
 from fairbloom.tasks.undefined import WHY_UNDEFINED
 
-from .tables import Folder, agreed, config, csv_of
+from .tables import Folder, config, csv_of, load, schema_with
 
 
 def drawn(count: int, seed: int, classes: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
@@ -94,13 +94,14 @@ def test_a_missing_class_leaves_a_score_out_with_the_reason() -> None:
 
 def test_extra_scores_come_after_those_of_the_task(folder: Folder) -> None:
     there = folder(a=csv_of(30), b=csv_of(30, seed=1))
-    plain, _ = agreed(config(there))
-    task, _ = agreed(config(there) | {"scores": "brier, f1"})
+    plain = load(there)
+    task = load_task(config(there) | {"scores": "brier, f1"})
     assert [score.name for score in task.scores] == [*(score.name for score in plain.scores), "brier", "f1"]
     outputs, targets = drawn(20, 1)
     found = {score.name: of(outputs, targets) for score, of in task.scores.items()}
     assert float(found["f1"]) == float(f1(outputs, targets))
-    other, _ = agreed(config(there, positive="0") | {"scores": "f1"})
+    turned = schema_with(('target = "target"', 'target = "target"\npositive = 0'))
+    other = load_task(config(there, turned) | {"scores": "f1"})
     assert float(other.scores[FURTHER["f1"]](outputs, targets)) == float(f1(outputs, targets, positive=0))
 
 
@@ -123,7 +124,7 @@ def test_scores_that_do_not_fit_the_target_are_refused(folder: Folder) -> None:
         load_task({"task": "digits", "scores": "f1"})
     there = folder(a=csv_of(30), b=csv_of(30, seed=1))
     with pytest.raises(FairbloomError, match=r"scores = 'brier': it is of classes, and the target is a quantity"):
-        agreed(config(there, target="dose", ignore="target") | {"scores": "brier"})
+        load_task(config(there, target="dose") | {"scores": "brier"})
     with pytest.raises(FairbloomError, match=r"two classes, each with an output, .* shape \(3, 1\)"):
         f1(torch.zeros(3, 1), torch.zeros(3))
     with pytest.raises(FairbloomError, match=r"classes, each with an output, .* shape \(3,\)"):

@@ -1,6 +1,5 @@
 """How users name groups, what each client says of its own, and on what all agree."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +9,12 @@ from torch.nn.functional import cross_entropy
 
 from fairbloom.errors import FairbloomError
 from fairbloom.server.settings import Settings
-from fairbloom.tasks import Examples, Splits, Task, check_data, find_task, load_task
+from fairbloom.tasks import Examples, Splits, Task, find_task, load_task
 from fairbloom.tasks.checks import guard_task
-from fairbloom.tasks.files.columns import agree
-from fairbloom.tasks.groups import MAX_GROUPS, GroupBy, parse_groups
+from fairbloom.tasks.groups import GroupBy, parse_groups
 
 from . import test_adult, test_heart_disease
-from .tables import Folder, agreed, config, told_by
+from .tables import Folder, load, schema_with
 
 
 def patients(rows: int, columns: str = "sex,age,target", first: int = 30, **values: Any) -> str:
@@ -39,8 +37,8 @@ def named(task: Task, grouping: str, examples: Examples) -> list[str]:
 
 
 def test_a_setting_names_columns_and_numbers_that_divide_them() -> None:
-    assert parse_groups("csv.group", "") == ()
-    by_sex, by_age = parse_groups("csv.group", " sex, Age >= 60.5 ")
+    assert parse_groups("groups", "") == ()
+    by_sex, by_age = parse_groups("groups", " sex, Age >= 60.5 ")
     assert (by_sex.name, by_sex.halves) == ("sex", ())
     assert (by_age, by_age.name, by_age.halves) == (GroupBy("Age", ">=", 60.5), "Age>=60.5", (">=60.5", "<60.5"))
     assert [by.halves for by in parse_groups("g", "a>1,b<=-2,c<1234567890")] == [
@@ -50,68 +48,46 @@ def test_a_setting_names_columns_and_numbers_that_divide_them() -> None:
     ]
 
 
-WRONG = {
-    "age>=sixty": ("'sixty' is no number", "write one behind >=", "age>=60"),
-    "age>=": ("'' is no number", "age>=60"),
-    "age>=nan": ("'nan' is no number",),
-    "age=60": ("compare a column with a number by >=, >, <= or <", "age>=60", "a column's name alone"),
-    "age==60": ("compare a column with a number",),
-    ">=60": ("names no column", "age>=60"),
-    "age>=60,age>=40": ("names the column 'age' twice", "name it once"),
-    "sex,Sex": ("twice",),
-    ",".join(f"c{k}" for k in range(11)): ("11 groupings", "10 are the most"),
-}
-
-
-@pytest.mark.parametrize("text", WRONG)
-def test_what_names_no_groups_is_refused_with_what_would_do(text: str, folder: Folder) -> None:
-    there = folder(a=patients(30), b=patients(30))
-    with pytest.raises(FairbloomError) as refusal:
-        load_task(config(there, group=text))
-    for word in ("csv.group", *WRONG[text]):
-        assert word in str(refusal.value)
-
-
-OF_FILES: dict[str, tuple[str, tuple[str, ...]]] = {
-    "gender": ("sex,age,target", ("csv.group = 'gender'", "no such column", "sex, age, target")),
-    "agee>=60": ("sex,age,target", ("csv.group = 'agee'", "did you mean age?")),
-    "target": ("sex,age,target", ("csv.group = 'target'", "is the target", "name a column")),
-    "sex>=1": ("sex,age,target", ("csv.group = 'sex>=1'", "holds texts, as 'F'", "csv.group=sex")),
-    "age": ("sex,age,target", ("csv.group = 'age'", "60 different values", f"{MAX_GROUPS} groups", "age>=60")),
-}
-
-
-@pytest.mark.parametrize("group", OF_FILES)
-def test_a_file_that_cannot_be_grouped_is_named_with_a_remedy(group: str, folder: Folder) -> None:
-    columns, words = OF_FILES[group]
-    there = folder(a=patients(60, columns), b=patients(60, columns))
-    with pytest.raises(FairbloomError) as refusal:
-        told_by(config(there, group=group))
-    for word in (*words, "a.csv"):
-        assert word in str(refusal.value)
-    assert "'F'" not in refusal.value.reportable  # type: ignore[attr-defined]
-    assert str(there) not in refusal.value.reportable  # type: ignore[attr-defined]
-
-
-def test_the_column_of_clients_makes_no_groups(folder: Folder) -> None:
-    there = folder(all=patients(60, "sex,age,site,target", site=lambda k: "ab"[k % 2]))
-    with pytest.raises(FairbloomError, match=r"csv.group = 'Site': that column names the clients"):
-        check_data(config(there, client="site", group="Site"))
-
-
-def test_a_column_is_found_in_any_case_of_letters(folder: Folder) -> None:
-    there = folder(a=patients(30), b=patients(30))
-    task, _ = agreed(config(there, group="SEX,AGE>=40", target="TARGET"))
-    assert task.groupings == {"SEX": ("F", "M", "other"), "AGE>=40": (">=40", "<40", "other")}
+def test_what_names_no_groups_is_refused_with_what_would_do() -> None:
+    for text, words in (
+        ("age>=sixty", ("'sixty' is no number", "write one behind >=", "age>=60")),
+        ("age>=", ("'' is no number", "age>=60")),
+        ("age>=nan", ("'nan' is no number",)),
+        ("age=60", ("compare a column with a number by >=, >, <= or <", "age>=60")),
+        (">=60", ("names no column", "age>=60")),
+        ("age>=60,age>=40", ("names the column 'age' twice", "name it once")),
+        (",".join(f"c{k}" for k in range(11)), ("11 groupings", "10 are the most")),
+    ):
+        with pytest.raises(FairbloomError) as refusal:
+            parse_groups("groups", text)
+        for word in ("groups = ", *words):
+            assert word in str(refusal.value)
 
 
 # What becomes of them -------------------------------------------------------------------------------------------------
 
+PATIENTS = """
+target = "target"
+groups = ["sex", "age>=50"]
+missing = "fill"
+
+[fields.sex]
+type = "string"
+categories = ["F", "M"]
+
+[fields.age]
+type = "number"
+
+[fields.target]
+type = "integer"
+categories = [0, 1]
+"""
+
 
 def test_each_row_has_the_group_that_its_cells_say(folder: Folder) -> None:
     there = folder(a=patients(40), b=patients(40, first=20))
-    task, text = agreed(config(there, group="sex,age>=50"))
-    assert text["groups"] == {"sex": ["F", "M"]}
+    task = load(there, PATIENTS)
+    assert task.groupings == {"sex": ("F", "M", "other"), "age>=50": (">=50", "<50", "other")}
     for client, first in (("a", 30), ("b", 20)):
         splits = task.splits(client)
         parts = [splits.train, splits.test]
@@ -125,9 +101,9 @@ def test_each_row_has_the_group_that_its_cells_say(folder: Folder) -> None:
 
 def test_grouping_changes_no_input(folder: Folder) -> None:
     there = folder(a=patients(40), b=patients(40))
-    plain, _ = agreed(config(there))
-    grouped, _ = agreed(config(there, group="sex"))
-    without, _ = agreed(config(there, group="sex", ignore="sex"))
+    plain = load(there, schema_with(('groups = ["sex", "age>=50"]\n', ""), text=PATIENTS))
+    grouped = load(there, PATIENTS)
+    without = load(there, schema_with(('["F", "M"]', '["F", "M"]\ninput = false'), text=PATIENTS))
     assert plain.groupings == {}
     assert plain.splits("a").train.groups is None
     (before, _), (after, _), (fewer, _) = (task.splits("a").test[:] for task in (plain, grouped, without))
@@ -136,104 +112,24 @@ def test_grouping_changes_no_input(folder: Folder) -> None:
     assert named(without, "sex", without.splits("a").test) == named(grouped, "sex", grouped.splits("a").test)
 
 
-def test_numbers_may_name_groups_and_stay_numbers(folder: Folder) -> None:
-    there = folder(a=patients(40, sex=lambda k: str(k % 2)), b=patients(40, sex=lambda k: ("0.5", "1")[k % 2]))
-    task, text = agreed(config(there, group="sex"))
-    assert task.groupings == {"sex": ("0", "0.5", "1", "other")}
-    assert [each["categories"] for each in text["inputs"]] == [None, None]
-    assert {*named(task, "sex", task.splits("b").train)} == {"0.5", "1"}
-
-
 def test_a_row_without_a_value_is_among_the_others(folder: Folder) -> None:
     text = patients(40).replace("F,32,", ",32,").replace("M,35,", "M,,")
-    there = folder(a=text, b=patients(40))
-    task, _ = agreed(config(there, group="sex,age>=50", missing="fill"))
+    task = load(folder(a=text, b=patients(40)), PATIENTS)
     splits = task.splits("a")
     for grouping in ("sex", "age>=50"):
         assert sum(named(task, grouping, part).count("other") for part in (splits.train, splits.test)) == 1
 
 
-def test_a_deployed_client_keeps_rare_groups_to_itself(folder: Folder) -> None:
-    rare = patients(60, sex=lambda k: "X" if k in (1, 2, 3) else "FM"[k % 2])
-    there = folder(a=rare, b=patients(60))
-    here = told_by(config(there, group="sex"))
-    away = told_by(config(there, group="sex") | {"deployed": True})
-    assert here["a"]["groups"]["sex"] == ["F", "M", "X"]
-    assert away["a"]["groups"]["sex"] == ["F", "M"]
-    text, reasons = agree(away)
-    assert reasons == {}
-    task = load_task({**config(there, group="sex"), "agreed": text})
-    splits = task.splits("a")
-    assert sum(named(task, "sex", part).count("other") for part in (splits.train, splits.test)) == 3
-
-
-def test_texts_that_may_say_who_a_row_is_about_name_no_groups(folder: Folder) -> None:
-    there = folder(a=patients(40, sex=lambda k: f"person {k}"), b=patients(40))
-    with pytest.raises(FairbloomError, match="which may say who a row is about"):
-        told_by(config(there, group="sex", ignore="sex"))
-
-
-# What is agreed -------------------------------------------------------------------------------------------------------
-
-
-def summaries(folder: Folder, **changed: Any) -> dict[str, dict[str, Any]]:
-    told = told_by(config(folder(a=patients(40), b=patients(40), c=patients(40)), group="sex"))
-    told["c"]["groups"] = changed.get("groups", told["c"]["groups"])
-    return told
-
-
-def test_clients_agree_on_all_groups_of_theirs(folder: Folder) -> None:
-    text, reasons = agree(summaries(folder, groups={"sex": ["M", "X"]}))
-    assert (json.loads(text)["groups"], reasons) == ({"sex": ["F", "M", "X"]}, {})
-
-
-@pytest.mark.parametrize(
-    ("groups", "words"),
-    [
-        (7, "groups must be an object"),
-        ({"sex": 7}, "grouping 'sex' must be a list"),
-        ({"sex": ["x" * 10_000]}, "must hold texts of at most"),
-        ({"sex": [1]}, "must hold texts"),
-        ({"sex": ["F", "F"]}, "has an entry twice"),
-        ({"sex": [str(k) for k in range(MAX_GROUPS + 1)]}, f"{MAX_GROUPS} are the most"),
-        ({str(k): [] for k in range(11)}, "10 are the most"),
-        ({"sex": [f"g{k}" for k in range(MAX_GROUPS)]}, "with its groups there would be 52 of 'sex'"),
-    ],
-)
-def test_a_client_with_impossible_groups_is_left_out(folder: Folder, groups: Any, words: str) -> None:
-    text, reasons = agree(summaries(folder, groups=groups))
-    assert list(reasons) == ["c"]
-    assert words in reasons["c"]
-    assert json.loads(text)["groups"] == {"sex": ["F", "M"]}
-
-
-def test_a_client_that_knows_no_groups_takes_part(folder: Folder) -> None:
-    told = summaries(folder)
-    del told["c"]["groups"]
-    text, reasons = agree(told)
-    assert (json.loads(text)["groups"], reasons) == ({"sex": ["F", "M"]}, {})
-
-
-def test_without_groups_what_is_agreed_and_sent_is_unchanged(folder: Folder) -> None:
-    there = folder(a=patients(40), b=patients(40))
-    assert "groups" not in told_by(config(there))["a"]
-    assert "groups" not in agreed(config(there))[1]
-    assert "csv.group" not in config(there)  # so that runs keep their names
-
-
 def test_the_positive_class_is_the_second_or_the_named_one(folder: Folder) -> None:
     there = folder(a=patients(40), b=patients(40))
-    assert agreed(config(there))[0].positive == 1
-    assert agreed(config(there, positive="0"))[0].positive == 0
-    with pytest.raises(FairbloomError, match=r"csv.positive = 'sick': it must be one of two classes, and .* are 0, 1"):
-        agreed(config(there, positive="sick"))
-    with pytest.raises(FairbloomError, match=r"csv.positive = '1': .* the target is a quantity"):
-        agreed(config(there, positive="1", target="age", ignore="target", kind="regression"))
+    assert load(there, PATIENTS).positive == 1
+    assert load(there, schema_with(('missing = "fill"', 'missing = "fill"\npositive = 0'), text=PATIENTS)).positive == 0
 
 
 def test_a_quantity_has_its_error_in_groups(folder: Folder) -> None:
     there = folder(a=patients(40), b=patients(40))
-    task, _ = agreed(config(there, group="sex", target="age", ignore="target", kind="regression"))
+    text = schema_with(('target = "target"', 'target = "age"'), ('["sex", "age>=50"]', '["sex"]'), text=PATIENTS)
+    task = load(there, schema_with(('"number"', '"number"\ncenter = 50.0\nscale = 10.0'), text=text))
     assert [score.name for score in task.group_scores] == ["mae"]
 
 
@@ -335,7 +231,7 @@ def test_a_users_task_with_impossible_groups_is_an_error(groups: object, words: 
         of_a_user(groups).splits("a")
 
 
-@pytest.mark.parametrize("task", ["adult", "heart-disease", "csv"])
+@pytest.mark.parametrize("task", ["adult", "heart-disease"])
 def test_runs_without_groups_are_named_as_before_there_were_any(task: str) -> None:
     there = Settings.of({"task": task}).run_config()
     assert f"{task}.group" not in there

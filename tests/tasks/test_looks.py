@@ -57,7 +57,7 @@ def test_clients_are_described_in_time_linear_in_them(tmp_path: Path) -> None:
         folder = tmp_path / str(clients)
         write_images(folder, clients)
         found = LoopClients(FedAvg(), RunSettings.of({"task": "image-folder", "data-dir": str(folder)}))
-        counts.append(len(looks(folder, lambda found=found: found.about(found.online(1)))))  # type: ignore[misc]
+        counts.append(len(looks(folder, lambda found=found: found.sizes(found.online(1)))))  # type: ignore[misc]
     assert counts[0] > 0
     assert counts[1] <= 2 * counts[0]
 

@@ -1,9 +1,6 @@
 """The formats of tables and images, by the endings of their names and by how files of these formats begin."""
 
-import codecs
 from pathlib import Path
-
-from fairbloom.errors import ReportableError
 
 from ..reasons import DataError
 
@@ -52,16 +49,3 @@ def check_start(path: Path) -> None:
 def unread_error(path: Path) -> DataError:
     """Return the error of a table in a format that is not read."""
     return DataError(f"{path}: {path.suffix} files are not read: {REMEDY}", "other-format")
-
-
-def encoding_named(encoding: str) -> str:
-    """Return what Python calls an encoding, and "utf-8" for UTF-8 with or without a mark."""
-    try:
-        "a".encode(encoding)
-        name = codecs.lookup(encoding).name
-    except LookupError as error:
-        raise ReportableError(
-            f"csv.encoding = {encoding!r}: Python knows no such encoding of texts: write cp1252 for a file of Windows "
-            "in Western Europe, latin-1, utf-16, or another name of Python's"
-        ) from error
-    return "utf-8" if name == "utf-8-sig" else name

@@ -1,24 +1,10 @@
-"""What a cell holds: a number, or the sign of a missing value."""
+"""Numbers as texts."""
 
 import re
-from typing import Literal
 
-Decimal = Literal[".", ","]
-"""What stands between a number's whole part and its decimals in texts."""
-
-MISSING = frozenset({"", "?", "na", "nan", "+nan", "-nan", "null", "n/a"})
-"""What stands for a value that is missing, in any case of letters: all that Python reads as a NaN is among them."""
-
-MISSING_WORDS = "empty, ?, NA, NaN, null or N/A"
+from ...schema import Decimal
 
 WHOLE = re.compile(r"[+-]?[0-9]+\.0*")
-DECIMAL_COMMA = re.compile(r"[+-]?[0-9]*,[0-9]+")
-DECIMAL_POINT = re.compile(r"[+-]?[0-9]*\.[0-9]+")
-
-
-def is_missing(cell: str) -> bool:
-    """Return whether a cell stands for a missing value."""
-    return cell.lower() in MISSING
 
 
 def parse_number(cell: str, decimal: Decimal = ".") -> float | None:
@@ -41,7 +27,7 @@ def format_number(value: float, decimal: Decimal = ".") -> str:
     return text.replace(".", decimal)
 
 
-def canonical(cell: str, decimal: Decimal) -> str:
+def canonical(cell: str, decimal: Decimal = ".") -> str:
     """Return the name of a category or class: 4.0 is 4, as is 4,0 where commas are decimal marks."""
     if decimal == "," and "," in cell and parse_number(cell, decimal) is not None:
         cell = cell.replace(",", ".")

@@ -5,23 +5,22 @@ from typing import Any
 
 import numpy as np
 
+from ...schema import Decimal, File
 from ..reasons import DataError
-from .cells import RawTable, Values
-from .numbers import Decimal
-from .table import ColumnHints, Source
+from .table import RawTable, Source, Values
 
 MAX_CELLS = 2**31
 """Larger tables are refused: a few bytes of a hostile file may stand for any number of rows."""
 
 
-def read_parquet(path: Path, hints: ColumnHints) -> RawTable:
-    """Return the cells of a Parquet file; columns that are left out are empty."""
+def read_parquet(path: Path, file: File) -> RawTable:
+    """Return the columns of a Parquet file: numbers as they are, all others that are plain as texts."""
     import pyarrow as pa  # imported late: a server reads no tables
     from pyarrow import parquet
 
     try:
-        with parquet.ParquetFile(path) as file:
-            names, rows = file.schema_arrow.names, file.metadata.num_rows
+        with parquet.ParquetFile(path) as content:
+            names, rows = content.schema_arrow.names, content.metadata.num_rows
             if rows * len(names) > MAX_CELLS:
                 raise DataError(
                     f"{path} has {rows:,} rows of {len(names):,} columns, and {MAX_CELLS:,} values are the most: take "
@@ -29,33 +28,17 @@ def read_parquet(path: Path, hints: ColumnHints) -> RawTable:
                     "too-large",
                 )
             shown = [name for name in names if not name.startswith("__index_level_")]  # of pandas
-            kinds = dict(zip(names, file.schema_arrow.types, strict=True))
-            wanted = [name for place, name in enumerate(shown, 1) if is_wanted(path, name, place, kinds[name], hints)]
-            table = file.read(columns=wanted, use_threads=False)
-            columns = {name: to_numbers_or_texts(table.column(name), hints.decimal) for name in wanted}
+            kinds = dict(zip(names, content.schema_arrow.types, strict=True))
+            plain = [name for name in shown if is_plain(kinds[name])]
+            table = content.read(columns=plain, use_threads=False)
+            columns = {name: to_numbers_or_texts(table.column(name), file.decimalChar or ".") for name in plain}
     except (pa.ArrowException, OSError, MemoryError, UnicodeDecodeError) as error:
         why = " ".join(str(error).split())[:200] or "it needs more memory than there is"
         raise DataError(f"{path} cannot be read as a .parquet file ({why}): write it again", "no-table") from error
-    if wanted and len(table) != rows:
+    if plain and len(table) != rows:
         raise DataError(f"{path} has {len(table):,} rows, and says that it has {rows:,}: write it again", "unreadable")
     source = Source(path, np.arange(1, rows + 1), unit="row", header=0)
-    empty = pa.chunked_array([[]], pa.string())
-    return RawTable(source, [name.strip() for name in shown], [columns.get(name, empty) for name in shown])
-
-
-def is_wanted(path: Path, name: str, place: int, kind: Any, hints: ColumnHints) -> bool:
-    """Return whether a column is read; raise DataError where it must be, and is neither of numbers nor of texts."""
-    is_ignored = name.strip().lower() in hints.ignored
-    if is_plain(kind):
-        return hints.reads_ignored or not is_ignored
-    if not is_ignored:
-        raise DataError(
-            f"{path}, column {name!r} holds values of the type {kind}, which are neither numbers nor texts: leave it "
-            f"out by csv.ignore={name}, or write numbers or texts",
-            "strange-column",
-            column=place,
-        )
-    return False
+    return RawTable(source, [name.strip() for name in shown], [columns.get(name) for name in shown])
 
 
 def is_plain(kind: Any) -> bool:

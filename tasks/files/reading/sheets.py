@@ -10,11 +10,11 @@ from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 
+from ...schema import Decimal, File
 from ..reasons import DataError
 from ..targets import join_names
-from .cells import RawTable
-from .numbers import Decimal, format_number
-from .table import ColumnHints, Source
+from .numbers import format_number
+from .table import RawTable, Source
 
 MAX_SHEET_CELLS = 20_000_000
 """The cells between the first and the last one of a sheet, all of which calamine holds in memory."""
@@ -26,7 +26,7 @@ REFERENCE = re.compile(rb"""\br=["']([A-Z]{1,3})([0-9]{1,7})["']""", re.IGNORECA
 """Where a cell stands, as in r="B7"."""
 
 
-def read_workbook(path: Path, hints: ColumnHints) -> RawTable:
+def read_workbook(path: Path, file: File) -> RawTable:
     """Return the cells of the only visible sheet that holds values, without empty rows, as the texts of a CSV file."""
     if importlib.util.find_spec("python_calamine") is None:
         raise DataError(
@@ -38,7 +38,7 @@ def read_workbook(path: Path, hints: ColumnHints) -> RawTable:
 
     check_extent(path)
     sheet, cells = read_cells(path)
-    texts = [[to_text(cell, hints.decimal) for cell in row] for row in cells]
+    texts = [[to_text(cell, file.decimalChar or ".") for cell in row] for row in cells]
     (at, first), *rows = [(number, row) for number, row in enumerate(texts, start=1) if any(row)] or [(1, [])]
     source = Source(path, np.array([number for number, _ in rows], np.int64), unit="row", sheet=sheet, header=at)
     names = {place: name for place, name in enumerate(first) if name}

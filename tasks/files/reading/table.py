@@ -1,75 +1,21 @@
-"""A table that has been read from a file: its columns, and the places of its values."""
+"""A table as it has been read from a file: the texts of its cells, and the places of its rows."""
 
-import math
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..reasons import DataError, Position
-from .headers import Label
-from .numbers import Decimal, parse_number
+from ...schema import Decimal, File, fold
+from ..reasons import Position
 
 Rows = NDArray[np.intp]
 
-KINDS = NUMBERS, CATEGORIES, EMPTY = "numbers", "categories", "empty"
-"""The kinds of columns; an empty one has no value in any row."""
-
-NO_CODES: NDArray[np.int32] = np.zeros(0, np.int32)
-
-
-@dataclass(frozen=True, eq=False)
-class Column:
-    """One column.
-
-    Attributes
-    ----------
-    label
-        The name as the server may know it: the name itself, or its place.
-    numbers
-        Its values, NaN where they are missing; None for texts.
-    texts, codes
-        The different texts in the order of their first rows, and which of them each row has; -1 where it is missing.
-    blanks, missing
-        The spellings of a missing value, and which of them each row has, from 1; 0 where there is a value.
-    """
-
-    name: str
-    label: Label
-    numbers: NDArray[np.float64] | None
-    texts: tuple[str, ...]
-    codes: NDArray[np.int32]
-    blanks: tuple[str, ...]
-    missing: NDArray[np.int8]
-
-    @cached_property
-    def kind(self) -> str:
-        """Whether it is of numbers, of categories, or empty."""
-        if (self.missing > 0).all():
-            return EMPTY
-        return CATEGORIES if self.numbers is None else NUMBERS
-
-    def texts_in(self, rows: Rows) -> list[str]:
-        """Return the different texts in these rows; a column of numbers has none."""
-        counts = self.count_texts(rows)
-        return [self.texts[code] for code in np.flatnonzero(counts)]
-
-    def count_texts(self, rows: Rows) -> NDArray[np.int64]:
-        """Return how many of these rows have each of the texts."""
-        codes = self.codes[rows] if self.texts else NO_CODES
-        return np.bincount(codes[codes >= 0] if self.blanks else codes, minlength=len(self.texts))
-
-    def count_missing(self, rows: Rows) -> int:
-        """Return how many of these rows have no value."""
-        return int(np.count_nonzero(self.missing[rows])) if self.blanks else 0
-
-    @cached_property
-    def text_numbers(self) -> NDArray[np.float64]:
-        """The number that each of the texts is, NaN where it is none."""
-        return np.array([math.nan if (number := parse_number(text)) is None else number for text in self.texts])
+Values = Any
+"""A column as pyarrow holds it: a ChunkedArray of texts, or of numbers where the file's columns have types."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,60 +46,43 @@ class Source:
         """Return in which line or row of the file a row is, as the server may know it."""
         return Position(self.unit, int(self.lines[row]))
 
-    def place(self, row: int, column: str) -> str:
-        """Return where a value is, as an error for the file's owner names it."""
-        return f"{self.where}, {self.position(row)}, column {column!r}"
-
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """A file of columns.
+    """A file's columns by name; None for one that holds neither numbers nor texts.
 
-    `doubtful` is the place, from 1, of a name that looks like a value; `ignored` has the names left out, in small
-    letters; `faults` say what is wrong with columns that could not be read.
+    `file` says how it is written, `decimal` which decimal mark its numbers have.
     """
 
     source: Source
-    columns: dict[str, Column]
-    doubtful: int | None = None
-    ignored: frozenset[str] = frozenset()
-    faults: tuple[DataError, ...] = ()
+    columns: dict[str, Values | None]
+    file: File
+    decimal: Decimal
 
     def __len__(self) -> int:
         """Return the number of rows."""
         return len(self.source.lines)
 
-    @property
-    def path(self) -> Path:
-        """The file."""
-        return self.source.path
+    @cached_property
+    def by_name(self) -> Mapping[str, str]:
+        """The columns' names by what they are compared by."""
+        return {fold(name): name for name in self.columns}
 
-    def place(self, row: int, column: str) -> str:
-        """Return where a value is, as an error for the file's owner names it."""
-        return self.source.place(row, column)
+    def find(self, name: str) -> Values | None:
+        """Return a column, by its name in any case of letters; None where there is none that can be used."""
+        there = self.by_name.get(fold(name))
+        return None if there is None else self.columns[there]
 
-    def position(self, row: int) -> Position:
-        """Return in which line or row of the file a row is, as the server may know it."""
-        return self.source.position(row)
+    def take(self, rows: Rows) -> "Table":
+        """Return some of the rows."""
+        columns = {name: None if each is None else each.take(rows) for name, each in self.columns.items()}
+        return replace(self, source=replace(self.source, lines=self.source.lines[rows]), columns=columns)
 
 
-@dataclass(frozen=True)
-class ColumnHints:
-    """What a run's settings say about a file's columns before it is read; all names are in small letters.
+@dataclass(frozen=True, eq=False)
+class RawTable:
+    """A file's columns with their names, before the names are checked."""
 
-    `as_texts` hold texts even if they look like numbers; `targets` are those of them that may be quantities; `grouped`
-    are read even if they are ignored, and `reads_ignored` reads all that are numbers or texts.
-    """
-
-    as_texts: frozenset[str] = frozenset()
-    ignored: frozenset[str] = frozenset()
-    grouped: frozenset[str] = frozenset()
-    targets: frozenset[str] = frozenset()
-    decimal: Decimal = "."
-    encoding: str = "utf-8"
-    reads_ignored: bool = False
-
-    @property
-    def names(self) -> frozenset[str]:
-        """The names that the run itself uses, in small letters."""
-        return self.as_texts | self.ignored | self.grouped
+    source: Source
+    header: Sequence[str]
+    columns: Sequence[Values | None]

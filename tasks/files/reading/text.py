@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...schema import File
 from ..reasons import MAX_FAULTS, DataError, raise_faults
-from .cells import RawTable, Values
 from .formats import REMEDY
-from .table import ColumnHints, Source
+from .table import RawTable, Source, Values
 
-STATE = "say csv.encoding={}, or save it in UTF-8 (in Excel: CSV UTF-8)"
-"""What to do about a text in another encoding, a likely one of which stands in the braces."""
+STATE = 'state encoding = "{}" under [files.{!r}] in the schema, or save it in UTF-8 (in Excel: CSV UTF-8)'
+"""What to do about a text in another encoding: a likely one and the file's name stand in the braces."""
 
 DELIMITERS = (",", ";", "\t", "|")
 
@@ -30,14 +30,14 @@ MAX_ROW = 4 * 2**20
 LINE_END, QUOTE = b'\n"'
 
 
-def read_text(path: Path, hints: ColumnHints) -> RawTable:
+def read_text(path: Path, file: File) -> RawTable:
     """Return the cells of a CSV file as texts."""
-    content = read_content(path, hints.encoding)
+    content = read_content(path, file.encoding)
     end, lines = find_rows(content)
     if not len(lines):
         raise DataError(f"{path} is empty: its first line must name the columns", "empty")
     first = content[:end].decode().lstrip("\n")
-    delimiter = find_delimiter(path, first)
+    delimiter = file.delimiter or find_delimiter(path, first)
     check_quotes(path, content, delimiter)
     header = [name.strip() for name in next(csv.reader(StringIO(first, newline=""), delimiter=delimiter))]
     source = Source(path, lines[1:], header=int(lines[0]))
@@ -53,7 +53,8 @@ def read_content(path: Path, given: str) -> bytes:
     marked = next((name for mark, name in MARKS.items() if content.startswith(mark)), "")
     possible = [marked] if marked else [given] if b"\0" in content else ["utf-8", given]
     zeros = DataError(
-        f"{path}: it holds zero bytes: it is in UTF-16 without a mark, or no text: {STATE.format('utf-16-le')}",
+        f"{path}: it holds zero bytes: it is in UTF-16 without a mark, or no text: "
+        f"{STATE.format('utf-16-le', path.name)}",
         "utf-16",
     )
     if possible[0] != "utf-8" or not content.isascii():
@@ -81,9 +82,9 @@ def not_in(path: Path, content: bytes, encoding: str, error: UnicodeDecodeError)
     line = content.count(b"\n", 0, error.start) + 1
     what = f"byte 0x{content[min(error.start, len(content) - 1)]:02x} in line {line} is"
     if encoding.startswith("utf-8"):
-        return DataError(f"{path}: {what} not UTF-8: {STATE.format('cp1252')}", "not-utf-8", line=line)
+        return DataError(f"{path}: {what} not UTF-8: {STATE.format('cp1252', path.name)}", "not-utf-8", line=line)
     return DataError(
-        f"{path}: {what} neither UTF-8 nor {encoding}: {STATE.format('cp1252')}", "other-encoding", line=line
+        f"{path}: {what} neither UTF-8 nor {encoding}: {STATE.format('cp1252', path.name)}", "other-encoding", line=line
     )
 
 

@@ -124,7 +124,7 @@ def test_what_hangs_on_a_fault_is_no_fault_of_its_own() -> None:
     with pytest.raises(CheckFailedError) as error:
         check_rule(f"{HERE}RepliesAlone")
     assert error.value.report.failures.keys() == {"arrays"}
-    assert error.value.report.results["resume"].message == "It cannot be checked yet: correct arrays first."
+    assert error.value.report.results["resume"].message == "It is checked once arrays passes."
 
 
 def test_what_is_no_rule_is_refused() -> None:

@@ -6,7 +6,6 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from fairbloom.experiments.pages.charts import Row, mean_against_worst, series_of
 from fairbloom.experiments.pages.sections import TOGETHER
 from fairbloom.experiments.render.figures import draw_svg
 from fairbloom.experiments.render.theme import Spec
@@ -75,15 +74,6 @@ def test_lines_have_their_look_axis_and_order() -> None:
                 rows = [row for row in panel["data"]["values"] if row["method"] == "FedAvg"]
                 assert [row["rank"] for row in rows] == list(range(1, 13))
                 assert (sign * np.diff([row["value"] for row in rows]) >= 0).all(), "the worst served is on the left"
-
-
-def test_methods_in_the_same_place_are_named_together() -> None:
-    places = {"FedAvg": (70.0, 60.0), "QFedAvg": (72.0, 58.0), "Ditto": (70.0, 60.0)}
-    ends = {method: dict(zip(("mean", "worst"), place, strict=True)) for method, place in places.items()}
-    rows: list[Row] = [{"method": method, **each} for method, each in ends.items()]
-    layers = mean_against_worst(rows, ["QFedAvg"], series_of(list(places), "FedAvg"), ("mean", "worst"))["layer"]
-    named = [row["name"] for layer in layers if layer["mark"]["type"] == "text" for row in layer["data"]["values"]]
-    assert sorted(named) == ["FedAvg, Ditto", "QFedAvg"]
 
 
 def test_a_client_without_a_score_leaves_the_others_there() -> None:

@@ -400,24 +400,7 @@ def test_absences_and_reasons_are_counted(run_folder: Path) -> None:
     assert reasons == {("Long Beach", "<b>its loss</b> is not finite"): "2", ("Hungary", "too long"): "1"}
 
 
-def test_there_is_no_section_on_absences_where_nobody_was_absent(run_folder: Path) -> None:
-    rows = list(csv.DictReader(ROUNDS.path_in(run_folder).read_text().splitlines()))
-    columns = dict.fromkeys(["round", *rows[0], "lost_states"])
-    for row in rows:
-        row["lost_states"] = "Hungary"
-    with ROUNDS.path_in(run_folder).open("w", newline="") as file:
-        writer = csv.DictWriter(file, columns, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    assert "Absences" not in page_of(run_folder).text
-
-
 # The command ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_folder_without_anything_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert fairbloom("report", tmp_path) == 2
-    assert str(tmp_path) in capsys.readouterr().err.replace("\n", "")
 
 
 def test_an_unfinished_comparison_is_refused(
@@ -444,11 +427,6 @@ def test_every_chart_is_described_and_every_table_has_caption_and_headings(repor
     assert levels[0] == 1
     assert levels.count(1) == 1
     assert all(later - earlier <= 1 for earlier, later in itertools.pairwise(levels))
-
-
-def test_identifiers_are_unique(report: Parsed) -> None:
-    identifiers = [about["id"] for _, about in report.tags if "id" in about]
-    assert len(identifiers) == len(set(identifiers))
 
 
 def test_methods_whose_labels_differ_in_a_sign_have_a_chart_each(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from fairbloom.experiments.results.run import REPORT
 from fairbloom.server.run_folder.files import GROUPS
+from tests.tasks.tables import grouped
 from tests.tasks.test_groups import patients
 
 from ..helpers import fairbloom
@@ -28,8 +29,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ill = {"target": lambda k: "1" if k % 10 in (0, 4) or k % 4 == 1 else "0"}
     for name, rows in (("a", 140), ("b", 90)):
         (folder / "sites" / f"{name}.csv").write_text(patients(rows, **ill))
+    (folder / "schema.toml").write_text(grouped(folder / "sites", "sex"))
     words = ("compare", "--task", "csv", "--data-dir", folder / "sites", "--rounds", 2, "--seeds", len(SEEDS))
-    words = (*words, "--methods", "fedavg,fedfv", "--set", "csv.group=sex", "--set", "device=cpu")
+    words = (*words, "--methods", "fedavg,fedfv", "--schema", folder / "schema.toml", "--set", "device=cpu")
     assert fairbloom(*words, "--out", folder / "out") == 0
     return folder / "out"
 

@@ -15,7 +15,6 @@ from fairbloom.experiments.render import terminal
 from fairbloom.experiments.render.page import Cell, Table
 from fairbloom.experiments.render.terminal import Output, show_table, tables_within
 from fairbloom.experiments.results.comparison import Comparison
-from fairbloom.experiments.results.presentation import page_of
 from fairbloom.experiments.results.shared_data import SharedData
 from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.server.settings import default_config
@@ -170,11 +169,6 @@ def test_a_comparison_of_three_methods_is_brief(
         words = " ".join(said.split())
         assert words.index(comparison.verdict.headline) < words.index("worst 10 %")
         assert len(words.split()) <= 500
-
-
-def test_a_page_that_nobody_registered_names_what_to_import() -> None:
-    with pytest.raises(NotImplementedError, match=r"page of int .* import fairbloom\.experiments\.api"):
-        page_of(1)
 
 
 def test_the_worst_served_client_comes_first() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.recipe import Printed, Recipe, load_recipe, names
+from fairbloom.experiments.studies.reproduce import study_of
 
 HEAD = """
 title = "A table"
@@ -31,17 +32,9 @@ def recipe_of(folder: Path, text: str) -> Recipe:
 @pytest.mark.parametrize("name", names())
 def test_every_run_of_a_shipped_recipe_has_settings_that_are_known_possible_and_used(name: str) -> None:
     recipe = load_recipe(name)
-    recipe.check()
+    assert study_of(recipe, recipe.rows).arms
     assert recipe.name == name
-    assert recipe.runs >= len(recipe.cases()) > 0
-
-
-@pytest.mark.parametrize("name", names())
-def test_what_a_shipped_recipe_says_is_text_of_whole_lines(name: str) -> None:
-    recipe = load_recipe(name)
-    for told in (recipe.what, *recipe.notes, *(row.note for row in recipe.rows if row.note)):
-        assert told == " ".join(told.split())
-        assert told.endswith((".", "?", "!"))
+    assert recipe.runs >= len(recipe.rows) > 0
 
 
 def test_a_rows_settings_go_before_those_of_all(folder: Path) -> None:
@@ -58,17 +51,19 @@ settings = {{ method = "qfedavg", qfedavg.q = 2, batch-size = 3 }}
 label = "AFL"
 settings = {{ method = "AFL" }}
 """
-    ours, afl = recipe_of(folder, text).cases()
-    assert ours.config == {
+    recipe = recipe_of(folder, text)
+    study = study_of(recipe, recipe.rows)
+    ours, afl = study.arms
+    assert study.config(ours) == {
         "num-rounds": 7,
         "batch-size": 3,
         "qfedavg.lipschitz": 3.0,
         "qfedavg.q": 2,
         "method": "qfedavg",
     }
-    assert ours.name == "q-FedAvg (q=2, batch-size=3)"
-    assert afl.config == {"num-rounds": 7, "batch-size": 1, "method": "afl"}
-    assert ours.parameters({"learning-rate": 0.1}) == {"q": 2, "batch-size": 3, "learning-rate": 0.1}
+    assert ours.row == "q-FedAvg (q=2, batch-size=3)"
+    assert study.config(afl) == {"num-rounds": 7, "batch-size": 1, "method": "afl"}
+    assert recipe.parameters(recipe.rows[0], {"learning-rate": 0.1}) == {"q": 2, "batch-size": 3, "learning-rate": 0.1}
 
 
 def test_a_grid_is_every_combination_without_what_the_row_sets_or_another_method_has(folder: Path) -> None:
@@ -86,7 +81,7 @@ label = "q-FedAvg"
 settings = {{ method = "qfedavg", learning-rate = 0.3 }}
 """
     recipe = recipe_of(folder, text)
-    fedavg, both, fixed = (case.points() for case in recipe.cases())
+    fedavg, both, fixed = map(recipe.points, recipe.rows)
     assert fedavg == [{"learning-rate": 0.1}, {"learning-rate": 0.2}]
     assert len(both) == 4
     assert fixed == [{"qfedavg.q": 1}, {"qfedavg.q": 2}]
@@ -103,9 +98,9 @@ label = "q-FedAvg"
 settings = {{ method = "qfedavg" }}
 grid = {{ learning-rate = [0.05], qfedavg.q = [1.0, 5.0] }}
 """
-    (case,) = recipe_of(folder, text).cases()
+    recipe = recipe_of(folder, text)
     keys = ("learning-rate", "qfedavg.q", "momentum")
-    found = sorted(tuple(point[key] for key in keys) for point in case.points())
+    found = sorted(tuple(point[key] for key in keys) for point in recipe.points(recipe.rows[0]))
     assert found == [(0.05, q, momentum) for q in (1.0, 5.0) for momentum in (0.0, 0.5)]
 
 
@@ -149,14 +144,14 @@ def test_a_fault_in_a_recipe_is_told_by_recipe_key_and_remedy(folder: Path, text
 def test_a_setting_that_cannot_be_is_told_with_the_row(folder: Path, settings: str, told: str) -> None:
     recipe = recipe_of(folder, f"{HEAD}{MEASURES}{ROW}settings = {{ {settings} }}\n")
     with pytest.raises(FairbloomError, match="recipe mine: row 'FedAvg") as error:
-        recipe.check()
+        study_of(recipe, recipe.rows)
     assert told in str(error.value)
 
 
 def test_a_common_parameter_of_a_method_that_no_row_has_is_refused(folder: Path) -> None:
     recipe = recipe_of(folder, f"{HEAD}{MEASURES}[settings]\nfedmgdaplus.epsilon = 0.1\n{ROW}")
     with pytest.raises(FairbloomError, match=r"fedmgdaplus\.epsilon has no effect"):
-        recipe.check()
+        study_of(recipe, recipe.rows)
 
 
 def test_an_unknown_name_suggests_the_nearest() -> None:

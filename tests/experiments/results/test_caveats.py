@@ -39,10 +39,6 @@ def test_the_remedy_of_single_participants_helps(tmp_path: Path, capsys: pytest.
     assert EQUAL not in told
 
 
-def test_two_clients_train_both_by_default(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert SINGLE not in compared(capsys, tmp_path, "fedavg,term")
-
-
 @pytest.mark.slow
 def test_methods_are_the_same_only_where_they_are_with_every_seed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

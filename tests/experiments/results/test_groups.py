@@ -20,6 +20,7 @@ from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.tasks import load_task
 from tests.experiments.helpers import fairbloom
 from tests.simulation.helpers import table
+from tests.tasks.tables import grouped
 from tests.tasks.test_groups import named, patients
 
 fairlearn = pytest.importorskip("fairlearn.metrics")
@@ -34,9 +35,11 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (here / "sites" / "a.csv").write_text(patients(120, **sick))
     (here / "sites" / "b.csv").write_text(patients(80, first=10, **sick))
     (here / "sites" / "c.csv").write_text(patients(90, sex=lambda k: "F" if k < 12 else "M", **sick))
+    (here / "schema.toml").write_text(grouped(here / "sites", "sex", "age>=80"))
+    (here / "by-sex.toml").write_text(grouped(here / "sites", "sex"))
     for name, *more in (("all", "--set", "smallest-group=1"), ("large",)):
         words = ("run", "--task", "csv", "--data-dir", here / "sites", "--rounds", "2", "--out", here / name)
-        assert fairbloom(*words, "--set", "csv.group=sex,age>=80", "--set", "device=cpu", *more) == 0
+        assert fairbloom(*words, "--schema", here / "schema.toml", "--set", "device=cpu", *more) == 0
     return here
 
 
@@ -48,8 +51,7 @@ def report_of(run: Run) -> GroupReport:
 
 def predictions(run: Run) -> dict[str, np.ndarray[Any, Any]]:
     """Return targets, predictions, sexes and clients of all test examples, by the run's own model."""
-    agreed = (run.folder / "agreed.json").read_text()
-    task = load_task({**run.settings, "agreed": agreed})
+    task = load_task(run.settings)
     model = task.model()
     model.load_state_dict({name: torch.from_numpy(array) for name, array in run.arrays().items()})
     found: dict[str, list[Any]] = {"target": [], "answer": [], "sex": [], "client": []}
@@ -171,7 +173,7 @@ def test_show_prints_groups_gaps_and_who_is_left_out(here: Path, capsys: pytest.
 def test_a_comparison_has_gaps_by_method_and_files_of_them(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("compare", "--task", "csv", "--data-dir", here / "sites", "--methods", "fedavg,ditto", "--seeds", "2")
     out = here / "cmp"
-    settings = ("--set", "csv.group=sex", "--set", "device=cpu", "--jobs", "1", "--rounds", "2", "--out", out)
+    settings = ("--schema", here / "by-sex.toml", "--set", "device=cpu", "--jobs", "1", "--rounds", "2", "--out", out)
     assert fairbloom(*words, *settings) == 0
     printed = capsys.readouterr().out
     assert "Gaps between groups over all clients" in printed
@@ -226,7 +228,7 @@ def test_every_score_says_over_which_clients_it_is_a_mean_and_why_others_lack_it
     (tmp_path / "sites" / "b.csv").write_text(patients(60, first=10))
     (tmp_path / "sites" / "well.csv").write_text(patients(60, target=lambda k: "0"))
     words = ("run", "--task", "csv", "--data-dir", tmp_path / "sites", "--rounds", "1", "--out", tmp_path / "run")
-    settings = {"csv.classes": "0,1", "scores": "sensitivity,specificity,brier", "device": "cpu"}
+    settings = {"scores": "sensitivity,specificity,brier", "device": "cpu"}
     assert fairbloom(*words, *(word for item in settings.items() for word in ("--set", "=".join(item)))) == 0
     printed = capsys.readouterr().out
     for score, reason in (("AUC", "one class in its test examples"), ("sensitivity", "no positive test example")):
@@ -240,7 +242,7 @@ def test_every_score_says_over_which_clients_it_is_a_mean_and_why_others_lack_it
     assert (scores["brier"]["clients"], scores["brier"]["without"]) == (3, {})
     final = api.load(tmp_path / "run").final(api.load(tmp_path / "run").scores[2])
     assert scores["auc"]["mean"] == pytest.approx(np.mean(list(final.values())))
-    assert fairbloom(*words[:-1], tmp_path / "own", "--set", "csv.classes=0,1", "--set", "personal-lambda=0.1") == 0
+    assert fairbloom(*words[:-1], tmp_path / "own", "--set", "personal-lambda=0.1") == 0
     assert capsys.readouterr().out.count("AUC is the mean of 2 of 3 clients") == 1  # by global and personal models
 
 

@@ -2,12 +2,10 @@
 
 import contextlib
 import csv
-import json
 import math
 import multiprocessing
 import os
 import re
-import shutil
 import signal
 import socket
 import statistics
@@ -16,15 +14,12 @@ import sys
 import time
 from html import unescape
 from pathlib import Path
-from xml.etree import ElementTree
 
-import numpy as np
 import pytest
 
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments import api
 from fairbloom.experiments.api import compare, load
-from fairbloom.experiments.pages.comparison import method_table
 from fairbloom.experiments.results.run import REPORT
 from fairbloom.experiments.studies.pool import check_runs
 from fairbloom.protocol.scores import Score
@@ -65,13 +60,6 @@ def test_the_table_has_a_row_a_method_and_seed_and_the_documented_columns(compar
     assert [row[:3] for row in rows] == expected
 
 
-def test_the_numbers_are_those_of_the_runs_last_round(compared: Path) -> None:
-    for row in table(compared / "comparison.csv"):
-        accuracies = last_round(compared / "runs" / f"{row['method'].lower()}-seed{row['seed']}")
-        assert len(accuracies) == 5
-        assert {key: float(row[key]) for key in summarize(accuracies)} == summarize(accuracies)
-
-
 def test_the_clients_table_has_every_client_under_every_method(compared: Path) -> None:
     rows = table(compared / "clients.csv")
     assert list(rows[0]) == ["method", "seed", "client", "accuracy"]
@@ -79,12 +67,6 @@ def test_the_clients_table_has_every_client_under_every_method(compared: Path) -
     for row in rows:
         run = last_round(compared / "runs" / f"{row['method'].lower()}-seed{row['seed']}")
         assert float(row["accuracy"]) == run[row["client"]]
-
-
-def test_the_figure_is_there_as_png_and_svg(compared: Path) -> None:
-    assert (compared / "clients.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
-    drawn = ElementTree.fromstring((compared / "clients.svg").read_text())  # noqa: S314 (our own figure)
-    assert drawn.tag.endswith("svg")
 
 
 def test_the_report_is_there_and_the_command_writes_the_same_one(
@@ -131,13 +113,6 @@ def test_the_numbers_do_not_depend_on_how_many_runs_go_on_at_a_time(
     for run in ("fedavg-seed0", "fedfv-seed0"):
         one, two = (Outcome.of(tmp_path / f"jobs{jobs}" / "runs" / run) for jobs in (1, 2))
         assert not one.differences(two)
-
-
-def test_an_engine_that_is_asked_for_computes_all_runs(tmp_path: Path) -> None:
-    words = ("compare", "--methods", "fedavg,fedfv", *SMALL, "--engine", "loop", "--memory", 1)
-    assert fairbloom(*words, "--out", tmp_path) == 0
-    chosen = [json.loads(file.read_text())["engine"] for file in tmp_path.glob("runs/*/engine.json")]
-    assert chosen == ["loop"] * 4
 
 
 def test_methods_meet_the_same_clients_at_the_same_seed(compared: Path) -> None:
@@ -223,15 +198,6 @@ def test_what_a_script_defines_is_refused_before_a_process_looks_for_it(key: str
     run = Settings.of({}).model_copy(update={key.replace("-", "_"): "__main__:Mine"})
     with pytest.raises(FairbloomError, match=rf"^{key} = '__main__:Mine': the processes of several runs do not see"):
         check_runs({("FedAvg", 0): run})
-
-
-def test_too_many_clients_are_refused_and_nothing_is_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ("compare", "--methods", "fedavg", "--seeds", 1, "--clients", 1000, "--jobs", 1)
-    assert fairbloom(*words, "--out", tmp_path / "cmp") == 2
-    assert "clients = 1000" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow
@@ -360,33 +326,6 @@ def test_a_comparison_that_fails_ends_no_other_process_of_the_caller(tmp_path: P
         other.join()
 
 
-def test_a_method_that_lacks_a_client_of_another_is_left_out_by_name(
-    compared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shutil.copytree(compared / "runs", tmp_path / "runs")
-    path = tmp_path / "runs" / "fedfv-seed1" / "clients.csv"
-    path.write_text(re.sub(r"(?m)^2,client-3,.*\n", "", path.read_text()))
-    assert fairbloom(*WORDS, "--out", tmp_path) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "FedFV has no test accuracy of client-3 with seed 1, so it is not compared" in said
-    assert {row["method"] for row in table(tmp_path / "comparison.csv") if row["mean"]} == {"FedAvg"}
-
-
-def test_a_run_that_fails_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    block_run(tmp_path, "fedfv")
-    words = ("--methods", "fedfv", "--seeds", 1, "--clients", 5, "--jobs", 1)
-    assert fairbloom("compare", *words, "--out", tmp_path) == 2
-    said = capsys.readouterr().err
-    assert "error: FedFV with seed 0: " in said
-    assert f"the file .lock cannot be written to {tmp_path / 'runs' / 'fedfv-seed0'}" in said
-
-
-def test_a_method_given_twice_is_compared_once(tmp_path: Path) -> None:
-    words = ("compare", "--methods", "fedavg, fedavg", "--seeds", 1, "--clients", 5, "--rounds", 1, "--jobs", 1)
-    assert fairbloom(*words, "--out", tmp_path) == 0
-    assert [row["method"] for row in table(tmp_path / "comparison.csv")] == ["FedAvg"]
-
-
 # Numbers of a comparison, by hand -----------------------------------------------------------------------------------
 
 BY_HAND = compared_by_hand(
@@ -397,18 +336,6 @@ AN_ERROR = compared_by_hand(
     Score("mae", higher_is_better=False), FedAvg=BY_HAND.values["FedAvg"], FedFV=BY_HAND.values["FedFV"]
 )
 """The same numbers, of which the lower is the better."""
-
-
-def test_spreads_and_gains_by_hand() -> None:
-    assert BY_HAND.spread("FedAvg", "worst") == pytest.approx((15.0, math.sqrt(50.0)))
-    assert BY_HAND.gain("FedFV", "worst") == pytest.approx((20.0, math.sqrt(200.0)))
-    assert BY_HAND.gain("FedAvg", "worst") == (0.0, 0.0)
-    better = [100 / 3, 200 / 3]  # a client that keeps its accuracy is not better off
-    assert BY_HAND.percent_better("FedFV") == pytest.approx((50.0, statistics.stdev(better)))
-
-
-def test_one_seed_has_no_deviation() -> None:
-    assert compared_by_hand(FedAvg=[{"a": 10.0, "b": 20.0}]).spread("FedAvg", "mean") == (15.0, 0.0)
 
 
 def test_with_an_error_a_gain_is_a_fall() -> None:
@@ -466,51 +393,3 @@ def test_measures_without_meaning_are_left_out_of_the_rows() -> None:
 
 
 # The tables that are written ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_differences_are_those_that_plain_numpy_makes_of_the_clients_table(tmp_path: Path) -> None:
-    """An independent reading of clients.csv, for every number of differences.csv and of the printed table."""
-    words = ("compare", "--methods", "fedavg,fedfv,qfedavg(q=1)", "--seeds", 3, "--clients", 5, "--rounds", 2)
-    assert fairbloom(*words, "--jobs", 2, "--set", "device=cpu", "--out", tmp_path) == 0
-    accuracies: dict[str, dict[str, list[float]]] = {}
-    for row in table(tmp_path / "clients.csv"):
-        accuracies.setdefault(row["method"], {}).setdefault(row["seed"], []).append(float(row["accuracy"]))
-    arrays = {method: np.array(list(by_seed.values())) for method, by_seed in accuracies.items()}
-    measured = {
-        "mean": lambda values: values.mean(axis=1),
-        "worst": lambda values: values.min(axis=1),
-        "worst_10": lambda values: values.min(axis=1),
-        "best_10": lambda values: values.max(axis=1),
-        "worst_30": lambda values: np.sort(values, axis=1)[:, :2].mean(axis=1),
-        "std": lambda values: -values.std(axis=1),
-        "gap": lambda values: values.min(axis=1) - values.max(axis=1),
-    }
-    rows = {(row["method"], row["measure"]): row for row in table(tmp_path / "differences.csv")}
-    p_values: dict[tuple[str, str], float] = {}
-    for measure, of in measured.items():
-        for method in ("FedFV", "QFedAvg (q=1)"):
-            each = of(arrays[method]) - of(arrays["FedAvg"])
-            error = each.std(ddof=1) / np.sqrt(3)
-            t = 4.302652729911275  # the 97.5th percentile of Student's t with two degrees of freedom
-            row = rows[method, measure]
-            expected = (each.mean(), error, each.mean() - t * error, each.mean() + t * error)
-            found = [float(row[key]) for key in ("mean", "error", "low", "high")]
-            np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
-            above, below = int((each > 1e-9).sum()), int((each < -1e-9).sum())
-            assert (row["better"], row["worse"], row["seeds"]) == (str(above), str(below), "3")
-            if measure in ("mean", "worst_10"):
-                ratio = abs(each.mean()) / error
-                p_values[method, measure] = 1.0 - ratio / np.sqrt(2.0 + ratio**2)  # of Student's t, two degrees
-            else:
-                assert row["p_value"] == ""
-    highest = 0.0
-    for place, key in enumerate(sorted(p_values, key=lambda key: p_values[key])):
-        highest = max(highest, min(1.0, (4 - place) * p_values[key]))
-        assert float(rows[key]["p_value"]) == pytest.approx(highest)
-    assert not any(row["measure"].startswith("client:") for row in rows.values())  # a seed deals the clients
-    grid = method_table(api.load(tmp_path))
-    for cells in grid.rows:
-        values = arrays[cells[0].text]
-        numbers = values.mean(), values.std(axis=1).mean(), values.min(axis=1).mean(), values.max(axis=1).mean()
-        assert [cell.text for cell in cells[1:5]] == [f"{number:.1f}" for number in numbers]

@@ -11,8 +11,10 @@ import pytest
 
 import fairbloom
 from fairbloom import reproduce
-from fairbloom.experiments.recipe import Case, load_recipe, names
-from fairbloom.experiments.results.outcome import measures_of
+from fairbloom.experiments.arms import Arm
+from fairbloom.experiments.recipe import load_recipe, names
+from fairbloom.experiments.results.reproduction import measures_of
+from fairbloom.experiments.studies.reproduce import study_of
 from fairbloom.protocol.settings import Value
 from fairbloom.tasks import TASKS
 from tests.tasks import made, test_adult, test_heart_disease
@@ -77,19 +79,22 @@ RECIPES: dict[str, dict[str, Value]] = {
 )
 def test_a_run_of_one_round_has_every_measure_of_its_recipe(tmp_path: Path, name: str) -> None:
     """One row of each kind: as usual, with attackers, judged by personal models, pooled."""
-    kinds = dict[tuple[object, ...], Case]()
-    for case in load_recipe(name).cases():
-        kinds.setdefault((case.row.evaluated, case.config.get("attackers"), case.config.get("pooled")), case)
-    for number, case in enumerate(kinds.values()):
-        info = TASKS[str(case.config["task"])]
+    recipe = load_recipe(name)
+    kinds: dict[tuple[object, ...], Arm] = {}
+    study = study_of(recipe, recipe.rows)
+    for arm in study.arms:
+        config = study.config(arm)
+        kinds.setdefault((arm.evaluated, config.get("attackers"), config.get("pooled")), arm)
+    for number, arm in enumerate(kinds.values()):
+        info = TASKS[str(study.config(arm)["task"])]
         root = tmp_path / "data"
         if not root.exists():
             WRITTEN[info.name](root)
-        config = case.config | case.points()[0] | QUICK | UNVERIFIED | RECIPES.get(name, {})
+        config = study.config(arm) | QUICK | UNVERIFIED | RECIPES.get(name, {})
         config |= {"model": "logistic"} if "logistic" in info.models else {}
         config |= {"data-dir": str(root)} if info.files else {}
         run = fairbloom.run(settings=case_settings(config), out=tmp_path / str(number), progress=False)
-        assert measures_of(run, case).keys() == {*case.recipe.measures}
+        assert measures_of(run, recipe.measures, arm.evaluated).keys() == {*recipe.measures}
 
 
 def case_settings(config: dict[str, Value]) -> dict[str, Value]:
@@ -103,11 +108,11 @@ def test_a_recipe_runs_on_made_up_data_in_the_real_format(tmp_path: Path, name: 
     recipe = load_recipe(name)
     task = str(recipe.settings["task"])
     WRITTEN[task](tmp_path / "data")
-    row = max((case for case in recipe.cases() if not case.row.grid), key=lambda case: len(case.name))
+    row = max((recipe.name_of(row) for row in recipe.rows if not row.grid), key=len)
     reproduce(
         name,
         quick=True,
-        rows=[row.name],
+        rows=[row],
         settings=QUICK | RECIPES[name],
         data_dir=tmp_path / "data" if TASKS[task].files else None,
         out=tmp_path / "out",

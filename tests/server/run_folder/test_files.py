@@ -14,7 +14,6 @@ from fairbloom.protocol.scores import ACCURACY, GroupScore, Score
 from fairbloom.server.run_folder import files
 from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.server.run_folder.files import (
-    AGREED,
     BEST,
     CHECKPOINTS,
     CONFIG,
@@ -29,6 +28,7 @@ from fairbloom.server.run_folder.files import (
     MODEL,
     MODULES,
     PREPROCESSING,
+    SCHEMA,
     SCORES,
     SPLIT,
     File,
@@ -51,15 +51,15 @@ VALUES: dict[File[Any], Any] = {
     ENVIRONMENT: {"python": "3.11"},
     SCORES: (ACCURACY, Score("mae", higher_is_better=False, percent=False)),
     DATA: {"images": "0123"},
-    AGREED: '{"columns": ["é"]}',
+    SCHEMA: 'target = "é"\n',
     SPLIT: Split.of(load_task(Settings.of({"clients": 3}).run_config())),
     ENGINE: {"engine": "workers", "workers": 2},
     KNOWN: Known(("a", "b"), ("a", "b", "c")),
     PREPROCESSING: Preprocessing(
         form="table",
         columns=(
-            InputColumn("é", "category", ("a", "b,"), other=True),
-            InputColumn("x", "number", (), False, 0.1, 1e-300),
+            InputColumn("é", "category", ("a", "b,")),
+            InputColumn("x", "number", (), 0.1, 1e-300),
         ),
         target="y",
         classes=("no", "ä"),
@@ -104,7 +104,7 @@ def test_what_is_written_is_read(tmp_path: Path, file: File[Any]) -> None:
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"{", b"7", b"[1, 2]"], ids=["no text", "torn", "7", "a list"])
-@pytest.mark.parametrize("file", [file for file in ONE_VALUE if file is not AGREED], ids=name_of)
+@pytest.mark.parametrize("file", [file for file in ONE_VALUE if file is not SCHEMA], ids=name_of)
 def test_a_file_of_something_else_is_refused_with_its_name_and_remedy(
     tmp_path: Path, file: File[Any], content: bytes
 ) -> None:
@@ -151,7 +151,7 @@ def test_all_that_a_run_leaves_is_declared_and_what_is_declared_for_such_a_run_i
     declared = {entry.name for entry in ENTRIES}
     there = {str(path.relative_to(finished)) for path in finished.iterdir()}
     assert there <= declared
-    of_others = {"data.json", "agreed.json", "known.json", *OF_GROUPS}
+    of_others = {"data.json", "schema.toml", "known.json", *OF_GROUPS}
     of_others |= {"modules.json", "delivered.json", "exports", "metrics.csv"}
     assert declared - there == of_others | {".lock"}
 
@@ -179,7 +179,7 @@ def test_a_file_that_is_added_is_written_by_each_run_from_its_declaration_alone(
 
 
 def test_what_a_file_held_when_the_run_began_is_kept(tmp_path: Path) -> None:
-    begun = Beginning(load_task(Settings.of({}).run_config()), "", {}, {"engine": "loop"}, deployed=True)
+    begun = Beginning(load_task(Settings.of({}).run_config()), {}, {"engine": "loop"}, deployed=True)
     files.write_first_files(tmp_path, begun)
     files.write_first_files(tmp_path, replace(begun, engine={"engine": "workers"}))
     assert ENGINE.read(tmp_path) == {"engine": "loop"}
@@ -214,7 +214,8 @@ FLOWERS = {("deploy/operator/folder.py", "config.toml")}
 
 OF_CLIENTS = {
     ("tasks/preprocessing.py", "preprocessing.json"),
-    *(("client/kept.py", name) for name in ("config.toml", "agreed.json", "model.safetensors")),
+    ("tasks/schema.py", "schema.toml"),
+    *(("client/kept.py", name) for name in ("config.toml", "model.safetensors")),
 }
 """Where a text is the name of a file in the folder of a client, which knows no run folder."""
 

@@ -26,14 +26,13 @@ from fairbloom.simulation.loop import LoopClients
 from fairbloom.simulation.run import simulate
 from fairbloom.tasks.measures import TRUE_POSITIVE_RATE
 from tests.simulation.helpers import checkpoints_every, table
+from tests.tasks.tables import grouped, inferred
 from tests.tasks.test_groups import patients
 
 PLAIN: dict[str, Any] = {
     "task": "csv",
     "num-rounds": 3,
     "device": "cpu",
-    "csv.group": "sex,age>=80",
-    "csv.kind": "auto",
 }
 
 SEXES = Grouped({"sex": ("F", "M", "other")}, (GroupScore("accuracy", percent=True), TRUE_POSITIVE_RATE))
@@ -50,8 +49,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def on(data: Path) -> dict[str, Any]:
+    """Return the settings of a run on data with two groupings."""
+    return {"data-dir": str(data), "schema": grouped(data, "sex", "age>=80")}
+
+
 def run(data: Path, out: Path, **changes: Any) -> Path:
-    return simulate(Settings.of({**PLAIN, "data-dir": str(data), "out": str(out), **changes}))
+    return simulate(Settings.of({**PLAIN, **on(data), "out": str(out), **changes}))
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +104,7 @@ def test_whichever_engine_computes_groups_are_the_same(engine: str, finished: Pa
 
 
 def test_clients_that_send_messages_report_the_same_groups(finished: Path, data: Path, tmp_path: Path) -> None:
-    config = {**PLAIN, "data-dir": str(data), "fraction": 1.0}
+    config = {**PLAIN, **on(data), "fraction": 1.0}
 
     def clients_of(method: Any) -> FlowerClients:
         return FlowerClients(method, InProcessGrid(app, Settings.of(config).run_config(), 3), timeout=60.0)
@@ -111,20 +115,17 @@ def test_clients_that_send_messages_report_the_same_groups(finished: Path, data:
 
 
 def test_grouping_changes_no_number_and_without_it_there_is_no_file(finished: Path, data: Path, tmp_path: Path) -> None:
-    plain = run(data, tmp_path / "run", engine="loop", **{"csv.group": ""})
+    plain = run(data, tmp_path / "run", engine="loop", schema=inferred(data))
     for file in (CLIENTS, MODEL):
         assert file.path_in(plain).read_bytes() == file.path_in(finished).read_bytes()
     columns = [{k: v for k, v in row.items() if k != "seconds"} for row in table(plain / ROUNDS.name)]
     assert columns == [{k: v for k, v in row.items() if k != "seconds"} for row in table(finished / ROUNDS.name)]
     assert not GROUPED.exists_in(plain)
     assert not GROUPS.exists_in(plain)
-    assert '"csv.group"' not in (plain / "config.toml").read_text()
 
 
 def test_a_run_that_was_killed_goes_on_with_the_same_rows(finished: Path, data: Path, tmp_path: Path) -> None:
-    settings = Settings.of(
-        {**PLAIN, "data-dir": str(data), "out": str(tmp_path / "run"), "engine": "loop", "fraction": 1.0}
-    )
+    settings = Settings.of({**PLAIN, **on(data), "out": str(tmp_path / "run"), "engine": "loop", "fraction": 1.0})
 
     class Killed(BaseException):
         pass
@@ -143,8 +144,8 @@ def test_a_run_that_was_killed_goes_on_with_the_same_rows(finished: Path, data: 
 
 
 def test_a_run_with_other_groups_is_another_run(finished: Path, data: Path) -> None:
-    with pytest.raises(RunFolderError, match=r"csv.group = 'sex,age>=80' there and '?(None|'sex'|sex)"):
-        run(data, finished, engine="loop", **{"csv.group": "sex"})
+    with pytest.raises(RunFolderError, match="schema = another text there and another text here"):
+        run(data, finished, engine="loop", schema=grouped(data, "sex"))
 
 
 def test_personal_models_have_rows_of_their_own(data: Path, tmp_path: Path) -> None:

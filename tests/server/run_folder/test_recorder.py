@@ -644,7 +644,7 @@ def test_rows_of_two_checkpoints_that_are_not_there_are_dropped(tmp_path: Path, 
 def test_the_engine_of_a_run_is_kept_as_it_began(tmp_path: Path) -> None:
     assert ENGINE.read(tmp_path) is None
     task = load_task(settings().run_config())
-    begun = Beginning(task, agreed="", data={}, engine={"engine": "workers", "workers": 2}, deployed=True)
+    begun = Beginning(task, data={}, engine={"engine": "workers", "workers": 2}, deployed=True)
     write_first_files(tmp_path, begun)
     write_first_files(tmp_path, replace(begun, engine={"engine": "loop"}))
     assert ENGINE.read(tmp_path) == {"engine": "workers", "workers": 2}

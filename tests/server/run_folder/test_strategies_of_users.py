@@ -208,8 +208,6 @@ class WithLogin(Falling):
 class WithLoop(Falling):
     """Has a loop of its own, as Flower's examples write one."""
 
-    ends_after = 1000
-
     def start(  # type: ignore[override]
         self,
         grid: Grid,
@@ -233,14 +231,11 @@ class WithLoop(Falling):
             self.aggregate_evaluate(number, grid.send_and_receive(asked, timeout=timeout))
             if evaluate_fn is not None:
                 evaluate_fn(number, arrays)
-            if number == self.ends_after:
-                break
         return result
 
 
 started: list[int] = []
 CONTINUED: list[type[FairStrategy]] = [Falling, WithLogin]
-CHANGED: list[type[FairStrategy]] = [*CONTINUED, WithLoop]
 
 
 def central(number: int, arrays: ArrayRecord) -> MetricRecord:
@@ -318,12 +313,12 @@ def test_what_hooks_leave_alone_in_a_config_is_taken_as_it_is_given_when_a_run_g
 
 
 def test_all_ways_to_start_give_the_same_run(tmp_path: Path) -> None:
-    for strategy in CHANGED:
+    for strategy in CONTINUED:
         changed(tmp_path / strategy.__name__, strategy(fraction_train=0.5))
     for name in ("clients.csv", "rounds.csv"):
-        tables = [without_seconds(tmp_path / strategy.__name__ / name) for strategy in CHANGED]
-        assert tables[0] == tables[1] == tables[2]
-    assert len({model(tmp_path / strategy.__name__) for strategy in CHANGED}) == 1
+        tables = [without_seconds(tmp_path / strategy.__name__ / name) for strategy in CONTINUED]
+        assert tables[0] == tables[1]
+    assert len({model(tmp_path / strategy.__name__) for strategy in CONTINUED}) == 1
 
 
 def test_a_finished_run_whose_start_is_overridden_is_extended(tmp_path: Path) -> None:
@@ -333,63 +328,14 @@ def test_a_finished_run_whose_start_is_overridden_is_extended(tmp_path: Path) ->
     assert_equal(tmp_path / "run", tmp_path / "long")
 
 
-def test_a_loop_of_ones_own_continues_no_run(tmp_path: Path) -> None:
-    with pytest.raises(StoppedError):
-        changed(tmp_path / "killed", WithLoop(), on_round=stop_after(2))
-    changed(tmp_path / "finished", WithLoop(), rounds=2)
-    for folder in (tmp_path / "killed", tmp_path / "finished"):
-        before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-        with pytest.raises(FairbloomError, match=r"WithLoop\.start.*FairStrategy\.start.*another folder"):
-            changed(folder, WithLoop())
-        assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
-
-
-def test_averaged_models_are_those_of_the_plain_start_where_the_loop_is_the_users(tmp_path: Path) -> None:
-    for strategy in (Falling, WithLoop):
-        changed(tmp_path / strategy.__name__, strategy(average_models=True))
-    assert model(tmp_path / "Falling") == model(tmp_path / "WithLoop")
-
-
-def test_a_loop_that_ends_early_leaves_a_finished_run_with_its_model(tmp_path: Path) -> None:
+def test_a_loop_of_ones_own_is_refused_before_it_trains(tmp_path: Path) -> None:
+    """Also one that asks nobody; and the strategy can be started again without a folder."""
+    changed(tmp_path / "run", Falling(), rounds=2)
     strategy = WithLoop()
-    strategy.ends_after = 3
-    result = changed(tmp_path / "run", strategy)
-    run = fairbloom.load(tmp_path / "run")
-    assert (run.state, run.rounds_done) == ("finished", 3)
-    assert model(tmp_path / "run") == result.arrays["w"].numpy().tobytes()
-
-
-class Bare(FedAvg):
-    """Trains alone, moves the model itself after each round, and takes what Flower's arguments it likes."""
-
-    def start(self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int, **others: Any) -> Result:  # type: ignore[override]
-        result, arrays = Result(), initial_arrays
-        for number in range(1, num_rounds + 1):
-            sent = self.configure_train(number, arrays, ConfigRecord(), grid)
-            after, _ = self.aggregate_train(number, grid.send_and_receive(sent))
-            result.arrays = arrays = ArrayRecord({"w": Array((after or arrays)["w"].numpy() + np.float32(1.0))})
-        return result
-
-
-def test_a_loop_that_moves_the_model_itself_has_its_own_models_recorded(tmp_path: Path) -> None:
-    seen: list[Round] = []
-    result = start(tmp_path / "run", Bare(), rounds=2, on_round=seen.append)
-    step = np.float32(0.5) * (np.array([0.5, 0.25, 0.25], np.float32))  # half the way to the clients' mean, from zero
-    np.testing.assert_allclose(seen[0].arrays["w"].numpy(), step + 1.0)
-    assert not seen[0].evaluations
-    assert fairbloom.load(tmp_path / "run").finished
-    assert result.arrays["w"].numpy().shape == (3,)
-
-
-def test_a_strategy_can_be_started_again_without_a_folder(tmp_path: Path) -> None:
-    """Nobody follows its rounds any more."""
-    strategy = WithLoop()
-    changed(tmp_path / "run", strategy)
-    result = strategy.start(
-        InProcessGrid(app, {}, CLIENTS), ArrayRecord({"w": Array(np.zeros(3, np.float32))}), 2, 5.0,
-        ConfigRecord({"lr": 0.5}),
-    )  # fmt: skip
-    assert sorted(result.train_metrics_clientapp) == [1, 2]
+    for folder, rounds in ((tmp_path / "new", 2), (tmp_path / "none", 0)):
+        with pytest.raises(FairbloomError, match=r"WithLoop\.start is a loop of its own.*super\(\)\.start"):
+            changed(folder, strategy, rounds=rounds)
+        assert not fairbloom.load(folder).rounds_done
 
 
 # Stopping early -----------------------------------------------------------------------------------------------------
@@ -429,7 +375,7 @@ def test_a_run_that_is_stopped_by_on_round_is_finished_with_its_model_and_stays_
     assert not fairbloom.load(tmp_path / "run").stopped
 
 
-@pytest.mark.parametrize("strategy", CHANGED)
+@pytest.mark.parametrize("strategy", CONTINUED)
 def test_evaluate_fn_stops_a_run_after_the_round_that_it_evaluates(
     tmp_path: Path, strategy: type[FairStrategy]
 ) -> None:

@@ -1,0 +1,64 @@
+"""The options and tables of all benchmarks, and the machine that they measured."""
+
+import argparse
+import csv
+import os
+import platform
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+Row = Mapping[str, object]
+"""A row of a table: what stands in each of its columns."""
+
+
+def parser_of(
+    about: str | None, workloads: Sequence[str] = (), usual: Sequence[str] | None = None
+) -> argparse.ArgumentParser:
+    """Return a parser of a benchmark's options: which of some workloads, by default all or the usual ones."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--csv", action="store_true", help="print tables as CSV")
+    if workloads:
+        default = usual or workloads
+        parser.add_argument("--workloads", nargs="+", choices=workloads, default=default, metavar="NAME")
+    return parser
+
+
+def print_machine() -> None:
+    """Print what the numbers depend on: processor, memory, load, and the versions of what computes."""
+    about = Path("/proc/cpuinfo")
+    lines = about.read_text().splitlines() if about.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    packages = ", ".join(f"{name} {version(name)}" for name in ("fairbloom", "torch", "numpy", "flwr"))
+    processor = f"{os.cpu_count()} processors ({names[0] if names else platform.machine()})"
+    print(f"{processor}, {memory:.0f} GiB, load {os.getloadavg()[0]:.1f}, {platform.system()}")
+    print(f"Python {platform.python_version()}, {packages}\n")
+
+
+def print_table(title: str, rows: Iterable[Row], *, as_csv: bool = False) -> None:
+    """Print a table; its columns are those of all rows, in the order in which they first occur."""
+    rows = list(rows)
+    headings = list(dict.fromkeys(heading for row in rows for heading in row))
+    if as_csv:
+        print(title)
+        writer = csv.DictWriter(sys.stdout, headings, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        print()
+        return
+    table = Table(title=title)
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading == headings[0] else "right")
+    for row in rows:
+        table.add_row(*(str(row.get(heading, "")) for heading in headings))
+    Console(width=max(120, Console().width)).print(table)
+
+
+def print_row(row: Row) -> None:
+    """Print a row of a table that is under way to stderr."""
+    print(*row.values(), sep="  ", file=sys.stderr, flush=True)

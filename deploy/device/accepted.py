@@ -1,0 +1,143 @@
+"""What a client takes of a run: its settings, and of those a short list; the app is the one that is installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import Distribution, distributions
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+from fairbloom.protocol.settings import Mark, marked
+
+from ..apps import load_app
+
+if TYPE_CHECKING:
+    from flwr.app import Context
+    from flwr.clientapp import ClientApp
+
+    from fairbloom.client.limits import Limits
+
+PLACES = marked(Mark.DEVICE)
+"""The settings that say where a device keeps things."""
+
+OURS = "fairbloom"
+"""Name of the distribution that has Fairbloom's app."""
+
+
+class RunRefusedError(Exception):
+    """A run whose app or settings this client does not take; the message says which and why."""
+
+
+@dataclass(frozen=True)
+class RunDescription:
+    """A run as the server describes it to devices: its number, its app's distribution, and its settings."""
+
+    number: int
+    distribution: str
+    version: str
+    settings: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Installed:
+    """The installed app, which is run whatever code comes with a run.
+
+    `app` is the import string module:attribute; `allow` has values of settings that are allowed although they are not
+    plain words. A run must be of `distribution`, by name and version; None where the app was not installed but is on
+    the path. Any version of Fairbloom itself may do: messages say whether server and client fit (protocol/version.py).
+    """
+
+    app: str
+    allow: tuple[str, ...] = ()
+    distribution: tuple[str, str] | None = None
+    limits: Limits | None = None
+
+    @classmethod
+    def of(cls, app: str, allow: tuple[str, ...], limits: Limits | None = None) -> Installed:
+        """Look up which distribution the app belongs to."""
+        return cls(app, allow, distribution_of(app.partition(":")[0]), limits)
+
+    def accept(self, run: RunDescription, context: Context) -> tuple[ClientApp, dict[str, Any]]:
+        """Return the installed app, and the settings that a run may set on a device; RunRefusedError otherwise."""
+        from flwr.clientapp import ClientApp
+
+        from fairbloom.client.schemas import check_accepted
+        from fairbloom.client.settings import SCHEMA, SettingRefusedError, accepted_settings
+
+        self._check_version(run)
+        for key, value in run.settings.items():
+            if not isinstance(value, bool | int | float | str):
+                raise RunRefusedError(f"the run's setting {key} is neither a number, a text nor true or false")
+        try:
+            settings = accepted_settings(run.settings, self.allow)
+            if self.limits is not None:
+                self.limits.check(settings)
+            place = context.node_config.get("state-dir")
+            allowed = "" if self.limits is None else self.limits.schema
+            check_accepted(str(settings.get(SCHEMA, "")), Path(str(place)) if place else None, allowed)
+        except SettingRefusedError as error:
+            note_refusal(context, run, str(error))
+            raise RunRefusedError(str(error)) from error
+        return load_app(self.app, ClientApp, "this client"), settings | own_places(context)
+
+    def _check_version(self, run: RunDescription) -> None:
+        if self.distribution is None:
+            return
+        name, version = self.distribution
+        same = _normal(name) == OURS or run.version == version
+        if not same or _normal(run.distribution) != _normal(name):
+            raise RunRefusedError(
+                f"the run is of {run.distribution[:80]} {run.version[:40]}, this client has {name} {version} "
+                "installed: install the same version on both"
+            )
+
+
+def note_refusal(context: Context, run: RunDescription, reason: str) -> None:
+    """Note in the device's log that a run's settings were refused."""
+    from fairbloom.client.record import note
+
+    if folder := context.node_config.get("state-dir"):
+        asked = {"run": run.number, "asked": "settings", "settings": dict(run.settings), "refused": reason}
+        note(Path(str(folder)), asked)
+
+
+def own_places(context: Context) -> dict[str, Any]:
+    """Return where this device keeps things, which wins over a run's settings of the same name."""
+    return {key: value for key, value in context.node_config.items() if key in PLACES}
+
+
+# The app ------------------------------------------------------------------------------------------------------------
+
+
+def distribution_of(module: str) -> tuple[str, str] | None:
+    """Return name and version of the installed distribution that a module came with, None where it came with none."""
+    top = module.partition(".")[0]
+    spec = importlib.util.find_spec(top)
+    if spec is None or spec.origin is None:
+        return None
+    origin, everything = Path(spec.origin).resolve(), list(distributions())
+    owner = next((each for each in everything if _has(each, top, origin)), None)
+    if owner is None:  # an editable installation lists none of its files
+        owner = next((each for each in everything if _is_edited_at(each, origin)), None)
+    return None if owner is None else (owner.metadata["Name"], owner.version)
+
+
+def _has(distribution: Distribution, top: str, origin: Path) -> bool:
+    files = (file for file in distribution.files or () if file.parts[0] in (top, origin.name))
+    return any(Path(str(distribution.locate_file(file))).resolve() == origin for file in files)
+
+
+def _is_edited_at(distribution: Distribution, origin: Path) -> bool:
+    about = json.loads(distribution.read_text("direct_url.json") or "{}")
+    editable = about.get("dir_info", {}).get("editable", False)
+    return editable and origin.is_relative_to(Path(url2pathname(urlsplit(about["url"]).path)).resolve())
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()

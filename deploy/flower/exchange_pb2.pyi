@@ -1,5 +1,0 @@
-"""Messages that travel whole; made by protoc, which gives them no types."""
-
-from typing import Any
-
-def __getattr__(name: str) -> Any: ...

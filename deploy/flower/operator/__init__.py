@@ -1,1 +1,0 @@
-"""The operator's calls of the SuperLink, and Flower's commands."""

@@ -1,1 +1,0 @@
-"""What runs on the server: SuperLink and SuperExec, and the loop that keeps them up."""

@@ -1,0 +1,48 @@
+"""The container of a client: it takes the first free folder of the volume, makes its key there, and runs the client.
+
+A container that is started again finds its folder free, and goes on as the same client.
+"""
+
+import fcntl
+import itertools
+import os
+import sys
+import time
+from pathlib import Path
+
+from fairbloom.deploy.device.keys import make
+
+CLIENTS = Path("/clients")
+LOOK_SECONDS = 0.5
+
+
+def take_folder() -> Path:
+    """Return the first folder that no other container holds, and hold it as long as this process lives."""
+    for number in itertools.count():
+        folder = CLIENTS / f"client-{number}"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        lock = os.open(folder / "taken", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            continue
+        os.set_inheritable(lock, True)  # the client, which takes the place of this process, holds it
+        return folder
+    raise AssertionError("numbers do not end")
+
+
+def main() -> None:
+    """Ask to be enrolled where that has not been done, and go on as the client."""
+    os.umask(0o077)
+    folder = take_folder()
+    if not (folder / "key").exists():
+        make(folder, folder.name)
+    while not (folder / "client.toml").exists():
+        time.sleep(LOOK_SECONDS)
+    words = ["client", str(folder / "client.toml"), *sys.argv[1:]]
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "fairbloom.deploy", *words])  # noqa: S606 (this Python)
+
+
+if __name__ == "__main__":
+    main()

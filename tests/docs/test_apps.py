@@ -1,0 +1,93 @@
+"""The apps in docs/apps do what the page on Flower apps says of them."""
+
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+from fairbloom import load
+from tests.commands import forked
+
+from .pages import ROOT, blocks
+from .reader import follow
+
+pytestmark = pytest.mark.slow
+
+APPS = ROOT / "docs" / "apps"
+START = """
+import sys
+import {app} as module
+from digits_app import net
+from fairbloom import RunFolder
+from fairbloom.simulation.grid import InProcessGrid
+from fairbloom.strategies import FedFV
+from flwr.app import ArrayRecord
+model = module.Lit() if hasattr(module, "Lit") else net()
+grid = InProcessGrid(module.app, {{}}, clients=4)
+folder = RunFolder(sys.argv[1], score="eval_acc")
+folder.start(FedFV(), grid, ArrayRecord(model.state_dict()), num_rounds=int(sys.argv[2]))
+"""
+
+needs_libraries = pytest.mark.skipif(
+    not (find_spec("opacus") and find_spec("pytorch_lightning")), reason="Opacus or Lightning is not installed"
+)
+needs_transformers = pytest.mark.skipif(
+    not (find_spec("transformers") and find_spec("peft")), reason="transformers or peft is not installed"
+)
+
+
+@pytest.fixture
+def apps(tmp_path: Path) -> Path:
+    """A folder with the apps."""
+    shutil.copytree(APPS, tmp_path, dirs_exist_ok=True)
+    return tmp_path
+
+
+def train(apps: Path, app: str, out: str, rounds: int) -> str:
+    """Run an app; return what it has logged where it fails."""
+    command = [sys.executable, "-c", START.format(app=app), out, str(rounds)]
+    done = subprocess.run(command, cwd=apps, capture_output=True, text=True, timeout=600)
+    return done.stderr if done.returncode else ""
+
+
+@needs_libraries
+def test_opacus_and_lightning_train_fair_clients(apps: Path) -> None:
+    """A run by Lightning that goes on ends as one in one go; noise of Opacus must not be seeded."""
+    for app in ("lightning_app", "opacus_app"):
+        assert train(apps, app, app, 10) == ""
+        run = load(apps / app)
+        assert min(run.final().values()) > 0.5
+        assert run.rounds["clients_scored"].eq(4).all()
+    for rounds in (4, 10):
+        assert train(apps, "lightning_app", "again", rounds) == ""
+    assert load(apps / "again").final() == load(apps / "lightning_app").final()
+    opacus = apps / "opacus_app.py"
+    opacus.write_text(opacus.read_text().replace(", seeded=False", ""))
+    assert "seeded=False" in train(apps, "opacus_app", "seeded", 1)
+
+
+@needs_transformers
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of transformers
+def test_an_adapters_round_takes_six_per_cent(apps: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (block,) = (each for each in blocks("docs/flower.md") if each.section == "Adapters and frozen parameters")
+    (apps / "page.md").write_text(f"```sh\n{block.text}```\n")
+    done = forked(apps, follow, str(apps / "page.md"))
+    assert done.returncode == 0, done.stderr[-5000:]
+    adapter, whole = load(apps / "runs" / "adapter"), load(apps / "runs" / "whole")
+    for column in ("bytes_sent", "bytes_received"):
+        share = adapter.rounds[column] / whole.rounds[column][0]
+        assert (share.round(2) == 0.06).all()
+    scores = adapter.over_rounds("clinic-1")
+    assert scores[6] > scores[1]
+    monkeypatch.syspath_prepend(apps)
+    model = adapter.predictor(trust=True).module
+    ids = torch.arange(24).reshape(2, 12)
+    with torch.no_grad():
+        outputs = model(input_ids=ids).logits
+        merged = model.merge_and_unload()
+        assert torch.allclose(merged(input_ids=ids).logits, outputs, atol=1e-5)
+    assert type(merged).__name__ == "BertForSequenceClassification"

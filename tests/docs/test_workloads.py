@@ -1,0 +1,59 @@
+"""What the page on measurements says of five workloads is what the workloads' tables hold."""
+
+import csv
+import re
+
+from .pages import ROOT
+
+PAGE = (ROOT / "docs" / "measured.md").read_text()
+WORKLOADS = ("digits", "one-class", "dirichlet", "adult", "hospitals")
+LABELS = {
+    "Adam on the server": "FedAvg (adam, lr 0.1)",
+    "FedAvgM": "FedAvg (avgm, lr 0.3)",
+    "AAggFF": "AAggFF (rule=ons)",
+}
+
+
+def table_of(workload: str) -> list[dict[str, str]]:
+    """Return the rows of a workload's table, or of the summary, each of which is a file of its own."""
+    with (ROOT / "docs" / "data" / "newer-methods" / f"{workload}.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def without_tuned(method: str) -> str:
+    """Return a label without the step sizes that a workload has of its own."""
+    return re.sub(r", (lipschitz|server-lr)=[\d.]+| \((server-lr)=[\d.]+\)", "", method)
+
+
+SUMMARY = {row["method"]: row for row in table_of("summary")}
+VERDICTS = re.findall(
+    r"^- \*\*\[([^]]+)\]\((?:methods|training).*?\*\*(.*?)(?=\n\n|\n- )", PAGE, re.DOTALL | re.MULTILINE
+)
+SAID = [
+    (method, number, workload, "mean" if "mean" in between else "worst")
+    for method, text in VERDICTS
+    for number, between, workload in re.findall(r"([+-]\d+\.\d)( on | for the mean of )`([\w-]+)`", text)
+]
+
+
+def test_the_first_table_has_the_gains_of_the_workloads_tables() -> None:
+    for workload in WORKLOADS:
+        for row in table_of(workload):
+            method = without_tuned(row["method"])
+            if method != "FedAvg" and row["mean"] != "not run":
+                (gain,) = (value for column, value in row.items() if column.startswith("gain, worst"))
+                assert re.sub(r" \(.*\)", "", gain) == SUMMARY[method][f"`{workload}`"], method
+
+
+def test_a_sentence_has_the_number_of_the_table() -> None:
+    assert {method for method, *_ in SAID} >= {"FedLF", "FedMDFG", "FedDyn", "AAggFF", "SCAFFOLD", "FedAvgM"}
+    for method, number, workload, of in SAID:
+        label = LABELS.get(method, method)
+        (row,) = (each for each in table_of(workload) if each["method"] == label)
+        (gain,) = (value for column, value in row.items() if column.startswith(f"gain, {of}"))
+        assert re.match(r"\**([+-][\d.]+)", gain)[1] == number, (method, workload)  # type: ignore[index]
+
+
+def test_the_page_shows_or_links_the_table_of_each_workload() -> None:
+    assert ":file: data/newer-methods/summary.csv\n" in PAGE
+    assert [name for name in WORKLOADS if f"[{name}](data/newer-methods/{name}.csv)" not in PAGE] == []

@@ -1,0 +1,240 @@
+"""The schema that files suggest: kinds, spellings, dialects, and remarks on what a person should look at."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fairbloom.errors import FairbloomError
+from fairbloom.server.settings import Settings
+from fairbloom.simulation.run import simulate
+from fairbloom.tasks import describe_data
+from fairbloom.tasks.files.suspicious import is_date, is_identifier, look_like_identifiers, nearly_all_differ
+from fairbloom.tasks.schema import parse_schema
+
+from ..commands import fairbloom
+from ..docs.pages import ROOT, blocks
+from .tables import SCHEMA, Folder, config, csv_of, inferred, load
+
+DATES = ("2024-03-17", "2024-03", "17.3.24", "3/17/2024", "2024-03-17T08:15:00Z", "17-Mar-24", "17. Mai 2024")
+NO_DATES = ("40-49", "10-12", "1.5", "3/4", "I25.1", "T2", "2024", "2019-2020", "stage 3", "may", "")
+IDENTIFIERS = ("P-00123", "4711/B", "a1b2c3d4", "anna@clinic.example", "123-45-6789", "+46 70 123 45 67")
+NO_IDENTIFIERS = ("40-49", "I25.1", "stage 3", "T2N0", "10000-20000", "north", "1.5")
+
+
+def described(folder: Path, schema: str = "", **settings: Any) -> dict[str, list[dict[str, Any]]]:
+    return {
+        name: [dict(row) for row in rows] for name, rows in describe_data(config(folder, schema, **settings)).items()
+    }
+
+
+def with_column(name: str, cells: list[str], rows: int = 30, seed: int = 0) -> str:
+    """Return a table with one more column, whose cells are repeated."""
+    head, *lines = csv_of(rows, seed).splitlines()
+    return "\n".join([f"{name},{head}", *(f"{cells[k % len(cells)]},{line}" for k, line in enumerate(lines))]) + "\n"
+
+
+# Kinds ----------------------------------------------------------------------------------------------------------------
+
+
+def test_columns_are_fields_in_the_first_files_order(folder: Folder) -> None:
+    schema = parse_schema(inferred(folder(a=csv_of(20), b=csv_of(20, 1, "target,ward,dose,age"))))
+    assert schema == parse_schema(SCHEMA)
+
+
+def test_columns_that_may_say_who_somebody_is_are_ignored(folder: Folder, caplog: pytest.LogCaptureFixture) -> None:
+    people = [f"person {chr(97 + k % 26)}{chr(97 + k // 26)}" for k in range(30)]
+    for name, cells, reason in (
+        ("seen", ["2024-03-17", "2024-04-01"], "dates"),
+        ("case", ["P-00123", "P-00124"], "persons or cases"),
+        ("who", people, "who it is about"),
+        ("patient_id", [str(4000 + k) for k in range(30)], "persons or cases"),
+        ("notes", ["x" * 201, "y"], "201 characters"),
+    ):
+        text = inferred(folder(a=with_column(name, cells), b=with_column(name, cells, seed=1)))
+        assert parse_schema(text).ignore == (name,), name
+        (line,) = (each for each in text.splitlines() if f'"{name}",' in each)
+        assert reason in line
+        assert not any(cell in text for cell in cells if len(cell) > 1)  # which a schema would carry to all sites
+    for words, looks, others in ((DATES, is_date, NO_DATES), (IDENTIFIERS, is_identifier, NO_IDENTIFIERS)):
+        assert all(map(looks, words))
+        assert not any(map(looks, others))
+    assert look_like_identifiers(IDENTIFIERS)
+    assert nearly_all_differ(18, 20)
+    assert not nearly_all_differ(17, 20)
+    load(folder(a=with_column("seen", ["2024-03-17"]), b=with_column("seen", ["2024-03-17"])))
+    assert any("seen" in each and "left out" in each for each in caplog.messages)
+
+
+def test_what_differs_in_case_or_form_alone_is_one_category(folder: Folder) -> None:
+    text = inferred(
+        folder(a=with_column("sex", ["Låg", "ho\u0308g", "låg\u00a0"]), b=with_column("sex", ["låg", "hög\u200b"]))
+    )
+    field = parse_schema(text).fields["sex"]
+    assert field.categories == ("hög", "låg")
+    assert dict(field.spellings) == {"låg": ("Låg",)}
+
+
+def test_a_column_of_few_files_is_ignored(folder: Folder) -> None:
+    text = inferred(folder(a=csv_of(20), b=csv_of(20), c=with_column("extra", ["1", "2"])))
+    assert parse_schema(text).ignore == ("extra",)
+    assert "only at c" in text
+    text = inferred(folder(a=csv_of(20), b=csv_of(20), c=csv_of(20, 0, "age,dose,target")))
+    assert "# not at c\n[fields.ward]" in text
+
+
+def test_encoding_and_decimal_mark_are_found_in_each_file(folder: Folder) -> None:
+    plain = csv_of(30).replace("north", "nörth")
+    commas = plain.replace(",", ";").replace(".", ",")
+    there = folder(a=plain, b=commas, c=commas.encode("cp1252"))
+    text = inferred(there)
+    files = parse_schema(text).files
+    assert {name: (file.encoding, file.decimalChar) for name, file in files.items()} == {
+        "b.csv": ("utf-8", ","),
+        "c.csv": ("cp1252", ","),
+    }
+    task = load(there)
+    first, *others = (task.splits(name).train[slice(0, 24)][0].sum(dim=0).abs() for name in "abc")
+    assert {len(each) for each in others} == {len(first)}
+    for thousands in ("1,234", "12,500"):  # which may be either
+        assert 'decimalChar = ","' not in inferred(
+            folder(**dict.fromkeys("abc", f"x;y\n{thousands};1\n{thousands};0\n" * 6))
+        )
+
+
+def test_a_target_that_cannot_be_learned_is_refused(folder: Folder) -> None:
+    names = [f"person {chr(97 + k % 26)}{chr(97 + k // 26)}" for k in range(30)]
+    for text, settings, words in (
+        (csv_of(30).replace("target", "goal"), {}, "csv.target"),
+        (csv_of(30).replace("ward", "label"), {}, "target"),
+        (csv_of(30), {"target": "tarket"}, "did you mean target?"),
+        (csv_of(30).replace(",1\n", ",0\n"), {}, "'0' in each row"),
+        (with_column("who", names), {"target": "who"}, "30 different values"),
+        ("1.5,2,0\n2.5,3,1\n", {}, "first line must name"),
+        (csv_of(30), {"client": "site"}, "csv.client"),
+    ):
+        there = folder(a=text)
+        with pytest.raises(FairbloomError, match=words):
+            inferred(there, **settings)
+
+
+# Remarks --------------------------------------------------------------------------------------------------------------
+
+
+def test_units_sentinels_and_constants_are_remarked(folder: Folder) -> None:
+    random = np.random.default_rng(1)
+
+    def pressures(scale: float, code: str = "") -> str:
+        cells = [
+            code if code and k % 2 else f"{scale * value:.1f}" for k, value in enumerate(random.normal(130, 12, 30))
+        ]
+        return with_column("pressure", cells)
+
+    found = described(folder(a=pressures(1), b=pressures(0.133), c=pressures(1), d=pressures(1, "-9")))
+    remarks = {(row["client"], row["column"]): row["remark"] for row in found["remarks"]}
+    assert remarks.keys() == {("b", "pressure"), ("d", "pressure")}
+    assert "another unit" in remarks["b", "pressure"]
+    assert "-9 in 15 rows" in remarks["d", "pressure"]
+    ranges = {row["client"]: row["values"] for row in found["columns"] if row["column"] == "pressure"}
+    assert float(ranges["b"].split(" to ")[1]) < 30 < float(ranges["a"].split(" to ")[0])
+    for cells, kind in ((["7"], "7"), (["all"], "'all'")):
+        (remark,) = described(folder(**{name: with_column("same", cells) for name in "abcd"}))["remarks"]
+        assert kind in remark["remark"]
+
+
+# Cases that were wrong ------------------------------------------------------------------------------------------------
+
+
+def column_of(cells: list[str]) -> str:
+    lines = (f'"{cells[k % len(cells)]}",{"mf"[k % 2]},{int(k % 3 > 0)}' for k in range(40))
+    return "\n".join(["age,sex,target", *lines])
+
+
+def test_nearly_numbers_are_faults_that_name_what_is_odd(folder: Folder) -> None:
+    for cells, named in (
+        (["0", "−3", "4", "−7"], ("'−'", "U+2212")),
+        (["50", "45 kg"], ("'kg'", "unit = ")),
+        (["50", "45 %"], ("per cent",)),
+        (["1200", "1 200", "900"], ("thousands", "groupChar")),
+        (["1.5", "1,5", "2.5"], ("comma", "decimalChar")),
+        (["3", "<5", "4"], ("bound", "missingValues")),
+        (["3", "unknown", "4"], ("no number", "missingValues")),
+    ):
+        there = folder(a=column_of(cells), b=column_of([*cells[:1], "7", "8"]))
+        faults = described(there)["faults"]
+        odd = [row for row in faults if row["client"] == "a"]
+        assert {row["file"] for row in odd} == {"a.csv"}, cells
+        assert odd[0]["line"] == 2 + cells.index(odd[0]["value"]), cells
+        for word in named:
+            assert word in odd[0]["problem"] + odd[0]["remedy"], (cells, odd[0])
+        with pytest.raises(FairbloomError, match="line"):
+            load(there).splits("a")
+
+
+def test_classes_that_share_nothing_are_an_error(folder: Folder, tmp_path: Path) -> None:
+    def outcomes(*classes: str) -> str:
+        return "\n".join(["x,target", *(f"{k % 7},{classes[k % 2]}" for k in range(40))])
+
+    there = folder(a=outcomes("No", "Yes"), b=outcomes("0", "1"), c=outcomes("no", "yes"))
+    text = inferred(there)
+    assert parse_schema(text).predicted.categories == ("No", "Yes")
+    assert "the classes at b are none of these" in text
+    faults = described(there)["faults"]
+    assert {(row["client"], row["value"]) for row in faults} == {("b", "0"), ("b", "1")}
+    assert all("spellings" in row["remedy"] and "categories" not in row["remedy"] for row in faults)
+    with pytest.raises(FairbloomError, match="client b"):
+        simulate(Settings.of({**config(there), "num-rounds": 1, "device": "cpu", "out": str(tmp_path / "run")}))
+    right = text.replace('No = ["no"], Yes = ["yes"]', 'No = ["no", "0"], Yes = ["yes", "1"]')
+    assert described(there, right)["faults"] == []
+
+
+def test_categories_that_share_nothing_are_remarked(folder: Folder) -> None:
+    there = folder(a=with_column("sex", ["male", "female"]), b=with_column("sex", ["M", "F"]))
+    assert {row["client"] for row in described(there)["remarks"]} == {"a", "b"}
+
+
+def test_a_long_text_and_a_packed_file_are_named(folder: Folder) -> None:
+    there = folder(a=with_column("notes", ["m", "x" * 140_000]), b=with_column("notes", ["m", "f"]))
+    assert "a text of it has 140,000 characters" in inferred(there)
+    with pytest.raises(FairbloomError, match=r"begins like \.gz"):
+        inferred(folder(a=b"\x1f\x8b\x08\x00", b=b"\x1f\x8b\x08\x00"))
+
+
+def test_a_schema_is_written_once(tmp_path: Path, folder: Folder) -> None:
+    there = folder(a=csv_of(20), b=csv_of(20))
+    file = tmp_path / "schema.toml"
+    for code in (0, 2):
+        done = fairbloom(tmp_path, "data", str(there), "--write-schema", str(file))
+        assert done.returncode == code, done.stderr
+    assert file.read_text() == inferred(there)
+
+
+# Four dirty hospitals -------------------------------------------------------------------------------------------------
+
+HOSPITALS = ROOT / "tests/docs/given/schema/hospitals"
+"""Exports with other delimiters, marks, encodings, spellings, units, codes and columns; one has one class alone."""
+
+
+def test_four_dirty_hospitals_are_read_by_the_schema_of_the_page(tmp_path: Path) -> None:
+    draft = inferred(HOSPITALS, target="outcome")
+    for words in (
+        "männlich, weiblich, are at no other site",
+        "another unit",
+        "-9 in 4 rows",
+        "# not at lund",
+        '"größe",',
+    ):
+        assert words in draft, words
+    (written,) = (block.text for block in blocks("docs/schema.md") if block.file == "schema.toml")
+    found = described(HOSPITALS, written)
+    assert found["faults"] == []
+    assert [row["remark"] for row in found["remarks"]] == []
+    rows = {row["client"]: row["train"] + row["test"] for row in found["clients"]}
+    assert rows == {"basel": 60, "bern": 60, "lund": 60, "porto": 13}
+    ranges = {row["client"]: row["values"] for row in found["columns"] if row["column"] == "cholesterol"}
+    assert all(100 < float(number) < 400 for values in ranges.values() for number in values.split(" to "))
+    settings = {"num-rounds": 2, "device": "cpu", "engine": "loop", "out": str(tmp_path / "run")}
+    run = simulate(Settings.of({**config(HOSPITALS, written), **settings}))
+    assert (run / "schema.toml").read_text() == written
+    assert (run / "groups.csv").exists()
