@@ -35,9 +35,20 @@
     for (const view of views.values()) if ("picked" in view.getState().signals) view.signal("picked", label).runAsync();
   }
 
+  // The page has one legend for all charts; a chart that is saved brings its own.
+  function withLegend(spec) {
+    const legend = { orient: "bottom", title: null, columns: 3, symbolLimit: 0, labelLimit: 300 };
+    for (const channel of spec.layer.flatMap((layer) => Object.values(layer.encoding)))
+      if (channel.legend === null) channel.legend = legend;
+    return spec;
+  }
+
   async function save(name) {
     const style = getComputedStyle(document.documentElement);
-    const svg = (await views.get(name).toSVG()).replace(/var\((--[a-z0-9-]+)\)/g, (_, key) => style.getPropertyValue(key).trim());
+    const spec = { ...withLegend(parse("spec-" + name)), width: views.get(name).container().clientWidth };
+    const { view } = await vegaEmbed(document.createElement("div"), spec, { ...options, config });
+    const svg = (await view.toSVG()).replace(/var\((--[a-z0-9-]+)\)/g, (_, key) => style.getPropertyValue(key).trim());
+    view.finalize();
     const link = document.createElement("a");
     link.href = "data:image/svg+xml;charset=utf-8," + encodeURIComponent(svg);
     link.download = name + ".svg";
