@@ -1,6 +1,5 @@
 """Where the updates of a round lie: in memory, or in a temporary file where they are more than a budget."""
 
-import mmap
 import os
 import shutil
 import tempfile
@@ -21,9 +20,6 @@ CGROUPS = Path("/proc/self/cgroup")
 
 HIERARCHY = Path("/sys/fs/cgroup")
 """Where control groups of version 2 lie as folders, with their limits."""
-
-BUFFERED_ROWS = 32
-"""Rows of a file that are read before they are released; one may hold 2 MB of memory, a huge page."""
 
 
 @dataclass(frozen=True)
@@ -64,23 +60,6 @@ def reserve(file: int, size: int) -> None:
         os.posix_fallocate(file, 0, size)
     else:
         os.truncate(file, size)
-
-
-def release(matrix: NDArray[Any]) -> None:
-    """Give back the memory that holds parts of a matrix, if it lies in a file; what was written stays written."""
-    if isinstance(matrix, np.memmap):
-        file: mmap.mmap = vars(matrix)["_mmap"]
-        file.madvise(mmap.MADV_DONTNEED)
-
-
-def read(matrix: NDArray[Any], columns: slice, out: NDArray[Any]) -> None:
-    """Copy columns of a matrix."""
-    if not isinstance(matrix, np.memmap):
-        out[...] = matrix[:, columns]
-        return
-    for start in range(0, len(matrix), BUFFERED_ROWS):
-        out[start : start + BUFFERED_ROWS] = matrix[start : start + BUFFERED_ROWS, columns]
-        release(matrix)
 
 
 @cache

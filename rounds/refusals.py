@@ -73,10 +73,9 @@ class Refusals:
         for name, reason in self.reasons.items():
             clients.setdefault(reason, []).append(name)
         for reason, names in clients.items():
-            extra = {"client": ", ".join(names), "round": self.round}
             who = f"a reply of client {names[0]}" if len(names) == 1 else f"the replies of {len(names)} clients"
             them = f" ({listed(names)})" if len(names) > 1 else ""
-            log.warning("refused %s%s: %s", who, them, reason, extra=extra)
+            log.warning("refused %s%s: %s", who, them, reason)
 
     @property
     def not_finite(self) -> Sequence[str]:

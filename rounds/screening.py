@@ -11,7 +11,7 @@ takes more steps.
 
 import math
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -40,6 +40,8 @@ from .clients import Trained
 from .method import Method
 from .refusals import MissingMetricError
 from .updates import DTYPES, STATISTICS, FloatArray, Layout, Model
+
+LARGEST = sys.float_info.max
 
 LARGEST_COUNT = 2**53
 """No client counts more examples; up to here every integer is a float64 of its own."""
@@ -75,14 +77,13 @@ def usable_metrics(record: Mapping[str, Any], weight_key: str, needs: Collection
         raise ValueError(f"num-examples must be an integer of at least 1, got {count!r}")
     if count > LARGEST_COUNT:
         raise ValueError(f"num-examples must be at most 2**53, got {count!r}")
-    numbers = {key: value for key, value in record.items() if isinstance(value, int | float)}
-    finite = {key: value for key, value in numbers.items() if abs(value) <= sys.float_info.max}
+    finite = {key: each for key, each in record.items() if isinstance(each, (int, float)) and abs(each) <= LARGEST}
     if not 0 < finite.get(weight_key, 0) <= LARGEST_COUNT:
         raise ValueError(f"{weight_key} must be a positive number of at most 2**53, got {record.get(weight_key)!r}")
     for name in sorted(needs):
         if name not in finite:
             raise MissingMetricError(name, record.get(name))
-    _check_shares({name: finite[name] for name in _shares_among(needs)})
+    _check_shares({name: finite[name] for name in needs if name.startswith(ACCURACY) or name == DISPARITY})
     if LEARNING_RATE in needs and finite[LEARNING_RATE] <= 0.0:
         raise ValueError(f"metric 'learning-rate' must be positive, got {finite['learning-rate']!r}")
     if GROUP_COUNTS.intersection(needs):
@@ -102,81 +103,9 @@ def usable_evaluation(record: Mapping[str, Any], weight_key: str) -> dict[str, f
     return metrics
 
 
-def usable_reports(
-    records: Mapping[str, Mapping[str, Any]], weight_key: str, needs: Collection[str] = ()
-) -> tuple[dict[str, dict[str, float]], dict[str, ValueError]]:
-    """Return what `usable_metrics` returns of each client's record, and the reasons of those that cannot be used."""
-    shares = _shares_among(needs)
-    return _screened(records, weight_key, needs, shares, lambda record: usable_metrics(record, weight_key, needs))
-
-
-def usable_evaluations(
-    records: Mapping[str, Mapping[str, Any]], weight_key: str
-) -> tuple[dict[str, dict[str, float]], dict[str, ValueError]]:
-    """Return what `usable_evaluation` returns of each client's record, and the reasons of those that cannot be used."""
-    return _screened(records, weight_key, (), ACCURACIES, lambda record: usable_evaluation(record, weight_key))
-
-
-def _screened(
-    records: Mapping[str, Mapping[str, Any]],
-    weight_key: str,
-    needs: Collection[str],
-    shares: Collection[str],
-    usable: Callable[[Mapping[str, Any]], dict[str, float]],
-) -> tuple[dict[str, dict[str, float]], dict[str, ValueError]]:
-    """Look at columns first, which takes a tenth of the time; only where something is wrong, at one after the other."""
-    if _all_usable(list(records.values()), weight_key, needs, shares):
-        return {name: dict(record) for name, record in records.items()}, {}
-    reports: dict[str, dict[str, float]] = {}
-    reasons: dict[str, ValueError] = {}
-    for name, record in records.items():
-        try:
-            reports[name] = usable(record)
-        except ValueError as reason:
-            reasons[name] = reason
-    return reports, reasons
-
-
-def _all_usable(
-    rows: Sequence[Mapping[str, Any]], weight_key: str, needs: Collection[str], shares: Collection[str]
-) -> bool:
-    """Return True only where every record has the same keys, and in each column usable numbers of one type."""
-    keys = rows[0].keys() if rows else set[str]()
-    if GROUP_COUNTS.intersection(needs):  # which are compared with each other
-        return False
-    if [row.keys() for row in rows] != [keys] * len(rows) or not keys >= {NUM_EXAMPLES, weight_key, *needs}:
-        return False
-    columns = {key: [row[key] for row in rows] for key in keys}
-    for column in columns.values():
-        kinds = set(map(type, column))
-        if kinds == {int}:
-            if not -LARGEST_COUNT <= min(column) <= max(column) <= LARGEST_COUNT:
-                return False
-        elif kinds != {float} or not math.isfinite(sum(column)):  # a sum is finite only where all of it is
-            return False
-    positive = [weight_key, NUM_EXAMPLES, *({LEARNING_RATE} & set(needs))]
-    return (
-        type(columns[NUM_EXAMPLES][0]) is int
-        and all(min(columns[key]) > 0 for key in positive)
-        and (STEP_SUM not in needs or min(columns[STEP_SUM]) >= SMALLEST_STEP_SUM)
-        and max(columns[weight_key]) <= LARGEST_COUNT
-        and all(
-            min(columns[key]) >= _lowest_share(key) and max(columns[key]) <= 1.0 for key in shares if key in columns
-        )
-    )
-
-
-def _shares_among(metrics: Collection[str]) -> list[str]:
-    return [name for name in metrics if name.startswith("accuracy") or name == DISPARITY]
-
-
-def _lowest_share(metric: str) -> float:
-    return -1.0 if metric == DISPARITY else 0.0
-
-
 def _check_shares(metrics: Mapping[str, float]) -> None:
     for name, value in sorted(metrics.items()):
-        if not (lowest := _lowest_share(name)) <= value <= 1.0:
+        if not (lowest := -1.0 if name == DISPARITY else 0.0) <= value <= 1.0:
             raise ValueError(f"metric {name!r} must lie in [{lowest:g}, 1], got {value!r}")
 
 

@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 
 from fairbloom.system.processors import processors_here
 
-from .memory import read, release
-
 FloatArray = NDArray[np.float64]
 
 T = TypeVar("T")
@@ -165,14 +163,14 @@ class Vectors:
             if isinstance(block, Borrowed):
                 block.read(place, part)
             else:
-                read(block, place, part)
+                part[...] = block[:, place]
             row += len(block)
         return columns
 
     def _as_they_lie(self, dtype: np.dtype[Any]) -> NDArray[Any] | None:
-        """Return the one matrix that they are, if it lies in memory and has the dtype."""
+        """Return the one matrix that they are, if it has the dtype."""
         (only, *more) = self.blocks
-        if more or isinstance(only, Borrowed | np.memmap) or only.dtype != dtype:
+        if more or isinstance(only, Borrowed) or only.dtype != dtype:
             return None
         return only
 
@@ -464,7 +462,6 @@ class Updates:
                 for k in map(int, suspects):
                     self._note(start + k, {name: rows[k][place] for name, place in self.layout.slices})
                 np.subtract(self.layout.flat, rows, out=rows)
-            release(matrix)
 
     def _carry(self, others: Sequence[Model]) -> None:
         first, carried = len(self), self._carried
@@ -525,7 +522,6 @@ class Updates:
             for to, k in enumerate(left):
                 if to != k:
                     self._rows[to] = self._rows[k]
-                    release(self._rows)
         self._unusable = {to: self._unusable[k] for to, k in enumerate(left) if k in self._unusable}
         self._extreme = [self._extreme[k] for k in left]
         self._others = [self._others[k] for k in left]

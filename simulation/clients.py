@@ -4,6 +4,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
@@ -19,12 +20,12 @@ from fairbloom.protocol.attacks import share_in
 from fairbloom.protocol.settings import RunSettings, split_names
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.aggregation import screen_updates
-from fairbloom.rounds.clients import NOTHING, Replies, Trained
-from fairbloom.rounds.memory import Memory, release
+from fairbloom.rounds.clients import NOTHING, Replies, Reports, Trained
+from fairbloom.rounds.memory import Memory
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.refusals import Refusals
 from fairbloom.rounds.roster import share
-from fairbloom.rounds.screening import usable_evaluations, usable_reports
+from fairbloom.rounds.screening import usable_evaluation, usable_metrics
 from fairbloom.rounds.updates import Model, Updates
 from fairbloom.tasks import Task, load_task
 from fairbloom.tasks.models import arrays_of
@@ -187,9 +188,9 @@ class LocalClients:
         """Take in the replies, by client in the order of names and rows; what cannot be used is refused."""
         method = self.method
         metrics = {name: reply.metrics for name, reply in replies.items()}
-        reports, reasons = usable_reports(metrics, method.weighted_by_key, method.needs)
-        for name, reason in reasons.items():
-            trained.refused.add(name, reason)
+        reports = usable_of(
+            metrics, partial(usable_metrics, needs=method.needs), method.weighted_by_key, trained.refused
+        )
         kept = [replies[name] for name in reports]
         for updates in (trained.updates, trained.second):
             for row, reply in enumerate(kept):
@@ -228,9 +229,7 @@ class LocalClients:
 
     def evaluated(self, reports: Mapping[str, Mapping[str, int | float]], refused: Refusals) -> Replies:
         """Return what clients measured, in the order of names, as far as it can be used; the others are refused."""
-        usable, reasons = usable_evaluations(reports, self.method.weighted_by_key)
-        for name, reason in reasons.items():
-            refused.add(name, reason)
+        usable = usable_of(reports, usable_evaluation, self.method.weighted_by_key, refused)
         if self._adversaries is not None:
             self._adversaries.lie(usable, refused.round, evaluated=True)
         return Replies(metrics=usable, refused=refused, hostile=self._hostile)
@@ -283,6 +282,19 @@ def refuse_failed(answers: Mapping[str, T | str], refused: Refusals) -> dict[str
     return {name: answer for name, answer in answers.items() if not isinstance(answer, str)}
 
 
+def usable_of(
+    records: Mapping[str, Metrics], usable: Callable[[Metrics, str], dict[str, float]], weight: str, refused: Refusals
+) -> Reports:
+    """Return what is usable of what each client reports; a client with a report that is not is refused."""
+    reports: Reports = {}
+    for name, record in records.items():
+        try:
+            reports[name] = usable(record, weight)
+        except ValueError as reason:
+            refused.add(name, reason)
+    return reports
+
+
 def store_reply(updates: Updates, second: Updates | None, row: int, update: Update) -> Reply:
     """Write what a client has trained into a row of the matrices; return its reply, with copies of all else."""
     others_of_second = {} if second is None else _write(second, row, update.second)
@@ -295,5 +307,4 @@ def _write(updates: Updates, row: int, state: StateDict) -> Model:
     arrays = arrays_of({name: tensor for name, tensor in state.items() if name not in layout.frozen})
     for name, place in layout.slices:
         updates.matrix[row, place] = arrays[name].ravel()
-    release(updates.matrix)
     return {name: arrays[name].copy() for name in (*layout.buffers, *layout.integers)}

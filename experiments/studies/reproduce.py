@@ -137,7 +137,7 @@ def study_of(
             config = study.config(arm)
             chosen = Settings.of(config)
             check_used(config, [arm.method], chosen.task)
-            if arm.evaluated == "personal" and chosen.strategy().terms(1).personal_lambda is None:
+            if arm.evaluated == "personal" and not chosen.strategy().terms(1).has_personal_models:
                 raise SettingsError("it has no personal models: leave evaluated out, or take a method that has some")
         except FairbloomError as error:
             raise FairbloomError(f"recipe {recipe.name}: row {arm.row!r}: {error}") from error

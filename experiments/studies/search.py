@@ -181,7 +181,7 @@ def _declared(cls: type[FairStrategy]) -> Tries:
 def _evaluated(arm: Arm, shared: Mapping[str, Value]) -> Literal["global", "personal"]:
     """Return by which model an arm is judged: personal ones where its clients have some."""
     config = Study("search", [arm], [], settings=shared).config(arm)
-    return "global" if Settings.of(config).strategy().terms(1).personal_lambda is None else "personal"
+    return "personal" if Settings.of(config).strategy().terms(1).has_personal_models else "global"
 
 
 # How it is searched ---------------------------------------------------------------------------------------------------

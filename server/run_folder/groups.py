@@ -66,8 +66,7 @@ def format_groups(finished: Round, grouped: Grouped) -> list[tuple[object, ...]]
                 there = {group: cells for group, cells in found.items() if cells}
                 if wrong := _find_fault(there, grouped, most):
                     words = "round %d: what client %s reports of its groups by %s is left out: %s"
-                    about = {"client": client, "round": finished.number}
-                    log.warning(words, finished.number, client, grouping, wrong, extra=about)
+                    log.warning(words, finished.number, client, grouping, wrong)
                     continue
                 rows += [
                     (finished.number, client, model, split, grouping, group, *(_shown(cells, grouped)))

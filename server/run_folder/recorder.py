@@ -121,7 +121,7 @@ class RunRecorder:
         self._grouped = grouped
         self._groups = TableWriter(GROUPS.path_in(path), grouped.columns) if grouped else None
         self._best_by = mean_column(self._score, validated=validated)
-        personal = method.terms(1).personal_lambda is not None
+        personal = method.terms(1).has_personal_models
         self._kept_by_clients = personal or method.keeps_states
         disparity = DISPARITY in method.needs
         hostile = bool(config.get("attack"))

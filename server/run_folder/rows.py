@@ -122,7 +122,7 @@ class ClientTable:
 
 def round_columns(method: Method, score: Score = ACCURACY, *, validated: bool = False) -> tuple[str, ...]:
     """Return the columns of rounds.csv, by the models, examples and method of the run."""
-    models = ("global",) if method.terms(1).personal_lambda is None else ("global", "personal")
+    models = ("global", "personal") if method.terms(1).has_personal_models else ("global",)
     return (
         *("round", "participants", "replies_used", "refused", "missing", "offline"),
         *(("left_out",) if method.defence else ()),
