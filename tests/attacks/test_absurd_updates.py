@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from tests.rounds.helpers import KINDS
+from tests.federation import KINDS
 
 from .absurd import HOSTILE, REFUSED, ROUNDS, WITHIN, accuracy, run, without
 

@@ -20,8 +20,8 @@ from fairbloom.rounds.method import Method
 from fairbloom.strategies import FedAvg
 from tests.commands import fairbloom
 from tests.docs.reader import Reader
-from tests.rounds.helpers import run as run_strategy
-from tests.strategies.helpers import BUFFERS, MemoryGrid, quadratics
+from tests.federation import BUFFERS, MemoryGrid, quadratics
+from tests.federation import run as run_strategy
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "your-method.md").read_text()

@@ -12,9 +12,19 @@ from hypothesis.extra.numpy import arrays
 
 from fairbloom.rounds.average import Average
 from fairbloom.strategies import FedAvg, Round
-from tests.strategies.helpers import ARGUMENTS, MemoryGrid, error, initial_model, make, quadratics, record, unpack
-
-from .helpers import OPTIONS, bits, run, undisturbed
+from tests.federation import (
+    OPTIONS,
+    MemoryGrid,
+    bits,
+    error,
+    initial_model,
+    quadratics,
+    record,
+    run,
+    undisturbed,
+    unpack,
+)
+from tests.strategies.helpers import ARGUMENTS, make
 
 Arrays = dict[str, Any]
 

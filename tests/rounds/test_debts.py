@@ -13,7 +13,7 @@ from fairbloom.rounds.loop import Rounds
 from fairbloom.rounds.records import EXPIRED
 from fairbloom.rounds.round import Round
 from fairbloom.strategies import FedAvg
-from tests.strategies.helpers import BUFFERS, Answer, Fault, MemoryGrid, initial_model, no_reply, quadratics, record
+from tests.federation import BUFFERS, Answer, Fault, MemoryGrid, initial_model, no_reply, quadratics, record
 
 SITES = ("site-0", "site-1", "site-2")
 FLOWERS_OWN = 12 * 3600.0

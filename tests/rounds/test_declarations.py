@@ -9,8 +9,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.rounds.cohort import UndeclaredRosterError, UnneededMetricError
 from fairbloom.rounds.method import Cohort, FloatArray, MethodError
 from fairbloom.strategies import FairStrategy, FedAvg
-
-from .helpers import OPTIONS, run
+from tests.federation import OPTIONS, run
 
 
 def reading(read: str) -> type[FairStrategy]:

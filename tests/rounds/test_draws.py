@@ -3,16 +3,8 @@
 from flwr.app import MessageType
 
 from fairbloom.strategies import METHODS, FedAvg
-from tests.strategies.helpers import (
-    ARGUMENTS,
-    MemoryGrid,
-    initial_model,
-    make,
-    quadratics,
-    record,
-)
-
-from .helpers import OPTIONS, bits, run, undisturbed
+from tests.federation import OPTIONS, MemoryGrid, bits, initial_model, quadratics, record, run, undisturbed
+from tests.strategies.helpers import ARGUMENTS, make
 
 
 def test_arrival_order_and_node_ids_do_not_matter() -> None:

@@ -13,9 +13,8 @@ from fairbloom.rounds.defences import MIXING, WEIGHING
 from fairbloom.rounds.fits import NEEDS, OPTIONS, WEIGHTING, misfit
 from fairbloom.server.settings import Settings
 from fairbloom.strategies import METHODS, SCAFFOLD, FedAvg, FedDyn
+from tests.federation import KINDS
 from tests.strategies.helpers import ARGUMENTS, make
-
-from .helpers import KINDS
 
 GIVEN: dict[str, dict[str, Any]] = {
     "weighting": {"weighting": "uniform"},

@@ -7,9 +7,8 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
 from fairbloom.protocol.terms import WORK, Terms
 from fairbloom.strategies import METHODS, FairStrategy, FedAvg, FedFV, FedMGDA, FedProx
-from tests.strategies.helpers import ARGUMENTS, BUFFERS, Answer, MemoryGrid, error, make, quadratics
-
-from .helpers import run
+from tests.federation import BUFFERS, Answer, MemoryGrid, error, quadratics, run
+from tests.strategies.helpers import ARGUMENTS, make
 
 SENT = {name: [*work] for name in METHODS if (work := make(name, ARGUMENTS[name][0]).terms(1).work)}
 """The terms of each method that clients must act on; test_messages.py has them to the letter."""

@@ -24,23 +24,25 @@ from fairbloom.rounds.loop import NothingLearnedError
 from fairbloom.rounds.quorum import QuorumError
 from fairbloom.rounds.updates import FloatArray
 from fairbloom.strategies import METHODS, FairStrategy, FedAvg, FedFV, FedMGDA
-from tests.strategies.helpers import (
-    ARGUMENTS,
+from tests.federation import (
     BUFFERS,
+    KINDS,
+    OPTIONS,
     Answer,
     MemoryGrid,
+    bits,
     error,
     flat,
     initial_model,
-    make,
     metrics,
     no_reply,
     quadratics,
     record,
+    run,
+    undisturbed,
     unpack,
 )
-
-from .helpers import KINDS, OPTIONS, bits, run, undisturbed
+from tests.strategies.helpers import ARGUMENTS, make
 
 
 def test_flowers_own_loop_gives_the_same_model() -> None:

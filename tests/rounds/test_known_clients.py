@@ -12,7 +12,7 @@ from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.loop import Rounds
 from fairbloom.rounds.updates import FloatArray
 from fairbloom.strategies import FairStrategy, FedAvg
-from tests.strategies.helpers import (
+from tests.federation import (
     BUFFERS,
     Answer,
     MemoryGrid,

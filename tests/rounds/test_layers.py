@@ -28,9 +28,7 @@ from fairbloom.rounds.updates import (
     weighted_sum,
 )
 from fairbloom.strategies import FairStrategy, FedLF, FedMGDA
-from tests.strategies.helpers import BUFFERS, flat, initial_model, quadratics, unpack
-
-from .helpers import run
+from tests.federation import BUFFERS, flat, initial_model, quadratics, run, unpack
 
 SHAPES: Sequence[tuple[int, ...]] = ((), (0,), (1,), (3,), (2, 3), (0, 4), (50,), (4, 5, 6))
 """A single number, no numbers, and arrays with which a chunk of 1 to 100 columns has parts of many or of one."""

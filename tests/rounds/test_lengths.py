@@ -17,13 +17,8 @@ from fairbloom.rounds.progress import Lengths
 from fairbloom.rounds.screening import BrokenModelError, too_long
 from fairbloom.rounds.updates import FloatArray, Layout, Updates, length
 from fairbloom.strategies import FairStrategy, FedAvg, FedFV, Round
-from tests.strategies.helpers import (
-    Arrays,
-    MemoryGrid,
-    arrays,
-    record,
-    unpack,
-)
+from tests.federation import MemoryGrid, arrays, record, unpack
+from tests.strategies.helpers import Arrays
 
 INF = math.inf
 SIZE = 16

@@ -6,18 +6,8 @@ from typing import Any
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
 from fairbloom.strategies import METHODS, Ditto, FedAvg, FedProx, MGDAProx, QFedAvg
-from tests.strategies.helpers import (
-    ARGUMENTS,
-    MemoryGrid,
-    Quadratic,
-    initial_model,
-    make,
-    quadratics,
-    record,
-    told,
-)
-
-from .helpers import OPTIONS, bits, run
+from tests.federation import OPTIONS, MemoryGrid, Quadratic, bits, initial_model, quadratics, record, run
+from tests.strategies.helpers import ARGUMENTS, make, told
 
 MEASURED = {
     **{name: ["loss-before"] for name in ("qfedavg", "term", "afl", "deltafl", "gifair", "vred", "semivred")},

@@ -15,18 +15,8 @@ from fairbloom.rounds.records import reported
 from fairbloom.rounds.screening import implausible_counts, largest_in_proportion, proportionate_rates, usable_metrics
 from fairbloom.rounds.updates import Layout, Updates
 from fairbloom.strategies import FairStrategy, FedAvg, QFedAvg, Round
-from tests.strategies.helpers import (
-    ARGUMENTS,
-    BUFFERS,
-    Fault,
-    MemoryGrid,
-    initial_model,
-    make,
-    metrics,
-    quadratics,
-    record,
-    unpack,
-)
+from tests.federation import BUFFERS, Fault, MemoryGrid, initial_model, metrics, quadratics, record, unpack
+from tests.strategies.helpers import ARGUMENTS, make
 
 INF = math.inf
 sizes_strategy = st.lists(st.floats(0.0, 1e300), min_size=1, max_size=9)

@@ -12,9 +12,7 @@ from flwr.clientapp import ClientApp
 from fairbloom.protocol.helper import ADVICE
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.strategies import FedAvg, Round
-from tests.strategies.helpers import Answer, MemoryGrid, initial_model, quadratics, record
-
-from .helpers import run
+from tests.federation import Answer, MemoryGrid, initial_model, quadratics, record, run
 
 FLOWER = logging.getLogger("flwr")
 SAID = (

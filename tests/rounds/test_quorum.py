@@ -10,7 +10,7 @@ from fairbloom.rounds.loop import Rounds
 from fairbloom.rounds.quorum import Quorum, QuorumError, quorum_of
 from fairbloom.rounds.round import Round
 from fairbloom.strategies import FedAvg
-from tests.strategies.helpers import BUFFERS, MemoryGrid, initial_model, quadratics
+from tests.federation import BUFFERS, MemoryGrid, initial_model, quadratics
 
 
 class Clock:

@@ -10,28 +10,30 @@ from flwr.app.error import Error
 from fairbloom.protocol.helper import ADVICE
 from fairbloom.rounds.refusals import MAX_REASON_CHARACTERS, Refusals, one_line
 from fairbloom.strategies import METHODS, FedAvg
-from tests.strategies.helpers import (
-    ARGUMENTS,
+from tests.federation import (
     BROKEN,
     BUFFERS,
+    KINDS,
+    SITE_2_IS_DRAWN,
     TRAINABLE,
     UNMEASURED,
     Fault,
     MemoryGrid,
     Quadratic,
     arrays,
+    bits,
     duplicate,
     initial_model,
-    make,
     metrics,
     no_reply,
+    one_faulty,
     quadratics,
     record,
+    run,
     to_unknown_message,
     unpack,
 )
-
-from .helpers import KINDS, SITE_2_IS_DRAWN, bits, one_faulty, run
+from tests.strategies.helpers import ARGUMENTS, make
 
 
 def check_refused(name: str, fault: Fault, reason: str) -> None:

@@ -11,9 +11,10 @@ from flwr.app import ArrayRecord, MessageType, MetricRecord
 from fairbloom.rounds.loop import means
 from fairbloom.rounds.round import size_on_the_wire
 from fairbloom.strategies import FedAvg, Round
-from tests.strategies.helpers import (
+from tests.federation import (
     BUFFERS,
     MemoryGrid,
+    bits,
     error,
     flat,
     initial_model,
@@ -21,10 +22,9 @@ from tests.strategies.helpers import (
     no_reply,
     quadratics,
     record,
+    run,
     unpack,
 )
-
-from .helpers import bits, run
 
 
 def test_a_finished_round_has_its_participants_and_results() -> None:

@@ -14,22 +14,21 @@ from fairbloom.rounds.loop import NothingLearnedError
 from fairbloom.rounds.round import Round, size_on_the_wire
 from fairbloom.rounds.updates import FloatArray
 from fairbloom.strategies import FairStrategy
-from tests.strategies.helpers import (
+from tests.federation import (
     BUFFERS,
     TRAINABLE,
-    Arrays,
     Fault,
     MemoryGrid,
     Quadratic,
     flat,
     initial_model,
     record,
+    run,
     unflat,
     unpack,
     without,
 )
-
-from .helpers import run
+from tests.strategies.helpers import Arrays
 
 FIRST, SECOND, OLD = 0.25, -0.5, 0.125
 """What the method below weighs its rows by."""

@@ -16,20 +16,23 @@ from fairbloom.rounds.cohort import Cohort
 from fairbloom.rounds.server_optimizer import Moments, ServerOptimizer
 from fairbloom.rounds.updates import CHUNK_COLUMNS, FloatArray
 from fairbloom.strategies import METHODS, FairStrategy, FedAvg, FedFa, Round
-from tests.strategies.helpers import (
-    ARGUMENTS,
+from tests.federation import (
     BUFFERS,
+    KINDS,
+    OPTIONS,
     MemoryGrid,
+    bits,
     error,
     flat,
     initial_model,
-    make,
     quadratics,
     record,
+    run,
+    undisturbed,
     unpack,
 )
+from tests.strategies.helpers import ARGUMENTS, make
 
-from .helpers import KINDS, OPTIONS, bits, run, undisturbed
 from .test_lengths import Leap, always, rounds_of
 
 ADAPTIVE = ("adagrad", "adam", "yogi")

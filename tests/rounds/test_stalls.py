@@ -15,7 +15,7 @@ from fairbloom.rounds.quorum import Quorum
 from fairbloom.rounds.records import EXPIRED
 from fairbloom.rounds.round import Round
 from fairbloom.strategies import FedAvg
-from tests.strategies.helpers import BUFFERS, Answer, MemoryGrid, initial_model, no_reply, quadratics, record, unpack
+from tests.federation import BUFFERS, Answer, MemoryGrid, initial_model, no_reply, quadratics, record, unpack
 
 from .test_quorum import Clock
 

@@ -8,21 +8,21 @@ import pytest
 from fairbloom.rounds.cohort import Cohort, Kept, Probed
 from fairbloom.rounds.updates import FloatArray
 from fairbloom.strategies import FedAvg, FedFV, Round
-from tests.strategies.helpers import (
-    ARGUMENTS,
+from tests.federation import (
     BUFFERS,
-    CASES,
+    KINDS,
+    OPTIONS,
     MemoryGrid,
+    bits,
     flat,
     initial_model,
-    make,
     quadratics,
     record,
+    run,
     unflat,
     unpack,
 )
-
-from .helpers import KINDS, OPTIONS, bits, run
+from tests.strategies.helpers import ARGUMENTS, CASES, make
 
 
 class Counting(FedAvg):

@@ -10,7 +10,7 @@ import pytest
 
 from fairbloom.rounds.states import MAX_STATE_LOSSES, States
 from fairbloom.strategies import SCAFFOLD, FairStrategy, FedDyn
-from tests.strategies.helpers import MemoryGrid, arrays, error, metrics, no_reply
+from tests.federation import MemoryGrid, arrays, error, metrics, no_reply
 from tests.strategies.keeping import Keeping, keeping
 from tests.strategies.stateful import PLAIN, Course, Joining, inconsistency, run, used_states
 

@@ -13,26 +13,26 @@ from flwr.app import ArrayRecord, Message, MessageType, MetricRecord, RecordDict
 from fairbloom.rounds.cohort import Cohort, Kept, Probed
 from fairbloom.rounds.updates import FloatArray, Layout
 from fairbloom.strategies import FairStrategy, FedAvg, FedFV, Round
-from tests.strategies.helpers import (
-    ARGUMENTS,
+from tests.federation import (
     BUFFERS,
+    KINDS,
+    OPTIONS,
     TRAINABLE,
-    Arrays,
     MemoryGrid,
     Quadratic,
+    bits,
     duplicate,
     error,
     flat,
     initial_model,
-    make,
     no_reply,
     quadratics,
     record,
+    run,
     unpack,
 )
+from tests.strategies.helpers import ARGUMENTS, Arrays, make
 from tests.strategies.reference import WEIGHTING, Seen, expected_step
-
-from .helpers import KINDS, OPTIONS, bits, run
 
 GROUP_COUNTS = ("positives-0", "positives-1", "hits-0", "hits-1")
 

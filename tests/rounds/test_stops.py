@@ -16,8 +16,7 @@ from fairbloom.rounds.round import Round, StopRun
 from fairbloom.rounds.screening import BrokenModelError
 from fairbloom.rounds.updates import FloatArray
 from fairbloom.strategies import METHODS, AdaFed, FairStrategy, FedAvg, FedFV, QFedSGD
-from tests.strategies.helpers import (
-    ARGUMENTS,
+from tests.federation import (
     BROKEN,
     BUFFERS,
     UNMEASURED,
@@ -26,13 +25,13 @@ from tests.strategies.helpers import (
     arrays,
     error,
     initial_model,
-    make,
     metrics,
     no_reply,
     quadratics,
     record,
     unpack,
 )
+from tests.strategies.helpers import ARGUMENTS, make
 
 SITES = tuple(quadratics(4))
 ALWAYS = range(1, 10)

@@ -6,9 +6,8 @@ import pytest
 
 from fairbloom.rounds.loop import NothingLearnedError
 from fairbloom.strategies import DRFA, FedAvg
-from tests.strategies.helpers import ARGUMENTS, MemoryGrid, make, quadratics
-
-from .helpers import OPTIONS, bits, run, undisturbed
+from tests.federation import OPTIONS, MemoryGrid, bits, quadratics, run, undisturbed
+from tests.strategies.helpers import ARGUMENTS, make
 
 EVERYBODY = tuple(f"site-{k}" for k in range(6))
 SOME = ("site-4", "site-1", "site-2")

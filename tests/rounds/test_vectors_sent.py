@@ -15,7 +15,7 @@ from fairbloom.rounds.loop import Rounds
 from fairbloom.rounds.round import Round, size_on_the_wire
 from fairbloom.rounds.updates import FloatArray, Model
 from fairbloom.strategies import FairStrategy
-from tests.strategies.helpers import BUFFERS, TRAINABLE, MemoryGrid, initial_model, quadratics, record, unpack
+from tests.federation import BUFFERS, TRAINABLE, MemoryGrid, initial_model, quadratics, record, unpack
 
 FACTOR = 0.25
 

@@ -20,8 +20,8 @@ from fairbloom.server.run_folder.files import ROUNDS
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import SERVER, InProcessGrid
 from fairbloom.strategies import FedAvg
+from tests.federation import initial_model, record
 from tests.rounds.test_quorum import Away, Clock
-from tests.strategies.helpers import initial_model, record
 
 NEVER = (0.0, 1e9)
 NAMES = tuple(f"site-{k}" for k in range(4))

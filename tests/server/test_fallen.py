@@ -18,7 +18,7 @@ from fairbloom.server.run_folder.flower import RunFolder
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import SERVER, InProcessGrid
 from fairbloom.strategies import FedAvg
-from tests.strategies.helpers import BUFFERS, MemoryGrid, initial_model, quadratics, record
+from tests.federation import BUFFERS, MemoryGrid, initial_model, quadratics, record
 
 COLUMN = "test_accuracy_of_global_model_mean"
 

@@ -6,7 +6,7 @@ from flwr.clientapp.mod import LocalDpMod
 
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.strategies import FedAvg, Round
-from tests.strategies.helpers import initial_model, quadratics, record
+from tests.federation import initial_model, quadratics, record
 
 counting = ClientApp()
 

@@ -37,7 +37,7 @@ from fairbloom.server.app import federate
 from fairbloom.server.checkpoint import load_last
 from fairbloom.server.run_folder.recorded import RecordedRound
 from fairbloom.server.settings import Settings
-from tests.strategies.helpers import MemoryGrid, to_unknown_message
+from tests.federation import MemoryGrid, to_unknown_message
 
 from .helpers import table
 

@@ -11,7 +11,7 @@ from fairbloom.server.run_folder.recorded import RecordedRound
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
 from fairbloom.strategies import METHODS
-from tests.rounds.helpers import KINDS
+from tests.federation import KINDS
 from tests.rounds.implementations import GROUPED
 
 OBJECTIVES: dict[str, dict[str, Any]] = {

@@ -11,7 +11,7 @@ from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDic
 
 from fairbloom.protocol.terms import WORK
 from fairbloom.rounds.updates import FloatArray
-from tests.strategies.helpers import record, unpack
+from tests.federation import record, unpack
 
 Gradient = Callable[[FloatArray], FloatArray]
 

@@ -14,7 +14,7 @@ from fairbloom.rounds.refusals import Refusals
 from fairbloom.rounds.round import Round
 from fairbloom.rounds.updates import FloatArray, Model
 from fairbloom.strategies import FairStrategy, FedDyn
-from tests.strategies.helpers import Fault, MemoryGrid, record, unpack
+from tests.federation import Fault, MemoryGrid, record, unpack
 from tests.strategies.keeping import Keeping
 
 PLAIN: dict[str, Any] = {"fraction_evaluate": 0.0, "unused_rounds": 0, "update_limit": float("inf")}

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from fairbloom.rounds import updates
 from fairbloom.rounds.updates import FloatArray
 from fairbloom.strategies import AdaFed, FedMGDA
+from tests.federation import Answer, MemoryGrid, record, unpack
 
-from .helpers import Answer, MemoryGrid, cohort_of, generic_updates, record, unpack
+from .helpers import cohort_of, generic_updates
 
 gammas = st.sampled_from((0.0, 0.5, 1.0, 3.0))
 

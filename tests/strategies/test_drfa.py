@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from fairbloom.protocol.streams import generator
 from fairbloom.strategies import DRFA, Round
-
-from .helpers import (
+from tests.federation import (
     BUFFERS,
     Answer,
     MemoryGrid,
@@ -23,10 +22,11 @@ from .helpers import (
     initial_model,
     quadratics,
     record,
-    told,
     unflat,
     unpack,
 )
+
+from .helpers import told
 from .reference import nearest_in_simplex
 
 

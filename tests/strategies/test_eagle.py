@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from fairbloom.rounds.updates import FloatArray
 from fairbloom.strategies import EAGLE
+from tests.federation import BUFFERS, MemoryGrid, initial_model, metrics, quadratics, record
 
-from .helpers import BUFFERS, MemoryGrid, cohort_of, initial_model, metrics, quadratics, record
+from .helpers import cohort_of
 
 cohorts = st.lists(st.tuples(st.floats(0.0, 5.0), st.floats(0.0, 5.0)), min_size=1, max_size=8)
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from fairbloom.rounds.cohort import Cohort
 from fairbloom.strategies import FairFed
+from tests.federation import MemoryGrid, metrics, quadratics, run
 
-from ..rounds.helpers import run
-from .helpers import MemoryGrid, client_names, cohort_of, metrics, quadratics
+from .helpers import client_names, cohort_of
 from .reference import Seen, fairfed_weights
 
 COUNTS = ("positives-0", "positives-1", "hits-0", "hits-1")

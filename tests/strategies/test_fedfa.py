@@ -10,10 +10,7 @@ from fairbloom.rounds.cohort import Kept
 from fairbloom.rounds.updates import FloatArray
 from fairbloom.strategies import FedFa
 
-from .helpers import (
-    client_names,
-    cohort_of,
-)
+from .helpers import client_names, cohort_of
 from .reference import Seen, fedfa
 
 

@@ -12,17 +12,9 @@ from fairbloom.rounds.cohort import Cohort, Kept
 from fairbloom.rounds.updates import FloatArray, Vectors
 from fairbloom.server.settings import Settings
 from fairbloom.strategies import FedLF, FedMGDAPlus
+from tests.federation import BUFFERS, MemoryGrid, initial_model, quadratics, record
 
-from .helpers import (
-    BUFFERS,
-    MemoryGrid,
-    client_names,
-    cohort_of,
-    edgy_updates,
-    initial_model,
-    quadratics,
-    record,
-)
+from .helpers import client_names, cohort_of, edgy_updates
 from .reference import Group, Seen, fedlf, fedlf_groups
 
 LAYERS = {"conv.weight": 2, "conv.bias": 1, "fc.weight": 2, "fc.bias": 1, "out.weight": 1}

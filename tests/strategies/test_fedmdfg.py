@@ -11,13 +11,7 @@ from fairbloom.rounds.cohort import Kept, MethodError
 from fairbloom.rounds.updates import FloatArray, Vectors
 from fairbloom.strategies import FedMDFG, FedMGDAPlus
 
-from .helpers import (
-    client_names,
-    cohort_of,
-    edgy_updates,
-    generic_updates,
-    losses_and_counts,
-)
+from .helpers import client_names, cohort_of, edgy_updates, generic_updates, losses_and_counts
 from .reference import Seen, fedmdfg
 
 UNGUIDED = 89.99

@@ -14,7 +14,8 @@ from fairbloom.rounds.updates import FloatArray
 from fairbloom.server.checkpoint import load_checkpoint, save_checkpoint
 from fairbloom.server.settings import Settings, SettingsError
 from fairbloom.strategies import SCAFFOLD, Ditto, FedAvg, FedDyn, FedProx
-from tests.strategies.helpers import cohort_of, metrics
+from tests.federation import metrics
+from tests.strategies.helpers import cohort_of
 from tests.strategies.keeping import keeping, minimiser
 from tests.strategies.stateful import PLAIN, inconsistency, rest, row, run
 

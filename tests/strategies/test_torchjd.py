@@ -8,11 +8,7 @@ from fairbloom.rounds.updates import FloatArray
 from fairbloom.strategies import METHODS, FromTorchJD
 from fairbloom.strategies.torchjd import by_name
 
-from .helpers import (
-    cohort_of,
-    generic_updates,
-    told,
-)
+from .helpers import cohort_of, generic_updates, told
 
 torch = pytest.importorskip("torch")
 aggregation = pytest.importorskip("torchjd.aggregation")

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from fairbloom.rounds.updates import FloatArray
 from fairbloom.strategies import SemiVRed, VRed
+from tests.federation import MemoryGrid, initial_model, metrics, quadratics, record
 
-from .helpers import MemoryGrid, cohort_of, initial_model, metrics, quadratics, record
+from .helpers import cohort_of
 
 cohorts = st.tuples(st.lists(st.floats(0.0, 5.0), min_size=1, max_size=8), st.integers(0, 99))
 

@@ -1,0 +1,396 @@
+"""A federation in memory: clients that train quadratics or misbehave, a Flower grid, and runs of methods over it."""
+
+import zlib
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import cache, cached_property, lru_cache
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app.error import Error
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
+from flwr.supercore.run import Run
+from numpy.typing import NDArray
+
+from fairbloom.protocol.terms import WORK
+from fairbloom.rounds.updates import FloatArray
+from fairbloom.strategies import METHODS, FairStrategy, Round
+
+from .strategies.helpers import ARGUMENTS, Arrays, group_counts_of, make
+
+# Clients ------------------------------------------------------------------------------------------------------------
+
+TRAINABLE = ("weight", "bias", "scale")
+BUFFERS = ("norm.mean",)
+Answer = Callable[[Message], Message | None]
+
+
+def initial_model() -> Arrays:
+    rng = np.random.default_rng(1)
+    return {
+        "weight": rng.normal(size=(2, 3)).astype(np.float32),
+        "norm.mean": np.zeros(2, np.float32),
+        "bias": rng.normal(size=3).astype(np.float32),
+        "norm.steps": np.array(5, np.int64),
+        "scale": np.array(0.5, np.float32),
+    }
+
+
+def record(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
+    return ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()})
+
+
+def unpack(arrays: ArrayRecord) -> Arrays:
+    return {name: _decode(array.data) for name, array in arrays.items()}
+
+
+@lru_cache(maxsize=1000)
+def _decode(data: bytes) -> NDArray[Any]:
+    """Return an array that nobody may change: all clients of a round decode the same model."""
+    array: NDArray[Any] = np.load(BytesIO(data))
+    array.setflags(write=False)
+    return array
+
+
+def flat(arrays: Mapping[str, NDArray[Any]]) -> FloatArray:
+    """The trainable arrays as one float64 vector."""
+    return np.concatenate([arrays[name].ravel().astype(np.float64) for name in TRAINABLE])
+
+
+def unflat(vector: FloatArray, arrays: Mapping[str, NDArray[Any]]) -> Arrays:
+    """The trainable arrays, in the shapes and dtypes that they have in `arrays`, from one vector."""
+    places = np.split(vector, np.cumsum([arrays[name].size for name in TRAINABLE])[:-1])
+    pairs = zip(TRAINABLE, places, strict=True)
+    return {name: place.reshape(arrays[name].shape).astype(arrays[name].dtype) for name, place in pairs}
+
+
+class Quadratic:
+    """A client whose loss is ½ Σ a (w − target)²; a step of its training is one gradient step at its own rate.
+
+    It takes one step, or `local-steps` where the config says so; then it also replies its model after
+    `snapshot-step` of them. Its disparity is the sine of an inner product, and where the config names one it also
+    replies the model after a step down that. It keeps nothing, and says that it went on from whatever state it is
+    asked for.
+    """
+
+    def __init__(self, name: str) -> None:
+        rng = np.random.default_rng(zlib.crc32(name.encode()))
+        self.name, self.examples = name, int(rng.integers(5, 100))
+        self.curvature, self.target = rng.uniform(0.5, 1.5, 10), 3.0 * rng.normal(size=10)
+        self.mean = rng.normal(size=2)
+        self.rate = float(rng.uniform(0.2, 0.4))
+        self.baseline = 0.5 * self.rate
+        """What it claims to reach alone; its least loss is 0."""
+        self.slope = rng.normal(size=10) / 5.0
+
+    def loss(self, arrays: Arrays) -> float:
+        return 0.5 * float(self.curvature @ (flat(arrays) - self.target) ** 2)
+
+    def disparity(self, arrays: Arrays) -> float:
+        return float(np.sin(self.slope @ flat(arrays)))
+
+    def evened(self, arrays: Arrays) -> Arrays:
+        """Return the trainable arrays after a step down |disparity|."""
+        w = flat(arrays)
+        return unflat(w - self.rate * np.sign(self.disparity(arrays)) * np.cos(self.slope @ w) * self.slope, arrays)
+
+    def accuracy(self, arrays: Arrays) -> float:
+        return 1.0 / (1.0 + self.loss(arrays))
+
+    def group_counts(self, arrays: Arrays) -> dict[str, int]:
+        counts = group_counts_of(np.array([self.loss(arrays)]), np.array([float(self.examples)]))
+        return {name: int(only) for name, (only,) in counts.items()}
+
+    def trained(self, arrays: Arrays, steps: int = 1) -> Arrays:
+        """Return the arrays after training, in the dtypes they came in."""
+        w = flat(arrays)
+        after = self.target + (1.0 - self.rate * self.curvature) ** steps * (w - self.target)
+        new = unflat(after, arrays)
+        new["norm.mean"] = (arrays["norm.mean"] + self.mean) / 2
+        new["norm.steps"] = arrays["norm.steps"] + self.examples
+        return {name: np.asarray(new[name]).astype(array.dtype) for name, array in arrays.items()}
+
+    def __call__(self, message: Message) -> Message:
+        if message.metadata.message_type == MessageType.QUERY:
+            client = ConfigRecord({"name": self.name, "num-examples": self.examples, "honours": list(WORK)})
+            return Message(RecordDict({"client": client}), reply_to=message)
+        before: Arrays = unpack(message.content.array_records["arrays"])
+        config: Mapping[str, Any] = message.content.config_records.get("config", ConfigRecord())
+        if message.metadata.message_type == MessageType.EVALUATE:
+            loss = self.loss(before)
+            numbers = {"num-examples": self.examples, "loss": loss, "accuracy": self.accuracy(before)}
+            if "train-loss" in config.get("measure", []):
+                numbers["train-loss"] = loss
+            return Message(RecordDict({"metrics": MetricRecord(numbers)}), reply_to=message)
+        after = before if config.get("local-only") else self.trained(before, int(config.get("local-steps", 1)))
+        available = {
+            "accuracy-after": self.accuracy(after),
+            "learning-rate": self.rate,
+            "step-sum": int(config.get("local-steps", 1)) * self.rate,
+            "loss-baseline": self.baseline,
+            "accuracy-before": self.accuracy(before),
+            "disparity": self.disparity(before),
+            **self.group_counts(before),
+        }
+        numbers = {"num-examples": self.examples, "loss-before": self.loss(before)}
+        numbers |= {key: config[key] for key in ("state-round",) if key in config}
+        numbers |= {key: value for key, value in available.items() if key in config.get("measure", [])}
+        content = RecordDict({"arrays": record(after), "metrics": MetricRecord(numbers)})
+        if "snapshot-step" in config:
+            content["snapshot"] = record(self.trained(before, int(config["snapshot-step"])))
+        if "disparity" in config:
+            content["arrays-disparity"] = record(self.evened(before))
+        return Message(content, reply_to=message)
+
+
+def quadratics(n: int) -> dict[str, Quadratic]:
+    return {name: Quadratic(name) for name in (f"site-{k}" for k in range(n))}
+
+
+# The grid -----------------------------------------------------------------------------------------------------------
+
+Fault = Callable[[Message, Message], list[Message]]
+"""From an instruction and the good reply to it to what arrives in its place."""
+
+
+class MemoryGrid(Grid):
+    """A grid whose nodes are functions in this process: random node ids, random order of arrival.
+
+    `faults` holds what goes wrong with the reply of a client to the TRAIN message of a round.
+    """
+
+    def __init__(
+        self,
+        clients: Mapping[str, Answer],
+        *,
+        seed: int = 0,
+        faults: Mapping[tuple[str, int], Fault] | None = None,
+        registered: Collection[str] = (),
+    ) -> None:
+        self._rng = np.random.default_rng(seed)
+        self.nodes = {int(self._rng.integers(2, 2**62)): name for name in clients}
+        self.clients, self.faults, self.registered = clients, faults or {}, registered
+        self.sent: list[Message] = []
+        self.held: list[Message] = []
+        self._mailbox: dict[str, list[Message]] = {}
+
+    def sent_to(self, message_type: str) -> list[tuple[str, Message]]:
+        """Client and message of everything sent of one type, in the order of sending."""
+        return [(self.nodes[m.metadata.dst_node_id], m) for m in self.sent if m.metadata.message_type == message_type]
+
+    def release(self) -> None:
+        """Let the replies that were held back arrive."""
+        for reply in self.held:
+            self._mailbox.setdefault(reply.metadata.reply_to_message_id, []).append(reply)
+        self.held = []
+
+    def _answers(self, message: Message) -> list[Message]:
+        name = self.nodes[message.metadata.dst_node_id]
+        reply = self.clients[name](message)
+        if reply is None:
+            return []
+        config = message.content.config_records.get("config", ConfigRecord())
+        fault = self.faults.get((name, int(str(config.get("server-round", 0)))))
+        if fault is None or message.metadata.message_type != MessageType.TRAIN:
+            return [reply]
+        if fault is no_reply:
+            self.held.append(reply)
+        return fault(message, reply)
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        ids = []
+        for message in messages:
+            ids.append(self._rng.bytes(16).hex())
+            message.metadata.__dict__["_message_id"] = ids[-1]
+            self.sent.append(message)
+            self._mailbox[ids[-1]] = self._answers(message)
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        return [reply for message_id in message_ids for reply in self._mailbox.pop(message_id, [])]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        replies = self.pull_messages(self.push_messages(messages))
+        return [replies[i] for i in self._rng.permutation(len(replies))]
+
+    def get_node_ids(self) -> list[int]:
+        return list(self.nodes)
+
+    def get_nodes(self) -> list[NodeInfo]:
+        names = {node: name if name in self.registered else "" for node, name in self.nodes.items()}
+        return [NodeInfo(node_id=node, name=name) for node, name in names.items()]
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        return Message(content, dst_node_id, message_type, group_id=group_id, ttl=ttl)
+
+    def set_run(self, run: Run) -> None:
+        raise NotImplementedError
+
+    @cached_property
+    def run(self) -> Run:
+        raise NotImplementedError
+
+
+# What goes wrong ----------------------------------------------------------------------------------------------------
+
+
+def no_reply(sent: Message, reply: Message) -> list[Message]:
+    return []
+
+
+def error(sent: Message, reply: Message) -> list[Message]:
+    return [Message(Error(2, "out of memory"), reply_to=sent)]
+
+
+def node_unavailable(sent: Message, reply: Message) -> list[Message]:
+    gone = Message(Error(5, "node unavailable"), reply_to=sent)
+    gone.metadata.__dict__["_src_node_id"] = 1  # the server's
+    return [gone]
+
+
+def duplicate(sent: Message, reply: Message) -> list[Message]:
+    return [reply, reply]
+
+
+def to_unknown_message(sent: Message, reply: Message) -> list[Message]:
+    stray = Message(reply.content, reply_to=sent)
+    stray.metadata.__dict__["_reply_to_message_id"] = "0" * 32
+    return [reply, stray]
+
+
+def arrays(**changed: Any) -> Fault:
+    """The same reply with arrays replaced, or left out where None is given ("_" stands for a dot)."""
+
+    def fault(sent: Message, reply: Message) -> list[Message]:
+        changes = {name.replace("_", "."): value for name, value in changed.items()}
+        kept = {**reply.content.array_records["arrays"], **changes}
+        records = {
+            name: array if isinstance(array, Array) else Array(np.asarray(array))
+            for name, array in kept.items()
+            if array is not None
+        }
+        content = RecordDict({**reply.content, "arrays": ArrayRecord(records)})
+        return [Message(content, reply_to=sent)]
+
+    return fault
+
+
+def metrics(changed: Mapping[str, Any]) -> Fault:
+    """The same reply with metrics replaced, or left out where None is given."""
+
+    def fault(sent: Message, reply: Message) -> list[Message]:
+        numbers = {**reply.content.metric_records["metrics"], **changed}
+        record = MetricRecord({key: value for key, value in numbers.items() if value is not None})
+        return [Message(RecordDict({**reply.content, "metrics": record}), reply_to=sent)]
+
+    return fault
+
+
+def without(kind: str) -> Fault:
+    """The same reply without one of its records."""
+
+    def fault(sent: Message, reply: Message) -> list[Message]:
+        kept = {key: value for key, value in reply.content.items() if key != kind}
+        return [Message(RecordDict(kept), reply_to=sent)]
+
+    return fault
+
+
+def corrupt(data: bytes, stype: str = "numpy.ndarray") -> Array:
+    return Array(dtype="float32", shape=(3,), stype=stype, data=data)
+
+
+BROKEN: dict[str, tuple[Fault, str]] = {
+    "error": (error, "out of memory"),
+    "node unavailable": (node_unavailable, "node unavailable"),
+    "nan": (arrays(bias=np.float32([1, np.nan, 2])), "'bias' is not finite"),
+    "infinite": (arrays(bias=np.float32([1, -np.inf, 2])), "'bias' is not finite"),
+    "nan in 0-d": (arrays(scale=np.float32(np.nan)), "'scale' is not finite"),
+    "nan in buffer": (arrays(norm_mean=np.float32([np.nan, 0])), "'norm.mean' is not finite"),
+    "shape": (arrays(bias=np.zeros(4, np.float32)), "'bias' has shape (4,)"),
+    "broadcastable shape": (arrays(bias=np.zeros(1, np.float32)), "'bias' has shape (1,)"),
+    "shape of 0-d": (arrays(scale=np.zeros(1, np.float32)), "'scale' has shape (1,)"),
+    "integers for floats": (arrays(bias=np.zeros(3, np.int64)), "'bias' has dtype int64"),
+    "floats for integers": (arrays(norm_steps=np.float32(1)), "'norm.steps' has dtype float32"),
+    "complex": (arrays(bias=np.zeros(3, np.complex64)), "'bias' has dtype complex64"),
+    "text": (arrays(bias=np.array(["a", "b", "c"])), "'bias' has dtype <U1"),
+    "missing array": (arrays(bias=None), "'bias' is missing"),
+    "added array": (arrays(extra=np.float32(1)), "'extra' is not in the model"),
+    "no arrays": (without("arrays"), "'arrays' is missing"),
+    "corrupt bytes": (arrays(bias=corrupt(b"\x93NUMPY\x01\x00nonsense")), "'bias' can't be read"),
+    "no bytes": (arrays(bias=corrupt(b"")), "'bias' can't be read"),
+    "unknown serialisation": (arrays(bias=corrupt(b"abc", "pickle")), "'bias' can't be read"),
+    "no metrics": (without("metrics"), "'metrics' is missing"),
+    "no num-examples": (metrics({"num-examples": None}), "num-examples must be an integer of at least 1, got None"),
+    "zero examples": (metrics({"num-examples": 0}), "num-examples must be an integer of at least 1, got 0"),
+    "negative examples": (metrics({"num-examples": -3}), "num-examples must be an integer of at least 1, got -3"),
+    "half an example": (metrics({"num-examples": 0.5}), "num-examples must be an integer of at least 1, got 0.5"),
+    "examples as float": (metrics({"num-examples": 3.0}), "num-examples must be an integer of at least 1, got 3.0"),
+    "more examples than a float counts": (metrics({"num-examples": 2**53 + 1}), "num-examples must be at most 2**53"),
+    "examples as list": (metrics({"num-examples": [3]}), "num-examples must be an integer of at least 1, got [3]"),
+}
+"""Replies that no method can use, and what the reason for their refusal says."""
+
+UNMEASURED: dict[str, tuple[Fault, str]] = {
+    "no loss": (metrics({"loss-before": None}), "'loss-before' must be a finite number, got None"),
+    "nan loss": (metrics({"loss-before": np.nan}), "'loss-before' must be a finite number, got nan"),
+    "infinite loss": (metrics({"loss-before": np.inf}), "'loss-before' must be a finite number, got inf"),
+    "list for a loss": (metrics({"loss-before": [1.0]}), "'loss-before' must be a finite number, got [1.0]"),
+}
+"""Replies that a method which needs the loss can't use."""
+
+
+# Runs of methods ----------------------------------------------------------------------------------------------------
+
+
+def needs_of(name: str) -> tuple[object, ...]:
+    """Return what a round does for a method: what it has measured, sent, replied, computed and remembered."""
+    method = METHODS[name]
+    return method.needs, method.second, method.own_terms, frozenset(method.requires)
+
+
+KINDS = sorted({needs_of(name): name for name in sorted(METHODS, reverse=True)}.values())
+"""One method for each set of needs: for what a round does, whatever the coefficients are."""
+
+OPTIONS: dict[str, Any] = {"buffers": BUFFERS, "fraction_train": 0.6, "seed": 3}
+
+
+def run(
+    strategy: FairStrategy, grid: MemoryGrid | None = None, rounds: int = 4, **arguments: Any
+) -> tuple[Result, list[Round]]:
+    finished: list[Round] = []
+    arguments.setdefault("initial_arrays", record(initial_model()))
+    result = strategy.start(grid or MemoryGrid(quadratics(6)), num_rounds=rounds, on_round=finished.append, **arguments)
+    return result, finished
+
+
+_UNDISTURBED: dict[str, tuple[Result, list[Round]]] = {}
+
+
+def undisturbed(name: str, arguments: Mapping[str, Any]) -> tuple[Result, list[Round]]:
+    """Return four rounds of a method with OPTIONS; the same again, since many tests compare theirs with them."""
+    key = f"{name} {arguments}"
+    if key not in _UNDISTURBED:
+        _UNDISTURBED[key] = run(make(name, arguments, **OPTIONS))
+    return _UNDISTURBED[key]
+
+
+def bits(arrays: ArrayRecord) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+    return {name: (str(a.dtype), a.shape, a.tobytes()) for name, a in unpack(arrays).items()}
+
+
+SITE_2_IS_DRAWN = 4
+"""A seed with which DRFA, too, draws site-2 in round 1."""
+
+
+@cache
+def one_faulty(name: str, fault: Fault | None) -> tuple[Result, Round]:
+    """Return a round in which site-2 misbehaves; the same again, since many tests compare theirs with one."""
+    grid = MemoryGrid(quadratics(6), faults={} if fault is None else {("site-2", 1): fault})
+    result, (only,) = run(make(name, ARGUMENTS[name][0], buffers=BUFFERS, seed=SITE_2_IS_DRAWN), grid, rounds=1)
+    return result, only
