@@ -66,10 +66,10 @@ PLAIN: Mapping[str, Value] = {"model": "logistic", "evaluate-every": 0, "num-rou
 
 WORKLOADS = {
     "digits": Workload(
-        {**PLAIN, "task": "digits", "clients": 20, "partition": "iid", "digits.rotated-clients": 3}, (0.03, 0.1, 0.3)
+        {**PLAIN, "task": "digits", "clients": 20, "partition": "iid", "digits.rotated-clients": 3}, (0.1, 0.3)
     ),
-    "synthetic": Workload({**PLAIN, "task": "synthetic", "clients": 30, "batch-size": 10}, (0.003, 0.01, 0.03)),
-    "hospitals": Workload({**PLAIN, "task": "heart-disease", "batch-size": 10, "fraction": 1.0}, (0.01, 0.03, 0.1)),
+    "synthetic": Workload({**PLAIN, "task": "synthetic", "clients": 30}, (0.01, 0.1)),
+    "hospitals": Workload({**PLAIN, "task": "heart-disease", "batch-size": 10, "fraction": 1.0}, (0.01, 0.03)),
 }
 """The workloads of docs/measured.md by name."""
 
