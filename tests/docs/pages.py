@@ -49,9 +49,6 @@ ELSEWHERE = {
     "docs/measured.md#Few clients": "tests/docs/test_few_clients.py::test_an_own_model_helps_an_unlike_client",
     "docs/measured.md#Four hospitals": HOSPITALS,
     "docs/measured.md#Papers' tables": REPRODUCED,
-    "docs/subgroups.md#Known data sets": (
-        "tests/docs/test_real_data.py::test_people_and_patients_of_known_data_sets_are_grouped"
-    ),
     "docs/schema.md#On real nodes": OWN_DATA,
     "docs/tutorial.md#Deployed": OWN_DATA,
     "docs/flower.md#The client: two lines change, one is new": QUICKSTART,

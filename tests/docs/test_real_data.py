@@ -52,25 +52,6 @@ def test_the_commands_on_clients_that_come_with_the_data_work() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("originals", "folder")
-def test_people_and_patients_of_known_data_sets_are_grouped() -> None:
-    printed = []
-    for block in blocks("docs/subgroups.md"):
-        if block.section == "Known data sets":
-            for line in block.commands:
-                code, said = PROGRAMS["fairbloom"](line, shlex.split(line))
-                assert code == 0, said
-                printed.append(said)
-    adult, hospitals = printed
-    for sex in ("Female", "Male"):
-        assert re.search(rf"^FedAvg +sex +{sex} ", adult, re.MULTILINE)
-    assert "all 16281 test examples are in groups that are reported" in adult
-    for group in ("female", "male", ">=60", "<60"):
-        assert re.search(rf"^FedAvg +\S+ +{group} ", hospitals, re.MULTILINE)
-    assert "test examples are left out" in hospitals  # long-beach and switzerland have few women
-
-
-@pytest.mark.slow
 @pytest.mark.usefixtures("originals")
 def test_the_recipes_are_listed_and_one_is_run(folder: Path) -> None:
     """A row of it, cut short; the pages' command has all rows, seeds and rounds."""
