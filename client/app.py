@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -60,9 +61,6 @@ def query(message: Message, context: Context) -> Message:
 
     config = message.content.config_records.get(wire.CONFIG, ConfigRecord())
     check_protocol(config)
-    if wire.KEEP in config:
-        with redact_data_errors(context):
-            return Message(RecordDict({wire.CLIENT: ConfigRecord({**keep_final(message, context)})}), reply_to=message)
     with redact_data_errors(context):
         name, examples = describe_data(*_who(context))
     answer = ConfigRecord({wire.NAME: name, wire.NUM_EXAMPLES: examples, wire.HONOURS: HONOURED.keys})
@@ -92,10 +90,12 @@ def train(message: Message, context: Context) -> Message:
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
-    """Measure the received model on the local test set, and on the training set where that is asked for."""
+    """Measure the received model on the local test set, and on the training set where that is asked for; keep it."""
 
     def work(local: LocalClient, received: StateDict, terms: Terms) -> RecordDict:
-        return RecordDict({wire.METRICS: MetricRecord({**local.evaluate(received, terms)})})
+        metrics = MetricRecord({**local.evaluate(received, terms)})
+        keep_evaluated(context, local, received, terms)
+        return RecordDict({wire.METRICS: metrics})
 
     return _answer(message, context, work)
 
@@ -164,33 +164,23 @@ def save_states(context: Context, states: Mapping[str, Mapping[int, StateDict]])
         context.state[record] = _record(state)
 
 
-def keep_final(message: Message, context: Context) -> dict[str, str]:
-    """Keep the final model of a run, where the message brings it; return what this client says of what it keeps."""
+def keep_evaluated(context: Context, local: LocalClient, received: StateDict, terms: Terms) -> None:
+    """Keep the evaluated model on a device with a state folder; why it is not kept is logged."""
     from fairbloom.tasks.models import arrays_of
 
-    from .kept import About, check_fits, find_kept, forget_oldest, keep_model
-    from .states import folder_name, state_folder
+    from .kept import keep_model
 
-    config = message.content.config_records[wire.CONFIG]
-    terms = _terms(message)
-    about = About.of(config.get(wire.RUN), terms.server_round, config[wire.KEEP], config.get(wire.SERVES))
-    settings, _, _ = _who(context)
-    if (runs := state_folder(settings)) is None:
-        log.warning("no model of run %s is kept here: no state-dir is set", about.run)
-        return {wire.KEPT: "", wire.KEEPS_NONE: "it has no state-dir"}
-    client = client_of(context)
-    folder = runs / folder_name(client.key)
-    if wire.ARRAYS in message.content.array_records:
-        arrays = arrays_of(_received(message, client))
-        check_fits(arrays, client.model)
-        try:
-            keep_model(folder, settings, arrays, about)
-            forget_oldest(runs.parent, folder.name)
-        except OSError as error:
-            raise ReportableError(f"the final model cannot be written to its state-dir: {error.strerror}") from error
-        log.info("the final model of run %s is kept in %s", about.run, folder)
-    kept = find_kept(folder)
-    return {wire.KEPT: "" if kept is None else kept.checksum}
+    if not (state_dir := context.node_config.get("state-dir")):
+        return
+    if any(bool(tensor.isnan().any()) for tensor in received.values()):
+        log.warning("the model of round %d is not kept, because it has values that are no numbers", terms.server_round)
+        return
+    config, _, _ = _who(context)
+    serves = wire.PERSONAL if terms.local_only else "global"
+    try:
+        keep_model(Path(str(state_dir)), config, local.task, local.key, arrays_of(received), terms.server_round, serves)
+    except OSError as error:
+        log.warning("the model of round %d is not kept in %s: %s", terms.server_round, state_dir, error.strerror)
 
 
 def _who(context: Context) -> tuple[dict[str, Any], object, str | None]:

@@ -7,7 +7,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 
 from fairbloom.errors import reportable
-from fairbloom.protocol.names import CONFIG, FROZEN, KEEP
+from fairbloom.protocol.names import CONFIG, FROZEN
 
 from .record import NOTED, note
 
@@ -22,7 +22,7 @@ def recording(message: Message, context: Context, answer: ClientAppCallable) -> 
         return answer(message, context)
     config = message.content.config_records.get(CONFIG, ConfigRecord())
     asked: dict[str, Any] = {"run": message.metadata.run_id}
-    asked["asked"] = question_of(message.metadata.message_type, message.content)
+    asked["asked"] = message.metadata.message_type
     asked["terms"] = {key: value for key, value in config.items() if key != FROZEN}
     if asked["asked"] == "query":
         asked["settings"] = dict(context.run_config)
@@ -38,12 +38,6 @@ def recording(message: Message, context: Context, answer: ClientAppCallable) -> 
     sent = plain_values(reply.content) if reply.has_content() else {}
     note(folder, {**asked, "sent": sent, **noted})
     return reply
-
-
-def question_of(asked: str, content: RecordDict) -> str:
-    """Return what a client is asked, by a message's type and content: query, train, evaluate or keep."""
-    config = content.config_records.get(CONFIG, ConfigRecord())
-    return KEEP if asked == "query" and KEEP in config else asked
 
 
 def plain_values(content: RecordDict) -> dict[str, Any]:

@@ -91,7 +91,7 @@ COMMANDS = {
     ),
     "client": Place(
         "fairbloom.deploy.cli:client",
-        "Run a client of a federation, create its key, or use its stored models.",
+        "Run a client of a federation, create its key, accept a schema, or read its log.",
     ),
     "server": Place(
         "fairbloom.deploy.cli:server",
@@ -137,10 +137,11 @@ class LateCommand(click.Command):
 
 def _command_of(function: Any, name: str, example: str) -> click.Command:
     """Return the command that a function stands for; one with --set explains options that are settings."""
-    from fairbloom.experiments.commands.options import SettingsCommand  # imported late: it declares all settings
+    alone, cls = typer.Typer(add_completion=False, rich_markup_mode="rich"), None
+    if "settings" in function.__annotations__:
+        from fairbloom.experiments.commands.options import SettingsCommand  # imported late: devices lack what it needs
 
-    alone = typer.Typer(add_completion=False, rich_markup_mode="rich")
-    cls = SettingsCommand if "settings" in function.__annotations__ else None
+        cls = SettingsCommand
     alone.command(name, cls=cls, epilog=f"Example: {example}" if example else None)(function)
     return typer.main.get_command(alone)
 

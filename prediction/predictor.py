@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fairbloom.client.kept import find_model
 from fairbloom.client.states import folder_of, load_last
 from fairbloom.client.training import EVALUATION_BATCH, drawing_from, outputs_of
 from fairbloom.errors import FairbloomError, did_you_mean
@@ -24,7 +25,6 @@ from fairbloom.server.run_folder.files import (
     BEST,
     CLIENTS,
     CONFIG,
-    ENVIRONMENT,
     KNOWN,
     MODEL,
     MODULES,
@@ -65,7 +65,7 @@ class Predictor:
     Attributes
     ----------
     run
-        The run folder, or the client's own folder, that it comes from.
+        The run folder, or the folder of a device, that it comes from.
     task_name
         What is learned.
     client
@@ -78,6 +78,8 @@ class Predictor:
         How new data become inputs, and outputs predictions; None where the task does not say it.
     output
         The name of the output that counts, where the model returns several by name.
+    rounds
+        Of a model that a device keeps: which round's it is, and of how many, as in "round 47 of 50".
     """
 
     run: Path
@@ -87,6 +89,7 @@ class Predictor:
     module: nn.Module
     preprocessing: Preprocessing | None
     output: str = ""
+    rounds: str = ""
 
     def outputs(self, inputs: Inputs) -> Tensor:
         """Return the model's outputs for inputs, in batches, as the clients' evaluations compute them."""
@@ -159,8 +162,9 @@ class Predictor:
         return len(next(iter(predictions.values())))
 
     def describe(self, count: int) -> str:
-        """Return the number of predictions in words."""
-        return f"{count:,} prediction{'s' if count != 1 else ''}"
+        """Return the number of predictions in words, and of which round's model they are where a device keeps it."""
+        by = f" by the model of {self.rounds}" if self.rounds else ""
+        return f"{count:,} prediction{'s' if count != 1 else ''}{by}"
 
     def _preprocessing(self) -> Preprocessing:
         if self.preprocessing is None:
@@ -186,12 +190,12 @@ class Predictor:
 
 
 def load_predictor(folder: Path, *, client: str = "", model: str = LAST, trust: bool = False) -> Predictor:
-    """Return what predicts with a run's model; `folder` is a run folder or a client's own folder of a run.
+    """Return what predicts with a run's model; `folder` is a run folder, or the state folder of a device.
 
     `model` is "last", "best" (by mean score) or "personal"; `trust` lets modules be imported that the run's settings
     name.
     """
-    folder = Path(folder).absolute()
+    folder = find_model(Path(folder).absolute())
     if model not in MODELS:
         raise PredictionError(f"model = {model!r}: {did_you_mean(model, MODELS)}there are {', '.join(MODELS)}")
     settings = settings_in(folder)
@@ -224,7 +228,9 @@ def load_predictor(folder: Path, *, client: str = "", model: str = LAST, trust: 
     except RuntimeError as error:
         raise PredictionError(f"the run's arrays do not fit its model: {error}") from error
     client = client or ("" if preprocessing is None else preprocessing.client)
-    return Predictor(folder, str(settings["task"]), client, model, module.eval(), preprocessing, task.output)
+    kept = read_kept(folder) if model == LAST else {}
+    rounds = f"round {kept['round']} of {settings['num-rounds']}" if kept else ""
+    return Predictor(folder, str(settings["task"]), client, model, module.eval(), preprocessing, task.output, rounds)
 
 
 def check_new(out: Path) -> None:
@@ -260,7 +266,10 @@ def _load_task(folder: Path, settings: Mapping[str, Any]) -> Task:
 def settings_in(folder: Path) -> Mapping[str, Any]:
     """Return the settings of the run in a folder; raise FairbloomError where it is no run with a task."""
     if not is_run_folder(folder):
-        raise RunFolderError(f"{folder} holds no run: name a run folder, which has a {CONFIG.name}")
+        raise RunFolderError(
+            f"{folder} holds no run: name a run folder, which has a {CONFIG.name}, or a device's state-dir, which "
+            "keeps a model once the device has evaluated one"
+        )
     settings = CONFIG.read(folder).settings
     if "task" not in settings:
         raise PredictionError(
@@ -268,6 +277,12 @@ def settings_in(folder: Path) -> Mapping[str, Any]:
             "build it, and load the arrays of fairbloom.load(run).arrays() into it"
         )
     return settings
+
+
+def read_kept(folder: Path) -> Mapping[str, Any]:
+    """Return what a device notes of a model that it keeps: `round`, `states`, `serves`; empty for a run folder."""
+    about = MODEL.read_about(folder) if MODEL.exists_in(folder) else {}
+    return about if "states" in about else {}
 
 
 def schema_in(folder: Path, settings: Mapping[str, Any]) -> str:
@@ -280,8 +295,8 @@ def _own_folder(folder: Path, settings: Mapping[str, Any], client: str, need: st
 
     `need` is a sentence that says why a client must be named, or empty.
     """
-    if not ENVIRONMENT.exists_in(folder):  # a client's own folder
-        return folder
+    if kept := read_kept(folder):
+        return folder.parent / str(kept["states"])
     names = tuple(sorted({row["client"] for row in CLIENTS.read(folder)})) or KNOWN.read(folder).known
     if not client and need:
         raise PredictionError(f"{folder}: {need}: name a client by --client with one of {join_names(names)}")
@@ -325,8 +340,8 @@ def global_arrays(folder: Path, model: str, settings: Mapping[str, Any]) -> Mapp
             f"{folder} has no {BEST.name}: no round was evaluated, or it is a device's; take model last"
         )
     arrays = BEST.read(folder) if model == BEST_MODEL else _last_arrays(folder)
-    serves = MODEL.read_about(folder).get("serves") if MODEL.exists_in(folder) else None
-    if serves is None:  # in a run folder; a device keeps it with the model, and lacks the solver of methods
+    serves = read_kept(folder).get("serves")
+    if serves is None:  # a device keeps it with the model, and lacks the solver of methods
         from fairbloom.strategies import served_model  # imported late
 
         serves = served_model(str(settings.get("method", "")))
@@ -342,10 +357,7 @@ def _last_arrays(folder: Path) -> Mapping[str, Any]:
     """Return the global model after the last round."""
     arrays = read_model(folder)
     if arrays is None:
-        raise PredictionError(
-            f"{folder} has no {MODEL.name} yet: no round is finished, or this device has not got it: it comes again "
-            "from the server, when the finished run is submitted once more"
-        )
+        raise PredictionError(f"{folder} has no {MODEL.name} yet: no round is finished")
     if not is_finished(folder):
         log.warning("the run in %s is not finished: its last checkpoint predicts", folder)
     return arrays

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from scipy.stats import binomtest
 
+from fairbloom.client.kept import find_model
 from fairbloom.client.local import LocalClient
 from fairbloom.errors import FairbloomError, did_you_mean
 from fairbloom.protocol.names import NUM_EXAMPLES
@@ -33,10 +34,10 @@ class SiteError(FairbloomError):
 def evaluate_site(run: Path, data_dir: str = "", client: str = "", model: str = "last") -> SiteScores:
     """Measure a finished run's model on a site's test examples.
 
-    `run` is a run folder or a client's own folder of one; `client` is "" where the data are of one client; `model` is
+    `run` is a run folder or the state folder of a device; `client` is "" where the data are of one client; `model` is
     "last" or "best".
     """
-    run = run.absolute()
+    run = find_model(run.absolute())
     if model not in MODELS:
         raise SiteError(f"model = {model!r}: {did_you_mean(model, MODELS)}there are {', '.join(MODELS)}")
     own = {"data-dir": data_dir, "state-dir": "", "device": "auto", "pooled": False}

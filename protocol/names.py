@@ -26,15 +26,6 @@ def is_usable_name(name: str) -> bool:
 HONOURS = "honours"
 """A client lists under this key, next to its name, the terms of local work that it supports: some of `terms.WORK`."""
 
-KEEP = "keep"
-"""A QUERY with this in its config asks a client whether it keeps the final model of a run that is over, and brings the
-model where it has arrays, too; the value is that model's checksum. The next two go with it."""
-
-RUN, SERVES, KEPT, KEEPS_NONE = "run", "serves", "kept", "keeps-none"
-"""The name of that run, and which model serves its clients, "global" or "personal", in the config; the checksum of its
-model that the client keeps, "" for none, in the answer; and there, in words, why a client keeps no models at all. A
-client that knows nothing of this answers without KEPT."""
-
 DEPLOYED = "deployed"
 """A client's settings say by this whether what it reports about its data leaves the machine; no run can set it."""
 

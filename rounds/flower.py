@@ -15,15 +15,14 @@ from flwr.serverapp import Grid
 from fairbloom.flower import is_simulated
 from fairbloom.protocol.frozen import digest_arrays
 from fairbloom.protocol.helper import ADVICE
-from fairbloom.protocol.names import ARRAYS, CONFIG, FROZEN, KEEP, PROTOCOL, TRAIN_LOSS
+from fairbloom.protocol.names import FROZEN, PROTOCOL, TRAIN_LOSS
 from fairbloom.protocol.terms import Terms
 
 from .aggregation import screen_updates
 from .clients import NOTHING, Replies, Reports, Trained
 from .method import Method
-from .quorum import MAX_LISTED, Quorum, SimulationError, listed
+from .quorum import MAX_LISTED, Quorum, SimulationError
 from .records import (
-    LACKS,
     check_honoured,
     examples_in,
     frozen_digest,
@@ -37,7 +36,6 @@ from .records import (
     size_of_record,
     usable_arrays,
     usable_second,
-    why_not_kept,
 )
 from .refusals import Refusals, one_line
 from .roster import Roster
@@ -218,35 +216,6 @@ class FlowerClients:
         if silent and self._answers_query is not False:
             self._query(silent)
         return {name: float(size) for name, node_id in nodes.items() if (size := self._sizes.get(node_id))}
-
-    def keep_final(self, names: Sequence[str], model: Model, terms: Terms) -> Mapping[str, str]:
-        """Send the final model to the clients that lack it; return each client's reason for not storing it.
-
-        The reason is "" where it is stored; clients that did not answer in time are left out. The `terms` have the
-        model's checksum as KEEP and the run's name as RUN.
-        """
-        said = self._ask_to_keep(names, terms)
-        lacking = [name for name, reason in said.items() if reason == LACKS]
-        if lacking:
-            log.info("sending the final model to %s", listed(lacking))
-            said |= self._ask_to_keep(lacking, terms, model)
-        return said
-
-    def _ask_to_keep(self, names: Sequence[str], terms: Terms, model: Model | None = None) -> dict[str, str]:
-        """Ask clients whether they keep a model, which they get with the question where it is given."""
-        refused, config = Refusals(terms.server_round), ConfigRecord({**terms.to_config(), **self._fits})
-        records = {CONFIG: config, **({} if model is None else {ARRAYS: record_of(model)})}
-        answers = self._ask(names, records, refused)
-        refused.log()
-        reasons = {name: reason for name, reason in refused.reasons.items() if name in names}
-        return {name: why_not_kept(content, str(terms.others[KEEP])) for name, content in answers} | reasons
-
-    def _ask(self, names: Sequence[str], records: Mapping[str, Any], refused: Refusals) -> list[tuple[str, RecordDict]]:
-        """Ask these clients by a QUERY with these records; return what `_take` does of the replies in time."""
-        nodes, asked = self._roster.online, Exchange()
-        for name in names:
-            asked.messages[name] = Message(RecordDict({**records}), nodes[name], MessageType.QUERY, ttl=self._timeout)
-        return self._take(asked, self.deliver(asked.messages.values()), refused)
 
     def _take(self, asked: "Exchange", replies: Iterable[Message], refused: Refusals) -> list[tuple[str, RecordDict]]:
         """Return client and content of each reply, in the order of names; note who owes one, and the frozen arrays."""

@@ -237,10 +237,12 @@ class Rounds:
         if method.average_models:
             changing = {name: array for name, array in model.items() if name not in frozenset(method.frozen)}
             method.progress.average = method.progress.average.plus(changing)
+        of_method = method.terms(number)
         terms = Terms(
             server_round=number,
             measure=tuple(measure),
-            personal_lambda=method.terms(number).personal_lambda,
+            personal_lambda=of_method.personal_lambda,
+            local_only=of_method.local_only,
             others=others or {},
         )
         self._asked_to_evaluate = [] if chosen is None else sorted(chosen)

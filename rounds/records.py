@@ -15,8 +15,6 @@ from fairbloom.protocol.names import (
     CLIENT,
     FROZEN,
     HONOURS,
-    KEEPS_NONE,
-    KEPT,
     LONGEST_NAME,
     METRICS,
     NAME,
@@ -34,9 +32,6 @@ EXPIRED = (3, 4)
 
 NO_QUERY = ("No query function registered", "Invalid message type: query")
 """An app without a query function answers with an error that has one of these texts; the second is of a NumPyClient."""
-
-LACKS = "it does not keep this model"
-"""What is said of a client that keeps models, and has not this one."""
 
 
 def frozen_digest(content: RecordDict) -> str:
@@ -113,16 +108,6 @@ def reported(content: RecordDict) -> MetricRecord:
     """Return the metrics of a reply."""
     record: MetricRecord = _only(content.metric_records, METRICS, "MetricRecord")
     return record
-
-
-def why_not_kept(content: RecordDict, checksum: str) -> str:
-    """Return why a client does not keep the model with this checksum, as it says; "" where it does."""
-    about = content.config_records.get(CLIENT, ConfigRecord())
-    if reason := about.get(KEEPS_NONE):
-        return f"{one_line(str(reason))}, so it keeps no models"
-    if not isinstance(about.get(KEPT), str):
-        return "its app does not know of kept models: upgrade fairbloom there, or leave it without"
-    return "" if about[KEPT] == checksum else LACKS
 
 
 def usable_arrays(content: RecordDict, key: str, layout: Layout, second: str = "") -> Model:

@@ -11,17 +11,19 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from torch.nn import Module
 
+from fairbloom.errors import FairbloomError
 from fairbloom.flower import is_simulated
 from fairbloom.logs import log
 from fairbloom.protocol.names import DISPARITY, DISPARITY_HARD, LOSS_BEFORE, TRAIN_LOSS
 from fairbloom.protocol.scores import Score, put_first
 from fairbloom.protocol.settings import split_names
+from fairbloom.protocol.terms import Terms
 from fairbloom.protocol.version import PROTOCOL
 from fairbloom.rounds.clients import Clients
 from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.loop import DivergedError, NothingLearnedError, Rounds
 from fairbloom.rounds.method import Method
-from fairbloom.rounds.quorum import Quorum
+from fairbloom.rounds.quorum import Quorum, listed
 from fairbloom.rounds.round import Round, StopRun
 from fairbloom.rounds.screening import BrokenModelError
 from fairbloom.rounds.updates import Model
@@ -33,7 +35,6 @@ from fairbloom.tasks.optimizers import usual_learning_rate
 from fairbloom.tasks.score import decide_score, has_two_classes
 
 from .arrival import CLIENTS_FOLDER, check_sizes, drop_revoked, find_first_limit, wait_for_clients
-from .delivery import deliver_model
 from .fallen import warn_of_fall
 from .observability import name_worst_served, summarize_row
 from .polling import PollingGrid
@@ -42,8 +43,10 @@ from .run_folder.checks import check_folder, check_same_data
 from .run_folder.errors import explain_other_state, said_in_app
 from .run_folder.files import (
     CHECKPOINTS,
+    CLIENTS,
     CONFIG,
     KNOWN,
+    MODEL,
     ROUNDS,
     is_finished,
     read_stop,
@@ -99,8 +102,28 @@ def _serve(settings: Settings, grid: Grid) -> None:
     save: Callable[[int], None] = getattr(grid, "save", lambda last: None)
     save(0)
     federate(settings, wait_for_them, lambda recorded: save(recorded.number), deployed=True)
-    if settings.state_dir or not is_simulated(grid):  # clients in a simulation have no other place to keep it
-        deliver_model(folder, settings, patient)
+    if not is_simulated(grid):
+        send_final_model(folder, settings, patient)
+
+
+def send_final_model(folder: Path, settings: Settings, grid: Grid) -> None:
+    """Let the run's clients that are online, and have not evaluated the final model, do so: devices keep it.
+
+    What they reply is not recorded. Failures are logged, as the run is over.
+    """
+    method = settings.strategy()
+    clients = FlowerClients(method, grid, settings.round_timeout, protocol=PROTOCOL)
+    try:
+        last = max((int(row["round"]) for row in ROUNDS.read(folder)), default=0)
+        seen = {row["client"] for row in CLIENTS.read(folder) if int(row["round"]) == last}
+        known = set(drop_revoked(KNOWN.read(folder).known)) - seen
+        if lacking := [name for name in clients.online(0) if name in known]:
+            log.info("sending the final model to those that have not evaluated it: %s", listed(lacking))
+            method.frozen = frozen_parameters(load_task(settings.run_config()).model())
+            terms = Terms(server_round=last, local_only=method.terms(last).local_only)
+            clients.evaluate(lacking, MODEL.read(folder), terms, ())
+    except FairbloomError as error:
+        log.warning("not all clients were sent the final model: %s", error)
 
 
 def federate(

@@ -10,9 +10,8 @@ from fairbloom.logs import log
 from fairbloom.system.files import write_whole
 
 from .run_folder.errors import RunFolderError
-from .run_folder.files import CONFIG, ROUNDS, read_delivered, state_of
+from .run_folder.files import CONFIG, ROUNDS, state_of
 from .run_folder.rows import parse_refusals
-from .run_folder.values import Delivered
 
 RUN_FOLDER = "FAIRBLOOM_RUN"
 """Environment variable by which the server names the folder of a deployed run's order and log."""
@@ -61,7 +60,7 @@ def describe_progress(folder: Path) -> dict[str, Any]:
         for row in reversed(latest)
         for name, reason in parse_refusals(row.get("refused", ""))
     ]
-    last, delivered = rows[-1] if rows else {}, _find_delivered(folder) if state == "finished" else Delivered()
+    last = rows[-1] if rows else {}
     return {
         "folder": str(folder),
         "task": settings.get("task", ""),
@@ -74,14 +73,4 @@ def describe_progress(folder: Path) -> dict[str, Any]:
         "missing": last.get("missing", ""),
         "offline": last.get("offline", ""),
         "refused": refused[:MOST_REFUSALS],
-        "kept-by": None if delivered is None else list(delivered.keeping),
-        "not-kept-by": None if delivered is None else {name: why for name, why in delivered.clients.items() if why},
     }
-
-
-def _find_delivered(folder: Path) -> Delivered | None:
-    """Return which clients keep the final model; None where a damaged file leaves that unknown."""
-    try:
-        return read_delivered(folder)
-    except RunFolderError:
-        return None

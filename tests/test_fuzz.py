@@ -42,7 +42,6 @@ from fairbloom.server.checkpoint import list_checkpoints, load_checkpoint, save_
 from fairbloom.server.run_folder import files
 from fairbloom.server.run_folder.groups import Grouped
 from fairbloom.server.run_folder.tables import read_table
-from fairbloom.server.run_folder.values import Delivered
 from fairbloom.server.settings import Settings, check_used
 from fairbloom.tasks.files.reading.reader import read
 from fairbloom.tasks.files.rows import different_cells
@@ -351,7 +350,6 @@ STUDY = {
 }
 CSV = {"header": csv_of(1).split("\n")[0].split(","), "rows": [row.split(",") for row in csv_of(12).split("\n")[1:-1]]}
 SCORES = [asdict(Score("accuracy", percent=True)), asdict(Score("mae", higher_is_better=False))]
-DELIVERED = asdict(Delivered("ab12", 3, {"site-a": "", "site-b": "the disk is full"}))
 GROUPED = json.loads(Grouped({"sex": ("m", "f")}, (GroupScore("accuracy", percent=True),)).encode())
 
 KINDS: Mapping[str, Kind] = {
@@ -378,7 +376,6 @@ KINDS: Mapping[str, Kind] = {
         in_json(files.SCORES),
         lambda structure: [{"column": Score(each["name"]).column(), **only(*SCORES[0])(each)} for each in structure],
     ),
-    "who keeps the model": Kind("delivered.json", DELIVERED, as_json, in_json(files.DELIVERED), only(*DELIVERED)),
     "the groups": Kind("groups.json", GROUPED, as_json, in_json(files.GROUPED)),
     "a preprocessing": Kind(
         "preprocessing.json", json.loads(PREPROCESSING.encode()), as_json, in_json(files.PREPROCESSING)

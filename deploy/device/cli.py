@@ -2,13 +2,11 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import click
 import typer
 from typer.core import TyperGroup
-
-from fairbloom.command import TrustOption
 
 DEFAULT = "run"
 
@@ -26,7 +24,7 @@ class WithDefault(TyperGroup):
 client = typer.Typer(
     suggest_commands=False,
     cls=WithDefault,
-    help="Run a client of a federation, create its key, or use its stored models.",
+    help="Run a client of a federation, create its key, accept a schema, or read its log.",
 )
 
 
@@ -39,7 +37,7 @@ def run(
     ] = None,
     data_dir: Annotated[str | None, typer.Option(help="Folder of its data.")] = None,
     state_dir: Annotated[
-        str | None, typer.Option(help="Folder for its state between rounds and for final models.")
+        str | None, typer.Option(help="Folder for its state between rounds and the last model.")
     ] = None,
     app: Annotated[str | None, typer.Option(metavar="MODULE:ATTRIBUTE", help="Installed app to run.")] = None,
     allow: Annotated[
@@ -122,44 +120,3 @@ def log(
 
     entries = read_entries(find_state_dir(place))
     print(json.dumps(entries, indent=2, ensure_ascii=False) if as_json else "\n".join(describe_entries(entries)))
-
-
-PlaceArgument = Annotated[
-    Path, typer.Argument(metavar="STATE_DIR", help="The client's state-dir, or the folder of one run in it.")
-]
-
-
-@client.command(epilog="Example: fairbloom client models state")
-def models(place: PlaceArgument) -> None:
-    """List the models on this device, the latest run first."""
-    from fairbloom.client.kept import list_kept
-
-    for kept in list_kept(place):
-        about = kept.about
-        final = "no final model" if about is None else f"run {about.run}, final model of round {about.round}"
-        personal = f", personal model of round {kept.personal_rounds[-1]}" if kept.personal_rounds else ""
-        print(f"{kept.folder}: {final}{personal}")
-
-
-@client.command(epilog="Example: fairbloom client predict state new.csv --out predictions.csv --model personal")
-def predict(
-    place: PlaceArgument,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The new data, with the columns of training.")],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The CSV file to write. It must not exist yet.")],
-    model: Annotated[
-        Literal["last", "personal"],
-        typer.Option("--model", help="The run's final model, or the personal one that never left this device."),
-    ] = "last",
-    run_name: Annotated[
-        str, typer.Option("--run", metavar="NAME", help="The run, as fairbloom client models lists it; or the latest.")
-    ] = "",
-    trust: TrustOption = False,
-) -> None:
-    """Predict on this device with a stored model. Data and predictions stay on the device."""
-    from fairbloom.client.kept import choose_kept
-    from fairbloom.prediction.predictor import check_new, load_predictor
-
-    check_new(out)
-    kept = choose_kept(place, run_name)
-    predictor = load_predictor(kept.folder, model=model, trust=trust)
-    print(f"{predictor.describe(predictor.predict_file(file, out))} by {kept.folder}: {out}")

@@ -107,9 +107,6 @@ def render(found: Mapping[str, Any]) -> RenderableType:
         parts.append(_clients_table(clients))
     if len(going) < len(runs):
         parts.append(_runs_table([run for run in runs if run["exit-status"] is not None]))
-    for run in runs:
-        for name, reason in (run.get("not-kept-by") or {}).items():
-            parts.append(_line(f"run {run['run']} is not kept by {escape_unprintable(name)}", reason, warn=True))
     parts.append(_line("disk", f"{found['disk']['free-bytes'] / 1e9:.1f} GB free"))
     parts.append(_line("certificate", f"the server's holds for {found['certificate-days']:.0f} more days"))
     return Group(*parts)

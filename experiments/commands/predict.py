@@ -10,7 +10,6 @@ from fairbloom.command import TrustOption
 from fairbloom.tasks.schema import read_schema
 
 from ..render.terminal import console
-from ..results.run import load
 
 ClientOption = Annotated[
     str,
@@ -28,12 +27,7 @@ ModelChoice = Annotated[
 
 
 def predict(
-    run: Annotated[
-        Path,
-        typer.Argument(
-            metavar="RUN", help="The run folder, or on a device the folder that its client keeps of the run."
-        ),
-    ],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run folder, or on a device its client's state-dir.")],
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="The new data: a CSV file with the columns of training.")
     ],
@@ -49,10 +43,10 @@ def predict(
 
     The columns may be in any order. The target column may be missing.
     """
-    from fairbloom.prediction.predictor import check_new  # imported late, as PyTorch is with it
+    from fairbloom.prediction.predictor import check_new, load_predictor  # imported late, as PyTorch is with them
 
     check_new(out)
-    predictor = load(run).predictor(client, model, trust=trust)
+    predictor = load_predictor(run, client=client, model=model, trust=trust)
     if schema is not None:
         predictor = predictor.reading_by(read_schema(str(schema)))
     console.print(escape(f"{predictor.describe(predictor.predict_file(file, out))}: {out}"), soft_wrap=True)

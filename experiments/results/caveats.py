@@ -54,7 +54,7 @@ def same_models(runs: Mapping[str, Sequence[Run]]) -> list[list[str]]:
     for label, by_seed in runs.items():
         if by_seed[0].serves != "global":
             continue
-        groups.setdefault(tuple(MODEL.read_checksum(run.folder) for run in by_seed), []).append(label)
+        groups.setdefault(tuple(str(MODEL.read_about(run.folder)["sha256"]) for run in by_seed), []).append(label)
     return [labels for labels in groups.values() if len(labels) > 1]
 
 

@@ -25,7 +25,7 @@ from .lock import LOCK as LOCK_NAME
 from .lock import is_running
 from .metrics import METRIC_COLUMNS
 from .tables import Cells, read_table
-from .values import Beginning, Delivered, Known, Recorded
+from .values import Beginning, Known, Recorded
 
 if TYPE_CHECKING:
     from fairbloom.tasks.split import Split
@@ -102,12 +102,11 @@ class ModelFile(Entry):
         return load_model(self.path_in(folder))[0]
 
     def read_about(self, folder: Path) -> dict[str, Any]:
-        """Return what was written about the arrays; raise RunFolderError when the file is not as it was written."""
-        return load_model(self.path_in(folder))[1]
+        """Return what was written about the arrays, with their checksum `sha256`, without reading them.
 
-    def read_checksum(self, folder: Path) -> str:
-        """Return the checksum, without reading the arrays; raise RunFolderError when there is none."""
-        return str(read_about(self.path_in(folder))["sha256"])
+        Raise RunFolderError where the file has none.
+        """
+        return read_about(self.path_in(folder))
 
     def write(self, folder: Path, arrays: Arrays, about: Mapping[str, Any]) -> None:
         """Write the model; an OSError is the caller's to explain."""
@@ -272,18 +271,6 @@ KNOWN = File[Known](
     remedy="Restore it from a copy, or delete it",
 )
 
-DELIVERED = File[Delivered](
-    name="delivered.json",
-    holds=(
-        "on deployed clients: who [keeps the final model](deployment.md#after-the-run): its checksum (`model`), its "
-        "round (`round`), and by name, of those that were asked (`clients`), why one does not keep it, or nothing"
-    ),
-    encode=lambda delivered: _encode_json(asdict(delivered)),
-    decode=_decode_as(Delivered),
-    absent=Delivered(),
-    remedy="Restore it from a copy, or delete it: the clients are asked again when the run is submitted again",
-)
-
 ROUNDS = TableFile(
     name="rounds.csv",
     holds="a row a round: who was refused, missing or offline, measures of fairness, bytes, seconds",
@@ -369,7 +356,7 @@ ENTRIES = tuple(value for value in list(globals().values()) if isinstance(value,
 
 def read_stop(folder: Path) -> str:
     """Return why a finished run has stopped before its last round, "" for all others."""
-    return str(read_about(MODEL.path_in(folder)).get("stopped", "")) if is_finished(folder) else ""
+    return str(MODEL.read_about(folder).get("stopped", "")) if is_finished(folder) else ""
 
 
 def is_run_folder(folder: Path) -> bool:
@@ -394,12 +381,6 @@ def read_model(folder: Path) -> dict[str, NDArray[Any]] | None:
         return MODEL.read(folder)
     last = load_last(CHECKPOINTS.path_in(folder))
     return None if last is None else last[0]
-
-
-def read_delivered(folder: Path) -> Delivered:
-    """Return which clients keep the final model of a finished run; notes about an earlier model do not count."""
-    checksum, noted = MODEL.read_checksum(folder), DELIVERED.read(folder)
-    return noted if noted.model == checksum else Delivered(checksum)
 
 
 def write_first_files(folder: Path, beginning: Beginning) -> None:

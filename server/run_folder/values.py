@@ -67,17 +67,3 @@ class Known:
         """Return them with these clients; those that come first are the ones that the run began with."""
         names = sorted(names)
         return Known(self.began or tuple(names), tuple(sorted({*self.known, *names})))
-
-
-@dataclass(frozen=True)
-class Delivered:
-    """Which deployed clients keep a run's final model: by name, the reason why a client does not, "" where it does."""
-
-    model: str = ""
-    round: int = 0
-    clients: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def keeping(self) -> tuple[str, ...]:
-        """The clients that keep the model, in the order of names."""
-        return tuple(sorted(name for name, reason in self.clients.items() if not reason))

@@ -33,8 +33,8 @@ def test_the_tutorial_ends_at_a_prediction_on_a_device(tmp_path: Path) -> None:
                 said = follow(runtime, words, stays=line.startswith(("fairbloom server", "fairbloom client north/")))
                 if line.startswith("fairbloom deploy status"):
                     assert "ditto" in said
-                if line.startswith("fairbloom client models"):
-                    assert "final model of round 10, personal model of round 10" in said
+                if line.startswith("fairbloom predict") and "personal" not in line:
+                    assert "by the model of round 10 of 10" in said
         patients = (runtime.home / "hospitals" / "north.csv").read_text().splitlines()
         (folder,) = (path.parent for path in runtime.home.rglob("runs/ditto/clients.csv"))
         run = load(folder)

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 import fairbloom
-from fairbloom.client.kept import About, keep_model
+from fairbloom.client.kept import keep_model
 from fairbloom.client.states import load_last
-from fairbloom.errors import FairbloomError
 from fairbloom.prediction.predictor import load_predictor
 from fairbloom.server.run_folder.files import CONFIG, MODEL
+from fairbloom.tasks import load_task
 
 CLIENT = "client-1"
 
@@ -40,13 +40,9 @@ def test_the_whole_model_predicts_as_it_was_measured(run: fairbloom.Run) -> None
 
 
 def test_a_devices_frozen_parameters_are_the_final_models(run: fairbloom.Run, tmp_path: Path) -> None:
-    folder = tmp_path / CLIENT
-    shutil.copytree(kept_by(run), folder)
-    arrays = MODEL.read(run.folder)
-    keep_model(folder, CONFIG.read(run.folder).settings, arrays, About("run", 2, "checksum"))
-    found = load_predictor(folder, model="personal").module.state_dict()
+    shutil.copytree(run.folder / "clients", tmp_path / "state")
+    settings = CONFIG.read(run.folder).settings
+    keep_model(tmp_path / "state", settings, load_task(settings), CLIENT, MODEL.read(run.folder), 2, "global")
+    found = load_predictor(tmp_path / "state", model="personal").module.state_dict()
     for name, tensor in run.model(CLIENT, "personal").state_dict().items():
         assert torch.equal(tensor, found[name]), name
-    (folder / MODEL.name).unlink()
-    with pytest.raises(FairbloomError, match=r"has no model\.safetensors yet: .*it comes again from the server"):
-        load_predictor(folder, model="personal")

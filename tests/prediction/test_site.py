@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 import fairbloom
-from fairbloom.client.kept import About, keep_model
+from fairbloom.client.kept import keep_model
 from fairbloom.errors import FairbloomError
 from fairbloom.server.run_folder.files import CONFIG, MODEL, SCHEMA
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
+from fairbloom.tasks import load_task
 from tests.experiments.helpers import fairbloom as command
 
 from .hospitals import COLUMNS, write_hospital, write_hospitals
@@ -97,7 +98,8 @@ def test_a_quantity_is_measured_too(tmp_path: Path) -> None:
 
 def test_a_devices_folder_works_without_the_clients(there: Path, tmp_path: Path) -> None:
     settings = {**CONFIG.read(there / "run").settings, "schema": SCHEMA.read(there / "run")}
-    keep_model(tmp_path / "kept", settings, MODEL.read(there / "run"), About("a run", ROUNDS, "checksum"))
+    task = load_task({**settings, "data-dir": str(there / "new")})
+    keep_model(tmp_path / "kept", settings, task, "newtown", MODEL.read(there / "run"), ROUNDS, "global")
     found = fairbloom.evaluate(tmp_path / "kept", data_dir=there / "new")
     assert found.values == fairbloom.evaluate(there / "run", data_dir=there / "new").values
     assert found.clients == {}

@@ -7,9 +7,7 @@ import pytest
 
 from fairbloom.server.progress import RUN_FOLDER, announce, describe_progress, find_announced
 from fairbloom.server.run_folder.errors import RunFolderError
-from fairbloom.server.run_folder.files import DELIVERED, MODEL
 from fairbloom.server.run_folder.rows import parse_refusals
-from fairbloom.server.run_folder.values import Delivered
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
 
@@ -30,20 +28,6 @@ def test_a_finished_run_tells_its_rounds(run: Path) -> None:
     assert found["seconds-a-round"] > 0
     assert found["seconds-since-round"] >= 0
     assert (found["refused"], found["missing"]) == ([], "")
-
-
-def test_a_finished_run_says_who_keeps_its_model_where_that_is_known(run: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(run, tmp_path / "run")
-    assert (describe_progress(folder)["kept-by"], describe_progress(folder)["not-kept-by"]) == ([], {})
-    clients = {"client-0": "", "client-1": "its disk is full"}
-    DELIVERED.write(folder, Delivered(MODEL.read_checksum(folder), 3, clients))
-    found = describe_progress(folder)
-    assert (found["kept-by"], found["not-kept-by"]) == (["client-0"], {"client-1": "its disk is full"})
-    DELIVERED.write(folder, Delivered("that of an earlier model", 2, clients))
-    assert describe_progress(folder)["kept-by"] == []
-    DELIVERED.path_in(folder).write_text("{")
-    found = describe_progress(folder)
-    assert (found["kept-by"], found["not-kept-by"], found["round"]) == (None, None, 3)
 
 
 def test_a_run_that_ends_while_it_is_looked_at_is_not_said_to_be_interrupted(

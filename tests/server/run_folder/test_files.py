@@ -18,7 +18,6 @@ from fairbloom.server.run_folder.files import (
     CHECKPOINTS,
     CONFIG,
     DATA,
-    DELIVERED,
     ENGINE,
     ENTRIES,
     ENVIRONMENT,
@@ -36,7 +35,7 @@ from fairbloom.server.run_folder.files import (
     record_known,
 )
 from fairbloom.server.run_folder.groups import Grouped
-from fairbloom.server.run_folder.values import Beginning, Delivered, Known, Recorded
+from fairbloom.server.run_folder.values import Beginning, Known, Recorded
 from fairbloom.server.settings import Settings
 from fairbloom.tasks import load_task
 from fairbloom.tasks.measures import TRUE_POSITIVE_RATE
@@ -65,7 +64,6 @@ VALUES: dict[File[Any], Any] = {
         classes=("no", "ä"),
     ),
     MODULES: {"my_module": "0123"},
-    DELIVERED: Delivered("0123", 3, {"a": "", "b": "it has no state-dir"}),
     GROUPED: Grouped({"sex": ("ä", "b", "other")}, (GroupScore("accuracy", percent=True), TRUE_POSITIVE_RATE)),
 }
 """A value of each file."""
@@ -152,7 +150,7 @@ def test_all_that_a_run_leaves_is_declared_and_what_is_declared_for_such_a_run_i
     there = {str(path.relative_to(finished)) for path in finished.iterdir()}
     assert there <= declared
     of_others = {"data.json", "schema.toml", "known.json", *OF_GROUPS}
-    of_others |= {"modules.json", "delivered.json", "exports", "metrics.csv"}
+    of_others |= {"modules.json", "exports", "metrics.csv"}
     assert declared - there == of_others | {".lock"}
 
 
@@ -203,8 +201,9 @@ def test_the_model_is_that_of_the_last_checkpoint_until_there_is_a_final_one(fin
         assert {name: array.tobytes() for name, array in model.items()} == again
     finally:
         CHECKPOINTS.path_in(tmp_path).rename(CHECKPOINTS.path_in(finished))
-    assert MODEL.read_checksum(finished) != BEST.read_checksum(finished)
-    assert BEST.read_about(finished).keys() == {"round", "validation_accuracy_of_global_model_mean"}
+    assert BEST.read_about(finished).keys() == {"round", "validation_accuracy_of_global_model_mean", "sha256"}
+    assert MODEL.read_about(finished).keys() == {"sha256"}
+    assert MODEL.read_about(finished) != {"sha256": BEST.read_about(finished)["sha256"]}
 
 
 # One place ----------------------------------------------------------------------------------------------------------
