@@ -19,7 +19,7 @@ ROOMS: Mapping[str, int] = {
     "client/rules": 1_060,
     "deploy/fleet": 2_690,
     "experiments": 1_225,
-    "experiments/check": 1_220,
+    "experiments/check": 1_155,
     "experiments/pages": 1_815,
     "experiments/results": 2_880,
     "experiments/studies": 1_200,

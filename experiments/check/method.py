@@ -5,7 +5,6 @@ import math
 import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -13,27 +12,17 @@ import numpy as np
 
 from fairbloom.client.generators import all_seeded
 from fairbloom.errors import FairbloomError
-from fairbloom.protocol.names import ARRAYS_DISPARITY, SNAPSHOT
+from fairbloom.protocol import names as wire
 from fairbloom.protocol.parameters import Parameter, parameters_of
 from fairbloom.protocol.settings import Value
 from fairbloom.protocol.terms import Terms
-from fairbloom.rounds.updates import FloatArray
+from fairbloom.rounds.updates import FloatArray, Model
 from fairbloom.server.checkpoint import load_checkpoint, save_checkpoint
 from fairbloom.strategies import FairStrategy
 
 from .replies import extreme_replies, ordinary_replies
 from .report import CheckReport, Failure, Remark, check_properties
-from .subject import (
-    MEASURED,
-    ROUNDS,
-    TAKING_PART,
-    MethodUnderTest,
-    client_losses,
-    differs_when_stopped,
-    initial_model,
-    silence,
-    unknown_metrics,
-)
+from .subject import MEASURED, ROUNDS, TAKING_PART, MethodUnderTest, initial_model, real_clients, unknown_metrics
 
 SIZES = (1, 2, 3, 10, 50)
 """With so many clients the shape of the coefficients is tried."""
@@ -65,9 +54,8 @@ def check_method(method: Callable[..., FairStrategy], arguments: Mapping[str, Va
     """
     subject = MethodUnderTest(method, arguments or {})
     given = ", ".join(f"{name}={value!r}" for name, value in subject.arguments.items())
-    made = method.func if isinstance(method, partial) else method
-    with silence():
-        return check_properties(f"{getattr(made, '__name__', made)}({given})", PROPERTIES, subject)
+    name = getattr(subject.source, "__name__", subject.source)
+    return check_properties(f"{name}({given})", PROPERTIES, subject)
 
 
 # Parameters ---------------------------------------------------------------------------------------------------------
@@ -86,55 +74,41 @@ def check_parameters(subject: MethodUnderTest) -> str:
         if parameter.default is None and parameter.argument not in subject.arguments:
             raise Failure(f"{parameter.argument} has no default: give it by --set {parameter.key}=…, or give it one.")
     subject.create()
-    _check_options(subject)
+    try:
+        has_options = subject.create(seed=5).seed == 5
+    except Failure:
+        has_options = False
+    if not has_options:
+        raise Failure(
+            "The common option seed=5 of a run does not reach FairStrategy. Write def __init__(self, *, share: float = "
+            "0.5, **options: Unpack[Options]) and begin it with super().__init__(**options)."
+        )
     for parameter in declared:
         _check_impossible(subject, parameter)
     names = ", ".join(parameter.argument for parameter in declared)
     return f"{names}: impossible values are refused by name." if declared else "It has no parameters."
 
 
-def _check_options(subject: MethodUnderTest) -> None:
-    """Raise Failure where the common options do not reach FairStrategy."""
-    try:
-        seed = subject.create(seed=5).seed
-        found = f"the method has seed = {seed!r}."
-    except Failure as failure:
-        seed, found = 0, f"it is not accepted. {failure}"
-    if seed != 5:
-        raise Failure(
-            f"Runs give the common option seed=5, and {found} Write def __init__(self, *, share: float = 0.5, "
-            "**options: Unpack[Options]) and begin it with super().__init__(**options)."
-        )
-
-
 def _check_impossible(subject: MethodUnderTest, parameter: Parameter) -> None:
-    """Raise Failure where a parameter takes a value that no run can work with."""
-    name = parameter.argument
-    impossible: list[object] = []
-    if parameter.kind in (float, int):
-        impossible = [math.nan, "many"]
-        impossible += [] if "inf" in parameter.range else [math.inf]
-        impossible += [0.5] if parameter.kind is int else []
-        _accepts(subject, name, parameter.kind(-1))  # it may make sense; where it is refused, this is by name
-    for value in impossible:
-        if _accepts(subject, name, value):
+    """Raise Failure where a number takes a value that no run can work with, or is not refused by name."""
+    name, kind = parameter.argument, parameter.kind
+    if kind not in (float, int):
+        return
+    beyond = [] if "inf" in parameter.range else [math.inf]
+    maybe = -1  # it may make sense; where it is refused, this is by name
+    for value in (kind(maybe), math.nan, "many", *beyond, *([0.5] if kind is int else [])):
+        try:
+            subject.factory(**{**subject.arguments, name: value})
+        except Exception as error:
+            if isinstance(error, TypeError) or (isinstance(error, ValueError) and name in str(error)):
+                continue
+            told = f"{name} = {value!r} raised {error!r}: refuse it by a ValueError that names {name}."
+            raise Failure(told) from error
+        if value != maybe:
             raise Failure(
                 f"{name} = {value!r} is taken, and a run with it would fail later or learn nothing: refuse it by a "
                 f"ValueError that names {name}, or annotate it: {name}: Annotated[float, Range('(0, 1]')] = 0.5."
             )
-
-
-def _accepts(subject: MethodUnderTest, name: str, value: object) -> bool:
-    """Return whether the method takes a value of one of its parameters; a number may also be refused by TypeError."""
-    try:
-        subject.factory(**{**subject.arguments, name: value})
-    except TypeError:
-        return False
-    except Exception as error:
-        if isinstance(error, ValueError) and name in str(error):
-            return False
-        raise Failure(f"{name} = {value!r} raised {error!r}: refuse it by a ValueError that names {name}.") from error
-    return True
 
 
 # What clients are asked for -----------------------------------------------------------------------------------------
@@ -164,12 +138,12 @@ def _check_terms(subject: MethodUnderTest, method: FairStrategy) -> None:
             f"terms(7) returned {terms!r}: it must return the terms of round 7, as in "
             "dataclasses.replace(super().terms(server_round), local_steps=5)."
         )
-    if method.second == SNAPSHOT and terms.snapshot_step is None:
+    if method.second == wire.SNAPSHOT and terms.snapshot_step is None:
         raise Failure("second = 'snapshot' awaits models in mid-work: set snapshot_step and local_steps in terms.")
-    if (method.second == ARRAYS_DISPARITY) != bool(terms.disparity):
+    if (method.second == wire.ARRAYS_DISPARITY) != bool(terms.disparity):
         raise Failure(
             f"second = {method.second!r}, and terms have disparity = {terms.disparity!r}: a step down the difference "
-            f"between two groups needs both, second = {ARRAYS_DISPARITY!r} and a disparity."
+            f"between two groups needs both, second = {wire.ARRAYS_DISPARITY!r} and a disparity."
         )
 
 
@@ -182,7 +156,7 @@ def check_finite(subject: MethodUnderTest) -> str:
         replies, method = ordinary_replies(m), subject.create()
         subject.weigh(method, subject.show(method, replies).cohort, replies.description)
     _check_probe(subject)
-    kept = max(len(cohort.memory) for cohort, _ in subject.iterate_rounds(subject.create(), len(TAKING_PART)))
+    kept = max(len(cohort.memory) for cohort in subject.iterate_rounds(subject.create(), len(TAKING_PART)))
     extremes = list(extreme_replies())
     for replies in extremes:
         method = subject.create()
@@ -203,7 +177,7 @@ def _check_probe(subject: MethodUnderTest) -> None:
     coefficients = subject.weigh(method, cohort, replies.description)
     with subject.explain_errors(f"Given {replies.description}, "):
         mix = method.probe(cohort, coefficients)
-    if mix is not None and not (method.second == SNAPSHOT and np.shape(mix) == (cohort.size,)):
+    if mix is not None and not (method.second == wire.SNAPSHOT and np.shape(mix) == (cohort.size,)):
         raise Failure(
             f"probe returned shape {np.shape(mix)} for 4 clients: it must return a number for each snapshot, shape "
             "(4,), and snapshots need second = 'snapshot'."
@@ -214,7 +188,7 @@ def check_permutation(subject: MethodUnderTest) -> str:
     """A coefficient goes with what a client replied, whatever the client is called."""
     for m, common in ((3, 1.0), (5, 0.0), (8, 0.3), (50, 1.0)):
         replies, order = ordinary_replies(m, seed=1, common=common), np.random.default_rng(m).permutation(m)[::-1]
-        renamed = replies.select(order)
+        renamed = replace(replies.select(order), names=replies.names)
         (given, step), (after, step_after) = subject.weigh_fresh(replies), subject.weigh_fresh(renamed)
         wanted = given[:, order]
         if _is_same(after, wanted):
@@ -233,7 +207,7 @@ def check_permutation(subject: MethodUnderTest) -> str:
             )
         row, k = np.unravel_index(np.argmax(np.abs(after - wanted)), wanted.shape)
         raise Failure(
-            f"Given {replies.description}, the client with loss {renamed.losses[k]:.2g} got the coefficient "
+            f"Given {replies.description}, the client with loss {renamed.column(wire.LOSS)[k]:.2g} got the coefficient "
             f"{wanted[row, k]:.3g}; with other names, and so in another order, the same replies got it "
             f"{after[row, k]:.3g}, and the step is another one. Go by what clients reply, not by their place in "
             "cohort.names."
@@ -336,17 +310,12 @@ def check_resume(subject: MethodUnderTest) -> str:
     def create() -> FairStrategy:
         return subject.create(fraction_train=0.5)
 
-    rounds = subject.run_rounds(create(), 4)
-    with all_seeded(1), subject.explain_errors("Stopped after round 2 and continued, "):
-        differs_in = differs_when_stopped(create, subject.run_rounds, rounds)
-    if differs_in:
-        raise Failure(
-            f"A run was stopped after round 2 and continued from its checkpoint; in round {differs_in} it differs from "
-            "one that was not stopped. A checkpoint holds self.memory and the kept rows: what weigh uses of earlier "
-            "rounds must be in self.memory, or in the rows that remember returns."
-        )
+    kept = (
+        "A checkpoint holds self.memory and the kept rows: what weigh uses of earlier rounds must be in self.memory, "
+    )
+    said = subject.check_resumed(create, f"{kept}or in the rows that remember returns.")
     _check_paced(subject)
-    return "Continued from a checkpoint after round 2, rounds 3 and 4 are the same to the bit."
+    return said
 
 
 def _check_paced(subject: MethodUnderTest) -> None:
@@ -391,37 +360,37 @@ def check_determinism(subject: MethodUnderTest) -> str:
 def check_learns(subject: MethodUnderTest) -> str:
     """Rounds with real clients lower their mean loss."""
     method = subject.create(fraction_evaluate=0.0)
-    first = initial_model(method)
+    clients = real_clients(method)
+    first = initial_model(clients)
     rounds = subject.run_rounds(method, LEARNING_ROUNDS, first, **LEARNING)
     coefficients = [subject.weigh_fresh(ordinary_replies(5))[0]]
     coefficients += [np.array(list(finished.coefficients.values())) for finished in rounds]
     if not any(c.any() for c in coefficients):
         raise Remark("All coefficients are 0: the global model stays as it is, and only personal ones could learn.")
-    before, after = (client_losses(method, model) for model in (first, rounds[-1].arrays))
+
+    def losses(model: Model) -> FloatArray:
+        replies = clients.evaluate(clients.online(1), model, Terms(server_round=1), ())
+        return np.array([report[wire.LOSS] for report in replies.metrics.values()])
+
+    before, after = losses(first), losses(rounds[-1].arrays)
     sums = [float(np.atleast_2d(c).sum(axis=1)[0]) for c in coefficients]
-    losses = (
+    said = (
         f"In {LEARNING_ROUNDS} rounds on digits, the mean loss of {len(before)} clients went from {before.mean():.3g} "
         f"to {after.mean():.3g}, and that of the worst served from {before.max():.3g} to {after.max():.3g}. The "
         f"coefficients sum to {min(sums):.3g} to {max(sums):.3g} (FedAvg: 1)."
     )
-    signs = {_sign(c) for c in coefficients}
-    if max(signs) <= 0:
-        what = (
-            "are negative: the step goes uphill" if min(signs) < 0 else "sum to about 0: where clients agree, no step"
-        )
+    # Of a step along the updates above 0, against them below.
+    directions = [c.sum() if abs(c.sum()) > TOLERANCE * np.abs(c).sum() else 0.0 for c in coefficients]
+    if max(directions) <= 0.0:
+        what = "are negative: the step goes uphill"
+        what = what if min(directions) < 0.0 else "sum to about 0: where clients agree, no step"
         raise Failure(
-            f"The coefficients {what}. {losses} An update is u_k = w - w_k and the new model w - sum of c_k u_k, so "
+            f"The coefficients {what}. {said} An update is u_k = w - w_k and the new model w - sum of c_k u_k, so "
             "coefficients that sum to 1 average the clients' models."
         )
     if not after.mean() < before.mean():
-        raise Remark(f"{losses} The mean loss did not fall: the step is too long, or goes for something else.")
-    return losses
-
-
-def _sign(coefficients: FloatArray) -> int:
-    """Return whether coefficients add up to a step along the updates, 1, against them, -1, or to neither, 0."""
-    total, size = coefficients.sum(), np.abs(coefficients).sum()
-    return 0 if abs(total) <= TOLERANCE * size else int(np.sign(total))
+        raise Remark(f"{said} The mean loss did not fall: the step is too long, or goes for something else.")
+    return said
 
 
 def _is_same(one: FloatArray, other: FloatArray) -> bool:

@@ -1,7 +1,7 @@
 """Made-up replies of the clients of one round."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -11,102 +11,103 @@ from fairbloom.client.metrics import OF_TRAINING
 from fairbloom.protocol import names as wire
 from fairbloom.rounds.updates import FloatArray
 
+SAME = {each.pattern.format(wire.ACCURACY): wire.ACCURACY for each in OF_TRAINING} | {
+    wire.DISPARITY_HARD: wire.DISPARITY
+}
+"""Metrics that have the values of another one here."""
 
-@dataclass(frozen=True, kw_only=True)
+
+@dataclass(frozen=True)
 class Replies:
     """The replies of m clients; arrays have a row for each."""
 
     description: str  # for example "3 clients that did not move"
+    names: tuple[str, ...]
     updates: FloatArray  # shape (m, d)
     seconds: FloatArray  # the second updates, of methods that ask for two; shape (m, d)
-    losses: FloatArray
-    baselines: FloatArray  # losses of models that clients have trained alone
-    accuracies: FloatArray
-    rates: FloatArray  # learning rates
-    disparities: FloatArray
-    group_counts: FloatArray  # positive examples of two groups, and those of them that are found; shape (m, 4)
-    counts: FloatArray  # training examples
+    metrics: Mapping[str, FloatArray]
     draws: FloatArray
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The clients' names, ascending."""
-        return tuple(f"client-{k:04}" for k in range(len(self.losses)))
 
     def column(self, metric: str) -> FloatArray:
         """Return what the clients report under a metric's name; the loss stands for an unknown one."""
-        known: dict[str, FloatArray] = {
-            **{each.pattern.format(wire.ACCURACY): self.accuracies for each in OF_TRAINING},
-            wire.NUM_EXAMPLES: self.counts,
-            **dict.fromkeys((wire.DISPARITY, wire.DISPARITY_HARD), self.disparities),
-            **dict(zip((*wire.POSITIVES, *wire.HITS), self.group_counts.T, strict=True)),
-            wire.LOSS_BASELINE: self.baselines,
-            wire.LEARNING_RATE: self.rates,
-            wire.STEP_SUM: np.where(self.updates.any(axis=1), 5.0 * self.rates, 0.0),  # no step, no update
-            wire.UPDATE_NORM: np.linalg.norm(self.updates, axis=1),
-        }
-        return known.get(metric, self.losses)
+        match SAME.get(metric, metric):
+            case wire.UPDATE_NORM:
+                return np.asarray(np.linalg.norm(self.updates, axis=1))
+            case wire.STEP_SUM:  # no step, no update
+                return np.where(self.updates.any(axis=1), 5.0 * self.metrics[wire.LEARNING_RATE], 0.0)
+            case name:
+                return self.metrics.get(name, self.metrics[wire.LOSS])
 
-    def move(self, description: str, change: Callable[[FloatArray], FloatArray]) -> "Replies":
+    def report(self, metrics: Mapping[str, FloatArray], description: str) -> "Replies":
+        """Return these replies with other values of metrics."""
+        return replace(self, description=description, metrics={**self.metrics, **metrics})
+
+    def move(self, change: Callable[[FloatArray], FloatArray], description: str) -> "Replies":
         """Return these replies with other updates; the second ones change in the same way."""
         return replace(self, description=description, updates=change(self.updates), seconds=change(self.seconds))
 
     def select(self, rows: list[int] | NDArray[np.intp]) -> "Replies":
-        """Return the replies in these rows, in this order, of clients with new names."""
-        arrays = [each.name for each in fields(self) if each.name != "description"]
-        return replace(self, **{name: getattr(self, name)[rows] for name in arrays})
+        """Return the replies in these rows, in this order."""
+        metrics = {metric: values[rows] for metric, values in self.metrics.items()}
+        names, arrays = tuple(self.names[k] for k in rows), (self.updates[rows], self.seconds[rows])
+        return Replies(self.description, names, *arrays, metrics, self.draws[rows])
 
 
 def ordinary_replies(m: int, seed: int = 0, common: float = 1.0) -> Replies:
     """Return m different replies; `common` is the size of what their updates have in common."""
     rng = np.random.default_rng([m, seed])
     shared, single = rng.normal(size=m + 3), rng.normal(size=(m, m + 3))
+    updates = rng.uniform(0.5, 2.0, (m, 1)) * (common * shared + single)
+    metrics = {
+        wire.LOSS: rng.uniform(0.2, 3.0, m),
+        wire.ACCURACY: rng.uniform(0.1, 0.9, m),
+        wire.LEARNING_RATE: rng.uniform(0.05, 0.2, m),
+        wire.NUM_EXAMPLES: rng.permutation(np.arange(10.0, 10.0 + 7.0 * m, 7.0)),
+    }
+    seconds = 0.3 * rng.normal(size=(m, m + 3))
+    metrics[wire.DISPARITY] = rng.uniform(-0.5, 0.5, m)
+    groups = np.hstack([rng.integers(10, 20, (m, 2)), rng.integers(1, 10, (m, 2))]).astype(np.float64)
+    metrics |= dict(zip((*wire.POSITIVES, *wire.HITS), groups.T, strict=True))
+    metrics[wire.LOSS_BASELINE] = rng.uniform(0.1, 1.0, m)
+    names = tuple(f"client-{k:04}" for k in range(m))
     return Replies(
-        description=f"{m} ordinary clients" if m > 1 else "a single client",
-        updates=rng.uniform(0.5, 2.0, (m, 1)) * (common * shared + single),
-        losses=rng.uniform(0.2, 3.0, m),
-        accuracies=rng.uniform(0.1, 0.9, m),
-        rates=rng.uniform(0.05, 0.2, m),
-        counts=rng.permutation(np.arange(10.0, 10.0 + 7.0 * m, 7.0)),
-        draws=np.ones(m),
-        seconds=0.3 * rng.normal(size=(m, m + 3)),
-        disparities=rng.uniform(-0.5, 0.5, m),
-        group_counts=np.hstack([rng.integers(10, 20, (m, 2)), rng.integers(1, 10, (m, 2))]).astype(np.float64),
-        baselines=rng.uniform(0.1, 1.0, m),
+        f"{m} ordinary clients" if m > 1 else "a single client", names, updates, seconds, metrics, np.ones(m)
     )
 
 
 def extreme_replies() -> Iterator[Replies]:
     """Yield the extremes that a run may come to."""
-    usual, one = ordinary_replies(4), ordinary_replies(1)
-    losses, groups = usual.losses, usual.group_counts
-    still, first = np.array([1.0, 0.0, 1.0, 1.0]), np.arange(usual.updates.shape[1]) < 3  # of three arrays
-    yield usual.move("4 clients that did not move (zero updates)", lambda U: 0.0 * U)
-    yield usual.move("4 clients of which one did not move (a zero update)", lambda U: still[:, None] * U)
-    yield usual.move("4 clients that did not move one of the arrays", lambda U: np.where(first, 0.0, U))
+    usual = ordinary_replies(4)
+    loss, groups = usual.metrics[wire.LOSS], usual.metrics.keys() & {wire.POSITIVES[1], wire.HITS[1]}
+    still = np.array([1.0, 0.0, 1.0, 1.0])
+    first = np.arange(usual.updates.shape[1]) < 3  # of three arrays
     one_array = first & (still[:, None] == 0.0)
-    yield usual.move("4 clients of which one did not move an array", lambda U: np.where(one_array, 0.0, U))
-    yield usual.move("4 clients with the same update", lambda U: np.tile(U[0], (4, 1)))
-    yield usual.move("4 clients with opposed updates", lambda U: np.outer([1.0, -1.0, 1.0, -1.0], U[0]))
-    yield usual.move("4 clients with orthogonal updates", lambda U: np.eye(*U.shape))
-    yield replace(usual, description="4 clients with equal losses", losses=np.ones(4))
-    yield replace(usual, description="4 clients with zero losses", losses=np.zeros(4))
-    yield replace(usual, description="4 clients of which one has a zero loss", losses=still * losses)
-    yield replace(usual, description="4 clients with losses below zero, as that of a density may be", losses=-losses)
+    yield usual.move(lambda U: 0.0 * U, "4 clients that did not move (zero updates)")
+    yield usual.move(lambda U: still[:, None] * U, "4 clients of which one did not move (a zero update)")
+    yield usual.move(lambda U: np.where(first, 0.0, U), "4 clients that did not move one of the arrays")
+    yield usual.move(lambda U: np.where(one_array, 0.0, U), "4 clients of which one did not move an array")
+    yield usual.move(lambda U: np.tile(U[0], (4, 1)), "4 clients with the same update")
+    yield usual.move(lambda U: np.outer([1.0, -1.0, 1.0, -1.0], U[0]), "4 clients with opposed updates")
+    yield usual.move(lambda U: np.eye(*U.shape), "4 clients with orthogonal updates")
+    yield usual.report({wire.LOSS: np.ones(4)}, "4 clients with equal losses")
+    yield usual.report({wire.LOSS: np.zeros(4)}, "4 clients with zero losses")
+    yield usual.report({wire.LOSS: still * loss}, "4 clients of which one has a zero loss")
+    yield usual.report({wire.LOSS: -loss}, "4 clients with losses below zero, as that of a density may be")
     for scale in (1e-12, 1e12):
-        yield replace(usual, description=f"4 clients with losses around {scale:.0e}", losses=scale * losses)
         one_off = np.array([1.0, scale, 1.0, 1.0])[:, None]
-        yield usual.move(f"4 clients with updates around {scale:.0e}", partial(np.multiply, scale))
-        yield usual.move(f"4 clients of which one has an update around {scale:.0e}", partial(np.multiply, one_off))
+        yield usual.report({wire.LOSS: scale * loss}, f"4 clients with losses around {scale:.0e}")
+        yield usual.move(partial(np.multiply, scale), f"4 clients with updates around {scale:.0e}")
+        yield usual.move(partial(np.multiply, one_off), f"4 clients of which one has an update around {scale:.0e}")
     for accuracy in (0.0, 1.0):
-        yield replace(usual, description=f"4 clients with accuracy {accuracy:g}", accuracies=np.full(4, accuracy))
-    yield replace(usual, description="4 clients that are as well served alone", baselines=losses)
-    yield replace(usual, description="4 clients without a disparity between groups", disparities=np.zeros(4))
-    none = groups * np.array([[1.0, 0.0, 1.0, 0.0]])
-    yield replace(usual, description="4 clients without positive examples in one of two groups", group_counts=none)
-    some = np.where(still[:, None] > 0.0, groups, none)
-    yield replace(usual, description="4 clients of which one has no positive examples in a group", group_counts=some)
-    yield replace(usual, description="4 clients with 1 to 1,000,000 examples", counts=np.array([1.0, 10.0, 1e3, 1e6]))
-    yield replace(usual, description="4 clients of which one was drawn 3 times", draws=np.array([1.0, 3.0, 1.0, 1.0]))
-    alone = one.move("a single client that did not move, with loss 0", lambda U: 0.0 * U)
-    yield replace(alone, losses=np.zeros(1))
+        yield usual.report({wire.ACCURACY: np.full(4, accuracy)}, f"4 clients with accuracy {accuracy:g}")
+    yield usual.report({wire.LOSS_BASELINE: loss}, "4 clients that are as well served alone")
+    yield usual.report({wire.DISPARITY: np.zeros(4)}, "4 clients without a disparity between groups")
+    none, some = ({name: by * usual.metrics[name] for name in groups} for by in (0.0, still))
+    yield usual.report(none, "4 clients without positive examples in one of two groups")
+    yield usual.report(some, "4 clients of which one has no positive examples in a group")
+    sizes = np.array([1.0, 10.0, 1e3, 1e6])
+    yield usual.report({wire.NUM_EXAMPLES: sizes}, "4 clients with 1 to 1,000,000 examples")
+    drawn = replace(usual, draws=np.array([1.0, 3.0, 1.0, 1.0]))
+    yield replace(drawn, description="4 clients of which one was drawn 3 times")
+    alone = ordinary_replies(1).move(lambda U: 0.0 * U, "")
+    yield alone.report({wire.LOSS: np.zeros(1)}, "a single client that did not move, with loss 0")

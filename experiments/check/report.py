@@ -1,13 +1,14 @@
 """What is found of each property of a method or a client-side rule."""
 
-import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
-from typing import ClassVar, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
+import torch
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -26,12 +27,7 @@ class Status(Enum):
     NOT_APPLICABLE = "not applicable"
 
 
-SIGNS = {
-    Status.PASSED: "[green]✓[/]",
-    Status.REMARK: "[yellow]![/]",
-    Status.FAILED: "[red]✗[/]",
-    Status.NOT_APPLICABLE: "[dim]–[/]",
-}
+SIGNS = dict(zip(Status, ("[green]✓[/]", "[yellow]![/]", "[red]✗[/]", "[dim]–[/]"), strict=True))
 
 
 class PropertyResult(NamedTuple):
@@ -56,9 +52,8 @@ class CheckReport:
     def show(self, console: Console) -> None:
         """Print one row per property."""
         table = Table(box=None, title=escape(self.name), title_justify="left", show_header=False, pad_edge=False)
-        table.add_column(no_wrap=True)
-        table.add_column(no_wrap=True)
-        table.add_column(overflow="fold")
+        for fold in (False, False, True):
+            table.add_column(no_wrap=not fold, overflow="fold")
         for name, (status, message) in self.results.items():
             table.add_row(SIGNS[status], name, escape(message))
         console.print(table)
@@ -72,66 +67,57 @@ class CheckFailedError(FairbloomError):
         self.report = report
 
 
-class Verdict(Exception):  # noqa: N818 (none of these is an error of the program)
-    """A property did not simply pass."""
-
-    status: ClassVar[Status]
-
-
-class Remark(Verdict):
-    """The property passed, with something for the author to judge."""
-
-    status = Status.REMARK
-
-
-class Failure(Verdict):
+class Failure(Exception):  # noqa: N818 (no error of the program)
     """The property failed."""
 
     status = Status.FAILED
 
 
-class NotApplicable(Verdict):
+class Remark(Failure):
+    """The property passed, with something for the author to judge."""
+
+    status = Status.REMARK
+
+
+class NotApplicable(Failure):
     """The property cannot be checked."""
 
     status = Status.NOT_APPLICABLE
 
 
-@contextmanager
-def explain_errors(given: str, consequence: str, files: Collection[str]) -> Iterator[None]:
-    """Turn what is raised inside into Failure: `given` begins the message, `consequence` ends it.
-
-    `files` are those of the code under test, of which the message names the function and the line.
-    """
-    try:
-        yield
-    except Verdict:
-        raise
-    except Exception as error:  # whatever code of the user's raises
-        said = str(error).removesuffix(".")
-        if not isinstance(error, FairbloomError):  # which says itself where it comes from
-            frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
-            said = f"{frames[0].name if frames else 'it'} raised {type(error).__name__}: {said}"
-            said += "".join(f" ({Path(at.filename).name}, line {at.lineno}: `{at.line}`)" for at in frames[-1:])
-        raise Failure(f"{given}{said}. {consequence}") from error
-
-
 def check_properties(name: str, properties: Mapping[str, Callable[[T], str]], subject: T) -> CheckReport:
     """Return the outcome of every property; raise CheckFailedError if one failed.
 
-    The function of a property returns what it found, or raises a Verdict. After a failure no other is checked, since
-    most would fail by the same fault.
+    The function of a property returns what it found, or raises Failure, Remark or NotApplicable. After a failure no
+    other is checked, since most would fail by the same fault.
     """
     results, failed = dict[str, PropertyResult](), ""
-    for each, check_property in properties.items():
-        if failed:
-            results[each] = PropertyResult(Status.NOT_APPLICABLE, f"It is checked once {failed} passes.")
-            continue
-        try:
-            results[each] = PropertyResult(Status.PASSED, check_property(subject))
-        except Verdict as verdict:
-            results[each] = PropertyResult(verdict.status, str(verdict))
-            failed = each if verdict.status is Status.FAILED else ""
+    with silence():
+        for each, check_property in properties.items():
+            try:
+                if failed:
+                    raise NotApplicable(f"It is checked once {failed} passes.")
+                results[each] = PropertyResult(Status.PASSED, check_property(subject))
+            except Failure as found:
+                results[each] = PropertyResult(found.status, str(found))
+                failed = each if found.status is Status.FAILED else failed
     report = CheckReport(name, results)
     if failed:
         raise CheckFailedError(report)
     return report
+
+
+@contextmanager
+def silence() -> Iterator[None]:
+    """Keep the log and warnings silent, and let a single thread compute, for a while."""
+    log, threads = logging.getLogger("flwr"), torch.get_num_threads()
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    torch.set_num_threads(1)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        torch.set_num_threads(threads)
+        log.setLevel(level)

@@ -1,11 +1,10 @@
 """What a client-side rule must keep to: each property has a function that checks it and says what it found."""
 
-import inspect
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,12 +18,10 @@ from fairbloom.client.states import load_version, save_version
 from fairbloom.imports import imported, is_import_string
 from fairbloom.protocol.settings import Value
 from fairbloom.protocol.terms import Terms
-from fairbloom.rounds.round import Round
-from fairbloom.rounds.updates import Model
 from fairbloom.strategies import FairStrategy, FedAvg
 
-from .report import CheckReport, Failure, Remark, check_properties, explain_errors
-from .subject import differs_when_stopped, run_rounds, silence
+from .report import CheckReport, Failure, Remark, check_properties
+from .subject import Subject
 
 SHAPES = {"first.weight": (3, 4), "first.bias": (3,), "scale": ()}
 """The trainable parameters of a made-up model."""
@@ -49,10 +46,22 @@ STEPS = {
 
 
 @dataclass(frozen=True)
-class RuleUnderTest:
+class RuleUnderTest(Subject):
     """A rule, by its import string."""
 
     name: str
+
+    consequence = "A client's reply would be refused."
+
+    @property
+    def source(self) -> Callable[..., Any]:
+        """The rule's class."""
+        return type(OwnRule(ROUND, self.name).users)
+
+    @property
+    def work(self) -> Mapping[str, Value]:
+        """How real clients train."""
+        return {"client_rule": self.name, "batch_size": 20, "learning_rate": LEARNING_RATE}
 
     def run_client(self, kept: Arrays, seed: int, steps: str = "5 ordinary steps") -> tuple[Arrays, dict[str, Tensor]]:
         """Return what a client replies and keeps after a round, which it begins with what it has kept."""
@@ -69,24 +78,6 @@ class RuleUnderTest:
             replied, kept = work.finish(trained, StepsTaken((LEARNING_RATE,) * count))
             check_finite(replied, "the reply")
         return replied, kept
-
-    def run_rounds(
-        self, method: FairStrategy, rounds: int, model: Model | None = None, **settings: Value
-    ) -> list[Round]:
-        """Return the next rounds of the method with real clients, which learn digits in this process."""
-        with self.explain_errors("In rounds with real clients, "):
-            finished = run_rounds(
-                method, rounds, model, client_rule=self.name, batch_size=20, learning_rate=0.1, **settings
-            )
-        for each in finished:
-            for name, reason in each.refused.items():
-                raise Failure(f"In rounds with real clients, the reply of {name} was refused: {reason}.")
-        return finished
-
-    def explain_errors(self, given: str) -> AbstractContextManager[None]:
-        """Turn what is raised inside into Failure; `given` begins the message."""
-        file = str(inspect.getsourcefile(type(OwnRule(ROUND, self.name).users)))
-        return explain_errors(given, "A client's reply would be refused.", [file])
 
 
 def is_rule(name: str) -> bool:
@@ -106,8 +97,7 @@ def check_rule(name: str) -> CheckReport:
         When the import string names no rule.
     """
     OwnRule(ROUND, name)
-    with silence():
-        return check_properties(name, RULE_PROPERTIES, RuleUnderTest(name))
+    return check_properties(name, RULE_PROPERTIES, RuleUnderTest(name))
 
 
 # The properties -----------------------------------------------------------------------------------------------------
@@ -171,13 +161,7 @@ def check_resume(subject: RuleUnderTest) -> str:
     def create() -> FairStrategy:
         return FedAvg(client_rule=subject.name, fraction_train=0.5, fraction_evaluate=0.0)
 
-    if differs_in := differs_when_stopped(create, subject.run_rounds, subject.run_rounds(create(), 4)):
-        raise Failure(
-            f"A run was stopped after round 2 and continued from its checkpoint and its clients' files; in round "
-            f"{differs_in} it differs from one that was not stopped. A client has what finish returned, and nothing "
-            "else."
-        )
-    return "Continued after round 2 from what was stored, rounds 4 to 6 are the same to the bit."
+    return subject.check_resumed(create, "A client has what finish returned, and nothing else.")
 
 
 def _bits(replied: Arrays, kept: Arrays) -> object:

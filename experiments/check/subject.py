@@ -1,24 +1,24 @@
-"""A method under test: it is asked in made-up cohorts and in real rounds, and its errors are explained."""
+"""What is under test: it is asked in made-up cohorts and in real rounds, and its errors are explained."""
 
-import logging
+import inspect
 import math
-import sys
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-import torch
 
+from fairbloom.client.generators import all_seeded
 from fairbloom.client.metrics import OF_TRAINING, WORK_METRICS
+from fairbloom.errors import FairbloomError
 from fairbloom.protocol import names as wire
 from fairbloom.protocol.settings import Value
-from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.aggregation import cohort_of, compute_coefficients, rows_after
 from fairbloom.rounds.clients import Trained
 from fairbloom.rounds.cohort import Cohort, Kept
@@ -31,10 +31,9 @@ from fairbloom.server.checkpoint import load_checkpoint, save_checkpoint
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.loop import LoopClients
 from fairbloom.strategies import FairStrategy
-from fairbloom.tasks import load_task
 
 from .replies import Replies, ordinary_replies
-from .report import Failure, NotApplicable, explain_errors
+from .report import Failure, NotApplicable
 
 ROUNDS = 50
 """T, the rounds of the run that a method under test believes to be in."""
@@ -58,6 +57,97 @@ ARRAYS = ("first.weight", "first.bias", "second.weight")
 """The arrays of the model in made-up cohorts."""
 
 
+class Subject:
+    """A method or a client-side rule under test."""
+
+    consequence: ClassVar[str]
+    """What its errors lead to."""
+
+    @property
+    def work(self) -> Mapping[str, Value]:
+        """How real clients train, as settings by their names in Python."""
+        return {}
+
+    @property
+    def source(self) -> Callable[..., Any]:
+        """The class or function under test."""
+        raise NotImplementedError
+
+    @contextmanager
+    def explain_errors(self, given: str) -> Iterator[None]:
+        """Turn what is raised inside into Failure, which names a line of the code under test; `given` begins it."""
+        try:
+            yield
+        except Failure:
+            raise
+        except Exception as error:  # whatever code of the user's raises
+            said = str(error).removesuffix(".")
+            if not isinstance(error, FairbloomError):  # which says itself where it comes from
+                file = inspect.getsourcefile(self.source)
+                frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+                said = f"{frames[0].name if frames else 'it'} raised {type(error).__name__}: {said}"
+                said += "".join(f" ({Path(at.filename).name}, line {at.lineno}: `{at.line}`)" for at in frames[-1:])
+            raise Failure(f"{given}{said}. {self.consequence}") from error
+
+    def run_rounds(self, method: FairStrategy, rounds: int, model: Model | None = None, **work: Value) -> list[Round]:
+        """Return the next rounds of a method with six real clients, which learn digits in this process.
+
+        They take one step in a round unless `work`, settings by their names in Python, says something else. What they
+        keep between rounds is stored in `state_dir`, if it is given.
+        """
+        with self.explain_errors("In rounds with real clients, "):
+            clients = real_clients(method, **self.work, **work)
+            first = initial_model(clients) if model is None else model
+            loop = Rounds(method, clients, ROUNDS).run(first, measure=lambda number: (), measure_after=())
+            finished = list(islice(loop, rounds))
+            clients.keep(since=method.progress.finished_rounds)
+        for name, reason in (refusal for each in finished for refusal in each.refused.items()):
+            raise Failure(f"In rounds with real clients, the reply of {name} was refused: {reason}.")
+        return finished
+
+    def check_resumed(self, create: Callable[[], FairStrategy], remedy: str) -> str:
+        """Raise Failure, which ends with a remedy, where a run that is stopped after two of four rounds differs."""
+        rounds = self.run_rounds(create(), 4)
+        with (
+            TemporaryDirectory() as folder,
+            all_seeded(1),
+            self.explain_errors("Stopped after round 2 and continued, "),
+        ):
+            stopped, continued, file = create(), create(), Path(folder, "checkpoint.safetensors")
+            again = self.run_rounds(stopped, 2, state_dir=folder)
+            save_checkpoint(file, again[-1].arrays, stopped.state_dict())
+            model, state = load_checkpoint(file)
+            continued.load_state_dict(state)
+            again += self.run_rounds(continued, 2, model, state_dir=folder)
+        for one, other in zip(rounds, again, strict=True):
+            if _bits(one) != _bits(other):
+                raise Failure(
+                    "A run was stopped after round 2 and continued from its checkpoint and its clients' files; in "
+                    f"round {one.number} it differs from one that was not stopped. {remedy}"
+                )
+        return "Continued after round 2 from what was stored, rounds 3 and 4 are the same to the bit."
+
+
+def real_clients(method: Method, **work: Value) -> LoopClients:
+    """Return six real clients, which learn digits in this process; those of a method that compares groups have two."""
+    task = EVEN if method.compares_groups else "digits"
+    small: dict[str, Value] = {"task": task, "clients": 6, "device": "cpu", "batch-size": 0, "learning-rate": 0.5}
+    given = {name.replace("_", "-"): value for name, value in work.items()}
+    return LoopClients(method, Settings.of(small | given).run_config())
+
+
+def initial_model(clients: LoopClients) -> Model:
+    """Return the model that clients begin with."""
+    task, _ = clients.task_and_model()
+    return {name: tensor.detach().numpy().copy() for name, tensor in task.model().state_dict().items()}
+
+
+def _bits(finished: Round) -> object:
+    """Return what is equal of two rounds that are the same to the bit."""
+    arrays = {name: (array.shape, array.tobytes()) for name, array in finished.arrays.items()}
+    return finished.participants, dict(finished.coefficients), arrays
+
+
 class Seen(NamedTuple):
     """What a method sees of replies, and the rows that its coefficients combine."""
 
@@ -76,11 +166,18 @@ class Seen(NamedTuple):
 
 
 @dataclass(frozen=True)
-class MethodUnderTest:
+class MethodUnderTest(Subject):
     """A method's class, or another function that makes it, with the values of its parameters."""
 
     factory: Callable[..., FairStrategy]
     arguments: Mapping[str, Value]
+
+    consequence = "A run would end there."
+
+    @property
+    def source(self) -> Callable[..., Any]:
+        """The method's class or function."""
+        return self.factory.func if isinstance(self.factory, partial) else self.factory
 
     def create(self, **options: Any) -> FairStrategy:
         """Return a new instance of the method, with its arguments and these common options."""
@@ -90,22 +187,19 @@ class MethodUnderTest:
             raise Failure("Its __init__ does not call super().__init__(**options): call that first.")
         return method
 
-    def show(
-        self, method: FairStrategy, replies: Replies, number: int = 1, names: tuple[str, ...] | None = None
-    ) -> Seen:
+    def show(self, method: FairStrategy, replies: Replies, number: int = 1) -> Seen:
         """Return what the method sees of replies, made by the code that makes it in a run."""
-        names = replies.names if names is None else names
-        model = as_arrays(np.zeros(replies.updates.shape[1]))
-        layout = method.layout_of(model)
+        names, counts = replies.names, replies.column(wire.NUM_EXAMPLES)
+        layout = method.layout_of(as_arrays(np.zeros(replies.updates.shape[1])))
         trained = Trained.empty(layout, refused=Refusals(number), second=method.second)
         columns = {metric: replies.column(metric) for metric in method.needs}
+        columns |= {wire.NUM_EXAMPLES: counts, method.weighted_by_key: counts}
         for k, name in enumerate(names):
-            report = {wire.NUM_EXAMPLES: replies.counts[k], method.weighted_by_key: replies.counts[k]}
-            report |= {metric: column[k] for metric, column in columns.items()}
+            report = {metric: column[k] for metric, column in columns.items()}
             trained.add(name, report, as_arrays(-replies.updates[k]), as_arrays(-replies.seconds[k]))
         trained.screen()
         if "roster" in method.requires:
-            known = {**method.progress.roster, ABSENT: 20.0, **dict(zip(names, replies.counts.tolist(), strict=True))}
+            known = {**method.progress.roster, ABSENT: 20.0, **dict(zip(names, counts.tolist(), strict=True))}
             method.progress.roster = dict(sorted(known.items()))
         with self.explain_errors(f"Given {replies.description}, "):
             cohort, vectors = cohort_of(
@@ -121,14 +215,13 @@ class MethodUnderTest:
 
     def _factors_sent(self, method: FairStrategy) -> dict[str, float]:
         """Return the factors of the kept rows that a method sends, by record."""
-        with self.explain_errors("After a round, "):
-            sends = method.sends()
-            if unknown := [row for row, _ in sends.values() if row not in method.progress.kept]:
-                raise Failure(
-                    f"sends returned {sends!r}, and no row is kept as {unknown[0]}: it must return {{record: (row of "
-                    "self.progress.kept, factor)}."
-                )
-            return {record: float(factor) for record, (_, factor) in sends.items()}
+        sends = method.sends()
+        if unknown := [row for row, _ in sends.values() if row not in method.progress.kept]:
+            raise Failure(
+                f"sends returned {sends!r}, and no row is kept as {unknown[0]}: it must return {{record: (row of "
+                "self.progress.kept, factor)}."
+            )
+        return {record: float(factor) for record, (_, factor) in sends.items()}
 
     def weigh(self, method: FairStrategy, cohort: Cohort, description: str) -> FloatArray:
         """Return the coefficients of a cohort, by the code that asks for them in a run."""
@@ -147,17 +240,16 @@ class MethodUnderTest:
         second = [by_array[:, m : 2 * m]] if method.has_second_rows else []
         return np.vstack([by_array[:, :m], *second]), seen.step(c)
 
-    def iterate_rounds(self, method: FairStrategy, rounds: int) -> Iterator[tuple[Cohort, FloatArray]]:
-        """Yield cohort and coefficients of rounds with other clients each; the method remembers each round."""
-        six = ordinary_replies(6)
+    def iterate_rounds(self, method: FairStrategy, rounds: int) -> Iterator[Cohort]:
+        """Yield the cohorts of rounds with other clients each; the method remembers each round."""
         for number in range(1, rounds + 1):
-            places = TAKING_PART[number % len(TAKING_PART)]
-            seen = self.show(method, six.select(places), number, tuple(six.names[k] for k in places))
+            replies = ordinary_replies(6).select(TAKING_PART[number % len(TAKING_PART)])
+            seen = self.show(method, replies, number)
             cohort = seen.cohort
             kept = f" and {len(cohort.memory)} kept rows" if cohort.memory else ""
             description = f"{cohort.size} ordinary clients{kept} in round {number}"
             coefficients = self.weigh(method, cohort, description)
-            yield cohort, coefficients
+            yield cohort
             with self.explain_errors(f"Given {description}, "):
                 rows = self._remember(method, cohort, coefficients)
                 method.progress.kept = rows_after(method, rows, seen.vectors)
@@ -180,28 +272,13 @@ class MethodUnderTest:
             )
         return rows
 
-    def run_rounds(
-        self, method: FairStrategy, rounds: int, model: Model | None = None, **settings: Value
-    ) -> list[Round]:
-        """Return the next rounds of the method with real clients, which learn digits in this process.
-
-        The clients store what they keep between rounds in `state_dir`, if it is given.
-        """
+    def run_rounds(self, method: FairStrategy, rounds: int, model: Model | None = None, **work: Value) -> list[Round]:
+        """Return rounds with real clients, as far as these report what the method needs; every step is taken."""
         if unknown := unknown_metrics(method):
             words = f"Fairbloom's clients do not report {', '.join(unknown)}, so no round can be run with them."
             raise NotApplicable(words)
-        method.update_limit = math.inf  # every step is taken, so that it shows where one is too long
-        with self.explain_errors("In rounds with real clients, "):
-            finished = run_rounds(method, rounds, model, **settings)
-        if refused := sorted({why for each in finished for why in each.refused.values()}):
-            raise Failure(f"In rounds with real clients, replies were refused: {refused[0]}.")
-        return finished
-
-    def explain_errors(self, given: str) -> AbstractContextManager[None]:
-        """Turn what is raised inside into Failure; `given` begins the message."""
-        classes = [cls for cls in getattr(self.factory, "__mro__", ()) if cls not in FairStrategy.__mro__]
-        files = {str(getattr(sys.modules.get(cls.__module__), "__file__", "")) for cls in classes}
-        return explain_errors(given, "A run would end there.", files)
+        method.update_limit = math.inf  # so that it shows where a step is too long
+        return super().run_rounds(method, rounds, model, **work)
 
 
 def as_arrays(flat: FloatArray) -> Model:
@@ -212,81 +289,3 @@ def as_arrays(flat: FloatArray) -> Model:
 def unknown_metrics(method: FairStrategy) -> list[str]:
     """Return the metrics that a method needs and Fairbloom's own clients do not report."""
     return sorted({*method.needs} - {*MEASURED})
-
-
-# Rounds with real clients -------------------------------------------------------------------------------------------
-
-
-def run_config(method: Method, **settings: Value) -> Mapping[str, Value]:
-    """Return the run config of six clients that take one step in a round; `settings` differ from it."""
-    task = EVEN if method.compares_groups else "digits"
-    small: dict[str, Value] = {"task": task, "clients": 6, "device": "cpu", "batch-size": 0, "learning-rate": 0.5}
-    return Settings.of(small | {name.replace("_", "-"): value for name, value in settings.items()}).run_config()
-
-
-def run_rounds(method: Method, rounds: int, model: Model | None = None, **settings: Value) -> list[Round]:
-    """Return the next rounds of a method; what clients keep is stored at the end, if they have a folder."""
-    clients = LoopClients(method, run_config(method, **settings))
-    first = initial_model(method) if model is None else model
-    loop = Rounds(method, clients, ROUNDS).run(first, measure=lambda number: (), measure_after=())
-    finished = list(islice(loop, rounds))
-    clients.keep(since=method.progress.finished_rounds)
-    return finished
-
-
-def initial_model(method: Method) -> Model:
-    """Return the model that the clients of a method begin with."""
-    state = load_task(run_config(method)).model().state_dict()
-    return {name: tensor.detach().numpy().copy() for name, tensor in state.items()}
-
-
-def client_losses(method: Method, model: Model) -> FloatArray:
-    """Return each client's loss of a model on its test set."""
-    clients = LoopClients(method, run_config(method))
-    replies = clients.evaluate(clients.online(1), model, Terms(server_round=1), ())
-    return np.array([report[wire.LOSS] for report in replies.metrics.values()])
-
-
-def differs_when_stopped(
-    create: Callable[[], FairStrategy], run: Callable[..., list[Round]], rounds: Sequence[Round]
-) -> int:
-    """Return the first of these rounds that differs in a run that is stopped after half of them; 0 for none.
-
-    `run` gets a method, the number of rounds, the model before them and the folder of what clients keep.
-    """
-    half = len(rounds) // 2
-    stopped, continued = create(), create()
-    with TemporaryDirectory() as folder:
-        before = run(stopped, half, None, state_dir=folder)
-        file = Path(folder) / "checkpoint.safetensors"
-        save_checkpoint(file, before[-1].arrays, stopped.state_dict())
-        model, state = load_checkpoint(file)
-        continued.load_state_dict(state)
-        after = run(continued, len(rounds) - half, model, state_dir=folder)
-    pairs = zip(rounds, [*before, *after], strict=True)
-    return next((one.number for one, other in pairs if round_bits(one) != round_bits(other)), 0)
-
-
-def round_bits(finished: Round) -> object:
-    """Return what is equal of two rounds that are the same to the bit."""
-    arrays = {name: (array.shape, array.tobytes()) for name, array in finished.arrays.items()}
-    return finished.participants, dict(finished.coefficients), arrays
-
-
-# Surroundings -------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def silence() -> Iterator[None]:
-    """Keep the log and warnings silent, and let a single thread compute, for a while."""
-    log, threads = logging.getLogger("flwr"), torch.get_num_threads()
-    level = log.level
-    log.setLevel(logging.CRITICAL)
-    torch.set_num_threads(1)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        torch.set_num_threads(threads)
-        log.setLevel(level)
