@@ -2,44 +2,31 @@
 
 Prints the time of `aggregate_train` (screening, flattening, weights, step) and the peak of the memory that it adds, in
 units of the updates: m · d numbers in the model's dtype. All sides are measured in this one run.
-
-Then the pass over a round's updates that screens them and computes the Gram matrix, against the one that computes a
-Gram matrix for each array, as layer-wise methods need it: processor time, in turn, since neighbours change that less.
 """
 
 import gc
 import time
 import tracemalloc
 from collections.abc import Iterable, Iterator
-from itertools import product
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.app.error import Error
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from flwr.serverapp.strategy import Strategy
-from numpy.typing import NDArray
 
 from fairbloom.client.app import app
 from fairbloom.protocol.names import ARRAYS_DISPARITY, CLIENT, HONOURS, STATE_ROUND
 from fairbloom.protocol.terms import WORK
-from fairbloom.rounds.updates import Layout, Updates
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.strategies import METHODS
 
-from .measuring import Measured, times
 from .tables import Row, parser_of, print_machine, print_table
 
 SIZES = [(m, d) for m in (10, 100, 1000) for d in (10_000, 1_000_000, 11_000_000)]
 LEFT_OUT = ("drfa",)
 """Exchanges messages a second time within its aggregation."""
-
-BY_ARRAY = [(10, 1_000_000), (100, 1_000_000), (10, 11_000_000)]
-"""Of so many updates of so many numbers one Gram matrix and one for each array are computed."""
-
-ARRAYS = (2, 12, 60)
-"""So many arrays the models have for that, weights and their biases in turn: a ResNet-18 has 62."""
 
 
 class Replies(InProcessGrid):
@@ -116,42 +103,6 @@ def measure(strategy: Strategy, grid: Replies, repeats: int) -> tuple[float, flo
     return min(seconds[:-1]), peak / updates
 
 
-def arrays_of(count: int, d: int) -> dict[str, NDArray[np.float32]]:
-    """Return a model of d numbers in so many arrays: weights that grow to the end, and small biases."""
-    random, layers = np.random.default_rng(1), count // 2
-    biases = [min(512, 64 * (1 + k // 4)) for k in range(layers)]
-    shares = np.cumsum(np.arange(1.0, layers + 1) ** 2)
-    ends = (shares / shares[-1] * (d - sum(biases))).astype(int)
-    sizes = [size for pair in zip(np.diff(ends, prepend=0).tolist(), biases, strict=True) for size in pair]
-    return {
-        f"{k // 2}.{'bias' if k % 2 else 'weight'}": random.standard_normal(size, np.float32)
-        for k, size in enumerate(sizes)
-    }
-
-
-def measure_by_array(m: int, model: dict[str, NDArray[np.float32]], repeats: int) -> tuple[Measured, Measured]:
-    """Return the processor time of the pass over m updates with one Gram matrix, and of that with one an array."""
-    random, stored = np.random.default_rng(2), Updates(Layout(model))
-    for _ in range(m):
-        stored.add({name: w - random.standard_normal(w.shape, np.float32) for name, w in model.items()})
-    seconds: dict[bool, list[float]] = {False: [], True: []}
-    for number in range(repeats + 1):  # the first time warms up
-        for by_array in (False, True) if number % 2 else (True, False):
-            started = time.process_time()
-            stored.screen(gram=True, by_array=by_array)
-            seconds[by_array] += [time.process_time() - started] if number else []
-    return Measured(tuple(seconds[False]), "s"), Measured(tuple(seconds[True]), "s")
-
-
-def rows_by_array(gigabytes: float, repeats: int) -> Iterator[Row]:
-    """Yield what a Gram matrix for each array costs beside a single one."""
-    for (m, d), count in product(BY_ARRAY, ARRAYS):
-        if 4 * m * d <= gigabytes * 1e9:
-            single, by_array = measure_by_array(m, arrays_of(count, d), repeats)
-            row = {"m": m, "d": f"{d:,}", "arrays": count, "single": single, "by array": by_array}
-            yield {**row, "by array, × single": times(by_array, single)}
-
-
 def rows_of(m: int, d: int, repeats: int) -> Iterator[Row]:
     """Yield what an aggregation costs, Flower's FedAvg first."""
     grid, ours = Replies(m, d), 0.0
@@ -176,12 +127,9 @@ def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--gigabytes", type=float, default=10.0, help="leave out sizes that need more")
     parser.add_argument("--repeats", type=int, default=8)
-    parser.add_argument("--gram", action="store_true", help="measure only one Gram matrix against one for each array")
     chosen = parser.parse_args()
     print_machine()
-    title = "One Gram matrix, and one for each array: processor time"
-    print_table(title, rows_by_array(chosen.gigabytes, chosen.repeats), as_csv=chosen.csv)
-    for m, d in () if chosen.gram else SIZES:
+    for m, d in SIZES:
         needed = 3 * 4 * m * d / 1e9
         if needed > chosen.gigabytes:
             print(f"m = {m}, d = {d:,}: left out, needs about {needed:.0f} GB")

@@ -9,7 +9,6 @@ from benchmarks.coverage import (
     SHAPES,
     SHARE,
     SHARED,
-    coverage_of_bootstrap,
     coverage_of_t,
     finds,
     gains_of,
@@ -28,13 +27,6 @@ def test_a_mean_differences_interval_holds_in_95_of_100_trials(shape: str, seeds
     truth = truth_of(SHAPES[shape], rng)
     covered = coverage_of_t(SHAPES[shape](rng, (400, seeds)), truth)
     assert 0.915 < covered < 0.985  # three standard errors of 400 trials
-
-
-def test_a_bootstrap_of_five_seeds_holds_too_seldom() -> None:
-    rng = np.random.default_rng(4)
-    draw = SHAPES["worst of 20 clients"]
-    truth, differences = truth_of(draw, rng), draw(rng, (400, 5))
-    assert coverage_of_bootstrap(differences, truth, rng) < 0.9 < coverage_of_t(differences, truth)
 
 
 def test_a_difference_by_single_seeds_has_too_narrow_an_interval() -> None:
