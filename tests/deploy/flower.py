@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -39,12 +40,14 @@ class Flower:
             "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",
         }
 
-    def start(self, *command: str) -> subprocess.Popen[bytes]:
+    def start(
+        self, *command: str, folder: Path | None = None, environment: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
         with (self.home / f"{command[0]}-{len(self.processes)}.log").open("wb") as log:
             process = subprocess.Popen(
-                [self.scripts / command[0], *command[1:]],
-                env=self.environment,
-                cwd=self.home,
+                [shutil.which(command[0], path=self.environment["PATH"]) or command[0], *command[1:]],
+                env=self.environment | (environment or {}),
+                cwd=folder or self.home,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -113,21 +116,6 @@ def flower(home: Path, scripts: Path = SCRIPTS) -> Iterator[Flower]:
         yield runtime
     finally:
         runtime.close()
-
-
-@contextlib.contextmanager
-def deployment(home: Path, clients: int, scripts: Path = SCRIPTS) -> Iterator[Flower]:
-    """Flower's own SuperLink and SuperNodes, over HTTP on one port; runs are submitted to the connection `real`."""
-    with flower(home, scripts) as runtime:
-        port = free_port()
-        (home / "config.toml").write_text(f'[superlink.real]\naddress = "127.0.0.1:{port}"\ninsecure = true\n')
-        runtime.start("flower-superlink", "--insecure", "--port", str(port))
-        wait_for_port(port)
-        for partition in range(clients):
-            place = f"partition-id={partition} num-partitions={clients}"
-            node = ["--superlink", f"127.0.0.1:{port}", "--node-config", place, "--port", str(free_port())]
-            runtime.start("flower-supernode", "--insecure", *node)
-        yield runtime
 
 
 def listens(port: int) -> bool:

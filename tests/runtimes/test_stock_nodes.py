@@ -1,6 +1,10 @@
-"""Flower's own SuperLink and SuperNodes, of the newest Flower: docs/stock-nodes.md."""
+"""Flower's own SuperLink, SuperExec and SuperNodes, of the newest Flower: docker/stock.yaml without its containers."""
 
+import os
+import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -8,29 +12,32 @@ from typing import Any
 import pytest
 import torch
 
-from fairbloom.server.settings import Settings
-from fairbloom.simulation.run import simulate
 from tests.client import changed
-from tests.deploy.federation import names, rounds
-from tests.deploy.flower import SCRIPTS, Flower, deployment
-from tests.runtimes.installed import temporary_app
+from tests.deploy.federation import federation, names, rounds
+from tests.deploy.flower import ROOT, SCRIPTS
+from tests.experiments.helpers import fairbloom
 from tests.simulation.helpers import assert_same_model, table
+
+from .stock import NODES, Stock, stock
 
 pytestmark = pytest.mark.federation
 
-CLIENTS = 2
+CLIENTS = len(NODES)
 CONFIG = changed.CONFIG | {"num-server-rounds": 1}
+FLOWER = re.search(r"^flwr==(\S+)", (ROOT / "docker" / "flower.txt").read_text(), re.M)
 
 
 @pytest.fixture(scope="module")
-def stock(tmp_path_factory: pytest.TempPathFactory, flower_folder: Callable[[str], str]) -> Iterator[Flower]:
+def there(tmp_path_factory: pytest.TempPathFactory, flower_folder: Callable[[str], str]) -> Iterator[Stock]:
     """Flower's own processes, none of ours."""
-    folder = flower_folder("1.42.0")
+    assert FLOWER
+    folder = flower_folder(FLOWER[1])
     with pytest.MonkeyPatch.context() as patch:
+        scripts = Path(folder, "bin") if folder else SCRIPTS
         if folder:
             patch.setenv("PYTHONPATH", folder)
-        scripts = Path(folder, "bin") if folder else SCRIPTS
-        with deployment(tmp_path_factory.mktemp("stock") / "home", CLIENTS, scripts) as runtime:
+            (scripts / "fairbloom").symlink_to(SCRIPTS / "fairbloom")
+        with stock(tmp_path_factory.mktemp("stock") / "home", scripts) as runtime:
             yield runtime
 
 
@@ -44,44 +51,56 @@ def app(tmp_path: Path) -> Path:
     return tmp_path / "app"
 
 
-def tracebacks(runtime: Flower) -> int:
+def tracebacks(runtime: Stock) -> int:
     return sum(log.read_text().count("Traceback") for log in runtime.home.glob("*.log"))
 
 
-def run(runtime: Flower, folder: Path, config: dict[str, Any]) -> None:
+def run(runtime: Stock, folder: Path, config: dict[str, Any]) -> None:
     """Run the app in a folder to its end."""
     status = runtime.run("real", config, app=folder)
     assert status == "finished:completed", (runtime.home / "run.log").read_text()[-3000:]
 
 
-def test_fairbloom_gives_the_run_in_process(stock: Flower, tmp_path: Path) -> None:
-    settings = {"clients": CLIENTS, "num-rounds": 2, "method": "fedfv", "momentum": 0.9, "device": "cpu", "seed": 3}
-    with temporary_app() as installed:
-        run(stock, installed, {**settings, "out": str(tmp_path / "run")})
-    expected = simulate(Settings.of({**settings, "out": str(tmp_path / "in-process")}))
-    assert_same_model(tmp_path / "run", expected)
-    assert [row["replies_used"] for row in rounds(tmp_path / "run")] == [str(CLIENTS)] * 2
-    print("seconds a round:", [row["seconds"] for row in rounds(tmp_path / "run")])
+def test_the_composition_gives_the_run_of_one_process_and_of_our_nodes(
+    there: Stock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there.carry_out("experiment", "num-rounds=2")
+    monkeypatch.chdir(tmp_path)
+    assert fairbloom("new", "my-app") == 0
+    words = [f"clients={CLIENTS}", "num-rounds=2", f"out={tmp_path}/in-process"]
+    subprocess.run([sys.executable, "-m", "my_app", *words], cwd=tmp_path / "my-app", check=True)
+    with federation(tmp_path / "home", CLIENTS) as runtime:
+        before = runtime.environment.get("PYTHONPATH", "")
+        runtime.environment["PYTHONPATH"] = f"{tmp_path / 'my-app'}{os.pathsep}{before}"
+        for name in names(CLIENTS):
+            (runtime.bundle(name) / "owner.toml").write_text('app = "my_app.client_app:app"\n')
+        runtime.start_clients(*names(CLIENTS))
+        settings = {"clients": CLIENTS, "num-rounds": 2, "out": str(tmp_path / "ours")}
+        runtime.submit(settings, tmp_path / "my-app")
+    for folder in (there.runs / "stock", tmp_path / "ours"):
+        assert_same_model(folder, tmp_path / "in-process")
+        assert [row["replies_used"] for row in rounds(folder)] == [str(CLIENTS)] * 2
+        print(folder.name, "seconds a round:", [row["seconds"] for row in rounds(folder)])
 
 
-def test_fair_leaves_no_traceback_and_a_run_folder_continues(stock: Flower, app: Path, tmp_path: Path) -> None:
-    before = tracebacks(stock)
+def test_fair_leaves_no_traceback_and_a_run_folder_continues(there: Stock, app: Path, tmp_path: Path) -> None:
+    before = tracebacks(there)
     for number in (1, 2):
-        run(stock, app, {**CONFIG, "num-server-rounds": number})
+        run(there, app, {**CONFIG, "num-server-rounds": number})
         assert [(row["round"], row["replies_used"]) for row in rounds(tmp_path / "run")] == [
             (str(each), str(CLIENTS)) for each in range(1, number + 1)
         ]
-    assert tracebacks(stock) == before
+    assert tracebacks(there) == before
     assert {row["client"] for row in table(tmp_path / "run/clients.csv")} == set(names(CLIENTS))
     assert torch.load(tmp_path / "run.pt")
 
 
-def test_an_unchanged_client_is_asked_for_its_name_once(stock: Flower, app: Path, tmp_path: Path) -> None:
+def test_an_unchanged_client_is_asked_for_its_name_once(there: Stock, app: Path, tmp_path: Path) -> None:
     """Its answer, that it has no query function, is an error with a traceback in that node's log."""
     shutil.copy(changed.QUICKSTART / "mydigits" / "client_app.py", app / "mydigits")
     server = app / "mydigits" / "server_app.py"
     server.write_text(server.read_text().replace("FedFV", "FedMGDAPlus"))
-    before = tracebacks(stock)
-    run(stock, app, CONFIG)
+    before = tracebacks(there)
+    run(there, app, CONFIG)
     assert [row["replies_used"] for row in rounds(tmp_path / "run")] == [str(CLIENTS)]
-    assert tracebacks(stock) - before <= 1
+    assert tracebacks(there) - before <= 1

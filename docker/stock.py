@@ -1,0 +1,38 @@
+"""Keys for Flower's own nodes, made once: a folder for each service of docker/stock.yaml with what it may read."""
+
+import os
+import secrets
+import sys
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+
+from fairbloom.deploy import pki
+
+
+def make_keys(keys: Path, host: str, nodes: int) -> None:
+    """Write the keys of a SuperLink on `host`, of its SuperExec, its operator and its SuperNodes."""
+    folders = {name: keys / name for name in ("superlink", "superexec", "operator")}
+    folders |= {f"supernode-{number}": keys / f"supernode-{number}" for number in range(nodes)}
+    authority, secret = (keys / "ca.crt", keys / "ca.key"), secrets.token_bytes(32)
+    pki.make_authority(*authority)
+    for name, folder in folders.items():
+        folder.mkdir(mode=0o700)
+        (folder / "ca.crt").write_bytes(authority[0].read_bytes())
+        if name.startswith("supernode"):
+            key = ec.generate_private_key(ec.SECP384R1())
+            (folder / "key").write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+            public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+            (folders["operator"] / f"{name}.pub").write_bytes(public)
+    link = folders["superlink"]
+    pki.make_server_certificate(*authority, link / "server.crt", link / "server.key", [host])
+    for name in ("superlink", "superexec"):
+        (folders[name] / "secret").write_bytes(secret)
+    authority[1].unlink()  # no further certificate is needed
+
+
+if __name__ == "__main__":
+    os.umask(0o077)
+    if not (Path(sys.argv[1]) / "ca.crt").exists():
+        make_keys(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
