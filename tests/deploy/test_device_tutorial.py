@@ -17,7 +17,8 @@ from .test_guide import PORTS, follow
 pytestmark = pytest.mark.federation
 
 HOSPITALS = ("north", "south", "west")
-COMMANDS = [line for block in blocks("docs/device-tutorial.md") for line in block.commands]
+SECTION = "Predict on a device"
+COMMANDS = [line for block in blocks("docs/nodes-device.md") if block.section == SECTION for line in block.commands]
 AT_EACH = ("tar", "mkdir", "cp", "fairbloom client accept", "fairbloom client north/")
 
 
@@ -26,7 +27,7 @@ def test_the_tutorial_ends_at_a_prediction_on_a_device(tmp_path: Path) -> None:
         if listens(port):
             pytest.skip(f"port {port} is in use")
     with flower(tmp_path / "home") as runtime:
-        shutil.copytree(ROOT / "tests" / "docs" / "given" / "joining" / "hospitals", runtime.home / "hospitals")
+        shutil.copytree(ROOT / "tests" / "docs" / "given" / "nodes-device" / "hospitals", runtime.home / "hospitals")
         for line in COMMANDS:
             each = [line.replace("north", name) for name in HOSPITALS] if line.startswith(AT_EACH) else [line]
             for words in map(shlex.split, each):

@@ -30,20 +30,19 @@ ELSEWHERE = {
     "docs/deployment.md#Keys that stay on the device": (
         "tests/deploy/test_enrolment.py::test_a_bundle_for_a_key_of_the_device_holds_nothing_secret"
     ),
-    "docs/nodes-limits.md#Limits of a device's owner": "tests/client/test_limits.py::test_the_log_is_read_run_by_run",
-    "docs/deployment.md#Many clients": (
-        "tests/deploy/test_enrolment.py::test_a_bundle_for_a_key_of_the_device_holds_nothing_secret"
-    ),
+    "docs/nodes-trust.md#Limits of a device's owner": "tests/client/test_limits.py::test_the_log_is_read_run_by_run",
     "docs/privacy.md#Differential privacy": (
         "tests/client/test_fair.py::test_the_recipe_for_differential_privacy_clips"
     ),
     "docs/nodes-device.md#Install a device": "tests/deploy/test_edge.py::test_a_bundle_as_enroll_makes_it_is_taken",
     "docs/deployment.md#Copies": "tests/deploy/test_recovery.py::test_a_run_goes_on_from_a_copy_made_while_it_ran",
-    "docs/stock-nodes.md": "tests/runtimes/test_stock_nodes.py::test_fairbloom_gives_the_run_in_process",
+    "docs/docker.md#Flower's own nodes": (
+        "tests/runtimes/test_stock_nodes.py::test_the_composition_gives_the_run_of_one_process_and_of_our_nodes"
+    ),
     "docs/docker.md#In containers": COMPOSE,
     "docs/docker.md#Settings": ("tests/docker/test_compose.py::test_a_run_outlives_kills_and_more_clients_take_part"),
     "docs/docker.md#GPU": "tests/docker/test_files.py::test_the_gpu_file_reserves_devices",
-    "docs/device-tutorial.md": (
+    "docs/nodes-device.md#Predict on a device": (
         "tests/deploy/test_device_tutorial.py::test_the_tutorial_ends_at_a_prediction_on_a_device"
     ),
     "docs/measured.md#Few clients": "tests/docs/test_few_clients.py::test_an_own_model_helps_an_unlike_client",
