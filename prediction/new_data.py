@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fairbloom.client.training import EVALUATION_BATCH
-from fairbloom.tasks.files.reading.formats import PICTURES
+from fairbloom.tasks.files.folders import PICTURES
 from fairbloom.tasks.files.reasons import DataError
 from fairbloom.tasks.files.targets import join_names
 from fairbloom.tasks.images import image_inputs, size_of

@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, checker, compose, helper, numpy_helper
 
-from fairbloom.tasks.files.rows import MAX_NUMBER
+from fairbloom.tasks.files.cells import MAX_NUMBER
 from fairbloom.tasks.preprocessing import CATEGORY, TABLE, InputColumn, Preprocessing
 from fairbloom.tasks.schema import Schema
 

@@ -9,12 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairbloom.errors import FairbloomError
-from fairbloom.tasks.files.reading.reader import read
-from fairbloom.tasks.files.reading.table import Source, Table
+from fairbloom.tasks.files.read import Table, read_file
 from fairbloom.tasks.files.reasons import CellError
 from fairbloom.tasks.files.rows import read_columns
 from fairbloom.tasks.preprocessing import Preprocessing
-from fairbloom.tasks.schema import File
 
 if TYPE_CHECKING:
     import pandas
@@ -37,7 +35,7 @@ class NewRows:
     @classmethod
     def of_file(cls, path: Path, preprocessing: Preprocessing) -> "NewRows":
         """Return those of a file; raise DataError when it is no table with names."""
-        return cls(read(path, preprocessing.dictionary.file(path.name)))
+        return cls(read_file(path, preprocessing.dictionary.file(path.name)))
 
     @classmethod
     def of_frame(cls, frame: "pandas.DataFrame") -> "NewRows":
@@ -50,8 +48,7 @@ class NewRows:
                 raise UnreadableRowsError(f"the data frame has two columns called {name!r}: rename or remove one")
             cells = frame.iloc[:, place].astype(object).where(~frame.iloc[:, place].isna(), "")
             columns[name] = pa.chunked_array([list(map(str, cells))], pa.string())
-        source = Source(Path("the data frame"), np.arange(len(frame)), "row")
-        return cls(Table(source, columns, File(), "."))
+        return cls(Table(Path("the data frame"), columns, np.arange(len(frame)), "row"))
 
     def texts(self, name: str) -> list[str]:
         """Return the cells of a column as they were read."""
@@ -60,10 +57,10 @@ class NewRows:
 
     def values(self, preprocessing: Preprocessing) -> dict[str, NDArray[Any]]:
         """Return the values of the columns that the model takes; raise UnreadableRowsError with all that is wrong."""
-        schema, source = preprocessing.dictionary, self.table.source
+        schema, table = preprocessing.dictionary, self.table
         if not len(self):
-            raise UnreadableRowsError(f"{source.where} has no rows below the names of its columns: nothing to predict")
-        found, wrong = read_columns(self.table, schema, [*schema.inputs])
+            raise UnreadableRowsError(f"{table.path} has no rows below the names of its columns: nothing to predict")
+        found, wrong = read_columns(table, schema, [*schema.inputs])
         if wrong:
             raise UnreadableRowsError("; ".join(map(str, wrong)))
         problems: list[tuple[int, str]] = []
@@ -71,11 +68,11 @@ class NewRows:
             bad = {each.line: each for each in cells.faults if isinstance(each, CellError) and each.why != "missing"}
             problems += [(line, str(each)) for line, each in bad.items()]
             if schema.missing_of(name) != "fill":
-                lines = source.lines[cells.is_missing].tolist()
+                lines = table.lines[cells.is_missing].tolist()
                 words = f"column {name!r} has no value, and training filled none in"
-                problems += [(line, f"{source.unit} {line}, {words}") for line in lines]
+                problems += [(line, f"{table.unit} {line}, {words}") for line in lines]
         if problems:
-            raise UnreadableRowsError(list_problems(source.where, problems, len(self), "rows"))
+            raise UnreadableRowsError(list_problems(str(table.path), problems, len(self), "rows"))
         return {name: cells.values for name, cells in found.items()}
 
 

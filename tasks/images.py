@@ -1,6 +1,10 @@
-"""Images as pixels from 0 to 1, as people see them: turned as their camera says, on white where transparent."""
+"""Images of a user's own: DIR/CLIENT/CLASS/IMAGE.png, or on a device of one client DIR/CLASS/IMAGE.png.
 
-from collections.abc import Callable, Sequence
+Pixels are from 0 to 1, as people see them: turned as their camera says, on white where transparent.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -8,68 +12,157 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fairbloom.errors import FairbloomError, did_you_mean
+from fairbloom.protocol.settings import split_names
+
+from . import models
+from .files.folders import PICTURES, folders_in
+from .files.infer import quote
 from .files.reasons import DataError
+from .files.targets import Target, as_targets, join_names, sort_classes
+from .partition import MIN_EXAMPLES, split, splits_of
+from .preprocessing import IMAGES, Preprocessing
+from .schema import ImageSchema, parse_image_schema
+from .task import Described, Setup, Splits, Task
 
 if TYPE_CHECKING:
     from PIL import Image
 
 T = TypeVar("T")
 
-DEEP = ("I", "F")
-"""How Pillow's modes of grey with more than eight bits begin."""
-
 BITS_PER_SAMPLE = 0x0102
 """TIFF's tag of an image's depth, as 12 bits."""
+
+
+# Clients --------------------------------------------------------------------------------------------------------------
+
+
+def infer(setup: Setup, *, size: int, grey: bool, classes: str) -> str:
+    """Return the schema that folders of images suggest: all of their classes, and the size of most images."""
+    found = [_images_by_class(folder) for folder in find_folders(setup.data_dir).values()]
+    named = split_names(classes) or sort_classes({name for each in found for name in each})
+    if len(named) < 2:
+        raise DataError(f"{setup.data_dir} has images of {len(named)} classes: two are needed, as CLIENT/CLASS/1.png")
+    files = [file for each in found for images in each.values() for file in images]
+    width, height = (size, size) if size else _usual_size(files)
+    lines = [f"classes = [{', '.join(map(quote, named))}]"]
+    lines += [f"size = [{width}, {height}]  # width and height in pixels"]
+    return "\n".join([*lines, *(["grey = true"] * grey), *(["resize = true"] * (size > 0))]) + "\n"
+
+
+def _usual_size(files: Sequence[Path]) -> tuple[int, int]:
+    """Return width and height of most images; one that cannot be read is a fault of its client."""
+    sizes: Counter[tuple[int, int]] = Counter()
+    for file in files:
+        try:
+            sizes[size_of(file)] += 1
+        except DataError as error:
+            wrong = error
+    if not sizes:
+        raise wrong
+    return sizes.most_common(1)[0][0]
+
+
+def find_folders(place: str) -> dict[str, Path]:
+    """Return the folder of each client; one with folders of classes alone is of one client."""
+    folders, own = folders_in(place), Path(place).expanduser()
+    return {own.resolve().name: own} if any(map(_images_in, folders.values())) else folders
+
+
+def _images_in(folder: Path) -> list[Path]:
+    there = (path for path in folder.iterdir() if path.suffix.lower() in PICTURES and not path.name.startswith("."))
+    return sorted(there)
+
+
+def _images_by_class(folder: Path) -> dict[str, list[Path]]:
+    found = {path.name: _images_in(path) for path in sorted(folder.iterdir()) if path.is_dir()}
+    return {name: files for name, files in found.items() if files}
+
+
+def load(setup: Setup, *, size: int, grey: bool, classes: str) -> Task:
+    """Return the clients of a folder of images."""
+    schema = parse_image_schema(setup.schema)
+    folders = find_folders(setup.data_dir)
+    target = Target(schema.classes)
+
+    def splits(client: str) -> Splits:
+        return _load_client(folders[client], client, setup, schema)
+
+    def describe() -> Described:
+        rows: list[Mapping[str, str | int]] = []
+        for name in folders:
+            try:
+                parts = splits(name)
+                counts = torch.cat([each.all_targets for each in parts]).bincount(minlength=len(schema.classes))
+                held = [f"{each}: {count}" for each, count in zip(schema.classes, counts.tolist(), strict=True)]
+                about = {"shape": "×".join(map(str, schema.shape)), "target": join_names(held)}
+                rows.append({"client": name, "train": len(parts.train), "test": len(parts.test), **about})
+            except FairbloomError as error:
+                rows.append({"client": name, "problem": str(error)})
+        return {"clients": rows}
+
+    def preprocessing(client: str) -> Preprocessing:
+        classes, shape, resized = schema.classes, schema.shape, schema.resize
+        return Preprocessing(form=IMAGES, target="class", classes=classes, shape=shape, resized=resized, client=client)
+
+    return Task(
+        clients=tuple(folders),
+        model=lambda: models.build(setup.model, schema.shape, target.outputs, setup.seed),
+        loss=target.loss,
+        splits=splits,
+        scores=target.scores(),
+        describe=describe,
+        preprocessing=preprocessing,
+        classes=len(schema.classes),
+        class_names=schema.classes,
+        schema=setup.schema,
+    )
+
+
+def _load_client(folder: Path, client: str, setup: Setup, schema: ImageSchema) -> Splits:
+    """Return a client's pixels and classes; raise DataError where its images are not as the schema says."""
+    found = _images_by_class(folder)
+    files = [file for each in found.values() for file in each]
+    if len(files) < MIN_EXAMPLES:
+        raise DataError(
+            f"{folder} has {len(files)} images ({', '.join(PICTURES)}): at least {MIN_EXAMPLES} are needed, four "
+            f"fifths for training and one for testing, as {folder}/CLASS/1.png",
+            "few-examples",
+            examples=len(files),
+            fewest=MIN_EXAMPLES,
+        )
+    for name in found:
+        if name not in schema.classes:
+            problem = f"{folder / name} is a folder of none of the classes {join_names(schema.classes)}"
+            remedy = f"{did_you_mean(name, schema.classes)}rename it, or add it to the schema's classes"
+            raise DataError(f"{problem}: {remedy}", "strange-folder")
+    for file in () if schema.resize else files:
+        if (size := size_of(file)) != schema.size:
+            problem = f"{file} has {size[0]}×{size[1]} pixels, and the schema says {schema.size[0]}×{schema.size[1]}"
+            remedy = "resize = true in the schema, or image-folder.size=32 without one, brings all to one size"
+            raise DataError(f"{problem}: {remedy}", "image-sizes")
+    labels = [schema.classes.index(name) for name, each in found.items() for _ in each]
+    parts = split(np.arange(len(files)), setup, client)
+    return splits_of(image_inputs(files, schema.shape), as_targets(labels, Target(schema.classes)), parts)
+
+
+# Pixels ---------------------------------------------------------------------------------------------------------------
 
 
 def image_inputs(files: Sequence[Path], shape: tuple[int, ...]) -> torch.Tensor:
     """Return the pixels of images from 0 to 1, shape (n, channels, height, width); each is brought to that size."""
     inputs = np.empty((len(files), *shape), np.float32)
     for place, file in enumerate(files):
-        inputs[place] = _opened(file, lambda image: _pixels(image, shape))
+        inputs[place] = _open(file, lambda image: _read_pixels(image, shape))
     return torch.from_numpy(inputs)
 
 
 def size_of(file: Path) -> tuple[int, int]:
     """Return width and height of an image; raise DataError where it cannot be read."""
-    return _opened(file, lambda image: image.size)
+    return _open(file, lambda image: image.size)
 
 
-def _pixels(image: "Image.Image", shape: tuple[int, ...]) -> NDArray[np.float32]:
-    """Return pixels from 0 to 1, shape (channels, height, width), by the range that the image's numbers can have."""
-    from PIL import Image
-
-    channels, height, width = shape
-    deep, most = image.mode.startswith(DEEP), np.float32(255)
-    if deep:
-        numbers = np.asarray(image, np.float32)
-        image, most = Image.fromarray(numbers), _find_range(image, numbers)
-    elif image.has_transparency_data:
-        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
-    elif image.mode in ("1", "P"):  # whose numbers are no brightness, so that none lies between two of them
-        image = image.convert("L" if channels == 1 else "RGB")
-    if image.size != (width, height):
-        image = image.resize((width, height), Image.Resampling.BILINEAR)
-    if deep:
-        return np.broadcast_to(np.asarray(image)[None] / most, shape)
-    pixels = np.asarray(image.convert("L" if channels == 1 else "RGB"), np.float32) / most
-    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
-
-
-def _find_range(image: "Image.Image", numbers: NDArray[np.float32]) -> np.float32:
-    """Return the largest number that a grey image of this depth can have; ValueError where it has others."""
-    bits = getattr(image, "tag_v2", {}).get(BITS_PER_SAMPLE, 16)
-    bits = min(16, int(bits[0] if isinstance(bits, tuple) else bits))
-    most = 2**bits - 1
-    least, largest = float(numbers.min()), float(numbers.max())
-    if image.mode == "F" or not 0 <= least <= largest <= most:
-        raise ValueError(
-            f"its pixels are of mode {image.mode}, from {least:g} to {largest:g}: at most 16 bits are read"
-        )
-    return np.float32(most)
-
-
-def _opened(file: Path, look: Callable[["Image.Image"], T]) -> T:
+def _open(file: Path, look: Callable[["Image.Image"], T]) -> T:
     """Return what a look at an image gives; raise DataError where it cannot be read."""
     try:
         from PIL import Image, ImageOps  # imported late: an extra brings it
@@ -80,7 +173,34 @@ def _opened(file: Path, look: Callable[["Image.Image"], T]) -> T:
             ImageOps.exif_transpose(image, in_place=True)
             return look(image)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise DataError(
-            f"{file} cannot be read as an image ({error}): save it again, or take it out of the folder",
-            "unreadable",
-        ) from error
+        remedy = "save it again, or take it out of the folder"
+        raise DataError(f"{file} cannot be read as an image ({error}): {remedy}", "unreadable") from error
+
+
+def _read_pixels(image: "Image.Image", shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """Return pixels from 0 to 1, shape (channels, height, width), by the range that the image's numbers can have."""
+    from PIL import Image
+
+    channels, height, width = shape
+    mode, most = "L" if channels == 1 else "RGB", np.float32(255)
+    if image.mode.startswith(("I", "F")):  # grey with more than eight bits
+        numbers = np.asarray(image, np.float32)
+        image, most, mode = Image.fromarray(numbers), _find_range(image, numbers), "F"
+    elif image.has_transparency_data:
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
+    elif image.mode in ("1", "P"):  # whose numbers are no brightness, so that none lies between two of them
+        image = image.convert(mode)
+    if image.size != (width, height):
+        image = image.resize((width, height), Image.Resampling.BILINEAR)
+    pixels = np.asarray(image.convert(mode), np.float32) / most
+    return np.broadcast_to(pixels, shape) if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+
+
+def _find_range(image: "Image.Image", numbers: NDArray[np.float32]) -> np.float32:
+    """Return the largest number that a grey image of this depth can have; ValueError where it has others."""
+    bits = getattr(image, "tag_v2", {}).get(BITS_PER_SAMPLE, 16)
+    most = 2 ** min(16, int(bits[0] if isinstance(bits, tuple) else bits)) - 1
+    least, largest = float(numbers.min()), float(numbers.max())
+    if image.mode == "F" or not 0 <= least <= largest <= most:
+        raise ValueError(f"its pixels of mode {image.mode} are from {least:g} to {largest:g}: at most 16 bits are read")
+    return np.float32(most)

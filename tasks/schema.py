@@ -10,10 +10,11 @@ import unicodedata
 from collections.abc import Iterator, Mapping
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
+import tomli_w
 from annotated_types import Interval, Len
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, TypeAdapter, ValidationError
 
 from fairbloom.errors import ReportableError, did_you_mean
 
@@ -63,6 +64,21 @@ def _as_text(value: object) -> object:
 
 
 Name = Annotated[str, BeforeValidator(_as_text)]
+Category = Annotated[Name, Len(1, MAX_TEXT)]
+
+
+def _check_factor(factor: float) -> float:
+    if not 0.0 < abs(factor) < math.inf:
+        raise ValueError("it must be a number other than 0")
+    return factor
+
+
+def _check_encoding(name: str) -> str:
+    try:
+        "a".encode(name)
+    except LookupError as error:
+        raise ValueError("no such encoding: write utf-8, cp1252 or utf-16") from error
+    return name
 
 
 class _Table(BaseModel):
@@ -81,38 +97,23 @@ class Constraints(_Table):
 class Field(_Table):
     """A column.
 
-    Attributes
-    ----------
-    type
-        "number", "integer" or "string".
-    categories
-        Its values, in the order of the model's inputs or classes; () for a number.
-    spellings
-        Other ways to write a category, by category.
-    constraints
-        What a number must be.
-    unit
-        Of its numbers. A cell may say it behind the number.
-    missingValues
-        What stands for a missing value in this column, besides what does so in all.
-    missing
-        What is done with a row that lacks its value, where that is not what the schema says of all.
-    input
-        Whether the model sees it; one that only makes groups may be none.
-    center, scale
-        What numbers are standardised by, (number - center) / scale; None: each site's own mean and deviation.
+    `categories` are its values, in the order of the model's inputs or classes, () for a number, and `spellings` other
+    ways to write each. `unit` is that of its numbers; a cell may say it behind the number. `missingValues` stand for a
+    missing value besides what does so in all columns, and `missing` says what is done then, where it is not what the
+    schema says of all. `input`: whether the model sees it; one that only makes groups may be none. Numbers are
+    standardised as (number - center) / scale; None: by each site's own mean and deviation.
     """
 
     type: Literal["number", "integer", "string"]
-    categories: tuple[Name, ...] = ()
-    spellings: Mapping[str, tuple[Name, ...]] = {}
+    categories: Annotated[tuple[Category, ...], Len(0, MAX_CATEGORIES)] = ()
+    spellings: Mapping[str, tuple[Category, ...]] = {}
     constraints: Constraints = Constraints()
     unit: str = ""
     missingValues: tuple[Name, ...] = ()  # noqa: N815 (Frictionless calls it so)
     missing: Missing | None = None
     input: bool = True
-    center: float | None = None
-    scale: float | None = None
+    center: Annotated[float, Interval(gt=-math.inf, lt=math.inf)] | None = None
+    scale: Annotated[float, Interval(ge=0.0, lt=math.inf)] | None = None
 
     @cached_property
     def places(self) -> dict[str, int]:
@@ -128,7 +129,7 @@ class FileField(_Table):
 
     name: str = ""
     unit: str = ""
-    factor: float = 1.0
+    factor: Annotated[float, AfterValidator(_check_factor)] = 1.0
 
 
 class File(_Table):
@@ -137,7 +138,7 @@ class File(_Table):
     delimiter: Literal[",", ";", "\t", "|"] | None = None
     decimalChar: Decimal | None = None  # noqa: N815 (Frictionless calls it so)
     groupChar: Literal["", " ", ".", ",", "'"] = ""  # noqa: N815
-    encoding: str = "utf-8"
+    encoding: Annotated[str, AfterValidator(_check_encoding)] = "utf-8"
     fields: Mapping[str, FileField] = {}
 
     def called(self, name: str) -> str:
@@ -146,26 +147,13 @@ class File(_Table):
 
 
 class Schema(_Table):
-    """What the tables of all sites hold.
+    """What the tables of all sites hold: the columns by name, in the order of the model's inputs.
 
-    Attributes
-    ----------
-    target
-        The column that is predicted: a class where it has categories, else a quantity.
-    positive
-        Which of two classes is the positive one; "": the second.
-    client
-        The column that names each row's site, where one file has the rows of several.
-    groups
-        What rows are grouped by: the names of columns with categories, or comparisons as "age>=60".
-    ignore
-        The columns that files may have besides.
-    missing, missingValues
-        What is done with a row that lacks a value, and what stands for one.
-    fields
-        The columns by name, in the order of the model's inputs.
-    files
-        How single files are written, by name.
+    `target` is the column that is predicted: a class where it has categories, of two of which `positive` is the
+    positive one ("": the second), else a quantity. `client` names each row's site, where one file has the rows of
+    several. Rows are grouped by `groups`: columns with categories, or comparisons as "age>=60". Files may have the
+    columns to `ignore` besides. `missing` says what is done with a row that lacks a value, and `missingValues` what
+    stands for one. `files` says how single files are written, by name.
     """
 
     target: str
@@ -175,7 +163,7 @@ class Schema(_Table):
     ignore: tuple[str, ...] = ()
     missing: Missing = "error"
     missingValues: tuple[Name, ...] = MISSING_VALUES  # noqa: N815
-    fields: Mapping[str, Field]
+    fields: Annotated[Mapping[str, Field], Len(0, MAX_COLUMNS)]
     files: Mapping[str, File] = {}
 
     @property
@@ -228,24 +216,14 @@ def read_schema(place: str) -> str:
 
 def without_client(text: str) -> str:
     """Return a schema's text for a file of one site: without the column that names each row's client."""
-    client = parse_schema(text).client
-    lines = (line for line in text.splitlines() if not line.startswith("client ="))
-    rest = "\n".join(lines) + "\n"
-    return rest if not client or parse_schema(rest).client == "" else text
+    return tomli_w.dumps({key: value for key, value in tomllib.loads(text).items() if key != "client"})
 
 
 @lru_cache(maxsize=16)
 def parse_schema(text: str, name: str = SCHEMA) -> Schema:
     """Return the schema that a text holds; raise SchemaError with the key's path, or the line, of its first fault."""
-    if len(text) > MAX_BYTES:
-        raise SchemaError(f"{name} has {len(text):,} characters, and {MAX_BYTES:,} are the most: shorten it")
-    written = _parse_toml(text, name)
-    try:
-        schema = Schema.model_validate(written)
-    except ValidationError as error:
-        raise SchemaError(f"{name}: {_explain(error, written)}") from error
-    fault = next(_find_contradictions(schema), "")
-    if fault:
+    schema = _parse(Schema, text, name)
+    for fault in _find_contradictions(schema):
         raise SchemaError(f"{name}: {fault}")
     return schema
 
@@ -253,7 +231,7 @@ def parse_schema(text: str, name: str = SCHEMA) -> Schema:
 class ImageSchema(_Table):
     """What the images of all sites hold: classes, width and height in pixels, whether they are grey, or resized."""
 
-    classes: Annotated[tuple[str, ...], Len(min_length=2)]
+    classes: Annotated[tuple[str, ...], Len(2)]
     size: tuple[Annotated[int, Interval(ge=1, le=10_000)], Annotated[int, Interval(ge=1, le=10_000)]]
     grey: bool = False
     resize: bool = False
@@ -266,122 +244,111 @@ class ImageSchema(_Table):
 
 def parse_image_schema(text: str, name: str = SCHEMA) -> ImageSchema:
     """Return the schema of images that a text holds; raise SchemaError with its first fault."""
-    written = _parse_toml(text, name)
+    return _parse(ImageSchema, text, name)
+
+
+def with_files(text: str, files: Mapping[str, Any], name: str = SCHEMA) -> str:
+    """Return a schema's text that says how a device's own files are written, in place of what it says of these.
+
+    `files` is a table as TOML has it, of the file `name`; SchemaError where it is wrong.
+    """
     try:
-        return ImageSchema.model_validate(written)
+        TypeAdapter(dict[str, File]).validate_python(files)
     except ValidationError as error:
-        fault = error.errors()[0]
-        path = ".".join(map(str, fault["loc"]))
-        raise SchemaError(f"{name}: {path} = {_shorten(fault['input'])}: {fault['msg']}") from error
+        raise SchemaError(f"{name}: files.{_explain(error)}") from error
+    written = tomllib.loads(text)
+    return tomli_w.dumps({**written, "files": {**written.get("files", {}), **files}}) if files else text
 
 
-def _parse_toml(text: str, name: str) -> dict[str, Any]:
+AnyTable = TypeVar("AnyTable", bound=_Table)
+
+
+def _parse(kind: type[AnyTable], text: str, name: str) -> AnyTable:
+    if len(text) > MAX_BYTES:
+        raise SchemaError(f"{name} has {len(text):,} characters, and {MAX_BYTES:,} are the most: shorten it")
     try:
-        return tomllib.loads(text)
+        return kind.model_validate(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
         raise SchemaError(f"{name} is no TOML: {error}: correct that line") from error
     except RecursionError as error:
         raise SchemaError(f"{name} is nested too deeply: take tables within tables out") from error
+    except ValidationError as error:
+        raise SchemaError(f"{name}: {_explain(error)}") from error
 
 
-def _explain(error: ValidationError, written: Mapping[str, Any]) -> str:
-    """Return the first fault: the key's path, its value, and the remedy."""
+def _explain(error: ValidationError) -> str:
+    """Return the first fault, an unknown key before all others: the key's path, its value, and the remedy."""
     fault = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
-    *above, key = map(str, fault["loc"])
-    path = ".".join((*above, key))
+    path = ".".join(map(str, fault["loc"]))
     if fault["type"] == "missing":
         return f"{path} is missing: add it"
     if fault["type"] == "extra_forbidden":
-        known = _keys_of(fault["loc"][:-1])
-        return f"{path} is unknown: {did_you_mean(key, known)}there are {', '.join(known)}"
-    return f"{path} = {_shorten(fault['input'])}: {fault['msg'][0].lower()}{fault['msg'][1:]}"
-
-
-def _keys_of(place: tuple[int | str, ...]) -> list[str]:
-    """Return the keys that a table may have, by its place in a schema."""
-    kind: type[BaseModel] = Schema
-    names = [each for each in place if isinstance(each, str)]
-    for level, name in enumerate(names):
-        tables = {"fields": FileField if "files" in names[:level] else Field, "files": File, "constraints": Constraints}
-        kind = tables.get(name, kind) if name not in names[:level] or name == "fields" else kind
-    return [*kind.model_fields]
+        known = [
+            key for kind in (Schema, Field, Constraints, File, FileField, ImageSchema) for key in kind.model_fields
+        ]
+        return f"{path} is unknown: {did_you_mean(str(fault['loc'][-1]), known)}correct it, or leave it out"
+    says = fault["msg"].removeprefix("Value error, ")
+    return f"{path} = {_shorten(fault['input'])}: {says[0].lower()}{says[1:]}"
 
 
 def _find_contradictions(schema: Schema) -> Iterator[str]:
     """Yield what fits no other part of a schema, each as key, value and remedy."""
-    names = [*schema.fields]
-    if len(names) > MAX_COLUMNS:
-        yield f"fields has {len(names):,} columns, and {MAX_COLUMNS:,} are the most: leave some out"
-    folded: dict[str, str] = {}
-    for name in (*names, *schema.ignore, *([schema.client] if schema.client else [])):
-        if not name or len(name) > MAX_TEXT:
-            yield f"fields.{_shorten(name)}: the name of a column has 1 to {MAX_TEXT} characters: shorten it"
-        if (other := folded.setdefault(fold(name), name)) != name or names.count(name) > 1:
-            yield f"{name!r} and {other!r} are one column, as upper and lower case are the same: name it once"
-        if name in names and (name in schema.ignore or name == schema.client):
-            key = "ignore" if name in schema.ignore else "client"
-            yield f"{key} has {name!r}, which is one of the fields, too: leave it out of one of the two"
-    if schema.target not in names:
-        yield f"target = {schema.target!r}: {did_you_mean(schema.target, names)}it must be one of the fields"
+    yield from _find_wrong_names(schema)
+    if schema.target not in schema.fields:
+        yield f"target = {schema.target!r}: {did_you_mean(schema.target, schema.fields)}it must be one of the fields"
         return
     if not schema.inputs:
         yield "fields has no column but the target: nothing to learn from: add one"
     for name, field in schema.fields.items():
         yield from (f"fields.{name}.{fault}" for fault in _find_faults_of(field))
-    if not schema.predicted.categories and schema.predicted.center is None:
-        yield f"fields.{schema.target}.center is missing: a quantity is learned in units of its scale around its center"
-    if len(schema.predicted.categories) == 1:
-        yield f"fields.{schema.target}.categories has one class: a target has two or more: add the others"
     classes = schema.predicted.categories
+    if not classes and schema.predicted.center is None:
+        yield f"fields.{schema.target}.center is missing: a quantity is learned in units of its scale around its center"
+    if len(classes) == 1:
+        yield f"fields.{schema.target}.categories has one class: a target has two or more: add the others"
     if schema.positive and (len(classes) != 2 or schema.positive not in classes):
         there = f"the classes are {', '.join(classes)}" if classes else "the target is a quantity"
         yield f"positive = {schema.positive!r}: it must be one of two classes, and {there}"
     yield from _find_wrong_groups(schema)
     for file, about in schema.files.items():
-        yield from (
-            f"files.{file}.fields.{name}: {did_you_mean(name, names)}it must be one of the fields"
-            for name in about.fields
-            if name not in names
-        )
         if about.groupChar and about.groupChar == about.decimalChar:
             yield f"files.{file}.groupChar = {about.groupChar!r}: it is the decimal mark, too: choose one of the two"
-        try:
-            "a".encode(about.encoding)
-        except LookupError:
-            yield f"files.{file}.encoding = {about.encoding!r}: no such encoding: write utf-8, cp1252 or utf-16"
-        for name, how in about.fields.items():
-            if not 0.0 < abs(how.factor) < math.inf:
-                yield f"files.{file}.fields.{name}.factor = {how.factor}: it must be a number other than 0"
+        for name in about.fields.keys() - schema.fields.keys():
+            hint = did_you_mean(name, schema.fields)
+            yield f"files.{file}.fields.{name}: {hint}it must be one of the fields"
+
+
+def _find_wrong_names(schema: Schema) -> Iterator[str]:
+    """Yield columns without a usable name, or named twice: among the fields, ignored, or the clients' column."""
+    seen: dict[str, str] = {}
+    keys = {"fields": [*schema.fields], "ignore": schema.ignore, "client": [schema.client] if schema.client else []}
+    for key, name in [(key, name) for key, names in keys.items() for name in names]:
+        if not name or len(name) > MAX_TEXT:
+            yield f"{key}.{_shorten(name)}: the name of a column has 1 to {MAX_TEXT} characters: shorten it"
+        if fold(name) in seen:
+            yield f"{key} has {name!r}, and {seen[fold(name)]!r} is the same in another case of letters: name it once"
+        seen[fold(name)] = name
 
 
 def _find_faults_of(field: Field) -> Iterator[str]:
     """Yield what is wrong with one column, each as key, value and remedy."""
     if field.type == "string" and not field.categories:
         yield "categories is missing: a column of texts needs them; or name the column in ignore"
-    if len(field.categories) > MAX_CATEGORIES:
-        yield f"categories has {len(field.categories):,}, and {MAX_CATEGORIES:,} are the most: put the column in ignore"
-    seen: dict[str, str] = {}
-    for name in field.categories:
+    seen: dict[str, int] = {}
+    for place, name in enumerate(field.categories):
         for spelling in (name, *field.spellings.get(name, ())):
-            if not spelling or len(spelling) > MAX_TEXT:
-                yield f"categories has {_shorten(spelling)}: a category has 1 to {MAX_TEXT} characters"
-            if seen.setdefault(normalise(spelling), name) != name or field.categories.count(name) > 1:
-                yield (
-                    f"categories: {spelling!r} stands for {seen[normalise(spelling)]!r} and for {name!r}: leave it out "
-                    "of one of the two"
-                )
-    for name in field.spellings:
-        if name not in field.categories:
-            yield f"spellings.{name}: {did_you_mean(name, field.categories)}it must be one of the categories"
+            if (other := seen.setdefault(normalise(spelling), place)) != place:
+                both = f"{field.categories[other]!r} and for {name!r}"
+                yield f"categories: {spelling!r} stands for {both}: leave it out of one of the two"
+    for name in {*field.spellings} - {*field.categories}:
+        yield f"spellings.{name}: {did_you_mean(name, field.categories)}it must be one of the categories"
     limits = field.constraints
-    if field.categories and (limits.enum or limits.minimum > -math.inf or limits.maximum < math.inf):
+    if field.categories and limits != Constraints(required=limits.required):
         yield "constraints is for numbers: a column of categories has no minimum, maximum or enum: leave them out"
     if not limits.minimum <= limits.maximum:
         yield f"constraints.minimum = {limits.minimum:g} is above the maximum, {limits.maximum:g}: exchange them"
     if (field.center is None) != (field.scale is None):
         yield f"{'scale' if field.scale is None else 'center'} is missing: center and scale belong together"
-    if field.scale is not None and not 0.0 <= field.scale < math.inf:
-        yield f"scale = {field.scale}: it must be a number from 0 on"
 
 
 def _find_wrong_groups(schema: Schema) -> Iterator[str]:

@@ -31,9 +31,9 @@ ROOMS: Mapping[str, int] = {
     "simulation": 1_360,
     "simulation/stacked": 1_180,
     "strategies": 3_510,
-    "tasks": 3_240,
+    "tasks": 3_330,
     "tasks/datasets": 1_070,
-    "tasks/files": 1_810,
+    "tasks/files": 1_800,
 }
 """The most lines of Python in each package and subpackage that is larger than SMALL_ROOM."""
 

@@ -43,8 +43,8 @@ from fairbloom.server.run_folder import files
 from fairbloom.server.run_folder.groups import Grouped
 from fairbloom.server.run_folder.tables import read_table
 from fairbloom.server.settings import Settings, check_used
-from fairbloom.tasks.files.reading.reader import read
-from fairbloom.tasks.files.rows import different_cells
+from fairbloom.tasks.files.cells import different_cells
+from fairbloom.tasks.files.read import read_file
 from fairbloom.tasks.preprocessing import InputColumn, Preprocessing
 from fairbloom.tasks.schema import File
 
@@ -251,7 +251,7 @@ def whole_rows_of(structure: Structure) -> Structure:
 
 
 def read_csv(path: Path) -> Structure:
-    found = {name: different_cells(column) for name, column in read(path, File()).columns.items()}
+    found = {name: different_cells(column) for name, column in read_file(path, File()).columns.items()}
     return {name: [cells[code].strip() for code in codes] for name, (cells, codes) in found.items()}
 
 

@@ -24,8 +24,6 @@ from fairbloom.server.settings import Settings
 from fairbloom.system.interrupts import hold_signals, release_signals
 from fairbloom.system.processors import processors_here
 from fairbloom.tasks import check_data, digests
-from fairbloom.tasks.files.reading.reader import FileStamp, keep_tables, kept_tables
-from fairbloom.tasks.files.reading.table import Table
 
 from ..study import RunKey, Runs
 from .log_records import print_records, send_records
@@ -131,7 +129,7 @@ class Workers:
         printer.start()
         self._open.callback(printer.join, 5.0)  # seconds, as a worker that was killed may leave half a record
         self._open.callback(held_open.send_bytes, b"end")
-        begin = (ended, sent, context.Lock(), kept_tables())
+        begin = (ended, sent, context.Lock())
         self._pool = self._open.enter_context(
             ProcessPoolExecutor(count, mp_context=context, initializer=begin_worker, initargs=begin)
         )
@@ -155,11 +153,10 @@ def hide_main() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-def begin_worker(ended: Connection, records: Connection, turn: Lock, tables: Mapping[FileStamp, Table]) -> None:
-    """Prepare a worker process: its driver prints its log records, and gives it the tables that it has read."""
+def begin_worker(ended: Connection, records: Connection, turn: Lock) -> None:
+    """Prepare a worker process: its driver prints its log records."""
     end_with_driver(ended)
     send_records(records, turn)
-    keep_tables(tables)
 
 
 def end_with_driver(ended: Connection) -> None:

@@ -1,14 +1,24 @@
 """Which clients a folder of data has."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
-from .reading.formats import UNREAD, unread_error
 from .reasons import DataError
 
+ENDINGS = (".csv", ".tsv", ".parquet", ".xlsx")
+"""The endings of all tables that are read."""
 
-def files_in(place: str, endings: Collection[str]) -> dict[str, Path]:
-    """Return the files of a folder by client, sorted by name, or the one file that is named; none where place is "".
+UNREAD = (".feather", ".gz", ".ods", ".xls", ".xlsm", ".zip")
+"""The endings of further tables: in a folder of tables they are refused, since a client must not be overlooked."""
+
+REMEDY = "save it as .csv, .parquet or .xlsx"
+
+PICTURES = (".png", ".jpg", ".jpeg")
+"""The endings of images."""
+
+
+def files_in(place: str) -> dict[str, Path]:
+    """Return the tables of a folder by client, sorted by name, or the one file that is named; none where place is "".
 
     A client has its file's name without the ending. Hidden files and Excel's lock files are passed over; a table in a
     format that is not read raises DataError.
@@ -16,24 +26,18 @@ def files_in(place: str, endings: Collection[str]) -> dict[str, Path]:
     if not place:
         return {}
     path = _there(place)
-    if path.is_file():
-        return {path.stem: path}
     found: dict[str, Path] = {}
-    for file in filter(Path.is_file, _shown(path)):
+    for file in [path] if path.is_file() else filter(Path.is_file, _shown(path)):
         if file.suffix.lower() in UNREAD:
-            raise unread_error(file)
-        if file.suffix.lower() in endings:
-            if file.stem in found:
-                raise DataError(
-                    f"data-dir = {place!r}: {found[file.stem].name} and {file.name} would both be client {file.stem}: "
-                    "rename one of them",
-                    "same-name",
-                )
-            found[file.stem] = file
+            raise DataError(f"{file}: {file.suffix} files are not read: {REMEDY}", "other-format")
+        if file.suffix.lower() not in ENDINGS and file != path:
+            continue
+        if (other := found.setdefault(file.stem, file)) != file:
+            why = f"{other.name} and {file.name} would both be client {file.stem}: rename one of them"
+            raise DataError(f"data-dir = {place!r}: {why}", "same-name")
     if not found:
-        raise DataError(
-            f"data-dir = {place!r}: there is no {one_of(endings)} file in it, but {_contents(path)}", "no-file"
-        )
+        there = f"there is no {', '.join(ENDINGS)} file in it, but {_contents(path)}"
+        raise DataError(f"data-dir = {place!r}: {there}", "no-file")
     return found
 
 
@@ -46,12 +50,6 @@ def folders_in(place: str) -> dict[str, Path]:
     if not found:
         raise DataError(f"data-dir = {place!r}: there is no folder in it, but {_contents(path)}", "no-file")
     return found
-
-
-def one_of(endings: Collection[str]) -> str:
-    """Return endings as in .csv, .tsv or .xlsx."""
-    *first, last = endings
-    return f"{', '.join(first)} or {last}" if first else last
 
 
 def _there(place: str) -> Path:

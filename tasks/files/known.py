@@ -3,7 +3,7 @@
 from fairbloom.protocol.parameters import Choices, Parameter, Range
 
 from ..task import TaskInfo
-from .reading.formats import ENDINGS, PICTURES
+from .folders import ENDINGS, PICTURES
 
 FILES = (
     TaskInfo(
@@ -32,7 +32,7 @@ FILES = (
         "image-folder",
         summary="your images: CLIENT/CLASS/IMAGE.png, or .jpg",
         source="the folder that --data-dir names",
-        loader="fairbloom.tasks.files.images:load",
+        loader="fairbloom.tasks.images:load",
         models=("cnn", "logistic", "mlp"),
         settings=(
             Parameter("size", int, 0, "Pixels each way to resize images to; 0 keeps them", Range("[0, inf)")),
@@ -42,7 +42,7 @@ FILES = (
         reads=PICTURES,
         levels=3,  # CLIENT/CLASS/IMAGE
         has_clients=True,
-        infer="fairbloom.tasks.files.images:infer",
+        infer="fairbloom.tasks.images:infer",
         schema="fairbloom.tasks.schema:parse_image_schema",
     ),
 )

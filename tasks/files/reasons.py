@@ -5,20 +5,18 @@ gets one of the sentences below, with numbers of lines, rows and columns, and wi
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING
 
 from fairbloom.errors import ReportableError
 
 if TYPE_CHECKING:
-    from .reading.table import Source
+    from .read import Table
 
 REASONS = {
     "unusable": "its data cannot be used: its own log says why",
     "no-place": "its data-dir names no folder or file on the device",
     "no-file": "its data-dir holds no file, or folder, of the kind that the task reads",
     "same-name": "two of its files have the same name but for the ending: rename one of them",
-    "unreadable": "one of its files cannot be read: its own log names it",
-    "one-colour": "one of its images has one colour throughout: its own log names it",
     "several-files": "the schema names a column of clients, for a single file, and its data-dir holds {files}",
     "not-utf-8": "line {line} of its file is not in UTF-8: save the file in UTF-8, or state its encoding in the schema",
     "other-encoding": "line {line} of its file is neither in UTF-8 nor in the encoding that is stated",
@@ -26,16 +24,15 @@ REASONS = {
     "other-format": "its file is of a format that is not read, or of another one than its name ends with: save it as "
     ".csv, .parquet or .xlsx",
     "separator-line": "line 1 of its file states the separator: delete that line",
+    "unreadable": "one of its files cannot be read: its own log names it",
     "no-table": "its file cannot be read as a table of the kind that its ending names: its own log says why",
     "no-extra": "its file needs a package that is not installed on the device: its own log says which one",
-    "too-large": "its file is too large to be read: its own log says what the limit is",
     "several-sheets": "its workbook has {sheets} sheets that hold values: remove or hide all but one",
     "strange-column": "column {column} holds lists, bytes or other values that are neither numbers nor texts",
     "empty": "its file is empty: the first line must name the columns",
     "row-length": "line {line} has {cells} values, and line {header} names {columns} columns",
     "quotes": "line {line} cannot be read: look for a quotation mark that is not closed, or one too many",
     "one-column": "line 1 names one column only: columns are separated by comma, semicolon, tab or |",
-    "no-header": "line 1 holds values: the first line must name the columns",
     "unnamed-column": "column {column} has no name: give it one",
     "long-name": "the name of column {column} has {characters} characters: shorten it",
     "same-column": "columns {column} and {other} have the same name: rename or remove one",
@@ -49,52 +46,41 @@ REASONS = {
     "nameless-rows": "column {column} names no client in {rows} rows",
     "few-rows": "it has {rows} rows, {kept} of them without a missing value: at least {fewest} are needed",
     "few-to-train": "a model needs at least {floor} training rows to leave the device, and there are fewer: hold out "
-    "less by test-share, or add rows; the owner of the device may lower the floor (limits.rows in client.toml)",
+    "less by test-share, or add rows; the owner of the device may lower the floor (limits.rows in owner.toml)",
     "few-to-measure": "a loss needs at least {floor} training rows to leave the device, and there are fewer: hold out "
-    "less by test-share, or add rows; the owner of the device may lower the floor (limits.rows in client.toml)",
+    "less by test-share, or add rows; the owner of the device may lower the floor (limits.rows in owner.toml)",
     "few-examples": "it has {examples} examples, and at least {fewest} are needed",
     "strange-folder": "it has a folder of none of the schema's classes: rename it, or correct the schema",
     "image-sizes": "its images are not all of the size that the schema states",
 }
-"""Every sentence by its key; what is in braces is a number, or a Heading."""
+"""Every sentence by its key; what is in braces is a number, or a Known text."""
 
 
 MAX_FAULTS = 10
 """The most faults of a kind that are looked for in a file, and the most that are shown."""
 
 
-class Heading(str):
-    """A name that the server may know: one that the run itself uses, or one in a header that has passed its check."""
+class Known(str):
+    """A text that the server may know: the name of a column that the schema has, or the number of a line."""
 
     __slots__ = ()
-
-
-class Position(str):
-    """Where a row is, as the server may know it: "line 7" of a text, "row 7" of a spreadsheet."""
-
-    __slots__ = ()
-
-    def __new__(cls, unit: Literal["line", "row"], number: int) -> Self:
-        """Return the words."""
-        return super().__new__(cls, f"{unit} {number}")
 
 
 class DataError(ReportableError):
     """What is wrong with a client's files: the message is for their owner, the server gets REASONS[why] alone.
 
-    `values` fill that reason's braces: numbers, Headings and Positions, so that no content can leave (TypeError).
+    `values` fill that reason's braces: numbers and Known texts, so that no content can leave (TypeError).
     """
 
     others: Sequence["DataError"] = ()
     """What else is wrong with the same file; messages name the first fault alone."""
 
-    def __init__(self, message: str, why: str = "unusable", **values: int | Heading | Position) -> None:
+    def __init__(self, message: str, why: str = "unusable", **values: int | Known) -> None:
         for key, value in values.items():
-            if type(value) is not int and not isinstance(value, Heading | Position):
+            if type(value) is not int and not isinstance(value, Known):
                 raise TypeError(f"{key} of {why} is a {type(value).__name__}, which may quote a client's files")
         self.why = why
-        quoted = {key: repr(str(value)) if isinstance(value, Heading) else value for key, value in values.items()}
-        super().__init__(message, REASONS[why].format(**quoted))
+        super().__init__(message, REASONS[why].format(**values))
 
 
 class CellError(DataError):
@@ -105,30 +91,21 @@ class CellError(DataError):
     file, line
         Where it is; the line is 0 for a whole column.
     column, value
-        The column's name in the schema, and what the cell holds.
+        The column's name, in the schema where it has one, and what the cell holds.
     problem, remedy
         What is wrong, and what would do.
     """
 
     def __init__(
-        self,
-        source: "Source",
-        column: str,
-        problem: str,
-        remedy: str,
-        why: str,
-        *,
-        row: int | None = None,
-        value: str = "",
-        **values: int | Heading,
+        self, table: "Table", column: str, problem: str, remedy: str, why: str, row: int | None = None, **values: int
     ) -> None:
-        self.file, self.column, self.value, self.problem, self.remedy = source.where, column, value, problem, remedy
-        self.line = 0 if row is None else int(source.lines[row])
-        place = source.where if row is None else f"{source.where}, {source.position(row)}, column {column!r}"
-        place += "" if row is None else f" holds {value!r}, "
-        said: dict[str, int | Heading | Position] = {**values, "column": Heading(column)}
-        said |= {} if row is None else {"position": source.position(row)}
-        super().__init__(f"{place}{problem}: {remedy}", why, **said)
+        self.file, self.column, self.problem, self.remedy = table.path.name, column, problem, remedy
+        self.line, self.value = (0, "") if row is None else (int(table.lines[row]), table.show_cell(column, row))
+        position = Known(f"{table.unit} {self.line}")
+        cell = "" if row is None else f", {position}, column {column!r} holds {self.value!r},"
+        super().__init__(
+            f"{table.path}{cell} {problem}: {remedy}", why, position=position, column=Known(repr(column)), **values
+        )
 
 
 def raise_faults(faults: Sequence[DataError]) -> None:

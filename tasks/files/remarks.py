@@ -1,6 +1,7 @@
 """What in the columns of several sites a person should look at, although it is no fault."""
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,70 +16,84 @@ SENTINELS = np.array([sign * (10**k - 1) for k in range(1, 6) for sign in (1, -1
 OTHER_UNIT = 4.0
 """A site's median that is so many times those of the others, or such a part of them, may be in another unit."""
 
+MONTH = r"(jan|feb|mar|m[aä]r|apr|ma[iy]|jun|jul|aug|sep|o[ck]t|nov|de[cz])[^\W\d_]*\.?"
+TIME = r"([T ]+[0-9]{1,2}:[0-9]{2}.*)?"
+DATE = re.compile(
+    rf"([0-9]{{4}}([-/.])[0-9]{{1,2}}(\2[0-9]{{1,2}})?"  # 2024-03-17, 2024-03
+    rf"|[0-9]{{1,2}}([-/.])[0-9]{{1,2}}\4([0-9]{{4}}|[0-9]{{2}})"  # 17.03.2024, 3/17/24
+    rf"|[0-9]{{1,2}}\.?[ -]?{MONTH}[ -]?[0-9]{{2,4}}"  # 17 March 2024, 17-Mar-24
+    rf"|{MONTH} ?[0-9]{{1,2}}(st|nd|rd|th)?,? [0-9]{{4}}){TIME}",  # March 17th, 2024
+    re.IGNORECASE,
+)
+
+IDENTIFIER = re.compile(
+    r"[^@\s]+@[^@\s]+\.[^@\s]+"  # an e-mail address
+    r"|(?=.*[^\W\d_])[\w./:#-]*[0-9]{4,}[\w./:#-]*"  # MRN-004711, 4711/B
+    r"|(?=.*[0-9])(?=.*[a-f])[0-9a-f]{8}[0-9a-f-]*"
+    r"|(?=(.*[0-9]){9})(?![0-9]{1,8} ?[-–] ?[0-9]{1,8}$)[+(]?[0-9][0-9 ()/.:-]*",  # a telephone number, and no range
+    re.IGNORECASE,
+)
+"""Numbers of persons or cases."""
+
+
+def look_like(pattern: re.Pattern[str], texts: Collection[str]) -> bool:
+    """Return whether most of these texts are dates, or identifiers."""
+    return 2 * sum(pattern.fullmatch(each) is not None for each in texts) > len(texts)
+
+
+def nearly_all_differ(different: int, rows: int) -> bool:
+    """Return whether nearly every row has a different text, as with names, addresses or remarks."""
+    return rows >= 20 and different >= 0.9 * rows
+
 
 def find_remarks(name: str, field: Field, sites: Mapping[str, ColumnValues]) -> Iterator[tuple[str, str]]:
     """Yield (site, remark) pairs on a column, which each site has in the schema's values; "" is all sites."""
-    if field.categories:
-        yield from _on_categories(field, sites)
-        return
-    present = {site: values[~np.isnan(values)] for site, values in sites.items()}
+    present = {site: values[values >= (0 if field.categories else -np.inf)] for site, values in sites.items()}
     present = {site: values for site, values in present.items() if len(values)}
-    if not present:
+    together = np.concatenate([*present.values()]) if present else np.array([])
+    if not len(together):
         yield "", "it has no value"
-        return
-    together = np.concatenate([*present.values()])
-    if together.min() == together.max():
-        yield "", f"it is {together[0]:g} in every row, so that it says nothing"
-        return
-    for site, values in [*present.items()]:
-        if (code := find_sentinel(values)) is not None:
-            count = int((values == code).sum())
-            yield (
-                site,
-                f'{code:g} in {count} rows, far from the others: if it means a missing value, add "{code:g}" to '
-                f"missingValues of fields.{name}",
-            )
-            present[site] = values[values != code]
-    yield from _on_units(name, present)
+    elif together.min() == together.max():
+        held = repr(field.categories[together[0]]) if field.categories else f"{together[0]:g}"
+        yield "", f"it is {held} in every row, so that it says nothing"
+    elif field.categories:
+        yield from _on_categories(field, present)
+    else:
+        for site, code in [(site, find_sentinel(values)) for site, values in present.items()]:
+            if code is not None:
+                count = int((present[site] == code).sum())
+                remedy = f'if it means a missing value, add "{code:g}" to missingValues of fields.{name}'
+                yield site, f"{code:g} in {count} rows, far from the others: {remedy}"
+                present[site] = present[site][present[site] != code]
+        yield from _on_units(name, present)
 
 
 def find_sentinel(values: NDArray[np.float64]) -> float | None:
     """Return a number that seems to stand for a missing value; None where there is none."""
-    different = np.unique(values)
-    for code, rest in ((different[0], different[1:]), (different[-1], different[:-1])):
-        if not len(rest) or code not in SENTINELS or (values == code).sum() < 2:
-            continue
+    for code in (values.min(), values.max()):
         others = values[values != code]
-        if np.abs(rest - code).min() > max(2.0 * others.std(), 1.0):
+        is_repeated = code in SENTINELS and 0 < len(others) < len(values) - 1
+        if is_repeated and np.abs(others - code).min() > max(2.0 * others.std(), 1.0):
             return float(code)
     return None
 
 
 def _on_units(name: str, sites: Mapping[str, NDArray[np.float64]]) -> Iterator[tuple[str, str]]:
     """Yield the sites with a median many times those of the others, of numbers above 0."""
-    medians = {site: float(np.median(values)) for site, values in sites.items() if values.min() > 0.0}
-    if len(medians) < 2 or len(medians) < len(sites):
+    medians = {site: float(np.median(values)) for site, values in sites.items()}
+    if len(medians) < 2 or min(values.min() for values in sites.values()) <= 0.0:
         return
     for site, median in medians.items():
         others = [each for other, each in medians.items() if other != site]
         usual = float(np.median(others))
         apart = max(median, usual) / min(median, usual)
-        among = max(others) / min(others)
-        if apart >= OTHER_UNIT and among < np.sqrt(apart):
-            yield (
-                site,
-                f"median {median:.4g}, and {usual:.4g} elsewhere: if it is in another unit, say so by "
-                f"fields.{name} = {{unit, factor}} under the file",
-            )
+        if apart >= OTHER_UNIT and max(others) / min(others) < np.sqrt(apart):
+            remedy = f"if it is in another unit, say so by fields.{name} = {{unit, factor}} under the file"
+            yield site, f"median {median:.4g}, and {usual:.4g} elsewhere: {remedy}"
 
 
 def _on_categories(field: Field, sites: Mapping[str, ColumnValues]) -> Iterator[tuple[str, str]]:
-    there = {site: set(np.unique(values[values >= 0]).tolist()) for site, values in sites.items()}
-    there = {site: places for site, places in there.items() if places}
-    every = set().union(*there.values()) if there else set()
-    if len(every) == 1:
-        yield "", f"it is {field.categories[every.pop()]!r} in every row, so that it says nothing"
-        return
+    there = {site: set(values.tolist()) for site, values in sites.items()}
     for site, places in there.items():
         others = set().union(*(each for other, each in there.items() if other != site))
         if others and not places & others:
@@ -87,3 +102,31 @@ def _on_categories(field: Field, sites: Mapping[str, ColumnValues]) -> Iterator[
                 site,
                 f"its categories, {own}, are at no other site: if they mean the same, make them spellings of one",
             )
+
+
+# Rows that clients share ----------------------------------------------------------------------------------------------
+
+
+def find_shared_rows(sites: Mapping[str, Mapping[str, ColumnValues]]) -> dict[str, str]:
+    """Return a warning for each client that has many rows of another one, where rows tell cases apart."""
+    rows = {name: _pack_rows(columns) for name, columns in sites.items()}
+    telling = {name: set(each) for name, each in rows.items() if len({*each}) >= 0.9 * len(each)}
+    found: dict[str, str] = {}
+    for name, own in telling.items():
+        for other, theirs in telling.items():
+            shared = len(own & theirs)
+            if other == name or 2 * shared < min(len(own), len(theirs)):
+                continue
+            found[name] = (
+                f"{shared} of its {len(rows[name])} rows are in the data of {other}, too: if they are the same "
+            )
+            found[name] += "cases, leave them out of one of the two"
+            if own == theirs:
+                found[name] = f"it has the same rows as {other}: leave one of the two out"
+                break
+    return found
+
+
+def _pack_rows(columns: Mapping[str, ColumnValues]) -> list[bytes]:
+    cells = np.stack([columns[name].astype(np.float64) + 0.0 for name in sorted(columns)], axis=1)  # 0 in place of -0
+    return [row.tobytes() for row in cells]

@@ -27,10 +27,7 @@ from ..measures import (
 )
 from ..schema import Schema
 from ..task import is_highest
-from .reading.numbers import parse_number
-
-MAX_COLUMNS_NAMED = 100
-"""The most columns that an error names: any of them may be the one that is needed."""
+from .cells import parse_number
 
 Measure = Callable[[Tensor, Tensor], Tensor | float]
 

@@ -198,13 +198,6 @@ def test_transparent_images_stand_on_white(tmp_path: Path) -> None:
     assert image_inputs([file], (1, 2, 1)).flatten().tolist() == pytest.approx([0.5, 0.5], abs=0.01)  # not 0 or 1
 
 
-def test_an_image_of_one_colour_is_a_fault_of_the_data(tmp_path: Path) -> None:
-    images(tmp_path / "flat")
-    (shown,) = describe_data(config("image-folder", tmp_path / "flat"))["clients"]
-    assert "cat/0.png has one colour throughout" in str(shown["problem"])
-    assert load(tmp_path / "flat").clients == ("flat",)  # it is trained on all the same
-
-
 def test_a_folder_without_folders_is_told_of(tmp_path: Path) -> None:
     with pytest.raises(FairbloomError, match="there is no folder in it, but nothing at all"):
         load(tmp_path)

@@ -10,7 +10,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
 from fairbloom.tasks import describe_data
-from fairbloom.tasks.files.suspicious import is_date, is_identifier, look_like_identifiers, nearly_all_differ
+from fairbloom.tasks.files.remarks import DATE, IDENTIFIER, nearly_all_differ
 from fairbloom.tasks.schema import parse_schema
 
 from ..commands import fairbloom
@@ -57,10 +57,9 @@ def test_columns_that_may_say_who_somebody_is_are_ignored(folder: Folder, caplog
         (line,) = (each for each in text.splitlines() if f'"{name}",' in each)
         assert reason in line
         assert not any(cell in text for cell in cells if len(cell) > 1)  # which a schema would carry to all sites
-    for words, looks, others in ((DATES, is_date, NO_DATES), (IDENTIFIERS, is_identifier, NO_IDENTIFIERS)):
-        assert all(map(looks, words))
-        assert not any(map(looks, others))
-    assert look_like_identifiers(IDENTIFIERS)
+    for words, pattern, others in ((DATES, DATE, NO_DATES), (IDENTIFIERS, IDENTIFIER, NO_IDENTIFIERS)):
+        assert all(map(pattern.fullmatch, words))
+        assert not any(map(pattern.fullmatch, others))
     assert nearly_all_differ(18, 20)
     assert not nearly_all_differ(17, 20)
     load(folder(a=with_column("seen", ["2024-03-17"]), b=with_column("seen", ["2024-03-17"])))

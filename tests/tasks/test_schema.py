@@ -39,7 +39,7 @@ WRONG: list[tuple[tuple[str, str], list[str]]] = [
     (("categories = [0, 1]", ""), ["fields.target.center is missing"]),
     (('target = "target"', 'target = "target"\npositive = 2'), ["positive = '2'", "0, 1"]),
     (('target = "target"', 'target = "target"\nmissing = "skip"'), ["missing = 'skip'"]),
-    (('target = "target"', 'target = "target"\nignore = ["Age"]'), ["'Age' and 'age' are one column"]),
+    (('target = "target"', 'target = "target"\nignore = ["Age"]'), ["ignore has 'Age'", "'age'"]),
     (('target = "target"', 'target = "target"\nignore = ["age"]'), ["ignore has 'age'"]),
     (('target = "target"', 'target = "target"\ngroups = ["sex"]'), ["groups = 'sex'"]),
     (('target = "target"', 'target = "target"\ngroups = ["age"]'), ["groups = 'age'", "age>=60"]),

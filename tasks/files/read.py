@@ -1,0 +1,402 @@
+"""Tables in files: CSV and Parquet by pyarrow, workbooks by calamine; an error names file and line, and what to do."""
+
+import codecs
+import csv
+import importlib.util
+import re
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache, reduce
+from io import StringIO
+from pathlib import Path
+from typing import Any, Literal
+from zipfile import BadZipFile, ZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..schema import MAX_TEXT, Decimal, File, fold, normalise
+from .cells import format_number, shorten
+from .folders import REMEDY
+from .reasons import MAX_FAULTS, DataError, raise_faults
+
+Values = Any
+"""A column as pyarrow holds it: a ChunkedArray of texts, or of numbers where the file's columns have types."""
+
+STATE = 'state encoding = "{}" under [files.{!r}] in the schema, or save it in UTF-8 (in Excel: CSV UTF-8)'
+"""What to do about a text in another encoding: a likely one and the file's name stand in the braces."""
+
+DELIMITERS = (",", ";", "\t", "|")
+
+MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
+"""What texts in these encodings may begin with."""
+
+STARTS = {b"PAR1": ".parquet", b"PK\x03\x04": ".xlsx", b"\x1f\x8b": ".gz", b"\xd0\xcf\x11\xe0": ".xls"}
+"""What files of these formats begin with, whatever their names end with."""
+
+MAX_ROW = 4 * 2**20
+"""The bytes that pyarrow parses at a time, and thus a row may have."""
+
+MAX_CELLS = 2**31
+"""A larger Parquet file is refused: a few bytes of a hostile one may stand for any number of rows."""
+
+MAX_SHEET_CELLS, MAX_UNPACKED = 20_000_000, 2**30
+"""The cells between the first and the last one of a sheet, which calamine holds in memory; a workbook's bytes."""
+
+REFERENCE = re.compile(rb"""\br=["']([A-Z]{1,3})([0-9]{1,7})["']""", re.IGNORECASE)
+"""Where a cell of a sheet stands, as in r="B7"."""
+
+POINT = re.compile(r"[+-]?[0-9]*\.[0-9]+([eE][+-]?[0-9]+)?")
+COMMA = re.compile(r"(?![+-]?[0-9]{1,3}(,[0-9]{3})+$)[+-]?[0-9]*,[0-9]+")
+"""Numbers with a decimal point, and those with a decimal comma that are not ones with commas between thousands."""
+
+SAMPLE = 1000
+"""The rows by which the decimal mark of a file is found."""
+
+LINE_END, QUOTE = b'\n"'
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """A file's columns by name; None for one that holds neither numbers nor texts.
+
+    `lines` has the line in which each row ends, the row of a sheet, or the number of the record, from 1; `unit` says
+    which. `header` is the line of names, 0 where they are in none. `file` says how the file is written.
+    """
+
+    path: Path
+    columns: dict[str, Values | None]
+    lines: NDArray[np.int64]
+    unit: Literal["line", "row"] = "line"
+    header: int = 1
+    file: File = field(default_factory=File)
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.lines)
+
+    @property
+    def decimal(self) -> Decimal:
+        """The decimal mark of its numbers."""
+        return self.file.decimalChar or "."
+
+    @cached_property
+    def by_name(self) -> dict[str, str]:
+        """The columns' names by what they are compared by."""
+        return {fold(name): name for name in self.columns}
+
+    def find(self, name: str) -> Values:
+        """Return a column, by its name in any case of letters; None where there is none that can be used."""
+        return self.columns.get(self.by_name.get(fold(name), ""))
+
+    def show_cell(self, name: str, row: int) -> str:
+        """Return a cell of a column, which the schema calls so, as an error shows it."""
+        value = self.find(self.file.called(name))[row].as_py()
+        return "" if value is None else shorten(format_number(value) if isinstance(value, float) else str(value))
+
+    def take(self, rows: NDArray[np.intp]) -> "Table":
+        """Return some of the rows."""
+        columns = {name: None if each is None else each.take(rows) for name, each in self.columns.items()}
+        return replace(self, columns=columns, lines=self.lines[rows])
+
+
+def read_file(path: Path, file: File) -> Table:
+    """Return the columns of a file of any format, by its ending; it is read again only where it has changed."""
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}", "unreadable") from error
+    return _read(path, status.st_mtime_ns, status.st_size, file.model_dump_json())
+
+
+@lru_cache(maxsize=128)
+def _read(path: Path, changed: int, size: int, how: str) -> Table:
+    readers = {".parquet": _read_parquet, ".xlsx": _read_workbook}
+    ending = path.suffix.lower()
+    try:
+        with path.open("rb") as content:
+            start = content.read(4)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}", "unreadable") from error
+    found = next((kind for begin, kind in STARTS.items() if start.startswith(begin)), "")
+    if found != (ending if ending in readers else ""):
+        begins = f"begins like {found}" if found else "does not begin like one"
+        raise DataError(f"{path} is no {ending} file: it {begins}: {REMEDY}", "other-format")
+    return readers.get(ending, _read_text)(path, File.model_validate_json(how))
+
+
+def _by_names(path: Path, names: Sequence[str], columns: Sequence[Values | None]) -> dict[str, Values | None]:
+    """Return columns by their names; raise DataError where they have none, or the same."""
+    seen: dict[str, int] = {}
+    for place, name in enumerate(names, start=1):
+        if not normalise(name):
+            remedy = "give it one (pandas: to_csv(…, index=False) leaves the row numbers out)"
+            raise DataError(f"{path}: column {place} has no name: {remedy}", "unnamed-column", column=place)
+        if len(name) > MAX_TEXT:
+            why = f"the name of column {place} has {len(name)} characters: shorten it"
+            raise DataError(f"{path}: {why}", "long-name", column=place, characters=len(name))
+        if (other := seen.setdefault(fold(name), place)) != place:
+            why = f"columns {other} and {place} are both called {name!r}, in any case of letters: rename or remove one"
+            raise DataError(f"{path}: {why}", "same-column", column=other, other=place)
+    return dict(zip(names, columns, strict=True))
+
+
+# CSV ------------------------------------------------------------------------------------------------------------------
+
+
+def _read_text(path: Path, file: File) -> Table:
+    content = _read_content(path, file.encoding)
+    end, lines = _find_rows(content)
+    if not len(lines):
+        raise DataError(f"{path} is empty: its first line must name the columns", "empty")
+    first = content[:end].decode().lstrip("\n")
+    delimiter = file.delimiter or _find_delimiter(path, first)
+    _check_quotes(path, content, delimiter)
+    names = [name.strip() for name in next(csv.reader(StringIO(first, newline=""), delimiter=delimiter))]
+    columns = _parse_rows(path, content, end + 1, delimiter, len(names), lines)
+    file = file.model_copy(update={"decimalChar": file.decimalChar or _find_decimal(columns, file.groupChar)})
+    return Table(path, _by_names(path, names, columns), lines[1:], header=int(lines[0]), file=file)
+
+
+def _read_content(path: Path, given: str) -> bytes:
+    """Return a text in UTF-8 with lines that end in LF; it is in the encoding of its mark, in UTF-8, or as given."""
+    content = path.read_bytes()
+    marked = next((name for mark, name in MARKS.items() if content.startswith(mark)), "")
+    text, wrong = "", None
+    for encoding in [marked] if marked else [given] if b"\0" in content else ["utf-8", given]:
+        try:
+            text, wrong = content.decode(encoding), None
+            break
+        except UnicodeDecodeError as error:
+            wrong = error
+    if "\0" in text or (wrong and not marked and b"\0" in content):
+        remedy = STATE.format("utf-16-le", path.name)
+        raise DataError(f"{path}: it has zero bytes: it is in UTF-16 without a mark, or no text: {remedy}", "utf-16")
+    if wrong:
+        line = content.count(b"\n", 0, wrong.start) + 1
+        why = "not-utf-8" if encoding.startswith("utf-8") else "other-encoding"
+        known = "not UTF-8" if why == "not-utf-8" else f"neither UTF-8 nor {encoding}"
+        raise DataError(f"{path}: line {line} is {known}: {STATE.format('cp1252', path.name)}", why, line=line)
+    content = content if encoding == "utf-8" else text.encode(errors="replace")
+    return content.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+
+
+def _find_rows(content: bytes) -> tuple[int, NDArray[np.int64]]:
+    """Return where the first row ends that is not blank, and the line in which each such row ends, from 1.
+
+    A line that ends within quotation marks does not end a row.
+    """
+    text = np.frombuffer(content, np.uint8)
+    ends = np.flatnonzero(text == LINE_END)
+    if not content.endswith(b"\n"):
+        ends = np.append(ends, len(text))
+    lines = np.arange(1, len(ends) + 1)
+    if b'"' in content:
+        outside = np.searchsorted(np.flatnonzero(text == QUOTE), ends) % 2 == 0
+        ends, lines = ends[outside], lines[outside]
+    filled = np.diff(ends, prepend=-1) > 1
+    return int(ends[filled][0]) if filled.any() else 0, lines[filled]
+
+
+def _find_delimiter(path: Path, first: str) -> str:
+    if re.fullmatch(r'"?sep=."?[,;]*', first, re.IGNORECASE):
+        raise DataError(f"{path}, line 1 is {first!r}, and must name the columns: delete this line", "separator-line")
+    outside = re.sub(r'"[^"]*"', "", first)
+    best = max(DELIMITERS, key=outside.count)
+    if best not in outside:
+        why = f"line 1 names one column only, {first.strip()[:60]!r}: separate columns by comma, semicolon, tab or |"
+        raise DataError(f"{path}, {why}", "one-column")
+    return best
+
+
+def _check_quotes(path: Path, content: bytes, delimiter: str) -> None:
+    """Raise DataError where a quotation mark neither opens nor closes a value, nor is doubled within one."""
+    text = np.frombuffer(content, np.uint8)
+    marks = np.flatnonzero(text == QUOTE)
+    opening, closing = marks[::2], marks[1::2]
+    around = (ord(delimiter), LINE_END)
+    doubled = opening[1:] == closing[: len(opening) - 1] + 1
+    opens = np.isin(text[opening - 1], around) | (opening == 0)
+    opens[1:] |= doubled
+    closes = np.isin(text[np.minimum(closing + 1, len(text) - 1)], around) | (closing == len(text) - 1)
+    closes[: len(opening) - 1] |= doubled
+    wrong = [*opening[~opens][:1], *closing[~closes][:1], *(opening[-1:] if len(marks) % 2 else [])]
+    if wrong:
+        line = content.count(b"\n", 0, min(wrong)) + 1
+        why = "it has a quotation mark that is not closed, or one too many: within quotation marks write it twice"
+        raise DataError(f"{path}, line {line} cannot be read: {why}", "quotes", line=line)
+
+
+def _parse_rows(
+    path: Path, content: bytes, start: int, delimiter: str, width: int, lines: NDArray[np.int64]
+) -> list[Values]:
+    """Return the columns from a byte on; raise DataError where a row has more or fewer values than `width`."""
+    import pyarrow as pa  # imported late: a server reads no tables
+    from pyarrow import csv as arrow_csv
+
+    texts = dict.fromkeys(map(str, range(width)), pa.string())
+    if len(lines) == 1:
+        return [pa.chunked_array([[]], pa.string()) for _ in texts]
+    faults: list[DataError] = []
+
+    def note(row: Any) -> str:
+        counts = {
+            "line": int(lines[row.number]),
+            "cells": row.actual_columns,
+            "header": int(lines[0]),
+            "columns": width,
+        }
+        why = "line {line} has {cells} values, and line {header} names {columns} columns".format(**counts)
+        remedy = "add or remove values; one that holds the separator, as a decimal comma may be, needs quotes around it"
+        faults.append(DataError(f"{path}, {why}: {remedy}", "row-length", **counts))
+        return "skip" if len(faults) < MAX_FAULTS else "error"
+
+    quoted = b'"' in content
+    try:
+        table = arrow_csv.read_csv(
+            pa.BufferReader(pa.py_buffer(content).slice(start)),
+            arrow_csv.ReadOptions(column_names=[*texts], block_size=MAX_ROW, use_threads=False),  # to number the rows
+            arrow_csv.ParseOptions(delimiter=delimiter, newlines_in_values=quoted, invalid_row_handler=note),
+            arrow_csv.ConvertOptions(column_types=texts, null_values=[], strings_can_be_null=False),
+        )
+    except pa.ArrowException as error:
+        raise_faults(faults)
+        remedy = f"a row may have {MAX_ROW // 2**20} MiB: shorten it, or leave its longest column out"
+        raise DataError(f"{path} cannot be read ({error}): {remedy}") from error
+    raise_faults(faults)
+    if len(table) != len(lines) - 1:
+        raise DataError(f"{path} has {len(lines) - 1} rows or {len(table)}, as one reads its quotation marks: {REMEDY}")
+    columns: list[Values] = table.columns
+    return columns
+
+
+def _find_decimal(columns: Sequence[Values], group: str) -> Decimal:
+    """Return a comma where the first rows have numbers with decimal commas, and none with points."""
+    if group in (".", ","):
+        return "," if group == "." else "."
+    cells = [cell.strip() for values in columns for cell in values.slice(0, SAMPLE).to_pylist()]
+    return "," if any(map(COMMA.fullmatch, cells)) and not any(map(POINT.fullmatch, cells)) else "."
+
+
+# Parquet --------------------------------------------------------------------------------------------------------------
+
+
+def _read_parquet(path: Path, file: File) -> Table:
+    import pyarrow as pa  # imported late: a server reads no tables
+    from pyarrow import parquet
+
+    try:
+        with parquet.ParquetFile(path) as content:
+            kinds, rows = content.schema_arrow, content.metadata.num_rows
+            if rows * len(kinds) > MAX_CELLS:
+                many = f"{rows:,} rows of {len(kinds):,} columns, and {MAX_CELLS:,} values are the most"
+                raise DataError(f"{path} has {many}: take a part of it")
+            shown = [each for each in kinds if not each.name.startswith("__index_level_")]  # of pandas
+            plain = [each.name for each in shown if _is_plain(each.type)]
+            table = content.read(columns=plain, use_threads=False)
+            columns = {name: _to_numbers_or_texts(table.column(name), file.decimalChar or ".") for name in plain}
+    except (pa.ArrowException, OSError, MemoryError, UnicodeDecodeError, KeyError) as error:
+        why = " ".join(str(error).split())[:200] or "it needs more memory than there is"
+        raise DataError(f"{path} cannot be read as a .parquet file ({why}): write it again", "no-table") from error
+    if plain and len(table) != rows:
+        raise DataError(f"{path} has {len(table):,} rows, and says that it has {rows:,}: write it again", "no-table")
+    named = _by_names(path, [each.name.strip() for each in shown], [columns.get(each.name) for each in shown])
+    return Table(path, named, np.arange(1, rows + 1), "row", header=0, file=file)
+
+
+def _is_plain(kind: Any) -> bool:
+    """Return whether a column holds numbers or texts: no lists, structures or bytes."""
+    from pyarrow import types
+
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    others = (types.is_null, types.is_decimal, types.is_string, types.is_large_string, types.is_string_view)
+    return types.is_primitive(kind) or any(is_kind(kind) for is_kind in others)
+
+
+def _to_numbers_or_texts(values: Values, decimal: Decimal) -> Values:
+    """Return a column of numbers as it is, and any other one as the texts that a CSV file would have."""
+    import pyarrow as pa
+    from pyarrow import compute, types
+
+    if types.is_dictionary(values.type):
+        values = values.cast(values.type.value_type)
+    kind = values.type
+    if types.is_integer(kind) or types.is_floating(kind):
+        return values
+    texts = compute.if_else(values, "True", "False") if types.is_boolean(kind) else values.cast(pa.string())
+    if types.is_timestamp(kind):
+        texts = compute.replace_substring_regex(texts, r"\.0+(Z?)$", r"\1")
+    return (compute.replace_substring(texts, ".", decimal) if types.is_decimal(kind) else texts).fill_null("")
+
+
+# Workbooks ------------------------------------------------------------------------------------------------------------
+
+
+def _read_workbook(path: Path, file: File) -> Table:
+    """Return the cells of the only visible sheet that holds values, without empty rows, as the texts of a CSV file."""
+    if importlib.util.find_spec("python_calamine") is None:
+        raise DataError(f"{path} is read by python-calamine: pip install 'fairbloom[excel]'", "no-extra")
+    import pyarrow as pa  # imported late: a server reads no tables
+    from python_calamine import CalamineError
+
+    try:
+        _check_extent(path)
+        sheets = _read_sheets(path)
+    except (BadZipFile, CalamineError, OSError, EOFError, ValueError, RuntimeError, zlib.error) as error:
+        why = f"{type(error).__name__}: {error}"
+        raise DataError(
+            f"{path} cannot be read as .xlsx ({why}): save it again, without a password", "no-table"
+        ) from error
+    if not sheets:
+        raise DataError(f"{path} is empty: none of its sheets that are shown holds a value", "empty")
+    if len(sheets) > 1:
+        several = f"{len(sheets)} sheets that hold values, {', '.join(map(repr, sheets))}: remove or hide all but one"
+        raise DataError(f"{path} has {several}", "several-sheets", sheets=len(sheets))
+    decimal = file.decimalChar or "."
+    texts = [[_to_text(cell, decimal) for cell in row] for cells in sheets.values() for row in cells]
+    (header, names), *rows = [(number, row) for number, row in enumerate(texts, start=1) if any(row)]
+    columns = [[row[place] for _, row in rows] for place in range(len(names))]
+    kept = [place for place, cells in enumerate(columns) if names[place] or any(cells)]
+    arrays = [pa.chunked_array([columns[place]], pa.string()) for place in kept]
+    lines = np.array([number for number, _ in rows], np.int64)
+    return Table(path, _by_names(path, [names[place] for place in kept], arrays), lines, "row", header, file)
+
+
+def _check_extent(path: Path) -> None:
+    """Raise DataError where a workbook needs too much memory: a stray last cell stands for billions of empty ones."""
+    remedy = "delete the rows and columns around the table, or save it as .csv"
+    with ZipFile(path) as archive:
+        if sum(each.file_size for each in archive.infolist()) > MAX_UNPACKED:
+            raise DataError(f"{path} unpacks to more than {MAX_UNPACKED:,} bytes: {remedy}")
+        for name in archive.namelist():
+            if name.startswith("xl/worksheets/") and name.endswith(".xml"):
+                letters, numbers = {b""}, {b"0"}
+                for cell in REFERENCE.finditer(archive.read(name)):
+                    letters.add(cell[1].upper())
+                    numbers.add(cell[2])
+                row, column = max(map(int, numbers)), max(map(_count_letters, letters))
+                if row * column > MAX_SHEET_CELLS:
+                    raise DataError(f"{path} has values as far as row {row:,} and column {column:,}: {remedy}")
+
+
+def _count_letters(letters: bytes) -> int:
+    """Return the number of a column: that of AA is 27."""
+    return reduce(lambda number, letter: 26 * number + letter - 64, letters, 0)
+
+
+def _read_sheets(path: Path) -> dict[str, list[list[Any]]]:
+    """Return the rows of the visible sheets that hold values."""
+    from python_calamine import SheetTypeEnum, SheetVisibleEnum, load_workbook
+
+    shown = (SheetTypeEnum.WorkSheet, SheetVisibleEnum.Visible)
+    with load_workbook(path) as workbook:
+        names = [sheet.name for sheet in workbook.sheets_metadata if (sheet.typ, sheet.visible) == shown]
+        sheets = {name: [*workbook.get_sheet_by_name(name).iter_rows()] for name in names}
+    return {name: rows for name, rows in sheets.items() if any(str(cell).strip() for row in rows for cell in row)}
+
+
+def _to_text(cell: Any, decimal: Decimal) -> str:
+    """Return a cell as a CSV file would have it."""
+    is_number = isinstance(cell, int | float) and not isinstance(cell, bool)
+    return format_number(cell, decimal) if is_number else str(cell).strip()

@@ -1,1 +1,0 @@
-"""A file of a client, whatever its format, read into a table of columns."""
