@@ -35,7 +35,6 @@ from fairbloom.tasks.optimizers import usual_learning_rate
 from fairbloom.tasks.score import decide_score, has_two_classes
 
 from .arrival import CLIENTS_FOLDER, check_sizes, drop_revoked, find_first_limit, wait_for_clients
-from .fallen import warn_of_fall
 from .observability import name_worst_served, summarize_row
 from .polling import PollingGrid
 from .progress import announce
@@ -194,7 +193,6 @@ def federate(
         limit = find_first_limit() if deployed else math.inf
         rounds = Rounds(method, clients, settings.num_rounds, drop_revoked(known), first_limit=limit)
         _run_rounds(settings, module, score, recorder, method, rounds, on_round, deployed=deployed)
-    warn_of_fall(path, score, method.serves, f"learning-rate = {settings.learning_rate:g}")
     return path
 
 
@@ -230,7 +228,7 @@ def _run_rounds(
         return [*([] if known else [LOSS_BEFORE]), *([DISPARITY_HARD] if DISPARITY in method.needs else [])]
 
     _call_when_recorded(on_round, recorder)
-    with suggest_shorter_steps(settings, rounds), recorder.write_at_end():
+    with suggest_shorter_steps(settings, rounds):
         started = time.perf_counter()
         # A run that was lost between its last round and its model has stopped already.
         left = () if recorder.stopped else rounds.run(model, measure=measure, measure_after=[TRAIN_LOSS])

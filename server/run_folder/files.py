@@ -319,7 +319,7 @@ CHECKPOINTS = Entry(
     name="checkpoint",
     shown="checkpoint/12.safetensors",
     holds=(
-        "model, the method's memory, the lengths of the last updates and the best round so far, after round 12; "
+        "model, the method's memory, the best round so far and the sizes of the tables, after round 12; "
         "the last two checkpoints are kept"
     ),
 )

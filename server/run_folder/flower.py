@@ -26,7 +26,6 @@ from fairbloom.rounds.round import Round, StopRun
 from fairbloom.strategies import FairStrategy
 from fairbloom.strategies.strategy import LoopOfOwnError, Recording, layers, plain_values
 
-from ..fallen import warn_of_fall
 from ..observability import summarize_row
 from ..polling import PollingGrid
 from ..progress import announce
@@ -164,7 +163,6 @@ class RunFolder:
             if recording.result is None:
                 raise LoopOfOwnError(strategy)
             recorder.finish({name: array.numpy() for name, array in recording.result.arrays.items()})
-        warn_of_fall(self.path, self.score, inner.serves, "of your training function")
         return result
 
 

@@ -1,11 +1,10 @@
 """What a run leaves on disk round by round, and what an interrupted run continues from."""
 
-import copy
+import math
 import os
 import platform
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
@@ -20,6 +19,7 @@ from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.round import Round
+from fairbloom.system.files import sync_folder
 
 from ..checkpoint import (
     Arrays,
@@ -51,20 +51,20 @@ from .metrics import METRIC_COLUMNS, format_initial, format_metrics
 from .recorded import OnRound, RecordedRound
 from .rows import ClientTable, Row, format_round, mean_column, round_columns, with_losses_before
 from .stopping import EarlyStopping
-from .tables import TableWriter, find_furthest_round, format_cell
+from .tables import TableWriter, format_cell
 from .values import Recorded
 
 SHARED_SECONDS = 0.5
-"""Where rounds share checkpoints, one is written once the rounds since the last one have taken so long together."""
+"""In one process, a checkpoint is written once the rounds since the last one have taken so long together."""
 
 
 class RunRecorder:
     """What a run leaves on disk, and what it continues from.
 
-    Rows are written before the checkpoint of their last round, which is written whole; rows of later rounds than the
-    checkpoint's are dropped when the run continues. So a run killed at any moment loses at most the current round and,
-    where rounds share checkpoints, SHARED_SECONDS of finished ones. The checkpoint before the last is kept: if the last
-    is damaged, the run continues from there, to the same bits.
+    Rows are appended at each round. A checkpoint, which is written whole, has the size of each table: what follows is
+    dropped when the run continues. So a run that ends at any moment repeats at most the current round and, in one
+    process, SHARED_SECONDS of finished ones, to the same bits. The checkpoint before the last is kept: if the last is
+    damaged, the run continues from there.
 
     Parameters
     ----------
@@ -122,7 +122,6 @@ class RunRecorder:
         self._groups = TableWriter(GROUPS.path_in(path), grouped.columns) if grouped else None
         self._best_by = mean_column(self._score, validated=validated)
         personal = method.terms(1).has_personal_models
-        self._kept_by_clients = personal or method.keeps_states
         disparity = DISPARITY in method.needs
         hostile = bool(config.get("attack"))
         self._table = ClientTable(scores, validated, personal, disparity, two_classes, hostile, loss)
@@ -132,8 +131,11 @@ class RunRecorder:
         self._stopping = stopping
         self._metrics = TableWriter(METRICS.path_in(path), METRIC_COLUMNS) if app_metrics else None
         self._best: Mapping[str, float] = {}
+        self._mean = math.nan
+        """The mean score of the last round that was evaluated since the process began, NaN where there is none."""
         self._new_best: Arrays | None = None
-        self._unsaved: _Unsaved | None = None
+        self._unsaved: tuple[int, Mapping[str, Any]] | None = None
+        """The last round and its model, while it has no checkpoint."""
         self._seconds = 0.0
         self._changed: Recorded | None = None
         """The new settings of a run that is continued or extended, until it begins."""
@@ -186,48 +188,58 @@ class RunRecorder:
             self._stopping.load_state_dict(state["stopping"])
             self.stopped = self._stopping.reason
         with explain_write_errors(f"what is there up to round {self.saved}", self.path):
-            furthest = find_furthest_round(self._rounds.path, self.saved, SHARED_SECONDS)
+            if arrays is None:
+                self._check_not_begun()
+                for table in self._tables:
+                    table.begin()
+                return None
             for table in self._tables:
-                table.cut_back(self.saved, furthest)
-        if arrays is not None:
-            log.info("the run continues after round %d", self.saved)
-        return None if arrays is None else (arrays, state["strategy"])
+                table.cut_back(state["tables"][table.path.name])
+        log.info("the run continues after round %d", self.saved)
+        return arrays, state["strategy"]
+
+    def _check_not_begun(self) -> None:
+        """Raise RunFolderError where there are rows of a run whose checkpoints are gone."""
+        rows = ROUNDS.read(self.path)
+        seconds = sum(float(row.get("seconds") or 0.0) for row in rows[:-1])
+        if len(rows) > 1 and (not self._in_process or seconds >= SHARED_SECONDS):
+            raise RunFolderError(
+                f"{self.path} has rows of {len(rows)} rounds and no checkpoint: restore the folder "
+                f"{CHECKPOINTS.name} from a copy, or choose another folder (--out)"
+            )
 
     def knows_losses(self, clients: Iterable[str]) -> bool:
         """Return whether these clients need not measure the losses of the model that the next round begins with."""
         return self._in_process and self._losses.keys() >= set(clients)
 
     def record(self, finished: Round, seconds: float) -> Row:
-        """Record a finished round and return its row of rounds.csv; then call the listeners.
-
-        Rows, the best model and the checkpoint are written unless this round is to share its checkpoint with later
-        ones.
-        """
+        """Record a finished round and return its row of rounds.csv; then call the listeners."""
         self.begin()
         if self._in_process:
             finished = with_losses_before(finished, self._losses)
         row = format_round(finished, seconds, self.method.reports, self._score)
-        self._rounds.add([[row.get(column) for column in self._rounds.columns]])
-        self._clients.add(self._table.rows(finished))
-        self._coefficients.add_lines(self._format_coefficients(finished))
-        if self._grouped is not None and self._groups is not None:
-            self._groups.add(format_groups(finished, self._grouped))
-        if self._metrics is not None:
-            self._metrics.add(format_metrics(finished))
+        with explain_write_errors(f"round {finished.number}", self.path):
+            self._rounds.add([[row.get(column) for column in self._rounds.columns]])
+            self._clients.add(self._table.rows(finished))
+            self._coefficients.add_lines(self._format_coefficients(finished))
+            if self._grouped is not None and self._groups is not None:
+                self._groups.add(format_groups(finished, self._grouped))
+            if self._metrics is not None:
+                self._metrics.add(format_metrics(finished))
         if self._stopping is not None:
             self._stopping.observe(finished)
             self.stopped = self._stopping.reason
         mean = row.get(self._best_by)
-        if isinstance(mean, float) and (not self._best or self._score.better(mean, self._best["mean"]) > 0.0):
-            self._best, self._new_best = {"mean": mean, "round": finished.number}, finished.evaluated
+        if isinstance(mean, float):
+            self._mean = mean
+            if not self._best or self._score.better(mean, self._best["mean"]) > 0.0:
+                self._best, self._new_best = {"mean": mean, "round": finished.number}, finished.evaluated
         self._seconds += float(str(row["seconds"]))
-        shares = self._in_process and self._seconds < SHARED_SECONDS
-        method = _copy_as_it_is(self.method) if shares else self.method
         after = {name: m[TRAIN_LOSS] for name, m in finished.evaluations.items() if TRAIN_LOSS in m}
         self._losses = {} if finished.average is not None else after  # the next round begins with another model
-        self._unsaved = _Unsaved(finished.number, finished.arrays, method, self._losses)
-        if not shares:
-            self.write()
+        self._unsaved = finished.number, finished.arrays
+        if not self._in_process or self._seconds >= SHARED_SECONDS:
+            self._save()
         recorded = RecordedRound.of(finished, row, self._score, self.method.serves)
         for listener in self.listeners:
             listener(recorded)
@@ -241,60 +253,47 @@ class RunRecorder:
         return "".join([f"{finished.number},{self._name_cells[name]},{value}\n" for name, value in coefficients])
 
     def record_initial(self, metrics: Mapping[str, Any]) -> None:
-        """Take in what the user's function makes of the initial model; it is written with the first round."""
+        """Write what the user's function makes of the initial model."""
         if self._metrics is not None:
             self._metrics.add(format_initial(metrics))
 
-    def write(self) -> None:
-        """Write the waiting rows, the best model and the last checkpoint; an interrupted call can be repeated."""
-        if (last := self._unsaved) is None:
+    def _save(self) -> None:
+        """Write the best model and a checkpoint of the last round, where it has none."""
+        if self._unsaved is None:
             return
-        first = self.saved + 1
-        with explain_write_errors(
-            f"round {first}" if first == last.number else f"rounds {first} to {last.number}", self.path
-        ):
+        number, arrays = self._unsaved
+        with explain_write_errors(f"round {number}", self.path):
             for table in self._tables:
-                table.write()
+                sync_folder(table.path)
             if self._new_best is not None:
-                BEST.write(
-                    self.path,
-                    _to_numpy(self._new_best),
-                    {"round": self._best["round"], self._best_by: self._best["mean"]},
-                )
+                about = {"round": self._best["round"], self._best_by: self._best["mean"]}
+                BEST.write(self.path, _to_numpy(self._new_best), about)
             self._keep(min((int(path.stem) for path in list_checkpoints(self._checkpoints)), default=0))
-            self._write_checkpoint(last)
-        self.saved, self._unsaved, self._new_best, self._seconds = last.number, None, None, 0.0
-
-    def _write_checkpoint(self, last: "_Unsaved") -> None:
-        state = {"strategy": last.method.state_dict(), "best": self._best, "losses": last.losses}
-        state |= {} if self._stopping is None else {"stopping": self._stopping.state_dict()}
-        save_round(self._checkpoints, last.number, _to_numpy(last.arrays), state, self.saved)
-
-    @contextmanager
-    def write_at_end(self) -> Iterator[None]:
-        """Write what waits when the block ends, also where an exception or Ctrl-C ends it, which goes on afterwards."""
-        try:
-            yield
-        except BaseException as stopped:
-            # What the disk has refused is not tried again. Clients that keep something may be in the midst of the next
-            # round, with which they cannot go back to the last finished one: that is run again.
-            if not isinstance(stopped, RunFolderError) and not self._kept_by_clients:
-                try:
-                    self.write()
-                except Exception as error:
-                    log.error("the rounds after round %d are run again when the run continues: %s", self.saved, error)
-            raise
-        self.write()
+            state = {"strategy": self.method.state_dict(), "best": self._best, "losses": self._losses}
+            state |= {"tables": {table.path.name: table.size for table in self._tables}}
+            state |= {} if self._stopping is None else {"stopping": self._stopping.state_dict()}
+            save_round(self._checkpoints, number, _to_numpy(arrays), state, self.saved)
+        self.saved, self._unsaved, self._new_best, self._seconds = number, None, None, 0.0
 
     def finish(self, arrays: Arrays) -> None:
-        """Write what waits and then the final model, which marks the run as finished, and says why if it was early."""
+        """Write the last checkpoint, and the final model with the reason of an early end: the run is finished."""
         stopped = self.stopped
         self.begin()
-        self.write()
+        self._save()
         with explain_write_errors("the final model", self.path):
             MODEL.write(self.path, arrays, {"stopped": stopped} if stopped else {})
         if stopped:
             log.info("the run is finished after round %d, before its last one: %s", self.saved, stopped)
+        self._warn_of_fall()
+
+    def _warn_of_fall(self) -> None:
+        """Warn where the mean score at the end is worse than the best one by more than half of that."""
+        score, best, last = self._score, self._best.get("mean", math.nan), self._mean
+        if score.better(best, last) > abs(best) / 2.0:
+            log.warning(
+                "the mean %s is %s at the end; it was %s after round %d, whose model is in %s: lower the learning rate",
+                *(score.name, score.written(last), score.written(best), self._best["round"], BEST.name),
+            )
 
     @property
     def _tables(self) -> Sequence[TableWriter]:
@@ -304,16 +303,6 @@ class RunRecorder:
     @property
     def _checkpoints(self) -> Path:
         return CHECKPOINTS.path_in(self.path)
-
-
-@dataclass(frozen=True)
-class _Unsaved:
-    """The last finished round, while it has no checkpoint: what that will hold."""
-
-    number: int
-    arrays: Any
-    method: Method
-    losses: Mapping[str, float]
 
 
 def _lay_out(path: Path, config: Mapping[str, Any], scores: Sequence[Score], code: Mapping[str, str]) -> None:
@@ -331,13 +320,6 @@ def _describe_environment() -> dict[str, object]:
     about = {"machine": platform.platform(), "processors": os.cpu_count(), "python": platform.python_version()}
     packages = {name: version(name) for name in ("flwr", "torch", "numpy", "cvxopt")}
     return {**about, "fairbloom": __version__, **packages}
-
-
-def _copy_as_it_is(method: Method) -> Method:
-    """Return a shallow copy: each round replaces the parts of a method's progress and never changes them."""
-    then = copy.copy(method)
-    then.progress, then.memory = replace(method.progress), copy.deepcopy(method.memory)
-    return then
 
 
 def _to_numpy(arrays: Mapping[str, Any]) -> Arrays:

@@ -1,9 +1,7 @@
-"""Tables as CSV files: read whole or as far as they are written, begun, cut back, and added to round by round."""
+"""Tables as CSV files: read whole or as far as they are written, cut back, and added to round by round."""
 
 import csv
 import io
-import math
-import os
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -13,7 +11,6 @@ from typing import NamedTuple
 
 from fairbloom.system.files import write_whole
 
-from ..checkpoint import KEPT
 from .errors import explain_read_errors
 
 Cells = dict[str, str]
@@ -21,9 +18,6 @@ Cells = dict[str, str]
 
 FORMULA = re.compile(r"'*[=+\-@\t\r\uff1d\uff0b\uff0d\uff20]")
 """How a cell begins that a spreadsheet may compute, or one that was escaped: clients and groups may have any name."""
-
-BEGUN = "Restore what is missing from a copy, or move the table away to begin a new one"
-"""What can be done about a table of a run that goes on, where it cannot be read."""
 
 
 def read_table(path: Path, columns: Collection[str], *, finished: bool) -> list[Cells]:
@@ -52,7 +46,7 @@ def _read_begun(path: Path) -> list[Cells]:
             content = path.read_bytes()
         except FileNotFoundError:
             return []
-        with _csv_reader(_drop_torn_line(content)) as reader:
+        with _csv_reader(content[: content.rfind(b"\n") + 1]) as reader:  # without a torn line
             _check_header(reader.fieldnames or ())
             rows = [_unescape(row) for row in reader if None not in row.values()]
         if any(None in row for row in rows):
@@ -104,86 +98,57 @@ def _unescape(row: Cells) -> Cells:
 
 
 class TableWriter:
-    """A table of an ongoing run: rows wait in memory until they are written."""
+    """A table of an ongoing run; `size` is how many bytes it has."""
 
     def __init__(self, path: Path, columns: tuple[str, ...]) -> None:
         self.path = path
         self.columns = columns
-        self._size = 0
-        self._waiting: list[str] = []
+        self._header = format_csv(columns, [], header=True).encode()
+        self.size = len(self._header)
 
-    def cut_back(self, last: int, furthest: float) -> None:
-        """Start the file, or rewrite it with the rows up to round `last`, 0 for none; later rows may be torn."""
-        kept = [row for row in self._read(last, furthest) if last and int(row["round"]) <= last]
-        content = format_csv(self.columns, kept, header=True).encode()
-        write_whole(self.path, content)
-        self._size, self._waiting = len(content), []
+    def begin(self) -> None:
+        """Write the file anew, without rows."""
+        write_whole(self.path, self._header)
+        self.size = len(self._header)
 
-    def _read(self, last: int, furthest: float) -> list[Cells]:
-        """Return the rows, which may be torn after round `last`; raise if they go beyond round `furthest`."""
-        with explain_read_errors(self.path, BEGUN):
-            header, rows = _parse_begun(self.path, last)
-            if unknown := [column for column in header if column not in self.columns]:
-                raise ValueError(f"its column {unknown[0]} is none of this run's")
-            recorded = max((int(row["round"]) for row in rows), default=0)
-            if recorded > furthest:
-                raise ValueError(f"it goes up to round {recorded}, while the last checkpoint is of round {last}")
-        return rows
+    def cut_back(self, size: int) -> None:
+        """Drop what follows the first `size` bytes; RunFolderError where these are no whole rows of this table."""
+        with explain_read_errors(self.path, "Restore it from a copy"), self.path.open("r+b") as file:
+            found = file.read(len(self._header))
+            file.seek(size - 1)
+            if found != self._header or file.read(1) != b"\n":
+                raise ValueError("it is not as it was at the last checkpoint")
+            file.truncate(size)
+        self.size = size
 
     def add(self, rows: Iterable[Sequence[object]]) -> None:
-        """Let rows wait, given by their cells."""
-        self._waiting.append(_format_rows(rows))
+        """Append rows, given by their cells: all of them or, where the disk does not take them, none."""
+        self.add_lines(_format_rows(rows))
 
     def add_lines(self, lines: str) -> None:
-        """Let rows wait that are formatted already."""
-        self._waiting.append(lines)
-
-    def write(self) -> None:
-        """Write all waiting rows or, if the disk refuses, none; can be called again after an interruption."""
-        if content := "".join(self._waiting).encode():
-            _write_at(self.path, self._size, content)
-            self._size, self._waiting = self._size + len(content), []
-
-
-def find_furthest_round(path: Path, last: int, shared_seconds: float) -> int:
-    """Return the last round that tables may have by rounds.csv: KEPT checkpoints after that of round `last`.
-
-    By the rounds' seconds: a checkpoint covers `shared_seconds` of rounds.
-    """
-    furthest, passed, seconds = last + KEPT, 0, 0.0
-    with explain_read_errors(path, BEGUN):
-        for row in _parse_begun(path, last)[1]:
-            if int(row["round"]) <= last:
-                continue
-            if passed == KEPT:
-                break
-            furthest = max(furthest, int(row["round"]))
-            seconds += float(row.get("seconds") or 0.0)
-            if seconds >= shared_seconds:
-                passed, seconds = passed + 1, 0.0
-    return furthest
+        """Append rows that are formatted already, as `add` does."""
+        content = left = lines.encode()
+        with self.path.open("r+b", buffering=0) as file:
+            try:
+                file.seek(self.size)
+                while left:
+                    left = left[file.write(left) :]
+            except BaseException:
+                file.truncate(self.size)
+                raise
+        self.size += len(content)
 
 
-def _parse_begun(path: Path, last: int) -> tuple[list[str], list[Cells]]:
-    """Return header and rows of a table whose rows after round `last` may be torn; empty if there is no file yet."""
-    return _parse(_drop_torn_line(path.read_bytes()), last) if path.exists() else ([], [])
-
-
-def _drop_torn_line(content: bytes) -> bytes:
-    return content[: content.rfind(b"\n") + 1]
-
-
-def _parse(content: bytes, last: float = math.inf) -> tuple[list[str], list[Cells]]:
-    """Return header and rows; ValueError or csv.Error if this is no table of rounds, or torn up to round `last`."""
-    # Rows after round `last` may end within quotes, which the library takes for torn where it is strict.
-    with _csv_reader(content, strict=last == math.inf) as reader:
+def _parse(content: bytes) -> tuple[list[str], list[Cells]]:
+    """Return header and rows; ValueError or csv.Error if this is no table of rounds, or torn."""
+    with _csv_reader(content, strict=True) as reader:
         header, rows = _check_header(reader.fieldnames or ()), []
         if "round" not in header:
             raise ValueError("its first line has no column round")
         for row in reader:
             if not (row["round"] or "").isdecimal():
                 raise ValueError(f"the round in line {reader.line_num} is {row['round']!r}")
-            if int(row["round"]) <= last and (None in row or None in row.values()):
+            if None in row or None in row.values():
                 raise ValueError(f"line {reader.line_num} has more or fewer cells than the first")
             rows.append(_unescape(row))
     return header, rows
@@ -206,16 +171,3 @@ def _csv_reader(content: bytes, *, strict: bool = False) -> Iterator["csv.DictRe
         yield csv.DictReader(io.StringIO(content.decode(), newline=""), strict=strict)
     finally:
         csv.field_size_limit(limit)
-
-
-def _write_at(path: Path, size: int, content: bytes) -> None:
-    """Write to a file's end, which is at `size`: all of it or, where the disk does not take it, nothing."""
-    with path.open("r+b", buffering=0) as file:
-        try:
-            file.seek(size)
-            while content:
-                content = content[file.write(content) :]
-            os.fsync(file.fileno())
-        except BaseException:
-            file.truncate(size)
-            raise

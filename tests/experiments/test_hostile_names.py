@@ -110,9 +110,8 @@ def test_escaped_cells_read_back_as_they_were(tmp_path: Path, name: str) -> None
     path.write_text(format_csv(columns, [{"round": 1, "client": name}], header=True), newline="")
     assert [row["client"] for row in read_table(path, columns, finished=True)] == [name]
     written = TableWriter(path, columns)
-    written.cut_back(1, 9)
+    written.cut_back(path.stat().st_size)
     written.add([(2, name)])
-    written.write()
     assert [row["client"] for row in read_table(path, columns, finished=False)] == [name, name]
 
 

@@ -160,7 +160,7 @@ def test_a_run_killed_before_its_first_checkpoint_has_the_initial_model_once(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("fairbloom.server.run_folder.recorder.RunRecorder._write_checkpoint", killed)
+        patched.setattr("fairbloom.server.run_folder.recorder.save_round", killed)
         with pytest.raises(KeyboardInterrupt):
             start(tmp_path / "run")
     assert "0,server,,central_acc" in (tmp_path / "run" / "metrics.csv").read_text()
