@@ -6,6 +6,7 @@ every message.
 
 from __future__ import annotations
 
+import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from fairbloom.protocol.settings import Mark, marked
 from fairbloom.protocol.terms import Terms
 from fairbloom.protocol.version import check_protocol
 from fairbloom.tasks import find_task, forget_user_defined_tasks
+from fairbloom.tasks.schema import with_files
 
 from .limits import FEWEST_ROWS, LIMIT_ROWS
 from .recording import recording
@@ -34,6 +36,9 @@ if TYPE_CHECKING:
 KEPT = "kept"
 """A record of Flower's context that holds a version of what a client keeps is called by this, the name of what is kept,
 and the round that made it: kept:personal:3."""
+
+FILES = "files"
+"""Key of Flower's node config for how the device's files are written: tables `files` of a schema, as JSON."""
 
 PLACES = marked(Mark.DEVICE)
 """Where this device keeps things: its owner says it in the node config, which wins over a run's settings."""
@@ -190,6 +195,8 @@ def _who(context: Context) -> tuple[dict[str, Any], object, str | None]:
     config = {**context.run_config, **{key: place for key in PLACES if (place := node.get(key))}}
     config[wire.DEPLOYED] = is_deployed(context)
     config[wire.FLOOR] = node.get(LIMIT_ROWS, FEWEST_ROWS)
+    if files := node.get(FILES):
+        config["schema"] = with_files(str(config.get("schema", "")), json.loads(str(files)))
     partition, name = node.get("partition-id"), node.get("name")
     if "num-partitions" not in node and find_task(str(config["task"])).has_clients:
         partition = None  # a device's data are its own: a number that it was enrolled with chooses nothing there

@@ -248,7 +248,7 @@ def parse_image_schema(text: str, name: str = SCHEMA) -> ImageSchema:
 
 
 def with_files(text: str, files: Mapping[str, Any], name: str = SCHEMA) -> str:
-    """Return a schema's text that says how a device's own files are written, in place of what it says of these.
+    """Return a table's schema that says how a device's own files are written, in place of what it says of these.
 
     `files` is a table as TOML has it, of the file `name`; SchemaError where it is wrong.
     """
@@ -257,7 +257,9 @@ def with_files(text: str, files: Mapping[str, Any], name: str = SCHEMA) -> str:
     except ValidationError as error:
         raise SchemaError(f"{name}: files.{_explain(error)}") from error
     written = tomllib.loads(text)
-    return tomli_w.dumps({**written, "files": {**written.get("files", {}), **files}}) if files else text
+    if not files or "fields" not in written:
+        return text
+    return tomli_w.dumps({**written, "files": {**written.get("files", {}), **files}})
 
 
 AnyTable = TypeVar("AnyTable", bound=_Table)

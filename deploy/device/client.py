@@ -30,7 +30,10 @@ OWNERS_FILE = "owner.toml"
 LIMIT_ROWS = "limit-rows"
 """Key of the node config for the owner's limit `rows`, as `fairbloom.client.limits` calls it."""
 
-NODE_CONFIG = ("partition-id", "name", "data-dir", "state-dir")
+FILES = "files"
+"""Key of the node config for how the device's files are written, as JSON; `fairbloom.client.app` calls it so."""
+
+NODE_CONFIG = ("partition-id", "name", "data-dir", "state-dir", FILES)
 """Keys of Flower's node config that are settings of client.toml."""
 
 IMPORT_STRING = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
@@ -41,7 +44,7 @@ class ClientSettings:
     """Settings of one client, as in client.toml and the owner's file, with hyphens there.
 
     `name` is the one in the certificate. `data_dir` and `state_dir` are "" for none; a run cannot set them. `limits`:
-    see `fairbloom.client.limits.Limits`.
+    see `fairbloom.client.limits.Limits`. `files` are tables of a schema that say how the device's files are written.
     """
 
     server: str
@@ -55,6 +58,7 @@ class ClientSettings:
     app: str = APP
     allow: tuple[str, ...] = ()
     limits: Mapping[str, Any] = field(default_factory=dict)
+    files: Mapping[str, Any] = field(default_factory=dict)
     node_config: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -99,7 +103,7 @@ class ClientSettings:
         merged = _read(file) | (_read(owners) if owners.exists() else {})
         merged |= {key: value for key, value in given.items() if value is not None}
         kinds = {each.name.replace("_", "-"): type(each.default) for each in fields(cls) if each.name != "name"}
-        kinds |= {**dict.fromkeys(NEEDED, str), "allow": list, "limits": dict, "node-config": dict}
+        kinds |= {**dict.fromkeys(NEEDED, str), "allow": list, "limits": dict, "files": dict, "node-config": dict}
         for key, value in merged.items():
             if key not in kinds:
                 raise ClientError(f"unknown setting {key} = {value!r}: there are {', '.join(sorted(kinds))}")
@@ -120,10 +124,12 @@ class ClientSettings:
         """Raise ClientError unless certificates, key and app can be used; the message names the file."""
         self.tls_context()
         from fairbloom.client.limits import Limits, LimitsError  # not in the loop
+        from fairbloom.tasks.schema import SchemaError, with_files
 
         try:
             Limits.of(self.limits)
-        except LimitsError as error:
+            with_files("", self.files, OWNERS_FILE)
+        except (LimitsError, SchemaError) as error:
             raise ClientError(str(error)) from error
         if importlib.util.find_spec(self.app.partition(".")[0].partition(":")[0]) is None:
             raise ClientError(f"app = {self.app!r}: there is no such module here; install it, or name another app")
@@ -151,7 +157,13 @@ class ClientSettings:
 
     def node(self) -> dict[str, Any]:
         """Return Flower's node config, which the app finds in its context."""
-        own = (self.partition_id, self.name, self.data_dir, self.state_dir)
+        own = (
+            self.partition_id,
+            self.name,
+            self.data_dir,
+            self.state_dir,
+            json.dumps(self.files) if self.files else "",
+        )
         node = {**dict(zip(NODE_CONFIG, own, strict=True)), **self.node_config}
         node |= {LIMIT_ROWS: self.limits["rows"]} if "rows" in self.limits else {}
         return {key: value for key, value in node.items() if value != ""}

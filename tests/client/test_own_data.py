@@ -1,5 +1,6 @@
 """A device whose data are its own tells what is wrong with them, and nothing of what they hold."""
 
+import json
 import logging
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from fairbloom.errors import FairbloomError
 from tests.tasks.tables import SCHEMA, config, csv_of
 
 
-def device(folder: Path, **node: int) -> Context:
+def device(folder: Path, **node: int | str) -> Context:
     """Return the context of a deployed client; one of a simulation has num-partitions."""
     run_config = {key: value for key, value in config(folder, SCHEMA).items() if key != "data-dir"}
     where = {"partition-id": 3, "data-dir": str(folder), **node}
@@ -67,3 +68,14 @@ def test_a_simulation_tells_all_and_a_numbered_device_does_not(tmp_path: Path) -
     numbered.run_config, numbered.node_config = config(tmp_path), {"partition-id": 0, "num-partitions": 1}
     with pytest.raises(FairbloomError, match="Svensson"):
         asked(numbered)
+
+
+def test_the_owner_says_how_the_devices_files_are_written(tmp_path: Path) -> None:
+    plain = csv_of(20)
+    german = plain.replace(",", ";").replace(".", ",").replace("age", "Alter", 1)
+    (tmp_path / "lund.csv").write_text(german)
+    with pytest.raises(FairbloomError, match="no column 'age'"):
+        asked(device(tmp_path))
+    files = {"lund.csv": {"decimalChar": ",", "fields": {"age": {"name": "Alter"}}}}
+    own = device(tmp_path, files=json.dumps(files))
+    assert asked(own).content["client"]["num-examples"] == 16

@@ -43,6 +43,12 @@ def test_the_owners_file_wins_key_by_key(bundle: Path) -> None:
     assert (client.data_dir, client.allow, client.limits) == (str(bundle / "data"), ("x:y",), {"rows": 9})
     assert (client.partition_id, client.state_dir) == (8, str(bundle / "state"))
     assert ClientSettings.of({"partition-id": 5}, bundle / "client.toml").partition_id == 5
+    (bundle / "owner.toml").write_text('[files."bern.csv"]\ndecimalChar = ","\n')
+    files = json.loads(ClientSettings.of({}, bundle / "client.toml").node()["files"])
+    assert files == {"bern.csv": {"decimalChar": ","}}
+    (bundle / "owner.toml").write_text('[files."bern.csv"]\ndecimalMark = ","\n')
+    with pytest.raises(ClientError, match=r"owner\.toml: files\.bern\.csv\.decimalMark is unknown"):
+        ClientSettings.of({}, bundle / "client.toml")
     (bundle / "owner.toml").write_text("data-dir = ")
     with pytest.raises(ClientError, match=r"owner\.toml is not a TOML file"):
         ClientSettings.of({}, bundle / "client.toml")
