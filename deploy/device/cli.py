@@ -1,4 +1,4 @@
-"""The commands `fairbloom client`: run (the default), keys, accept, log, models and predict."""
+"""The commands `fairbloom client`: run (the default), keys, accept and log."""
 
 import sys
 from pathlib import Path

@@ -3,10 +3,9 @@
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from fairbloom.server.progress import find_announced
@@ -42,7 +41,6 @@ ok, warning, fault = (partial(CheckResult, verdict) for verdict in ("ok", "warni
 
 def examine(federation: Federation) -> Iterator[CheckResult]:
     """Check a federation on its server."""
-    yield from check_versions()
     yield check_expiry("CA certificate", federation.authority[0])
     yield check_expiry("server certificate", federation.identity[0])
     yield check_identity(federation)
@@ -56,8 +54,7 @@ def examine(federation: Federation) -> Iterator[CheckResult]:
 
 def examine_device(client: ClientSettings) -> Iterator[CheckResult]:
     """Check one client's device."""
-    yield from check_versions()
-    yield check_device_key(Path(client.key))
+    yield check_private("private key", [Path(client.key)])
     authority = check_expiry("CA certificate", Path(client.ca))
     yield authority
     yield check_expiry("client certificate", Path(client.certificate))
@@ -65,18 +62,9 @@ def examine_device(client: ClientSettings) -> Iterator[CheckResult]:
         reason = connection_fault(client)
         yield fault("server", reason) if reason else ok("server", f"{client.server} answers")
     if client.state_dir:
-        yield check_private("state-dir", [Path(client.state_dir)])
+        yield check_private("state-dir", [Path(client.state_dir)], warning)
     yield check_clock()
     yield check_disk(Path(client.state_dir or "."))
-
-
-def check_versions() -> Iterator[CheckResult]:
-    """Say which Flower and PyTorch there are."""
-    yield ok("Flower", version("flwr"))
-    try:
-        yield ok("PyTorch", version("torch"))
-    except PackageNotFoundError:
-        yield fault("PyTorch", "is not installed: pip install torch")
 
 
 def check_expiry(what: str, certificate: Path) -> CheckResult:
@@ -105,38 +93,25 @@ def check_identity(federation: Federation) -> CheckResult:
     return ok("server key", "is the one of the server's certificate")
 
 
-def check_device_key(key: Path) -> CheckResult:
-    """Check that a device's private key is its owner's alone."""
-    if key.stat().st_mode & 0o077:
-        return fault("private key", f"others can read {key}: chmod 600 {key}")
-    return ok("private key", f"{key.name} is readable by its owner alone")
-
-
 def check_secrets(federation: Federation) -> CheckResult:
     """Check that nobody else can read what is secret in a federation's folder, or write an order into it."""
-    path = federation.path
-    secrets = [file for pattern in SECRETS for file in sorted(path.glob(pattern))]
-    readable = [str(file) for file in secrets if file.stat().st_mode & 0o077]
-    if readable:
-        return fault("secrets", f"others can read {', '.join(readable)}: chmod 600 {' '.join(readable)}")
-    if path.stat().st_mode & 0o077:
-        return fault("secrets", f"others can enter {path}: chmod 700 {path}")
-    return ok("secrets", "readable by their owner alone")
+    secrets = [file for pattern in SECRETS for file in sorted(federation.path.glob(pattern))]
+    return check_private("secrets", [federation.path, *secrets])
 
 
 def check_folders(federation: Federation) -> CheckResult:
     """Check that nobody else can read what runs have written: the server's state, and run folders that are here."""
     runs = {find_announced(run.folder) for run in list_runs(federation.runs)}
-    return check_private("folders", [federation.state, *sorted(folder for folder in runs if folder is not None)])
+    folders = [federation.state, *sorted(folder for folder in runs if folder is not None)]
+    return check_private("folders", folders, warning)
 
 
-def check_private(what: str, folders: Iterable[Path]) -> CheckResult:
-    """Check that nobody else can enter folders with models or data in them."""
-    there = [folder for folder in folders if folder.is_dir()]
-    if readable := [str(folder) for folder in there if folder.stat().st_mode & 0o077]:
-        words = f"others can enter {', '.join(readable)}, where models are: chmod 700 {' '.join(readable)}"
-        return warning(what, words)
-    return ok(what, "what runs have written is for this account alone")
+def check_private(what: str, paths: Iterable[Path], bad: Callable[[str, str], CheckResult] = fault) -> CheckResult:
+    """Check that nobody else can read files or enter folders with keys, models or data."""
+    readable = [str(path) for path in paths if path.exists() and path.stat().st_mode & 0o077]
+    if readable:
+        return bad(what, f"others can read {', '.join(readable)}: chmod go-rwx {' '.join(readable)}")
+    return ok(what, "for this account alone")
 
 
 def check_clients(federation: Federation) -> CheckResult:

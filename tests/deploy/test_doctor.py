@@ -25,9 +25,9 @@ def test_a_new_federation_lacks_its_server_alone(made: Path) -> None:
 def test_each_fault_is_named_with_its_remedy(made: Path) -> None:
     assert fairbloom("deploy", "enroll", "a") == 0
     for change, what, words in (
-        (lambda: (made / "ca.key").chmod(0o644), "secrets", f"chmod 600 {made / 'ca.key'}"),
+        (lambda: (made / "ca.key").chmod(0o644), "secrets", f"chmod go-rwx {made / 'ca.key'}"),
         (lambda: (made / "bundles" / "a" / "key").chmod(0o644), "secrets", "bundles/a/key"),
-        (lambda: made.chmod(0o755), "secrets", f"chmod 700 {made}"),
+        (lambda: made.chmod(0o755), "secrets", f"chmod go-rwx {made}"),
         (lambda: (made / "clients" / "b.toml").write_text("x"), "clients", "the files of b cannot be used: enrol"),
         (lambda: (made / "server.key").write_text("x"), "server key", "fairbloom deploy renew"),
         (lambda: (made / "ca.crt").unlink(), "CA certificate", "ca.crt cannot be read: No such file"),
@@ -65,7 +65,7 @@ def test_a_device_is_told_what_its_server_would_say(bundle: Path) -> None:
     assert checks["private key"].verdict == "ok"
     (bundle / "key").chmod(0o644)
     checks = {check.what: check for check in examine_device(client)}
-    assert f"chmod 600 {bundle / 'key'}" in checks["private key"].words
+    assert f"chmod go-rwx {bundle / 'key'}" in checks["private key"].words
 
 
 def test_a_full_disk_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

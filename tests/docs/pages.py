@@ -37,7 +37,7 @@ ELSEWHERE = {
     "docs/nodes-device.md#Install a device": "tests/deploy/test_edge.py::test_a_bundle_as_enroll_makes_it_is_taken",
     "docs/deployment.md#Copies": "tests/deploy/test_recovery.py::test_a_run_goes_on_from_a_copy_made_while_it_ran",
     "docs/docker.md#Flower's own nodes": (
-        "tests/runtimes/test_stock_nodes.py::test_the_composition_gives_the_run_of_one_process_and_of_our_nodes"
+        "tests/runtimes/test_stock_nodes.py::test_the_composition_gives_the_run_of_our_own_nodes"
     ),
     "docs/docker.md#In containers": COMPOSE,
     "docs/docker.md#Settings": ("tests/docker/test_compose.py::test_a_run_outlives_kills_and_more_clients_take_part"),

@@ -61,7 +61,7 @@ def run(runtime: Stock, folder: Path, config: dict[str, Any]) -> None:
     assert status == "finished:completed", (runtime.home / "run.log").read_text()[-3000:]
 
 
-def test_the_composition_gives_the_run_of_one_process_and_of_our_nodes(
+def test_the_composition_gives_the_run_of_our_own_nodes(
     there: Stock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there.carry_out("experiment", "num-rounds=2")
