@@ -23,6 +23,7 @@ DISTURBED: dict[str, Any] = {
     "fraction": 0.75,
     "num-rounds": 8,
     "evaluate-every": 0,
+    "local-epochs": 40,
     "method": "fedfv",
     "momentum": 0.9,
     "server-optimizer": "adam",
@@ -30,7 +31,10 @@ DISTURBED: dict[str, Any] = {
     "device": "cpu",
     "seed": 3,
 }
-"""The settings of a run that is disturbed: the bits of its model depend on all of its rounds."""
+"""The settings of a run that is disturbed: the bits of its model depend on all of its rounds.
+
+A round takes a fifth of a second at least, so that a test that waits for one of them acts before the last one.
+"""
 
 
 class Deployment(Flower):

@@ -134,4 +134,4 @@ def wait_until(
     while not condition():
         if time.monotonic() > deadline:
             raise TimeoutError(f"after {seconds} s: {otherwise()}")
-        time.sleep(0.2)
+        time.sleep(0.05)

@@ -218,7 +218,7 @@ def test_what_clients_keep_outlives_kills_and_a_folder_that_is_lost_is_noticed(
 ) -> None:
     """Everything is killed; later a client comes back without its folder, and all begin anew."""
     plain = {"momentum": 0.0, "server-optimizer": "none", "server-optimizer-lr": 0.0}
-    settings = {**SETTINGS, **plain, "method": "scaffold", "fraction": 1.0, "local-epochs": 2}
+    settings = {**SETTINGS, **plain, "method": "scaffold", "fraction": 1.0}
     out, expected = tmp_path / "run", simulate(Settings.of({**settings, "out": str(tmp_path / "in-process")}))
     submitted = there.submitting({**settings, "out": str(out)})
     wait_for_rounds(out, 3)
