@@ -3,14 +3,12 @@
 No other module imports Flower from elsewhere than flwr.app, flwr.clientapp and flwr.serverapp.
 """
 
-from typing import Any
-
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
-from flwr.supercore.inflatable.inflatable_utils import ObjectPushError, pull_objects
+from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 from httpx import HTTPStatusError, TransportError  # what Flower's grid raises; it comes with Flower
@@ -18,7 +16,6 @@ from httpx import HTTPStatusError, TransportError  # what Flower's grid raises; 
 __all__ = [
     "ErrorCode", "HTTPStatusError", "NodeInfo", "ObjectPushError", "Run", "TransportError", "address", "deserialize",
     "identify", "is_simulated", "log_start", "serialize", "set_created_at", "set_message_id",
-    "set_waits_for_objects",
 ]  # fmt: skip
 
 
@@ -56,12 +53,6 @@ def address(reply: Message, message: Message) -> Message:
 def set_created_at(message: Message, seconds: float) -> None:
     """Change the moment from which a message's time to live counts."""
     message.metadata.__dict__["_created_at"] = seconds
-
-
-def set_waits_for_objects(**waits: float | None) -> None:
-    """Change how long Flower's grid waits for the objects of a reply; a wait that this Flower does not know stays."""
-    defaults: dict[str, Any] = getattr(pull_objects, "__kwdefaults__", None) or {}
-    defaults.update({name: value for name, value in waits.items() if name in defaults})
 
 
 def log_start(

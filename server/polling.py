@@ -17,7 +17,6 @@ from fairbloom.flower import (
     TransportError,
     is_simulated,
     set_created_at,
-    set_waits_for_objects,
 )
 from fairbloom.logs import log
 from fairbloom.rounds.quorum import Quorum
@@ -25,16 +24,9 @@ from fairbloom.rounds.quorum import Quorum
 SHORTEST_SECONDS, LONGEST_SECONDS = 0.05, 1.0
 """Shortest and longest pause between two looks for replies; in between, a twentieth of the time taken so far."""
 
-BACKOFF_SECONDS = 0.05
-"""Pause until a part of a reply is asked for again that is announced and still on its way; it doubles up to the longest
-pause. Flower waits 1 s to 10 s, 500 times: a reply that broke off would hold its round long past the deadline."""
-
 GRACE_SECONDS = 60.0
 """How long a node may be offline before its reply is given up: a network that is away for a minute costs no reply. A
 node that returns gets this long again, or as long as the slowest other node took, whichever is longer."""
-
-LATE_SECONDS = 10.0
-"""How long a round waits, as it starts, for the parts of late replies, which nobody uses."""
 
 PATIENCE_SECONDS = 600.0
 """How long a call may fail before the run gives up: long enough to clear a disk, or to restart a SuperLink."""
@@ -141,11 +133,7 @@ class PollingGrid(Grid):
         return _retry(push)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the replies to these messages that have come; one that broke off is waited for a few seconds."""
-        _wait_for_parts(LATE_SECONDS)
-        return self._pull(message_ids)
-
-    def _pull(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Return the replies to these messages that have come."""
         return _retry(lambda: self._grid.pull_messages(message_ids))
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
@@ -168,7 +156,6 @@ class PollingGrid(Grid):
             elapsed = watch.measure(counts=enough)
             if enough and watch.stood:
                 self._send_again(pending, left)
-            _wait_for_parts(left)
             came = self._collect(pending, online, absences, elapsed) if enough else []
             replies += came
             for reply in came:
@@ -238,32 +225,11 @@ class PollingGrid(Grid):
         """
         waiting = {sent: message.metadata.dst_node_id for sent, message in pending.items()}
         late = absences.find_late(set(waiting.values()), online, now)
-        came = list(self._pull([sent for sent, node in waiting.items() if node in online | late]))
+        came = list(self.pull_messages([sent for sent, node in waiting.items() if node in online | late]))
         answered = {reply.metadata.reply_to_message_id for reply in came}
         given_up = [sent for sent, node in waiting.items() if node in late and sent not in answered]
         error = Error(ErrorCode.NODE_UNAVAILABLE, "the node was offline and is back without this reply")
         return came + [Message(error, reply_to=pending[sent]) for sent in given_up]
-
-
-class Deadline(float):
-    """A time of the monotonic clock, which Flower compares with the seconds it has spent on one reply.
-
-    A call may pull several replies in turn; a plain number of seconds would hold for each of them.
-    """
-
-    def __le__(self, seconds_spent: float) -> bool:
-        """Return whether the moment is past; Python asks this for `seconds_spent >= deadline`."""
-        return time.monotonic() >= float(self)
-
-
-def _wait_for_parts(seconds: float) -> None:
-    """Let Flower wait for the parts of replies for at most this many seconds, if it still knows these arguments."""
-    set_waits_for_objects(
-        initial_backoff=BACKOFF_SECONDS,
-        backoff_cap=LONGEST_SECONDS,
-        max_tries_per_object=None,
-        max_time=Deadline(time.monotonic() + seconds),
-    )
 
 
 def _retry(call: Callable[[], T]) -> T:

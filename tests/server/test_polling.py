@@ -3,7 +3,6 @@
 import logging
 import re
 import time
-from collections import Counter
 from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
@@ -11,12 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from flwr.app import Message, RecordDict
-from flwr.supercore.inflatable.inflatable_utils import (
-    ObjectPullError,
-    ObjectPushError,
-    ObjectUnavailableError,
-    pull_objects,
-)
+from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 
 from fairbloom.rounds.quorum import Quorum, QuorumError
 from fairbloom.server import polling
@@ -376,52 +370,6 @@ def test_a_run_whose_patience_ends_in_a_round_ends(slow: Slow, monkeypatch: pyte
 def test_a_question_waits_for_nobody_else(slow: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
     slow.offline = {21: (0.0, 1e9)}
     assert with_quorum(slow, monkeypatch, 2, 500.0, 20, 21, what="query", timeout=30.0) == ["20"]
-
-
-class Broken:
-    """Stands for a grid: every reply is announced, and its parts never come."""
-
-    def __init__(self) -> None:
-        self.asked = Counter[str]()
-
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        return [str(message.metadata.dst_node_id) for message in messages]
-
-    def get_node_ids(self) -> list[int]:
-        return list(range(100))
-
-    def pull_messages(self, message_ids: Iterable[str]) -> list[Any]:
-        def never(object_id: str) -> bytes:
-            self.asked[object_id] += 1
-            raise ObjectUnavailableError(object_id)
-
-        for message_id in message_ids:
-            with pytest.raises(ObjectPullError, match="timeout"):
-                pull_objects([message_id], never)
-        return [Slow.reply("9", message_id) for message_id in message_ids]
-
-
-def test_replies_that_broke_off_hold_a_round_to_its_deadline_at_most() -> None:
-    """All of them together: once the deadline has passed for the first, the others are looked at once."""
-    broken, nodes = Broken(), ["1", "2", "3"]
-    messages = [Message(RecordDict(), dst_node_id=int(node), message_type="train") for node in nodes]
-    came = list(PollingGrid(broken).send_and_receive(messages, timeout=2.0))  # type: ignore[arg-type]
-    assert [reply.metadata.reply_to_message_id for reply in came] == nodes
-    assert not any(reply.has_content() for reply in came)
-    assert broken.asked["1"] > 1
-    assert broken.asked["2"] == broken.asked["3"] == 1
-
-
-def test_late_replies_that_broke_off_hold_the_next_round_for_a_few_seconds_in_all(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Whatever time the exchange before left: here an hour."""
-    monkeypatch.setattr(polling, "LATE_SECONDS", 2.0)
-    polling._wait_for_parts(3600.0)
-    broken = Broken()
-    assert len(list(PollingGrid(broken).pull_messages(["1", "2", "3"]))) == 3  # type: ignore[arg-type]
-    assert broken.asked["1"] > 1
-    assert broken.asked["2"] == broken.asked["3"] == 1
 
 
 def test_nothing_sent_is_nothing_waited_for(slow: Slow) -> None:
