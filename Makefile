@@ -34,9 +34,8 @@ demo: setup ## compare four methods on 20 clients, three of them with a camera m
 	$(BIN)/fairbloom compare --task digits --methods fedavg,qfedavg,fedmgdaplus,fedfv --seeds 10 --rounds 50 \
 		--clients 20 --set partition=iid --set digits.rotated-clients=3 --set evaluate-every=10 --out $(DEMO)
 
-settings: setup ## write what derives from the code, pyproject.toml's run config and a page's table: after a new setting, method, task or file
+settings: setup ## write what derives from the code, pyproject.toml's run config: after a new setting, method, task or file
 	$(BIN)/python -m docs.run_config
-	$(BIN)/python -m docs.run_folder
 	$(BIN)/python -m docs.fits
 
 test: setup ## run the tests that are not slow; SLOW_WITHIN=20 adds those that can begin within twenty minutes

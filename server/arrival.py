@@ -40,8 +40,8 @@ def wait_for_clients(
     `patience` seconds the run goes on with enough clients, or QuorumError ends it; in Flower's simulation, where no
     others come, SimulationError ends it at once. The quorum's `fewest` is set here.
     """
-    registry = read_registry()
-    awaited = drop_revoked(sorted(began))
+    folder, awaited = os.environ.get(CLIENTS_FOLDER), drop_revoked(sorted(began))
+    enrolled = drop_revoked(sorted(file.stem for file in Path(folder).glob("*.toml"))) if folder else []
     wanted = len(awaited) or expected
     enough = min_clients or (quorum_of(len(quorum.counted(awaited))) if awaited else quorum.of(expected))
     wait, newest, seen = Wait(patience), time.monotonic(), 0
@@ -51,7 +51,7 @@ def wait_for_clients(
             seen, newest = len(online), time.monotonic()
             log.info("waiting for clients: %d of %s are online", seen, wanted or "as many as come")
         late = [name for name in awaited if name not in online]
-        named = late if awaited else [name for name, gone in registry.items() if not gone and name not in online]
+        named = late if awaited else [name for name in enrolled if name not in online]
         there = len(quorum.counted(online))
         if there >= enough and not late and len(online) >= wanted:
             if wanted:
@@ -97,20 +97,15 @@ def find_first_limit() -> float:
     return MOST_TIMES if os.environ.get(CLIENTS_FOLDER) else math.inf
 
 
-def read_registry() -> dict[str, bool]:
-    """Return by name whether each enrolled client is revoked; empty where no federation is named."""
-    folder = os.environ.get(CLIENTS_FOLDER)
-    registry: dict[str, bool] = {}
-    for file in sorted(Path(folder).glob("*.toml")) if folder else ():
-        try:
-            client = tomllib.loads(file.read_text())
-        except (OSError, ValueError):  # a file that is just being replaced, or damaged: nothing is known of that client
-            continue
-        registry[str(client.get("name", file.stem))] = bool(client.get("revoked"))
-    return registry
-
-
 def drop_revoked(names: Iterable[str]) -> list[str]:
     """Return those of the clients that the operator of this federation has not revoked."""
-    registry = read_registry()
-    return [name for name in names if not registry.get(name)]
+    folder = os.environ.get(CLIENTS_FOLDER)
+    return [name for name in names if not folder or not is_revoked(Path(folder, f"{name}.toml"))]
+
+
+def is_revoked(file: Path) -> bool:
+    """Return whether a client's file says so; nothing is known of one whose file is damaged, or just being replaced."""
+    try:
+        return bool(tomllib.loads(file.read_text()).get("revoked"))
+    except (OSError, ValueError):
+        return False

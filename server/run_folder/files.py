@@ -1,6 +1,6 @@
-"""The files of a run folder. Each is declared once: its name, what it holds, and how it is written and read.
+"""The files of a run folder. Each is declared once: its name, and how it is written and read.
 
-`make settings` writes the table of files in the documentation. A file with `first` is written when a run begins.
+A file with `first` is written when a run begins.
 """
 
 import json
@@ -35,11 +35,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Entry:
-    """A file or a folder in a run folder; `holds` (Markdown) and `shown` are for docs/runs.md."""
+    """A file or a folder in a run folder; docs/data/run-folder.csv says what each holds."""
 
     name: str
-    holds: str
-    shown: str = ""
 
     def path_in(self, folder: Path) -> Path:
         """Return where it lies in a run folder, or would."""
@@ -164,23 +162,16 @@ def _preprocessing_of(beginning: Beginning) -> Preprocessing | None:
 
 CONFIG = File[Recorded](
     name="config.toml",
-    holds="every setting as used",
     encode=Recorded.encode,
     decode=Recorded.decode,
     absent=Recorded(),
     remedy="Correct it, restore it from a copy, or choose another folder (--out)",
 )
 
-ENVIRONMENT = File[Mapping[str, Any]](
-    name="env.json", holds="versions and machine", encode=_encode_json, decode=_decode_object, absent={}
-)
+ENVIRONMENT = File[Mapping[str, Any]](name="env.json", encode=_encode_json, decode=_decode_object, absent={})
 
 SCORES = File[Sequence[Score]](
     name="scores.json",
-    holds=(
-        "what clients measured on their test sets: name, column, whether higher is better, whether in percent; "
-        "fairness is measured in the first"
-    ),
     encode=_encode_scores,
     decode=_decode_scores,
     absent=(ACCURACY,),
@@ -188,10 +179,6 @@ SCORES = File[Sequence[Score]](
 
 DATA = File[Mapping[str, str]](
     name="data.json",
-    holds=(
-        "checksums of the files that the clients read, where all of them are in one process; with changed files "
-        "the run is refused"
-    ),
     encode=_encode_json,
     decode=_decode_object,
     absent={},
@@ -200,7 +187,6 @@ DATA = File[Mapping[str, str]](
 
 SCHEMA = File[str](
     name=SCHEMA_NAME,
-    holds="what the tables, or images, of the clients hold, with tasks that read such: as given, or as inferred",
     encode=str.encode,
     decode=bytes.decode,
     absent="",
@@ -210,10 +196,6 @@ SCHEMA = File[str](
 
 PREPROCESSING = File[Preprocessing | None](
     name=PREPROCESSING_NAME,
-    holds=(
-        "how data become a model's inputs, and its outputs [predictions](using.md): columns with their kinds and "
-        "categories, means and deviations that are common to all clients, the target, classes, shapes"
-    ),
     encode=lambda preprocessing: b"" if preprocessing is None else preprocessing.encode(),
     decode=Preprocessing.decode_file,
     absent=None,
@@ -223,10 +205,6 @@ PREPROCESSING = File[Preprocessing | None](
 
 MODULES = File[Mapping[str, str]](
     name="modules.json",
-    holds=(
-        "checksums of your own modules that method, task, model, rules and scores come from, and of what they import "
-        "from the same folder; with changed code the run is refused, and predictions warn of a changed task or model"
-    ),
     encode=_encode_json,
     decode=_decode_object,
     absent={},
@@ -235,10 +213,6 @@ MODULES = File[Mapping[str, str]](
 
 SPLIT = File["Split | None"](
     name="split.npz",
-    holds=(
-        "who has which examples of a data set that is dealt to clients in one process: `clients` (names), and for "
-        "each example `client`, `part`, `row` and `label`; `fairbloom show RUN --split PATH` draws it"
-    ),
     encode=lambda split: b"" if split is None else split.to_bytes(),
     decode=_decode_split,
     absent=None,
@@ -247,11 +221,6 @@ SPLIT = File["Split | None"](
 
 ENGINE = File["Mapping[str, Any] | None"](
     name="engine.json",
-    holds=(
-        "how the clients are [computed](runs.md#in-one-process), where all of them are on one machine: the engine, the "
-        "reason of its choice, how many processes with how many threads, how many clients are stacked at most; a "
-        "run that is continued keeps it"
-    ),
     encode=_encode_json,
     decode=_decode_object,
     absent=None,
@@ -261,10 +230,6 @@ ENGINE = File["Mapping[str, Any] | None"](
 
 KNOWN = File[Known](
     name="known.json",
-    holds=(
-        "on deployed clients: the names of those that the run began with (`began`), and of all that it has known "
-        "up to now (`known`)"
-    ),
     encode=lambda known: _encode_json(asdict(known)),
     decode=_decode_as(Known),
     absent=Known(),
@@ -273,32 +238,23 @@ KNOWN = File[Known](
 
 ROUNDS = TableFile(
     name="rounds.csv",
-    holds="a row a round: who was refused, missing or offline, measures of fairness, bytes, seconds",
     needed=("round",),
 )
 
-CLIENTS = TableFile(name="clients.csv", holds="a row per client and evaluated round", needed=("round", "client"))
+CLIENTS = TableFile(name="clients.csv", needed=("round", "client"))
 
 COEFFICIENTS = TableFile(
     name="coefficients.csv",
-    holds="a row per round and client whose update was used, with its coefficient in the step",
     needed=("round", "client", "coefficient"),
 )
 
 METRICS = TableFile(
     name="metrics.csv",
-    holds=(
-        "of your own ServerApp: a row per metric that it reports: what each client replies to training and evaluation, "
-        "what the strategy makes of that (`client` is empty), and what `evaluate_fn` returns (`phase` is server)"
-    ),
     needed=METRIC_COLUMNS,
 )
 
 GROUPED = File["Grouped | None"](
     name="groups.json",
-    holds=(
-        "where clients report [groups](subgroups.md): the groupings with their groups, and what is measured in each"
-    ),
     encode=lambda grouped: b"" if grouped is None else grouped.encode(),
     decode=Grouped.decode,
     absent=None,
@@ -308,47 +264,26 @@ GROUPED = File["Grouped | None"](
 
 GROUPS = TableFile(
     name="groups.csv",
-    holds=(
-        "where clients report groups: a row per client, evaluated round, model, split (test or validation) and group, "
-        "with the count of examples and the scores; a group that is too small has no row"
-    ),
     needed=GROUP_KEYS,
 )
 
 CHECKPOINTS = Entry(
     name="checkpoint",
-    shown="checkpoint/12.safetensors",
-    holds=(
-        "model, the method's memory, the best round so far and the sizes of the tables, after round 12; "
-        "the last two checkpoints are kept"
-    ),
 )
 
 BEST = ModelFile(
     name="model-best.safetensors",
-    holds=(
-        "the model with the best mean score, on validation examples where there are some; its metadata name the "
-        "round and which score that was"
-    ),
 )
 
-MODEL = ModelFile(name="model.safetensors", holds="the final model; it is there once the run is finished")
+MODEL = ModelFile(name="model.safetensors")
 
 PERSONAL = Entry(
     name="clients",
-    shown="clients/",
-    holds=(
-        "where all clients are on one machine, a folder of each client: its [personal "
-        "models](training.md), where the method has them, what else it keeps between rounds, as EAGLE's "
-        "loss alone in `baseline/` and [what corrects its steps](training.md#states-on-clients) in `rule/`, and its "
-        "`preprocessing.json` with its own means and deviations, where each client standardises by those; `state-dir` "
-        "names another folder"
-    ),
 )
 
-EXPORTS = Entry(name="exports", shown="exports/", holds="models that were [exported](using.md#export)")
+EXPORTS = Entry(name="exports")
 
-LOCK = Entry(name=LOCK_NAME, holds="which process writes to the folder; it is there while that process works")
+LOCK = Entry(name=LOCK_NAME)
 
 ENTRIES = tuple(value for value in list(globals().values()) if isinstance(value, Entry))
 """All that a run folder may hold: every file and folder that is declared above, in that order."""

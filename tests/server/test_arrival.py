@@ -15,7 +15,7 @@ from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.quorum import Quorum, QuorumError, SimulationError
 from fairbloom.server import arrival
 from fairbloom.server.app import main
-from fairbloom.server.arrival import ImplausibleSizeError, check_sizes, read_registry, wait_for_clients
+from fairbloom.server.arrival import ImplausibleSizeError, check_sizes, drop_revoked, wait_for_clients
 from fairbloom.server.run_folder.files import ROUNDS
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import SERVER, InProcessGrid
@@ -182,7 +182,7 @@ def test_it_does_not_wait_for_revoked_ones_who_do_not_count_either(
 ) -> None:
     enroll(tmp_path, monkeypatch, dict.fromkeys(NAMES, True) | {NAMES[0]: False})
     (tmp_path / "torn.toml").write_text("revoked = ")
-    assert read_registry() == dict.fromkeys(NAMES, True) | {NAMES[0]: False}
+    assert drop_revoked([*NAMES, "torn", "unknown"]) == [NAMES[0], "torn", "unknown"]
     quorum = arrive(clock, dict.fromkeys(NAMES[1:], NEVER), expected=4, began=NAMES)
     assert clock.now == 0.0
     assert quorum.fewest == 1
@@ -190,7 +190,7 @@ def test_it_does_not_wait_for_revoked_ones_who_do_not_count_either(
 
 def test_without_a_federation_nobody_is_revoked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(arrival.CLIENTS_FOLDER, raising=False)
-    assert read_registry() == {}
+    assert drop_revoked(NAMES) == list(NAMES)
 
 
 def test_after_the_patience_it_goes_on_without_the_late_ones_named(clock: Clock, said: list[str]) -> None:
@@ -251,13 +251,6 @@ def test_in_a_simulation_a_refusal_is_logged_at_once_in_words_of_an_app(tmp_path
         with pytest.raises(FairbloomError, match=re.escape(words)):
             main(grid, context)
         assert words in said[-1]
-
-
-def test_in_a_simulation_no_final_model_is_offered(tmp_path: Path, said: list[str]) -> None:
-    submitted(tmp_path / "run", type("InMemoryGrid", (InProcessGrid,), {}))
-    assert not [words for words in said if "kept" in words or "keep the final model" in words]
-    submitted(tmp_path / "real", InProcessGrid)
-    assert [words for words in said if "keep the final model" in words]
 
 
 # How many examples clients say they have ------------------------------------------------------------------------------

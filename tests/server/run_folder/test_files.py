@@ -160,7 +160,6 @@ def test_a_file_that_is_added_is_written_by_each_run_from_its_declaration_alone(
     """As whoever adds one does it: this is the only place that says anything of the file."""
     sizes = File[dict[str, int]](
         name="sizes.json",
-        holds="how many training examples each client has",
         encode=files._encode_json,
         decode=files._decode_object,
         absent={},
