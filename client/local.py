@@ -40,7 +40,7 @@ from .round import ClientRound
 from .rules.at_work import RuleAtWork
 from .rules.base import HOOKS, Arrays, Copied, Corrector, Rule, Shift, StepsTaken
 from .rules.registry import rules_of
-from .states import RULE, ClientStates, KeptVersions, StateDict, Version, folder_of
+from .states import RULE, ClientStates, StateDict, Version, folder_of
 from .training import measure, train, with_channels_last
 from .work import LocalWork
 
@@ -126,11 +126,6 @@ class LocalClient:
         gate = Gate(int(floor), task, splits) if settings.parameters.get(wire.DEPLOYED) else None
         return cls(name or key, key, settings, task, splits, model, kept, gate)
 
-    @property
-    def personal(self) -> KeptVersions:
-        """Its personal models."""
-        return self.states.personal
-
     def train(self, received: StateDict, terms: Terms, sent: Mapping[str, StateDict] = NO_VECTORS) -> Update:
         """Train the received model, and the personal one where the terms say so.
 
@@ -196,7 +191,7 @@ class LocalClient:
     def finish_rule(self, started: StartedRule, trained: Arrays, steps: StepsTaken, terms: Terms) -> Arrays:
         """Keep what a rule has the client keep after these steps; return the trainable parameters to reply."""
         replied, kept = started.rule.finish(trained, steps)
-        self.states[RULE].keep(terms.server_round, kept, started.origin)
+        self.states.keep(RULE, terms.server_round, kept, started.origin)
         return replied
 
     def trainable(self) -> list[tuple[str, Parameter]]:
@@ -205,9 +200,12 @@ class LocalClient:
 
     def _load_personal(self, before: int) -> None:
         """Load the personal model into the global one; where there is none yet, that is the model as it is."""
-        model = self.personal.before(before)
-        if model is not None:
-            self.model.load_state_dict({**self.model.state_dict(), **model})
+        self.model.load_state_dict({**self.model.state_dict(), **self.personal(before)})
+
+    def personal(self, before: int) -> StateDict:
+        """Return the last personal model of a round before this one, empty where there is none."""
+        version = self.states.find(PERSONAL, before)
+        return {} if version is None else version.state
 
     def train_own(self, received: StateDict, terms: Terms, work: LocalWork) -> None:
         """Train a model of the client's own, pulled to the received one, and keep it."""
@@ -221,7 +219,7 @@ class LocalClient:
     def keep_personal(self, number: int, model: StateDict) -> None:
         """Keep the personal model of a round, without frozen parameters: these are as in the global model."""
         frozen = frozen_parameters(self.model)
-        self.personal.keep(number, {name: tensor for name, tensor in model.items() if name not in frozen})
+        self.states.keep(PERSONAL, number, {name: each for name, each in model.items() if name not in frozen})
 
 
 class _ClientTraining(ClientRound):

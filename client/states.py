@@ -45,111 +45,12 @@ class Version(NamedTuple):
     state: StateDict
 
 
-class Made(NamedTuple):
-    """What a round has made of something that a client keeps.
+class ClientStates:
+    """All that one client keeps in one run: of each thing, by its name, the versions by the round that made each.
 
-    `origin` is the round of the version that it was made from, 0 where the client began again; None: the last one.
+    `in_memory` has the versions in memory. They are stored in `folder`, if there is one: each when it is made if
+    `stored_at_once`, else by `store` with every checkpoint.
     """
-
-    state: StateDict
-    origin: int | None = None
-
-
-class KeptVersions:
-    """The versions of one thing that a client keeps in one run, by the round that made each.
-
-    They are stored in `folder`, if there is one: each when it is made if `stored_at_once`, else by `store` with every
-    checkpoint.
-    """
-
-    def __init__(
-        self, folder: Path | None, versions: Mapping[int, StateDict] | None = None, *, stored_at_once: bool = True
-    ) -> None:
-        self.in_memory = dict(sorted((versions or {}).items()))
-        self._folder = folder
-        self._at_once = stored_at_once
-        self._unstored: set[int] = set()
-        self._origin: int | None = None
-
-    @property
-    def last(self) -> Version | None:
-        """The last version in memory."""
-        return Version(*max(self.in_memory.items(), key=lambda item: item[0])) if self.in_memory else None
-
-    def before(self, number: int) -> StateDict | None:
-        """Return the last version of a round before round `number`, None where there is none."""
-        found = self.find(number)
-        return None if found is None else found.state
-
-    def find(self, before: int) -> Version | None:
-        """Return the last version of a round before this one, and its round; None where there is none."""
-        if earlier := [made for made in self.in_memory if made < before]:
-            return Version(max(earlier), self.in_memory[max(earlier)])
-        for made in sorted((made for made in self._files() if made < before), reverse=True):
-            state = self._read(made)
-            if state is not None:
-                return Version(made, state)
-        return None
-
-    def at(self, made: int) -> StateDict | None:
-        """Return the version that this round made, None where it is not here."""
-        if made not in self.in_memory and made in self._files() and (state := self._read(made)) is not None:
-            self.in_memory = dict(sorted({**self.in_memory, made: state}.items()))
-        return self.in_memory.get(made)
-
-    def keep(self, number: int, state: StateDict, origin: int | None = None) -> None:
-        """Keep the version of round `number` in memory, and on disk where each is stored at once.
-
-        With an `origin`, the version that it was made from stays in memory as well, and those between the two are
-        deleted: the replies of their rounds were not used, or the server has gone back to an earlier round.
-        """
-        before = {} if origin is None else {made: each for made, each in self.in_memory.items() if made == origin}
-        self.in_memory = before | {number: {name: tensor.detach().clone() for name, tensor in state.items()}}
-        self._unstored = (self._unstored & before.keys()) | {number}
-        self._origin = origin
-        with explain_disk_errors("written to"):
-            if origin is not None:
-                for made, path in self._files().items():
-                    if made > origin:
-                        path.unlink(missing_ok=True)
-            if self._at_once:
-                self.store(since=number - 1)
-
-    def made_in(self, number: int) -> Made | None:
-        """Return what `keep` has kept in round `number`, None where it has kept nothing."""
-        return Made(self.in_memory[number], self._origin) if number in self.in_memory else None
-
-    def store(self, since: int) -> None:
-        """Write what is not on disk, and remove the versions that no round after `since` goes on from."""
-        if self._folder is None or not self._unstored:
-            return
-        make_folder(self._folder)
-        earlier = max((made for made in self._files() if made < since), default=None)
-        for made in sorted(self._unstored):
-            save_version(self._folder / f"{made}.safetensors", self.in_memory[made])
-        self._unstored, last = set(), max(self.in_memory)
-        for made, path in self._files().items():
-            if made not in range(since, last + 1) and made != earlier and made not in self.in_memory:
-                path.unlink(missing_ok=True)
-        for draft in self._folder.glob(".*.draft"):  # of a process that was killed
-            draft.unlink(missing_ok=True)
-
-    def _files(self) -> dict[int, Path]:
-        return {} if self._folder is None else {int(path.stem): path for path in list_versions(self._folder)}
-
-    def _read(self, made: int) -> StateDict | None:
-        """Return a version that is on disk, None where it is not as it was written: that file is set aside."""
-        path = self._files()[made]
-        with explain_disk_errors("read from"):
-            state = load_version(path)
-            if state is None:
-                damaged = path.replace(path.with_suffix(".damaged"))
-                log.warning("%s does not hold what was written: the client goes on without it", damaged)
-        return state
-
-
-class ClientStates(dict[str, KeptVersions]):
-    """All that one client keeps between the rounds of one run: the versions of each thing by its name."""
 
     def __init__(
         self,
@@ -158,59 +59,97 @@ class ClientStates(dict[str, KeptVersions]):
         *,
         stored_at_once: bool = True,
     ) -> None:
-        super().__init__()
-        self._folder = folder
-        self._at_once = stored_at_once
-        self.load(versions or {})
+        self.in_memory = {name: dict(sorted(each.items())) for name, each in (versions or {}).items()}
+        self._folder, self._at_once = folder, stored_at_once
+        self._unstored, self._origins = dict[str, set[int]](), dict[str, int | None]()
 
-    def __missing__(self, name: str) -> KeptVersions:
-        """Return the versions of what has this name: there are none yet."""
-        self[name] = self._make(name, {})
-        return self[name]
+    def find(self, name: str, before: int) -> Version | None:
+        """Return the last version of a round before this one, and its round; None where there is none."""
+        versions = self.in_memory.get(name, {})
+        if earlier := [made for made in versions if made < before]:
+            return Version(max(earlier), versions[max(earlier)])
+        for made in sorted((made for made in self._files(name) if made < before), reverse=True):
+            if (state := self._read(name, made)) is not None:
+                return Version(made, state)
+        return None
 
-    @property
-    def personal(self) -> KeptVersions:
-        """The client's personal models."""
-        return self[PERSONAL]
-
-    def load(self, versions: Mapping[str, Mapping[int, StateDict]]) -> None:
-        """Have these versions in memory, by name and round, and no others."""
-        self.clear()
-        self.update({name: self._make(name, in_memory) for name, in_memory in versions.items()})
-
-    def _make(self, name: str, in_memory: Mapping[int, StateDict]) -> KeptVersions:
-        folder = self._folder if self._folder is None or name == PERSONAL else self._folder / name
-        return KeptVersions(folder, in_memory, stored_at_once=self._at_once)
-
-    @property
-    def in_memory(self) -> dict[str, dict[int, StateDict]]:
-        """The versions in memory, by name and the round that made each."""
-        return {name: kept.in_memory for name, kept in self.items() if kept.in_memory}
+    def at(self, name: str, made: int) -> StateDict | None:
+        """Return the version that this round made, None where it is not here."""
+        versions = self.in_memory.get(name, {})
+        if made not in versions and made in self._files(name) and (state := self._read(name, made)) is not None:
+            versions = self.in_memory[name] = dict(sorted({**versions, made: state}.items()))
+        return versions.get(made)
 
     def of_rule(self, terms: Terms) -> Version:
         """Return the state of the terms' `state_round`, or the last one, for the client's rule.
 
         Without one, an empty state.
         """
-        if terms.state_round is None:
-            return self[RULE].find(before=terms.server_round) or Version(0, {})
-        there = 0 < terms.state_round < terms.server_round
-        state = self[RULE].at(terms.state_round) if there else None
-        return Version(0, {}) if state is None else Version(terms.state_round, state)
+        number = terms.state_round
+        if number is None:
+            return self.find(RULE, before=terms.server_round) or Version(0, {})
+        state = self.at(RULE, number) if 0 < number < terms.server_round else None
+        return Version(0, {}) if state is None else Version(number, state)
 
-    def made_in(self, number: int) -> dict[str, Made]:
-        """Return what the client has kept in round `number`, by name."""
-        return {name: each for name, kept in self.items() if (each := kept.made_in(number)) is not None}
+    def keep(self, name: str, number: int, state: StateDict, origin: int | None = None) -> None:
+        """Keep the version of round `number` in memory, and on disk where each is stored at once.
 
-    def keep(self, number: int, made: Mapping[str, Made]) -> None:
-        """Keep what round `number` has made, by name."""
-        for name, each in made.items():
-            self[name].keep(number, each.state, each.origin)
+        `origin` is the round of the version that it was made from, 0 where the client began again; None: the last one.
+        With an origin, that version stays in memory as well, and those between the two are deleted: the replies of
+        their rounds were not used, or the server has gone back to an earlier round.
+        """
+        versions = self.in_memory.get(name, {})
+        before = {made: each for made, each in versions.items() if made == origin}
+        self.in_memory[name] = before | {number: {key: tensor.detach().clone() for key, tensor in state.items()}}
+        self._unstored[name] = self._unstored.get(name, set()) & before.keys() | {number}
+        self._origins[name] = origin
+        with explain_disk_errors("written to"):
+            if origin is not None:
+                for made, path in self._files(name).items():
+                    if made > origin:
+                        path.unlink(missing_ok=True)
+            if self._at_once:
+                self.store(since=number - 1)
+
+    def made_in(self, number: int) -> dict[str, tuple[int | None, StateDict]]:
+        """Return what `keep` has kept in round `number`: by name, the origin of each and its tensors."""
+        there = {name: versions[number] for name, versions in self.in_memory.items() if number in versions}
+        return {name: (self._origins.get(name), state) for name, state in there.items()}
 
     def store(self, since: int) -> None:
         """Write what is not on disk, and remove the versions that no round after `since` goes on from."""
-        for kept in self.values():
-            kept.store(since)
+        for name, unstored in self._unstored.items():
+            if self._folder is None or not unstored:
+                continue
+            versions, folder = self.in_memory[name], self._folder_of(self._folder, name)
+            make_folder(folder)
+            earlier = max((made for made in self._files(name) if made < since), default=None)
+            for made in sorted(unstored):
+                save_version(folder / f"{made}.safetensors", versions[made])
+            unstored.clear()
+            for made, path in self._files(name).items():
+                if made not in range(since, max(versions) + 1) and made != earlier and made not in versions:
+                    path.unlink(missing_ok=True)
+            for draft in folder.glob(".*.draft"):  # of a process that was killed
+                draft.unlink(missing_ok=True)
+
+    @staticmethod
+    def _folder_of(folder: Path, name: str) -> Path:
+        return folder if name == PERSONAL else folder / name
+
+    def _files(self, name: str) -> dict[int, Path]:
+        paths = [] if self._folder is None else list_versions(self._folder_of(self._folder, name))
+        return {int(path.stem): path for path in paths}
+
+    def _read(self, name: str, made: int) -> StateDict | None:
+        """Return a version that is on disk, None where it is not as it was written: that file is set aside."""
+        path = self._files(name)[made]
+        with explain_disk_errors("read from"):
+            state = load_version(path)
+            if state is None:
+                damaged = path.replace(path.with_suffix(".damaged"))
+                log.warning("%s does not hold what was written: the client goes on without it", damaged)
+        return state
 
 
 @contextmanager

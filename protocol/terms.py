@@ -236,11 +236,6 @@ class Terms(
         of_this = vars(self)
         return tuple(rule for rule in RULES if of_this[rule.asked_by] != _DEFAULTS[rule.asked_by])
 
-    def without(self, *rules: type[Parameters]) -> Self:
-        """Return these terms without some rules."""
-        names = [each.name for rule in rules for each in fields(rule)]  # type: ignore[arg-type]
-        return replace(self, **{name: _DEFAULTS[name] for name in names})
-
     def to_config(self) -> dict[str, Any]:
         """Return what is sent: the names with hyphens, without what is at its default."""
         of_this = vars(self)

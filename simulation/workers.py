@@ -19,7 +19,7 @@ import torch
 
 from fairbloom.client.local import LocalClient, Metrics
 from fairbloom.client.rules.registry import kinds_of
-from fairbloom.client.states import ClientStates, Made, StateDict, Version
+from fairbloom.client.states import ClientStates, StateDict, Version
 from fairbloom.errors import FairbloomError
 from fairbloom.logs import log
 from fairbloom.protocol.settings import RunSettings
@@ -224,8 +224,8 @@ class WorkerClients(LocalClients):
         trained = self._room(names, model, terms)
         replies = self._replies(Call("train", terms, dict(sent)), model, names, names, trained.refused)
         for name, reply in replies.items():
-            made = {kept: Made(self.on_device(arrays), origin) for kept, (origin, arrays) in (reply.made or {}).items()}
-            self.states(name).keep(terms.server_round, made)
+            for kept, (origin, arrays) in (reply.made or {}).items():
+                self.states(name).keep(kept, terms.server_round, self.on_device(arrays), origin)
         self.hand_over(trained, replies)
         return trained
 
@@ -320,7 +320,7 @@ class WorkerClients(LocalClients):
 
 def pack_made(states: ClientStates, number: int) -> PackedStates:
     """Return what a client has kept in round `number`, as a worker hands it back."""
-    return {name: (made.origin, arrays_of(made.state)) for name, made in states.made_in(number).items()}
+    return {name: (origin, arrays_of(state)) for name, (origin, state) in states.made_in(number).items()}
 
 
 def tensors_of(arrays: Model) -> StateDict:

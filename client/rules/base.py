@@ -135,7 +135,7 @@ class Rule:
     @classmethod
     def kept_version(cls, states: ClientStates, terms: Terms, *, training: bool) -> Version | None:
         """Return what a client goes on from where it trains, or evaluates, on these terms; None: nothing."""
-        return states[cls.keeps].find(before=terms.server_round) if cls.keeps and training else None
+        return states.find(cls.keeps, before=terms.server_round) if cls.keeps and training else None
 
     # Which steps are taken --------------------------------------------------------------------------------------------
 

@@ -33,14 +33,14 @@ class Baseline(Rule):
         """
         if not OF_BASELINE.applies(self.terms, client.splits):
             return {}
-        kept = client.states[BASELINE]
-        found = kept.before(self.terms.server_round)
-        if found is None:
+        kept = client.states.find(BASELINE, before=self.terms.server_round)
+        found = {} if kept is None else kept.state
+        if not found:
             received = {name: tensor.clone() for name, tensor in client.model.state_dict().items()}
             best = self._reach_alone(client)
             found = {name: torch.tensor(score, dtype=torch.float64) for name, score in best.items()}
             if found[LOSS].isfinite():
-                kept.keep(self.terms.server_round, found, origin=0)
+                client.states.keep(BASELINE, self.terms.server_round, found, origin=0)
             client.model.load_state_dict(received)
         return client.report(OF_BASELINE, {name: score.item() for name, score in found.items()}, self.terms)
 

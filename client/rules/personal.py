@@ -23,7 +23,7 @@ class PersonalModel(Rule):
     @classmethod
     def kept_version(cls, states: ClientStates, terms: Terms, *, training: bool) -> Version | None:
         """Return the last personal model; an evaluation is of that of its own round."""
-        return states[PERSONAL].find(before=terms.server_round + (not training))
+        return states.find(PERSONAL, before=terms.server_round + (not training))
 
     def after(self, work: LocalWork) -> LocalWork:
         """Return the work on the personal model: as on the global one, but pulled to it, and on the plain loss.

@@ -30,7 +30,7 @@ from fairbloom.client.metrics import (
 from fairbloom.client.plan import epochs_in_time, global_work, own_works
 from fairbloom.client.round import ClientRound
 from fairbloom.client.rules.base import Copied, Shift, StepsTaken
-from fairbloom.client.rules.registry import Rules, kinds_of, rules_of
+from fairbloom.client.rules.registry import Rules, rules_of
 from fairbloom.client.states import StateDict
 from fairbloom.client.training import measure
 from fairbloom.client.work import LocalWork, batch_order
@@ -130,32 +130,22 @@ class StackedClients(LocalClients):
 
     def train(self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING) -> Trained:
         """Let these clients train the model on the terms, each on its own data."""
-        fallback_reason, works = self._plan(terms)
-        if self._falls_back(fallback_reason):
+        work = self._plan(terms)
+        if work is None:
             return super().train(names, model, terms, sent)
-        work, *others = works
         self.begin(names, terms)
         trained, received = self.none_trained(names, model, terms), self.on_device(model)
         if self.method.frozen:  # which programs take from the model
             self.task_and_model()[1].load_state_dict(received)
         vectors = {record: self.on_device(arrays) for record, arrays in sent.items()}
         training = _RoundTraining(self, received, terms, work, trained, vectors)
-        members = self._members(names, terms, work, trained.refused)
-
-        def train_block(block: Sequence[Member]) -> None:
-            self.on_trained(len(training.replies), len(names))
-            _Block(training, block).run()
-
         try:
-            self._in_blocks(members, train_block, training.alone, trained.refused)
+            for block in divide_into_blocks(self._members(names, terms, work, trained.refused), self._block):
+                self.on_trained(len(training.replies), len(names))
+                self._train_block(training, block)
         except UnstackableError as reason:
             self._falls_back(f"the model cannot be stacked: {reason}")
             return super().train(names, model, terms, sent)
-        for own_work in others:
-            there = (each for each in members if each.local.name in training.replies)
-            members = [Member.of(each.local, each.place, own_work, own_work.epochs) for each in there]
-            train_own, alone = partial(training.own_block, own_work), partial(training.own_alone, own_work)
-            self._in_blocks(members, train_own, alone, trained.refused)
         unfit = trained.refused.reasons
         self.hand_over(trained, {name: training.replies[name] for name in names if name not in unfit})
         return trained
@@ -171,14 +161,17 @@ class StackedClients(LocalClients):
             return super().evaluate(names, model, terms, participants)
         return self.evaluated(reports, Refusals(terms.server_round))
 
-    def _plan(self, terms: Terms) -> tuple[str, list[LocalWork]]:
-        """Return what is not done side by side, "" where all is, and the work on the global model and on others."""
+    def _plan(self, terms: Terms) -> LocalWork | None:
+        """Return the work on the global model; None where clients are computed one by one on these terms."""
         try:
             rules = rules_of(self.settings, terms)
-            works = [global_work(self.settings, terms, rules), *own_works(self.settings, terms, rules)]
+            work = global_work(self.settings, terms, rules)
+            others = own_works(self.settings, terms, rules)
         except ValueError as reason:  # terms that no client knows
-            return str(reason), []
-        return find_unsupported(terms, rules, *works, by_group=self._by_group), works
+            self._falls_back(str(reason))
+            return None
+        unsupported = find_unsupported(terms, rules, work, *others, by_group=self._by_group)
+        return None if self._falls_back(unsupported) else work
 
     @property
     def _by_group(self) -> bool:
@@ -234,37 +227,24 @@ class StackedClients(LocalClients):
             self._cached_members = (about, members)
         return members
 
-    def _in_blocks(
-        self,
-        members: Sequence[Member],
-        together: Callable[[Sequence[Member]], None],
-        alone: Callable[[Member], None],
-        refused: Refusals,
-    ) -> None:
-        """Do something with blocks of clients; in halves where memory does not suffice, one by one where one fails."""
-        for block in divide_into_blocks(members, self._block):
-            try:
-                together(block)
-            except UnstackableError:
-                raise
-            except torch.OutOfMemoryError:
-                self._block = max(1, len(block) // 2)
+    def _train_block(self, training: "_RoundTraining", block: Sequence[Member]) -> None:
+        """Train a block of clients; in halves where memory does not suffice, one by one where one fails."""
+        try:
+            _Block(training, block).run()
+        except UnstackableError:
+            raise
+        except Exception as error:
+            if isinstance(error, torch.OutOfMemoryError) and len(block) > 1:
+                self._block = len(block) // 2
                 log.warning("%d clients at once need more memory than there is; now %d are", len(block), self._block)
                 torch.cuda.empty_cache()
-                if len(block) > 1:
-                    self._in_blocks(block, together, alone, refused)
-                else:
-                    self._one_by_one(block, alone, refused)
-            except Exception as error:
-                if not self._one_by_one(block, alone, refused):
-                    log.warning(
-                        "%d clients were computed one by one, since together: %s", len(block), failure_reason(error)
-                    )
-
-    def _one_by_one(self, block: Sequence[Member], alone: Callable[[Member], None], refused: Refusals) -> int:
-        """Do something with one client after the other; refuse those that fail, and return how many did."""
-        answers = {member.local.name: answer_of(alone, member) for member in block}
-        return len(block) - len(refuse_failed(answers, refused))
+                for half in divide_into_blocks(block, self._block):
+                    self._train_block(training, half)
+                return
+            answers = {member.local.name: answer_of(training.train_alone, member) for member in block}
+            if len(refuse_failed(answers, training.trained.refused)) == len(block):
+                words = "%d clients were computed one by one, since together: %s"
+                log.warning(words, len(block), failure_reason(error))
 
     def _measures(
         self, names: Sequence[str], received: StateDict, terms: Terms, participants: Collection[str]
@@ -295,7 +275,7 @@ class StackedClients(LocalClients):
         self, local: LocalClient, measurement: Measurement, received: StateDict, before: int
     ) -> Measures:
         """Return what is measured of a client's personal model of rounds before this one, at first the received one."""
-        local.model.load_state_dict({**received, **(local.personal.before(before) or {})})
+        local.model.load_state_dict({**received, **local.personal(before)})
         return measure(local.model, local.task, measurement.of(local.splits), self.settings.smallest_group)
 
 
@@ -315,28 +295,11 @@ class _RoundTraining:
     def layout(self) -> Layout:
         return self.trained.updates.layout
 
-    def alone(self, member: Member) -> None:
-        """Train the global model on one client, as it would by itself."""
-        own = [rule.reads for rule in kinds_of(self.terms) if rule.reads is not None and "after" in rule.hooks()]
-        terms = self.terms.without(*own).of_client(member.local.name)
-        update = member.local.train(self.received, terms, self.sent)
-        trained = self.trained
-        self.replies[member.local.name] = store_reply(trained.updates, trained.second, member.place, update)
-
-    def own_block(self, work: LocalWork, block: Sequence[Member]) -> None:
-        terms, task, model = self.terms, block[0].local.task, block[0].local.model
-        parts = examples_of(block)
-        program, rows = self.engine.program(task, model, parts[0]), Rows(self.layout, self.received, len(block))
-        for row, member in enumerate(block):
-            if (last := member.local.personal.before(terms.server_round)) is not None:
-                rows.load(row, last)
-        train_together(program, task, rows, self.engine.steps(block, work, terms, personal=True), work)
-        for row, member in enumerate(block):
-            member.local.keep_personal(terms.server_round, rows.model(row))
-
-    def own_alone(self, work: LocalWork, member: Member) -> None:
-        """Train the model of one client's own, as it would by itself."""
-        member.local.train_own(self.received, self.terms, work)
+    def train_alone(self, member: Member) -> None:
+        """Train one client, as it would by itself."""
+        name, trained = member.local.name, self.trained
+        update = member.local.train(self.received, self.terms.of_client(name), self.sent)
+        self.replies[name] = store_reply(trained.updates, trained.second, member.place, update)
 
 
 class _Block(ClientRound):
@@ -446,7 +409,18 @@ class _Block(ClientRound):
             training.replies[member.local.name] = Reply(member.place, metrics, others, others)
 
     def after(self) -> None:
-        """Leave models of the clients' own for other blocks, once all clients have trained the global one."""
+        training, terms = self._training, self._terms
+        for work in own_works(training.engine.settings, terms, self._rules):
+            members = [Member.of(each.local, each.place, work, work.epochs) for each in self._block]
+            for block in divide_into_blocks(members, len(members)):
+                rows = Rows(training.layout, training.received, len(block))
+                for row, member in enumerate(block):
+                    if last := member.local.personal(before=terms.server_round):
+                        rows.load(row, last)
+                steps = training.engine.steps(block, work, terms, personal=True)
+                train_together(self._program, self._task, rows, steps, work)
+                for row, member in enumerate(block):
+                    member.local.keep_personal(terms.server_round, rows.model(row))
 
     def _note(self, which: Measurement, found: Sequence[Measures]) -> None:
         """Add what was measured on the training examples to the scores of the clients, as these report it."""

@@ -167,38 +167,32 @@ class Chain:
                 continue
             place -= 1 if layer.bias is None else 2
             following = torch.bmm(slope, arrays.weights[place]) if place else slope
-            moves: list[_Product | _Sum] = [_Product(slope, before)]
-            if layer.bias is not None:
-                moves.append(_Sum(slope))
-            for array, gradient in enumerate(moves, start=place):
+            adds = (_add_product,) if layer.bias is None else (_add_product, _add_sum)
+            for array, add in enumerate(adds, start=place):
                 of_one = slice(array, array + 1)
+                gradient = partial(add, slope, before)
                 _move(arrays.weights[array], arrays.velocity[of_one], arrays.anchor[of_one], gradient, work)
             if not place:
                 return
             slope = following
 
 
-class _Product(NamedTuple):
-    """The gradient by a layer's weights."""
-
-    slope: Tensor
-    inputs: Tensor
-
-    def add_to(self, array: Tensor, kept: float, rate: float) -> None:
-        array.baddbmm_(self.slope.transpose(1, 2), self.inputs, beta=kept, alpha=rate)
+def _add_product(slope: Tensor, inputs: Tensor, array: Tensor, kept: float, rate: float) -> None:
+    """Add the gradient by a layer's weights."""
+    array.baddbmm_(slope.transpose(1, 2), inputs, beta=kept, alpha=rate)
 
 
-class _Sum(NamedTuple):
-    """The gradient by a layer's bias."""
-
-    slope: Tensor
-
-    def add_to(self, array: Tensor, kept: float, rate: float) -> None:
-        array.mul_(kept).add_(self.slope.sum(1), alpha=rate)
+def _add_sum(slope: Tensor, _inputs: Tensor, array: Tensor, kept: float, rate: float) -> None:
+    """Add the gradient by a layer's bias."""
+    array.mul_(kept).add_(slope.sum(1), alpha=rate)
 
 
 def _move(
-    weight: Tensor, velocity: Sequence[Tensor], anchor: Sequence[Tensor], gradient: _Product | _Sum, work: LocalWork
+    weight: Tensor,
+    velocity: Sequence[Tensor],
+    anchor: Sequence[Tensor],
+    add: Callable[[Tensor, float, float], None],
+    work: LocalWork,
 ) -> None:
     rate = work.learning_rate
     if not velocity:
@@ -206,9 +200,9 @@ def _move(
             weight.mul_(1.0 - rate * kept)
         for received in anchor:
             weight.add_(received, alpha=rate * work.pull)
-        gradient.add_to(weight, 1.0, -rate)
+        add(weight, 1.0, -rate)
         return
-    gradient.add_to(velocity[0], work.momentum, 1.0)
+    add(velocity[0], work.momentum, 1.0)
     if work.weight_decay:
         velocity[0].add_(weight, alpha=work.weight_decay)
     for received in anchor:

@@ -60,7 +60,7 @@ def gradient(name: str, at: Vector) -> Vector:
 
 
 def kept(local: LocalClient, number: int) -> Vector:
-    state = local.states["rule"].at(number)
+    state = local.states.at("rule", number)
     assert state is not None
     return joined(state)
 
@@ -313,7 +313,7 @@ def test_its_reply_is_what_it_makes_of_the_trained_model() -> None:
     update = local.train(split(model), Terms(server_round=1, measure=("update-norm",)))
     np.testing.assert_allclose(joined(update.arrays), 0.5 * (model + trained), rtol=1e-12)
     assert update.metrics["update-norm"] == pytest.approx(0.5 * np.linalg.norm(trained - model), rel=1e-12)
-    assert local.states["rule"].at(1) == {"steps": torch.tensor(2)}
+    assert local.states.at("rule", 1) == {"steps": torch.tensor(2)}
 
 
 def test_a_rule_that_does_nothing_is_plain_sgd_to_the_bit() -> None:
@@ -372,9 +372,8 @@ def test_a_rule_corrects_no_personal_model() -> None:
     for local in (plain, ruled):
         for number in (1, 2):
             reply(local, np.ones(3), number=number, **personal)
-    models = [local.personal.before(3) for local in (plain, ruled)]
-    assert models[0] is not None
-    assert models[1] is not None
+    models = [local.personal(before=3) for local in (plain, ruled)]
+    assert all(models)
     assert joined(models[0]).tobytes() == joined(models[1]).tobytes()
 
 

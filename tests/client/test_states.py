@@ -9,7 +9,7 @@ import torch
 from flwr.app import Context, RecordDict
 
 from fairbloom.client.app import load_states, save_states
-from fairbloom.client.states import ClientStates, KeptVersions, StateDict, folder_name, folder_of
+from fairbloom.client.states import PERSONAL, ClientStates, StateDict, folder_name, folder_of
 from fairbloom.errors import ReportableError
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
@@ -22,10 +22,10 @@ def model_of(value: float) -> StateDict:
     return {"weight": torch.full((3, 4), value), "count": torch.tensor(7)}
 
 
-def stored(folder: Path, *rounds: int) -> KeptVersions:
-    personal = KeptVersions(folder)
+def stored(folder: Path, *rounds: int) -> ClientStates:
+    personal = ClientStates(folder)
     for number in rounds:
-        personal.keep(number, model_of(float(number)))
+        personal.keep(PERSONAL, number, model_of(float(number)))
     return personal
 
 
@@ -75,12 +75,13 @@ def test_a_damaged_model_is_passed_over_for_the_one_before_it(tmp_path: Path, ca
         (folder / "4.safetensors").write_bytes(damaged)
         caplog.clear()
         with caplog.at_level(logging.WARNING, "flwr"):
-            model = KeptVersions(folder).before(5)
-        assert model is not None
-        assert torch.equal(model["weight"], torch.full((3, 4), 3.0))
+            found = ClientStates(folder).find(PERSONAL, 5)
+        assert found is not None
+        assert found.made == 3
+        assert torch.equal(found.state["weight"], torch.full((3, 4), 3.0))
         assert "4.damaged does not hold what was written" in caplog.text
     (folder / "3.safetensors").write_bytes(b"")
-    assert KeptVersions(folder).before(5) is None
+    assert ClientStates(folder).find(PERSONAL, 5) is None
 
 
 def test_a_model_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,13 +116,12 @@ def test_a_write_that_is_cut_off_leaves_the_earlier_models(tmp_path: Path, monke
     with monkeypatch.context() as disk:
         disk.setattr(os, "fsync", full)
         with pytest.raises(ReportableError, match="No space left"):
-            personal.keep(3, model_of(3.0))
-    restarted = KeptVersions(tmp_path)
-    model = restarted.before(4)
-    assert model is not None
-    assert torch.equal(model["weight"], torch.full((3, 4), 2.0))
+            personal.keep(PERSONAL, 3, model_of(3.0))
+    restarted = ClientStates(tmp_path)
+    assert value_of(restarted.at(PERSONAL, 2)) == 2.0
+    assert restarted.at(PERSONAL, 3) is None
     (tmp_path / ".3.safetensors.draft").write_bytes(b"of a killed process")
-    restarted.keep(3, model_of(3.0))
+    restarted.keep(PERSONAL, 3, model_of(3.0))
     assert {path.name for path in tmp_path.iterdir()} == {"1.safetensors", "2.safetensors", "3.safetensors"}
 
 
@@ -139,60 +139,60 @@ def value_of(state: StateDict | None) -> float | None:
 def test_the_versions_before_and_after_the_last_reply_are_kept(tmp_path: Path) -> None:
     for at_once in (True, False):  # on a device, and in process
         folder = tmp_path / str(at_once)
-        kept = KeptVersions(folder, stored_at_once=at_once)
+        kept = ClientStates(folder, stored_at_once=at_once)
         for number, origin in ((1, 0), (4, 1), (6, 4)):
-            kept.keep(number, model_of(float(number)), origin)
+            kept.keep(PERSONAL, number, model_of(float(number)), origin)
             kept.store(since=number - 1)
-        assert list(kept.in_memory) == [4, 6]
-        restarted = KeptVersions(folder, stored_at_once=at_once)
-        assert [value_of(restarted.at(made)) for made in (4, 6, 5, 0)] == [4.0, 6.0, None, None]
+        assert list(kept.in_memory[PERSONAL]) == [4, 6]
+        restarted = ClientStates(folder, stored_at_once=at_once)
+        assert [value_of(restarted.at(PERSONAL, made)) for made in (4, 6, 5, 0)] == [4.0, 6.0, None, None]
 
 
 def test_a_reply_that_was_not_used_leaves_no_version_behind(tmp_path: Path) -> None:
     """Three replies of rounds 2 to 4 that are lost or refused, one after the other."""
-    kept = KeptVersions(tmp_path)
+    kept = ClientStates(tmp_path)
     for number, origin in ((1, 0), (2, 1), (3, 1), (4, 1)):
-        kept.keep(number, model_of(10.0 * number + origin), origin)
-    assert list(kept.in_memory) == [1, 4]
+        kept.keep(PERSONAL, number, model_of(10.0 * number + origin), origin)
+    assert list(kept.in_memory[PERSONAL]) == [1, 4]
     assert rounds_in(tmp_path) == {1, 4}
-    restarted = KeptVersions(tmp_path)
-    assert value_of(restarted.at(1)) == 10.0
-    assert restarted.at(2) is restarted.at(3) is None
+    restarted = ClientStates(tmp_path)
+    assert value_of(restarted.at(PERSONAL, 1)) == 10.0
+    assert restarted.at(PERSONAL, 2) is restarted.at(PERSONAL, 3) is None
 
 
 def test_a_server_that_goes_back_finds_the_version_it_had_used(tmp_path: Path) -> None:
-    kept = KeptVersions(tmp_path)
+    kept = ClientStates(tmp_path)
     for number in range(1, 6):
-        kept.keep(number, model_of(float(number)), origin=number - 1)
+        kept.keep(PERSONAL, number, model_of(float(number)), origin=number - 1)
     assert rounds_in(tmp_path) == {3, 4, 5}
-    back = KeptVersions(tmp_path)
-    assert value_of(back.at(3)) == 3.0
-    back.keep(4, model_of(40.0), origin=3)
+    back = ClientStates(tmp_path)
+    assert value_of(back.at(PERSONAL, 3)) == 3.0
+    back.keep(PERSONAL, 4, model_of(40.0), origin=3)
     assert rounds_in(tmp_path) == {3, 4}
-    assert value_of(KeptVersions(tmp_path).at(4)) == 40.0
+    assert value_of(ClientStates(tmp_path).at(PERSONAL, 4)) == 40.0
 
 
 def test_after_a_kill_a_run_finds_what_two_checkpoints_had_used(tmp_path: Path) -> None:
     """Several rounds share a checkpoint; the last reply before one of them is not used."""
-    kept = KeptVersions(tmp_path, stored_at_once=False)
+    kept = ClientStates(tmp_path, stored_at_once=False)
     for number, origin in ((1, 0), (2, 1)):
-        kept.keep(number, model_of(float(number)), origin)
+        kept.keep(PERSONAL, number, model_of(float(number)), origin)
     kept.store(since=0)  # with the checkpoint of round 2, whose reply is not used
     assert rounds_in(tmp_path) == {1, 2}
     for number, origin in ((3, 1), (4, 3), (5, 4)):
-        kept.keep(number, model_of(float(number)), origin)
-    assert value_of(KeptVersions(tmp_path).at(1)) == 1.0  # killed now, it goes back to round 2
+        kept.keep(PERSONAL, number, model_of(float(number)), origin)
+    assert value_of(ClientStates(tmp_path).at(PERSONAL, 1)) == 1.0  # killed now, it goes back to round 2
     kept.store(since=2)
     assert rounds_in(tmp_path) == {1, 4, 5}
-    resumed = KeptVersions(tmp_path, stored_at_once=False)
-    assert [value_of(resumed.at(made)) for made in (5, 4, 1)] == [5.0, 4.0, 1.0]
+    resumed = ClientStates(tmp_path, stored_at_once=False)
+    assert [value_of(resumed.at(PERSONAL, made)) for made in (5, 4, 1)] == [5.0, 4.0, 1.0]
 
 
 def test_a_client_keeps_few_versions(tmp_path: Path) -> None:
     states = ClientStates(tmp_path, stored_at_once=False)
     for number in range(1, 50):
-        states["rule"].keep(number, model_of(float(number)), origin=number - 1)
-        states.personal.keep(number, model_of(float(number)))
+        states.keep("rule", number, model_of(float(number)), origin=number - 1)
+        states.keep(PERSONAL, number, model_of(float(number)))
         states.store(since=number - 1)
         assert len(rounds_in(tmp_path / "rule")) <= 3
         assert len(rounds_in(tmp_path)) <= 3
@@ -202,14 +202,14 @@ def test_a_client_keeps_few_versions(tmp_path: Path) -> None:
 def test_all_that_a_client_keeps_goes_through_flowers_context() -> None:
     where = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
     states = ClientStates(None)
-    states.personal.keep(1, model_of(1.0))
-    states["rule"].keep(1, model_of(0.1), origin=0)
-    states["baseline"].keep(1, {"loss": torch.tensor(0.1, dtype=torch.float64)})
+    states.keep(PERSONAL, 1, model_of(1.0))
+    states.keep("rule", 1, model_of(0.1), origin=0)
+    states.keep("baseline", 1, {"loss": torch.tensor(0.1, dtype=torch.float64)})
     save_states(where, states.in_memory)
     there = ClientStates(None, load_states(where))
     for number in (2, 3):
-        there.personal.keep(number, model_of(float(number)))
-        there["rule"].keep(number, model_of(number / 10.0), origin=1)
+        there.keep(PERSONAL, number, model_of(float(number)))
+        there.keep("rule", number, model_of(number / 10.0), origin=1)
         save_states(where, there.in_memory)
     found = load_states(where)
     assert {name: sorted(versions) for name, versions in found.items()} == {

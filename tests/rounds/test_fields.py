@@ -245,7 +245,7 @@ class Engines:
         key: tuple[object, ...] = (case.config, type(case.method))
         if isinstance(clients, LocalClients):
             for name in NAMES:
-                clients.states(name).load({})
+                clients.states(name).in_memory.clear()
         elif case.terms.personal_lambda is not None:
             key += (case.terms,)
         if clients is None or known != key:
