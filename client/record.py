@@ -73,8 +73,7 @@ def describe_entries(entries: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def _describe(entry: Mapping[str, Any]) -> str:
-    if "refused" in entry:
-        return f"asked: {entry['asked']}; refused: {entry['refused']}"
-    held_back = "".join(f"; held back: {each}" for each in entry.get("held-back", ()))
-    names = {record: ", ".join(map(str, each)) for record, each in entry.get("sent", {}).items()}
-    return f"asked: {entry['asked']}; sent: {'; '.join(f'{name}: {keys}' for name, keys in names.items())}{held_back}"
+    names = "; ".join(f"{record}: {', '.join(map(str, each))}" for record, each in entry.get("sent", {}).items())
+    answer = f"refused: {entry['refused']}" if "refused" in entry else f"sent: {names}"
+    held_back = [f"held back: {each}" for each in entry.get("held-back", ())]
+    return "; ".join([f"asked: {entry['asked']}", answer, *held_back])

@@ -5,7 +5,7 @@ under `flwr run` a client sees all of them.
 """
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from fairbloom.errors import FairbloomError
@@ -34,7 +34,6 @@ DEVICE = re.compile(r"auto|cpu|mps|cuda(:[0-9]{1,3})?")
 FINGERPRINT = "fingerprint"
 """The key by which a deployed client knows its run; the value stands for all settings, dropped ones included."""
 
-
 SCHEMA = "schema"
 """The setting whose value is the text of a schema."""
 
@@ -62,7 +61,7 @@ def accepted_settings(config: Mapping[str, Any], allow: Collection[str] = ()) ->
     """
     try:
         config = expand_own_settings(config)
-        _check_word("task", config.get("task"), allow)  # before anything is imported by it
+        _check_safe(SETTINGS["task"], config.get("task"), allow)  # before anything is imported by it
         known = work_settings(config)
     except SettingRefusedError:
         raise
@@ -75,10 +74,7 @@ def accepted_settings(config: Mapping[str, Any], allow: Collection[str] = ()) ->
         except SettingsError as error:
             words = f"the run sets {key} = {shorten_value(value)}: allowed is {known[key].range}"
             raise SettingRefusedError(words) from error
-        if key == SCHEMA:
-            _check_schema(str(value))
-        elif not _is_listed(known[key]):
-            _check_word(key, value, allow)
+        _check_safe(known[key], value, allow)
     return chosen | {FINGERPRINT: fingerprint(config)}
 
 
@@ -86,21 +82,35 @@ def settings_to_allow(config: Mapping[str, Any]) -> dict[str, str]:
     """Return those of a run's settings that a device takes only where its owner allows their values."""
     config = expand_own_settings(config)
     known = work_settings(config)
-    unlisted = {key: value for key, value in config.items() if key in known and not _is_listed(known[key])}
-    return {key: value for key, value in unlisted.items() if not _is_harmless(key, value)}
+    return {key: value for key, value in config.items() if key in known and _why_unsafe(known[key], value)}
 
 
-def _is_listed(parameter: Parameter) -> bool:
-    """Return whether a setting's own check is enough: its words are known, or nothing is opened or imported by it."""
-    return isinstance(parameter.allowed, Choices) or parameter.key in ("method", SCHEMA)
+def _check_safe(parameter: Parameter, value: object, allow: Collection[str]) -> None:
+    if (why := _why_unsafe(parameter, value)) and value not in allow:
+        raise SettingRefusedError(f"the run sets {parameter.key} = {shorten_value(value)}{why}")
 
 
-def _is_harmless(key: str, value: object) -> bool:
-    try:
-        _check_word(key, value, ())
-    except SettingRefusedError:
-        return False
-    return True
+def _why_unsafe(parameter: Parameter, value: object) -> str:
+    """Return what a device says against a value by which something could be opened or imported, "" where it takes it.
+
+    A parameter's own check is enough where its words are known. A method is never imported on a device.
+    """
+    key = parameter.key
+    if not isinstance(value, str) or isinstance(parameter.allowed, Choices) or key == "method":
+        return ""
+    if not value and (key not in SETTINGS or parameter.default == ""):
+        return ""
+    if key == SCHEMA:
+        return "" if "\n" in value else ": a device takes its text, and no place"
+    if key == "device":
+        return "" if DEVICE.fullmatch(value) else ": auto, cpu, cuda, cuda:1 or mps would do"
+    words = [word.strip(" ") for word in value.split(",")] if key in marked(Mark.NAMES) else [value]
+    if all((HARMLESS if "." in key else PLAIN).fullmatch(word) for word in words):
+        return ""
+    return (
+        ", and this client allows no path and no import string there: the device's owner may allow this value (allow, "
+        "in owner.toml)"
+    )
 
 
 def fingerprint(config: Mapping[str, Any]) -> str:
@@ -116,33 +126,3 @@ def shorten_value(value: object) -> str:
     """Return how a value is written, cut off where it is long."""
     written = repr(value)
     return written if len(written) <= 60 else f"{written[:60]}…"
-
-
-def _check_schema(text: str) -> None:
-    """Raise SettingRefusedError where a run's schema is a place on this device: it must be the text itself."""
-    if text and "\n" not in text:
-        raise SettingRefusedError(f"the run sets schema = {shorten_value(text)}: a device takes its text, and no place")
-
-
-def _split_value(key: str, value: str) -> Sequence[str]:
-    """Return the words of a value that are checked one by one: the names, with commas between, of several clients."""
-    return [word.strip(" ") for word in value.split(",")] if key in marked(Mark.NAMES) else [value]
-
-
-def _check_word(key: str, value: object, allow: Collection[str]) -> None:
-    if (
-        not isinstance(value, str)
-        or value in allow
-        or (not value and (key not in SETTINGS or SETTINGS[key].default == ""))
-    ):
-        return
-    if key == "device":
-        if not DEVICE.fullmatch(value):
-            raise SettingRefusedError(
-                f"the run sets device = {shorten_value(value)}: auto, cpu, cuda, cuda:1 or mps would do"
-            )
-    elif not all((HARMLESS if "." in key else PLAIN).fullmatch(word) for word in _split_value(key, value)):
-        raise SettingRefusedError(
-            f"the run sets {key} = {shorten_value(value)}, and this client allows no path and no import string there: "
-            "the device's owner may allow this value (allow, in owner.toml)"
-        )

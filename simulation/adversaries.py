@@ -48,26 +48,23 @@ class Sight:
     random: np.random.Generator
 
 
-def _mean(sight: Sight) -> Vector:
-    return np.asarray(sight.honest.mean(axis=0))
-
-
-def _deviation(sight: Sight) -> Vector:
-    honest = sight.honest
-    return np.asarray(honest.std(axis=0, ddof=1) if len(honest) > 1 else np.zeros_like(honest[0]))
-
-
 def _noisy(sight: Sight) -> Vector:
     drawn = sight.random.standard_normal(sight.own.size)
     return sight.own + drawn * (sight.strength * np.linalg.norm(sight.own) / np.linalg.norm(drawn))
+
+
+def _alie(sight: Sight) -> Vector:
+    mean, several = np.asarray(sight.honest.mean(axis=0)), len(sight.honest) > 1
+    deviation = np.asarray(sight.honest.std(axis=0, ddof=1)) if several else np.zeros_like(mean)
+    return mean + sight.strength * deviation
 
 
 UPDATES: Mapping[str, Callable[[Sight], Vector]] = {
     "sign-flip": lambda sight: -sight.strength * sight.own,
     "scale": lambda sight: sight.strength * sight.own,
     "noise": _noisy,
-    "alie": lambda sight: _mean(sight) + sight.strength * _deviation(sight),
-    "ipm": lambda sight: -sight.strength * _mean(sight),
+    "alie": _alie,
+    "ipm": lambda sight: -sight.strength * np.asarray(sight.honest.mean(axis=0)),
 }
 """What becomes of a hostile client's update.
 
@@ -80,21 +77,9 @@ SEES_HONEST = ("alie", "ipm")
 
 
 class Adversaries:
-    """The hostile clients of a run.
+    """The hostile clients of a run, by its settings, the names of all clients, and the server's method.
 
-    Parameters
-    ----------
-    settings
-        Of the run.
-    clients
-        The names of all clients.
-    method
-        The server's.
-
-    Raises
-    ------
-    FairbloomError
-        When all clients would attack, or false losses are told to a method that reads none.
+    FairbloomError says that all clients would attack, or that false losses are told to a method that reads none.
     """
 
     def __init__(self, settings: RunSettings, clients: Sequence[str], method: Method) -> None:
@@ -127,7 +112,12 @@ class Adversaries:
         self.lie(trained.metrics, number)
         for updates in (trained.updates, trained.second):
             if updates is not None and self._change is not None:
-                self._replace(self._change, updates, trained.names, hostile, number)
+                rows = np.array(updates.matrix[: len(updates)], np.float64)
+                honest = rows[[place for place, name in enumerate(trained.names) if name not in hostile]]
+                for name in hostile:
+                    place, random = trained.names.index(name), generator(self._seed, "attack", number, name)
+                    seen = Sight(rows[place], honest, self._strength, len(hostile), random)
+                    updates.replace(place, self._checked(self._change(seen), updates, name))
 
     def lie(self, reports: Reports, number: int, *, evaluated: bool = False) -> None:
         """Raise the losses that hostile clients report in round `number`; of an evaluation, the training loss alone."""
@@ -139,27 +129,11 @@ class Adversaries:
                 metric: value + self._strength if metric in about else value for metric, value in reports[name].items()
             }
 
-    def _replace(
-        self,
-        change: Callable[[Sight], Vector],
-        updates: Updates,
-        names: Sequence[str],
-        hostile: Sequence[str],
-        number: int,
-    ) -> None:
-        rows = np.array(updates.matrix[: len(updates)], np.float64)
-        honest = rows[[place for place, name in enumerate(names) if name not in hostile]]
-        for name in hostile:
-            place = names.index(name)
-            random = generator(self._seed, "attack", number, name)
-            seen = Sight(rows[place], honest, self._strength, len(hostile), random)
-            self._put(updates, place, np.asarray(change(seen), np.float64), name)
-
-    def _put(self, updates: Updates, place: int, changed: Vector, name: str) -> None:
-        largest = np.finfo(updates.matrix.dtype).max
+    def _checked(self, changed: Vector, updates: Updates, name: str) -> Vector:
+        changed, largest = np.asarray(changed, np.float64), np.finfo(updates.matrix.dtype).max
         if changed.shape != (updates.layout.size,) or not (np.abs(changed) <= largest).all():
             raise FairbloomError(
                 f"attack = {self._name!r} makes of the update of {name} something of shape {changed.shape}, or with "
                 f"numbers beyond {largest:.3g}: return {updates.layout.size} finite numbers, or lower attack-strength"
             )
-        updates.replace(place, changed)
+        return changed
