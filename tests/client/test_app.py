@@ -112,11 +112,6 @@ def test_an_evaluation_is_on_the_own_test_split() -> None:
     }
 
 
-def test_an_evaluation_adds_the_training_loss_where_asked() -> None:
-    metrics = ask(MessageType.EVALUATE, {"measure": ["train-loss"]}, context()).metric_records["metrics"]
-    assert metrics["train-loss"] == metrics_of({"measure": ["loss-before"]})["loss-before"]
-
-
 def test_an_unknown_partition_id_is_refused_with_the_range() -> None:
     for partition in (None, -1, CLIENTS, "1", 1.0):
         with pytest.raises(ValueError, match=rf"partition-id = .* clients = {CLIENTS} .* from 0 to {CLIENTS - 1}"):

@@ -128,13 +128,6 @@ def test_a_device_that_was_restarted_has_it_to_the_bit(tmp_path: Path) -> None:
     assert list(tmp_path.rglob("baseline/1.safetensors"))
 
 
-def test_a_device_without_a_folder_trains_alone_again() -> None:
-    config = run_config()
-    first = reported(context(1, config))
-    again = reported(context(1, config), moved(config, 0.3), server_round=2)
-    assert again["loss-baseline"] != first["loss-baseline"]
-
-
 def test_a_server_that_goes_back_has_another_baseline_made(tmp_path: Path) -> None:
     config = run_config(state_dir=str(tmp_path))
     late = reported(context(1, config), moved(config, 0.5), server_round=5)

@@ -30,10 +30,6 @@ from fairbloom.tasks.models import arrays_of
 from .helpers import run_config
 
 
-def test_a_named_device_is_taken() -> None:
-    assert choose_device("cpu") == torch.device("cpu")
-
-
 def test_auto_takes_the_best_device_there_is() -> None:
     best = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     assert choose_device("auto").type == best

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Context, MessageType, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -21,8 +20,6 @@ from fairbloom.rounds.updates import FloatArray
 from fairbloom.server.settings import Settings
 from fairbloom.tasks import Examples, Setup, Splits, Task
 from fairbloom.tasks.groups import OTHER
-
-from .helpers import ask
 
 KINDS = (DEMOGRAPHIC_PARITY, EQUAL_OPPORTUNITY)
 GROUPS = ("a", "b", OTHER)
@@ -180,16 +177,6 @@ def test_the_logit_is_two_outputs_difference_or_the_one_output() -> None:
         assert logits_of(one, 0).tolist() == [-1.0, -2.0]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_one_output_says_what_two_do_whose_first_is_zero(kind: str) -> None:
-    one, two = linear(1), linear(2)
-    with torch.no_grad():
-        two.weight[0], two.bias[0] = 0.0, 0.0  # type: ignore[union-attr,index,operator]
-        two.weight[1], two.bias[1] = one.weight[0], one.bias[0]  # type: ignore[union-attr,index,operator]
-    of_one, of_two = (measure_disparity(model, task_of(), drawn(), terms_of(kind), 1) for model in (one, two))
-    assert of_one.metrics == pytest.approx(of_two.metrics, rel=1e-12)
-
-
 # fairlearn's definitions --------------------------------------------------------------------------------------------
 
 
@@ -244,20 +231,6 @@ def test_groups_of_the_smallest_size_count() -> None:
     assert count_hits(model, task, examples, 4)["positives-0"] == 5
     assert count_hits(model, task, examples, 4)["positives-1"] == 4
     assert count_hits(model, task, examples, 5) == dict.fromkeys(COUNTS, 0)
-
-
-def test_examples_of_other_belong_to_neither_group() -> None:
-    examples, model = drawn(), linear()
-    assert examples.groups is not None
-    rows = (examples.groups[:, 0] < 2).nonzero()[:, 0]
-    assert 0 < len(rows) < len(examples)
-    for kind in KINDS:
-        of_all, of_two = (
-            measure_disparity(model, task_of(), each, terms_of(kind), 1)
-            for each in (examples, replace(examples, rows=rows))
-        )
-        assert of_all.metrics == pytest.approx(of_two.metrics, rel=1e-12)
-    assert count_hits(model, task_of(), examples, 1) == count_hits(model, task_of(), replace(examples, rows=rows), 1)
 
 
 def test_a_disparity_of_zero_has_no_gradient() -> None:
@@ -366,20 +339,3 @@ def test_terms_that_a_client_cannot_act_on_are_refused_by_name() -> None:
 
 
 # As messages --------------------------------------------------------------------------------------------------------
-
-
-def replied(told: dict[str, Any], **node: Any) -> RecordDict:
-    where = Context(
-        run_id=1,
-        node_id=2,
-        node_config={"partition-id": 0, "num-partitions": 1, **node},
-        state=RecordDict(),
-        run_config=settings_of().run_config(),
-    )
-    return ask(MessageType.TRAIN, told, where)
-
-
-def test_nothing_of_groups_leaves_a_client_that_is_not_asked() -> None:
-    content = replied({"measure": ["loss-before"]})
-    assert set(content.array_records) == {"arrays"}
-    assert set(content.metric_records["metrics"]) == {"num-examples", "loss-before"}

@@ -37,7 +37,7 @@ from tests.strategies.helpers import ARGUMENTS, CASES, make
 
 from . import changed
 from .helpers import run_config
-from .points import Point, app_of, ask, context, trained
+from .points import app_of, ask, context, trained
 
 CLIENTS, RATE = 4, 0.1
 
@@ -206,20 +206,6 @@ def rounds_of(app: ClientApp, strategy: FairStrategy, config: dict[str, Any], mo
     grid, arrays = InProcessGrid(app, config, CLIENTS), ArrayRecord(model.state_dict())
     strategy.start(grid, arrays, num_rounds=2, timeout=60.0, on_round=finished.append)
     return finished
-
-
-def test_names_and_evaluations_survive_a_mod_that_refuses_them() -> None:
-    """Without names, other clients are drawn, and a method's memory of them is lost at a resume."""
-    private = LocalDpMod(clipping_norm=1e-3, sensitivity=1e-6, epsilon=15.0, delta=1e-5)
-    plain, clipped = (
-        rounds_of(app_of(mods=mods), FedAvg(fraction_train=0.5, seed=3), {}, Point()) for mods in ([], [private])
-    )
-    for one, other in zip(plain, clipped, strict=True):
-        assert one.participants == other.participants
-        assert other.refused == {}
-        assert set(other.evaluations) == {f"client-{k}" for k in range(CLIENTS)}
-    step = weights(clipped[0].arrays) - weights(ArrayRecord(Point().state_dict()))
-    assert 0.0 < np.linalg.norm(step) < 2e-3 < np.linalg.norm(weights(plain[0].arrays) - Point().x.item())
 
 
 def test_the_recipe_for_differential_privacy_clips() -> None:

@@ -6,7 +6,6 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from fairbloom.client.fair import fair
 from fairbloom.client.fair.training import HONOURED
 from fairbloom.client.rules.steps import ClientMomentum
 from fairbloom.simulation.grid import InProcessGrid
-from fairbloom.strategies import FairStrategy, FedAvg, FedFV, FedProx, QFedAvg, Round
+from fairbloom.strategies import FairStrategy, FedAvg, QFedAvg, Round
 
 from .points import (
     EXAMPLES,
@@ -146,19 +145,6 @@ def test_a_loss_that_is_no_mean_is_refused_with_both_numbers() -> None:
             ask(app, MEASURED)
 
 
-def test_the_mean_is_checked_once_for_each_client() -> None:
-    sizes: list[int] = []
-
-    def test(model: nn.Module, loader: Any) -> tuple[float, float]:
-        sizes.append(len(loader.dataset))
-        return measure_point(model, loader)
-
-    app = app_of(test=test)
-    for name in ("a", "a", "b"):
-        ask(app, MEASURED, where=context(name=name))
-    assert sizes == [5, 10, 2, 2, 1, 2, 2, 1, 5, 10, 2, 2, 1]
-
-
 def test_what_a_test_function_may_not_return() -> None:
     for returned, words in (
         (None, "must return .* not NoneType"),
@@ -260,26 +246,6 @@ def test_the_model_is_the_one_that_fits_and_is_trained() -> None:
         ask(app_of(distil, data=[LOADER, Point()]), MEASURED)
     with pytest.raises(ValueError, match=r"no torch\.nn\.Module with trained parameters"):
         ask(app_of(net=lambda: Point().requires_grad_(False)), MEASURED)
-
-
-@pytest.mark.slow
-def test_a_part_of_a_model_travels_under_any_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from .hugging_face import app_by, by_own_loop, by_trainer, vit
-
-    monkeypatch.chdir(tmp_path)  # Trainer makes a folder for its outputs
-    start = ArrayRecord(vit().classifier.state_dict())
-    for train in (by_own_loop, by_trainer):
-
-        def moved(method: FairStrategy, train: Any = train) -> float:
-            rounds: list[Round] = []
-            method.start(InProcessGrid(app_by(train), {}, 2), start, num_rounds=1, on_round=rounds.append)
-            assert rounds[0].refused == {}
-            assert list(rounds[0].arrays) == list(start)
-            arrays = rounds[0].arrays.items()
-            return sum(float(np.square(array.numpy() - start[key].numpy()).sum()) for key, array in arrays)
-
-        assert 0.0 < moved(FedProx(mu=1.0)) < moved(FedAvg())
-        assert moved(FedFV()) > 0.0
 
 
 # Terms ----------------------------------------------------------------------------------------------------------------
@@ -437,13 +403,6 @@ def test_a_train_function_that_raises_leaves_nothing_behind() -> None:
     assert model.x.item() == EXACTLY(steps())
 
 
-def test_a_plain_client_is_told_of_honours_first() -> None:
-    app = ClientApp()
-    app.train()(lambda message, where: reply(message))
-    with pytest.raises(ValueError, match="a client that acts on it lists 'proximal-mu' under 'honours'"):
-        rounds_of(FedProx(mu=0.1), app)
-
-
 # What a client draws, and who it is -----------------------------------------------------------------------------------
 
 
@@ -524,26 +483,6 @@ def test_noise_is_refused_where_the_server_knows_the_seed() -> None:
         with pytest.raises(ValueError, match=r"NoisySGD adds noise .*: write fair\(\.\.\., seeded=False\)"):
             ask(app_of(train_with_noise), told)
         assert len({trained(ask(app_of(train_with_noise, seeded=False), told)) for _ in range(2)}) == 2
-
-
-def test_the_server_cannot_draw_the_noise_of_an_unseeded_app() -> None:
-    """The server runs the step on examples of its own: with a known seed, the difference is the noise-free gradient."""
-
-    class Seeding(Point):
-        """A model whose initial numbers the app's own code seeds, as many do."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-
-    def update(examples: Tensor) -> float:
-        torch.manual_seed(0)  # a new process begins with one and the same state
-        loader = DataLoader(TensorDataset(examples), batch_size=len(examples))
-        app = app_of(train_with_noise, data=[loader], net=Seeding, seeded=False)
-        return trained(ask(app, where=context(name="a")))
-
-    differences = [update(EXAMPLES) - update(torch.zeros_like(EXAMPLES)) for _ in range(3)]
-    assert all(abs(each - RATE * float(EXAMPLES.mean())) > 1e-9 for each in differences)
 
 
 def test_a_client_is_called_by_its_name_partition_or_node() -> None:

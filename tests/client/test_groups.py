@@ -14,7 +14,7 @@ from sklearn.metrics import accuracy_score, mean_absolute_error
 
 from fairbloom.client.groups import measure_groups, reportable
 from fairbloom.errors import ReportableError
-from fairbloom.protocol.scores import GroupScore, Score
+from fairbloom.protocol.scores import Score
 from fairbloom.tasks import Examples, Task
 from fairbloom.tasks.measures import absolute_error, auc, group_scores_of_classes
 
@@ -85,11 +85,6 @@ def test_accuracy_and_error_are_measured_in_groups_too() -> None:
     numbers, errors = outputs[:, :1], {Score("mae", higher_is_better=False): absolute_error}
     found = measured_groups(task_of(group_scores={}, scores=errors), numbers, targets.float(), groups, smallest=1)
     assert found["mae[sex:female]"] == pytest.approx(mean_absolute_error(targets[women], numbers[women]), rel=1e-6)
-
-
-def test_the_first_score_is_measured_by_default() -> None:
-    task = task_of(group_scores={}, scores={Score("mae", higher_is_better=False): absolute_error})
-    assert list(task.group_scores) == [GroupScore("mae", higher_is_better=False)]
 
 
 def test_a_score_of_all_together_cannot_be_measured_in_groups() -> None:

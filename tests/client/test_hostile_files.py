@@ -20,7 +20,6 @@ from PIL import Image
 
 from fairbloom.client.app import app
 from fairbloom.deploy.fleet.app_process import reason_of
-from fairbloom.errors import FairbloomError
 from fairbloom.server.settings import Settings
 from fairbloom.tasks import load_task
 from fairbloom.tasks.files.reasons import REASONS
@@ -397,13 +396,6 @@ def test_an_own_task_may_say_in_words_what_the_server_is_told(tmp_path: Path, mo
     monkeypatch.chdir(tmp_path)
     messages, _ = everything_sent(context_of(tmp_path, {"task": "reporting_task:patients"}, name="site"))
     assert set(messages) == {"a row is damaged"}
-
-
-def test_a_wrong_enrolled_number_is_told() -> None:
-    context = context_of(Path("/nowhere"), {"task": "digits"})
-    context.node_config = {"partition-id": 99}
-    with pytest.raises(FairbloomError, match="partition-id = 99 in the node config"):
-        app(Message(RecordDict(), dst_node_id=2, message_type=MessageType.QUERY), context)
 
 
 def test_a_place_of_a_known_data_set_stays_on_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,21 +3,15 @@
 from functools import partial
 from typing import Any
 
-import numpy as np
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fairbloom.client import training
 from fairbloom.client.linear import linear_step
-from fairbloom.client.rules.base import Copied
-from fairbloom.client.rules.snapshot import SnapshotRule
 from fairbloom.client.training import fetch_batches, gradients_of
 from fairbloom.client.work import LocalWork
-from fairbloom.protocol.terms import Terms
 from fairbloom.tasks import Examples, Splits, Task
 from fairbloom.tasks.checks import guard_loss
 
@@ -59,28 +53,6 @@ def test_it_is_a_step_along_the_gradient_that_autograd_finds(
     for parameter, start, gradient in zip(model.parameters(), before, gradients, strict=True):
         assert gradient is not None
         torch.testing.assert_close(parameter.detach(), start - gradient, rtol=1e-10, atol=1e-12 * max(1.0, scale))
-
-
-def test_training_with_it_is_training_by_autograd(monkeypatch: pytest.MonkeyPatch) -> None:
-    random = torch.Generator().manual_seed(0)
-    examples = Examples(torch.randn(37, 1, 2, 3, generator=random).double(), torch.arange(37) % 4)
-    for changes in ({}, {"momentum": 0.5}, {"momentum": 0.5, "weight_decay": 0.1, "pull": 0.3}):
-        trained = []
-        for step in (training.linear_step, lambda *_: None):
-            torch.manual_seed(1)
-            model, snapshot = flat(6, 4), SnapshotRule(Terms(server_round=1, snapshot_step=5))
-            mixed = work(epochs=3, batch_size=10, learning_rate=0.1, random=np.random.default_rng(0), **changes)
-
-            def after_step(step: int, parameters: Copied, last: bool, snapshot: SnapshotRule = snapshot) -> None:
-                snapshot.after_step(step, parameters, last=last)
-
-            with monkeypatch.context() as patch:
-                patch.setattr(training, "linear_step", step)
-                training.train(model, task_with(), examples, mixed, after_step=after_step)
-            trained.append((model.state_dict(), snapshot.second()))
-        for ours, autograds in zip(*trained, strict=True):
-            for name, found in ours.items():
-                torch.testing.assert_close(found, autograds[name], rtol=1e-12, atol=1e-14)
 
 
 def hooked() -> nn.Module:

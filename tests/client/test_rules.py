@@ -243,16 +243,6 @@ def test_a_device_without_its_state_says_that_it_began_again(tmp_path: Path) -> 
         assert states(tell(where(**folder), 3, 2)) == first
 
 
-def test_a_file_that_is_no_version_stays_and_troubles_nobody(tmp_path: Path) -> None:
-    folder = {"state-dir": str(tmp_path)}
-    tell(where(**folder), 1, 0)
-    (file,) = tmp_path.glob("*/*/rule/1.safetensors")
-    copy = file.with_name("1 (copy).safetensors")
-    copy.write_bytes(file.read_bytes())
-    assert states(tell(where(**folder), 2, 1))[0] == 1.0
-    assert copy.exists()
-
-
 @pytest.mark.parametrize(
     ("harmed", "words"),
     [("rule", "cannot be written to its state-dir"), ("rule/2.safetensors", "cannot be read from its state-dir")],

@@ -107,22 +107,6 @@ def test_what_they_cannot_do_is_said_at_once_with_a_remedy(
     assert not seen
 
 
-def test_the_remedy_is_followed_by_adding_what_is_named(
-    module: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A client that lacks `loss-before` is told so; once it replies that, as the page does, the run goes on."""
-    source = FILES[f"{module.__name__}.py"]
-    lacking = source.replace('"num-examples": len(y), "loss-before"', '"num-examples": len(y), "other"')
-    assert lacking != source
-    names: dict[str, Any] = {}
-    exec(lacking, names)  # noqa: S102 (our own page)
-    broken = ModuleType(module.__name__)
-    broken.__dict__.update(names)
-    with pytest.raises(FairbloomError, match=r"lack the metric 'loss-before', which FedFV needs: .*docs/flower\.md"):
-        start(broken, tmp_path / "run", FedFV())
-    assert start(module, tmp_path / "run", FedFV()).finished
-
-
 @pytest.mark.slow
 def test_they_import_neither_pytorch_nor_fairbloom(module: ModuleType, tmp_path: Path) -> None:
     code = (

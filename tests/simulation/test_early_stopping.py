@@ -109,15 +109,6 @@ def test_a_stopped_run_goes_on_only_with_more_patience(stopped: Path, tmp_path: 
         run(folder, **{"early-stopping": 2, "num-rounds": 60})
 
 
-def test_without_early_stopping_a_stopped_run_goes_on(tmp_path: Path) -> None:
-    folder = run(tmp_path / "run", **{"num-rounds": 15})
-    assert fairbloom.load(folder).rounds_done < 15
-    run(folder, **{"num-rounds": 15, "early-stopping": 0})
-    assert_same(folder, run(tmp_path / "whole", **{"num-rounds": 15, "early-stopping": 0}))
-    with pytest.raises(fairbloom.FairbloomError, match="early-stopping = 0 there and 3 here"):
-        run(folder, **{"num-rounds": 15})
-
-
 class KilledError(Exception):
     pass
 
@@ -149,13 +140,6 @@ def test_a_run_killed_at_any_moment_stops_where_it_would_have(
     run(tmp_path / "run")
     assert len(trained) == before_end
     assert_same(tmp_path / "run", stopped)
-
-
-def test_rounds_that_are_not_evaluated_count(tmp_path: Path) -> None:
-    folder = run(tmp_path / "run", **{"evaluate-every": 2})
-    end = fairbloom.load(folder).rounds_done
-    assert end % 2 == 0
-    assert end == first_stop(scores(folder), 3)
 
 
 def test_personal_models_are_watched_where_they_are_used(tmp_path: Path) -> None:

@@ -180,12 +180,6 @@ def stirred(run: Outcome) -> set[str]:
 
 # In the run folder ----------------------------------------------------------------------------------------------------
 
-FOLDERS: dict[str, dict[str, Any]] = {
-    "a network": {"method": "qfedavg", "model": "mlp"},
-    "personal models": {"personal_lambda": 0.5, "proximal_mu": 0.1, "num_rounds": 4},
-    "pooled data": {"pooled": True, "method": "fedavg"},
-}
-
 
 def ended(folder: Path) -> dict[str, Any]:
     """Return all that a run leaves but how long it took."""
@@ -207,16 +201,6 @@ def assert_same(ours: Mapping[str, Any], expected: Mapping[str, Any], tolerance:
         assert same, f"{place}: {value}, and {due} is due"
     for name, array in ours["model"].items():
         np.testing.assert_allclose(array, expected["model"][name], rtol=0, atol=tolerance)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", FOLDERS)
-def test_each_engine_leaves_the_same_run_folder(case: str, tmp_path: Path) -> None:
-    changes = {"num_rounds": 2, "fraction": 0.6, "task": "tests.simulation.doubled:doubled", **FOLDERS[case]}
-    expected = ended(run(tmp_path / "loop", engine="loop", **changes))
-    for engine in ("stacked", "workers", "auto"):
-        ours = ended(run(tmp_path / engine, engine=engine, **changes))
-        assert_same(ours, expected, 0.0 if engine == "workers" else 1e-9)
 
 
 # Which one ------------------------------------------------------------------------------------------------------------

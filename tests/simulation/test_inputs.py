@@ -55,15 +55,6 @@ def test_tensors_and_a_dataset_are_not_pooled() -> None:
         join([part, of_lines(part)])
 
 
-def test_a_run_that_was_interrupted_resumes_to_the_same_bits(tmp_path: Path) -> None:
-    for task in ("collated", "in_bfloat16"):
-        changes = changes_of(task, engine="loop")
-        whole = run(tmp_path / task / "whole", **changes | {"num_rounds": 4})
-        resumed = run(run(tmp_path / task / "resumed", **changes), **changes | {"num_rounds": 4})
-        assert (resumed / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
-        assert ended(resumed)["tables"] == ended(whole)["tables"]
-
-
 def test_weights_in_bfloat16_are_averaged_in_float32(tmp_path: Path) -> None:
     model = load_file(run(tmp_path / "run", engine="loop", **changes_of("in_bfloat16")) / "model.safetensors")
     assert {array.dtype for array in model.values()} == {np.dtype(np.float32)}

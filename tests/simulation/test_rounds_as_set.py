@@ -6,16 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Context, RecordDict
 from safetensors.numpy import load_file
 
-from fairbloom.client.app import app
 from fairbloom.client.training import measure
 from fairbloom.errors import FairbloomError
-from fairbloom.server.app import main
 from fairbloom.server.checkpoint import load_model
-from fairbloom.server.settings import SettingsError
-from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.tasks import Examples, load_task
 from fairbloom.tasks.pooled import join
 
@@ -58,14 +53,6 @@ def test_an_unknown_client_is_refused_at_once(tmp_path: Path) -> None:
         with pytest.raises(FairbloomError, match=rf"{key} names 'client-7'.* there are client-0, .*client-4$"):
             run(tmp_path / "run", **changes)
         assert not (tmp_path / "run").exists()
-
-
-def test_only_some_clients_train_and_all_are_measured(tmp_path: Path) -> None:
-    folder = run(tmp_path / "run", training_clients="client-3,client-1", fraction=0.5)
-    rows = table(folder / "clients.csv")
-    assert {row["client"] for row in rows} == {f"client-{k}" for k in range(5)}
-    assert {row["client"] for row in rows if row["participated"] == "1"} == {"client-1", "client-3"}
-    assert {row["participants"] for row in table(folder / "rounds.csv")} == {"1"}
 
 
 # Validation ---------------------------------------------------------------------------------------------------------
@@ -127,11 +114,3 @@ def test_shared_tensors_are_joined_by_rows_and_others_copied() -> None:
     assert copied.rows is None
     assert copied.targets.tolist() == [4, 0, 5, 100, 101, 102, 103, 104, 105]
     assert copied[:][0][:3].tolist() == shared[:][0].tolist()
-
-
-def test_deployed_clients_cannot_pool_their_data(tmp_path: Path) -> None:
-    settings = small(tmp_path / "a", pooled=True).run_config()
-    context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=settings)
-    with pytest.raises(SettingsError, match="pooled = true: "):
-        main(InProcessGrid(app, settings, 5), context)
-    assert not (tmp_path / "a").exists()

@@ -134,17 +134,6 @@ def test_chains_are_products_and_other_models_are_mapped() -> None:
     assert isinstance(make_program(hooked, task, task.splits(task.clients[0]).train), Mapped)
 
 
-def test_frozen_parameters_are_received_and_never_stacked() -> None:
-    """The received ones here are others than those that the model was built with."""
-    config = config_of(task="digits", model="tests.rounds.adapted:Plain")
-    loop, stacked, model = both(config)
-    ours, expected = (engine.train(loop.online(1), model, TERMS[0]) for engine in (stacked, loop))
-    assert_same(ours, expected, 1e-5)
-    assert ours.updates.layout.size == sum(
-        model[name].size for name in ("down.weight", "up.weight", "head.weight", "head.bias")
-    )
-
-
 # One bad client, and too little memory --------------------------------------------------------------------------------
 
 

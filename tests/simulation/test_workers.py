@@ -33,7 +33,7 @@ from fairbloom.simulation.workers import WorkerClients
 from fairbloom.strategies import FedAvg
 
 from .harmed import FIVE, tied
-from .helpers import Outcome, both_of, config_of, is_gone, model_of, run
+from .helpers import both_of, config_of, is_gone, model_of
 
 Train = Callable[[LocalClient, StateDict, Terms], Update]
 
@@ -60,18 +60,6 @@ def patched(monkeypatch: pytest.MonkeyPatch, before: Callable[[LocalClient, Term
 
 
 # As in the loop -------------------------------------------------------------------------------------------------------
-
-
-def test_a_run_has_the_bits_of_the_loop_and_leaves_no_process(tmp_path: Path) -> None:
-    """FedFV keeps old updates, whose memory is written to again."""
-    seen: set[int] = set()
-    forked = processes._fork
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(processes, "_fork", lambda: (pid := forked(), seen.add(pid))[0])
-        folder = run(tmp_path / "workers", engine="workers", fraction=0.6)
-    assert not Outcome.of(folder).differences(Outcome.of(run(tmp_path / "loop", engine="loop", fraction=0.6)))
-    assert len(seen) >= 2
-    assert all(map(is_gone, seen))
 
 
 def test_a_task_of_a_notebook_is_as_in_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,28 +91,6 @@ def test_old_updates_that_a_method_keeps_stay_as_they_are(tmp_path: Path) -> Non
 
 
 # Processes that end ---------------------------------------------------------------------------------------------------
-
-
-def first_time(place: Path) -> bool:
-    """Return True once, whichever process asks."""
-    try:
-        place.touch(exist_ok=False)
-    except FileExistsError:
-        return False
-    return True
-
-
-def test_what_a_worker_has_handed_over_is_not_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def dies(local: LocalClient, terms: Terms) -> None:
-        with (tmp_path / local.name).open("a") as times:
-            times.write("x")
-        if local.name == "client-2" and first_time(tmp_path / "dead"):
-            os._exit(1)
-
-    patched(monkeypatch, dies)
-    with closing(workers_of(workers=1)) as clients:
-        assert list(clients.train(FIVE, model_of(config_of()), Terms(server_round=1)).metrics) == FIVE
-    assert {name: (tmp_path / name).read_text() for name in FIVE} == dict.fromkeys(FIVE, "x") | {"client-2": "xx"}
 
 
 def test_closing_ends_all_processes_and_may_be_done_twice() -> None:
