@@ -10,11 +10,10 @@ from torch import nn
 from fairbloom.client.plan import global_work
 from fairbloom.client.training import measure, train
 from fairbloom.client.work import batch_order
-from fairbloom.errors import FairbloomError, failure_reason, place_of
+from fairbloom.errors import FairbloomError, failure_reason
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
 from fairbloom.tasks import Splits, Task
-from fairbloom.tasks.inputs import names_of, tensors_of
 from fairbloom.tasks.task import AnyExamples
 
 
@@ -36,12 +35,11 @@ def try_first_step(settings: RunSettings, task: Task, model: nn.Module) -> Tried
         tried = model
     reasons: dict[str, str] = {}
     for name in task.clients:
-        splits = None
         try:
             splits = task.splits(name)
             return Tried(splits.train, seconds_of_step(settings, task, tried, name, splits))
         except Exception as error:
-            reasons[name] = failure_reason(error) + (_shapes(error, splits) if splits else "")
+            reasons[name] = failure_reason(error)
     (name, reason), *others = reasons.items()
     too = f", and those of {len(others)} others" if others else ""
     raise FairbloomError(
@@ -59,18 +57,3 @@ def seconds_of_step(settings: RunSettings, task: Task, model: nn.Module, name: s
         seconds = time.perf_counter() - begun
     measure(model, task, splits.test)
     return seconds
-
-
-def _shapes(error: Exception, splits: Splits) -> str:
-    """Return the shapes of two examples where an error comes neither with words of ours nor with a user's own code."""
-    if isinstance(error, FairbloomError) or place_of(error):
-        return ""
-    try:
-        inputs, targets = splits.train[slice(0, 2)]
-    except Exception:  # the error is of the examples themselves
-        return ""
-    shapes = [
-        f"{f'inputs[{name}]' if name else 'inputs'} {tuple(tensor.shape)}"
-        for name, tensor in zip(names_of(inputs), tensors_of(inputs), strict=True)
-    ]
-    return f"; of two examples, shapes are {', '.join(shapes)}, targets {tuple(targets.shape)}"

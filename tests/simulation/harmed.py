@@ -71,7 +71,6 @@ def tied(setup: Setup) -> Task:
         while Path("stall").exists():
             Path(f"{os.getpid()}.stalled").touch()
             time.sleep(0.01)
-        factor = float("nan") if Path("not-finite").exists() and (targets == 1).all() else 1.0
-        return factor * (outputs - nn.functional.one_hot(targets, 4)).square().sum(1)
+        return (outputs - nn.functional.one_hot(targets, 4)).square().sum(1)
 
     return Task(tuple(FIVE), model, loss, splits)

@@ -113,15 +113,14 @@ class KilledError(Exception):
     pass
 
 
-@pytest.mark.parametrize("before_end", [0, 4])
 def test_a_run_killed_at_any_moment_stops_where_it_would_have(
-    stopped: Path, tmp_path: Path, before_end: int, monkeypatch: pytest.MonkeyPatch
+    stopped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also between its last checkpoint and its final model, where nothing is left to run."""
     end = fairbloom.load(stopped).rounds_done
 
     def kill(recorded: RecordedRound) -> None:
-        if recorded.number == end - before_end:
+        if recorded.number == end:
             raise KilledError
 
     with monkeypatch.context() as patched:
@@ -138,7 +137,7 @@ def test_a_run_killed_at_any_moment_stops_where_it_would_have(
 
     monkeypatch.setattr(RunRecorder, "record", counted)
     run(tmp_path / "run")
-    assert len(trained) == before_end
+    assert not trained
     assert_same(tmp_path / "run", stopped)
 
 

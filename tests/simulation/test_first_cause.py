@@ -91,17 +91,6 @@ def test_a_reason_that_all_clients_have_comes_first_and_once(tmp_path: Path, mon
     assert str(raised.value).count(reason) == 1
 
 
-def test_shapes_are_named_where_no_line_of_the_user_is(tmp_path: Path) -> None:
-    """Targets that are no classes of the model, in the loss of PyTorch itself."""
-    settings = small("", **changes_of(""))
-    task = load_task(settings.run_config())
-    narrow = torch.nn.Linear(3, 3)
-    with pytest.raises(
-        FairbloomError, match=r"multiplied.*; of two examples, shapes are inputs \(2, 4\), targets \(2,\)"
-    ):
-        try_first_step(settings, task, narrow)
-
-
 def test_a_trial_leaves_nothing_behind() -> None:
     settings = small("", **changes_of(""))
     task = load_task(settings.run_config())
