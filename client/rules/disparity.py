@@ -1,8 +1,8 @@
 """FCFL's and FairFed's client halves: how differently a model treats two groups of a client's training examples.
 
 The groups are those of the task's first grouping, and an example of its group "other" belongs to neither. Where one of
-them has too few examples to be reported on, or on a device nearly those behind an earlier number, nothing is said of
-either: the disparity is 0, and so are its gradient and all counts.
+them has too few examples to be reported on, nothing is said of either: the disparity is 0, and so are its gradient and
+all counts.
 """
 
 import math

@@ -1,5 +1,6 @@
 """Rules of local work as users write them."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -59,67 +60,27 @@ class Greedy(Plain):
         return trained, {name: array + 1.0 for name, array in state.items()}
 
 
-class Lacking:
-    def start(self, received: Arrays, kept: Arrays, sent: dict[str, Arrays]) -> Any:
-        return None
-
-    def correct(self, gradients: Arrays, state: Any, step: int) -> Arrays:
-        return gradients
-
-
 class Asking(Plain):
     def __init__(self, strength: float) -> None:
         self.strength = strength
 
 
-class WithoutBias(Plain):
-    def correct(self, gradients: Arrays, state: Any, step: int) -> Arrays:
-        return {name: gradient for name, gradient in gradients.items() if name != "bias"}
+def broken(**functions: Callable[..., Any]) -> type:
+    """Return a rule in which these functions are wrong."""
+    return type("Broken", (Plain,), functions)
 
 
-class Flat(Plain):
-    def correct(self, gradients: Arrays, state: Any, step: int) -> Arrays:
-        return {name: gradient.sum() for name, gradient in gradients.items()}
-
-
-class Numbers(Plain):
-    def correct(self, gradients: Arrays, state: Any, step: int) -> Any:
-        return dict.fromkeys(gradients, 0.0)
-
-
-class Nothing(Plain):
-    def correct(self, gradients: Arrays, state: Any, step: int) -> Any:
-        return None
-
-
-class Alone(Plain):
-    def finish(self, received: Arrays, trained: Arrays, state: Any, steps: Any) -> Any:
-        return trained
-
-
-class Stranger(Plain):
-    def finish(self, received: Arrays, trained: Arrays, state: Any, steps: Any) -> tuple[Arrays, Arrays]:
-        return {**trained, "theirs": torch.zeros(1)}, {}
-
-
-class Endless(Plain):
-    def finish(self, received: Arrays, trained: Arrays, state: Any, steps: Any) -> tuple[Arrays, Arrays]:
-        return {name: array / 0.0 for name, array in trained.items()}, {}
-
-
-class KeepsWords(Plain):
-    def finish(self, received: Arrays, trained: Arrays, state: Any, steps: Any) -> Any:
-        return trained, {"mood": "good"}
-
-
-class KeepsNaN(Plain):
-    def finish(self, received: Arrays, trained: Arrays, state: Any, steps: Any) -> tuple[Arrays, Arrays]:
-        return trained, {"sum": torch.tensor(torch.nan)}
-
-
-class KeepsByNumber(Plain):
-    def finish(self, received: Arrays, trained: Arrays, state: Any, steps: Any) -> Any:
-        return trained, {1: torch.zeros(1)}
+Lacking = type("Lacking", (), {"start": Plain.start, "correct": Plain.correct})
+WithoutBias = broken(correct=lambda self, gradients, state, step: {"x": gradients["x"]})
+Flat = broken(correct=lambda self, gradients, state, step: {name: each.sum() for name, each in gradients.items()})
+Numbers = broken(correct=lambda self, gradients, state, step: dict.fromkeys(gradients, 0.0))
+Nothing = broken(correct=lambda self, gradients, state, step: None)
+Alone = broken(finish=lambda self, received, trained, state, steps: trained)
+Stranger = broken(finish=lambda self, received, trained, *_: ({**trained, "theirs": torch.zeros(1)}, {}))
+Endless = broken(finish=lambda self, received, trained, *_: ({n: each / 0.0 for n, each in trained.items()}, {}))
+KeepsWords = broken(finish=lambda self, received, trained, *_: (trained, {"mood": "good"}))
+KeepsNaN = broken(finish=lambda self, received, trained, *_: (trained, {"sum": torch.tensor(torch.nan)}))
+KeepsByNumber = broken(finish=lambda self, received, trained, *_: (trained, {1: torch.zeros(1)}))
 
 
 def function(received: Arrays) -> Arrays:

@@ -112,11 +112,8 @@ STRANGE = "it has no column"
 CASES: dict[str, Case] = {
     # No header, or none that is one
     "no header": case(HEADLESS, STRANGE),
-    "no header but quotes": case(HEADLESS.replace(",", '","').replace("\n", '"\n"')[:-1], "line"),
     "a patient's row above the header": case(table(rows()[0], HEADER, *rows(), header=None), STRANGE),
     "a comment above the header": case(table("# of ward 7, for Dr Haraldsen", HEADER, *rows(), header=None)),
-    "a header of numbers": case(table(*rows(), header="4711,0,1,2,outcome"), STRANGE),
-    "a header with a mail address": case(table(*rows(), header="a.lindqvist@ward.example,a,b,c,outcome"), STRANGE),
     "a header with a value of its column": case(table(*rows(), header="patient,age,b,migraine,outcome"), STRANGE),
     "a header with a person twice": case(
         table(*rows(), header="Astrid Lindqvist,Astrid Lindqvist,b,c,outcome"), "columns 1 and 2 have the same name"
@@ -132,49 +129,33 @@ CASES: dict[str, Case] = {
     ),
     "the header twice": case(table(HEADER, *rows()), "line 2, column 'age' is not a number"),
     "one column": case(HEADLESS.replace(",", " "), "names one column only"),
-    "columns of fixed width": case("\n".join(f"{who:<30}{k:>4}" for k, who in enumerate(PEOPLE)), "one column only"),
     # Encodings and separators
-    "UTF-8 with a mark and no header": case(b"\xef\xbb\xbf" + HEADLESS.encode(), STRANGE),
     "UTF-16": case(table(*rows()).encode("utf-16")),
     "UTF-16, big end first": case(b"\xfe\xff" + table(*rows()).encode("utf-16-be")),
-    "UTF-16 without header": case(HEADLESS.encode("utf-16"), STRANGE),
-    "UTF-16 that ends too early": case(table(*rows()).encode("utf-16")[:-1], "line 31 of its file is neither"),
     "UTF-16 without a mark": case(table(*rows()).encode("utf-16-le"), "in UTF-16"),
     "UTF-32": case(table(*rows()).encode("utf-32"), "no text"),
-    "a line that states the separator, and no header": case("sep=,\n" + HEADLESS, "states the separator"),
     "latin 1": case(table(*rows(patient="Håkan Lindqvist")).encode("latin-1"), "line 2 of its file is not in UTF-8"),
-    "old Windows": case(table(*rows(diagnosis="“asthma” of {who}")).encode("cp1252"), "not in UTF-8"),
-    "tabs without header": case(HEADLESS.replace(",", "\t"), STRANGE),
-    "semicolons without header": case(HEADLESS.replace(",", ";"), STRANGE),
     "decimal commas": case(table(*rows(";", age="36,{n}"), header=HEADER.replace(",", ";"))),
     "old Mac lines": case(table(*rows()).replace("\n", "\r")),
     # No table at all
     "empty": case("", "is empty"),
-    "blank lines": case("\n\n\n", "empty"),
     "a header alone": case(table(), "0 rows"),
-    "one row alone": case(rows()[0], STRANGE),
-    "two rows": case(table(*rows()[:2]), "2 rows"),
     "noise": case(noise(4000) + PEOPLE[0].encode()),
     "zero bytes": case(table(*rows()).replace("Astrid", "As\0trid"), "no text"),
     "a packed workbook": case(packed()),
     "a pickle": case(pickle.dumps({"rows": rows()})),
     "JSON": case(json.dumps([dict(zip(HEADER.split(","), line.split(","), strict=True)) for line in rows()], indent=1)),
-    "a page": case("<table>\n" + "\n".join(f"<tr><td>{who}</td>, <td>4</td></tr>" for who in PEOPLE)),
     "a dump of a database": case(
         "INSERT INTO ward VALUES\n" + ",\n".join(f"({k}, '{who}')" for k, who in enumerate(PEOPLE))
     ),
-    "a log": case("\n".join(f"2024-03-17 08:15:{k:02}, INFO, admitted {who}" for k, who in enumerate(PEOPLE))),
     # Cells
     "a huge cell": case(table(*rows(), f"{'Lindqvist ' * 20_000},1,male,asthma,recovered")),
     "a huge cell of a feature": case(
         table(*rows(), f"Astrid,1,male,{'Lindqvist ' * 100},recovered"), "line 32, column 'diagnosis' is in none"
     ),
     "thousands of columns": case("\n".join(",".join(f"{who} {k}" for k in range(3000)) for who in PEOPLE[:8]), STRANGE),
-    "formulas": case(table(*rows(diagnosis="=HYPERLINK(A{n})&'{who}'")), "column 'diagnosis' is in none"),
     "a quote that is not closed": case(table(*rows()).replace("Dagfinn", '"Dagfinn')),
-    "quotes in the midst": case(table(*rows(diagnosis='asth"ma" of "{who}"')), "line 2 cannot be read"),
     "a line in a cell": case(table(*rows(diagnosis='"seen by\nHaraldsen {n}"')), "column 'diagnosis' is in none"),
-    "colours of a terminal": case(table(*rows(diagnosis="\x1b[31m{who}\x1b[0m")), "is in none"),
     "names as categories": case(
         table(*rows()).replace("diagnosis", "diag").replace("patient", "diagnosis").replace("diag,", "patient,", 1)
     ),
@@ -191,7 +172,6 @@ CASES: dict[str, Case] = {
     ),
     "a missing value": case(table(*rows(), "Eve,,male,asthma,recovered"), "has no value"),
     "a short row": case(table(*rows(), "Eve Okonkwo,7"), "line 32 has 2 values"),
-    "a long row": case(table(*rows(), "Okonkwo, Eve,7,male,asthma,recovered"), "line 32 has 6 values"),
     "classes that are not those of the schema": case(table(*rows(outcome="{who}")), "column 'outcome' is in none"),
     "a column that is not there": case(table(*rows()).replace("diagnosis", "Lindqvist"), "no column 'diagnosis'"),
     "names as clients": case(
