@@ -35,7 +35,7 @@ from .metrics import (
 )
 from .plan import client_work, global_work, own_works
 from .preprocessing import keep_preprocessing
-from .reporting import apply_reporting, reports_mean
+from .reporting import apply_reporting
 from .round import ClientRound
 from .rules.at_work import RuleAtWork
 from .rules.base import HOOKS, Arrays, Copied, Corrector, Rule, Shift, StepsTaken
@@ -307,7 +307,7 @@ def report_all(
     clients: Sequence[LocalClient], measurement: Measurement, found: Sequence[Mapping[str, float]], terms: Terms
 ) -> list[dict[str, float]]:
     """Return what was measured at clients of one run as each reports it, by names on the wire."""
-    if measurement.examples == TRAIN and clients and not reports_mean(clients[0].settings):
+    if measurement.examples == TRAIN and clients and clients[0].settings.reported_loss != "mean":
         found = [
             apply_reporting(scores, len(each.splits.train), each.settings)
             for each, scores in zip(clients, found, strict=True)

@@ -79,11 +79,6 @@ AFTER = Measurement(f"{{}}-{wire.AFTER}", TRAINED, TRAIN)
 OF_BASELINE = Measurement(f"{{}}-{wire.BASELINE}", ALONE, TRAIN)
 ON_TESTS = Measurement("{}", RECEIVED, TEST, requested=False)
 ON_TRAINING = Measurement(f"{wire.TRAIN}-{{}}", RECEIVED, TRAIN)
-OF_PERSONAL = Measurement(f"{{}}-{wire.PERSONAL}", PERSONAL, TEST, requested=False)
-OF_PERSONAL_ON_VALIDATION = Measurement(
-    f"{{}}-{wire.VALIDATION}-{wire.PERSONAL}", PERSONAL, VALIDATION, requested=False
-)
-
 OF_TRAINING = (BEFORE, AFTER, OF_BASELINE)
 """What is measured where a client trains."""
 
@@ -91,8 +86,8 @@ OF_EVALUATION = (
     ON_TESTS,
     ON_TRAINING,
     Measurement(f"{{}}-{wire.VALIDATION}", RECEIVED, VALIDATION, requested=False),
-    OF_PERSONAL,
-    OF_PERSONAL_ON_VALIDATION,
+    Measurement(f"{{}}-{wire.PERSONAL}", PERSONAL, TEST, requested=False),
+    Measurement(f"{{}}-{wire.VALIDATION}-{wire.PERSONAL}", PERSONAL, VALIDATION, requested=False),
 )
 """What is measured where it evaluates, in the order of a reply."""
 

@@ -80,7 +80,9 @@ class LocalClients:
         check_names("training-clients", method.training_clients, self._names)
         check_names("enrolled-sizes", tuple(method.enrolled_sizes), self._names)
         check_tolerance(method, len(self._names))
-        self._adversaries = self._adversaries_of(method)
+        if self.settings.attack and share_in(self.settings.attackers) is None:
+            check_names("attackers", split_names(self.settings.attackers), self._names)
+        self._adversaries = Adversaries(self.settings, self._names, method) if self.settings.attack else None
         self._state_folder = state_folder(self.settings)
         self._loaded: tuple[Task, Module] | None = None
         self._locals: OrderedDict[str, LocalClient] = OrderedDict()
@@ -88,14 +90,6 @@ class LocalClients:
         self._most = REMEMBERED
         self._kept_preprocessing = False
         self.on_trained: OnTrained = ignore
-
-    def _adversaries_of(self, method: Method) -> Adversaries | None:
-        """Return the hostile clients, None where the run has no attack."""
-        if not self.settings.attack:
-            return None
-        if share_in(self.settings.attackers) is None:
-            check_names("attackers", split_names(self.settings.attackers), self._names)
-        return Adversaries(self.settings, self._names, method)
 
     @property
     def _hostile(self) -> frozenset[str]:
@@ -124,20 +118,15 @@ class LocalClients:
     def keep(self, since: int) -> None:
         """Store what is each client's own, before the run's checkpoint is written; it may go back to round `since`."""
         if not self._kept_preprocessing:
-            self._keep_preprocessing()
+            self._kept_preprocessing, task = True, load_task(self.settings)
+            if task.preprocessing is not None and task.preprocessing("").per_client:  # else it is the same for all
+                for name in self._names:
+                    keep_preprocessing(self._folder_of(name), task, name)
         with ThreadPoolExecutor(8) as pool:
             kept = [states for states in self._states.values() if states.in_memory]
             list(pool.map(lambda states: states.store(since), kept))  # which raises what one of them has raised
         while len(self._states) > self._most:
             self._states.popitem(last=False)  # it is on disk
-
-    def _keep_preprocessing(self) -> None:
-        """Store how each client's data become inputs, where that is not the same for all."""
-        self._kept_preprocessing = True
-        task = load_task(self.settings)
-        if task.preprocessing is not None and task.preprocessing("").per_client:
-            for name in self._names:
-                keep_preprocessing(self._folder_of(name), task, name)
 
     def close(self) -> None:
         """End what the engine has started: nothing here."""

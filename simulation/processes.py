@@ -99,7 +99,8 @@ def _live(
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         end_with_parent(parent)
-        _be_killed_first()
+        with contextlib.suppress(OSError):  # where memory runs short, the kernel shall prefer it to its parent
+            Path("/proc/self/oom_score_adj").write_text("500")  # of 1000
         gc.freeze()  # collections would write to shared pages, and so copy them
         serve(pipe)
         status = 0
@@ -114,9 +115,3 @@ def _live(
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(status)
-
-
-def _be_killed_first() -> None:
-    """Let the kernel prefer this process to its parent where memory runs short, on systems that know of that."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("500")  # of 1000: it can be replaced, its parent cannot

@@ -31,7 +31,7 @@ from fairbloom.rounds.refusals import Refusals
 from fairbloom.rounds.updates import Layout, Model, Updates, Vectors
 from fairbloom.tasks.models import arrays_of
 
-from .clients import LocalClients, PackedStates, Reply, answer_of, refuse_failed, store_reply
+from .clients import LocalClients, Reply, answer_of, refuse_failed, store_reply
 from .processes import Forked, can_fork, shared_array
 
 Work = Literal["train", "evaluate"]
@@ -192,7 +192,8 @@ class Workers:
             return Reply(job.row, local.evaluate(received, job.terms), {}, {})
         update = local.train(received, job.terms, vectors)
         reply = store_reply(self.buffers.updates, self.buffers.second, job.row, update)
-        return reply._replace(made=pack_made(local.states, job.terms.server_round))
+        made = local.states.made_in(job.terms.server_round)
+        return reply._replace(made={name: (origin, arrays_of(state)) for name, (origin, state) in made.items()})
 
 
 class WorkerClients(LocalClients):
@@ -316,11 +317,6 @@ class WorkerClients(LocalClients):
             return
         for key in lying:
             kept[key] = Vectors((np.array(old[key]),), kept[key].extreme)
-
-
-def pack_made(states: ClientStates, number: int) -> PackedStates:
-    """Return what a client has kept in round `number`, as a worker hands it back."""
-    return {name: (origin, arrays_of(state)) for name, (origin, state) in states.made_in(number).items()}
 
 
 def tensors_of(arrays: Model) -> StateDict:

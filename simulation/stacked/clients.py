@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fairbloom.client.honoured import Honoured
-from fairbloom.client.local import LocalClient, Metrics, StartedRule, report_all
+from fairbloom.client.local import Metrics, StartedRule, report_all
 from fairbloom.client.metrics import (
     ALL_METRICS,
     BEFORE,
@@ -262,21 +262,16 @@ class StackedClients(LocalClients):
             some = [(each, part) for each, part in there if requested or part]
             measuring = [each for each, _ in some]
             if measurement.model == PERSONAL:
-                before = terms.server_round + 1
-                found = [self._measure_personal(each, measurement, received, before) for each in measuring]
+                found = []
+                for each, part in some:
+                    model.load_state_dict({**received, **each.personal(before=terms.server_round + 1)})
+                    found.append(measure(model, task, part, self.settings.smallest_group))
             else:
                 smallest_group = self.settings.smallest_group if measurement.by_group else 0
                 found = measure_clients(model, task, in_tensors([part for _, part in some]), smallest_group)
             for local, reported in zip(measuring, report_all(measuring, measurement, found, terms), strict=True):
                 reports[local.name] |= reported
         return {each.name: reports[each.name] for each in clients}
-
-    def _measure_personal(
-        self, local: LocalClient, measurement: Measurement, received: StateDict, before: int
-    ) -> Measures:
-        """Return what is measured of a client's personal model of rounds before this one, at first the received one."""
-        local.model.load_state_dict({**received, **local.personal(before)})
-        return measure(local.model, local.task, measurement.of(local.splits), self.settings.smallest_group)
 
 
 @dataclass(frozen=True)
