@@ -91,18 +91,17 @@ class Rows:
         for name, array in zip(self._layout.trainable, self.arrays, strict=True):
             array[row] = model[name]
 
+    def trained(self, row: int) -> StateDict:
+        """Return the trainable arrays of a row."""
+        return {name: array[row] for name, array in zip(self._layout.trainable, self.arrays, strict=True)}
+
     def model(self, row: int) -> StateDict:
         """Return the model of a row; what is not trained is as it was received."""
-        trained = {name: array[row] for name, array in zip(self._layout.trainable, self.arrays, strict=True)}
-        return self._received | trained
+        return self._received | self.trained(row)
 
     def work_done(self, row: int, work: LocalWork, steps: int) -> WorkDone:
         """Return the work of these steps, which has made the model of a row what it is now."""
-
-        def changes() -> Iterable[tuple[Tensor, Tensor]]:
-            named = zip(self._layout.trainable, self.arrays, strict=True)
-            return [(self._received[name], array[row]) for name, array in named]
-
+        changes = lambda: [(self._received[name], array) for name, array in self.trained(row).items()]  # noqa: E731
         return WorkDone(lambda: work.learning_rate, changes, lambda: taken(work, steps).rate_sum)
 
     def write(self, matrix: NDArray[Any], places: Sequence[int]) -> None:
@@ -377,9 +376,8 @@ class _Block(ClientRound):
 
     def finish(self) -> None:
         for row, (member, started) in enumerate(zip(self._block, self._started, strict=False)):
-            named = zip(self._training.layout.trainable, self._rows.arrays, strict=True)
-            trained = {name: array[row] for name, array in named}
-            member.local.finish_rule(started, trained, taken(self._work, self._steps_of(member)), self._terms)
+            steps = taken(self._work, self._steps_of(member))
+            member.local.finish_rule(started, self._rows.trained(row), steps, self._terms)
 
     def _steps_of(self, member: Member) -> int:
         return 0 if self._work.idle else member.steps

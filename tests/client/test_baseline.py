@@ -119,15 +119,6 @@ def test_it_is_found_once_and_reported_in_every_later_round(monkeypatch: pytest.
         assert later["loss-before"] != first["loss-before"]
 
 
-def test_a_device_that_was_restarted_has_it_to_the_bit(tmp_path: Path) -> None:
-    """Its folder holds it before the reply is on its way; another process, with nothing in memory, reads it there."""
-    before = reported(context(1, **{"state-dir": str(tmp_path)}))
-    config = run_config(state_dir=str(tmp_path))
-    after = reported(context(1, config, **{"state-dir": str(tmp_path)}), moved(config, 0.3), server_round=2)
-    assert after["loss-baseline"] == before["loss-baseline"]
-    assert list(tmp_path.rglob("baseline/1.safetensors"))
-
-
 def test_a_server_that_goes_back_has_another_baseline_made(tmp_path: Path) -> None:
     config = run_config(state_dir=str(tmp_path))
     late = reported(context(1, config), moved(config, 0.5), server_round=5)

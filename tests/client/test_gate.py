@@ -91,7 +91,7 @@ def test_a_device_with_few_rows_is_listed_without_scores(tmp_path: Path) -> None
 
 def hostile() -> Iterator[dict[str, Any]]:
     """Yield settings by which a run may try to see single rows."""
-    for share in (0.004, 0.008, 0.02, 0.1, 0.2, 0.5, 0.9, 0.98, 0.985, 0.99, 0.995):
+    for share in (0.004, 0.02, 0.1, 0.5, 0.98, 0.995):
         for more in ({}, {"validation-share": 0.004}, {"schema": grouped("sex", "age>=30"), "smallest-group": 1}):
             yield {"test-share": share, "scores": "f1,sensitivity,specificity,brier", **more}
 
@@ -114,7 +114,7 @@ def test_hostile_settings_show_no_few_rows(device: Device) -> None:
             assert len(part) >= 5, (settings, name)
             if "[" in name and name.startswith("count"):
                 assert metrics[name] >= 5, (settings, name)
-    assert answered > 50
+    assert answered > 25
 
 
 # Schemas --------------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -32,6 +32,7 @@ def flat(inputs: int, outputs: int) -> nn.Sequential:
     return nn.Sequential(nn.Flatten(), nn.Linear(inputs, outputs)).double()
 
 
+@settings(max_examples=25)
 @given(
     count=st.integers(1, 12),
     inputs=st.integers(1, 6),

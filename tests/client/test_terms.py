@@ -1,7 +1,6 @@
 """What a method may ask of the clients beside plain SGD: other steps, other losses, personal models."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -80,14 +79,3 @@ def test_an_untrained_personal_model_is_the_global_one() -> None:
     metrics = personal(context(), {"personal-lambda": 1.0})
     assert metrics["loss-personal"] == metrics["loss"]
     assert metrics["accuracy-personal"] == metrics["accuracy"]
-
-
-def test_a_repeated_round_starts_from_the_same_personal_model(tmp_path: Path) -> None:
-    config, told = run_config(state_dir=str(tmp_path)), {"personal-lambda": 0.1}
-    where = context(config=config)
-    for number in (1, 2):
-        trained({**told, "server-round": number}, where)
-    once = personal(where, {**told, "server-round": 2})
-    for again in (where, context(config=config)):
-        trained({**told, "server-round": 2}, again)
-        assert personal(again, {**told, "server-round": 2}) == once

@@ -17,7 +17,7 @@ from fairbloom import RunFolder, Score
 from fairbloom.errors import FairbloomError
 from fairbloom.rounds.round import Round
 from fairbloom.simulation.grid import InProcessGrid
-from fairbloom.strategies import AFL, DRFA, TERM, FairStrategy, FedAvg, FedFV, FedMGDAPlus, FedProx, QFedAvg, QFedSGD
+from fairbloom.strategies import AFL, TERM, FairStrategy, FedAvg, FedFV, FedMGDAPlus, FedProx, QFedAvg
 from tests.docs.pages import ROOT, blocks
 
 CLIENTS = 5
@@ -89,22 +89,6 @@ def test_a_term_is_taken_by_the_client_that_honours_it(module: ModuleType, tmp_p
         run = start(module, tmp_path / f"{mu}", FedProx(mu=mu), rounds=1)
         lengths.append(float(np.linalg.norm(run.arrays()["w"])))
     assert lengths[1] < lengths[0]
-
-
-@pytest.mark.parametrize(
-    ("strategy", "lacks"),
-    [(QFedSGD(q=1.0), "'full-batch-step'"), (DRFA(gamma=0.1), "the ArrayRecord 'snapshot'")],
-    ids=["QFedSGD", "DRFA"],
-)
-def test_what_they_cannot_do_is_said_at_once_with_a_remedy(
-    module: ModuleType, strategy: FairStrategy, lacks: str, tmp_path: Path
-) -> None:
-    seen: list[Round] = []
-    strategy.unused_rounds = 1 if isinstance(strategy, QFedSGD) else 3
-    with pytest.raises(FairbloomError, match=f"{lacks}.*") as error:
-        start(module, tmp_path / "run", strategy, on_round=seen.append)
-    assert "docs/flower.md shows" in str(error.value)
-    assert not seen
 
 
 @pytest.mark.slow

@@ -76,8 +76,3 @@ def test_an_earlier_reply_is_left_as_it_is_by_the_next_one() -> None:
     kept = clients.train(["client-0"], model, Terms(server_round=1)).updates.vectors.blocks[0]
     clients.train(["client-1"], model, Terms(server_round=2))
     assert kept.tobytes() == first.tobytes()
-
-
-def test_everybody_is_always_online_and_free() -> None:
-    clients, _ = clients_of(FedAvg())
-    assert tuple(clients.online(fewest=99)) == tuple(clients.free()) == tuple(f"client-{k}" for k in range(5))

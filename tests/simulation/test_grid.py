@@ -2,11 +2,8 @@
 
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.clientapp.mod import LocalDpMod
 
 from fairbloom.simulation.grid import InProcessGrid
-from fairbloom.strategies import FedAvg, Round
-from tests.federation import initial_model, quadratics, record
 
 counting = ClientApp()
 
@@ -61,20 +58,3 @@ def test_every_node_knows_its_partition_and_the_run_config() -> None:
     grid = InProcessGrid(counting, {"seed": 4}, clients=3)
     assert [context.node_config["partition-id"] for context in grid.contexts.values()] == [0, 1, 2]
     assert all(context.run_config == {"seed": 4} for context in grid.contexts.values())
-
-
-# A whole run in which one client fails ------------------------------------------------------------------------------
-
-
-def test_a_mods_error_is_the_reply_of_its_client() -> None:
-    """Flower's mods answer the app's reply, in place of the message, where that has no arrays."""
-    private = ClientApp(mods=[LocalDpMod(clipping_norm=1.0, sensitivity=0.1, epsilon=15.0, delta=1e-5)])
-    client, finished = quadratics(1)["site-0"], list[Round]()
-    private.train()(lambda message, context: client(message))
-    private.evaluate()(lambda message, context: client(message))
-    grid = InProcessGrid(private, {}, clients=3)
-    FedAvg().start(grid, record(initial_model()), num_rounds=4, on_round=finished.append)
-    assert [len(each.coefficients) for each in finished] == [3, 3, 3, 3]
-    for each in finished:
-        assert list(each.refused) == sorted(map(str, grid.get_node_ids()))
-        assert all("LocalDpMod expects exactly one ArrayRecord" in reason for reason in each.refused.values())

@@ -34,19 +34,6 @@ def test_a_dataset_and_a_models_loss_give_the_numbers_of_tensors(tmp_path: Path)
         assert_same(ours, expected, 1e-12)
 
 
-def test_the_data_of_all_clients_are_pooled_whatever_they_are(tmp_path: Path) -> None:
-    pooled = {"pooled": True, "method": "fedavg", "num_rounds": 1}
-    for task in ("masked", "paired", "collated"):
-        model = load_file(run(tmp_path / task, **changes_of(task, **pooled)) / "model.safetensors")
-        assert all(np.isfinite(array).all() for array in model.values())
-        settings = small("", **changes_of(task, **pooled)).run_config()
-        whole = load_task({**settings, "pooled": False})
-        parts = [whole.splits(client).train for client in whole.clients]
-        joined = join(parts)
-        assert len(joined) == sum(map(len, parts)) == 5 + 6 + 7 + 8
-        assert torch.equal(joined[:][1], torch.cat([part[:][1] for part in parts]))
-
-
 def test_tensors_and_a_dataset_are_not_pooled() -> None:
     task = load_task(small("", **changes_of("masked")).run_config())
     part = task.splits("client-0").train

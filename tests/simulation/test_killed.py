@@ -87,6 +87,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     return Outcome.of(run(tmp_path_factory.mktemp("whole") / "run", num_rounds=ROUNDS))
 
 
+@pytest.mark.slow
 def test_a_run_killed_from_outside_ends_with_the_same_bits(tmp_path: Path, whole: Outcome) -> None:
     folder, moments = tmp_path / "run", random.Random(0)
     for after in sorted(moments.sample(range(ROUNDS - 10), 2)):

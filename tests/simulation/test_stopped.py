@@ -109,13 +109,6 @@ def federated(settings: dict[str, Any], clients: int) -> None:
     main(InProcessGrid(app, settings, clients), context)
 
 
-def test_a_federation_ends_with_the_error(tmp_path: Path) -> None:
-    settings = small(tmp_path / "a", stragglers=1.0, drop_stragglers=True)
-    with pytest.raises(NothingLearnedError, match="for 3 rounds: in round 3, 2 of 2 replies were refused, that of cli"):
-        federated(settings.run_config(), settings.clients)
-    assert used(tmp_path / "a") == ["0", "0"]
-
-
 def test_a_torn_file_of_a_client_is_told_without_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def torn(self: LocalClient, received: StateDict, terms: Terms, sent: Any) -> Update:
         load_file(tmp_path / "torn.safetensors")
