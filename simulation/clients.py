@@ -216,7 +216,7 @@ class LocalClients:
 
         return self.evaluated(refuse_failed({name: self._answer(evaluate, name) for name in names}, refused), refused)
 
-    def evaluated(self, reports: Mapping[str, Mapping[str, int | float]], refused: Refusals) -> Replies:
+    def evaluated(self, reports: Mapping[str, Metrics], refused: Refusals) -> Replies:
         """Return what clients measured, in the order of names, as far as it can be used; the others are refused."""
         usable = usable_of(reports, usable_evaluation, self.method.weighted_by_key, refused)
         if self._adversaries is not None:
