@@ -15,7 +15,7 @@ import pytest
 from tests.checkout import ROOT
 
 ROOMS: Mapping[str, int] = {
-    "client": 2_860,
+    "client": 2_650,
     "client/rules": 1_060,
     "deploy/fleet": 2_690,
     "experiments": 1_225,
@@ -28,8 +28,8 @@ ROOMS: Mapping[str, int] = {
     "rounds": 5_050,
     "server": 1_545,
     "server/run_folder": 2_200,
-    "simulation": 1_360,
-    "simulation/stacked": 1_180,
+    "simulation": 1_310,
+    "simulation/stacked": 1_140,
     "strategies": 3_510,
     "tasks": 3_330,
     "tasks/datasets": 1_070,
