@@ -198,7 +198,7 @@ def _who(context: Context) -> tuple[dict[str, Any], object, str | None]:
     if files := node.get(FILES):
         config["schema"] = with_files(str(config.get("schema", "")), json.loads(str(files)))
     partition, name = node.get("partition-id"), node.get("name")
-    if "num-partitions" not in node and find_task(str(config["task"])).has_clients:
+    if "num-partitions" not in node and find_task(str(config["task"])).reads:
         partition = None  # a device's data are its own: a number that it was enrolled with chooses nothing there
     return config, partition, None if name is None else str(name)
 

@@ -341,7 +341,7 @@ def find_client_key(settings: RunSettings, task: Task, partition: object, name: 
     info = find_task(settings.task)
     if info.setup(settings).partition in info.natural and name in task.clients:
         return name
-    if info.has_clients or info.is_user_defined:
+    if info.reads or info.is_user_defined:
         info.check_readable(settings.data_dir)
         if name in task.clients:
             return name
@@ -349,7 +349,7 @@ def find_client_key(settings: RunSettings, task: Task, partition: object, name: 
             return task.clients[0]
     if isinstance(partition, int) and 0 <= partition < len(task.clients):
         return task.clients[partition]
-    if info.has_clients:
+    if info.reads:
         raise ReportableError(
             f"data-dir = {settings.data_dir!r} holds the data of {', '.join(task.clients)}: say which are this "
             "client's, by name in its client.toml, or leave those alone in the folder",

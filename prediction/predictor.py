@@ -248,8 +248,8 @@ def _format_cell(value: str | float, mark: Decimal) -> str:
 
 def _load_task(folder: Path, settings: Mapping[str, Any]) -> Task:
     """Return the task of a run; the files that its clients read need not be there."""
-    reads_folder = find_task(str(settings["task"])).reads_folder
-    here = {"schema": schema_in(folder, settings), **({"data-dir": ""} if reads_folder else {})}
+    reads_files = bool(find_task(str(settings["task"])).reads)
+    here = {"schema": schema_in(folder, settings), **({"data-dir": ""} if reads_files else {})}
     task = load_task({**settings, **here})
     recorded = MODULES.read(folder)
     for name, digest in digest_own_code([str(settings["task"]), str(settings.get("model", ""))]).items():

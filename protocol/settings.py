@@ -4,7 +4,7 @@ import hashlib
 import json
 import shlex
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, Self, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
@@ -17,21 +17,14 @@ from .parameters import key_of as key_of
 from .parameters import parsed as parsed
 
 
-class RunSettings(BaseModel):
-    """Every setting with type, range, default, meaning and marks; the run config's keys are these names with hyphens.
+class Setup(BaseModel):
+    """The settings of a run on which its task depends: what every task gets to know.
 
-    One frozen object from the door where a run config enters (`of`) to the one where Flower wants it back
-    (`run_config`). What a run config has beside the fields, settings of tasks and methods above all, is kept unchecked
-    in `parameters`. `model_copy(update={"state_dir": ..., "digits.noisy-clients": 3})` changes fields by their
-    names in Python, and `parameters` by their keys.
+    What the run leaves open is chosen when a task gets them: its model, its partition and the number of clients, 0
+    where these come with the data. `schema_` is then the text of the schema that describes the clients' files.
     """
 
-    model_config = ConfigDict(
-        frozen=True,
-        extra="allow",
-        alias_generator=key_of,
-        protected_namespaces=(),
-    )
+    model_config = ConfigDict(frozen=True, alias_generator=key_of, protected_namespaces=())
 
     task: Annotated[str, Mark.SENT_TO_CLIENTS] = Field(
         "digits",
@@ -66,9 +59,6 @@ class RunSettings(BaseModel):
     validation_share: Annotated[float, Range("[0, 1)"), Mark.SENT_TO_CLIENTS] = Field(
         0.0, description="Share of each client's examples that is held out to choose the best model; 0 holds out none"
     )
-    pooled: Annotated[bool, Mark.SENT_TO_CLIENTS] = Field(
-        False, description="Whether one client trains on the training data of all clients together; in one process only"
-    )
     data_dir: Annotated[str, Mark.PLACE, Mark.DEVICE] = Field(
         "", description='Folder of the data; "" uses FAIRBLOOM_DATA or the cache; a deployed client sets its own'
     )
@@ -78,6 +68,55 @@ class RunSettings(BaseModel):
     )
     verify_data: Annotated[bool, Mark.SENT_TO_CLIENTS] = Field(
         True, description="Whether files of a known data set must be the originals; false accepts others in that format"
+    )
+    seed: Annotated[int, Range("[0, 9223372036854775807]"), Mark.SENT_TO_CLIENTS] = Field(
+        0, description="Seed of the data split, initial model, client sampling and batch order"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_keys(cls, config: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Refuse fields by their names in Python, which would be taken for settings of a task and have no effect."""
+        for name, value in config.items():
+            if name in cls.model_fields and name != key_of(name):
+                raise SettingsError(f"unknown setting {name} = {value!r}; did you mean {key_of(name)}?")
+        return config
+
+    @field_validator("*", mode="plain")
+    @classmethod
+    def _check(cls, value: object, info: ValidationInfo) -> Value:
+        return SETTINGS[key_of(str(info.field_name))].checked(value)
+
+    @classmethod
+    def of(cls, config: Self | Mapping[str, Any]) -> Self:
+        """Return the settings of a run config, with defaults and `own-settings` under their keys.
+
+        Settings stay as they are.
+
+        SettingsError names all settings with a value of another type or outside its range.
+        """
+        if not isinstance(config, Mapping):
+            return config
+        try:
+            return cls.model_validate(expand_own_settings(config))
+        except ValidationError as error:
+            words = [str(each["msg"]).removeprefix("Value error, ") for each in error.errors()]  # they name the setting
+            raise SettingsError("; ".join(words)) from error
+
+
+class RunSettings(Setup):
+    """Every setting with type, range, default, meaning and marks; the run config's keys are these names with hyphens.
+
+    One frozen object from the door where a run config enters (`of`) to the one where Flower wants it back
+    (`run_config`). What a run config has beside the fields, settings of tasks and methods above all, is kept unchecked
+    in `parameters`. `model_copy(update={"state_dir": ..., "digits.noisy-clients": 3})` changes fields by their
+    names in Python, and `parameters` by their keys.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    pooled: Annotated[bool, Mark.SENT_TO_CLIENTS] = Field(
+        False, description="Whether one client trains on the training data of all clients together; in one process only"
     )
     method: Annotated[str, Mark.SENT_TO_CLIENTS] = Field(
         "fedavg", description="Method that combines updates: a name from fairbloom methods, or my_module:Mine"
@@ -122,9 +161,6 @@ class RunSettings(BaseModel):
     fraction: Annotated[float, Range("[0, 1]")] = Field(
         0.0,
         description="Share of the clients that train in a round; 0 means all if there are up to nine, otherwise half",
-    )
-    seed: Annotated[int, Range("[0, 9223372036854775807]"), Mark.SENT_TO_CLIENTS] = Field(
-        0, description="Seed of the data split, initial model, client sampling and batch order"
     )
     local_epochs: Annotated[int, Range("[1, inf)"), Mark.SENT_TO_CLIENTS, Mark.VARIANT] = Field(
         1, description="Number of passes that a client makes over its training data in a round"
@@ -276,36 +312,6 @@ class RunSettings(BaseModel):
     out: Annotated[str, Mark.FREE] = Field(
         "", description='Folder that the run is written to; "" names one under runs/ by the settings'
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _check_keys(cls, config: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Refuse fields by their names in Python, which would be taken for settings of a task and have no effect."""
-        for name, value in config.items():
-            if name in cls.model_fields and name != key_of(name):
-                raise SettingsError(f"unknown setting {name} = {value!r}; did you mean {key_of(name)}?")
-        return config
-
-    @field_validator("*", mode="plain")
-    @classmethod
-    def _check(cls, value: object, info: ValidationInfo) -> Value:
-        return SETTINGS[key_of(str(info.field_name))].checked(value)
-
-    @classmethod
-    def of(cls, config: "RunSettings | Mapping[str, Any]") -> "RunSettings":
-        """Return the settings of a run config, with defaults and `own-settings` under their keys.
-
-        Settings stay as they are.
-
-        SettingsError names all settings with a value of another type or outside its range.
-        """
-        if isinstance(config, RunSettings):
-            return config
-        try:
-            return RunSettings.model_validate(expand_own_settings(config))
-        except ValidationError as error:
-            words = [str(each["msg"]).removeprefix("Value error, ") for each in error.errors()]  # they name the setting
-            raise SettingsError("; ".join(words)) from error
 
     @property
     def parameters(self) -> Mapping[str, Any]:

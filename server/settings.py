@@ -74,14 +74,13 @@ class Settings(RunSettings):
         given = {key: value for key, value in run.given().items() if key not in unset}
         info = find_task(run.task)
         setup = info.setup(run)
-        info.check_schema(setup, run.schema_)
         info.check(setup)
         info.check_parameters(given)
-        info.check_shortcuts(given, setup.schema)
+        info.check_schema(setup, given, run.schema_)
         clients = setup.clients or run.clients  # clients that come with the data may still be waited for
         resolved = {"method": method, "model": setup.model, "partition": setup.partition, "clients": clients}
         resolved["optimizer"] = optimizer_in(run)
-        resolved["schema"] = setup.schema
+        resolved["schema"] = setup.schema_
         if run.score in FURTHER and run.score not in split_names(run.scores):  # clients must measure it
             resolved["scores"] = ",".join([*split_names(run.scores), run.score])
         settings = cls.model_validate({**given, **resolved})
@@ -306,7 +305,7 @@ def check_used(given: Mapping[str, Value], methods: Collection[str], task: str, 
     none_to_choose = {
         "model": not info.models and not info.is_user_defined,
         "partition": not info.partitions and not info.is_user_defined,
-        "clients": info.has_clients and not deployed,
+        "clients": bool(info.reads) and not deployed,
         "verify-data": not info.files,
         "test-share": given.get(f"{info.name}.test") == "official",
     }

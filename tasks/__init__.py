@@ -1,8 +1,7 @@
 """What is learned: data split into clients, a model and a loss. One file a data set."""
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Mapping
 from functools import cache, lru_cache
-from hashlib import file_digest
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,12 @@ from fairbloom.imports import is_import_string
 from fairbloom.protocol.attacks import LABEL_FLIP, attackers_of
 from fairbloom.protocol.names import DEPLOYED
 from fairbloom.protocol.scores import GroupScore, Score
-from fairbloom.protocol.settings import RunSettings, Value, split_names
+from fairbloom.protocol.settings import RunSettings, Setup, Value, split_names
 
-from .datasets.store import compute_md5, folder_of
+from .datasets.store import digest_files, digest_of
 from .known import TASKS
 from .model_loss import model_loss
-from .task import DataFile, Described, Examples, Setup, Splits, Task, TaskInfo
+from .task import Described, Examples, Splits, Task, TaskInfo
 
 __all__ = [
     "TASKS",
@@ -114,7 +113,7 @@ def check_data(settings: RunSettings | Mapping[str, Any]) -> None:
         task.splits(task.clients[0])
     if info.is_user_defined and settings.validation_share > 0.0:
         _check_validation(settings)
-    if info.has_clients:
+    if info.reads:
         _check_clients(settings, info)
 
 
@@ -160,31 +159,11 @@ def digests(settings: RunSettings | Mapping[str, Any]) -> dict[str, str]:
     info = find_task(settings.task)
     setup = info.setup(settings)
     if info.files:
-        return {file.path: _find_md5(folder_of(setup), file, setup) for file in info.files}
-    place = setup.data_dir
-    if not place:
-        return {}
-    path = Path(place).expanduser()
-    return _compute_digests(path if path.is_dir() else path.parent, _read_stamps(info, place))
-
-
-def _find_md5(root: Path, file: DataFile, setup: Setup) -> str:
-    """Return the checksum of a known data set's file; one that has been verified is not read once more."""
-    path = root / file.path
-    if not path.is_file():
-        raise FairbloomError(f"{path} is missing: put it there, or name a folder that has all files by --data-dir")
-    about = path.stat()
-    return (setup.verify_data and file.md5) or compute_md5(path, about.st_mtime_ns, about.st_size)
-
-
-@lru_cache(maxsize=4)
-def _compute_digests(place: Path, files: Stamps) -> dict[str, str]:
-    """Return the checksums of files, by their paths in a folder; they are made again when a time or size is another."""
-    found = {}
-    for file, _, _ in files:
-        with file.open("rb") as content:
-            found[file.relative_to(place).as_posix()] = file_digest(content, "sha256").hexdigest()
-    return found
+        return digest_files(info, setup)
+    path = Path(setup.data_dir).expanduser()
+    root = path if path.is_dir() else path.parent
+    files = [file for file, *_ in _read_stamps(info, setup.data_dir)]
+    return {file.relative_to(root).as_posix(): digest_of(file, "sha256") for file in files}
 
 
 def infer_schema(settings: RunSettings | Mapping[str, Any]) -> str:
@@ -238,32 +217,19 @@ def _load_known(info: TaskInfo, setup: Setup, parameters: tuple[tuple[str, Value
 
 def _read_stamps(info: TaskInfo, place: str, since: Hashable = None) -> Stamps:
     """Return path, time of change and size of the files that a task reads in a folder; for a user's task, of all."""
-    if not place or not (info.reads_folder or info.is_user_defined):
+    if not place or not (info.reads or info.is_user_defined):
         return ()
     path = Path(place).expanduser()
-    if info.is_user_defined and path.is_dir():
+    if path.is_file():
+        files = [path]
+    elif info.is_user_defined:
         files = [each for each in path.rglob("*") if each.is_file()]
-    else:
-        files = [path] if path.is_file() else [*_files_below(path, info.reads, info.levels)]
+    else:  # as deep as the task's files lie, hidden ones left out
+        found = path.glob("/".join(["[!.]*"] * info.levels))
+        files = [each for each in found if each.suffix.lower() in info.reads and each.is_file()]
     return tuple((file, (about := file.stat()).st_mtime_ns, about.st_size) for file in sorted(files))
 
 
 @lru_cache(maxsize=2)
 def _stamps_since(info: TaskInfo, place: str, since: Hashable) -> Stamps:
     return _read_stamps(info, place)
-
-
-def _files_below(folder: Path, endings: tuple[str, ...], levels: int) -> Iterator[Path]:
-    """Yield the files of these endings that lie in a folder, or as many levels below it, hidden ones left out."""
-    try:
-        there = [*folder.iterdir()]
-    except OSError:  # no folder, or none that may be read: who reads it says so
-        return
-    for each in there:
-        if each.name.startswith("."):
-            continue
-        if each.suffix.lower() in endings:
-            if each.is_file():
-                yield each
-        elif levels > 1:
-            yield from _files_below(each, endings, levels - 1)

@@ -81,7 +81,7 @@ def _images_by_class(folder: Path) -> dict[str, list[Path]]:
 
 def load(setup: Setup, *, size: int, grey: bool, classes: str) -> Task:
     """Return the clients of a folder of images."""
-    schema = parse_image_schema(setup.schema)
+    schema = parse_image_schema(setup.schema_)
     folders = find_folders(setup.data_dir)
     target = Target(schema.classes)
 
@@ -115,7 +115,7 @@ def load(setup: Setup, *, size: int, grey: bool, classes: str) -> Task:
         preprocessing=preprocessing,
         classes=len(schema.classes),
         class_names=schema.classes,
-        schema=setup.schema,
+        schema=setup.schema_,
     )
 
 

@@ -38,7 +38,7 @@ def has_natural_clients(settings: RunSettings | Mapping[str, Any]) -> bool:
     """Return whether the clients come with the data, as hospitals do, where a task of ours has such."""
     settings = RunSettings.of(settings)
     info = find_task(settings.task)
-    return info.has_clients or info.setup(settings).partition in info.natural
+    return bool(info.reads) or info.setup(settings).partition in info.natural
 
 
 def has_two_classes(task: Task) -> bool:

@@ -13,7 +13,7 @@ from fairbloom.errors import FairbloomError, ReportableError, did_you_mean
 from fairbloom.imports import imported, is_import_string
 from fairbloom.protocol.parameters import Parameter, parameters_of
 from fairbloom.protocol.scores import ACCURACY, GroupScore, Score
-from fairbloom.protocol.settings import RunSettings, Value
+from fairbloom.protocol.settings import RunSettings, Setup, Value
 
 from .inputs import Inputs, map_inputs
 from .schema import read_schema
@@ -37,57 +37,16 @@ OWN_PARTITION = "yours as my_module:deal"
 """In words, the partition that every task has which deals its examples."""
 
 
-@dataclass(frozen=True)
-class Setup:
-    """What every task gets to know of a run.
-
-    Attributes
-    ----------
-    model
-        The model that a run asks for; "" leaves the choice to the task.
-    clients
-        The number of clients that data is split into; 0 where the clients come with the data.
-    partition, shards_per_client, classes_per_client, dirichlet_alpha, smallest_client
-        How data is split into clients.
-    test_share, validation_share
-        Shares of a client's examples that it does not train on, in [0, 1).
-    seed
-        Seed of the split and of the initial model.
-    data_dir
-        The folder, or file, of the data on this machine; "" where none is named: a server has none.
-    verify_data
-        Whether the files of a known data set must be the originals.
-    schema
-        The text of the schema that describes the clients' files; "" with tasks that need none.
-    """
-
-    model: str
-    clients: int
-    partition: str
-    shards_per_client: int
-    dirichlet_alpha: float
-    seed: int
-    classes_per_client: int
-    smallest_client: int
-    test_share: float
-    validation_share: float
-    data_dir: str
-    verify_data: bool
-    schema: str
-
-    @classmethod
-    def of(cls, settings: RunSettings | Mapping[str, Any]) -> Setup:
-        """Return what a run's settings, or a run config, say of a task and its data."""
-        settings = RunSettings.of(settings)
-        shared = {each.name: getattr(settings, each.name) for each in fields(cls) if each.name != "schema"}
-        return cls(**shared, schema=read_schema(settings.schema_))
-
-
 class DataFile(NamedTuple):
-    """A file of a known data set: its path below the data folder and its checksum, "" where it has no fixed one."""
+    """A file of a known data set.
+
+    `path` is its place below the data folder, `md5` its checksum, "" where it has no fixed one, and `address` the page
+    on the web that is this file, the file compressed (.gz) or an archive with the file at that path (.tar.gz).
+    """
 
     path: str
     md5: str
+    address: str
 
 
 @dataclass(frozen=True)
@@ -104,8 +63,6 @@ class TaskInfo:
         "module:function" that returns the Task; called with a `Setup`, and with the task's parameters by keyword.
     models, partitions
         What the run config's `model` and `partition` may be, the default first; () where the setting has no effect.
-    classes
-        Number of classes; 0 where they come with the data, or targets are no classes.
     settings
         The settings that belong to this task alone.
     clients
@@ -115,17 +72,14 @@ class TaskInfo:
     files
         The files of a known data set, below the folder that `data-dir`, or the environment, names.
     reads
-        The endings of the files that it reads in the folder that the setting `data-dir` names; () for a task that
-        reads no folder.
+        The endings of a user's own files, a file or folder for each client, in the folder that the setting `data-dir`
+        names; () for a task that reads none.
     levels
-        How deep in that folder its files may lie; 1: in the folder itself.
-    has_clients
-        Whether the clients come with the data, so that nothing is split.
+        How deep in that folder its files lie; 1: in the folder itself.
     infer
-        "module:function" that returns the text of the schema that a folder's files suggest; "" where the task has no
-        schema. It is called as the loader.
+        "module:function" that returns the text of the schema that these files suggest; called as the loader.
     schema
-        "module:function" that checks the text of a schema; "" where the task has none.
+        "module:function" that checks the text of a schema.
     is_user_defined
         Whether a user has named it by an import string: then it takes any model, and says itself what it cannot take.
     tests
@@ -144,25 +98,18 @@ class TaskInfo:
     loader: str
     models: tuple[str, ...] = ()
     partitions: tuple[str, ...] = ()
-    classes: int = 0
     settings: tuple[Parameter, ...] = ()
     clients: int = 20
     natural: tuple[str, ...] = ()
     files: tuple[DataFile, ...] = ()
     reads: tuple[str, ...] = ()
     levels: int = 1
-    has_clients: bool = False
     infer: str = ""
     schema: str = ""
     is_user_defined: bool = False
     tests: str = "split"
     split_by: tuple[str, tuple[Value, ...]] | None = None
     held_out: float = 0.0
-
-    @property
-    def reads_folder(self) -> bool:
-        """Whether the data lie in the folder or file that the setting `data-dir` names."""
-        return bool(self.reads)
 
     def __post_init__(self) -> None:
         """Put the task's name before those of its parameters."""
@@ -177,56 +124,72 @@ class TaskInfo:
                 f"task = {name!r}: it is a {type(maker).__name__}; a task is a function, or class, that is called with "
                 "a Setup and returns a Task"
             )
-        owner = maker.__name__.lower()
-        settings = parameters_of(owner, maker, skipped=1)
+        settings = parameters_of(maker.__name__.lower(), maker, skipped=1)
         for each in settings:
             if each.default is None:
                 raise FairbloomError(f"task = {name!r}: its parameter {each.argument} needs a default")
         summary = (inspect.getdoc(maker) or "").partition("\n\n")[0]
+        owner = maker.__name__.lower()
         return cls(owner, " ".join(summary.split()), name, name, settings=settings, is_user_defined=True)
-
-    def setup(self, settings: RunSettings | Mapping[str, Any]) -> Setup:
-        """Return what a run's settings say to the task, with the task's choice where they leave one."""
-        setup = Setup.of(settings)
-        model = setup.model or next(iter(self.models), "")
-        partition = setup.partition or next(iter(self.partitions), "shards")
-        clients = 0 if self.has_clients else setup.clients or (0 if partition in self.natural else self.clients)
-        return replace(setup, model=model, partition=partition, clients=clients)
-
-    def check_parameters(self, config: Mapping[str, object]) -> dict[str, Value]:
-        """Return the task's parameters by their keys, checked, with defaults for those that `config` lacks."""
-        return {each.key: each.checked(config.get(each.key, each.default)) for each in self.settings}
-
-    def check(self, setup: Setup) -> None:
-        """Raise FairbloomError when the task has no such model or partition, or reads no folder and one is named."""
-        if self.models and setup.model not in self.models:
-            check_model(setup.model, self)
-        self._check_partition(setup.partition)
-        if setup.schema and not self.schema and not self.is_user_defined:
-            raise FairbloomError(f"schema: task {self.name} reads no files of yours, so that it has none: leave it out")
-        if setup.data_dir and not (self.reads_folder or self.files or self.is_user_defined):
-            raise FairbloomError(
-                f"data-dir = {setup.data_dir!r}: task {self.name} reads no folder; leave data-dir out (a deployed "
-                "client may have it in its client.toml)"
-            )
 
     @property
     def deals(self) -> bool:
         """Whether its examples can be dealt to any number of clients, by whatever partition."""
         return any(each not in self.natural for each in self.partitions)
 
-    def _check_partition(self, name: str) -> None:
-        if not self.partitions or name in self.partitions:
+    def setup(self, settings: RunSettings | Mapping[str, Any]) -> Setup:
+        """Return what a run's settings say to the task, with the task's choice where they leave one."""
+        settings = RunSettings.of(settings)
+        partition = settings.partition or next(iter(self.partitions), "shards")
+        chosen = {
+            "model": settings.model or next(iter(self.models), ""),
+            "partition": partition,
+            "clients": 0 if self.reads else settings.clients or (0 if partition in self.natural else self.clients),
+            "schema_": read_schema(settings.schema_),
+        }
+        return Setup.model_construct(**{name: getattr(settings, name) for name in Setup.model_fields} | chosen)
+
+    def check_parameters(self, config: Mapping[str, object]) -> dict[str, Value]:
+        """Return the task's parameters by their keys, checked, with defaults for those that `config` lacks."""
+        return {each.key: each.checked(config.get(each.key, each.default)) for each in self.settings}
+
+    def check(self, setup: Setup) -> None:
+        """Raise FairbloomError when the task has no such model or partition, or no use for a folder or a schema."""
+        if self.models and setup.model not in self.models:
+            check_model(setup.model, self)
+        if self.partitions and setup.partition not in self.partitions:
+            if not (self.deals and is_import_string(setup.partition)):
+                there = ", ".join([*self.partitions, *([OWN_PARTITION] if self.deals else [])])
+                hint = did_you_mean(setup.partition, self.partitions)
+                raise FairbloomError(f"partition = {setup.partition!r}: {hint}task {self.name} has {there}")
+            imported_partition(setup.partition)
+        if setup.schema_ and not self.schema and not self.is_user_defined:
+            raise FairbloomError(f"schema: task {self.name} reads no files of yours, so that it has none: leave it out")
+        if setup.data_dir and not (self.reads or self.files or self.is_user_defined):
+            raise FairbloomError(
+                f"data-dir = {setup.data_dir!r}: task {self.name} reads no folder; leave data-dir out (a deployed "
+                "client may have it in its client.toml)"
+            )
+
+    def check_schema(self, setup: Setup, config: Mapping[str, object], place: str) -> None:
+        """Raise FairbloomError where the text of a schema, from a file at `place`, is none of the task's.
+
+        The task's own parameters are for the inference of a schema and have no effect beside one.
+        """
+        if not (setup.schema_ and self.schema):
             return
-        if not (self.deals and is_import_string(name)):
-            there = ", ".join([*self.partitions, *([OWN_PARTITION] if self.deals else [])])
-            hint = did_you_mean(name, self.partitions)
-            raise FairbloomError(f"partition = {name!r}: {hint}task {self.name} has {there}")
-        imported_partition(name)
+        parse = imported("task", self.schema)
+        parse(setup.schema_) if "\n" in place else parse(setup.schema_, place)
+        for each in self.settings:
+            if (value := config.get(each.key, each.default)) != each.default:
+                raise FairbloomError(
+                    f"{each.key} = {value!r} is for the inference of a schema, and schema names one: leave it out, and "
+                    "say it in the schema"
+                )
 
     def check_readable(self, data_dir: str) -> None:
         """Raise FairbloomError when this machine lacks the folder that the task reads."""
-        if self.reads_folder and not data_dir:
+        if self.reads and not data_dir:
             raise ReportableError(
                 f"task {self.name} reads its data from a folder: name it by --data-dir, or on a deployed client by "
                 "data-dir in its client.toml"
@@ -234,21 +197,6 @@ class TaskInfo:
         if data_dir and not Path(data_dir).exists():
             said = "there is no such folder or file on this machine"
             raise ReportableError(f"data-dir = {data_dir!r}: {said}", f"its data-dir: {said}")
-
-    def check_schema(self, setup: Setup, place: str) -> None:
-        """Raise FairbloomError where the text of a schema, from a file at a place, is none of the task's."""
-        if setup.schema and self.schema:
-            parse = imported("task", self.schema)
-            parse(setup.schema) if "\n" in place else parse(setup.schema, place)
-
-    def check_shortcuts(self, config: Mapping[str, object], schema: str) -> None:
-        """Raise FairbloomError where a setting by which a schema is inferred stands beside a schema."""
-        for each in self.settings if self.infer and schema else ():
-            if (value := config.get(each.key, each.default)) != each.default:
-                raise FairbloomError(
-                    f"{each.key} = {value!r} is for the inference of a schema, and schema names one: leave it out, and "
-                    "say it in the schema"
-                )
 
     def tests_by_seed(self, settings: Mapping[str, Any]) -> str:
         """Return what a seed decides of the examples to be tested on, with these settings: a word of `tests`."""
@@ -260,7 +208,7 @@ class TaskInfo:
 
     def test_by_train(self, settings: Mapping[str, Any]) -> float:
         """Return the number of test examples by that of training examples which these settings ask for."""
-        tested = self.held_out or float(settings.get("test-share", RunSettings.model_fields["test_share"].default))
+        tested = self.held_out or float(settings.get("test-share", Setup.model_fields["test_share"].default))
         chosen_by = float(settings.get("validation-share", 0.0)) * (1.0 - self.held_out)
         return tested / (1.0 - tested - chosen_by)
 
@@ -269,20 +217,15 @@ class TaskInfo:
         self.check_readable(setup.data_dir)
         return str(imported("task", self.infer)(setup, **self._arguments(parameters)))
 
-    def _arguments(self, parameters: Mapping[str, Value]) -> dict[str, Value]:
-        names = {each.key: each.argument for each in self.settings}
-        return {names[key]: value for key, value in parameters.items()}
-
-    def make(self, setup: Setup, **arguments: Value) -> object:
-        """Return what the loader makes."""
-        return imported("task", self.loader)(setup, **arguments)
-
     def load(self, setup: Setup, parameters: Mapping[str, Value]) -> Task:
-        """Return the task; a folder is looked for when a client's data are asked for, since a server has none."""
-        if self.infer and not setup.schema:
-            setup = replace(setup, schema=self.infer_schema(setup, parameters))
-        task = Task.of(self.make(setup, **self._arguments(parameters)))
-        if not self.reads_folder:
+        """Return the task; of its parameters by their keys, those that are missing have their defaults.
+
+        A folder is looked for when a client's data are asked for, since a server has none.
+        """
+        if self.infer and not setup.schema_:
+            setup = setup.model_copy(update={"schema_": self.infer_schema(setup, parameters)})
+        task = Task.of(imported("task", self.loader)(setup, **self._arguments(parameters)))
+        if not self.reads:
             return task
 
         def splits(client: str) -> Splits:
@@ -290,6 +233,34 @@ class TaskInfo:
             return task.splits(client)
 
         return replace(task, splits=splits)
+
+    def _arguments(self, parameters: Mapping[str, Value]) -> dict[str, Any]:
+        return {each.argument: parameters.get(each.key, each.default) for each in self.settings}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PictureSet(TaskInfo):
+    """What is known of a data set of pictures, each with one label.
+
+    Attributes
+    ----------
+    shape
+        Of a picture: channels, height and width.
+    labels
+        The names of the classes, in the order of their numbers.
+    target
+        What the files call the numbers of the classes, where they name them.
+    white
+        The number of a white pixel.
+    """
+
+    shape: tuple[int, int, int]
+    labels: tuple[str, ...]
+    target: str = ""
+    white: float = 255.0
+
+    def _arguments(self, parameters: Mapping[str, Value]) -> dict[str, Any]:
+        return {"info": self, **super()._arguments(parameters)}
 
 
 REMEMBERED = 1024

@@ -209,9 +209,7 @@ def test_the_extra_for_clients_names_all_that_a_deployed_client_imports() -> Non
     def names(lines: Iterable[str]) -> set[str]:
         return {canonicalize_name(Requirement(line).name) for line in lines}
 
-    optional = names(
-        line for extra in ("images", "datasets", "downloads", "excel", "torchjd") for line in OPTIONAL[extra]
-    )
+    optional = names(line for extra in ("images", "excel", "torchjd") for line in OPTIONAL[extra])
     optional -= {"pillow"}  # of "images", where it reads the images of a device
     optional |= {"datasets", "pandas"}  # a data frame is predicted where somebody has made one
     brought = names([*(requires("flwr") or []), *(requires("pydantic") or [])])

@@ -5,8 +5,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from fairbloom.tasks import Examples, Setup, Task
-from fairbloom.tasks.datasets.digits import SIDE, load
+from fairbloom.tasks import TASKS, Examples, Setup, Task
+from fairbloom.tasks.datasets.digits import SIDE
 from fairbloom.tasks.task import AnyExamples
 
 SIDES = ("left", "right")
@@ -14,7 +14,7 @@ SIDES = ("left", "right")
 
 def task(setup: Setup) -> Task:
     """Return the digits as a task of two classes whose examples are grouped by the half that has more ink."""
-    digits = load(replace(setup, model="logistic"), rotated_clients=0, noisy_clients=0, dimmed_clients=0)
+    digits = TASKS["digits"].load(setup.model_copy(update={"model": "logistic"}), {})
 
     def model() -> nn.Module:
         torch.manual_seed(setup.seed)

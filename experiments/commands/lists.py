@@ -63,7 +63,7 @@ def describe_task(task: TaskInfo) -> dict[str, Any]:
         "summary": task.summary,
         "models": list(task.models),
         "partitions": [*task.partitions, *([OWN_PARTITION] if task.deals else [])],
-        "parameters": [*([folder] if task.reads_folder else []), *map(_describe, task.settings)],
+        "parameters": [*([folder] if task.reads else []), *map(_describe, task.settings)],
         "source": task.source,
     }
 

@@ -42,7 +42,7 @@ class SharedData:
 def _deals_clients(task: TaskInfo, runs: Sequence[Run]) -> bool:
     """Return whether clients are dealt a data set, or drawn from many that come with the data."""
     settings = runs[0].settings
-    if task.has_clients:
+    if task.reads:
         return False
     if (settings.get("partition") or next(iter(task.partitions), "")) not in task.natural:
         return True

@@ -4,17 +4,18 @@ An example is the eight columns of categories, one-hot: 99 binary inputs. Ages, 
 clients are people with a doctorate and those without, as in AFL, q-FFL and FedMGDA+.
 """
 
-import csv
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
 import torch
 from numpy.typing import NDArray
+from pyarrow import compute
 
 from fairbloom.errors import FairbloomError, did_you_mean
 from fairbloom.protocol.settings import split_names
@@ -37,9 +38,9 @@ from ..partition import (
 )
 from ..preprocessing import CATEGORY, TABLE, InputColumn, Preprocessing
 from ..task import Setup, Splits, Task
-from .classification import classify
-from .downloads import fetch_from_uci
+from .classification import classify, numbered
 from .store import locate
+from .uci import UNKNOWN, read_table
 
 COLUMNS = (
     *("age", "workclass", "fnlwgt", "education", "education-num", "marital-status", "occupation", "relationship"),
@@ -78,12 +79,6 @@ CATEGORIES: dict[str, tuple[str, ...]] = {
 }
 """The categories of each column in the order of adult.names, in which the inputs stand."""
 
-INPUTS = sum(map(len, CATEGORIES.values()))
-"""The length of an example, 99."""
-
-UNKNOWN = "?"
-"""What stands in place of a category that is not known; none of the column's inputs is 1 then."""
-
 INCOMES = ("<=50K", ">50K")
 """The classes; adult.test writes a dot after them."""
 
@@ -95,15 +90,21 @@ SLOTS = 2048
 
 
 class People(NamedTuple):
-    """The people of one file.
+    """The people of one file, or of several.
 
-    `inputs` are 0 or 1, shape (n, 99); `targets` 1 above 50,000 dollars, shape (n,); `categories` has, by column, each
-    one's place in `CATEGORIES`, or the place after the last where it is unknown, shape (n,).
+    `targets` are 1 above 50,000 dollars, shape (n,); `categories` has, by column, each one's place in `CATEGORIES`, or
+    the place after the last where it is unknown, shape (n,).
     """
 
-    inputs: NDArray[np.float32]
     targets: Labels
-    categories: dict[str, NDArray[np.int64]]
+    categories: dict[str, Labels]
+
+    def inputs(self, columns: Sequence[str]) -> NDArray[np.float32]:
+        """Return the categories of some columns as 0 or 1, shape (n, number of categories); none where unknown."""
+        return np.concatenate(
+            [np.eye(len(CATEGORIES[name]) + 1, dtype=np.float32)[self.categories[name], :-1] for name in columns],
+            axis=1,
+        )
 
     @property
     def doctorates(self) -> NDArray[np.bool_]:
@@ -120,20 +121,17 @@ def load(setup: Setup, *, groups: str, group: str, left_out: str) -> Task:
             f"{setup.partition}"
         )
     names = _find_names(setup)
-    grouped, inputs_of = _find_grouped(group), _find_inputs(left_out)
-    places = np.flatnonzero([name in inputs_of for name, known in CATEGORIES.items() for _ in known])
+    grouped, columns = _find_grouped(group), _find_inputs(left_out)
 
     @cache
     def dealt() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, dict[str, Dealt]]:
-        train, test = read(setup)
+        train, test = map(read_people, locate(TASKS["adult"], setup))
         parts = _deal(train, test, setup, groups)
         beyond = [Dealt(each.examples, each.tested + len(train.targets)) for each in parts]
-        inputs = torch.from_numpy(
-            np.ascontiguousarray(np.concatenate([each.inputs[:, places] for each in (train, test)]))
-        )
+        inputs = torch.from_numpy(np.concatenate([each.inputs(columns) for each in (train, test)]))
         targets = torch.from_numpy(np.concatenate([train.targets, test.targets]))
-        columns = [np.concatenate([by.places(each) for each in (train, test)]) for by in grouped]
-        members = torch.from_numpy(np.stack(columns, axis=1)) if columns else None
+        places = [np.concatenate([by.places(each) for each in (train, test)]) for by in grouped]
+        members = torch.from_numpy(np.stack(places, axis=1)) if places else None
         return inputs, targets, members, dict(zip(names, beyond, strict=True))
 
     def parts_of(client: str) -> Parts:
@@ -147,12 +145,18 @@ def load(setup: Setup, *, groups: str, group: str, left_out: str) -> Task:
     def rows_of(client: str) -> list[tuple[Indices, Labels]]:
         return add_labels(parts_of(client), dealt()[1].numpy())
 
-    task = classify(setup, names, (len(places),), len(INCOMES), splits, rows_of)
+    preprocessing = Preprocessing(
+        form=TABLE,
+        columns=tuple(InputColumn(name, CATEGORY, CATEGORIES[name], fill=True) for name in columns),
+        ignored=tuple(name for name in COLUMNS[:-1] if name not in columns),
+        target=COLUMNS[-1],
+        classes=INCOMES,
+    )
     return replace(
-        task,
+        classify(setup, names, (preprocessing.width,), numbered(len(INCOMES)), splits, rows_of),
         groupings={by.name: (*by.groups, OTHER) for by in grouped},
         group_scores=group_scores_of_classes(len(INCOMES)) if grouped else {},
-        preprocessing=lambda client: _preprocessing(inputs_of),
+        preprocessing=lambda client: preprocessing,
     )
 
 
@@ -183,17 +187,19 @@ class Grouping(NamedTuple):
 def _find_grouped(group: str) -> tuple[Grouping, ...]:
     words = split_names(group)
     of_one = [re.fullmatch(r"([^<>=]+)=([^<>=]+)", word) for word in words]
-    columns = [found[1].strip() if found else word for word, found in zip(words, of_one, strict=True)]
-    for by in parse_groups("adult.group", ",".join(columns)):
+    pairs = [
+        (each[1].strip(), each[2].strip()) if each else (word, "") for each, word in zip(of_one, words, strict=True)
+    ]
+    for by in parse_groups("adult.group", ",".join(column for column, _ in pairs)):
         _check_column("adult.group", by.name, "people are grouped by the categories of a column")
-    categories = [found[2].strip() if found else "" for found in of_one]
-    for column, category in zip(columns, categories, strict=True):
-        if category and category not in CATEGORIES[column]:
+    found = tuple(Grouping(*pair) for pair in pairs)
+    for by in found:
+        if by.category and by.category not in CATEGORIES[by.column]:
             raise FairbloomError(
-                f"adult.group = {column}={category}: {did_you_mean(category, CATEGORIES[column])}the categories are "
-                f"{', '.join(CATEGORIES[column])}"
+                f"adult.group = {by.name}: {did_you_mean(by.category, CATEGORIES[by.column])}the categories are "
+                f"{', '.join(CATEGORIES[by.column])}"
             )
-    return tuple(map(Grouping, columns, categories))
+    return found
 
 
 def _find_inputs(left_out: str) -> tuple[str, ...]:
@@ -210,16 +216,6 @@ def _check_column(key: str, column: str, reason: str) -> None:
         raise FairbloomError(
             f"{key} = {column!r}: {reason}: {did_you_mean(column, CATEGORIES)}there are {', '.join(CATEGORIES)}"
         )
-
-
-def _preprocessing(columns: Sequence[str]) -> Preprocessing:
-    return Preprocessing(
-        form=TABLE,
-        columns=tuple(InputColumn(name, CATEGORY, CATEGORIES[name], fill=True) for name in columns),
-        ignored=tuple(name for name in COLUMNS[:-1] if name not in columns),
-        target=COLUMNS[-1],
-        classes=INCOMES,
-    )
 
 
 def _find_names(setup: Setup) -> tuple[str, ...]:
@@ -270,35 +266,20 @@ def published(doctorates: NDArray[np.bool_]) -> list[Indices]:
 # The files ------------------------------------------------------------------------------------------------------------
 
 
-def read(setup: Setup) -> tuple[People, People]:
-    """Return the people of adult.data and of adult.test, downloaded from the UCI archive where they are not there."""
-    info = TASKS["adult"]
-    root = locate(info, setup, partial(fetch_from_uci, info))
-    train, test = (read_people(root / file.path) for file in info.files)
-    return train, test
-
-
 def read_people(path: Path) -> People:
     """Return the people of a file in the format of adult.data."""
-    rows = []
-    with path.open(newline="", encoding="ascii", errors="replace") as lines:
-        for number, row in enumerate(csv.reader(lines, skipinitialspace=True), 1):
-            if not row or row[0].startswith("|"):  # adult.test begins with a remark, and both files end in empty lines
-                continue
-            if len(row) != len(COLUMNS):
-                raise FairbloomError(f"{path}: line {number} has {len(row)} values, and Adult has {len(COLUMNS)}")
-            rows.append(row)
-    if not rows:
-        raise FairbloomError(f"{path} has no people: put the original in its place")
-    columns = dict(zip(COLUMNS, zip(*rows, strict=True), strict=True))
-    categories = {name: _look_up(path, name, columns[name], (*known, UNKNOWN)) for name, known in CATEGORIES.items()}
-    one_hot = [np.eye(len(CATEGORIES[name]) + 1, dtype=np.float32)[each, :-1] for name, each in categories.items()]
-    incomes = [word.rstrip(".") for word in columns["income"]]
-    return People(np.concatenate(one_hot, axis=1), _look_up(path, "income", incomes, INCOMES), categories)
+    table = read_table(path, COLUMNS, pa.string())
+    incomes = compute.utf8_rtrim(table.column("income"), ".")
+    categories = {
+        name: _look_up(path, name, table.column(name), (*known, UNKNOWN)) for name, known in CATEGORIES.items()
+    }
+    return People(_look_up(path, "income", incomes, INCOMES), categories)
 
 
-def _look_up(path: Path, column: str, words: Sequence[str], known: tuple[str, ...]) -> Labels:
-    places = {word: place for place, word in enumerate(known)}
-    if unknown := set(words) - places.keys():
-        raise FairbloomError(f"{path}: {column} = {min(unknown)!r}, and Adult has {', '.join(known)}")
-    return np.array([places[word] for word in words], np.int64)
+def _look_up(path: Path, column: str, words: pa.ChunkedArray, known: Sequence[str]) -> Labels:
+    """Return the places of words, with spaces around or without, among those that are known."""
+    places = compute.index_in(compute.utf8_trim_whitespace(words), pa.array(known))
+    if places.null_count:
+        unknown = words.filter(compute.is_null(places))[0]
+        raise FairbloomError(f"{path}: {column} = {str(unknown)!r}, and Adult has {', '.join(known)}")
+    return places.to_numpy().astype(np.int64)  # type: ignore[no-any-return]

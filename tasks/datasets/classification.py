@@ -1,10 +1,15 @@
-"""What all known data sets are as tasks: examples of classes, a model by its name, and the cross-entropy."""
+"""What known data sets have in common: examples of classes, the cross-entropy, clients that come with the data."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
+
+from fairbloom.errors import FairbloomError
+from fairbloom.logs import log
+from fairbloom.protocol.streams import generator
 
 from ..models import build
 from ..models.networks import Shape
@@ -17,20 +22,51 @@ def classify(
     setup: Setup,
     clients: tuple[str, ...],
     shape: Shape,
-    classes: int,
+    classes: Sequence[str],
     splits: Callable[[str], Splits],
     dealt: Callable[[str], Sequence[tuple[Indices, Labels]]] | None = None,
+    *,
     dtype: torch.dtype = torch.float32,
+    white: float = 0.0,
 ) -> Task:
-    """Return the task of these clients; see `Task` for `splits` and `dealt`."""
-    model = partial(build, setup.model, shape, classes, setup.seed, dtype)
-    taken = Preprocessing(form=ARRAYS, shape=shape, target="class", classes=tuple(map(str, range(classes))))
+    """Return the task of these clients; see `Task` for `splits` and `dealt`, `Preprocessing` for `white`."""
+    taken = Preprocessing(form=ARRAYS, shape=shape, target="class", classes=tuple(classes), white=white)
     return Task(
         clients,
-        model,
+        partial(build, setup.model, shape, len(classes), setup.seed, dtype),
         partial(cross_entropy, reduction="none"),
         splits,
         dealt=dealt,
-        classes=classes,
+        classes=len(classes),
         preprocessing=(lambda client: taken) if dtype == torch.float32 else None,
     )
+
+
+def numbered(classes: int) -> tuple[str, ...]:
+    """Return the names of classes that have none but their numbers."""
+    return tuple(map(str, range(classes)))
+
+
+def group_rows(owners: Sequence[str]) -> dict[str, Indices]:
+    """Return the examples of each owner, in their order, by the owners' names in ascending order."""
+    names, numbers = np.unique(np.asarray(owners, np.str_), return_inverse=True)
+    rows = np.split(np.argsort(numbers, kind="stable"), np.cumsum(np.bincount(numbers))[:-1])
+    return dict(zip(names.tolist(), rows, strict=True))
+
+
+def draw_clients(
+    rows: Mapping[str, Indices], setup: Setup, what: str, enough: Callable[[int], bool]
+) -> dict[str, Indices]:
+    """Return the clients' examples by name, sorted; those with fewer than `enough` are left out and logged."""
+    usable = {name: examples for name, examples in sorted(rows.items()) if enough(len(examples))}
+    if len(usable) < len(rows):
+        log.info("%d of %d %s have too few examples and are left out", len(rows) - len(usable), len(rows), what)
+    if not usable or setup.clients > len(usable):
+        raise FairbloomError(
+            f"clients = {setup.clients}: of {len(rows)} {what} {len(usable)} have enough examples: ask for fewer "
+            "clients, or leave clients out"
+        )
+    if not setup.clients:
+        return usable
+    names = sorted(generator(setup.seed, what).permutation(list(usable))[: setup.clients].tolist())
+    return {name: usable[name] for name in names}

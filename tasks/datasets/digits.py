@@ -9,8 +9,8 @@ import numpy as np
 
 from fairbloom.errors import FairbloomError
 
-from ..task import Setup, Task
-from .pictures.album import Album, Pictures, Shifts, task_of
+from ..task import PictureSet, Setup, Task
+from .pictures import Pictures, deal_pictures
 
 SIDE = 8
 
@@ -27,17 +27,9 @@ def read() -> Pictures:
     return Pictures(images, labels, images[:0], labels[:0])
 
 
-ALBUM = Album(
-    name="digits",
-    shape=(1, SIDE, SIDE),
-    classes=("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"),
-    brightest=16.0,
-    read=lambda setup: read(),
-)
-
-
-def load(setup: Setup, *, rotated_clients: int, noisy_clients: int, dimmed_clients: int) -> Task:
-    """Return the digits, split into clients; some of these have another camera, as `pictures.Shifts` says."""
-    task = task_of(ALBUM, setup, Shifts(rotated_clients, noisy_clients, dimmed_clients))
+def load(setup: Setup, *, info: PictureSet, rotated_clients: int, noisy_clients: int, dimmed_clients: int) -> Task:
+    """Return the digits, split into clients; some of these have another camera."""
+    shifts = {"rotated": rotated_clients, "noisy": noisy_clients, "dimmed": dimmed_clients}
+    task = deal_pictures(info, read, setup, shifts)
     task.splits(task.clients[0])  # so that what cannot be dealt is refused here, also by a server: the data are at hand
     return task

@@ -1,6 +1,6 @@
 """FEMNIST: 814,277 hand-written digits and letters of 28×28 pixels, by who has written them. A part of LEAF."""
 
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,18 +11,15 @@ from numpy.typing import NDArray
 from ..known import TASKS
 from ..partition import MIN_EXAMPLES, Indices, Labels, add_labels, deal, number_clients, split, splits_of
 from ..task import Setup, Splits, Task
-from .classification import classify
-from .clients import draw_clients, group_rows
-from .downloads import fetch_from_hub
-from .parquet import decode, read_columns, to_labels
+from .classification import classify, draw_clients, group_rows, numbered
+from .hub import decode, read_columns, to_labels
 from .store import locate
-
-REPOSITORY = "flwrlabs/femnist"
 
 WRITER = "writer"
 """The partition that makes a client of each writer."""
 
-SHAPE = (1, 28, 28)
+SHAPE, CLASSES = (1, 28, 28), 62
+"""Of an image; and ten digits, capitals and small letters."""
 
 
 class Characters(NamedTuple):
@@ -43,7 +40,10 @@ def load(setup: Setup) -> Task:
 
     @cache
     def characters() -> Characters:
-        return read(setup)
+        (path,) = locate(TASKS["femnist"], setup)
+        columns = read_columns(path, "image", "character", "writer_id")
+        labels = to_labels(path, columns["character"], CLASSES)
+        return Characters(path, columns["image"], labels, columns["writer_id"].to_pylist())
 
     @cache
     def rows() -> dict[str, Indices]:
@@ -65,13 +65,4 @@ def load(setup: Setup) -> Task:
         return add_labels(split(rows()[client], setup, client), characters().labels)
 
     names = tuple(rows()) if setup.partition == WRITER else number_clients(setup.clients)
-    return classify(setup, names, SHAPE, TASKS["femnist"].classes, splits, dealt)
-
-
-def read(setup: Setup) -> Characters:
-    """Return all characters, downloaded from the Hugging Face hub where they are not there."""
-    info = TASKS["femnist"]
-    path = locate(info, setup, partial(fetch_from_hub, info, REPOSITORY)) / info.files[0].path
-    columns = read_columns(path, ("image", "character", "writer_id"))
-    labels = to_labels(path, "character", columns["character"], info.classes)
-    return Characters(path, columns["image"], labels, columns["writer_id"].to_pylist())
+    return classify(setup, names, SHAPE, numbered(CLASSES), splits, dealt)

@@ -7,20 +7,19 @@ category. That leaves 303, 261, 46 and 130 patients, of whom each hospital is te
 A hospital needs no file but its own: categories are constants, and it standardises by its own training patients.
 """
 
-import csv
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
 from fairbloom.errors import FairbloomError, did_you_mean
 from fairbloom.protocol.scores import ACCURACY
-from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.streams import generator
 
 from ..groups import GroupBy, parse_groups
@@ -28,9 +27,9 @@ from ..known import TASKS
 from ..measures import AUC, BALANCED_ACCURACY, auc, balanced_accuracy, group_scores_of_classes
 from ..partition import Indices, Labels, Parts, name_clients, split, splits_of
 from ..task import Setup, Splits, Task, is_highest
-from .classification import classify
-from .downloads import fetch_from_uci
-from .store import folder_of, locate
+from .classification import classify, numbered
+from .store import locate
+from .uci import read_table
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "long-beach")
 """The clients, in the order of their files."""
@@ -56,9 +55,6 @@ INPUTS = len(NUMBERS) + sum(len(known) - 1 for known in CATEGORIES.values())
 SEXES = ("female", "male")
 """What the numbers 0 and 1 of the column sex stand for."""
 
-UNKNOWN = "?"
-"""What stands in place of a value that is missing."""
-
 TRAINED = 0.66
 """The share of a hospital's patients that it trains on."""
 
@@ -69,7 +65,7 @@ def load(setup: Setup, *, split: int, group: str) -> Task:
     FLamby's logistic regression with one output and binary cross-entropy is the same model: its output is the
     difference of the two here, which SGD moves at twice the learning rate.
     """
-    if setup.test_share != RunSettings.model_fields["test_share"].default:
+    if setup.test_share != Setup.model_fields["test_share"].default:
         raise FairbloomError(
             f"test-share = {setup.test_share:g}: task heart-disease tests on {1 - TRAINED:.0%} of each hospital's "
             "patients, as FLamby does: leave test-share out"
@@ -80,22 +76,22 @@ def load(setup: Setup, *, split: int, group: str) -> Task:
 
     @cache
     def splits(client: str) -> Splits:
-        inputs, targets = read_patients(_locate_file(client, setup))
+        info = TASKS["heart-disease"]
+        (path,) = locate(info, setup, [info.files[HOSPITALS.index(client)]])
+        inputs, targets = read_patients(path)
         parts = parts_of(targets, setup, client, split)
-        groups = torch.from_numpy(_group(inputs, groupings)) if groupings else None
+        places = [_place(by, inputs) for by in groupings]
+        groups = torch.from_numpy(np.stack(places, axis=1)) if places else None
         scaled = standardise(inputs, parts.train)
         return splits_of(torch.from_numpy(scaled), torch.from_numpy(targets), parts, groups)
 
-    task = classify(setup, name_clients(setup, HOSPITALS), (INPUTS,), 2, splits)
+    task = classify(setup, name_clients(setup, HOSPITALS), (INPUTS,), numbered(2), splits)
     return replace(
         task,
         scores={ACCURACY: is_highest, AUC: auc, BALANCED_ACCURACY: balanced_accuracy},
         groupings={by.name: by.halves or SEXES for by in groupings},
         group_scores=group_scores_of_classes(2) if groupings else {},
     )
-
-
-# Who is in which group ------------------------------------------------------------------------------------------------
 
 
 def _check_grouped(groupings: Sequence[GroupBy]) -> None:
@@ -107,16 +103,17 @@ def _check_grouped(groupings: Sequence[GroupBy]) -> None:
             )
 
 
-def _group(inputs: NDArray[np.float64], groupings: Sequence[GroupBy]) -> NDArray[np.int64]:
-    columns = [inputs[:, NUMBERS.index(by.column)] for by in groupings]
-    for by, of in zip(groupings, columns, strict=True):
-        if not by.sign and not np.isin(of, range(len(SEXES))).all():
-            raise FairbloomError(
-                f"heart-disease.group = {by.name!r}: a patient's sex must be 0 or 1, got {of.max():g}: put the "
-                "original files in their place"
-            )
-    places = (by.halve(of) if by.sign else of.astype(np.int64) for by, of in zip(groupings, columns, strict=True))
-    return np.stack([*places], axis=1)
+def _place(by: GroupBy, inputs: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return the place of each patient's group."""
+    column = inputs[:, NUMBERS.index(by.column)]
+    if by.sign:
+        return by.halve(column)
+    if not np.isin(column, range(len(SEXES))).all():
+        raise FairbloomError(
+            f"heart-disease.group = {by.name!r}: a patient's sex must be 0 or 1, got {column.max():g}: put the "
+            "original files in their place"
+        )
+    return column.astype(np.int64)
 
 
 # Who is trained on ----------------------------------------------------------------------------------------------------
@@ -152,43 +149,18 @@ def standardise(inputs: NDArray[np.float64], train: Indices) -> NDArray[np.float
 # The files ------------------------------------------------------------------------------------------------------------
 
 
-def _locate_file(client: str, setup: Setup) -> Path:
-    """Return a hospital's file, which alone is looked at where it is there; else all four are downloaded."""
-    info = TASKS["heart-disease"]
-    file = info.files[HOSPITALS.index(client)]
-    needed = replace(info, files=(file,)) if (folder_of(setup) / file.path).is_file() else info
-    return locate(needed, setup, partial(fetch_from_uci, info)) / file.path
-
-
 def read_patients(path: Path) -> tuple[NDArray[np.float64], Labels]:
     """Return the inputs of patients without a missing value, shape (n, 13), and which of them are ill, shape (n,)."""
-    rows = []
-    with path.open(newline="", encoding="ascii", errors="replace") as lines:
-        for number, row in enumerate(csv.reader(lines), 1):
-            if len(row) != len(COLUMNS):
-                raise FairbloomError(
-                    f"{path}: line {number} has {len(row)} values, and a patient of the heart-disease data has "
-                    f"{len(COLUMNS)}: put the original in its place"
-                )
-            patient = {name: value for name, value in zip(COLUMNS, row, strict=True) if name not in DROPPED}
-            if UNKNOWN not in patient.values():
-                rows.append([_parse_number(path, number, name, value) for name, value in patient.items()])
-    if not rows:
+    table = read_table(path, COLUMNS, pa.float64()).drop_columns([*DROPPED]).drop_null()
+    columns = {name: table.column(name).to_numpy() for name in table.column_names}
+    for name, values in columns.items():
+        known = CATEGORIES.get(name)
+        wrong = values[~(np.isin(values, known) if known else np.isfinite(values))]
+        if len(wrong):
+            allowed = f"one of {', '.join(f'{each:g}' for each in known)}" if known else "a number"
+            raise FairbloomError(f"{path}: {name} = {wrong[0]:g}; it must be {allowed}: put the original in its place")
+    if not len(table):
         raise FairbloomError(f"{path} has no patient without missing values: put the original in its place")
-    names = [name for name in COLUMNS if name not in DROPPED]
-    columns = dict(zip(names, np.array(rows, np.float64).T, strict=True))
     one_hot = [columns[name] == category for name, known in CATEGORIES.items() for category in known[1:]]
     inputs = np.stack([*(columns[name] for name in NUMBERS), *one_hot], axis=1)
     return inputs, (columns["num"] > 0).astype(np.int64)
-
-
-def _parse_number(path: Path, line: int, column: str, text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = np.nan
-    known = CATEGORIES.get(column)
-    if not np.isfinite(value) or (known and value not in known):
-        allowed = f"one of {', '.join(f'{each:g}' for each in known)}" if known else "a number"
-        raise FairbloomError(f"{path}: line {line} has {column} = {text!r}; it must be {allowed}, or {UNKNOWN}")
-    return value

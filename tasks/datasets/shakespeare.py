@@ -3,7 +3,6 @@
 from collections import defaultdict
 from collections.abc import Mapping
 from fractions import Fraction
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -17,12 +16,8 @@ from fairbloom.errors import FairbloomError
 from ..known import TASKS
 from ..partition import Indices, Parts, splits_of
 from ..task import Setup, Splits, Task
-from .classification import classify
-from .clients import draw_clients
-from .downloads import fetch_from_address
+from .classification import classify, draw_clients, numbered
 from .store import locate
-
-ADDRESS = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare"
 
 LENGTH = 80
 """The number of characters of an example, after which one is predicted."""
@@ -47,28 +42,19 @@ class Lines(NamedTuple):
 
 def load(setup: Setup) -> Task:
     """Return the task, a speaker a client."""
-    info = TASKS["shakespeare"]
-    path = locate(info, setup, partial(fetch_from_address, info, ADDRESS)) / info.files[0].path
+    (path,) = locate(TASKS["shakespeare"], setup)
     lines = make_lines(read_speeches(path))
-    rows = _draw_speakers(lines, setup)
-
-    def splits(client: str) -> Splits:
-        return splits_of(lines.inputs, lines.targets, split_in_time(rows[client], setup))
-
-    return classify(setup, tuple(rows), (LENGTH,), len(CHARACTERS), splits, dtype=torch.int64)
-
-
-# Who is a client ------------------------------------------------------------------------------------------------------
-
-
-def _draw_speakers(lines: Lines, setup: Setup) -> dict[str, Indices]:
-    """Return the examples of those who take part: speakers who have at least one in each part that is asked for."""
 
     def enough(count: int) -> bool:
         train, test, validation = map(len, split_in_time(np.arange(count), setup))
         return min(train, test, validation if setup.validation_share else 1) > 0
 
-    return draw_clients(lines.rows, setup, "speakers", enough)
+    rows = draw_clients(lines.rows, setup, "speakers", enough)
+
+    def splits(client: str) -> Splits:
+        return splits_of(lines.inputs, lines.targets, split_in_time(rows[client], setup))
+
+    return classify(setup, tuple(rows), (LENGTH,), numbered(len(CHARACTERS)), splits, dtype=torch.int64)
 
 
 def split_in_time(rows: Indices, setup: Setup) -> Parts:

@@ -1,12 +1,22 @@
 """Where the files of known data sets lie: found below a data folder, downloaded on first use, and checked."""
 
+import gzip
 import math
 import os
-from collections.abc import Callable
+import shutil
+import tarfile
+from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import lru_cache
 from hashlib import file_digest
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import IO
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+from rich.console import Console
+from rich.progress import wrap_file
 
 from fairbloom.errors import FairbloomError
 from fairbloom.system.lock import exclusive_lock
@@ -16,8 +26,8 @@ from ..task import DataFile, Setup, TaskInfo
 ENVIRONMENT = "FAIRBLOOM_DATA"
 """The environment variable that names the folder of known data sets, where no data-dir does."""
 
-Fetch = Callable[[Path], None]
-"""Downloads the files of a data set into a folder, laid out as they are read."""
+TIMEOUT_SECONDS = 60.0
+"""How long a server on the web may be silent."""
 
 
 def folder_of(setup: Setup) -> Path:
@@ -25,56 +35,95 @@ def folder_of(setup: Setup) -> Path:
     return Path(setup.data_dir or os.environ.get(ENVIRONMENT) or "~/.cache/fairbloom").expanduser()
 
 
-def locate(info: TaskInfo, setup: Setup, fetch: Fetch) -> Path:
-    """Return the folder below which the files of a known data set lie, downloaded if they are not there yet."""
-    root = folder_of(setup)
-    if _missing(root, info):
-        _download(root, info, fetch)
+def locate(info: TaskInfo, setup: Setup, files: Sequence[DataFile] = ()) -> list[Path]:
+    """Return where some files of a known data set lie, by default all; those that are missing are downloaded."""
+    root, wanted = folder_of(setup), files or info.files
+    if _missing(root, wanted):
+        _download(info.name, root, wanted)
     if setup.verify_data:
-        for file in info.files:
-            _check(root / file.path, file, info)
-    return root
+        for file in wanted:
+            _check(root / file.path, file, info.name)
+    return [root / file.path for file in wanted]
 
 
-def _missing(root: Path, info: TaskInfo) -> list[DataFile]:
-    return [file for file in info.files if not (root / file.path).is_file()]
+def _missing(root: Path, files: Sequence[DataFile]) -> list[DataFile]:
+    return [file for file in files if not (root / file.path).is_file()]
 
 
-def _download(root: Path, info: TaskInfo, fetch: Fetch) -> None:
-    """Download a data set; it comes into its place file by file, whole, and once if several processes want it."""
+def _download(name: str, root: Path, files: Sequence[DataFile]) -> None:
+    """Download files; each comes into its place whole, and once if several processes want it."""
     try:
         root.mkdir(parents=True, exist_ok=True)
-        with exclusive_lock(root / f".{info.name}.lock", seconds=math.inf):
-            if not _missing(root, info):
-                return
-            with TemporaryDirectory(dir=root, prefix=f".{info.name}-") as place:
-                fetch(Path(place))
-                for file in info.files:
-                    (root / file.path).parent.mkdir(parents=True, exist_ok=True)
-                    Path(place, file.path).replace(root / file.path)
-    except FairbloomError:
-        raise
-    except Exception as error:  # whatever a library that downloads raises: no network, no such page, a full disk
-        missing = _missing(root, info)
+        with (
+            exclusive_lock(root / f".{name}.lock", seconds=math.inf),
+            TemporaryDirectory(dir=root, prefix=f".{name}-") as place,
+        ):
+            for file in _missing(root, files):
+                fetched = Path(place, file.path)
+                if not fetched.is_file():  # it may have come with another file's archive
+                    _fetch(file, Path(place))
+                (root / file.path).parent.mkdir(parents=True, exist_ok=True)
+                fetched.replace(root / file.path)
+    except (OSError, EOFError, tarfile.TarError) as error:  # no network, no such page, half a file, a full disk
+        if isinstance(error, HTTPError):
+            error.close()
+        missing = _missing(root, files)
         raise FairbloomError(
-            f"task = {info.name!r}: {missing[0].path if missing else 'a file'} is not in {root} and cannot be "
+            f"task = {name!r}: {missing[0].path if missing else 'a file'} is not in {root} and cannot be "
             f"downloaded ({type(error).__name__}: {' '.join(str(error).split())[:300]}): put the files there "
-            f"({', '.join(file.path for file in info.files)}), or name the folder that has them by --data-dir or "
+            f"({', '.join(file.path for file in files)}), or name the folder that has them by --data-dir or "
             f"{ENVIRONMENT}"
         ) from error
 
 
-def _check(path: Path, file: DataFile, info: TaskInfo) -> None:
-    about = path.stat()
-    if file.md5 and (found := compute_md5(path, about.st_mtime_ns, about.st_size)) != file.md5:
+def _fetch(file: DataFile, place: Path) -> None:
+    """Download a file, or the archive that it is in, to its path below a folder, with a progress bar."""
+    path = place / file.path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with urlopen(file.address, timeout=TIMEOUT_SECONDS) as response:  # noqa: S310 (an address of ours)
+        said = f"downloading {path.name}"
+        with wrap_file(response, response.length or 0, description=said, console=Console(stderr=True)) as content:
+            _unpack(content, file.address, path, place)
+        if response.length and not file.address.endswith(".tar.gz"):  # an archive says itself where it ends
+            raise ConnectionError(f"the connection ended {response.length} bytes too early")
+
+
+def _unpack(content: IO[bytes], address: str, path: Path, place: Path) -> None:
+    """Write what an address holds: an archive into the folder, anything else to the path."""
+    if address.endswith(".tar.gz"):
+        with tarfile.open(fileobj=content, mode="r|gz") as archive:
+            archive.extractall(place, filter="data")
+        return
+    with path.open("wb") as written, gzip.open(content) if address.endswith(".gz") else nullcontext(content) as read:
+        shutil.copyfileobj(read, written)
+
+
+def _check(path: Path, file: DataFile, name: str) -> None:
+    if file.md5 and (found := digest_of(path, "md5")) != file.md5:
         raise FairbloomError(
-            f"{path} is not the original of {info.name}: its md5 is {found}, and the original's {file.md5}. Delete it, "
+            f"{path} is not the original of {name}: its md5 is {found}, and the original's {file.md5}. Delete it, "
             "and it is downloaded again; or take it as it is by --set verify-data=false"
         )
 
 
-@lru_cache(maxsize=256)
-def compute_md5(path: Path, changed: int, size: int) -> str:
-    """Return the md5 of a file, computed again when the time of its last change or its size is another."""
+def digest_of(path: Path, algorithm: str) -> str:
+    """Return a file's checksum, computed again when the time of its last change or its size is another."""
+    about = path.stat()
+    return _digest(path, algorithm, about.st_mtime_ns, about.st_size)
+
+
+@lru_cache(maxsize=4096)
+def _digest(path: Path, algorithm: str, changed: int, size: int) -> str:
     with path.open("rb") as content:
-        return file_digest(content, "md5").hexdigest()
+        return file_digest(content, algorithm).hexdigest()
+
+
+def digest_files(info: TaskInfo, setup: Setup) -> dict[str, str]:
+    """Return the md5 of each file of a known data set; one that has been verified is not read once more."""
+    found = {}
+    for file in info.files:
+        path = folder_of(setup) / file.path
+        if not path.is_file():
+            raise FairbloomError(f"{path} is missing: put it there, or name a folder that has all files by --data-dir")
+        found[file.path] = (setup.verify_data and file.md5) or digest_of(path, "md5")
+    return found

@@ -16,7 +16,7 @@ from fairbloom.protocol.streams import generator
 
 from ..partition import split, splits_of
 from ..task import Setup, Splits, Task
-from .classification import classify
+from .classification import classify, numbered
 
 INPUTS, CLASSES = 60, 10
 
@@ -51,7 +51,7 @@ def load(setup: Setup, *, alpha: float, beta: float, iid: bool) -> Task:
         parts = split(np.arange(len(targets)), setup, client)
         return splits_of(torch.from_numpy(inputs.astype(np.float32)), torch.from_numpy(targets), parts)
 
-    return classify(setup, names, (INPUTS,), CLASSES, splits)
+    return classify(setup, names, (INPUTS,), numbered(CLASSES), splits)
 
 
 def draw_examples(

@@ -24,7 +24,6 @@ FILES = (
             ),
         ),
         reads=ENDINGS,
-        has_clients=True,
         infer="fairbloom.tasks.files.tables:infer",
         schema="fairbloom.tasks.schema:parse_schema",
     ),
@@ -41,7 +40,6 @@ FILES = (
         ),
         reads=PICTURES,
         levels=3,  # CLIENT/CLASS/IMAGE
-        has_clients=True,
         infer="fairbloom.tasks.images:infer",
         schema="fairbloom.tasks.schema:parse_image_schema",
     ),

@@ -195,7 +195,7 @@ class SiteRows:
     """The rows of one site: those that are used, and the examples that they become."""
 
     def __init__(self, client: str, table: Table, setup: Setup) -> None:
-        self._client, self._text, self._schema = client, setup.schema, parse_schema(setup.schema)
+        self._client, self._text, self._schema = client, setup.schema_, parse_schema(setup.schema_)
         columns = encode(table, self._schema)
         kept = self._find_usable(table, columns)
         self.left_out = len(table) - len(kept)

@@ -35,13 +35,13 @@ def infer(setup: Setup, *, target: str, client: str, kind: str) -> str:
 
 def load(setup: Setup, *, target: str, client: str, kind: str) -> Task:
     """Return the clients of a folder of tables, or of one file, as the schema describes them."""
-    schema = parse_schema(setup.schema)
+    schema = parse_schema(setup.schema_)
     files = CsvFiles(setup)
     predicted = Target.of(schema)
     place = predicted.classes.index(schema.positive) if schema.positive else 1
 
     def preprocessing(client: str) -> Preprocessing:
-        return files.rows_of(client).preprocessing() if client else preprocessing_of(setup.schema, "", None)
+        return files.rows_of(client).preprocessing() if client else preprocessing_of(setup.schema_, "", None)
 
     def model() -> torch.nn.Module:
         return models.build(setup.model, (preprocessing("").width,), predicted.outputs, setup.seed)
@@ -59,7 +59,7 @@ def load(setup: Setup, *, target: str, client: str, kind: str) -> Task:
         classes=len(predicted.classes),
         class_names=predicted.classes,
         positive=place,
-        schema=setup.schema,
+        schema=setup.schema_,
     )
 
 
@@ -67,7 +67,7 @@ class CsvFiles:
     """The files of a folder, which are read when a client's data are asked for."""
 
     def __init__(self, setup: Setup) -> None:
-        self._setup, self._schema = setup, parse_schema(setup.schema)
+        self._setup, self._schema = setup, parse_schema(setup.schema_)
         self.rows_of = lru_cache(maxsize=128)(lambda client: SiteRows(client, self.table_of(client), setup))
 
     @cached_property

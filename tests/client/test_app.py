@@ -1,7 +1,6 @@
 """The client's replies, to the letter."""
 
 import copy
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -124,7 +123,7 @@ loaded: list[Setup] = []
 def own_task(setup: Setup) -> Task:
     """The digits, by a function that notes each time it is called."""
     loaded.append(setup)
-    return find_task("digits").load(replace(setup, model="logistic"), find_task("digits").check_parameters({}))
+    return find_task("digits").load(setup.model_copy(update={"model": "logistic"}), {})
 
 
 def test_only_another_run_loads_an_own_task_again() -> None:

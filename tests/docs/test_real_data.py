@@ -19,7 +19,7 @@ README, MEASURED, DATA_SETS, YOUR_MODEL = (
     for name in ("README.md", *(f"docs/{page}.md" for page in ("measured", "data-sets", "your-model")))
 )
 
-SHIPPED = [info for info in KNOWN if not info.reads_folder]
+SHIPPED = [info for info in KNOWN if not info.reads]
 """The data sets that are known by name, without those tasks that read a user's own files."""
 
 

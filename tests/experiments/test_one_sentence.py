@@ -11,11 +11,11 @@ from fairbloom.logs import escape_unprintable
 from .helpers import SMALL, fairbloom
 
 TASK = """
-from dataclasses import replace
 from fairbloom.tasks import find_task
 def task(setup):
     known = find_task("digits")
-    return known.load(replace(setup, model="logistic", data_dir="", validation_share=0.0), known.check_parameters({}))
+    changed = {"model": "logistic", "data_dir": "", "validation_share": 0.0}
+    return known.load(setup.model_copy(update=changed), known.check_parameters({}))
 """
 
 METHODS = """

@@ -5,17 +5,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from fairbloom.tasks import Examples, Setup, Task
-from fairbloom.tasks.datasets.digits import load as load_digits
+from fairbloom.tasks import TASKS, Examples, Setup, Task
 
 FEW = 31
 """So many examples a client has at most."""
 
 
 def task(setup: Setup) -> Task:
-    there = load_digits(
-        replace(setup, model=setup.model or "logistic"), rotated_clients=0, noisy_clients=0, dimmed_clients=0
-    )
+    there = TASKS["digits"].load(setup.model_copy(update={"model": setup.model or "logistic"}), {})
 
     def few(part: Examples) -> Examples:
         inputs, targets = part[slice(0, FEW)]

@@ -5,8 +5,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from fairbloom.tasks import Setup, Task, TaskInfo
-from fairbloom.tasks.datasets.digits import load as load_digits
+from fairbloom.tasks import TASKS, Setup, Task, TaskInfo
 
 INFO = TaskInfo(
     "normed",
@@ -18,9 +17,7 @@ INFO = TaskInfo(
 
 
 def load(setup: Setup) -> Task:
-    return replace(
-        load_digits(replace(setup, model="logistic"), rotated_clients=0, noisy_clients=0, dimmed_clients=0), model=model
-    )
+    return replace(TASKS["digits"].load(setup.model_copy(update={"model": "logistic"}), {}), model=model)
 
 
 def model() -> nn.Module:

@@ -5,15 +5,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from fairbloom.tasks import Examples, Setup, Splits, Task
-from fairbloom.tasks.datasets.digits import load as load_digits
+from fairbloom.tasks import TASKS, Examples, Setup, Splits, Task
 
 
 def doubled(setup: Setup, *, apart: bool = False) -> Task:
     """The digits in float64, each client with tensors of its own where they are to be `apart`."""
-    task = load_digits(
-        replace(setup, model=setup.model or "logistic"), rotated_clients=0, noisy_clients=0, dimmed_clients=0
-    )
+    task = TASKS["digits"].load(setup.model_copy(update={"model": setup.model or "logistic"}), {})
     shared = task.splits(task.clients[0]).train.inputs.double()
 
     def splits(client: str) -> Splits:

@@ -12,7 +12,7 @@ import fairbloom as api
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import Value
 from fairbloom.tasks import Task, load_task
-from fairbloom.tasks.datasets.clients import group_rows
+from fairbloom.tasks.datasets.classification import group_rows
 from fairbloom.tasks.task import Examples
 
 from . import made
@@ -74,11 +74,8 @@ def test_so_many_writers_as_are_asked_for_are_drawn_by_the_seed(tmp_path: Path) 
     assert len(set(drawn[0])) == 10
     assert list(drawn[0]) == sorted(drawn[0])
     assert load(tmp_path, clients=30).clients == load(tmp_path).clients
-
-
-def test_more_writers_than_there_are_are_refused(small: Path) -> None:
-    with pytest.raises(FairbloomError, match=r"clients = 4: of 4 writers 3 have enough examples: ask for fewer"):
-        load(small, clients=4)
+    with pytest.raises(FairbloomError, match=r"clients = 31: of 30 writers 30"):
+        load(tmp_path, clients=31)
 
 
 def test_characters_can_be_dealt_without_regard_to_writers(small: Path) -> None:
@@ -93,12 +90,12 @@ def test_a_server_without_data_knows_the_model_of_dealt_ones(tmp_path: Path) -> 
     assert sum(parameter.numel() for parameter in task.model().parameters()) == 6_603_710
 
 
-@pytest.mark.parametrize("owners", [["b", "a", "b"], ["a"], ["é", "e", "E", "e"], ["a b", "a", "a,b"]])
-def test_group_rows_owners_are_complete_and_in_order(owners: list[str]) -> None:
-    rows = group_rows(owners)
-    assert list(rows) == sorted(set(owners))
-    for name, own in rows.items():
-        assert own.tolist() == [i for i, owner in enumerate(owners) if owner == name]
+def test_rows_of_owners_are_complete_and_in_order() -> None:
+    for owners in (["b", "a", "b"], ["a"], ["é", "e", "E", "e"], ["a b", "a", "a,b"]):
+        rows = group_rows(owners)
+        assert list(rows) == sorted(set(owners))
+        for name, own in rows.items():
+            assert own.tolist() == [i for i, owner in enumerate(owners) if owner == name]
 
 
 def test_the_papers_model_trains_on_a_file_of_that_format(tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ from fairbloom.tasks import (
     Setup,
     Splits,
     Task,
-    TaskInfo,
     find_task,
     load_task,
 )
@@ -265,5 +264,4 @@ def test_a_task_is_a_task_or_anything_with_its_attributes() -> None:
     assert Task.of(task) is task
     plain = Task(("a",), made.model, made.loss, made.splits)
     assert list(plain.scores.values()) == [is_highest]
-    assert TaskInfo.of(WARDS).has_clients is False
     assert np.isfinite(mine.recall(torch.zeros(2, 2), torch.tensor([1, 0])))

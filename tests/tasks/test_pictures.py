@@ -1,7 +1,10 @@
-"""What all data sets of images do: classes that are kept, sets that clients are tested on, pixels, and shifts."""
+"""Data sets of images: their files, classes that are kept, sets that clients are tested on, pixels, and shifts."""
 
+import os
+import pickle
+import subprocess
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,117 +14,114 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 from torch import Tensor
 
 import fairbloom as api
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import Value
 from fairbloom.tasks import TASKS, Task, load_task
-from fairbloom.tasks.datasets.pictures import PICTURES
-from fairbloom.tasks.datasets.pictures.album import Album, Pictures, Shifts, shift, task_of
-from fairbloom.tasks.task import Examples, Setup
+from fairbloom.tasks.datasets.pictures import Pictures, deal_pictures, read_batch, read_idx, shift
+from fairbloom.tasks.task import Examples, PictureSet, Setup
+from tests.originals import needs
 
 from . import made
 
 NAMES = ("circle", "square", "star")
+SHAPES = PictureSet(
+    name="shapes", summary="", source="", loader="", shape=(2, 4, 4), labels=NAMES, target="", white=20_000.0
+)
+"""Small images of three shapes, no two of which are alike."""
 
 LABELS, TESTED = np.array([0, 1, 2] * 20), np.array([2, 1, 0] * 8)
-
 IMAGES = np.arange(60 * 2 * 4 * 4).reshape(60, 2, 4, 4).astype(np.uint16)
 TESTED_IMAGES = 10_000 + np.arange(24 * 2 * 4 * 4).reshape(24, 2, 4, 4).astype(np.uint16)
-BRIGHTEST = 20_000.0
-
-NO_SHIFT = Shifts(0, 0, 0)
+PICTURES = Pictures(IMAGES, LABELS, TESTED_IMAGES, TESTED)
 
 
-def album(reading: list[Setup] | None = None) -> Album:
-    """Return small images of three shapes, no two of which are alike."""
-
-    def read(setup: Setup) -> Pictures:
-        if reading is not None:
-            reading.append(setup)
-        return Pictures(IMAGES, LABELS, TESTED_IMAGES, TESTED)
-
-    return Album("shapes", (2, 4, 4), NAMES, BRIGHTEST, read)
-
-
-def setup_of(**others: Any) -> Setup:
-    return replace(Setup.of({"model": "logistic", "clients": 4, "partition": "iid"}), **others)
+def task(
+    shifts: Mapping[str, int] | None = None,
+    *,
+    classes: str = "",
+    test: str = "train",
+    standardise: str = "none",
+    **own: Any,
+) -> Task:
+    setup = Setup.of({"model": "logistic", "clients": 4, "partition": "iid"}).model_copy(update=own)
+    return deal_pictures(SHAPES, lambda: PICTURES, setup, shifts or {}, classes, test, standardise)
 
 
-def task(shifts: Shifts = NO_SHIFT, *, own: dict[str, Any] | None = None, **general: Any) -> Task:
-    return task_of(album(), setup_of(**general), shifts, **(own or {}))
+def load(name: str, folder: Path, **settings: Value) -> Task:
+    own: dict[str, Value] = {key.replace("__", ".").replace("_", "-"): value for key, value in settings.items()}
+    return load_task({"task": name, "data-dir": str(folder), "verify-data": False, **own})
 
 
-def everything(examples: Examples) -> tuple[Tensor, Tensor]:
-    return examples[0 : len(examples)]
+def everything(examples: Any) -> tuple[Tensor, Tensor]:
+    return examples[0 : len(examples)]  # type: ignore[no-any-return]
 
 
 def numbers(images: Tensor) -> list[int]:
     """Return which of the images these are, by their first pixels."""
-    return (images[:, 0, 0, 0].double() * BRIGHTEST).round().long().tolist()
+    return (images[:, 0, 0, 0].double() * SHAPES.white).round().long().tolist()
 
 
 # What clients train on and are tested on ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("test", "count"), [("merged", 84), ("train", 60), ("official", 84)])
-@pytest.mark.parametrize("partition", ["iid", "shards", "dirichlet", "class"])
-def test_every_image_is_with_one_client_once(test: str, count: int, partition: str) -> None:
-    clients = 0 if partition == "class" else 4
-    made_of = task(own={"test": test}, partition=partition, clients=clients, validation_share=0.1)
-    seen: Counter[int] = Counter()
-    for name in made_of.clients:
-        splits = made_of.splits(name)
-        assert splits.validation is not None
-        for split in (splits.train, splits.test, splits.validation):
-            images, labels = everything(split)
-            seen.update(numbers(images))
-            for number, label in zip(numbers(images), labels.tolist(), strict=True):
-                official = number >= 10_000
-                assert label == (TESTED[(number - 10_000) // 32] if official else LABELS[number // 32])
-                assert test != "official" or official == (split is splits.test)
-    assert set(seen.values()) == {1}
-    assert len(seen) == count
-
-
-def test_each_client_of_partition_class_has_one_class() -> None:
-    made_of = task(own={"test": "official"}, partition="class", clients=0)
-    assert made_of.clients == NAMES
-    for label, name in enumerate(NAMES):
-        assert {label} == {target for split in made_of.splits(name) for target in everything(split)[1].tolist()}
-        assert tuple(map(len, made_of.splits(name))) == (20, 8)
+def test_every_image_is_with_one_client_once() -> None:
+    for test, count in (("merged", 84), ("train", 60), ("official", 84)):
+        for partition in ("iid", "shards", "dirichlet", "class"):
+            clients = 0 if partition == "class" else 4
+            made_of = task(test=test, partition=partition, clients=clients, validation_share=0.1)
+            seen: Counter[int] = Counter()
+            for name in made_of.clients:
+                splits = made_of.splits(name)
+                assert splits.validation is not None
+                for split in (splits.train, splits.test, splits.validation):
+                    images, labels = everything(split)
+                    seen.update(numbers(images))
+                    for number, label in zip(numbers(images), labels.tolist(), strict=True):
+                        official = number >= 10_000
+                        assert label == (TESTED[(number - 10_000) // 32] if official else LABELS[number // 32])
+                        assert test != "official" or official == (split is splits.test)
+            assert set(seen.values()) == {1}
+            assert len(seen) == count
 
 
 def test_a_clients_official_test_images_are_of_its_own_classes() -> None:
-    made_of = task(own={"test": "official"}, partition="shards", clients=3, shards_per_client=1)
-    for name in made_of.clients:
-        trained, tested = (set(everything(split)[1].tolist()) for split in made_of.splits(name))
+    by_class = task(test="official", partition="class", clients=0)
+    assert by_class.clients == NAMES
+    for label, name in enumerate(NAMES):
+        assert {label} == {target for split in by_class.splits(name) for target in everything(split)[1].tolist()}
+        assert tuple(map(len, by_class.splits(name))) == (20, 8)
+    by_shards = task(test="official", partition="shards", clients=3, shards_per_client=1)
+    for name in by_shards.clients:
+        trained, tested = (set(everything(split)[1].tolist()) for split in by_shards.splits(name))
         assert trained == tested
         assert len(trained) == 1
 
 
-def test_a_server_reads_no_image() -> None:
-    reading: list[Setup] = []
-    made_of = task_of(album(reading), setup_of(), Shifts(1, 1, 1))
+def test_a_server_reads_no_image_and_clients_share_one_copy() -> None:
+    reading = []
+    setup = Setup.of({"model": "logistic", "clients": 4, "partition": "iid"})
+    made_of = deal_pictures(SHAPES, lambda: reading.append(1) or PICTURES, setup, {})  # type: ignore[func-returns-value]
     made_of.model()
     assert not reading
-    for name in made_of.clients:
-        made_of.splits(name)
-    assert len(reading) == 1
-
-
-def test_clients_share_one_copy_of_the_images() -> None:
-    made_of = task()
     splits = [split for name in made_of.clients for split in made_of.splits(name)]
-    assert len({split.inputs.data_ptr() for split in splits}) == 1
+    assert len(reading) == len({split.inputs.data_ptr() for split in splits if isinstance(split, Examples)}) == 1  # type: ignore[union-attr]
+    for name in ("mnist", "cifar10", "cifar100", "cinic10"):
+        known = load(name, Path("nowhere"), partition="class")
+        info = TASKS[name]
+        assert isinstance(info, PictureSet)
+        assert known.clients == info.labels
+        assert known.model()(torch.zeros(2, *info.shape)).shape == (2, len(info.labels))
 
 
 # Classes --------------------------------------------------------------------------------------------------------------
 
 
 def test_classes_that_are_kept_are_renumbered_in_their_order() -> None:
-    made_of = task(own={"classes": "2,0", "test": "official"}, partition="class", clients=0)
+    made_of = task(classes="2,0", test="official", partition="class", clients=0)
     assert made_of.clients == ("star", "circle")
     images, labels = everything(made_of.splits("star").train)
     assert set(labels.tolist()) == {0}
@@ -129,95 +129,73 @@ def test_classes_that_are_kept_are_renumbered_in_their_order() -> None:
     assert made_of.model()(images).shape == (20, 2)
 
 
-def test_pixels_are_standardised_over_all_classes() -> None:
-    """The published numbers of three classes of Fashion-MNIST have mean and deviation over all its training images."""
-    for standardise in ("channel", "pixel"):
-        whole = task(own={"standardise": standardise}, partition="class", clients=0)
-        kept = task(own={"standardise": standardise, "classes": "0,1"}, partition="class", clients=0)
-        ours, theirs = (everything(made_of.splits("square").train)[0] for made_of in (kept, whole))
-        assert torch.equal(ours, theirs)
-
-
-@pytest.mark.parametrize("classes", ["0", "0,0", "0,3", "-1,0", "0,,1", "circle,square", "0;1", ",", "00,1"])
-def test_classes_that_are_none_are_refused(classes: str) -> None:
-    with pytest.raises(FairbloomError, match=r"shapes.classes = .*: name two or more different classes .* from 0 to 2"):
-        task(own={"classes": classes})
-
-
-@pytest.mark.parametrize("clients", [1, 2, 4])
-def test_another_number_of_clients_than_of_classes_is_refused(clients: int) -> None:
-    with pytest.raises(FairbloomError, match=rf"clients = {clients}: .*3.*leave clients out"):
-        task(partition="class", clients=clients)
+def test_classes_that_are_none_are_refused() -> None:
+    for classes in ("0", "0,0", "0,3", "-1,0", "0,,1", "circle,square", "0;1", ",", "00,1"):
+        with pytest.raises(FairbloomError, match=rf"shapes.classes = '{classes}'.* from 0 to 2"):
+            task(classes=classes)
+    for clients in (1, 2, 4):
+        with pytest.raises(FairbloomError, match=rf"clients = {clients}: .*3"):
+            task(partition="class", clients=clients)
     assert len(task(partition="class", clients=3).clients) == 3
 
 
 # Pixels ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("test", ["merged", "train", "official"])
-def test_pixels_are_standardised_by_the_official_training_images(test: str) -> None:
+def test_pixels_are_standardised_by_all_official_training_images() -> None:
     images = IMAGES.astype(np.float64)
     expected = {
-        "none": IMAGES / BRIGHTEST,
+        "none": IMAGES / SHAPES.white,
         "channel": (images - images.mean((0, 2, 3), keepdims=True)) / images.std((0, 2, 3), keepdims=True),
         "pixel": (images - images.mean(0)) / (images.std(0) + 0.001),
     }
-    rows = {number: row for row, number in enumerate(numbers(torch.from_numpy(IMAGES / BRIGHTEST)))}
-    plain = task(own={"standardise": "none", "test": test})
-    for standardise, wanted in expected.items():
-        made_of = task(own={"standardise": standardise, "test": test})
-        for name in made_of.clients:
-            order = [rows.get(number) for number in numbers(everything(plain.splits(name).train)[0])]
-            got, _ = everything(made_of.splits(name).train)
-            assert got.dtype == torch.float32
-            for row, image in zip(order, got.numpy(), strict=True):
-                if row is not None:
-                    np.testing.assert_allclose(image, wanted[row], rtol=1e-4, atol=1e-5)
-
-
-def test_the_albums_images_are_left_unchanged() -> None:
-    before = IMAGES.copy()
-    for standardise in ("none", "channel", "pixel"):
-        made_of = task(Shifts(2, 2, 2), own={"standardise": standardise})
-        for name in made_of.clients:
-            made_of.splits(name)
-    np.testing.assert_array_equal(IMAGES, before)
+    rows = {number: row for row, number in enumerate(numbers(torch.from_numpy(IMAGES / SHAPES.white)))}
+    for test in ("merged", "train", "official"):
+        for classes in ("", "0,1"):  # of all classes: the published numbers of three of Fashion-MNIST have it so
+            plain = task(classes=classes, test=test)
+            for standardise, wanted in expected.items():
+                made_of = task(classes=classes, test=test, standardise=standardise)
+                for name in made_of.clients:
+                    order = [rows.get(number) for number in numbers(everything(plain.splits(name).train)[0])]
+                    got, _ = everything(made_of.splits(name).train)
+                    assert got.dtype == torch.float32
+                    for row, image in zip(order, got.numpy(), strict=True):
+                        if row is not None:
+                            np.testing.assert_allclose(image, wanted[row], rtol=1e-4, atol=1e-5)
 
 
 # Shifts ---------------------------------------------------------------------------------------------------------------
 
 
-def test_shifted_clients_have_their_own_images() -> None:
-    plain = task(own={"standardise": "none"})
-    for shifts, seen in (
-        (Shifts(4, 0, 0), lambda images: torch.rot90(images, dims=(2, 3))),
-        (Shifts(0, 0, 4), lambda images: images * 0.25),
+def test_shifted_clients_have_their_own_images_standardised_alike() -> None:
+    before = IMAGES.copy()
+    for kind, standardise, seen in (
+        ("rotated", "none", lambda images: torch.rot90(images, dims=(2, 3))),
+        ("rotated", "channel", lambda images: torch.rot90(images, dims=(2, 3))),
+        ("dimmed", "none", lambda images: images * 0.25),
     ):
-        made_of = task(shifts, own={"standardise": "none"})
+        plain, made_of = (task(shifts, standardise=standardise) for shifts in ({}, {kind: 4}))
         for name in made_of.clients:
             for ours, theirs in zip(made_of.splits(name), plain.splits(name), strict=True):
                 assert torch.equal(everything(ours)[1], everything(theirs)[1])
                 torch.testing.assert_close(everything(ours)[0], seen(everything(theirs)[0]), rtol=0, atol=0)
-
-
-def test_shifted_images_are_standardised_as_the_others_are() -> None:
-    plain, made_of = (task(shifts, own={"standardise": "channel"}) for shifts in (NO_SHIFT, Shifts(4, 0, 0)))
-    for name in made_of.clients:
-        ours, theirs = (everything(each.splits(name).train)[0] for each in (made_of, plain))
-        torch.testing.assert_close(ours, torch.rot90(theirs, dims=(2, 3)), rtol=0, atol=0)
+    np.testing.assert_array_equal(IMAGES, before)
 
 
 def test_the_seed_draws_as_many_shifted_clients_as_asked_for() -> None:
-    drawn = [Shifts(2, 3, 1).draw(album(), [f"{k}" for k in range(10)], seed) for seed in (0, 0, 1)]
-    assert {kind: len(clients) for kind, clients in drawn[0].items()} == {"rotated": 2, "noisy": 3, "dimmed": 1}
+    drawn = []
+    for seed in (0, 0, 1):
+        upright, shifted = (task(each, clients=10, seed=seed) for each in ({}, {"dimmed": 3}))
+        pairs = {
+            name: [everything(made_of.splits(name).train)[0] for made_of in (upright, shifted)]
+            for name in upright.clients
+        }
+        drawn.append({name for name, (ours, theirs) in pairs.items() if not torch.equal(ours, theirs)})
+    assert [len(names) for names in drawn] == [3, 3, 3]
     assert drawn[0] == drawn[1] != drawn[2]
-
-
-@pytest.mark.parametrize("kind", ["rotated", "noisy", "dimmed"])
-def test_more_shifted_clients_than_there_are_are_refused(kind: str) -> None:
-    shifts = Shifts(**{"rotated": 0, "noisy": 0, "dimmed": 0, kind: 5})
-    with pytest.raises(FairbloomError, match=rf"shapes.{kind}-clients = 5: at most clients = 4 of them"):
-        task(shifts)
+    for kind in ("rotated", "noisy", "dimmed"):
+        with pytest.raises(FairbloomError, match=rf"shapes.{kind}-clients = 5: at most clients = 4"):
+            task({kind: 5})
 
 
 @given(st.integers(0, 2**32), st.text(max_size=5))
@@ -233,38 +211,211 @@ def test_noise_is_of_seed_and_client_and_keeps_the_range(seed: int, client: str)
 
 
 def test_a_client_can_be_shifted_in_all_ways_at_once() -> None:
-    image = torch.tensor([[[[1.0, 0.0], [0.0, 0.0]]]])
-    both = shift(image, {"rotated", "dimmed"}, 0, "a")
+    both = shift(torch.tensor([[[[1.0, 0.0], [0.0, 0.0]]]]), {"rotated", "dimmed"}, 0, "a")
     assert both.tolist() == [[[[0.0, 0.0], [0.25, 0.0]]]]
     assert both.is_contiguous()
 
 
-# A real one -----------------------------------------------------------------------------------------------------------
+# IDX ------------------------------------------------------------------------------------------------------------------
+
+WHOLE = bytes((0, 0, 8, 1, 0, 0, 0, 3, 1, 2, 3))
+NO_IDX = (
+    b"",
+    WHOLE[:-1],
+    WHOLE[:6],
+    b"\x1f\x8b\x08\x00" + WHOLE,  # still compressed
+    WHOLE + b"\x00",  # too long
+    bytes((0, 0, 9)) + WHOLE[3:],  # signed bytes
+    bytes((1, 0, 8)) + WHOLE[3:],
+    bytes((0, 0, 8, 0)),  # no dimension
+    bytes((0, 0, 8, 2, 255, 255, 255, 255, 255, 255, 255, 255)) + bytes(100),  # more than there can be
+    bytes((0, 0, 8, 3)) + (1 << 31).to_bytes(4) * 2 + (4).to_bytes(4),  # its size overflows to 0 in 64 bits
+    bytes((0, 0, 8, 200)) + bytes(20),  # more dimensions than there is file
+)
 
 
-@pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
-def test_files_of_that_format_train_with_shifted_clients(tmp_path: Path, name: str) -> None:
-    made.mnist(tmp_path / "data", folder={"mnist": "MNIST"}.get(name, "FashionMNIST"))
-    settings: dict[str, Value] = {
-        "verify-data": False,
-        f"{name}.rotated-clients": 1,
-        f"{name}.noisy-clients": 2,
-        f"{name}.test": "official",
-    }
+@given(array=hnp.arrays(np.uint8, hnp.array_shapes(max_dims=4, min_side=0, max_side=5)))
+def test_an_idx_file_comes_out_as_it_went_in(tmp_path_factory: pytest.TempPathFactory, array: np.ndarray) -> None:
+    read = read_idx(made.idx(tmp_path_factory.mktemp("idx") / "file", array))
+    assert read.dtype == np.uint8
+    assert read.shape == array.shape
+    np.testing.assert_array_equal(read, array)
+
+
+def test_what_is_no_idx_file_is_refused_with_its_path(tmp_path: Path) -> None:
+    path = tmp_path / "train-images-idx3-ubyte"
+    for content in NO_IDX:
+        path.write_bytes(content)
+        with pytest.raises(FairbloomError, match="train-images-idx3-ubyte is no IDX file"):
+            read_idx(path)
+
+
+@needs("MNIST/raw/train-images-idx3-ubyte")
+def test_the_real_mnist_is_read_as_it_is_known() -> None:
+    task = load_task({"task": "mnist", "mnist.test": "official", "mnist.standardise": "none", "partition": "class"})
+    sizes = {name: tuple(map(len, task.splits(name))) for name in task.clients}
+    assert sizes["one"] == (6742, 1135)
+    assert np.array(list(sizes.values())).sum(axis=0).tolist() == [60000, 10000]
+    images, labels = task.splits("five").train[0:10]
+    assert Counter(labels.tolist()) == {5: 10}
+    assert isinstance(images, Tensor)
+    assert images.shape[1:] == (1, 28, 28)
+    assert (images.min(), images.max()) == (0, 1)
+
+
+# CIFAR's pickles ------------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_as_python_2_and_3_write_it_is_read(tmp_path: Path) -> None:
+    images = made.pictures(np.array([3, 0, 9]), (3, 32, 32))
+    batch = {"data": images.reshape(3, -1), "labels": [3, 0, 9]}
+    path = made.pickled(tmp_path / "batch", batch)
+    assert b"cnumpy.core.multiarray\n_reconstruct" in path.read_bytes()
+    for content in (path.read_bytes(), *(pickle.dumps(batch, protocol) for protocol in range(5))):
+        path.write_bytes(content)
+        read, found = read_batch(path, "labels", 10)
+        np.testing.assert_array_equal(read, images)
+        assert found.tolist() == [3, 0, 9]
+
+
+class Hostile:
+    """When it is unpickled, a function is called."""
+
+    def __init__(self, function: Any, *arguments: Any) -> None:
+        self.called = (function, arguments)
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        return self.called
+
+
+def test_a_hostile_pickle_calls_nothing(tmp_path: Path) -> None:
+    """Neither by itself, nor in the dtype or shape of an array, nor under a name that begins like an allowed one."""
+    mark, path = tmp_path / "called", tmp_path / "batch"
+    system = Hostile(os.system, f"touch {mark}")
+    for hostile in (
+        system,
+        Hostile(eval, f"open({str(mark)!r}, 'w')"),
+        Hostile(subprocess.Popen, ["touch", str(mark)]),
+        Hostile(getattr, np.ndarray, "tofile"),
+        {"data": [system], "labels": (system,)},
+        Hostile(np.fromfile, str(path)),
+    ):
+        for protocol in (0, 2, 4, 5):
+            path.write_bytes(pickle.dumps({"data": hostile, "labels": [1]}, protocol))
+            with pytest.raises(FairbloomError, match=r"batch is no CIFAR batch \(UnpicklingError"):
+                read_batch(path, "labels", 10)
+            assert not mark.exists()
+
+
+GOOD: Mapping[str, Any] = {"data": np.zeros((2, 3072), np.uint8), "labels": [1, 2]}
+BATCHES: tuple[Any, ...] = (
+    {"data": GOOD["data"]},
+    {"labels": GOOD["labels"]},
+    {**GOOD, "data": np.zeros((2, 3071), np.uint8)},
+    {**GOOD, "data": np.zeros((2, 3072), np.float64)},
+    {**GOOD, "data": [0] * 3072},
+    {**GOOD, "labels": [1]},
+    {**GOOD, "labels": [1, 10]},
+    {**GOOD, "labels": [-1, 1]},
+    {**GOOD, "labels": [1.0, 2.0]},
+    {**GOOD, "labels": [[1], [2]]},
+    {"data": np.zeros((0, 3072), np.uint8), "labels": []},
+    [1, 2, 3],
+)
+CODEC = b"\x80\x02c_codecs\nencode\nX\x01\x00\x00\x00aX\x03\x00\x00\x00hex\x86R."
+"""Bytes by another codec than latin1: it is looked for by its name, so that a name could import a module."""
+
+
+def test_what_is_no_batch_is_refused_with_its_path(tmp_path: Path) -> None:
+    path = tmp_path / "batch"
+    broken = (b"", b"\x80", b"not a pickle", pickle.dumps(GOOD)[:-100], CODEC)
+    for content in (*map(pickle.dumps, BATCHES), *broken):
+        path.write_bytes(content)
+        with pytest.raises(FairbloomError, match=r"batch is no CIFAR batch"):
+            read_batch(path, "labels", 10)
+    made.cifar10(tmp_path)
+    task = load_task({"task": "cifar10", "data-dir": str(tmp_path)})
+    with pytest.raises(FairbloomError, match=r"data_batch_1 is not the original of cifar10"):  # not even unpickled
+        task.splits(task.clients[0])
+
+
+# CINIC-10's tables ----------------------------------------------------------------------------------------------------
+
+
+def test_cinic10s_validation_images_are_for_training(tmp_path: Path) -> None:
+    made.cinic10(tmp_path, count=10)
+    for test, counts in (("train", [16, 4]), ("merged", [24, 6]), ("official", [20, 10])):
+        task = load("cinic10", tmp_path, cinic10__test=test, clients=1, partition="iid", cinic10__standardise="none")
+        splits = task.splits("client-0")
+        assert [len(split) for split in splits] == counts
+        own = torch.cat([everything(split)[0] for split in splits])
+        expected = {
+            image.tobytes()
+            for seed in ((0, 1) if test == "train" else (0, 1, 2))
+            for image in made.pictures(made.balanced(10, 10), (3, 32, 32), seed)
+        }
+        assert {(image * 255).round().to(torch.uint8).numpy().tobytes() for image in own} == expected
+
+
+def test_grey_and_transparent_images_are_coloured_ones(tmp_path: Path) -> None:
+    """CINIC-10 has some thousand images of ImageNet that are grey."""
+    made.cinic10(tmp_path, count=10)
+    path = tmp_path / TASKS["cinic10"].files[2].path
+    for channels in (1, 4):
+        made.hub_parquet(path, np.full((10, channels, 32, 32), 255, np.uint8), label=made.balanced(10, 10))
+        task = load("cinic10", tmp_path, cinic10__test="official", clients=1, partition="iid", seed=channels)
+        assert everything(task.splits("client-0").test)[0].shape == (10, 3, 32, 32)
+
+
+def test_another_table_than_the_hubs_is_refused(tmp_path: Path) -> None:
+    made.cinic10(tmp_path, count=10)
+    path = tmp_path / TASKS["cinic10"].files[1].path
+    good = np.zeros((10, 3, 32, 32), np.uint8)
+    tables: tuple[tuple[Any, Any], ...] = (
+        (good[:, :, :16], {"label": range(10)}),
+        (good, {"class": range(10)}),
+        (good, {"label": range(1, 11)}),
+        (good, {"label": list("abcdefghij")}),
+    )
+    contents = [made.hub_parquet(path, images, **columns).read_bytes() for images, columns in tables]
+    for content in (*contents, b"", b"PAR1", b"no parquet" * 100):
+        path.write_bytes(content)
+        with pytest.raises(FairbloomError) as refusal:
+            load("cinic10", tmp_path, clients=1, partition="iid").splits("client-0")
+        assert str(path) in str(refusal.value)
+
+
+# Runs -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "write", "model", "partition"),
+    [
+        ("mnist", lambda folder: made.mnist(folder), "mlp", "iid"),
+        ("fashion-mnist", lambda folder: made.mnist(folder, folder="FashionMNIST"), "mlp", "iid"),
+        ("cifar10", lambda folder: made.cifar10(folder, 100), "cifar-cnn", "shards"),
+        ("cifar100", lambda folder: made.cifar100(folder, 20), "resnet18-gn", "iid"),
+        ("cinic10", lambda folder: made.cinic10(folder, 40), "cifar-cnn", "dirichlet"),
+    ],
+)
+def test_models_train_on_files_of_that_format(
+    tmp_path: Path, name: str, write: Callable[[Path], Path], model: str, partition: str
+) -> None:
     ran = api.run(
         name,
-        data_dir=tmp_path / "data",
-        model="mlp",
-        clients=4,
-        partition="iid",
-        rounds=3,
+        data_dir=write(tmp_path / "data"),
+        model=model,
+        clients=2,
+        partition=partition,
+        rounds=2,
+        fraction=0.5,
         device="cpu",
         out=tmp_path / "run",
-        settings=settings,
+        settings={"verify-data": False, "evaluate-every": 2, "batch-size": 20, f"{name}.noisy-clients": 1},
         progress=False,
     )
     assert ran.finished
-    assert len(ran.final()) == 4
+    assert len(ran.final()) == 2
 
 
 @pytest.mark.parametrize(
@@ -273,12 +424,13 @@ def test_files_of_that_format_train_with_shifted_clients(tmp_path: Path, name: s
 def test_another_data_set_in_a_known_format_takes_one_entry(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, like: str, write: Callable[[Path], Path]
 ) -> None:
-    entry = next(each for each in PICTURES if each.name == like)
+    entry = TASKS[like]
+    assert isinstance(entry, PictureSet)
     labels = tuple(f"{name}s" for name in entry.labels)
     monkeypatch.setitem(TASKS, "mine", replace(entry, name="mine", labels=labels))
-    data = {"data-dir": str(write(tmp_path)), "verify-data": False}
-    task = load_task({"task": "mine", "partition": "class", "mine.classes": "7,1", "mine.test": "official", **data})
+    settings: dict[str, Value] = {"partition": "class", "mine.classes": "7,1", "mine.test": "official"}
+    task = load("mine", write(tmp_path), **settings)
     assert task.clients == (labels[7], labels[1])
-    train, test = task.splits(labels[7])
-    assert set(train[0 : len(train)][1].tolist()) == set(test[0 : len(test)][1].tolist()) == {0}
-    assert task.model()(train[0:2][0]).shape == (2, 2)
+    train, test = (everything(split) for split in task.splits(labels[7]))
+    assert set(train[1].tolist()) == set(test[1].tolist()) == {0}
+    assert task.model()(train[0]).shape == (len(train[0]), 2)

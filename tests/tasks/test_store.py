@@ -1,11 +1,15 @@
 """Where the files of known data sets lie, and what becomes of those that are missing or are something else."""
 
+import gzip
 import hashlib
+import io
 import os
+import tarfile
 import threading
-from collections.abc import Callable
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -16,20 +20,25 @@ from fairbloom.tasks.datasets import store
 from fairbloom.tasks.datasets.store import folder_of, locate
 from fairbloom.tasks.task import DataFile, Setup, TaskInfo
 
-CONTENT = {"things/raw/a": b"first", "things/b": b"second"}
+CONTENT = {"things/raw/a": b"first" * 1000, "things/b": b"second", "batches/1": b"one", "batches/2": b"two"}
+NOWHERE = "http://127.0.0.1:9"
 
 
 def md5_of(content: bytes) -> str:
     return hashlib.md5(content, usedforsecurity=False).hexdigest()
 
 
-INFO = TaskInfo(
-    "things",
-    "Things",
-    "nowhere",
-    "none:load",
-    files=tuple(DataFile(path, md5_of(content)) for path, content in CONTENT.items()),
-)
+def info_at(server: str) -> TaskInfo:
+    """Return a data set of a compressed file, a plain one and an archive of two, all at one address."""
+    addresses = (f"{server}/a.gz", f"{server}/b", f"{server}/batches.tar.gz", f"{server}/batches.tar.gz")
+    files = (
+        DataFile(path, md5_of(content), address)
+        for (path, content), address in zip(CONTENT.items(), addresses, strict=True)
+    )
+    return TaskInfo("things", "Things", "nowhere", "none:load", files=tuple(files))
+
+
+INFO = info_at(NOWHERE)
 
 
 def setup_of(root: Path | str, *, verify: bool = True) -> Setup:
@@ -43,16 +52,39 @@ def write(place: Path, **other: bytes) -> None:
         (place / path).write_bytes(other.get(Path(path).name, content))
 
 
-def never(place: Path) -> None:
-    raise AssertionError("nothing is to be downloaded")
-
-
 def left_in(root: Path) -> set[str]:
     """Return the files below a folder but for locks."""
     return {file.relative_to(root).as_posix() for file in root.rglob("*") if file.is_file() and file.suffix != ".lock"}
 
 
-# Where ----------------------------------------------------------------------------------------------------------------
+class Archive(SimpleHTTPRequestHandler):
+    """Serves a folder, and notes what is asked for."""
+
+    def __init__(self, *arguments: object, asked: list[str], directory: str) -> None:
+        self.asked = asked
+        super().__init__(*arguments, directory=directory)  # type: ignore[arg-type]
+
+    def log_message(self, format: str, *args: object) -> None:
+        self.asked.append(self.path)
+
+
+@pytest.fixture
+def web(tmp_path: Path) -> Iterator[tuple[TaskInfo, Path, list[str]]]:
+    """Serve the data set; return it, the folder that is served and the list of what was asked for."""
+    served, asked = tmp_path / "served", list[str]()
+    served.mkdir()
+    (served / "a.gz").write_bytes(gzip.compress(CONTENT["things/raw/a"]))
+    (served / "b").write_bytes(CONTENT["things/b"])
+    with tarfile.open(served / "batches.tar.gz", "w:gz") as archive:
+        for path in ("batches/1", "batches/2"):
+            about = tarfile.TarInfo(path)
+            about.size = len(CONTENT[path])
+            archive.addfile(about, io.BytesIO(CONTENT[path]))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Archive, asked=asked, directory=str(served)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield info_at(f"http://127.0.0.1:{server.server_port}"), served, asked
+    server.shutdown()
+    server.server_close()
 
 
 def test_the_folder_is_data_dir_the_environments_or_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,145 +104,91 @@ def test_present_files_are_not_downloaded(tmp_path: Path) -> None:
     write(tmp_path)
     tmp_path.chmod(0o500)
     try:
-        assert locate(INFO, setup_of(tmp_path), never) == tmp_path
+        assert locate(INFO, setup_of(tmp_path)) == [tmp_path / path for path in CONTENT]
+        assert locate(INFO, setup_of(tmp_path), INFO.files[1:2]) == [tmp_path / "things/b"]
         assert left_in(tmp_path) == set(CONTENT)
     finally:
         tmp_path.chmod(0o700)
 
 
-def test_a_wrong_file_is_refused_with_checksums_and_remedies(tmp_path: Path) -> None:
-    write(tmp_path, b=b"forged")
-    with pytest.raises(FairbloomError) as refusal:
-        locate(INFO, setup_of(tmp_path), never)
-    for word in (
-        str(tmp_path / "things/b"),
-        md5_of(b"forged"),
-        INFO.files[1].md5,
-        "Delete it",
-        "verify-data=false",
-    ):
-        assert word in str(refusal.value)
-
-
-def test_files_are_taken_as_they_are_where_that_is_asked_for(tmp_path: Path) -> None:
-    write(tmp_path, a=b"", b=b"forged")
-    assert locate(INFO, setup_of(tmp_path, verify=False), never) == tmp_path
-
-
-def test_a_file_without_a_known_checksum_is_taken_as_it_is(tmp_path: Path) -> None:
-    write(tmp_path, b=b"another edition")
-    unknown = replace(INFO, files=(INFO.files[0], INFO.files[1]._replace(md5="")))
-    assert locate(unknown, setup_of(tmp_path), never) == tmp_path
-
-
-def test_a_file_changed_after_its_check_is_checked_again(tmp_path: Path) -> None:
+def test_a_file_that_is_not_the_original_is_refused(tmp_path: Path) -> None:
     write(tmp_path)
-    locate(INFO, setup_of(tmp_path), never)
-    (tmp_path / "things/b").write_bytes(b"forged!")
-    with pytest.raises(FairbloomError, match="is not the original"):
-        locate(INFO, setup_of(tmp_path), never)
+    locate(INFO, setup_of(tmp_path))
+    (tmp_path / "things/b").write_bytes(b"forged")  # after it has been checked
+    with pytest.raises(FairbloomError) as refusal:
+        locate(INFO, setup_of(tmp_path))
+    for word in (str(tmp_path / "things/b"), md5_of(b"forged"), INFO.files[1].md5, "verify-data=false"):
+        assert word in str(refusal.value)
+    assert locate(INFO, setup_of(tmp_path, verify=False))
+    without = [each._replace(md5="") for each in INFO.files]  # it has no fixed checksum
+    assert locate(INFO, setup_of(tmp_path), without)
 
 
 # Files that are missing -----------------------------------------------------------------------------------------------
 
 
-def test_missing_files_are_downloaded_once(tmp_path: Path) -> None:
-    fetched: list[Path] = []
-
-    def fetch(place: Path) -> None:
-        fetched.append(place)
-        write(place)
-        (place / "archive.tar.gz").write_bytes(b"what they came in")
-
+def test_missing_files_are_downloaded_once(web: tuple[TaskInfo, Path, list[str]], tmp_path: Path) -> None:
+    info, _, asked = web
     root = tmp_path / "not" / "there" / "yet"
-    for _ in range(2):
-        assert locate(INFO, setup_of(root), fetch) == root
-    assert len(fetched) == 1
-    assert left_in(root) == set(CONTENT)
-    assert (root / "things/raw/a").read_bytes() == b"first"
-
-
-def test_one_file_that_is_missing_brings_all_anew(tmp_path: Path) -> None:
-    write(tmp_path, b=b"forged")
-    (tmp_path / "things/raw/a").unlink()
-    locate(INFO, setup_of(tmp_path), write)
-    assert (tmp_path / "things/b").read_bytes() == b"second"
-
-
-def test_a_folder_in_place_of_a_file_is_no_file(tmp_path: Path) -> None:
-    (tmp_path / "things/b").mkdir(parents=True)
-    with pytest.raises(FairbloomError, match=r"cannot be downloaded \(IsADirectoryError"):
-        locate(INFO, setup_of(tmp_path), write)
-
-
-def broken(place: Path) -> None:
-    (place / "things").mkdir()
-    (place / "things/b").write_bytes(b"sec")
-    raise ConnectionError("Max retries exceeded,\n  no network")
-
-
-def partial(place: Path) -> None:
-    write(place)
-    (place / "things/b").unlink()
-
-
-@pytest.mark.parametrize(("fetch", "why"), [(broken, "no network"), (partial, "FileNotFoundError")])
-def test_without_network_the_message_names_file_and_remedy(
-    tmp_path: Path, fetch: Callable[[Path], None], why: str
-) -> None:
-    with pytest.raises(FairbloomError) as refusal:
-        locate(INFO, setup_of(tmp_path), fetch)
-    text = str(refusal.value)
-    for word in ("task = 'things'", "things/b", str(tmp_path), why, "put the files there", "--data-dir"):
-        assert word in text
-    assert "\n" not in text
-    assert "things/b" not in left_in(tmp_path)  # half a file would be taken for the whole one
-
-
-def test_a_folder_that_nothing_can_be_written_to_is_told(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(FairbloomError, match=r"things/raw/a is not in .*file.* cannot be downloaded"):
-        locate(INFO, setup_of(tmp_path / "file"), never)
-
-
-def test_what_a_download_says_itself_is_not_wrapped(tmp_path: Path) -> None:
-    def refuse(place: Path) -> None:
-        raise FairbloomError("these data are not free")
-
-    with pytest.raises(FairbloomError, match=r"^these data are not free$"):
-        locate(INFO, setup_of(tmp_path), refuse)
-
-
-def test_a_download_that_is_something_else_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FairbloomError, match="is not the original of things"):
-        locate(INFO, setup_of(tmp_path), lambda place: write(place, a=b"an error page"))
-
-
-def test_processes_that_want_the_same_data_download_them_once(tmp_path: Path) -> None:
     together = threading.Barrier(4)
-    fetched = []
 
-    def fetch(place: Path) -> None:
-        fetched.append(place)
-        write(place)
-
-    def want(_: int) -> Path:
+    def want(_: int) -> list[Path]:
         together.wait()
-        return locate(INFO, setup_of(tmp_path), fetch)
+        return locate(info, setup_of(root))
 
     with ThreadPoolExecutor(4) as pool:
-        assert set(pool.map(want, range(4))) == {tmp_path}
-    assert len(fetched) == 1
+        assert [*pool.map(want, range(4))] == [[root / path for path in CONTENT]] * 4
+    assert asked == ["/a.gz", "/b", "/batches.tar.gz"]
+    assert {path: (root / path).read_bytes() for path in left_in(root)} == CONTENT
+    (root / "batches/2").unlink()
+    locate(info, setup_of(root))
+    assert asked[3:] == ["/batches.tar.gz"]
+    assert left_in(root) == set(CONTENT)
 
 
-def test_an_interrupted_download_leaves_nothing(tmp_path: Path) -> None:
-    def interrupt(place: Path) -> None:
-        write(place)
-        raise KeyboardInterrupt
+@pytest.mark.parametrize("fault", ["missing", "cut", "no gzip", "empty archive"])
+def test_a_download_that_fails_leaves_nothing_and_a_remedy(
+    web: tuple[TaskInfo, Path, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    info, served, _ = web
+    path = {"missing": "b", "cut": "b", "no gzip": "a.gz", "empty archive": "batches.tar.gz"}[fault]
+    if fault == "missing":
+        (served / path).unlink()
+    elif fault == "cut":
+        monkeypatch.setattr(Archive, "send_header", longer_than_it_is)
+    else:
+        (served / path).write_bytes(b"<html>an error page</html>")
+    root = tmp_path / "data"
+    lacking = next(file.path for file in info.files if file.address.endswith(f"/{path}"))
+    files = [file for file in info.files if file.address.endswith(f"/{path}")]
+    with pytest.raises(FairbloomError) as refusal:
+        locate(info, setup_of(root), files)
+    for word in ("task = 'things'", lacking, str(root), "put the files there", "--data-dir"):
+        assert word in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+    assert not left_in(root)  # half a file would be taken for the whole one
 
-    with pytest.raises(KeyboardInterrupt):
-        locate(INFO, setup_of(tmp_path), interrupt)
-    assert not left_in(tmp_path)
+
+def longer_than_it_is(handler: Archive, name: str, value: str) -> None:
+    """Promise ten bytes more than there are."""
+    value = str(int(value) + 10) if name == "Content-Length" else value
+    SimpleHTTPRequestHandler.send_header(handler, name, value)
+
+
+def test_a_download_that_is_something_else_is_refused(web: tuple[TaskInfo, Path, list[str]], tmp_path: Path) -> None:
+    info, served, _ = web
+    (served / "b").write_bytes(b"<html>an error page</html>")
+    with pytest.raises(FairbloomError, match=r"things/b is not the original of things"):
+        locate(info, setup_of(tmp_path / "data"))
+
+
+def test_a_place_that_cannot_be_written_to_is_said(web: tuple[TaskInfo, Path, list[str]], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FairbloomError, match=r"things/raw/a is not in .*file.* cannot be downloaded"):
+        locate(web[0], setup_of(tmp_path / "file"))
+    (tmp_path / "data/things/b").mkdir(parents=True)
+    with pytest.raises(FairbloomError, match=r"cannot be downloaded \(IsADirectoryError"):
+        locate(web[0], setup_of(tmp_path / "data"))
 
 
 # What is known --------------------------------------------------------------------------------------------------------
@@ -223,6 +201,7 @@ def test_no_known_data_sets_share_a_file() -> None:
         assert not Path(file.path).is_absolute()
         assert ".." not in Path(file.path).parts
         assert file.md5 == "" or len(bytes.fromhex(file.md5)) == 16
+        assert file.address.startswith("https://" if "fashion-mnist" not in file.address else "http://")
 
 
 @pytest.mark.parametrize("name", [name for name, info in TASKS.items() if info.files])
@@ -230,4 +209,4 @@ def test_the_real_files_that_are_here_are_the_originals(name: str) -> None:
     root, info = Path(os.environ.get(store.ENVIRONMENT, "/nowhere")), TASKS[name]
     if not all((root / file.path).is_file() for file in info.files):
         pytest.skip(f"FAIRBLOOM_DATA names no folder with {info.files[0].path}")
-    assert locate(info, setup_of(root), never) == root
+    assert locate(info, setup_of(root))

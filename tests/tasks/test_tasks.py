@@ -74,11 +74,11 @@ def test_the_task_that_is_named_is_the_one_that_is_loaded() -> None:
     task = load_task(config(task="ones", seed=7))
     assert task.clients == ("0", "1", "2")
     ((setup, own),) = loaded
-    assert setup == Setup.of({"clients": 3, "partition": "shards", "seed": 7})
+    assert setup == Setup.of({"task": "ones", "clients": 3, "partition": "shards", "seed": 7})
     assert own == {"noise": 0.5, "shift": 0, "kind": "plain", "folded": False}
 
 
-@pytest.mark.parametrize("name", [name for name, info in TASKS.items() if not (info.reads_folder or info.files)])
+@pytest.mark.parametrize("name", [name for name, info in TASKS.items() if not (info.reads or info.files)])
 def test_every_registered_task_loads_under_its_name(name: str) -> None:
     task = load_task(Settings.of({"task": name}).run_config())
     train, test = task.splits(task.clients[0])
@@ -229,9 +229,7 @@ def test_sizes_of_splits_are_shown_by_default() -> None:
 
 
 def test_given_clients_are_not_counted_by_a_setting() -> None:
-    for name, info in TASKS.items():
-        assert info.has_clients == (name in ("csv", "image-folder"))
-        setup = info.setup({"clients": 7})
-        assert setup.clients == (0 if info.has_clients else 7)
+    for info in TASKS.values():
+        assert info.setup({"clients": 7}).clients == (0 if info.reads else 7)
     assert TASKS["digits"].setup({}).clients == 20
     assert TASKS["csv"].setup({}).model == "logistic"

@@ -19,11 +19,10 @@ from ..helpers import fairbloom
 SOURCES = {
     "my_helper": "K = 1\n",
     "my_task": """
-from dataclasses import replace
 from fairbloom.tasks import find_task
 def task(setup):
     known = find_task("digits")
-    return known.load(replace(setup, model=setup.model, data_dir=""), known.check_parameters({}))
+    return known.load(setup.model_copy(update={"data_dir": ""}), known.check_parameters({}))
 """,
     "my_model": "import torch\ndef net(outputs, inputs):\n"
     "    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(inputs, outputs))\n",

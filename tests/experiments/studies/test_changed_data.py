@@ -57,7 +57,7 @@ from fairbloom.tasks import find_task
 
 def task(setup):
     known = find_task("digits")
-    digits = known.load(replace(setup, model="logistic", data_dir=""), known.check_parameters({}))
+    digits = known.load(setup.model_copy(update={"model": "logistic", "data_dir": ""}), known.check_parameters({}))
     shift = float(Path(setup.data_dir or "place", "shift.txt").read_text())
     splits = lambda name: digits.splits(name).map(lambda part: replace(part, inputs=part.inputs + shift))
     return replace(digits, splits=splits)

@@ -1,0 +1,56 @@
+"""Tables of the Hugging Face hub: parquet files with columns of labels and of images."""
+
+from collections.abc import Mapping, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pyarrow import parquet
+
+from fairbloom.errors import FairbloomError
+
+
+def read_columns(path: Path, *names: str) -> Mapping[str, Any]:
+    """Return columns of a parquet file, as Arrow's arrays, by their names; of images, their files' content."""
+    try:
+        columns = parquet.ParquetFile(path).read(columns=names).select(names)
+    except (OSError, ValueError, KeyError) as error:
+        raise FairbloomError(
+            f"{path} cannot be read ({' '.join(str(error).split())}): put the original in its place"
+        ) from error
+    return {name: _extract_content(columns.column(name).combine_chunks()) for name in names}
+
+
+def _extract_content(column: Any) -> Any:
+    """Return a column, and of one of images, each with its content and its path, the contents."""
+    fields = [column.type.field(place).name for place in range(column.type.num_fields)]
+    return column.field("bytes") if "bytes" in fields else column
+
+
+def to_labels(path: Path, column: Any, classes: int) -> NDArray[np.int64]:
+    """Return a column of labels."""
+    labels = column.to_numpy(zero_copy_only=False)
+    if labels.dtype.kind not in "iu" or not len(labels) or not 0 <= labels.min() <= labels.max() < classes:
+        raise FairbloomError(
+            f"{path}: labels must be whole numbers from 0 to {classes - 1}: put the original in its place"
+        )
+    return labels.astype(np.int64)  # type: ignore[no-any-return]
+
+
+def decode(path: Path, column: Any, rows: Sequence[int], mode: str, shape: tuple[int, int, int]) -> NDArray[np.uint8]:
+    """Return images of a column, shape (n, channels, height, width); `mode` is Pillow's, "L" or "RGB"."""
+    try:
+        from PIL import Image  # imported late: an extra brings it
+    except ImportError as error:
+        raise FairbloomError(f"{path}: images are read by Pillow: pip install 'fairbloom[images]'") from error
+    channels, height, width = shape
+    images = np.empty((len(rows), height, width, channels), np.uint8)
+    for place, row in enumerate(rows):
+        try:
+            with Image.open(BytesIO(column[row].as_py())) as image:
+                images[place] = np.asarray(image.convert(mode)).reshape(height, width, channels)
+        except (OSError, TypeError, ValueError, Image.DecompressionBombError) as error:
+            raise FairbloomError(f"{path}: row {row} holds no image of {height}×{width} pixels ({error})") from error
+    return images.transpose(0, 3, 1, 2)
