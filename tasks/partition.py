@@ -1,6 +1,6 @@
 """The ways in which examples are dealt to clients, and a client's examples to training, testing and validation."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -35,24 +35,12 @@ def deal(labels: Labels, setup: Setup, tested: Labels | None = None) -> list[Dea
     `labels` has shape (n,); the test set with labels `tested` is dealt alike: a client's shards, classes or shares, and
     at least one example.
     """
-    clients, seed = setup.clients, setup.seed
+    clients = setup.clients
     if setup.partition != "shards":  # the number of shards is checked first
-        check_enough(len(labels) // clients, clients, len(labels))
-    both = (labels, np.empty(0, np.int64) if tested is None else tested)
-    match setup.partition:
-        case "shards":
-            parts = shards(both, clients, setup.shards_per_client, seed)
-        case "classes":
-            parts = classes(both, clients, setup.classes_per_client, seed)
-        case "dirichlet":
-            parts = dirichlet(both, clients, setup.dirichlet_alpha, seed, setup.smallest_client)
-        case "sizes":
-            parts = sizes(both, clients, setup.dirichlet_alpha, seed, setup.smallest_client)
-        case "iid":
-            parts = iid(both, clients, seed)
-        case _:
-            parts = from_function(setup, both)
-    check_enough(min(map(len, parts[0])), clients, len(labels))
+        _check_enough(len(labels) // clients, clients, len(labels))
+    sets = (labels, np.empty(0, np.int64) if tested is None else tested)
+    parts = PARTITIONS.get(setup.partition, by_function)(sets, setup)
+    _check_enough(min(map(len, parts[0])), clients, len(labels))
     if tested is not None:
         parts[1] = _fill_up(parts[1], 1)
         if min(map(len, parts[1])) == 0:
@@ -63,60 +51,62 @@ def deal(labels: Labels, setup: Setup, tested: Labels | None = None) -> list[Dea
     return [Dealt(*each) for each in zip(*parts, strict=True)]
 
 
-def iid(sets: Sequence[Labels], clients: int, seed: int) -> list[list[Indices]]:
+def _check_enough(fewest: int, clients: int, examples: int) -> None:
+    """Raise FairbloomError when the client that has the fewest examples has too few to train and test on."""
+    if fewest < MIN_EXAMPLES:
+        raise FairbloomError(
+            f"clients = {clients} leaves a client with {fewest} of {examples} examples, at least {MIN_EXAMPLES} are "
+            f"needed: at most {examples // MIN_EXAMPLES} clients can share them"
+        )
+
+
+def iid(sets: Sequence[Labels], setup: Setup) -> list[list[Indices]]:
     """Deal the examples of each set at random, as evenly as possible."""
-    random = generator(seed, "iid")
-    return [np.array_split(random.permutation(len(labels)), clients) for labels in sets]
+    random = generator(setup.seed, "iid")
+    return [np.array_split(random.permutation(len(labels)), setup.clients) for labels in sets]
 
 
-def shards(sets: Sequence[Labels], clients: int, per_client: int, seed: int) -> list[list[Indices]]:
-    """Sort the examples by label, cut them into shards and deal each client `per_client`, alike in each set.
+def shards(sets: Sequence[Labels], setup: Setup) -> list[list[Indices]]:
+    """Sort the examples by label, cut them into shards and deal each client so many, alike in each set.
 
     Source: McMahan et al., AISTATS 2017, section 3.
     """
-    number = clients * per_client
+    number = setup.clients * setup.shards_per_client
     if number > len(sets[0]):
         raise FairbloomError(
-            f"clients = {clients} times shards-per-client = {per_client} is {number} shards, more than the "
-            f"{len(sets[0])} examples: lower one of them"
+            f"clients = {setup.clients} times shards-per-client = {setup.shards_per_client} is {number} shards, more "
+            f"than the {len(sets[0])} examples: lower one of them"
         )
-    random = generator(seed, "shards")
+    random = generator(setup.seed, "shards")
 
     def cut(labels: Labels) -> list[Indices]:
         shuffled = random.permutation(len(labels))  # else equal labels would keep the order of the file
         return np.array_split(shuffled[np.argsort(labels[shuffled], kind="stable")], number)
 
     first = cut(sets[0])
-    dealt = random.permutation(number).reshape(clients, per_client)
+    dealt = random.permutation(number).reshape(setup.clients, setup.shards_per_client)
     pieces = [first, *map(cut, sets[1:])]
     return [[np.concatenate([those[i] for i in mine]) for mine in dealt] for those in pieces]
 
 
-def classes(sets: Sequence[Labels], clients: int, per_client: int, seed: int) -> list[list[Indices]]:
-    """Let each client have examples of `per_client` classes; the clients of a class have equal shares of it.
+def classes(sets: Sequence[Labels], setup: Setup) -> list[list[Indices]]:
+    """Let each client have examples of so many classes; the clients of a class have equal shares of it.
 
     Classes are dealt from a shuffled pack, then from another one, so that about as many clients have each class.
     Source: Zhao et al., Federated Learning with Non-IID Data, 2018.
     """
-    there = np.unique(sets[0])
+    there, clients, per_client = np.unique(sets[0]), setup.clients, setup.classes_per_client
     if not len(there) / clients <= per_client <= len(there):
         raise FairbloomError(
             f"classes-per-client = {per_client}: the examples are of {len(there)} classes, so that clients = {clients} "
             f"can have from {-(-len(there) // clients)} to {len(there)} each"
         )
-    random = generator(seed, "classes")
+    random = generator(setup.seed, "classes")
     holders: dict[int, list[int]] = {int(label): [] for label in there}
     for client in range(clients):
         rarest = sorted(random.permutation(there), key=lambda label: len(holders[label]))
         for label in rarest[:per_client]:
             holders[int(label)].append(client)
-    return _deal_evenly(sets, holders, clients, random)
-
-
-def _deal_evenly(
-    sets: Sequence[Labels], holders: Mapping[int, Sequence[int]], clients: int, random: np.random.Generator
-) -> list[list[Indices]]:
-    """Deal the examples of each class in equal shares to the clients that are to have it."""
     parts: list[list[Indices]] = []
     for labels in sets:
         mine: list[list[Indices]] = [[] for _ in range(clients)]
@@ -128,37 +118,33 @@ def _deal_evenly(
     return parts
 
 
-def dirichlet(
-    sets: Sequence[Labels], clients: int, alpha: float, seed: int, fewest: int = MIN_EXAMPLES
-) -> list[list[Indices]]:
-    """Deal each label's examples by shares drawn from Dirichlet(`alpha`), the same in each set; small alpha is unequal.
+def dirichlet(sets: Sequence[Labels], setup: Setup) -> list[list[Indices]]:
+    """Deal each label's examples by shares drawn from Dirichlet(α), the same in each set; small α is unequal.
 
-    A client with fewer than `fewest` examples of the first set gets some from the client that has the most. Source: Hsu
-    et al., Measuring the Effects of Non-Identical Data Distribution, 2019.
+    A client with too few examples of the first set gets some from the client that has the most. Source: Hsu et al.,
+    Measuring the Effects of Non-Identical Data Distribution, 2019.
     """
-    random = generator(seed, "dirichlet")
-    pieces: list[list[list[Indices]]] = [[[] for _ in range(clients)] for _ in sets]
+    random = generator(setup.seed, "dirichlet")
+    pieces: list[list[list[Indices]]] = [[[] for _ in range(setup.clients)] for _ in sets]
     for label in np.unique(sets[0]):
         shuffled = random.permutation(np.flatnonzero(sets[0] == label))
-        ends = np.cumsum(random.dirichlet(np.full(clients, alpha)))
+        ends = np.cumsum(random.dirichlet(np.full(setup.clients, setup.dirichlet_alpha)))
         rest = (random.permutation(np.flatnonzero(labels == label)) for labels in sets[1:])
         for of_set, mine in zip(pieces, (shuffled, *rest), strict=True):
             for part, piece in zip(of_set, np.split(mine, (ends * len(mine)).round().astype(int)[:-1]), strict=True):
                 part.append(piece)
     first, *others = [[np.concatenate(part) for part in of_set] for of_set in pieces]
-    return [_fill_up(first, fewest), *others]
+    return [_fill_up(first, setup.smallest_client), *others]
 
 
-def sizes(
-    sets: Sequence[Labels], clients: int, alpha: float, seed: int, fewest: int = MIN_EXAMPLES
-) -> list[list[Indices]]:
-    """Deal the examples at random, by sizes drawn from Dirichlet(`alpha`): clients differ in how many they have."""
-    random = generator(seed, "sizes")
-    ends = np.cumsum(random.dirichlet(np.full(clients, alpha)))
+def sizes(sets: Sequence[Labels], setup: Setup) -> list[list[Indices]]:
+    """Deal the examples at random, by sizes drawn from Dirichlet(α): clients differ in how many they have."""
+    random, clients = generator(setup.seed, "sizes"), setup.clients
+    ends = np.cumsum(random.dirichlet(np.full(clients, setup.dirichlet_alpha)))
     first, *others = (
         np.split(random.permutation(len(labels)), (ends * len(labels)).round().astype(int))[:clients] for labels in sets
     )
-    return [_fill_up(first, fewest), *others]
+    return [_fill_up(first, setup.smallest_client), *others]
 
 
 def _fill_up(parts: Sequence[Indices], fewest: int) -> list[Indices]:
@@ -169,55 +155,45 @@ def _fill_up(parts: Sequence[Indices], fewest: int) -> list[Indices]:
     return [np.array(part, np.intp) for part in filled]
 
 
-def from_function(setup: Setup, sets: Sequence[Labels]) -> list[list[Indices]]:
+def by_function(sets: Sequence[Labels], setup: Setup) -> list[list[Indices]]:
     """Deal each set by a user's function, as in my_module:deal; its streams begin alike, so shares are the same."""
-    name, function = setup.partition, imported_partition(setup.partition)
+    function, clients = imported_partition(setup.partition), setup.clients
     parts = []
     for labels in sets:
         if not len(labels):
-            parts.append([np.empty(0, np.intp)] * setup.clients)
+            parts.append([np.empty(0, np.intp)] * clients)
             continue
         try:
-            dealt = function(labels.copy(), setup.clients, generator(setup.seed, "partition", name))
+            dealt = function(labels.copy(), clients, generator(setup.seed, "partition", setup.partition))
             there = [np.asarray(each) for each in dealt]
         except Exception as error:
+            said = " ".join(str(error).split())
             raise FairbloomError(
-                f"partition = {name!r}: it failed with {type(error).__name__}: {' '.join(str(error).split())}"
+                f"partition = {setup.partition!r}: it failed with {type(error).__name__}: {said}"
             ) from error
-        parts.append(check_dealt(name, there, setup.clients, len(labels)))
-    if (fewest := min(map(len, parts[0]))) < MIN_EXAMPLES:
-        raise FairbloomError(
-            f"partition = {name!r}: it deals a client {fewest} examples, and at least {MIN_EXAMPLES} are needed, four "
-            "fifths for training and one for testing"
-        )
+        if fault := _find_fault(there, clients, len(labels)):
+            raise FairbloomError(f"partition = {setup.partition!r}: {fault}")
+        parts.append([each.astype(np.intp) for each in there])
     return parts
 
 
-def check_dealt(name: str, dealt: Sequence[NDArray[Any]], clients: int, examples: int) -> list[Indices]:
-    """Return what a user's function has dealt, as indices; raise FairbloomError where it cannot be dealt."""
+def _find_fault(dealt: Sequence[NDArray[Any]], clients: int, examples: int) -> str:
+    """Return why what a user's function deals cannot be dealt, "" where it can."""
     if len(dealt) != clients or any(each.ndim != 1 or (len(each) and each.dtype.kind not in "iu") for each in dealt):
         shapes = ", ".join(f"{each.dtype} {each.shape}" for each in dealt[:3])
-        raise FairbloomError(
-            f"partition = {name!r}: it must deal {clients} arrays of whole numbers, the places of each client's "
-            f"examples; it deals {len(dealt)}: {shapes}"
+        return (
+            f"it must deal {clients} arrays of whole numbers, the places of each client's examples; it deals "
+            f"{len(dealt)}: {shapes}"
         )
     places = np.sort(np.concatenate([each.astype(np.int64) for each in dealt]))
     wrong = places[(places < 0) | (places >= examples) | np.append(places[1:] == places[:-1], False)]
     if len(wrong):
-        raise FairbloomError(
-            f"partition = {name!r}: it deals the place {wrong[0]}, and places are from 0 to {examples - 1}, each for "
-            "one client alone"
-        )
-    return [each.astype(np.intp) for each in dealt]
+        return f"it deals the place {wrong[0]}, and places are from 0 to {examples - 1}, each for one client alone"
+    return ""
 
 
-def check_enough(fewest: int, clients: int, examples: int) -> None:
-    """Raise FairbloomError when the client that has the fewest examples has too few to train and test on."""
-    if fewest < MIN_EXAMPLES:
-        raise FairbloomError(
-            f"clients = {clients} leaves a client with {fewest} of {examples} examples, at least {MIN_EXAMPLES} are "
-            f"needed: at most {examples // MIN_EXAMPLES} clients can share them"
-        )
+PARTITIONS = {"shards": shards, "classes": classes, "dirichlet": dirichlet, "sizes": sizes, "iid": iid}
+"""What deals the examples of each set to clients, alike, by the partition's name."""
 
 
 def number_clients(clients: int) -> tuple[str, ...]:

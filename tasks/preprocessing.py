@@ -196,10 +196,19 @@ class Preprocessing:
         return Schema(target=self.target, ignore=self.ignored, fields={**fields, self.target: target})
 
     def array_inputs(self, x: NDArray[Any]) -> Tensor:
-        """Return the inputs of an array, torch.float32; its first dimension is the examples, each becomes `shape`."""
+        """Return the inputs of an array, torch.float32; its first dimension is the examples, each becomes `shape`.
+
+        Bytes are divided by `white`. Raises ValueError where the array holds no numbers as the model takes them.
+        """
         import torch
 
-        return torch.from_numpy(as_floats(x, self.white)).reshape(-1, *self.shape)
+        if x.dtype.kind not in "biuf":
+            raise ValueError(f"must hold numbers, got {x.dtype}")
+        if x.dtype == np.uint8 and not self.white:
+            raise ValueError("must hold floats as the model takes them, got uint8")
+        numbers = x.astype(np.float32)
+        scaled = numbers / np.float32(self.white) if x.dtype == np.uint8 else numbers
+        return torch.from_numpy(scaled).reshape(-1, *self.shape)
 
     def decode(self, outputs: Tensor) -> Predictions:
         """Return what a model's outputs predict: a class, or a quantity in its own unit."""
@@ -209,20 +218,9 @@ class Preprocessing:
         probabilities = outputs.double().softmax(dim=1).numpy()
         return Predictions(np.array(self.classes, object)[probabilities.argmax(axis=1)], probabilities)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return it as JSON can carry it, numbers exactly; `from_json` reads it."""
-        return {"format": FORMAT, **asdict(self)}
-
-    @classmethod
-    def from_json(cls, written: Mapping[str, Any]) -> Preprocessing:
-        """Return what `to_json` has written; raise ValueError or KeyError for anything else."""
-        if written["format"] != FORMAT:
-            raise ValueError(f"its format is {written['format']!r}, and this Fairbloom reads {FORMAT}: update it")
-        return decode_as(cls, {key: value for key, value in written.items() if key != "format"})
-
     def encode(self) -> bytes:
-        """Return the content of its file."""
-        return json.dumps(self.to_json(), indent=2, allow_nan=False).encode()
+        """Return the content of its file, numbers exactly."""
+        return json.dumps({"format": FORMAT, **asdict(self)}, indent=2, allow_nan=False).encode()
 
     @classmethod
     def decode_file(cls, content: bytes) -> Preprocessing:
@@ -230,15 +228,6 @@ class Preprocessing:
         written = json.loads(content)
         if not isinstance(written, dict):
             raise ValueError("it is no JSON object")
-        return cls.from_json(written)
-
-
-def as_floats(x: NDArray[Any], white: float) -> NDArray[np.float32]:
-    """Return an array of numbers in float32, bytes divided by `white`; raise ValueError where it is no such."""
-    if x.dtype.kind not in "biuf":
-        raise ValueError(f"must hold numbers, got {x.dtype}")
-    if x.dtype != np.uint8:
-        return x.astype(np.float32)
-    if not white:
-        raise ValueError("must hold floats as the model takes them, got uint8")
-    return x.astype(np.float32) / np.float32(white)
+        if written["format"] != FORMAT:
+            raise ValueError(f"its format is {written['format']!r}, and this Fairbloom reads {FORMAT}: update it")
+        return decode_as(cls, {key: value for key, value in written.items() if key != "format"})

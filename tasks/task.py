@@ -13,7 +13,8 @@ from fairbloom.errors import FairbloomError, ReportableError, did_you_mean
 from fairbloom.imports import imported, is_import_string
 from fairbloom.protocol.parameters import Parameter, parameters_of
 from fairbloom.protocol.scores import ACCURACY, GroupScore, Score
-from fairbloom.protocol.settings import RunSettings, Setup, Value
+from fairbloom.protocol.settings import RunSettings, Value
+from fairbloom.protocol.settings import Setup as Setup
 
 from .inputs import Inputs, map_inputs
 from .schema import read_schema

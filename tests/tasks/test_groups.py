@@ -216,19 +216,16 @@ def test_a_users_task_may_give_each_example_a_group() -> None:
     assert [score.name for score in task.group_scores] == ["accuracy"]
 
 
-@pytest.mark.parametrize(
-    ("groups", "words"),
-    [
-        (None, r"a torch.int64 tensor of shape \(4, 1\).* got NoneType"),
-        (torch.zeros(4, 1), "torch.int64 .* got torch.float32"),
-        (torch.zeros(4, dtype=torch.int64), r"got shape \(4,\)"),
-        (torch.tensor([[0], [1], [2], [0]]), "groups by sex must be places from 0 to 1, got 0 to 2"),
-        (torch.tensor([[0], [1], [-1], [0]]), "got -1 to 1: give examples without a group one of their own"),
-    ],
-)
-def test_a_users_task_with_impossible_groups_is_an_error(groups: object, words: str) -> None:
-    with pytest.raises(FairbloomError, match=f"task = 'mine:task': the training examples of client a.*{words}"):
-        of_a_user(groups).splits("a")
+def test_a_users_task_with_impossible_groups_is_an_error() -> None:
+    for groups, words in (
+        (None, r"shape \(4, 1\).* got NoneType"),
+        (torch.zeros(4, 1), "got torch.float32"),
+        (torch.zeros(4, dtype=torch.int64), r"of shape \(4,\)"),
+        (torch.tensor([[0], [1], [2], [0]]), "groups by sex .* 0 to 1, got 0 to 2"),
+        (torch.tensor([[0], [1], [-1], [0]]), "got -1 to 1"),
+    ):
+        with pytest.raises(FairbloomError, match=f"'mine:task': the training examples of client a.*{words}"):
+            of_a_user(groups).splits("a")
 
 
 @pytest.mark.parametrize("task", ["adult", "heart-disease"])

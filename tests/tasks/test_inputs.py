@@ -60,32 +60,22 @@ def test_a_model_is_called_as_its_inputs_ask_for() -> None:
     assert [outputs_of(Answering(seen), KINDS[kind]).tolist() for kind in KINDS] == [[1, 0], [0, 2], [2, 0]]
 
 
-@pytest.mark.parametrize(
-    ("answer", "output", "chosen"),
-    [
+def test_of_several_outputs_one_is_chosen_or_it_is_said() -> None:
+    for answer, output, chosen in (
         ({"logits": X, "hidden": Y}, "", X),
         ({"hidden": X, "count": 3}, "", X),
         ({"logits": X, "scores": Y}, "scores", Y),
         (X, "scores", X),
-    ],
-    ids=["logits", "the only tensor", "the one that is named", "a tensor"],
-)
-def test_of_several_outputs_one_is_chosen(answer: object, output: str, chosen: Tensor) -> None:
-    assert choose_output(Answering(answer), answer, output) is chosen
-
-
-@pytest.mark.parametrize(
-    ("answer", "output", "words"),
-    [
-        ({"a": X, "b": Y}, "", r"returns a, b in training, and the task does not say which .* Task\(output=...\)"),
-        ({"logits": X}, "scores", r"returns logits in training, and the task asks for 'scores'"),
-        ({"loss": 3.0}, "", "returns no tensor in training"),
-        ((X, Y), "", "returns a tuple in training: it must return one tensor, .*or tensors by name"),
-    ],
-)
-def test_outputs_of_which_none_can_be_chosen_are_said(answer: object, output: str, words: str) -> None:
-    with pytest.raises(FairbloomError, match=words):
-        outputs_of(Answering(answer), X, output)
+    ):
+        assert choose_output(Answering(answer), answer, output) is chosen
+    for answer, output, words in (
+        ({"a": X, "b": Y}, "", r"a, b in training.* Task\(output=...\)"),
+        ({"logits": X}, "scores", r"logits in training.*'scores'"),
+        ({"loss": 3.0}, "", "no tensor in training"),
+        ((X, Y), "", "a tuple in training"),
+    ):
+        with pytest.raises(FairbloomError, match=words):
+            outputs_of(Answering(answer), X, output)
 
 
 def test_a_loss_of_the_model_cannot_be_called() -> None:
@@ -107,28 +97,27 @@ class Rows(Dataset[Any]):
         return self.of(place)
 
 
-BATCHES: dict[str, tuple[Any, Callable[[list[Any]], Any] | None, Any]] = {
-    "tensors": (TensorDataset(X, Y), None, X),
-    "several tensors": (TensorDataset(X, X[:, :1], Y), None, (X, X[:, :1])),
-    "tensors by name": (Rows(lambda k: {"x": X[k], "labels": Y[k]}), None, {"x": X}),
-    "named inputs and targets": (Rows(lambda k: ({"x": X[k]}, Y[k])), None, {"x": X}),
-    "several inputs and targets": (Rows(lambda k: ((X[k], X[k, :1]), Y[k])), None, (X, X[:, :1])),
-    "a function": (Rows(lambda k: k), lambda places: (X[places], Y[places]), X),
-}
+BATCHES: tuple[tuple[Any, Callable[[list[Any]], Any] | None, Any], ...] = (
+    (TensorDataset(X, Y), None, X),
+    (TensorDataset(X, X[:, :1], Y), None, (X, X[:, :1])),
+    (Rows(lambda k: {"x": X[k], "labels": Y[k]}), None, {"x": X}),
+    (Rows(lambda k: ({"x": X[k]}, Y[k])), None, {"x": X}),
+    (Rows(lambda k: ((X[k], X[k, :1]), Y[k])), None, (X, X[:, :1])),
+    (Rows(lambda k: k), lambda places: (X[places], Y[places]), X),
+)
 
 
-@pytest.mark.parametrize("case", BATCHES)
-def test_a_batch_is_made_of_the_examples_that_are_chosen(case: str) -> None:
-    dataset, collate, whole = BATCHES[case]
-    examples = Examples.of(dataset, collate, torch.tensor([5, 3, 1, 0]))
-    assert len(examples) == 4
-    assert len(Examples.of(dataset, collate)) == 6
-    for chosen, rows in ((torch.tensor([2, 0]), [1, 5]), (slice(1, 3), [3, 1])):
-        inputs, targets = examples[chosen]
-        assert torch.equal(targets, Y[rows])
-        assert names_of(inputs) == names_of(whole)
-        for taken, tensor in zip(tensors_of(inputs), tensors_of(whole), strict=True):
-            assert torch.equal(taken, tensor[rows])
+def test_a_batch_is_made_of_the_examples_that_are_chosen() -> None:
+    for dataset, collate, whole in BATCHES:
+        examples = Examples.of(dataset, collate, torch.tensor([5, 3, 1, 0]))
+        assert len(examples) == 4
+        assert len(Examples.of(dataset, collate)) == 6
+        for chosen, rows in ((torch.tensor([2, 0]), [1, 5]), (slice(1, 3), [3, 1])):
+            inputs, targets = examples[chosen]
+            assert torch.equal(targets, Y[rows])
+            assert names_of(inputs) == names_of(whole)
+            for taken, tensor in zip(tensors_of(inputs), tensors_of(whole), strict=True):
+                assert torch.equal(taken, tensor[rows])
 
 
 def test_a_dataset_of_several_examples_at_once_is_asked_once() -> None:
@@ -161,38 +150,28 @@ def task_of(part: Any, **others: Any) -> Task:
     return guard_task("hers:task", made)
 
 
-WRONG: dict[str, tuple[Any, str]] = {
-    "a stream": (Examples.of(Streamed()), "Streamed must have a length .* iterated over cannot be drawn from"),
-    "one thing": (
-        Examples.of(Rows(lambda k: X[k])),
-        r"must return \(inputs, targets\).*it returned a Tensor",
-    ),
-    "no labels": (
-        Examples.of(Rows(lambda k: {"x": X[k]})),
-        r"'labels' among them.*by name \(x\), and as targets none",
-    ),
-    "a single target": (
-        Examples.of(Rows(lambda k: k), lambda places: (X[places], torch.tensor(1.0))),
-        r"a row for each of 2 examples.*shape \(\)",
-    ),
-    "texts": (Examples.of(Rows(lambda k: ({"x": "a note"}, Y[k]))), "among the inputs of a batch is a list"),
-    "float64": (Examples.of(TensorDataset(X.double(), Y)), "inputs are torch.float64, but the model is not"),
-    "NaN": (Examples.of(TensorDataset(X / 0 - X / 0, Y)), "inputs hold NaN"),
-    "rows that are not there": (Examples.of(TensorDataset(X, Y), rows=torch.tensor([6])), "torch.int64 from 0 to 5"),
-    "no rows": (Examples.of(TensorDataset(X, Y), rows=torch.arange(0)), "there is none"),
-    "an empty dict": (Examples({}, Y), "inputs are an empty dict"),
-    "a number for a name": (Examples({0: X}, Y), "inputs has the key 0: tensors in a dict have the names of"),  # type: ignore[dict-item]
-    "a list": (Examples([X, X], Y), "inputs must be a torch.Tensor, got list; several tensors are a tuple"),  # type: ignore[arg-type]
-    "one of several too short": (Examples({"x": X, "mask": X[:5]}, Y), r"5 inputs\[mask\] and 6 targets"),
-    "one of several with NaN": (Examples((X, X / 0), Y), r"inputs\[1\] hold NaN"),
-}
+WRONG: tuple[tuple[Any, str], ...] = (
+    (Examples.of(Streamed()), "Streamed must have a length"),
+    (Examples.of(Rows(lambda k: X[k])), "it returned a Tensor"),
+    (Examples.of(Rows(lambda k: {"x": X[k]})), r"'labels'.*by name \(x\)"),
+    (Examples.of(Rows(lambda k: k), lambda places: (X[places], torch.tensor(1.0))), r"2 examples.*shape \(\)"),
+    (Examples.of(Rows(lambda k: ({"x": "a note"}, Y[k]))), "a list"),
+    (Examples.of(TensorDataset(X.double(), Y)), "inputs are torch.float64"),
+    (Examples.of(TensorDataset(X / 0 - X / 0, Y)), "inputs hold NaN"),
+    (Examples.of(TensorDataset(X, Y), rows=torch.tensor([6])), "from 0 to 5"),
+    (Examples.of(TensorDataset(X, Y), rows=torch.arange(0)), "there is none"),
+    (Examples({}, Y), "inputs are an empty dict"),
+    (Examples({0: X}, Y), "inputs has the key 0"),  # type: ignore[dict-item]
+    (Examples([X, X], Y), "inputs must be a torch.Tensor, got list"),  # type: ignore[arg-type]
+    (Examples({"x": X, "mask": X[:5]}, Y), r"5 inputs\[mask\] and 6 targets"),
+    (Examples((X, X / 0), Y), r"inputs\[1\] hold NaN"),
+)
 
 
-@pytest.mark.parametrize("case", WRONG)
-def test_what_is_wrong_with_inputs_is_said_with_client_and_name(case: str) -> None:
-    part, words = WRONG[case]
-    with pytest.raises(FairbloomError, match=rf"task = 'hers:task': the training examples of client site: .*{words}"):
-        task_of(part).splits("site")
+def test_what_is_wrong_with_inputs_is_said_with_client_and_name() -> None:
+    for part, words in WRONG:
+        with pytest.raises(FairbloomError, match=f"'hers:task': the training examples of client site: .*{words}"):
+            task_of(part).splits("site")
 
 
 def test_groups_of_a_dataset_are_those_of_its_rows() -> None:

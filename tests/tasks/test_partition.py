@@ -1,8 +1,8 @@
-"""How examples are dealt to clients."""
+"""How examples are dealt to clients, by partitions of ours and by a user's function."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,27 +11,27 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from fairbloom.client.settings import SettingRefusedError, accepted_settings
 from fairbloom.errors import FairbloomError
-from fairbloom.tasks import Setup, partition
-from fairbloom.tasks.partition import MIN_EXAMPLES, Indices, classes, dirichlet, iid, shards, sizes, split
+from fairbloom.server.settings import Settings
+from fairbloom.tasks import Setup, Task, load_task
+from fairbloom.tasks.partition import PARTITIONS, Indices, classes, deal, iid, shards, split
+from fairbloom.tasks.split import Split
+from fairbloom.tasks.task import LABEL_PARTITIONS
 
 Labels = NDArray[np.int64]
-Deal = Callable[[Labels, int, int], list[Indices]]
 
-DEALS: dict[str, Deal] = {
-    "iid": lambda labels, clients, seed: iid([labels], clients, seed)[0],
-    "shards": lambda labels, clients, seed: shards([labels], clients, 2, seed)[0],
-    "dirichlet": lambda labels, clients, seed: dirichlet([labels], clients, 0.3, seed)[0],
-    "sizes": lambda labels, clients, seed: sizes([labels], clients, 0.3, seed)[0],
-    "classes": lambda labels, clients, seed: classes([labels], clients, len(np.unique(labels)), seed)[0],
-}
-
-every_deal = pytest.mark.parametrize("deal", DEALS.values(), ids=DEALS)
+every_partition = pytest.mark.parametrize("kind", PARTITIONS)
 
 
 def setup(clients: int = 20, kind: str = "iid", **others: Any) -> Setup:
-    one_each = Setup.of({"shards-per-client": 1, "classes-per-client": 1})
-    return replace(one_each, clients=clients, partition=kind, **others)
+    one_each = {"shards_per_client": 1, "classes_per_client": 1}
+    return Setup.of({}).model_copy(update={**one_each, "clients": clients, "partition": kind, **others})
+
+
+def parts_of(kind: str, labels: Labels, clients: int, seed: int, **others: Any) -> list[Indices]:
+    own = {"shards_per_client": 2, "classes_per_client": len(np.unique(labels)), "dirichlet_alpha": 0.3}
+    return PARTITIONS[kind]([labels], setup(clients, kind, seed=seed, **own | others))[0]
 
 
 def ten_balanced_labels(examples: int = 1000) -> Labels:
@@ -47,164 +47,145 @@ def largest_share(parts: list[Indices], labels: Labels) -> float:
     return float(np.mean([np.bincount(labels[part]).max() / len(part) for part in parts]))
 
 
-@every_deal
+def test_every_partition_of_labels_is_known_by_name() -> None:
+    assert tuple(PARTITIONS) == LABEL_PARTITIONS
+
+
+@every_partition
 @given(
     labels=st.lists(st.integers(0, 9), min_size=40, max_size=200).map(np.array),
     clients=st.integers(1, 20),
     seed=st.integers(0, 2**32),
 )
-def test_every_example_is_dealt_exactly_once(deal: Deal, labels: Labels, clients: int, seed: int) -> None:
-    parts = deal(labels, clients, seed)
+def test_every_example_is_dealt_exactly_once(kind: str, labels: Labels, clients: int, seed: int) -> None:
+    parts = parts_of(kind, labels, clients, seed)
     assert len(parts) == clients
     np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(len(labels)))
 
 
-@every_deal
-def test_the_same_seed_deals_the_same_and_another_seed_otherwise(deal: Deal) -> None:
+def test_the_same_seed_deals_the_same_and_another_seed_otherwise() -> None:
     labels = ten_balanced_labels()
-    once, again, other = (np.concatenate(deal(labels, 20, seed)).tolist() for seed in (7, 7, 8))
-    assert once == again
-    assert once != other
+    for kind in PARTITIONS:
+        once, again, other = (np.concatenate(parts_of(kind, labels, 20, seed)).tolist() for seed in (7, 7, 8))
+        assert once == again
+        assert once != other
 
 
 @given(clients=st.integers(1, 60), examples=st.integers(60, 300))
 def test_iid_clients_differ_by_one_example_at_most(clients: int, examples: int) -> None:
-    sizes = [len(part) for part in iid([np.zeros(examples, np.int64)], clients, seed=0)[0]]
-    assert max(sizes) - min(sizes) <= 1
+    counts = [len(part) for part in iid([np.zeros(examples, np.int64)], setup(clients))[0]]
+    assert max(counts) - min(counts) <= 1
 
 
-@given(per_client=st.sampled_from((1, 2, 4, 5, 10)), seed=st.integers(0, 1000))
-def test_whole_shards_give_no_more_labels_than_shards(per_client: int, seed: int) -> None:
-    labels = ten_balanced_labels()  # 100 examples a label, so every shard of 100 / per_client holds one label
-    assert all(len(labels_of(part, labels)) <= per_client for part in shards([labels], 10, per_client, seed)[0])
-
-
-@given(clients=st.integers(10, 40), per_client=st.integers(1, 3), seed=st.integers(0, 1000))
+@given(clients=st.integers(10, 40), per_client=st.sampled_from((1, 2, 3, 5, 10)), seed=st.integers(0, 1000))
 def test_a_shard_holds_at_most_two_labels(clients: int, per_client: int, seed: int) -> None:
-    labels = ten_balanced_labels()
-    numbers = [len(labels_of(part, labels)) for part in shards([labels], clients, per_client, seed)[0]]
-    assert max(numbers) <= 2 * per_client
+    labels = ten_balanced_labels()  # 100 examples a label
+    dealt = shards([labels], setup(clients, seed=seed, shards_per_client=per_client))[0]
+    numbers = [len(labels_of(part, labels)) for part in dealt]
+    assert max(numbers) <= (1 if clients == 10 else 2) * per_client  # shards of ten clients hold one label each
     assert sum(numbers) <= clients * per_client + 9  # only the nine borders between labels can be straddled
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_a_small_alpha_is_more_unequal_than_a_large_one(seed: int) -> None:
+def test_a_small_alpha_is_more_unequal_than_a_large_one() -> None:
     labels = ten_balanced_labels()
-    shares = [largest_share(dirichlet([labels], 20, alpha, seed)[0], labels) for alpha in (0.05, 0.5, 5.0, 500.0)]
-    assert shares == sorted(shares, reverse=True)
-    assert shares[0] > 0.5
-    assert shares[-1] < 0.2
+    for seed in range(5):
+        dealt = [parts_of("dirichlet", labels, 20, seed, dirichlet_alpha=alpha) for alpha in (0.05, 0.5, 5.0, 500.0)]
+        shares = [largest_share(parts, labels) for parts in dealt]
+        assert shares == sorted(shares, reverse=True)
+        assert shares[0] > 0.5
+        assert shares[-1] < 0.2
 
 
-@given(alpha=st.floats(1e-6, 1e6), clients=st.integers(1, 40), seed=st.integers(0, 1000))
-def test_dirichlet_leaves_no_client_with_too_few_examples(alpha: float, clients: int, seed: int) -> None:
-    assert min(map(len, dirichlet([ten_balanced_labels(200)], clients, alpha, seed)[0])) >= MIN_EXAMPLES
+@pytest.mark.parametrize("kind", ["dirichlet", "sizes"])
+@given(alpha=st.floats(1e-6, 1e6), clients=st.integers(1, 20), fewest=st.integers(2, 50), seed=st.integers(0, 1000))
+def test_no_client_has_fewer_examples_than_the_smallest_may(
+    kind: str, alpha: float, clients: int, fewest: int, seed: int
+) -> None:
+    own = {"dirichlet_alpha": alpha, "smallest_client": fewest}
+    assert min(map(len, parts_of(kind, ten_balanced_labels(), clients, seed, **own))) >= fewest
 
 
-def test_too_many_shards_are_refused_with_a_remedy() -> None:
-    with pytest.raises(FairbloomError, match=r"clients = 6 times shards-per-client = 2 is 12 .* 10 examples: lower"):
-        shards([np.zeros(10, np.int64)], 6, 2, seed=0)
-
-
-KINDS = ("iid", "dirichlet", "shards", "sizes", "classes")
-
-
-def test_too_many_clients_are_refused_with_those_that_would_do() -> None:
-    labels = np.zeros(39, np.int64)
-    for kind in KINDS:
-        with pytest.raises(FairbloomError, match=r"clients = 8 .* 4 of 39.* at most 7 "):
-            partition.deal(labels, setup(8, kind))
-        with pytest.raises(FairbloomError, match=f"clients = {10**12} .* 39 examples"):  # before dealing
-            partition.deal(labels, setup(10**12, kind))
-        assert len(partition.deal(labels, setup(7, kind))) == 7
-
-
-def test_a_client_with_too_few_examples_is_refused() -> None:
-    with pytest.raises(FairbloomError, match=r"clients = 7 leaves a client with 4 of 39"):
-        partition.deal(np.zeros(39, np.int64), setup(7, "shards", shards_per_client=4))
-
-
-@given(
-    sizes=st.tuples(st.integers(40, 200), st.integers(10, 100)),
-    clients=st.integers(1, 8),
-    kind=st.sampled_from(KINDS),
-    seed=st.integers(0, 1000),
-)
-def test_a_test_set_is_dealt_whole_and_alike(sizes: tuple[int, int], clients: int, kind: str, seed: int) -> None:
-    labels, tested = (np.arange(size) % 2 for size in sizes)
-    own = setup(clients, kind, seed=seed, shards_per_client=2, classes_per_client=2)
-    parts = partition.deal(labels, own, tested)
-    for which, count in ((0, len(labels)), (1, len(tested))):
-        np.testing.assert_array_equal(np.sort(np.concatenate([part[which] for part in parts])), np.arange(count))
-
-
-@pytest.mark.parametrize("kind", ["shards", "classes", "dirichlet"])
-@pytest.mark.parametrize("seed", range(3))
-def test_a_client_is_tested_on_the_classes_that_it_trains_on(kind: str, seed: int) -> None:
-    labels, tested = np.arange(5000) % 10, np.arange(1000) % 10
-    parts = partition.deal(labels, setup(10, kind, seed=seed, shards_per_client=2, classes_per_client=2), tested)
-    for part in parts:
-        ours, theirs = (np.bincount(each, minlength=10) for each in (labels[part.examples], tested[part.tested]))
-        np.testing.assert_allclose(theirs, ours / 5, atol=1.0 if kind != "dirichlet" else 3.0)
+def test_sizes_are_unequal_and_labels_are_not() -> None:
+    labels = ten_balanced_labels(20000)
+    parts = parts_of("sizes", labels, 10, 0, dirichlet_alpha=0.5)
+    assert max(map(len, parts)) > 3 * min(map(len, parts))
+    assert largest_share([part for part in parts if len(part) > 500], labels) < 0.2
 
 
 @given(clients=st.integers(2, 30), per_client=st.integers(1, 10), seed=st.integers(0, 1000))
 def test_each_client_has_as_many_classes_as_are_asked_for(clients: int, per_client: int, seed: int) -> None:
     labels = np.arange(3000) % 10
     assume(clients * per_client >= 10)
-    parts = classes([labels], clients, per_client, seed)[0]
+    parts = classes([labels], setup(clients, seed=seed, classes_per_client=per_client))[0]
     assert {len(labels_of(part, labels)) for part in parts} == {per_client}
     holders = np.bincount([label for part in parts for label in labels_of(part, labels)], minlength=10)
     assert holders.max() - holders.min() <= 2
 
 
-@pytest.mark.parametrize(("clients", "per_client"), [(20, 11), (4, 2)])
-def test_classes_that_cannot_be_had_are_refused_with_the_range(clients: int, per_client: int) -> None:
-    with pytest.raises(FairbloomError, match=f"classes-per-client = {per_client}.*10 classes.*clients = {clients}"):
-        classes([np.arange(3000) % 10], clients, per_client, seed=0)
+# What cannot be dealt -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("deal", [dirichlet, sizes])
-@given(alpha=st.floats(1e-3, 1e3), fewest=st.integers(2, 50), seed=st.integers(0, 1000))
-def test_no_client_has_fewer_examples_than_the_smallest_may(
-    deal: Callable[..., list[list[Indices]]], alpha: float, fewest: int, seed: int
-) -> None:
-    assert min(map(len, deal([ten_balanced_labels()], 20, alpha, seed, fewest)[0])) >= fewest
+def test_a_deal_that_is_impossible_is_refused_with_its_settings() -> None:
+    labels = np.zeros(39, np.int64)
+    for kind in PARTITIONS:
+        with pytest.raises(FairbloomError, match=r"clients = 8 .* 4 of 39.* 7 "):
+            deal(labels, setup(8, kind))
+        with pytest.raises(FairbloomError, match=f"clients = {10**12} .* 39 examples"):  # before dealing
+            deal(labels, setup(10**12, kind))
+        assert len(deal(labels, setup(7, kind))) == 7
+    with pytest.raises(FairbloomError, match=r"clients = 7 .* 4 of 39"):
+        deal(labels, setup(7, "shards", shards_per_client=4))
+    with pytest.raises(FairbloomError, match=r"clients = 6 .*shards-per-client = 2 is 12 .* 10 examples"):
+        shards([labels[:10]], setup(6, shards_per_client=2))
+    for clients, per_client in ((20, 11), (4, 2)):
+        with pytest.raises(FairbloomError, match=f"classes-per-client = {per_client}.*10 classes.*clients = {clients}"):
+            classes([np.arange(3000) % 10], setup(clients, classes_per_client=per_client))
 
 
-def test_sizes_are_unequal_and_labels_are_not() -> None:
-    labels = ten_balanced_labels(20000)
-    parts = sizes([labels], 10, 0.5, seed=0)[0]
-    assert max(map(len, parts)) > 3 * min(map(len, parts))
-    assert largest_share([part for part in parts if len(part) > 500], labels) < 0.2
+# A test set apart -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@every_partition
+@given(
+    sizes=st.tuples(st.integers(40, 200), st.integers(10, 100)), clients=st.integers(1, 8), seed=st.integers(0, 1000)
+)
+def test_a_test_set_is_dealt_whole(kind: str, sizes: tuple[int, int], clients: int, seed: int) -> None:
+    labels, tested = (np.arange(size) % 2 for size in sizes)
+    own = setup(clients, kind, seed=seed, shards_per_client=2, classes_per_client=2)
+    parts = deal(labels, own, tested)
+    for which, count in ((0, len(labels)), (1, len(tested))):
+        np.testing.assert_array_equal(np.sort(np.concatenate([part[which] for part in parts])), np.arange(count))
+
+
+def test_a_client_is_tested_on_the_classes_that_it_trains_on() -> None:
+    labels, tested = np.arange(5000) % 10, np.arange(1000) % 10
+    for kind in ("shards", "classes", "dirichlet"):
+        for seed in range(3):
+            own = setup(10, kind, seed=seed, shards_per_client=2, classes_per_client=2)
+            for part in deal(labels, own, tested):
+                ours, theirs = (
+                    np.bincount(each, minlength=10) for each in (labels[part.examples], tested[part.tested])
+                )
+                np.testing.assert_allclose(theirs, ours / 5, atol=1.0 if kind != "dirichlet" else 3.0)
+
+
+@every_partition
 def test_each_client_has_an_example_of_a_test_set(kind: str) -> None:
     """However unequal they are, and however few test examples there are."""
     labels, tested = np.arange(6000) % 10, np.arange(120) % 10
     for seed in range(5):
         own = setup(100, kind, seed=seed, dirichlet_alpha=0.1, shards_per_client=2, classes_per_client=2)
-        dealt = partition.deal(labels, own, tested)
+        dealt = deal(labels, own, tested)
         assert min(len(each.tested) for each in dealt) >= 1
         np.testing.assert_array_equal(np.sort(np.concatenate([each.tested for each in dealt])), np.arange(120))
-    with pytest.raises(FairbloomError, match=r"clients = 100: the test set has 99 examples.*: lower clients"):
-        partition.deal(labels, setup(100, kind, dirichlet_alpha=0.1, shards_per_client=2), tested[:99])
+    with pytest.raises(FairbloomError, match=r"clients = 100: the test set has 99 examples"):
+        deal(labels, setup(100, kind, dirichlet_alpha=0.1, shards_per_client=2), tested[:99])
 
 
 # A client's examples --------------------------------------------------------------------------------------------------
 
 
-@given(size=st.integers(MIN_EXAMPLES, 300), seed=st.integers(0, 1000))
-def test_a_fifth_of_each_client_is_for_testing_alone(size: int, seed: int) -> None:
-    indices = np.arange(1000, 1000 + size)
-    train, test, validation = split(indices, setup(seed=seed), "client-3")
-    assert len(test) == size // 5
-    assert not len(validation)
-    assert sorted([*train, *test]) == indices.tolist()
-
-
-@given(size=st.integers(3, 300), shares=st.tuples(st.sampled_from([0.1, 0.29, 0.5]), st.sampled_from([0.0, 0.1, 0.29])))
+@given(size=st.integers(3, 300), shares=st.tuples(st.sampled_from([0.1, 0.2, 0.29, 0.5]), st.sampled_from([0.0, 0.29])))
 def test_shares_are_counted_exactly_and_nothing_is_lost_or_twice(size: int, shares: tuple[float, float]) -> None:
     indices = np.arange(size)
     told = setup(test_share=shares[0], validation_share=shares[1])
@@ -218,14 +199,115 @@ def test_shares_are_counted_exactly_and_nothing_is_lost_or_twice(size: int, shar
     assert len(held) == len(parts.validation)
 
 
-def test_shares_that_leave_nothing_to_train_on_are_refused() -> None:
-    with pytest.raises(FairbloomError, match=r"test-share = 0.5 and validation-share = 0.5 leave ward-3 none of its 6"):
-        split(np.arange(6), setup(test_share=0.5, validation_share=0.5), "ward-3")
-
-
 def test_the_split_depends_on_seed_and_client() -> None:
     tested = {
         (seed, name): split(np.arange(100), setup(seed=seed), name).test.tolist() for seed in (0, 1) for name in "ab"
     }
     assert tested[0, "a"] == split(np.arange(100), setup(), "a").test.tolist()
     assert len({tuple(test) for test in tested.values()}) == 4
+    with pytest.raises(FairbloomError, match=r"test-share = 0.5 and validation-share = 0.5 leave ward-3 none"):
+        split(np.arange(6), setup(test_share=0.5, validation_share=0.5), "ward-3")
+
+
+# A user's function ----------------------------------------------------------------------------------------------------
+
+MINE = """
+import numpy as np
+
+
+def halves(labels, clients, random):
+    shuffled = random.permutation(len(labels))
+    labels[:] = 0  # which are a copy
+    return np.array_split(shuffled[: len(labels) // 2], clients)
+
+
+def by_label(labels, clients, random):
+    return [np.flatnonzero(labels % clients == client) for client in range(clients)]
+
+
+too_many = lambda labels, clients, random: np.array_split(np.arange(len(labels)), clients + 1)
+too_few = lambda labels, clients, random: [np.arange(4), *np.array_split(np.arange(4, len(labels)), clients - 1)]
+twice = lambda labels, clients, random: [np.arange(9)] * clients
+twice_alone = lambda labels, clients, random: [[7] * 9, *np.array_split(np.arange(8, len(labels)), clients - 1)]
+beyond = lambda labels, clients, random: np.array_split(np.arange(len(labels)) + 1, clients)
+below = lambda labels, clients, random: np.array_split(np.arange(len(labels)) - 1, clients)
+floats = lambda labels, clients, random: [np.arange(9) / 2] * clients
+masks = lambda labels, clients, random: [labels == client for client in range(clients)]
+fails = lambda labels, clients, random: {}["share"]
+nothing = lambda labels, clients, random: None
+number = 3
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
+    name = f"dealing_{abs(hash(request.node.nodeid))}"
+    (tmp_path / f"{name}.py").write_text(MINE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return name
+
+
+def dealt(partition: str, clients: int = 4, **others: Any) -> Task:
+    return load_task(Settings.of({"task": "digits", "partition": partition, "clients": clients, **others}).run_config())
+
+
+def rows_of(task: Task) -> list[NDArray[np.int64]]:
+    split = Split.of(task)
+    return [np.sort(split.row[split.client == client]) for client in range(len(split.clients))]
+
+
+def test_each_client_has_what_the_function_deals_by_the_seed(mine: str) -> None:
+    whole = Split.of(dealt("iid"))
+    labels = np.empty(len(whole.row), np.int64)
+    labels[whole.row] = whole.label
+    for client, rows in enumerate(rows_of(dealt(f"{mine}:by_label"))):
+        np.testing.assert_array_equal(rows, np.flatnonzero(labels % 4 == client))
+    first, again, other = (rows_of(dealt(f"{mine}:halves", seed=seed)) for seed in (1, 1, 2))
+    assert all(map(np.array_equal, first, again))
+    assert not any(map(np.array_equal, first, other))
+    assert len(np.concatenate(first)) == 1797 // 2
+    assert set(Split.of(dealt(f"{mine}:halves")).label.tolist()) == set(range(10))
+
+
+IMPOSSIBLE = {
+    "too_many": "4 arrays .* 5: int64",
+    "twice": "place 0, .* 0 to 1796",
+    "twice_alone": "place 7, ",
+    "beyond": "place 1797, .* 0 to 1796",
+    "below": "place -1, ",
+    "floats": "4 arrays .*: float64",
+    "masks": "4 arrays .*: bool",
+    "fails": "KeyError: 'share'",
+    "nothing": "TypeError: .*NoneType",
+    "number": "got int",
+    "shards": "no shards",
+}
+"""What an error says of each function, beside its name."""
+
+
+def test_an_impossible_deal_is_refused_with_the_function(mine: str) -> None:
+    for function, said in IMPOSSIBLE.items():
+        with pytest.raises(FairbloomError, match=rf"partition = '{mine}:{function}': .*{said}"):
+            dealt(f"{mine}:{function}")
+    with pytest.raises(FairbloomError, match="a client with 4 of 1797"):
+        dealt(f"{mine}:too_few")
+    with pytest.raises(FairbloomError, match=r"partition = .*task heart-disease has hospital$"):
+        load_task(Settings.of({"task": "heart-disease", "partition": f"{mine}:halves"}).run_config())
+
+
+def test_a_function_deals_a_test_set_alike(mine: str) -> None:
+    """A client has a test example in any case: one of its neighbour's where the function deals it none."""
+    labels, tested = np.arange(400) % 8, np.arange(80) % 8
+    by_label = setup(4, f"{mine}:by_label")
+    for client, (examples, tests) in enumerate(deal(labels, by_label, tested)):
+        assert set(labels[examples] % 4) == set(tested[tests] % 4) == {client}
+    assert [len(each.tested) for each in deal(labels, by_label, np.repeat([1, 2, 3], 5))] == [1, 4, 5, 5]
+
+
+@pytest.mark.parametrize("taken", [lambda name: f"{name}:halves", lambda name: "os:system"])
+def test_a_device_refuses_a_function_its_owner_has_not_allowed(mine: str, taken: Callable[[str], str]) -> None:
+    config = Settings.of({"task": "digits", "partition": f"{mine}:halves"}).run_config() | {"partition": taken(mine)}
+    with pytest.raises(SettingRefusedError, match="the run sets partition = "):
+        accepted_settings(config)
+    assert accepted_settings(config, allow=[taken(mine)])["partition"] == taken(mine)
