@@ -190,8 +190,8 @@ def _find_grouped(group: str) -> tuple[Grouping, ...]:
     pairs = [
         (each[1].strip(), each[2].strip()) if each else (word, "") for each, word in zip(of_one, words, strict=True)
     ]
-    for by in parse_groups("adult.group", ",".join(column for column, _ in pairs)):
-        _check_column("adult.group", by.name, "people are grouped by the categories of a column")
+    for named in parse_groups("adult.group", ",".join(column for column, _ in pairs)):
+        _check_column("adult.group", named.name, "people are grouped by the categories of a column")
     found = tuple(Grouping(*pair) for pair in pairs)
     for by in found:
         if by.category and by.category not in CATEGORIES[by.column]:
