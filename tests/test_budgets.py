@@ -31,9 +31,9 @@ ROOMS: Mapping[str, int] = {
     "simulation": 1_310,
     "simulation/stacked": 1_140,
     "strategies": 3_510,
-    "tasks": 3_330,
-    "tasks/datasets": 1_070,
-    "tasks/files": 1_800,
+    "tasks": 3_380,
+    "tasks/datasets": 1_315,
+    "tasks/files": 1_805,
 }
 """The most lines of Python in each package and subpackage that is larger than SMALL_ROOM."""
 

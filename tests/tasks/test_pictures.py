@@ -167,7 +167,7 @@ def test_pixels_are_standardised_by_all_official_training_images() -> None:
 # Shifts ---------------------------------------------------------------------------------------------------------------
 
 
-def test_shifted_clients_have_their_own_images_standardised_alike() -> None:
+def test_shifted_images_are_own_ones_standardised_alike() -> None:
     before = IMAGES.copy()
     for kind, standardise, seen in (
         ("rotated", "none", lambda images: torch.rot90(images, dims=(2, 3))),
