@@ -70,7 +70,7 @@ def test_a_run_goes_on_from_its_folder_after_a_repair(monkeypatch: pytest.Monkey
             return train(self, received, terms, sent)
         raise OSError("the sensors of all clinics are off")
 
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, checkpoints_every(1):
         patch.setattr(LocalClient, "train", broken)
         with pytest.raises(NothingLearnedError, match=r"in round 5, .*: the sensors of all clinics are off"):
             run("a", engine="loop")
