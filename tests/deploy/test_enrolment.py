@@ -95,12 +95,6 @@ def test_a_bundle_for_a_key_of_the_device_holds_nothing_secret(made: Path, tmp_p
     assert (member.key, member.examples) == (pki.digest_key(key.public_key()), 1200)
 
 
-def test_a_bundle_for_a_key_of_the_device_has_no_key_of_before(made: Path, tmp_path: Path) -> None:
-    assert fairbloom("deploy", "enroll", "a") == 0
-    assert fairbloom("deploy", "enroll", "a", "--request", request_of(tmp_path, "a")) == 0
-    assert not (made / "bundles" / "a" / "key").exists()
-
-
 def test_a_request_that_cannot_be_is_refused(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     key = pki.make_key()
     asked = request_of(tmp_path, "a", key)

@@ -62,18 +62,10 @@ def test_init_refuses_what_is_impossible_and_writes_nothing(here: Path, capsys: 
         (("--port", "70000"), "--port 70000: a port is a number from 1 to 65535"),
         (("--port", "0"), "--port 0: a port"),
         (("--host", "fl.example.org:9092"), "--host 'fl.example.org:9092': give a name or an address without port"),
-        (("--host", "a b"), "--host 'a b': give a name"),
-        (("--host", "https://x"), "--host 'https://x': give a name"),
     ):
         assert init(*words) == 2, words
         assert message in capsys.readouterr().err
         assert not Path("federation").exists()
-
-
-def test_an_international_host_is_certified_in_its_ascii_form(here: Path) -> None:
-    assert fairbloom("deploy", "init", "federation", "--host", "bücher.example") == 0
-    assert Federation.read(Path("federation")).server == "xn--bcher-kva.example:9092"
-    assert pki.read_hosts(Path("federation/server.crt")) == ["xn--bcher-kva.example", *pki.LOCAL]
 
 
 def test_an_init_that_fails_leaves_nothing(
