@@ -46,9 +46,9 @@ def server(certificate: tuple[Path, Path] | None, answer: bytes = GRPC) -> Itera
         thread.join()
 
 
-def signed(bundle: Path, host: str = "localhost", days: float = 1.0) -> tuple[Path, Path]:
+def signed(bundle: Path, days: float) -> tuple[Path, Path]:
     authority, files = bundle.parents[1], (bundle / "server.crt", bundle / "server.key")
-    pki.make_server_certificate(authority / "ca.crt", authority / "ca.key", *files, [host], days)
+    pki.make_server_certificate(authority / "ca.crt", authority / "ca.key", *files, ["localhost"], days)
     return files
 
 
@@ -56,30 +56,14 @@ def fault(bundle: Path, address: str) -> str | None:
     return connection_fault(replace(ClientSettings.of({}, bundle / "client.toml"), server=address))
 
 
-def test_nothing_stands_in_the_way_of_a_good_certificate(bundle: Path) -> None:
-    with server(signed(bundle)) as address:
-        assert fault(bundle, address) is None
-
-
-def test_an_expired_certificate_is_named(bundle: Path) -> None:
-    with server(signed(bundle, days=-1)) as address:
-        words = fault(bundle, address) or ""
-    assert "does not vouch for: certificate has expired" in words
-    assert "the federation's operator makes a new one (fairbloom deploy renew)" in words
-
-
-def test_a_server_without_tls_is_named(bundle: Path) -> None:
-    with server(None) as address:
-        assert "does not speak TLS" in (fault(bundle, address) or "")
-
-
-def test_a_web_servers_port_is_named(bundle: Path) -> None:
-    with server(signed(bundle), HTTP) as address:
-        words = fault(bundle, address) or ""
-    assert words.startswith(f"{address} is a web server's port")
-    assert "clients connect to the fleet port, 9092 unless the federation's operator chose another" in words
-
-
-def test_a_closed_port_is_named(bundle: Path) -> None:
-    words = fault(bundle, "127.0.0.1:1") or ""
-    assert words.startswith("127.0.0.1:1 cannot be reached: Connection refused")
+def test_what_stands_in_the_way_is_named(bundle: Path) -> None:
+    for days, answer, words in (
+        (-1.0, GRPC, "does not vouch for: certificate has expired"),
+        (0.0, GRPC, "does not speak TLS"),
+        (1.0, HTTP, "is a web server's port"),
+        (1.0, GRPC, ""),
+    ):
+        with server(signed(bundle, days) if days else None, answer) as address:
+            said = fault(bundle, address)
+        assert (words in (said or "")) if words else said is None, words
+    assert "127.0.0.1:1 cannot be reached: Connection refused" in (fault(bundle, "127.0.0.1:1") or "")
