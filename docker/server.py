@@ -1,4 +1,4 @@
-"""The container of the server: it gives the volumes to RUN_AS, makes the federation, serves it, and enrols clients.
+"""The container of the server: it makes the federation, serves it, and enrols clients.
 
 Whoever may write to the clients' volume is enrolled: these are the containers of this composition.
 """
@@ -15,19 +15,8 @@ from fairbloom.deploy.fleet.enrolment import enroll
 from fairbloom.deploy.fleet.federation import Federation
 from fairbloom.errors import FairbloomError
 
-FEDERATION, CLIENTS, RUNS = Path("/federation"), Path("/clients"), Path("/runs")
+FEDERATION, CLIENTS = Path("/federation"), Path("/clients")
 LOOK_SECONDS = 0.5
-
-
-def give_up_root(run_as: str) -> None:
-    """Give the volumes to USER:GROUP, and go on as this user."""
-    user, _, group = run_as.partition(":")
-    for folder in (FEDERATION, CLIENTS, RUNS):
-        os.chown(folder, int(user), int(group or user))
-    os.setgroups([])
-    os.setgid(int(group or user))
-    os.setuid(int(user))
-    os.umask(0o077)
 
 
 def open_federation(hosts: list[str]) -> Federation:
@@ -50,7 +39,7 @@ def enroll_requests(federation: Federation) -> None:
 
 def main() -> int:
     """Serve until SIGTERM; return how the server ended."""
-    give_up_root(os.environ.get("RUN_AS") or "1000:1000")
+    os.umask(0o077)
     try:
         federation = open_federation(["server", *os.environ.get("HOSTS", "").split()])
     except FairbloomError as error:

@@ -91,8 +91,8 @@ class Checkout:
         )
 
     def exec(self, service: str, *command: str) -> str:
-        """Run a command in a container of a service, as the user of all; return what it prints."""
-        return self.compose("exec", "--user=1000:1000", "-T", service, *command).stdout
+        """Run a command in a container of a service; return what it prints."""
+        return self.compose("exec", "-T", service, *command).stdout
 
     def first_round_of(self, run: Path, since: float) -> float:
         """Wait until the first round is on disk; return how long that took."""
