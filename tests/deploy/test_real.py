@@ -43,7 +43,8 @@ STOPPED = 130
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return simulate(Settings.of({**SETTINGS, "out": str(tmp_path_factory.mktemp("in-process") / "run")}))
+    out = tmp_path_factory.mktemp("in-process") / "run"
+    return simulate(Settings.of({**SETTINGS, "engine": "loop", "out": str(out)}))  # as on nodes
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ SETTINGS: dict[str, Any] = {
     "fraction": 1.0,
     "num-rounds": ROUNDS,
     "method": "fedfv",
-    "local-epochs": 40,  # a round takes longer than a look at it
+    "local-epochs": 20,  # a round takes longer than a look at it
     "round-timeout": 20.0,
     "device": "cpu",
     "seed": 3,
