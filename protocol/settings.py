@@ -375,6 +375,8 @@ def split_names(text: str) -> tuple[str, ...]:
 def expand_own_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a run config in which the words of `own-settings` stand under their own keys."""
     words = config.get(OWN_SETTINGS, "")
+    if not isinstance(words, str):
+        return dict(config)  # which is refused with the other values
     rest = {key: value for key, value in config.items() if key != OWN_SETTINGS}
     return {**rest, **parse_assignments(shlex.split(words))} if words else rest
 
