@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -20,6 +21,8 @@ from safetensors.numpy import load_file
 
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
+from tests.deploy.federation import rounds
+from tests.experiments.helpers import fairbloom
 from tests.simulation.helpers import assert_same_model, table
 from tests.test_supply_chain import locked
 
@@ -30,6 +33,7 @@ CLIENTS = 4
 SETTINGS: dict[str, Any] = {"method": "fedfv", "num-rounds": 5}
 CLIENT_LIMIT_GB = 1.45
 TARGETS = ("client", "server")
+STOCK_ROUNDS = 2
 TITLE = "org.opencontainers.image.title"
 
 
@@ -224,3 +228,31 @@ def test_another_build_of_the_same_leaves_no_image_over(images: None) -> None:
     for target in TARGETS:
         build(target)
     assert left_over() == before
+
+
+# docker/stock.yaml ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("images")
+def test_flowers_own_nodes_give_the_run_in_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build("stock")
+    monkeypatch.chdir(tmp_path)
+    for folder in ("docker", "runs"):
+        (tmp_path / folder).mkdir()
+    shutil.copy(ROOT / "docker" / "stock.yaml", tmp_path / "docker")
+    environment = os.environ | {
+        "COMPOSE_PROJECT_NAME": f"stock-test-{os.getpid()}",
+        "SETTINGS": f"num-rounds={STOCK_ROUNDS}",
+    }
+    compose = ["docker", "compose", "--file", "docker/stock.yaml"]
+    try:
+        up = [*compose, "up", "--no-build", "--exit-code-from", "experiment"]
+        done = subprocess.run(up, env=environment, capture_output=True, text=True, timeout=900)
+        assert done.returncode == 0, done.stdout[-3000:]
+    finally:
+        subprocess.run([*compose, "down", "--volumes", "--timeout=5"], env=environment, capture_output=True)
+    assert [row["replies_used"] for row in rounds(tmp_path / "runs" / "stock")] == [str(CLIENTS)] * STOCK_ROUNDS
+    assert fairbloom("new", "my-app") == 0
+    words = [f"clients={CLIENTS}", f"num-rounds={STOCK_ROUNDS}", f"out={tmp_path}/in-process"]
+    subprocess.run([sys.executable, "-m", "my_app", *words], cwd=tmp_path / "my-app", check=True)
+    assert_same_model(tmp_path / "runs" / "stock", tmp_path / "in-process")
