@@ -43,16 +43,16 @@ COMMANDS = {
         "fairbloom reproduce fedfv-table3 --seeds 5",
     ),
     "show": Place(
-        f"{OURS}.show:show",
+        f"{OURS}.results:show",
         "Show the results, progress and settings of a run or a study, or list the runs in a folder.",
         "fairbloom show runs/a",
     ),
     "methods": Place(
-        f"{OURS}.catalogue:methods",
+        f"{OURS}.lists:methods",
         "List the methods with their parameters, ranges, defaults and source.",
     ),
     "tasks": Place(
-        f"{OURS}.catalogue:tasks",
+        f"{OURS}.lists:tasks",
         "List the tasks with their models, partitions and settings.",
     ),
     "data": Place(
@@ -61,7 +61,7 @@ COMMANDS = {
         "fairbloom data hospitals --set csv.target=outcome",
     ),
     "settings": Place(
-        f"{OURS}.catalogue:settings",
+        f"{OURS}.lists:settings",
         "List all settings with their defaults. Change one with --set KEY=VALUE.",
     ),
     "check": Place(
@@ -70,12 +70,12 @@ COMMANDS = {
         "fairbloom check my_module:Mine --set mine.share=0.3",
     ),
     "report": Place(
-        f"{OURS}.report:report",
+        f"{OURS}.results:report",
         "Write a report with charts and tables as one HTML file.",
-        "fairbloom report runs/comparison --svg",
+        "fairbloom report runs/comparison",
     ),
     "predict": Place(
-        f"{OURS}.predict:predict",
+        f"{OURS}.results:predict",
         "Predict for new data, and write a CSV file with predictions and class probabilities.",
         "fairbloom predict runs/a new.csv --out predictions.csv",
     ),
@@ -85,7 +85,7 @@ COMMANDS = {
         "fairbloom evaluate runs/a --data-dir new-hospital",
     ),
     "export": Place(
-        f"{OURS}.export:export",
+        f"{OURS}.results:export",
         "Export the trained model with its preprocessing as an ONNX file for other programs.",
         "fairbloom export runs/a --out model.onnx",
     ),
@@ -139,7 +139,7 @@ def _command_of(function: Any, name: str, example: str) -> click.Command:
     """Return the command that a function stands for; one with --set explains options that are settings."""
     alone, cls = typer.Typer(add_completion=False, rich_markup_mode="rich"), None
     if "settings" in function.__annotations__:
-        from fairbloom.experiments.commands.options import SettingsCommand  # imported late: devices lack what it needs
+        from fairbloom.experiments.commands.command import SettingsCommand  # imported late: devices lack what it needs
 
         cls = SettingsCommand
     alone.command(name, cls=cls, epilog=f"Example: {example}" if example else None)(function)

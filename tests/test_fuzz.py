@@ -34,7 +34,7 @@ from fairbloom.deploy.fleet.federation import DEFAULTS, Federation
 from fairbloom.deploy.fleet.members import Members
 from fairbloom.deploy.fleet.runs import Order
 from fairbloom.errors import FairbloomError
-from fairbloom.experiments.commands.options import settings_of
+from fairbloom.experiments.commands.command import settings_of
 from fairbloom.experiments.recipe import load_recipe
 from fairbloom.experiments.study import Study
 from fairbloom.protocol.scores import GroupScore, Score

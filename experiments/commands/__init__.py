@@ -1,1 +1,1 @@
-"""Commands of `fairbloom` that have a file of their own, and the options that commands have in common."""
+"""Commands of `fairbloom`: functions whose parameters are options, and whose docstrings are the help."""

@@ -1,7 +1,6 @@
 """The command `fairbloom check`."""
 
 from collections.abc import Mapping
-from typing import Annotated
 
 import typer
 
@@ -14,28 +13,28 @@ from ..check.method import check_method
 from ..check.report import CheckFailedError
 from ..check.rule import check_rule, is_rule
 from ..render.terminal import console
-from .options import SetOption, settings_of
+from .command import command_of
 
 
-def check(
-    method: Annotated[
-        str,
-        typer.Argument(metavar="METHOD", help="The method or rule: your own as my_module:Mine, or a built-in method."),
-    ],
-    settings: SetOption = [],  # noqa: B006 (typer reads it, nothing changes it)
-) -> None:
+@command_of(method="METHOD")
+def check(method: str, *, settings: Mapping[str, Value] = {}) -> None:
     """Test a method or client-side rule of your own, and report what is wrong with it.
 
     The exit code is 1 if a test fails.
+
+    Parameters
+    ----------
+    method
+        The method or rule: your own as my_module:Mine, or a built-in method.
     """
     if settings and is_rule(method):
-        raise FairbloomError(f"--set {settings[0]}: a client-side rule has no settings: leave it out")
+        raise FairbloomError(f"--set {', '.join(settings)}: a client-side rule has no settings: leave it out")
     try:
         if is_rule(method):
             report = check_rule(method)
         else:
             cls = find_method(method)
-            report = check_method(cls, arguments_of(cls, settings_of(settings)))
+            report = check_method(cls, arguments_of(cls, settings))
     except CheckFailedError as error:
         error.report.show(console)
         raise typer.Exit(1) from None

@@ -1,59 +1,53 @@
 """The command `fairbloom data`."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
+from fairbloom.protocol.settings import Value
 from fairbloom.server.run_folder.errors import RunFolderError, explain_write_errors
 from fairbloom.server.settings import Settings, check_used
 from fairbloom.system.files import write_whole
 from fairbloom.tasks import describe_data, infer_schema
 
-from ..options import merge_settings
-from .lists import show_data
-from .options import (
-    ClientsOption,
-    DataOption,
-    JsonOption,
-    PartitionOption,
-    SchemaOption,
-    SetOption,
-    setting_option,
-    settings_of,
-)
+from ..options import as_settings, merge_settings
+from ..render.page import Cell, Table
+from ..render.terminal import show_table
+from .command import command_of
 
 
+@command_of(folder="[DIR]")
 def data(
-    folder: Annotated[
-        str | None, typer.Argument(metavar="[DIR]", help="The folder or file that the task reads its data from.")
-    ] = None,
-    task: Annotated[str, setting_option("task")] = "csv",
-    clients: ClientsOption = None,
-    partition: PartitionOption = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the split.")] = None,
-    data_dir: DataOption = None,
-    schema: SchemaOption = None,
-    write_schema: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Infer a schema from the files, and write it into FILE.")
-    ] = None,
-    settings: SetOption = [],  # noqa: B006 (typer reads it, nothing changes it)
-    as_json: JsonOption = False,
+    folder: str | None = None,
+    *,
+    task: str = "csv",
+    clients: int | None = None,
+    partition: str | None = None,
+    seed: int | None = None,
+    data_dir: str | None = None,
+    schema: str | None = None,
+    write_schema: Path | None = None,
+    settings: Mapping[str, Value] = {},
+    as_json: bool = False,
 ) -> None:
     """Check a task's data: show what each client has, and report faults.
 
     The exit code is 1 if there are faults, or if clients share rows.
+
+    Parameters
+    ----------
+    folder
+        The folder or file that the task reads its data from.
+    seed
+        Seed of the split.
+    write_schema
+        Infer a schema from the files, and write it into FILE.
     """
-    options = {
-        "task": task,
-        "data-dir": folder,
-        "schema": schema,
-        "clients": clients,
-        "partition": partition,
-        "seed": seed,
-    }
-    config = merge_settings(options, merge_settings({"data-dir": data_dir}, settings_of(settings)))
+    given = {"task": task, "data_dir": folder, "schema": schema, "clients": clients, "partition": partition}
+    config = merge_settings(as_settings({"data_dir": data_dir}), settings)
+    config = merge_settings(as_settings({**given, "seed": seed}), config)
     check_used(config, ["fedavg"], task)
     chosen = Settings.of(config)
     if write_schema is not None:
@@ -62,8 +56,10 @@ def data(
     described = describe_data(chosen)
     if as_json:
         print(json.dumps(described, indent=2))
-    else:
-        show_data(described)
+    for name, rows in {} if as_json else described.items():
+        if headings := list(dict.fromkeys(heading for row in rows for heading in row)):
+            cells = [[Cell.of(row.get(heading, "")) for heading in headings] for row in rows]
+            show_table(Table(name, name, headings, cells))
     if any({"problem", "warning"} & row.keys() for row in described["clients"]):
         raise typer.Exit(1)
 

@@ -1,6 +1,7 @@
-"""What the command line lists: recipes, methods, tasks, data, settings and runs."""
+"""What the command line lists: methods, tasks, settings, recipes and runs."""
 
 import inspect
+import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,17 +11,19 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.text import Text
 
-from fairbloom.protocol.parameters import Parameter, Value, parameters_of
-from fairbloom.protocol.settings import SETTINGS
-from fairbloom.server.settings import parameters
-from fairbloom.strategies import FromTorchJD, canonical, find_method
+from fairbloom.errors import did_you_mean
+from fairbloom.protocol.parameters import Parameter, parameters_of
+from fairbloom.protocol.settings import SETTINGS, SettingsError
+from fairbloom.server.settings import default_config, parameters
+from fairbloom.strategies import METHODS, FromTorchJD, canonical, find_method
 from fairbloom.strategies.torchjd import TORCHJD
-from fairbloom.tasks import TaskInfo
-from fairbloom.tasks.task import OWN_PARTITION, Described
+from fairbloom.tasks import TASKS, TaskInfo, find_task
+from fairbloom.tasks.task import OWN_PARTITION
 
 from ..arms import format_value
 from ..render.page import Cell, Table
 from ..render.terminal import console, show_table
+from .command import command_of
 
 if TYPE_CHECKING:
     from ..recipe import Recipe
@@ -29,16 +32,62 @@ REQUIRED = "required"
 """What is said in place of a default where there is none."""
 
 
-def show_recipes(recipes: Sequence["Recipe"]) -> None:
-    """Print the recipes: what each is, what data it needs, and how much it runs."""
-    headings = ("name", "what", "data", "rows", "runs")
-    cells = [
-        [*map(Cell.of, (each.name, each.title, ", ".join(each.tasks), len(each.rows), each.runs))] for each in recipes
-    ]
-    show_table(Table("recipes", "", headings, cells, "runs: with the recipe's number of seeds"))
+# Methods, tasks and settings ----------------------------------------------------------------------------------------
 
 
-# Methods and tasks --------------------------------------------------------------------------------------------------
+@command_of(names="[NAME]...")
+def methods(names: Sequence[str] = (), *, as_json: bool = False) -> None:
+    """List the methods with their parameters, ranges, defaults and source.
+
+    Parameters
+    ----------
+    names
+        Describe only these, or your own as my_module:Mine.
+    """
+    _show_described([describe_method(name) for name in names or METHODS], as_json)
+    if not names and not as_json:
+        summary = (inspect.getdoc(FromTorchJD) or "").partition("\n\n")[0]
+        console.print(f"[b]{TORCHJD}upgrad[/] and its like  {escape(' '.join(summary.split()))}")
+
+
+@command_of(names="[NAME]...")
+def tasks(names: Sequence[str] = (), *, as_json: bool = False) -> None:
+    """List the tasks with their models, partitions and settings.
+
+    Parameters
+    ----------
+    names
+        Describe only these, or your own as my_module:task.
+    """
+    _show_described([describe_task(find_task(name)) for name in names or TASKS], as_json)
+
+
+@command_of(names="[NAME]...")
+def settings(names: Sequence[str] = (), *, as_json: bool = False) -> None:
+    """List all settings with their defaults. Change one with --set KEY=VALUE.
+
+    Parameters
+    ----------
+    names
+        Only those with this in their name: qfedavg, rate.
+    """
+    defaults, words = default_config(), [name.replace("_", "-").lower() for name in names]
+    for word, name in zip(words, names, strict=True):
+        if not any(word in key for key in defaults):
+            raise SettingsError(f"there is no setting {name}: {did_you_mean(name, defaults)}leave it out to see all")
+    shown = {key: value for key, value in defaults.items() if not words or any(word in key for word in words)}
+    if as_json:
+        print(json.dumps(shown, indent=2))
+        return
+    known, heading = {**SETTINGS, **parameters()}, ""
+    for key, value in shown.items():
+        owner = key.rpartition(".")[0]
+        if owner != heading:
+            heading = owner
+            console.print(f"\n[b]{escape(heading)}[/]")
+        default = REQUIRED if known[key].default is None else repr(value)
+        console.print(f"[cyan]{key}[/] = {escape(default)}")
+        _indented(escape(f"{known[key].description} ({known[key].range})"))
 
 
 def describe_method(name: str) -> dict[str, Any]:
@@ -78,8 +127,11 @@ def _describe(parameter: Parameter) -> dict[str, str]:
     return words | {"default": default_of(parameter), "description": parameter.description}
 
 
-def show_list(described: Sequence[Mapping[str, Any]]) -> None:
+def _show_described(described: Sequence[Mapping[str, Any]], as_json: bool) -> None:
     """Print methods or tasks: what each is, its choices and parameters, and its source."""
+    if as_json:
+        print(json.dumps(described, indent=2))
+        return
     for each in described:
         console.print(f"[b]{escape(each['name'])}[/]  {escape(each['summary'])}")
         for what in ("models", "partitions"):
@@ -94,44 +146,27 @@ def show_list(described: Sequence[Mapping[str, Any]]) -> None:
         console.print()
 
 
-def show_torchjd() -> None:
-    """Print by what names TorchJD's weightings come beside the methods."""
-    summary = (inspect.getdoc(FromTorchJD) or "").partition("\n\n")[0]
-    console.print(f"[b]{TORCHJD}upgrad[/] and its like  {escape(' '.join(summary.split()))}")
-
-
-# Data, settings, runs -----------------------------------------------------------------------------------------------
-
-
-def show_data(described: Described) -> None:
-    """Print what the data of a task hold: a table of the clients, and of whatever else the task tells."""
-    for name, rows in described.items():
-        headings = list(dict.fromkeys(heading for row in rows for heading in row))
-        if headings:
-            show_table(
-                Table(name, name, headings, [[Cell.of(row.get(heading, "")) for heading in headings] for row in rows])
-            )
-
-
-def show_settings(defaults: Mapping[str, Value]) -> None:
-    """Print settings with their defaults, what they mean and may be; those of a method or task under its name."""
-    known, heading = {**SETTINGS, **parameters()}, ""
-    for key, value in defaults.items():
-        owner = key.rpartition(".")[0]
-        if owner != heading:
-            heading = owner
-            console.print(f"\n[b]{escape(heading)}[/]")
-        default = REQUIRED if known[key].default is None else repr(value)
-        console.print(f"[cyan]{key}[/] = {escape(default)}")
-        _indented(escape(f"{known[key].description} ({known[key].range})"))
-
-
 def _indented(markup: str) -> None:
     console.print(Padding(Text.from_markup(markup, overflow="fold"), (0, 0, 0, 4), expand=False))
 
 
-def show_runs(runs: Sequence[Mapping[str, Any]], folder: Path) -> None:
-    """Print the list of runs that `find_runs` returns."""
+# Recipes and runs ---------------------------------------------------------------------------------------------------
+
+
+def show_recipes(recipes: Sequence["Recipe"]) -> None:
+    """Print the recipes: what each is, what data it needs, and how much it runs."""
+    headings = ("name", "what", "data", "rows", "runs")
+    cells = [
+        [*map(Cell.of, (each.name, each.title, ", ".join(each.tasks), len(each.rows), each.runs))] for each in recipes
+    ]
+    show_table(Table("recipes", "", headings, cells, "runs: with the recipe's number of seeds"))
+
+
+def show_runs(runs: Sequence[Mapping[str, Any]], folder: Path, as_json: Any = None) -> None:
+    """Print the list of runs that `find_runs` returns, or as JSON what is given for it."""
+    if as_json is not None:
+        print(json.dumps(as_json, indent=2))
+        return
     if not runs:
         console.print(f"there are no runs in {escape(str(folder))}", soft_wrap=True)
         return

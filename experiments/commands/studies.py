@@ -2,7 +2,7 @@
 
 import json
 import traceback
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -13,12 +13,14 @@ from fairbloom.protocol.settings import SettingsError
 from .. import api
 from ..recipe import load_shipped
 from ..results.run import final_of
+from .command import command
 from .lists import show_recipes
-from .made import JSON, make_command
-from .options import MethodOption, SeedOption, show_result
+from .results import show_result
 
 
-def _run(*, debug: bool, **values: Any) -> None:
+@command(api.run)
+def run(*, debug: bool = False, **values: Any) -> None:
+    """Train, and show the run."""
     try:
         finished = api.run(debug=debug, **values)
         final_of(finished)  # a run that measured no client is an error, never a success
@@ -30,15 +32,31 @@ def _run(*, debug: bool, **values: Any) -> None:
         raise typer.Exit(CORRECTABLE) from None
 
 
-def _compare(**values: Any) -> None:
+@command(api.compare)
+def compare(**values: Any) -> None:
+    """Compare, and show the comparison."""
     api.compare(**values).show()
 
 
-def _search(*, as_json: bool, **values: Any) -> None:
+@command(api.search)
+def search(*, as_json: bool = False, **values: Any) -> None:
+    """Search, and show what was found."""
     show_result(api.search(**values), as_json)
 
 
-def _reproduce(*, name: str | None, as_list: bool, finished: bool, as_json: bool, **values: Any) -> None:
+@command(api.reproduce, name="[NAME]", without=("run",))
+def reproduce(
+    *, name: str | None = None, as_list: bool = False, show: bool = False, as_json: bool = False, **values: Any
+) -> None:
+    """Reproduce, and show the numbers.
+
+    Parameters
+    ----------
+    as_list
+        List the recipes without running anything.
+    show
+        Print the table of the finished runs without running anything.
+    """
     if as_list:
         recipes = list(load_shipped())
         if as_json:
@@ -48,31 +66,10 @@ def _reproduce(*, name: str | None, as_list: bool, finished: bool, as_json: bool
     elif name is None:
         raise SettingsError("no recipe is named: fairbloom reproduce --list names them")
     else:
-        show_result(api.reproduce(name, run=not finished, **values), as_json)
+        show_result(api.reproduce(name, run=not show, **values), as_json)
 
 
-def _evaluate(*, as_json: bool, **values: Any) -> None:
+@command(api.evaluate, run="RUN")
+def evaluate(*, as_json: bool = False, **values: Any) -> None:
+    """Evaluate, and show the scores."""
     show_result(api.evaluate(**values), as_json)
-
-
-run = make_command(api.run, _run, declared={"method": MethodOption, "seed": SeedOption})
-compare = make_command(api.compare, _compare)
-search = make_command(api.search, _search, metavars={"grid": "KEY=VALUES", "budget": "MINUTES"}, more=JSON)
-reproduce = make_command(
-    api.reproduce,
-    _reproduce,
-    arguments={"name": "[NAME]"},
-    metavars={"rows": "TEXT"},
-    more={
-        "as_list": (Annotated[bool, typer.Option("--list", help="List the recipes without running anything.")], False),
-        "finished": (
-            Annotated[
-                bool, typer.Option("--show", help="Print the table of the finished runs without running anything.")
-            ],
-            False,
-        ),
-        **JSON,
-    },
-    without=("run",),
-)
-evaluate = make_command(api.evaluate, _evaluate, arguments={"run": "RUN"}, more=JSON)

@@ -21,7 +21,7 @@ from typer.core import TyperArgument
 from fairbloom import __version__
 from fairbloom.cli import COMMANDS as LISTED
 from fairbloom.cli import LateCommand, app
-from fairbloom.experiments.commands.options import settings_of
+from fairbloom.experiments.commands.command import settings_of
 from fairbloom.experiments.options import CommonOptions, as_settings, merge_settings
 from fairbloom.protocol.settings import SETTINGS, Value
 from fairbloom.rounds.round import Round
@@ -373,8 +373,8 @@ def test_bad_input_in_a_process_of_its_own_ends_with_2(tmp_path: Path) -> None:
 def test_an_error_that_no_user_can_mend_keeps_its_traceback_and_ends_with_1() -> None:
     """Also a ValueError, which is what a user's own app or method may raise."""
     broken = (
-        "from fairbloom import cli; from fairbloom.experiments.commands import catalogue; "
-        "catalogue.describe_method = lambda name: int('a bug'); cli.main()"
+        "from fairbloom import cli; from fairbloom.experiments.commands import lists; "
+        "lists.describe_method = lambda name: int('a bug'); cli.main()"
     )
     process = subprocess.run([sys.executable, "-c", broken, "methods"], cwd=ROOT, capture_output=True, text=True)
     assert process.returncode == 1

@@ -1,0 +1,152 @@
+"""The commands of what a folder holds: `fairbloom show`, `report`, `predict` and `export`."""
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.markup import escape
+
+from fairbloom.protocol.settings import SettingsError
+from fairbloom.server.run_folder.files import is_run_folder
+from fairbloom.tasks.schema import read_schema
+
+from .. import api
+from ..render.terminal import console
+from ..results.listing import find_runs
+from ..results.presentation import write_figure, write_report
+from ..results.run import REPORT, Run, load
+from ..results.scored import scores_of
+from ..study import NOUNS, Study, kind_of
+from .command import command_of
+from .lists import show_runs
+
+Model = Literal["last", "best", "personal"]
+
+
+@command_of(folder="[FOLDER]")
+def show(
+    folder: Path = Path("runs"), *, figure: Path | None = None, trust: bool = False, as_json: bool = False
+) -> None:
+    """Show the results, progress and settings of a run or a study, or list the runs in a folder.
+
+    Parameters
+    ----------
+    folder
+        The folder of a run or a study, or one that contains runs.
+    figure
+        Also draw a figure into PATH.png and PATH.svg.
+    """
+    if folder.is_dir() and not kind_of(folder) and not is_run_folder(folder):
+        if figure is not None:
+            raise SettingsError(f"--figure: {folder} is no run and no study: name one of those in it")
+        runs = find_runs(folder)
+        show_runs(runs, folder, runs if as_json else None)
+        return
+    study = Study.read(folder) if kind_of(folder) == NOUNS["compare"] else None
+    if study and (unfinished := study.unfinished(folder)):
+        runs, whole = find_runs(folder), len(study.arms) * len(study.seeds)
+        listed = {"unfinished": [str(path.absolute()) for path in unfinished], "runs": runs}
+        show_runs(runs, folder, listed if as_json else None)
+        done = f"{whole - len(unfinished)} of {whole} runs of this comparison are finished"
+        say(f"{done}: the same fairbloom compare continues", as_json)
+        return
+    found = api.load(folder, trust=trust)
+    show_result(found, as_json)
+    if figure is not None:
+        files = write_figure(found, figure.with_suffix("") if figure.suffix in (".png", ".svg") else figure)
+        say(f"figure: {', '.join(map(str, files))}", as_json)
+
+
+def show_result(result: Any, as_json: bool) -> None:
+    """Print a result as tables, or as JSON."""
+    if as_json:
+        print(json.dumps(describe(result) if isinstance(result, Run) else result.as_json, indent=2))
+    else:
+        result.show()
+
+
+def describe(run: Run) -> dict[str, Any]:
+    """Return what --json prints of a run."""
+    about = {**run.summary, "settings": dict(run.settings), **run.absences(), "engine": run.engine}
+    about["clients"] = {score.name: run.final(score) for score in run.scores}
+    about["scores"] = [each.as_row() for each in scores_of(run)]
+    if (groups := run.by_group()) is not None:
+        about |= {"groups": groups.rows(), "gaps": groups.gap_rows()}
+    return about
+
+
+@command_of(folder="FOLDER")
+def report(folder: Path, *, out: Path | None = None, trust: bool = False) -> None:
+    """Write a report with charts and tables as one HTML file.
+
+    Studies write their report when they end.
+
+    Parameters
+    ----------
+    folder
+        The folder of a run or a study.
+    out
+        The file; by default report.html in the folder.
+    """
+    say(f"report: {write_report(api.load(folder, trust=trust), out or folder / REPORT)}")
+
+
+def predict_rows(
+    run: Path,
+    file: Path,
+    *,
+    out: Path,
+    client: str = "",
+    model: Model = "last",
+    schema: Path | None = None,
+    trust: bool = False,
+) -> None:
+    """Predict for new data, and write a CSV file with predictions and class probabilities.
+
+    The columns may be in any order. The target column may be missing.
+
+    Parameters
+    ----------
+    run
+        The run folder, or on a device the folder that its client keeps of the run.
+    file
+        The new data: a CSV file with the columns of training.
+    out
+        The CSV file to write. It must not exist yet.
+    client
+        The client to which the rows belong: its personal model, or its means and deviations, are used.
+    model
+        The model after the last round, the one with the best mean score, or the client's personal one.
+    schema
+        How the new tables are written, where not as those of the run.
+    """
+    from fairbloom.prediction.predictor import check_new  # imported late, as PyTorch is with it
+
+    check_new(out)
+    predictor = load(run).predictor(client, model, trust=trust)
+    if schema is not None:
+        predictor = predictor.reading_by(read_schema(str(schema)))
+    say(f"{predictor.describe(predictor.predict_file(file, out))}: {out}")
+
+
+predict = command_of(run="RUN", file="FILE")(predict_rows)
+
+
+@command_of(like=predict_rows, run="RUN")
+def export(run: Path, *, client: str = "", model: Model = "last", out: Path | None = None, trust: bool = False) -> None:
+    """Export the trained model with its preprocessing as an ONNX file for other programs.
+
+    The export is tried on a few hundred rows, and not written if its predictions differ from the model's.
+
+    Parameters
+    ----------
+    out
+        The file to write. The default is a file in exports/ in the run folder.
+    """
+    say(f"exported: {load(run).export(client=client, model=model, out=out, trust=trust)}")
+
+
+def say(text: str, quiet: bool = False) -> None:
+    """Print a line, in one piece also where it is longer than the terminal is wide."""
+    if not quiet:
+        console.print(escape(text), soft_wrap=True)
