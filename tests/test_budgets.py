@@ -20,7 +20,7 @@ ROOMS: Mapping[str, int] = {
     "deploy/fleet": 2_690,
     "experiments": 1_225,
     "experiments/check": 1_155,
-    "experiments/pages": 1_815,
+    "experiments/pages": 1_770,
     "experiments/results": 2_880,
     "experiments/studies": 1_200,
     "prediction": 1_005,

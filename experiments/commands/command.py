@@ -144,7 +144,7 @@ def command_of(
     *, like: Callable[..., Any] | None = None, **arguments: str
 ) -> Callable[[Callable[..., Any]], Callable[..., None]]:
     """Return a decorator that makes a command of a function which carries it out itself; see `command`."""
-    return lambda function: command(function, like=like, **arguments)(function)
+    return lambda function: command(function, like=like, without=(), **arguments)(function)
 
 
 def _declare(parameter: inspect.Parameter, said: str, argument: str | None) -> inspect.Parameter:

@@ -11,7 +11,6 @@ from ..results.comparison import Comparison, personal_label
 from ..results.differences import FEWEST_SEEDS, Difference
 from ..results.measures import LARGER_CLASS, measure_title
 from ..results.presentation import page_of
-from ..results.run import REPORT
 from ..results.verdict import CLAIMED, MEAN, WORST
 from . import charts
 from .cells import CLEAR, NONE, SHOWN, Digits, mark_significant, tone_of
@@ -22,6 +21,7 @@ from .sections import (
     all_settings_section,
     caveats_section,
     common_sections,
+    files_of,
     named_charts,
     ordered_charts,
     present,
@@ -46,8 +46,7 @@ def page_of_comparison(comparison: Comparison) -> Page:
     task = f" on {lines[0].runs[0].settings.get('task')}" if lines else ""
     count = len([line for line in lines if not line.same_runs_as]) or len(comparison.methods)
     figures = [path for end in ("png", "svg") if (path := folder / f"clients.{end}").exists()]
-    files = [("tables and runs", folder), *([("figure", figures[0])] if figures else [])]
-    files += [("report", folder / REPORT)] if (folder / REPORT).exists() else []
+    figure = [("figure", str(figures[0]))] if figures else []
     return Page(
         f"{count} method{'s' if count != 1 else ''} compared{task}",
         comparison.verdict.headline,
@@ -55,7 +54,7 @@ def page_of_comparison(comparison: Comparison) -> Page:
         [(name, str(value)) for name, value in facts.items()],
         brief_sections(comparison),
         partial(detailed_sections, comparison, lines),
-        [(name, str(path)) for name, path in files],
+        files_of(folder, "tables and runs", *figure),
         partial(sorted_charts, comparison),
     )
 
@@ -132,21 +131,19 @@ def _methods_section(comparison: Comparison) -> Section:
         for method, mine in means.items()
         if not any(_beats(comparison, other, mine) for name, other in means.items() if name != method)
     ]
-    ends = {"value": "", "low": "_low", "high": "_high"}
     rows = []
     for method in means:
         row: dict[str, object] = {"method": method}
         for name, key in (("mean", "mean"), ("worst", "worst_10")):
             found = mean_and_range([seed[key] for seed in comparison.measures(method)])
-            row |= {f"{name}{ends[end]}": value for end, value in found.items()}
+            row |= {name: found["value"], f"{name}_low": found["low"], f"{name}_high": found["high"]}
         rows.append(row)
     axes = (f"mean over clients: {comparison.score.title}", f"{worst}: {comparison.score.title}")
     series, lower = _series(comparison), not comparison.score.higher_is_better
     spec = charts.mean_against_worst(rows, front, series, axes, lower=lower)
     what = f"Methods by their mean over clients and their {worst}. On the Pareto front: {', '.join(front)}."
     intro = "Up and to the right is better. On the Pareto front, where no other method is better in both: "
-    intro += f"{', '.join(front)}."
-    intro += " Lines span the seeds." if len(comparison.seeds) > 1 else ""
+    intro += f"{', '.join(front)}.{' Lines span the seeds.' if len(comparison.seeds) > 1 else ''}"
     drawn = Charts([Chart("front", f"Mean against {worst}", what, spec)], series)
     return Section("methods", "Methods", intro, [drawn, method_table(comparison)])
 

@@ -6,10 +6,9 @@ from ..render.page import Cell, Chart, Charts, Note, Page, Section, Table, Tone,
 from ..results.measures import find_measure, measure_title
 from ..results.presentation import page_of
 from ..results.reproduction import Outcome, Reproduction
-from ..results.run import REPORT
 from . import charts
 from .cells import NONE, Digits
-from .sections import in_seconds, present
+from .sections import files_of, in_seconds, present
 
 AGREES = {True: "yes", False: "no", None: "–"}
 """Whether a row agrees with what was printed, in words."""
@@ -22,8 +21,7 @@ def page_of_reproduction(done: Reproduction) -> Page:
     facts = [("recipe", recipe.name), ("rows", str(len(done.outcomes))), ("seeds", str(len(done.study.seeds)))]
     facts += [(key, str(value)) for key, value in done.study.overrides.items() if key != "data-dir"]
     written = done.whole and (folder / "results.csv").exists()
-    files = [("table, figure and runs" if written else "runs", str(folder))]
-    files += [("report", str(folder / REPORT))] if (folder / REPORT).exists() else []
+    files = files_of(folder, "table, figure and runs" if written else "runs")
     said = [line for line in (recipe.what, recipe.source) if line]
     sections = present([_rows_section(done), _notes_section(done)])
     figure = partial(_rows_charts, done)

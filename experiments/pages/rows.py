@@ -1,6 +1,5 @@
 """The numbers behind a report's charts: what runs recorded, over seeds, thinned to what a chart can show."""
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,7 +10,6 @@ from numpy.typing import NDArray
 
 from fairbloom.protocol.scores import Score
 from fairbloom.server.run_folder.files import CLIENTS, COEFFICIENTS
-from fairbloom.server.run_folder.rows import parse_refusals
 
 from ..render.theme import Series
 from ..results.run import Run
@@ -43,16 +41,12 @@ class Line:
     @cached_property
     def scores(self) -> "list[pandas.DataFrame]":
         """Run by run, the `value` of each client after each evaluated `round`."""
-        return [_read_scores(run, self.model) for run in self.runs]
+        return [_pick(run, run.clients, run.score.column(self.model)) for run in self.runs]
 
     @cached_property
     def shares(self) -> "list[pandas.DataFrame]":
         """Run by run, in percent of each `round`'s weights, the `value` of each client that took part."""
         return [_read_shares(run) for run in self.runs]
-
-
-def _read_scores(run: Run, model: str) -> "pandas.DataFrame":
-    return _pick(run, run.clients, run.score.column(model))
 
 
 def _read_shares(run: Run) -> "pandas.DataFrame":
@@ -94,8 +88,10 @@ class Scene:
     @property
     def series(self) -> list[Series]:
         """How the lines look."""
-        personal = [line.label for line in self.lines if line.model == "personal"]
-        return series_of([line.label for line in self.lines], self.lines[0].label, personal)
+        labels = {line.label: line.model for line in self.lines}
+        return series_of(
+            [*labels], self.lines[0].label, [name for name, model in labels.items() if model == "personal"]
+        )
 
     @property
     def trained(self) -> list[Line]:
@@ -111,15 +107,15 @@ class Scene:
     def caption(self) -> str:
         """In words which clients a chart of single clients shows, in which order, and with which seeds."""
         under = f" under {self.lines[0].label}" if len(self.lines) > 1 else ""
-        which = (
-            ""
-            if len(self.shown) == self.clients
-            else f" The {WORST_SHOWN} worst and {BEST_SHOWN} best of {self.clients}."
-        )
-        several = any(len(line.runs) > 1 for line in self.lines)
+        part = len(self.shown) < self.clients
+        which = f" The {WORST_SHOWN} worst and {BEST_SHOWN} best of {self.clients}." if part else ""
         seeds = " Of the first seed: each deals the data again." if self.first_only else " Mean over the seeds."
-        seeds = seeds if several else ""
-        return f"The worst-served client{under} is at the top.{which}{seeds}"
+        return f"The worst-served client{under} is at the top.{which}{seeds if self.several else ''}"
+
+    @property
+    def several(self) -> bool:
+        """Whether there is more than one seed."""
+        return any(len(line.runs) > 1 for line in self.lines)
 
 
 def axis_title(score: Score) -> str:
@@ -152,19 +148,12 @@ def curves(lines: Iterable[Line], measure: str) -> list[dict[str, Any]]:
     """
     rows = []
     for line in lines:
-        by_run = [_over_rounds(run, measure, line.model) for run in line.runs]
-        shared = sorted(set.intersection(*(set(each) for each in by_run)))
-        for number in thin(shared, CURVE_ROUNDS):
-            values = [each[number] for each in by_run]
-            rows.append({"round": number, "method": line.label, **mean_and_range(values)})
+        column = f"{line.runs[0].score.column(line.model)}_{measure}"
+        tables = [run.rounds.set_index("round") for run in line.runs]
+        by_run = [table[column].dropna().to_dict() if column in table else {} for table in tables]
+        for number in thin(sorted(set.intersection(*map(set, by_run))), CURVE_ROUNDS):
+            rows.append({"round": number, "method": line.label, **mean_and_range([each[number] for each in by_run])})
     return rows
-
-
-def _over_rounds(run: Run, measure: str, model: str) -> dict[int, float]:
-    """Return a measure over the clients after each round that has it."""
-    column = f"{run.score.column(model)}_{measure}"
-    table = run.rounds
-    return table.set_index("round")[column].dropna().to_dict() if column in table else {}
 
 
 def mean_and_range(values: Sequence[float]) -> dict[str, float | None]:
@@ -220,23 +209,3 @@ def sorted_scores(by_seed: Sequence[Mapping[str, float]], score: Score) -> NDArr
     return np.array(
         [row if len(row) == most else np.interp(places, np.linspace(0.0, 1.0, len(row)), row) for row in rows]
     )
-
-
-# Counts -------------------------------------------------------------------------------------------------------------
-
-
-def refusal_reasons(runs: Iterable[Run]) -> Counter[tuple[str, str]]:
-    """Return in how many rounds a client's reply was refused for a reason, by client and reason."""
-    return Counter(
-        refusal for run in runs for cell in run.rounds.get("refused", ()) for refusal in parse_refusals(cell)
-    )
-
-
-def count_absences(runs: Iterable[Run], kind: str) -> Counter[str]:
-    """Return in how many rounds each client was refused, missing or offline."""
-    return sum((Counter(dict(run.absences()[kind])) for run in runs), Counter[str]())
-
-
-def total(run: Run, column: str) -> float:
-    """Return the sum of a column of a run's rounds.csv; an empty cell counts nothing."""
-    return float(run.rounds[column].sum()) if column in run.rounds else 0.0

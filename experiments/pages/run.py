@@ -8,7 +8,7 @@ from ..results.caveats import caveats_of_run
 from ..results.comparison import personal_label
 from ..results.measures import LARGER_CLASS, measure_title
 from ..results.presentation import page_of
-from ..results.run import REPORT, Run, measures
+from ..results.run import Run, measures
 from ..results.scored import scores_of, sentences_of
 from .cells import SHOWN, Digits
 from .groups import gaps_table, subgroups_section
@@ -19,6 +19,7 @@ from .sections import (
     caveats_section,
     common_sections,
     describe_engine,
+    files_of,
     named_charts,
     ordered_charts,
     present,
@@ -62,7 +63,6 @@ def page_of_run(run: Run) -> Page:
         "engine": describe_engine(run),
     }
     task = f" on {run.settings['task']}" if "task" in run.settings else ""
-    files = [("run folder", run.folder), *([("report", path)] if (path := run.folder / REPORT).exists() else [])]
     return Page(
         f"{run.label}{task}",
         headline,
@@ -70,7 +70,7 @@ def page_of_run(run: Run) -> Page:
         [(name, str(value)) for name, value in facts.items() if value is not None],
         present(sections),
         partial(_details, scene),
-        [(name, str(path)) for name, path in files],
+        files_of(run.folder, "run folder"),
         partial(rounds_charts_of_run, run) if final else None,
     )
 

@@ -7,12 +7,11 @@ from fairbloom.protocol.settings import SETTINGS
 from ..render.page import Block, Cell, Chart, Charts, Page, Section, Table
 from ..render.theme import Series
 from ..results.presentation import page_of
-from ..results.run import REPORT
 from ..results.search import Judged, Search
 from . import charts
 from .cells import NONE, Digits
 from .comparison import brief_sections, detailed_sections, lines_of
-from .sections import present
+from .sections import files_of, present
 
 PROMISED, TESTED = "promised by validation", "on test examples"
 """What the chart calls the two gains of an arm."""
@@ -24,8 +23,7 @@ def page_of_search(search: Search) -> Page:
     headline, *sentences = search.sentences
     facts = [("arms", str(len(search.judged))), ("criterion", _title(search))]
     facts += [("seeds", f"{len(search.found.judged)} to choose by, {len(search.found.fresh)} fresh ones")]
-    files = [("tables and runs", str(search.folder))]
-    files += [("report", str(search.folder / REPORT))] if (search.folder / REPORT).exists() else []
+    files = files_of(search.folder, "tables and runs")
     compared = search.comparison
     blocks: list[Block] = [] if compared is None else [chosen_charts(search)]
     blocks += [chosen_table(search)] if search.best else [arms_table(search)]
@@ -64,18 +62,16 @@ def chosen_table(search: Search) -> Table:
 def chosen_charts(search: Search) -> Charts:
     """Return a chart of what each chosen arm gains: as promised, and as tested."""
     rows: list[charts.Row] = []
-    others = [label for label in search.found.best if search.difference(label) is not None]
-    for label in others:
-        found = search.difference(label)
-        if found is not None:
-            promised = search.promise(label)
-            low, high = (found.mean, found.mean) if found.low != found.low else (found.low, found.high)
-            rows.append({"row": label, "method": PROMISED, "value": promised, "low": promised, "high": promised})
-            rows.append({"row": label, "method": TESTED, "value": found.mean, "low": low, "high": high})
+    tested = {label: found for label in search.found.best if (found := search.difference(label)) is not None}
+    for label, found in tested.items():
+        promised = search.promise(label)
+        low, high = (found.mean, found.mean) if found.low != found.low else (found.low, found.high)
+        rows.append({"row": label, "method": PROMISED, "value": promised, "low": promised, "high": promised})
+        rows.append({"row": label, "method": TESTED, "value": found.mean, "low": low, "high": high})
     series = [Series(PROMISED, "series-0", "square"), Series(TESTED, "series-1")]
     what = f"gain in the {_title(search)} over {search.baseline}"
-    spec = charts.clients_by_method(rows, series, others, what, of="row", zero=True)
-    said = f"The {what} of {len(others)} arms, as validation promised it and as test examples show it."
+    spec = charts.clients_by_method(rows, series, [*tested], what, of="row", zero=True)
+    said = f"The {what} of {len(tested)} arms, as validation promised it and as test examples show it."
     return Charts([Chart("gains", "Promised and tested", said, spec)], series)
 
 

@@ -1,36 +1,34 @@
 """The sections that pages of runs and of comparisons have in common, each of the same lines."""
 
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fairbloom.protocol.scores import Score
 from fairbloom.server.run_folder.files import ENVIRONMENT, ROUNDS, SPLIT
-from fairbloom.server.run_folder.rows import ABSENT
+from fairbloom.server.run_folder.rows import ABSENT, parse_refusals
 
 from ..arms import format_value
 from ..render.page import Block, Cell, Chart, Charts, Note, Section, Table, slug
 from ..render.theme import Series, Spec
 from ..results.measures import measure_title
-from ..results.run import Run
+from ..results.run import REPORT, Run
 from . import charts
 from .cells import Digits
 from .rows import (
     Line,
     Scene,
     axis_title,
-    count_absences,
     curves,
     hidden_in_words,
     mean_and_range,
     mean_shares,
-    refusal_reasons,
     score_map,
     sorted_scores,
-    total,
     weight_map,
 )
 
@@ -119,9 +117,8 @@ def rounds_section(scene: Scene) -> Section | None:
         return None
     if not drawn[0].narrow:  # beside each other, with one legend
         drawn = [Charts([chart for each in drawn for chart in each.charts], drawn[0].legend)]
-    span = any(len(line.runs) > 1 for line in scene.lines)
     intro = f"The {scene.score.words} on the clients' test examples after each evaluated round."
-    intro += " Lines are means over the seeds, bands span them from the lowest to the highest." if span else ""
+    intro += " Lines are means over the seeds, bands span them from the lowest to the highest." if scene.several else ""
     return Section("rounds", "Over the rounds", intro, drawn)
 
 
@@ -163,37 +160,34 @@ def _map_section(scene: Scene) -> Section | None:
     found = {label: rows for label, rows in found.items() if len({row["round"] for row in rows}) > 1}
     if not found:
         return None
-    low, high = bounds = _bounds(found, 0.05, 1.0) if scene.score.higher_is_better else _bounds(found, 0.0, 0.95)
+    written, higher = scene.score.written, scene.score.higher_is_better
+    low, high = bounds = _bounds(found, 0.05, 1.0) if higher else _bounds(found, 0.0, 0.95)
     maps = []
     for place, (label, rows) in enumerate(found.items(), 1):
         end = max(row["round"] for row in rows)
         last = [row for row in rows if row["round"] == end]
         least, most = (choose(last, key=lambda row: row["value"]) for choose in (min, max))
-        what = f"Score by client and round. After round {end} from {scene.score.written(least['value'])} "
-        what += f"({least['client']}) to {scene.score.written(most['value'])} ({most['client']})."
-        spec = charts.heat_map(rows, scene.shown, scene.score.title, bounds, reverse=not scene.score.higher_is_better)
+        ends = " to ".join(f"{written(row['value'])} ({row['client']})" for row in (least, most))
+        what = f"Score by client and round. After round {end} from {ends}."
+        spec = charts.heat_map(rows, scene.shown, scene.score.title, bounds, reverse=not higher)
         maps.append(Chart(f"map-{place}", label, what, spec))
-    written = scene.score.written
-    beyond = f"{written(low)} and below" if scene.score.higher_is_better else f"{written(high)} and above"
+    beyond = f"{written(low)} and below" if higher else f"{written(high)} and above"
     intro = f"Bright is better; the darkest stands for {beyond}. {scene.caption}"
     return Section("map", "Clients over the rounds", intro, [Charts(maps, narrow=len(maps) > 2)])
 
 
 def _weights_section(scene: Scene) -> Section | None:
     """Return how much each client weighed in the steps over the rounds, a map a line, and on average, a table."""
-    found = {line.label: weight_map(scene, line) for line in scene.trained}
-    found = {label: rows for label, rows in found.items() if rows}
+    found = {line.label: rows for line in scene.trained if (rows := weight_map(scene, line))}
     if not found:
         return None
-    bounds = _bounds(found, 0.0, 0.99)
-    maps, shares = [], {}
-    for line in scene.trained:
-        if line.label in found:
-            shares[line.label] = share = mean_shares(scene, line)
-            most = max(share, key=lambda name: share[name])
-            what = f"Weight by client and round. On average {most} weighs most, {share[most]:.1f} % of a round."
-            spec = charts.heat_map(found[line.label], scene.shown, "% of a round's weights", bounds)
-            maps.append(Chart(f"weights-{len(shares)}", line.label, what, spec))
+    shares = {line.label: mean_shares(scene, line) for line in scene.trained if line.label in found}
+    bounds, maps = _bounds(found, 0.0, 0.99), []
+    for place, (label, share) in enumerate(shares.items(), 1):
+        most = max(share, key=lambda name: share[name])
+        what = f"Weight by client and round. On average {most} weighs most, {share[most]:.1f} % of a round."
+        spec = charts.heat_map(found[label], scene.shown, "% of a round's weights", bounds)
+        maps.append(Chart(f"weights-{place}", label, what, spec))
     cells = [[Cell(name), *(Digits(1).cell(share.get(name)) for share in shares.values())] for name in scene.shown]
     note = "Mean over the rounds in which a client took part."
     table = Table("weights", "Share of a round's weights, in %", ["client", *shares], cells, note, folded=True)
@@ -230,7 +224,7 @@ def _examples_section(scene: Scene) -> Section | None:
     headings = ["client", *(f"{part} examples" for part in counts)]
     note = hidden_in_words(scene.clients)
     table = Table("examples", "Examples of each client", headings, cells, note, folded=True)
-    several = len(scene.lines[0].runs) > 1 and split is not None
+    several = scene.several and split is not None
     intro = f"The split of seed {run.settings.get('seed')}; others deal the data in other ways." if several else ""
     return Section("examples", "Who has how many examples", intro, [table])
 
@@ -240,40 +234,43 @@ def _examples_section(scene: Scene) -> Section | None:
 
 def absences_section(lines: Iterable[Line]) -> Section | None:
     """Return who was refused, missing or offline, and why replies were refused."""
-    rows, reasons = [], []
+    rows, reasons = list[list[Cell]](), list[list[Cell]]()
     for line in lines:
-        found = [count_absences(line.runs, kind) for kind in ABSENT]
-        rows += [(line.label, client, [each[client] for each in found]) for client in sorted({*chain(*found)})]
-        for (client, reason), count in sorted(refusal_reasons(line.runs).items(), key=lambda item: -item[1]):
+        absences = [run.absences() for run in line.runs]
+        found = [sum((Counter(dict(each[kind])) for each in absences), Counter[str]()) for kind in ABSENT]
+        for client in sorted({name for each in found for name in each}):
+            rows.append(
+                [Cell(line.label), Cell(client), *(Cell(str(each[client] or "–"), each[client]) for each in found)]
+            )
+        cells = (cell for run in line.runs for cell in run.rounds.get("refused", ()))
+        refusals = Counter(refusal for cell in cells for refusal in parse_refusals(cell))
+        for (client, reason), count in sorted(refusals.items(), key=lambda item: -item[1]):
             reasons.append([Cell(line.label), Cell(client), Cell(reason), Cell.of(count)])
     blocks: list[Block] = []
     if rows:
-        blocks.append(_absences_table(rows))
+        there = [0, 1, *(i for i in range(2, 2 + len(ABSENT)) if any(row[i].value for row in rows))]
+        rows.sort(key=lambda row: -sum(cell.value or 0 for cell in row))
+        note = (
+            f"{len(rows) - ABSENCES_SHOWN} more are in the runs' {ROUNDS.name}. " if len(rows) > ABSENCES_SHOWN else ""
+        )
+        note += "Refused: a reply that could not be used. Missing: no reply in time. Offline: known, and not connected."
+        headings = ["method", "client", *ABSENT]
+        caption, cut = "In how many rounds clients were absent, over all seeds", rows[:ABSENCES_SHOWN]
+        shown = [[row[i] for i in there] for row in cut]
+        blocks.append(Table("absences", caption, [headings[i] for i in there], shown, note))
     if reasons:
         headings = ["method", "client", "reason", "rounds"]
         blocks.append(Table("refusals", "Why replies were refused", headings, reasons[:ABSENCES_SHOWN], folded=True))
     return Section("absences", "Absences and refusals", "", blocks) if blocks else None
 
 
-def _absences_table(rows: Sequence[tuple[str, str, list[int]]]) -> Table:
-    """Return in how many rounds clients were absent, given by method, client and a count for each kind."""
-    there = [i for i, _ in enumerate(ABSENT) if any(counts[i] for _, _, counts in rows)]
-    shown = sorted(rows, key=lambda row: -sum(row[2]))[:ABSENCES_SHOWN]
-    cells = [
-        [Cell(label), Cell(client), *(Cell(str(counts[i] or "–"), counts[i]) for i in there)]
-        for label, client, counts in shown
-    ]
-    note = f"{len(rows) - len(shown)} more are in the runs' {ROUNDS.name}. " if len(rows) > len(shown) else ""
-    note += "Refused: a reply that could not be used. Missing: no reply in time. Offline: known, and not connected."
-    headings = ["method", "client", *(ABSENT[i] for i in there)]
-    return Table("absences", "In how many rounds clients were absent, over all seeds", headings, cells, note)
-
-
 def _cost_section(scene: Scene) -> Section:
+    import pandas
+
     cells = []
     for line in scene.trained:
         seconds, sent, received = (
-            statistics.fmean(total(run, column) for run in line.runs)
+            statistics.fmean(float(run.rounds.get(column, pandas.Series()).sum()) for run in line.runs)
             for column in ("seconds", "bytes_sent", "bytes_received")
         )
         rounds = statistics.fmean(run.rounds_done for run in line.runs)
@@ -283,8 +280,7 @@ def _cost_section(scene: Scene) -> Section:
     first = scene.lines[0].runs[0]
     words = describe_engine(first)
     by = f" Clients were computed by the engine {words}: {(first.engine or {}).get('reason')}." if words else ""
-    caption = "A run's time and traffic, mean over the seeds"
-    caption = caption if len(scene.lines[0].runs) > 1 else "The run's time and traffic"
+    caption = "A run's time and traffic, mean over the seeds" if scene.several else "The run's time and traffic"
     headings = ["method", "rounds", "time of a run", "time of a round", "sent to clients", "received from clients"]
     note = "Time is that of the rounds with their evaluation; the CSV file has seconds and bytes. Runs that go on at "
     note += f"the same time share the machine.{by}"
@@ -302,13 +298,14 @@ def describe_engine(run: Run) -> str | None:
 
 def settings_section(lines: Sequence[Line]) -> Section:
     """Return the settings that are not at their defaults."""
-    table = _settings_table("settings", "Settings other than the defaults", lines, Run.differing)
+    by_method = {line.label: line.runs[0].differing() for line in lines}
+    table = _settings_table("settings", "Settings other than the defaults", by_method)
     return Section("settings", "Settings", "", [table])
 
 
 def all_settings_section(lines: Sequence[Line]) -> Section:
     """Return all settings, and the versions of what computed."""
-    tables = [_settings_table("all-settings", "All settings", lines, lambda run: run.settings)]
+    tables = [_settings_table("all-settings", "All settings", {line.label: line.runs[0].settings for line in lines})]
     environments = [ENVIRONMENT.read(run.folder) for line in lines for run in line.runs]
     if versions := [[Cell(key), Cell(str(value))] for key, value in environments[0].items()]:
         same = all(each == environments[0] for each in environments)
@@ -318,32 +315,20 @@ def all_settings_section(lines: Sequence[Line]) -> Section:
     return Section("everything", "All settings and versions", "", tables)
 
 
-def _settings_table(
-    name: str, caption: str, lines: Sequence[Line], settings_of: Callable[[Run], Mapping[str, object]]
-) -> Table:
-    """Return settings of the first run of each method; a row has the methods that share a value."""
-    by_method = {line.label: settings_of(line.runs[0]) for line in lines}
+def _settings_table(name: str, caption: str, by_method: Mapping[str, Mapping[str, object]]) -> Table:
+    """Return settings of each method; a row has the methods that share a value."""
     headings = ["setting", "value", *(["of"] if len(by_method) > 1 else [])]
-    rows = [row[: len(headings)] for row in _setting_rows(by_method)]
-    return Table(name, caption, headings, rows, folded=name == "all-settings")
-
-
-def _setting_rows(by_method: Mapping[str, Mapping[str, object]]) -> list[list[Cell]]:
-    """Return the rows of a table of settings: one a key and value, with the methods that have it."""
     rows = []
     for key in dict.fromkeys(key for settings in by_method.values() for key in settings if key not in KEPT_APART):
         methods: dict[str, list[str]] = {}
         for label, settings in by_method.items():
             if key in settings:
-                methods.setdefault(_said(settings[key]), []).append(label)
-        for value, labels in methods.items():
-            everyone = len(labels) == len(by_method)
-            rows.append([Cell(key), Cell(value), Cell("all methods" if everyone else ", ".join(labels))])
-    return rows
-
-
-def _said(value: Any) -> str:
-    return "–" if value == "" else format_value(value)
+                value: Any = settings[key]
+                methods.setdefault("–" if value == "" else format_value(value), []).append(label)
+        for said, labels in methods.items():
+            of = "all methods" if len(labels) == len(by_method) else ", ".join(labels)
+            rows.append([Cell(key), Cell(said), Cell(of)][: len(headings)])
+    return Table(name, caption, headings, rows, folded=name == "all-settings")
 
 
 def caveats_section(sentences: Sequence[str]) -> Section | None:
@@ -356,18 +341,24 @@ def caveats_section(sentences: Sequence[str]) -> Section | None:
 
 def in_seconds(seconds: float) -> str:
     """Return a time in words: "3.4 min", "12 ms"."""
-    for unit, size in (("h", 3600.0), ("min", 60.0), ("s", 1.0)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{1e3 * seconds:.3g} ms"
+    return _in_units(seconds, {"h": 3600.0, "min": 60.0, "s": 1.0, "ms": 1e-3})
 
 
 def in_bytes(count: float) -> str:
     """Return a number of bytes in words: "3.4 MB"."""
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:.3g} {unit}"
-    return f"{count:.0f} B"
+    return _in_units(count, {"TB": 1e12, "GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1.0})
+
+
+def _in_units(value: float, units: Mapping[str, float]) -> str:
+    """Return a number in the largest unit of which it has one, or in the smallest."""
+    unit = next((unit for unit, size in units.items() if value >= size), [*units][-1])
+    return f"{value / units[unit]:.3g} {unit}"
+
+
+def files_of(folder: Path, what: str, *more: tuple[str, str]) -> list[tuple[str, str]]:
+    """Return where the files of a result lie: what its folder has, more files, and the report if there is one."""
+    report = folder / REPORT
+    return [(what, str(folder)), *more, *([("report", str(report))] if report.exists() else [])]
 
 
 def present(sections: Iterable[Section | None]) -> list[Section]:

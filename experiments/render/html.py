@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 
 from fairbloom import __version__
@@ -56,15 +57,7 @@ def policy(scripts: Sequence[str]) -> str:
 
 def as_script_data(value: Mapping[str, Any]) -> Markup:
     """Return JSON that may stand in a <script>, whatever its texts are."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    escaped: dict[str, str | int | None] = {
-        "<": r"\u003c",
-        ">": r"\u003e",
-        "&": r"\u0026",
-        "\u2028": r"\u2028",
-        "\u2029": r"\u2029",
-    }
-    return Markup(text.translate(str.maketrans(escaped)))  # noqa: S704 (escaped above)
+    return htmlsafe_json_dumps(value, json.dumps, separators=(",", ":"), allow_nan=False)
 
 
 def render_fragment(page: Page) -> str:
