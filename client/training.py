@@ -18,9 +18,8 @@ from fairbloom.protocol.names import LOSS
 from fairbloom.tasks import Task
 from fairbloom.tasks.collated import BATCH, CollatedExamples
 from fairbloom.tasks.inputs import Inputs, arguments_of, count_bytes, device_of, map_inputs, split_inputs
-from fairbloom.tasks.model_loss import is_of_model
 from fairbloom.tasks.outputs import choose_output
-from fairbloom.tasks.task import AnyExamples
+from fairbloom.tasks.task import AnyExamples, is_of_model
 
 from .device import in_double
 from .groups import measure_groups

@@ -15,7 +15,12 @@ def check_rule(settings: RunSettings, terms: Terms) -> str:
         raise ReportableError(
             f"client-rule = {terms.client_rule!r}: the run's settings name {settings.client_rule!r}: set it for the run"
         )
-    names = _names(settings, terms)
+    names = [
+        f"{rule.asked_by.replace('_', '-')} = {getattr(terms, rule.asked_by)!r}"
+        for rule in terms.rules
+        if rule in STATEFUL and rule is not OwnRuleTerms
+    ]
+    names += [f"client-rule = {settings.client_rule!r}"] if settings.client_rule else []
     if not names:
         return ""
     if len(names) > 1:
@@ -26,12 +31,3 @@ def check_rule(settings: RunSettings, terms: Terms) -> str:
     if beyond := settings.beyond_corrected_sgd or momentum:
         raise ReportableError(f"{names[0]} corrects the steps of plain SGD: leave out {beyond}")
     return names[0]
-
-
-def _names(settings: RunSettings, terms: Terms) -> list[str]:
-    asked = [
-        f"{rule.asked_by.replace('_', '-')} = {getattr(terms, rule.asked_by)!r}"
-        for rule in terms.rules
-        if rule in STATEFUL and rule is not OwnRuleTerms
-    ]
-    return asked + ([f"client-rule = {settings.client_rule!r}"] if settings.client_rule else [])

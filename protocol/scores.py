@@ -95,6 +95,16 @@ FURTHER: Mapping[str, Score] = {score.name: score for score in (F1, SENSITIVITY,
 """The scores that a run may ask for in addition to those of its task, by name."""
 
 
+WHY_UNDEFINED: Mapping[str, str] = {
+    "auc": "one class in its test examples",
+    "sensitivity": "no positive test example",
+    "specificity": "positive test examples alone",
+    "f1": "no test example is positive or predicted to be",
+    "r2": "all its test targets are the same",
+}
+"""Why a client may have no value of a score, which is then left out, by the names of scores."""
+
+
 @dataclass(frozen=True)
 class GroupScore(Score):
     """A score that clients measure in each group of their examples: the mean of a number that each example has.

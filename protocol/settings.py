@@ -17,6 +17,11 @@ from .parameters import key_of as key_of
 from .parameters import parsed as parsed
 
 
+def _of_methods(declared: object, description: str) -> Any:
+    """Return the field of an option that methods have under the same name."""
+    return Field(options.default_of(declared), description=description)
+
+
 class Setup(BaseModel):
     """The settings of a run on which its task depends: what every task gets to know.
 
@@ -124,36 +129,31 @@ class RunSettings(Setup):
     weighting: Annotated[str, Choices("examples", "uniform", ""), Mark.VARIANT] = Field(
         "", description='Prior weight of a client: by its examples, or uniform; "" takes the method\'s own choice'
     )
-    proximal_mu: options.ProximalMu = Field(
-        options.default_of(options.ProximalMu),
-        description="Strength of the proximal term that keeps local models near the global one; 0 disables it",
+    proximal_mu: options.ProximalMu = _of_methods(
+        options.ProximalMu, "Strength of the proximal term that keeps local models near the global one; 0 disables it"
     )
-    personal_lambda: options.PersonalLambda = Field(
-        options.default_of(options.PersonalLambda),
-        description="Strength that pulls personal models to the global one; 0 trains no personal models",
+    personal_lambda: options.PersonalLambda = _of_methods(
+        options.PersonalLambda, "Strength that pulls personal models to the global one; 0 trains no personal models"
     )
-    server_optimizer: options.ServerOptimizerName = Field(
-        options.default_of(options.ServerOptimizerName),
-        description="Optimizer that uses the method's step as its gradient on the server; none: no server optimizer",
+    server_optimizer: options.ServerOptimizerName = _of_methods(
+        options.ServerOptimizerName,
+        "Optimizer that uses the method's step as its gradient on the server; none: no server optimizer",
     )
     server_optimizer_lr: Annotated[float, Range("[0, inf)"), Mark.VARIANT] = Field(
         0.0, description="Step size of the server optimizer; 0 means 1 for avgm; the others need a value"
     )
-    server_optimizer_beta1: options.Beta1 = Field(
-        options.default_of(options.Beta1),
-        description="Share of its momentum that the server's optimizer keeps from round to round",
+    server_optimizer_beta1: options.Beta1 = _of_methods(
+        options.Beta1, "Share of its momentum that the server's optimizer keeps from round to round"
     )
-    server_optimizer_beta2: options.Beta2 = Field(
-        options.default_of(options.Beta2),
-        description="Share of the mean squared step that the server's adam or yogi keeps from round to round",
+    server_optimizer_beta2: options.Beta2 = _of_methods(
+        options.Beta2, "Share of the mean squared step that the server's adam or yogi keeps from round to round"
     )
-    server_optimizer_tau: options.Tau = Field(
-        options.default_of(options.Tau),
-        description="Number that the server's adagrad, adam or yogi adds to the root of the squared steps",
+    server_optimizer_tau: options.Tau = _of_methods(
+        options.Tau, "Number that the server's adagrad, adam or yogi adds to the root of the squared steps"
     )
-    control_variates: options.ControlVariates = Field(
-        options.default_of(options.ControlVariates),
-        description="Whether clients correct their steps by control variates, as in scaffold; weights must be fixed",
+    control_variates: options.ControlVariates = _of_methods(
+        options.ControlVariates,
+        "Whether clients correct their steps by control variates, as in scaffold; weights must be fixed",
     )
     num_rounds: Annotated[int, Range("[1, inf)"), Mark.SENT_TO_CLIENTS, Mark.EXTENDABLE] = Field(
         50, description="Number of rounds after which the run is finished"
@@ -196,9 +196,8 @@ class RunSettings(Setup):
     gradient_clip: Annotated[float, Range("[0, inf)"), Mark.SENT_TO_CLIENTS, Mark.VARIANT, Mark.CHANGES_STEP] = Field(
         0.0, description="Largest norm of a minibatch's gradient; longer ones are shortened; 0 disables it"
     )
-    client_rule: options.ClientRule = Field(
-        options.default_of(options.ClientRule),
-        description="Your own rule that corrects the clients' local steps, as my_module:MyRule",
+    client_rule: options.ClientRule = _of_methods(
+        options.ClientRule, "Your own rule that corrects the clients' local steps, as my_module:MyRule"
     )
     stragglers: Annotated[float, Range("[0, 1]"), Mark.SENT_TO_CLIENTS] = Field(
         0.0, description="Probability that a client is a straggler, which trains for fewer epochs in a round"
@@ -228,13 +227,12 @@ class RunSettings(Setup):
     training_clients: Annotated[str, Mark.NAMES] = Field(
         "", description='Names of the clients that train, separated by commas; all clients evaluate; "": all train'
     )
-    average_models: options.AverageModels = Field(
-        options.default_of(options.AverageModels),
-        description="Whether the mean of the global models of all rounds is evaluated and saved instead of the last",
+    average_models: options.AverageModels = _of_methods(
+        options.AverageModels,
+        "Whether the mean of the global models of all rounds is evaluated and saved instead of the last",
     )
-    evaluate_every: options.EvaluateEvery = Field(
-        options.default_of(options.EvaluateEvery),
-        description="Number of rounds from one evaluation to the next; 0 evaluates after the last round only",
+    evaluate_every: options.EvaluateEvery = _of_methods(
+        options.EvaluateEvery, "Number of rounds from one evaluation to the next; 0 evaluates after the last round only"
     )
     early_stopping: Annotated[int, Range("[0, inf)"), Mark.EXTENDABLE] = Field(
         0, description="Number of rounds without a better validation score that end the run; 0 never ends it early"
@@ -266,29 +264,27 @@ class RunSettings(Setup):
     patience: Annotated[float, Range("[0, inf)"), Mark.FREE] = Field(
         3600.0, description="Seconds that a run waits for deployed clients before it continues without them, or ends"
     )
-    unused_rounds: options.UnusedRounds = Field(
-        options.default_of(options.UnusedRounds),
-        description="Number of rounds in a row without a step that stop the run with an error; 0 never stops it",
+    unused_rounds: options.UnusedRounds = _of_methods(
+        options.UnusedRounds,
+        "Number of rounds in a row without a step that stop the run with an error; 0 never stops it",
     )
-    max_growth: options.MaxGrowth = Field(
-        options.default_of(options.MaxGrowth),
-        description="Factor by which a client's number of examples may exceed that of its first reply; inf allows any",
+    max_growth: options.MaxGrowth = _of_methods(
+        options.MaxGrowth,
+        "Factor by which a client's number of examples may exceed that of its first reply; inf allows any",
     )
-    loss_limit: options.LossLimit = Field(
-        options.default_of(options.LossLimit),
-        description="Factor by which a reply's loss may exceed the round's median, or 1; inf allows any",
+    loss_limit: options.LossLimit = _of_methods(
+        options.LossLimit, "Factor by which a reply's loss may exceed the round's median, or 1; inf allows any"
     )
-    update_limit: options.UpdateLimit = Field(
-        options.default_of(options.UpdateLimit),
-        description="Factor by which an update, or a step, may exceed its usual length; inf allows any",
+    update_limit: options.UpdateLimit = _of_methods(
+        options.UpdateLimit, "Factor by which an update, or a step, may exceed its usual length; inf allows any"
     )
-    defence: options.DefenceName = Field(
-        options.default_of(options.DefenceName),
-        description="Defence against hostile updates: clip and nnm mix updates, the others replace FedAvg's weights",
+    defence: options.DefenceName = _of_methods(
+        options.DefenceName,
+        "Defence against hostile updates: clip and nnm mix updates, the others replace FedAvg's weights",
     )
-    defence_tolerance: options.DefenceTolerance = Field(
-        options.default_of(options.DefenceTolerance),
-        description="Number of a round's clients that may be hostile; 0: a quarter of them, and at least one",
+    defence_tolerance: options.DefenceTolerance = _of_methods(
+        options.DefenceTolerance,
+        "Number of a round's clients that may be hostile; 0: a quarter of them, and at least one",
     )
     enrolled_sizes: Annotated[str, Mark.FREE] = Field(
         "", description="Largest number of examples that each client may report, as in 'site-a=1200 site-b=300'"

@@ -14,8 +14,7 @@ from fairbloom.protocol.settings import RunSettings, Setup, Value, split_names
 
 from .datasets.store import digest_files, digest_of
 from .known import TASKS
-from .model_loss import model_loss
-from .task import Described, Examples, Splits, Task, TaskInfo
+from .task import Described, Examples, Splits, Task, TaskInfo, model_loss
 
 __all__ = [
     "TASKS",

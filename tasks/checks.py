@@ -13,9 +13,8 @@ from fairbloom.protocol.names import LONGEST_NAME, is_usable_name
 
 from .collated import CollatedExamples
 from .inputs import names_of, tensors_of
-from .model_loss import is_of_model
 from .preprocessing import Preprocessing
-from .task import AnyExamples, Examples, Splits, Task
+from .task import AnyExamples, Examples, Splits, Task, is_of_model
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 

@@ -13,7 +13,7 @@ from torch.utils.data import ConcatDataset, Subset, default_collate
 
 from fairbloom.errors import ReportableError
 
-from .inputs import Inputs, map_inputs
+from .inputs import Inputs, map_inputs, tensors_of
 
 BATCH = 256
 """So many examples are made at once where a run does not say how many."""
@@ -76,34 +76,24 @@ class CollatedExamples:
         return replace(self, device=device)
 
     def _inputs_and_targets(self, batch: object, count: int) -> tuple[Inputs, Tensor]:
-        inputs: Any
-        targets: Any
+        inputs: Any = ()
+        targets: Any = None
         if isinstance(batch, Mapping):
-            named = {str(name): each for name, each in batch.items()}
-            targets = named.pop(self.target, None)
-            inputs = named
-            got = f"tensors by name ({', '.join(named)})"
+            inputs = {str(name): each for name, each in batch.items() if name != self.target}
+            targets = batch.get(self.target)
         elif isinstance(batch, tuple | list) and len(batch) > 1:
             *first, targets = batch
             inputs = first[0] if len(first) == 1 else tuple(first)
             inputs = tuple(inputs) if isinstance(inputs, list) else inputs
-            got = f"{len(batch)} things"
-        else:
-            inputs, targets, got = None, None, f"a {type(batch).__name__}"
-        if not isinstance(targets, Tensor) or targets.shape[:1] != (count,):
+        are_tensors = all(isinstance(each, Tensor) for each in (*tensors_of(inputs), targets))
+        if not are_tensors or targets.shape[:1] != (count,):
+            got = ", ".join(type(each).__name__ for each in tensors_of(inputs)) or "none"
+            shape = f" of shape {tuple(targets.shape)}" if isinstance(targets, Tensor) else ""
             raise ReportableError(
-                f"collate_fn must return (inputs, targets), or tensors by name with {self.target!r} among them, the "
-                f"targets a tensor with a row for each of {count} examples; it returned {got}, and as targets "
-                f"{_shape(targets)}"
+                f"collate_fn must return (inputs, targets), or tensors by name with {self.target!r} among them, all of "
+                f"them tensors with a row for each of {count} examples; it returned a {type(batch).__name__}, with the "
+                f"inputs {got} and the targets {type(targets).__name__}{shape}"
             )
-        for each in (
-            inputs.values() if isinstance(inputs, Mapping) else inputs if isinstance(inputs, tuple) else [inputs]
-        ):
-            if not isinstance(each, Tensor):
-                raise ReportableError(
-                    f"collate_fn must return tensors, and among the inputs of a batch is a {type(each).__name__}: "
-                    "leave it out, or make it a tensor with a row for each example"
-                )
         return inputs, targets
 
 
@@ -118,9 +108,3 @@ def join_collated(parts: Sequence[CollatedExamples]) -> CollatedExamples:
     groups = [places for part in parts if (places := part.group_places()) is not None]
     whole: ConcatDataset[Any] = ConcatDataset(subsets)
     return replace(first, dataset=whole, rows=None, groups=torch.cat(groups) if groups else None)
-
-
-def _shape(targets: object) -> str:
-    if isinstance(targets, Tensor):
-        return f"a tensor of shape {tuple(targets.shape)}"
-    return "none" if targets is None else f"a {type(targets).__name__}"

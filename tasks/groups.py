@@ -74,20 +74,16 @@ def _parse_grouping(key: str, word: str) -> GroupBy:
     if compared is None:
         return GroupBy(word)
     column, sign, number = (part.strip() for part in compared.groups())
-    example = f"{column or 'age'}{sign if sign in OPPOSITE else '>='}60"
-    if sign not in OPPOSITE:
-        raise ReportableError(
-            f"{key} = {word!r}: compare a column with a number by >=, >, <= or <, as in {example}; a column's name "
-            "alone makes a group of each of its values"
-        )
-    if not column:
-        raise ReportableError(f"{key} = {word!r} names no column: write it before {sign}, as in {example}")
     try:
         bound = float(number)
     except ValueError:
         bound = np.nan
-    if not np.isfinite(bound):
-        raise ReportableError(f"{key} = {word!r}: {number!r} is no number: write one behind {sign}, as in {example}")
+    if not column or sign not in OPPOSITE or not np.isfinite(bound):
+        example = f"{column or 'age'}{sign if sign in OPPOSITE else '>='}60"
+        raise ReportableError(
+            f"{key} = {word!r}: compare a column with a number by >=, >, <= or <, as in {example}; a column's name "
+            "alone makes a group of each of its values"
+        )
     return GroupBy(column, sign, bound)
 
 

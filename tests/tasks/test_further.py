@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from sklearn import metrics
 
 from fairbloom.errors import FairbloomError
-from fairbloom.protocol.scores import FURTHER
+from fairbloom.protocol.scores import FURTHER, WHY_UNDEFINED
 from fairbloom.server.settings import Settings
 from fairbloom.tasks import load_task
 from fairbloom.tasks.further import BINS, brier, calibration_error, f1, probabilities, sensitivity, specificity
-from fairbloom.tasks.undefined import WHY_UNDEFINED
 
 from .tables import Folder, config, csv_of, load, schema_with
 

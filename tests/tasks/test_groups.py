@@ -50,11 +50,11 @@ def test_a_setting_names_columns_and_numbers_that_divide_them() -> None:
 
 def test_what_names_no_groups_is_refused_with_what_would_do() -> None:
     for text, words in (
-        ("age>=sixty", ("'sixty' is no number", "write one behind >=", "age>=60")),
-        ("age>=", ("'' is no number", "age>=60")),
-        ("age>=nan", ("'nan' is no number",)),
-        ("age=60", ("compare a column with a number by >=, >, <= or <", "age>=60")),
-        (">=60", ("names no column", "age>=60")),
+        ("age>=sixty", ("age>=60",)),
+        ("age>=", ("age>=60",)),
+        ("age>=nan", ("age>=60",)),
+        ("age=60", ("age>=60",)),
+        (">=60", ("age>=60",)),
         ("age>=60,age>=40", ("names the column 'age' twice", "name it once")),
         (",".join(f"c{k}" for k in range(11)), ("11 groupings", "10 are the most")),
     ):
@@ -187,7 +187,7 @@ def test_hospitals_patients_are_grouped_by_sex_and_numbers(tmp_path: Path) -> No
     assert old.count(">=50") == 20
     file = tmp_path / find_task("heart-disease").files[0].path
     file.write_text(file.read_text().replace(",0.0,", ",2.0,", 1))
-    with pytest.raises(FairbloomError, match="a patient's sex must be 0 or 1, got 2: put the original"):
+    with pytest.raises(FairbloomError, match="sex = 2; it must be one of 0, 1"):
         test_heart_disease.load(tmp_path, **own, seed=1).splits("cleveland")  # type: ignore[arg-type]
     for wrong in ("cp", "age", "gender"):
         with pytest.raises(FairbloomError, match=r"heart-disease.group = .*grouped by sex, or by a number"):

@@ -77,16 +77,6 @@ def test_a_class_with_a_measure_of_its_own_is_run_by_it(tmp_path: Path) -> None:
     assert float(rows[-1]["test_recall_of_global_model"]) > 50.0
 
 
-def test_own_tasks_settings_change_what_is_learned(tmp_path: Path) -> None:
-    slopes = []
-    for slope in (2, -3):
-        task = load_task(settings(task=LINE, clients=2, **{"line.slope": slope, "line.noise": 0}).run_config())
-        inputs, targets = task.splits("line-1").train[0:2]
-        slopes.append(((targets - 1) / inputs[:, 0]).tolist())
-    assert slopes[0] == pytest.approx([2, 2], rel=1e-4)
-    assert slopes[1] == pytest.approx([-3, -3], rel=1e-4)
-
-
 def test_only_those_who_are_drawn_or_evaluated_load_their_data(tmp_path: Path) -> None:
     mine.asked.clear()
     chosen = settings(task=LINE, clients=30, fraction=0.1, evaluate_every=0, num_rounds=1, out=str(tmp_path / "a"))
