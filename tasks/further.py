@@ -1,7 +1,7 @@
 """Scores that a run asks for in addition to its task's: of two classes, or of the probabilities of any."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache, partial
 
@@ -59,35 +59,35 @@ def _measure_of(task: Task, score: Score) -> Measure:
 
 def f1(outputs: Tensor, targets: Tensor, *, positive: int = 1) -> Tensor:
     """Return 2 TP / (2 TP + FP + FN), NaN where no example is positive or taken for it."""
-    taken, is_positive = taken_for_positive(outputs, positive), targets == positive
-    both, either = int((taken & is_positive).sum()), int(taken.sum()) + int(is_positive.sum())
-    return _exactly(2.0 * both / either if either else math.nan)
+    true, false, missed, _ = _count_answers(outputs, targets, positive)
+    return _ratio(2 * true, 2 * true + false + missed)
 
 
 def sensitivity(outputs: Tensor, targets: Tensor, *, positive: int = 1) -> Tensor:
     """Return the share of the positive examples that are taken for positive, NaN where there are none."""
-    taken = taken_for_positive(outputs, positive)[targets == positive]
-    return _exactly(int(taken.sum()) / len(taken) if len(taken) else math.nan)
+    true, _, missed, _ = _count_answers(outputs, targets, positive)
+    return _ratio(true, true + missed)
 
 
 def specificity(outputs: Tensor, targets: Tensor, *, positive: int = 1) -> Tensor:
     """Return the share of the other examples that are not taken for positive, NaN where there are none."""
-    taken = taken_for_positive(outputs, positive)[targets != positive]
-    return _exactly(int((~taken).sum()) / len(taken) if len(taken) else math.nan)
+    _, false, _, others = _count_answers(outputs, targets, positive)
+    return _ratio(others, others + false)
 
 
 OF_TWO_CLASSES: Mapping[Score, Callable[..., Tensor]] = {F1: f1, SENSITIVITY: sensitivity, SPECIFICITY: specificity}
 
 
-def taken_for_positive(outputs: Tensor, positive: int) -> Tensor:
-    """Return whether each example is taken for positive: that class has the higher output, as in the accuracy."""
-    if outputs.dim() != 2 or outputs.shape[1] != 2:
-        names = ", ".join(score.name for score in OF_TWO_CLASSES)
-        raise ReportableError(
-            f"scores = {names}: they are of two classes, each with an output, and the model's "
-            f"outputs have shape {tuple(outputs.shape)}: leave them out"
-        )
-    return outputs.argmax(dim=1) == positive
+def _count_answers(outputs: Tensor, targets: Tensor, positive: int) -> list[int]:
+    """Return TP, FP, FN and TN; an example is taken for positive where that class has the higher output."""
+    _check_outputs(outputs, OF_TWO_CLASSES, outputs.shape[1:] == (2,))
+    taken, right = outputs.argmax(dim=1) == positive, targets == positive
+    return [int(each.sum()) for each in (taken & right, taken & ~right, ~taken & right, ~taken & ~right)]
+
+
+def _ratio(part: int, whole: int) -> Tensor:
+    """Return a ratio as a tensor that does not round it; NaN of nothing."""
+    return torch.tensor(part / whole if whole else math.nan, dtype=torch.float64)
 
 
 # Of probabilities -----------------------------------------------------------------------------------------------------
@@ -115,14 +115,13 @@ def brier(outputs: Tensor, targets: Tensor, *, positive: int = 1) -> Tensor:
 
 def probabilities(outputs: Tensor) -> Tensor:
     """Return the probability of each class, in float64; raise ReportableError where outputs are not of classes."""
-    if outputs.dim() != 2 or outputs.shape[1] < 2:
-        raise ReportableError(
-            f"scores = {CALIBRATION_ERROR.name}, {BRIER.name}: they are of classes, each with an output, and the "
-            f"model's outputs have shape {tuple(outputs.shape)}: leave them out"
-        )
+    _check_outputs(outputs, (CALIBRATION_ERROR, BRIER), outputs.dim() == 2 and outputs.shape[1] > 1)
     return outputs.double().softmax(dim=1)
 
 
-def _exactly(value: float) -> Tensor:
-    """Return a number as a tensor that does not round it."""
-    return torch.tensor(value, dtype=torch.float64)
+def _check_outputs(outputs: Tensor, scores: Iterable[Score], are_of_classes: bool) -> None:
+    if not are_of_classes:
+        raise ReportableError(
+            f"scores = {', '.join(score.name for score in scores)}: they are of classes, each with an output, and the "
+            f"model's outputs have shape {tuple(outputs.shape)}: leave them out"
+        )

@@ -19,9 +19,6 @@ OF_PYTORCH = {SGD: "SGD", "adam": "Adam", "adamw": "AdamW"}
 """The optimizers by name, with their classes in torch.optim. Each moves a number by its own gradients alone, and so can
 move the models of several clients at once."""
 
-SETTINGS_OF = {"momentum": "momentum", "weight_decay": "weight-decay"}
-"""The arguments of optimizers, beside the learning rate, that are settings of a run."""
-
 
 def optimizer_in(settings: RunSettings) -> str:
     """Return the name of the optimizer that a run's settings choose: one of OF_PYTORCH, or an import string."""
@@ -44,14 +41,12 @@ def make_optimizer(
 ) -> Optimizer:
     """Return a new optimizer; it gets momentum and weight decay if it takes them, also when they are 0.
 
-    Raises ReportableError where it cannot be made.
+    Raises ReportableError where it lacks one that is not 0, or cannot be made.
     """
     from torch.optim import Optimizer
 
-    taken = arguments_of(name)
-    rates = {"momentum": momentum, "weight_decay": weight_decay}
-    chosen: dict[str, Any] = {"lr": learning_rate} if "lr" in taken else {}
-    chosen |= {argument: value for argument, value in rates.items() if argument in taken}
+    chosen: dict[str, Any] = {"lr": learning_rate} if "lr" in arguments_of(name) else {}
+    chosen |= _find_rates(name, momentum, weight_decay)
     chosen |= {"nesterov": True} if nesterov else {}
     try:
         made = _maker_of(name)(list(parameters), **chosen)
@@ -68,6 +63,19 @@ def make_optimizer(
     return made
 
 
+def _find_rates(name: str, momentum: float, weight_decay: float) -> dict[str, float]:
+    """Return those of the two that an optimizer takes; raise ReportableError where it lacks one that is not 0."""
+    taken, rates = arguments_of(name), {"momentum": momentum, "weight_decay": weight_decay}
+    for argument, value in rates.items():
+        if value and argument not in taken:
+            key = argument.replace("_", "-")
+            raise ReportableError(
+                f"{key} = {value:g} has no effect with optimizer = {name!r}, which has no {argument}: leave {key} out, "
+                "or choose another optimizer, sgd say"
+            )
+    return {argument: value for argument, value in rates.items() if argument in taken}
+
+
 def check_optimizer(settings: RunSettings) -> None:
     """Raise FairbloomError if there is no such optimizer, or it does not take what the run sets."""
     name = optimizer_in(settings)
@@ -76,13 +84,7 @@ def check_optimizer(settings: RunSettings) -> None:
             "nesterov = true has an effect only with optimizer = 'sgd' and a momentum, got optimizer = "
             f"{name!r} and momentum = {settings.momentum:g}: set momentum, to 0.9 say, or leave nesterov out"
         )
-    taken = arguments_of(name)
-    for argument, key in SETTINGS_OF.items():
-        if (value := getattr(settings, argument)) and argument not in taken:
-            raise SettingsError(
-                f"{key} = {value:g} has no effect with optimizer = {name!r}, which has no {argument}: leave {key} out, "
-                "or choose another optimizer, sgd say"
-            )
+    _find_rates(name, settings.momentum, settings.weight_decay)
 
 
 def usual_learning_rate(settings: RunSettings) -> float | None:

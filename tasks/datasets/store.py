@@ -64,7 +64,7 @@ def _download(name: str, root: Path, files: Sequence[DataFile]) -> None:
                     _fetch(file, Path(place))
                 (root / file.path).parent.mkdir(parents=True, exist_ok=True)
                 fetched.replace(root / file.path)
-    except (OSError, EOFError, tarfile.TarError) as error:  # no network, no such page, half a file, a full disk
+    except Exception as error:  # whatever no network, no such page, half a file or a full disk raises
         if isinstance(error, HTTPError):
             error.close()
         missing = _missing(root, files)

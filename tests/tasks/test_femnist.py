@@ -8,7 +8,6 @@ import pytest
 import torch
 from PIL import Image
 
-import fairbloom as api
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import Value
 from fairbloom.tasks import Task, load_task
@@ -96,11 +95,3 @@ def test_rows_of_owners_are_complete_and_in_order() -> None:
         assert list(rows) == sorted(set(owners))
         for name, own in rows.items():
             assert own.tolist() == [i for i, owner in enumerate(owners) if owner == name]
-
-
-def test_a_model_trains_on_a_file_of_that_format(tmp_path: Path) -> None:
-    made.femnist(tmp_path / "data", {f"f{k:04d}_00": 6 for k in range(3)})
-    ran = api.run(
-        "femnist", data_dir=tmp_path / "data", model="logistic", rounds=1, out=tmp_path / "run", progress=False
-    )
-    assert sorted(ran.final()) == [f"f{k:04d}_00" for k in range(3)]

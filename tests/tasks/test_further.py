@@ -124,7 +124,7 @@ def test_scores_that_do_not_fit_the_target_are_refused(folder: Folder) -> None:
     there = folder(a=csv_of(30), b=csv_of(30, seed=1))
     with pytest.raises(FairbloomError, match=r"scores = 'brier': it is of classes, and the target is a quantity"):
         load_task(config(there, target="dose") | {"scores": "brier"})
-    with pytest.raises(FairbloomError, match=r"two classes, each with an output, .* shape \(3, 1\)"):
+    with pytest.raises(FairbloomError, match=r"scores = f1, .* shape \(3, 1\)"):
         f1(torch.zeros(3, 1), torch.zeros(3))
-    with pytest.raises(FairbloomError, match=r"classes, each with an output, .* shape \(3,\)"):
+    with pytest.raises(FairbloomError, match=r"brier: .* shape \(3,\)"):
         brier(torch.zeros(3), torch.zeros(3))

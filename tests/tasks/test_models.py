@@ -326,9 +326,6 @@ def test_shared_parameters_are_found_with_their_first_name() -> None:
     expected = {"last.weight": "first.weight", "again.weight": "middle.weight", "again.bias": "middle.bias"}
     assert shared_parameters(Tied()) == expected
     assert shared_parameters(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Linear(2, 2))) == {}
-
-
-def test_equal_values_make_no_shared_parameter() -> None:
     one, other = nn.Linear(2, 2), nn.Linear(2, 2)
     other.load_state_dict(one.state_dict())
     assert shared_parameters(nn.Sequential(one, other)) == {}

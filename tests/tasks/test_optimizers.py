@@ -49,6 +49,7 @@ def test_what_cannot_be_is_named_with_its_remedy() -> None:
         make_optimizer("sgd", weights, learning_rate=0.1, momentum=-1)
 
 
+@pytest.mark.slow
 def test_plain_sgd_imports_nothing_of_pytorchs_compiler(tmp_path: Path) -> None:
     code = """
 import sys

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from torch import Tensor
 
-import fairbloom as api
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import Value
 from fairbloom.tasks import TASKS, Task, load_task
@@ -383,38 +382,6 @@ def test_another_table_than_the_hubs_is_refused(tmp_path: Path) -> None:
         with pytest.raises(FairbloomError) as refusal:
             load("cinic10", tmp_path, clients=1, partition="iid").splits("client-0")
         assert str(path) in str(refusal.value)
-
-
-# Runs -----------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "write", "model", "partition"),
-    [
-        ("mnist", lambda folder: made.mnist(folder), "mlp", "iid"),
-        ("cifar10", lambda folder: made.cifar10(folder, 100), "cifar-cnn", "shards"),
-        ("cifar100", lambda folder: made.cifar100(folder, 20), "logistic", "iid"),
-        ("cinic10", lambda folder: made.cinic10(folder, 40), "cifar-cnn", "dirichlet"),
-    ],
-)
-def test_models_train_on_files_of_that_format(
-    tmp_path: Path, name: str, write: Callable[[Path], Path], model: str, partition: str
-) -> None:
-    ran = api.run(
-        name,
-        data_dir=write(tmp_path / "data"),
-        model=model,
-        clients=2,
-        partition=partition,
-        rounds=2,
-        fraction=0.5,
-        device="cpu",
-        out=tmp_path / "run",
-        settings={"verify-data": False, "evaluate-every": 2, "batch-size": 20, f"{name}.noisy-clients": 1},
-        progress=False,
-    )
-    assert ran.finished
-    assert len(ran.final()) == 2
 
 
 @pytest.mark.parametrize(

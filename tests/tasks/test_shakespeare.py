@@ -9,7 +9,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import fairbloom as api
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import Value
 from fairbloom.tasks import Task, load_task
@@ -158,10 +157,3 @@ def test_the_real_text_has_183_speakers_with_enough_of_it() -> None:
     longest = max(task.clients, key=lambda name: len(task.splits(name).train))
     assert longest == "GLOUCESTER"
     assert sum(len(task.splits(name).train) for name in task.clients) == 793_917
-
-
-def test_the_lstm_trains_on_files_of_that_format(tmp_path: Path) -> None:
-    made.shakespeare(tmp_path, [("ROMEO", text(245, 1)), ("NURSE", text(250, 2))])
-    settings = {**UNVERIFIED, "test-share": 0.5, "batch-size": 50}
-    ran = api.run("shakespeare", data_dir=tmp_path, rounds=1, out=tmp_path / "run", settings=settings, progress=False)
-    assert sorted(ran.final()) == ["NURSE", "ROMEO"]

@@ -1,12 +1,9 @@
 """Synthetic(α, β): what the devices draw from, and what comes of α and β."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 
-import fairbloom as api
 from fairbloom.protocol.settings import Value
 from fairbloom.tasks import Task, load_task
 from fairbloom.tasks.datasets.synthetic import DEVIATIONS, draw_common_device, draw_device, draw_examples
@@ -77,11 +74,3 @@ def test_a_device_draws_alike_for_any_number_of_devices() -> None:
 def test_there_are_30_devices_and_as_many_as_are_asked_for() -> None:
     assert len(load().clients) == 30
     assert load(clients=100).clients[7] == "device-07"
-
-
-def test_a_model_learns_far_more_than_chance(tmp_path: Path) -> None:
-    settings: dict[str, Value] = {"synthetic.iid": True}
-    ran = api.run(
-        "synthetic", clients=6, rounds=8, fraction=1.0, out=tmp_path / "run", settings=settings, progress=False
-    )
-    assert np.mean(list(ran.final().values())) > 40
