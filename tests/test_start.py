@@ -29,6 +29,7 @@ def imported_by(code: str) -> list[str]:
         ("sys.argv = ['fairbloom', '--help']; import fairbloom.__main__ as program; program.main()", []),
         ("import fairbloom.strategies", ["flwr", "grpc", "numpy", "cvxopt"]),
         ("import fairbloom.deploy.cli", []),
+        ("import fairbloom.tasks", ["numpy", "pydantic"]),
     ],
 )
 def test_an_entry_point_imports_what_it_needs(code: str, libraries: list[str]) -> None:

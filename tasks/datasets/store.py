@@ -1,22 +1,12 @@
 """Where the files of known data sets lie: found below a data folder, downloaded on first use, and checked."""
 
-import gzip
 import math
 import os
-import shutil
-import tarfile
 from collections.abc import Sequence
-from contextlib import nullcontext
 from functools import lru_cache
 from hashlib import file_digest
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import IO
-from urllib.error import HTTPError
-from urllib.request import urlopen
-
-from rich.console import Console
-from rich.progress import wrap_file
 
 from fairbloom.errors import FairbloomError
 from fairbloom.system.lock import exclusive_lock
@@ -25,9 +15,6 @@ from ..task import DataFile, Setup, TaskInfo
 
 ENVIRONMENT = "FAIRBLOOM_DATA"
 """The environment variable that names the folder of known data sets, where no data-dir does."""
-
-TIMEOUT_SECONDS = 60.0
-"""How long a server on the web may be silent."""
 
 
 def folder_of(setup: Setup) -> Path:
@@ -52,6 +39,8 @@ def _missing(root: Path, files: Sequence[DataFile]) -> list[DataFile]:
 
 def _download(name: str, root: Path, files: Sequence[DataFile]) -> None:
     """Download files; each comes into its place whole, and once if several processes want it."""
+    from .download import fetch  # imported late: most runs download nothing
+
     try:
         root.mkdir(parents=True, exist_ok=True)
         with (
@@ -61,12 +50,10 @@ def _download(name: str, root: Path, files: Sequence[DataFile]) -> None:
             for file in _missing(root, files):
                 fetched = Path(place, file.path)
                 if not fetched.is_file():  # it may have come with another file's archive
-                    _fetch(file, Path(place))
+                    fetch(file, Path(place))
                 (root / file.path).parent.mkdir(parents=True, exist_ok=True)
                 fetched.replace(root / file.path)
     except Exception as error:  # whatever no network, no such page, half a file or a full disk raises
-        if isinstance(error, HTTPError):
-            error.close()
         missing = _missing(root, files)
         raise FairbloomError(
             f"task = {name!r}: {missing[0].path if missing else 'a file'} is not in {root} and cannot be "
@@ -74,28 +61,6 @@ def _download(name: str, root: Path, files: Sequence[DataFile]) -> None:
             f"({', '.join(file.path for file in files)}), or name the folder that has them by --data-dir or "
             f"{ENVIRONMENT}"
         ) from error
-
-
-def _fetch(file: DataFile, place: Path) -> None:
-    """Download a file, or the archive that it is in, to its path below a folder, with a progress bar."""
-    path = place / file.path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with urlopen(file.address, timeout=TIMEOUT_SECONDS) as response:  # noqa: S310 (an address of ours)
-        said = f"downloading {path.name}"
-        with wrap_file(response, response.length or 0, description=said, console=Console(stderr=True)) as content:
-            _unpack(content, file.address, path, place)
-        if response.length and not file.address.endswith(".tar.gz"):  # an archive says itself where it ends
-            raise ConnectionError(f"the connection ended {response.length} bytes too early")
-
-
-def _unpack(content: IO[bytes], address: str, path: Path, place: Path) -> None:
-    """Write what an address holds: an archive into the folder, anything else to the path."""
-    if address.endswith(".tar.gz"):
-        with tarfile.open(fileobj=content, mode="r|gz") as archive:
-            archive.extractall(place, filter="data")
-        return
-    with path.open("wb") as written, gzip.open(content) if address.endswith(".gz") else nullcontext(content) as read:
-        shutil.copyfileobj(read, written)
 
 
 def _check(path: Path, file: DataFile, name: str) -> None:

@@ -17,6 +17,8 @@ from fairbloom.system.supervise import become
 from tests.checkout import ROOT
 from tests.commands import forked
 
+pytestmark = pytest.mark.slow  # they start processes
+
 LINE = "interrupted: the same command begins again; a run continues after its last finished round\n"
 
 

@@ -12,6 +12,8 @@ import pytest
 
 from tests.deploy.flower import ROOT, wait_until
 
+pytestmark = pytest.mark.slow  # they start processes
+
 CHILD = """
 import os, sys, time
 from fairbloom.system.parents import end_with_parent

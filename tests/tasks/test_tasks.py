@@ -1,7 +1,5 @@
 """Tasks by name: what is registered is what is loaded, with its own settings, from its own folder."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -100,14 +98,6 @@ def test_equal_settings_give_the_same_task() -> None:
     assert load_task(config(task="ones", **{"learning-rate": 0.7, "method": "fedfv", "out": "x"})) is first
     assert load_task(config(task="ones", **{"ones.noise": 0.1})) is not first
     assert load_task(config(task="ones", seed=1)) is not first
-
-
-def test_naming_the_tasks_imports_no_pytorch() -> None:
-    asked = (
-        "import sys, fairbloom.tasks; print({'torch', 'sklearn', 'fairbloom.tasks.datasets.digits'} & {*sys.modules})"
-    )
-    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
-    assert done.stdout == "set()\n"
 
 
 # Settings of a task's own -------------------------------------------------------------------------------------------
