@@ -10,10 +10,27 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from PIL import Image
+from torch import Tensor
 
-from fairbloom.tasks import TASKS
+from fairbloom.protocol.settings import Value
+from fairbloom.tasks import TASKS, Task, load_task
+from fairbloom.tasks.task import AnyExamples
 
 Labels = NDArray[np.int64]
+
+
+def load(name: str, folder: Path | None = None, **settings: Value) -> Task:
+    """Load a data set from a folder of made-up files, or the real one; `task__own` is the setting task.own."""
+    own: dict[str, Value] = {key.replace("__", ".").replace("_", "-"): value for key, value in settings.items()}
+    place: dict[str, Value] = {"data-dir": str(folder), "verify-data": False} if folder else {}
+    return load_task({"task": name, **place, **own})
+
+
+def everything(examples: AnyExamples) -> tuple[Tensor, Tensor]:
+    """Return the inputs, which are one tensor, and the targets."""
+    inputs, targets = examples[0 : len(examples)]
+    assert isinstance(inputs, Tensor)
+    return inputs, targets
 
 
 def pictures(labels: Labels, shape: tuple[int, int, int], seed: int = 0) -> NDArray[np.uint8]:

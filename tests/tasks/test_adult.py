@@ -11,11 +11,11 @@ import torch
 from numpy.typing import NDArray
 
 from fairbloom.errors import FairbloomError
-from fairbloom.protocol.settings import Value
-from fairbloom.tasks import Task, load_task
 from fairbloom.tasks.datasets.adult import CATEGORIES, COLUMNS, INCOMES, published, read_people
 from fairbloom.tasks.task import Examples
 from tests.originals import needs
+
+from .made import everything, load
 
 ORIGINALS = needs("adult/adult.data")
 
@@ -33,16 +33,6 @@ def written(folder: Path, train: Sequence[str], test: Sequence[str]) -> Path:
     dotted = [f"{line}." for line in test]
     (folder / "adult" / "adult.test").write_text("\n".join(["|1x3 Cross validator", *dotted]) + "\n\n")
     return folder
-
-
-def load(folder: Path | None = None, **settings: Value) -> Task:
-    own: dict[str, Value] = {key.replace("__", ".").replace("_", "-"): value for key, value in settings.items()}
-    place: dict[str, Value] = {"data-dir": str(folder), "verify-data": False} if folder else {}
-    return load_task({"task": "adult", **place, **own})
-
-
-def everything(examples: Examples) -> tuple[torch.Tensor, torch.Tensor]:
-    return examples[0 : len(examples)]
 
 
 def people_of(examples: Examples) -> Counter[bytes]:
@@ -102,7 +92,7 @@ def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
 
 def test_a_server_without_data_knows_the_clients_and_the_model(tmp_path: Path) -> None:
     for partition, clients in (("phd", ("phd", "non-phd")), ("education", CATEGORIES["education"])):
-        task = load(tmp_path / "nowhere", partition=partition)
+        task = load("adult", tmp_path / "nowhere", partition=partition)
         assert task.clients == clients
         assert [tuple(value.shape) for value in task.model().state_dict().values()] == [(2, 99), (2,)]
 
@@ -111,7 +101,7 @@ def test_a_server_without_data_knows_the_clients_and_the_model(tmp_path: Path) -
 
 
 def test_clients_are_tested_on_their_group_of_the_test_set(small: Path) -> None:
-    task = load(small)
+    task = load("adult", small)
     sizes = {name: (len(task.splits(name).train), len(task.splits(name).test)) for name in task.clients}
     assert sizes == {"phd": (10, 1), "non-phd": (30, 3)}
     assert everything(task.splits("phd").test)[1].tolist() == [1]
@@ -119,15 +109,15 @@ def test_clients_are_tested_on_their_group_of_the_test_set(small: Path) -> None:
 
 
 def test_validation_people_are_taken_from_the_training_set(small: Path) -> None:
-    splits = load(small, validation_share=0.2).splits("phd")
+    splits = load("adult", small, validation_share=0.2).splits("phd")
     assert splits.validation is not None
     assert (len(splits.train), len(splits.validation), len(splits.test)) == (8, 2, 1)
-    assert people_of(splits.train) + people_of(splits.validation) == people_of(load(small).splits("phd").train)
+    assert people_of(splits.train) + people_of(splits.validation) == people_of(load("adult", small).splits("phd").train)
 
 
 def test_people_can_be_dealt_to_any_number_of_clients(tmp_path: Path) -> None:
     lines = [line_of(income=INCOMES[i % 2]) for i in range(60)]
-    task = load(written(tmp_path, lines, lines[:12]), partition="shards", clients=6, shards_per_client=1)
+    task = load("adult", written(tmp_path, lines, lines[:12]), partition="shards", clients=6, shards_per_client=1)
     for name in task.clients:
         own, tested = (set(everything(split)[1].tolist()) for split in task.splits(name))
         assert own == tested
@@ -144,11 +134,11 @@ def test_what_the_people_do_not_allow_is_refused(small: Path) -> None:
         ({"adult__left_out": ",".join(CATEGORIES)}, "adult.left-out = "),
     ):
         with pytest.raises(FairbloomError, match=words):
-            load(small, **settings).splits("White")  # type: ignore[arg-type]
+            load("adult", small, **settings).splits("White")  # type: ignore[arg-type]
 
 
 def test_columns_that_are_left_out_are_no_inputs(small: Path) -> None:
-    whole, without = load(small), load(small, adult__left_out="race,education")
+    whole, without = load("adult", small), load("adult", small, adult__left_out="race,education")
     kept = [k for k, name in enumerate(n for n, known in CATEGORIES.items() for _ in known) if name not in LEFT_OUT]
     for client in whole.clients:
         for split in ("train", "test"):
@@ -200,7 +190,7 @@ def test_nobody_stands_on_the_line_after_the_last() -> None:
 
 @ORIGINALS
 def test_the_real_clients_have_as_many_people_as_the_papers_say() -> None:
-    described, as_published = load(), load(adult__groups="published")
+    described, as_published = load("adult"), load("adult", adult__groups="published")
     sizes = {name: tuple(map(len, described.splits(name))) for name in described.clients}
     assert sizes == {"phd": (413, 181), "non-phd": (32148, 16100)}
     sizes = {name: tuple(map(len, as_published.splits(name))) for name in as_published.clients}
@@ -213,14 +203,14 @@ def test_the_real_clients_have_as_many_people_as_the_papers_say() -> None:
 def test_the_published_phd_client_has_hardly_a_phd() -> None:
     doctorate = 8 + 13
     for groups, share in (("described", 1.0), ("published", 3 / 330)):
-        inputs, _ = everything(load(adult__groups=groups).splits("phd").train)
+        inputs, _ = everything(load("adult", adult__groups=groups).splits("phd").train)
         assert inputs[:, doctorate].mean().item() == pytest.approx(share)
 
 
 @ORIGINALS
 def test_all_real_people_of_a_known_group_are_with_one_client() -> None:
     for partition in ("education", "race", "sex"):
-        task = load(partition=partition)
+        task = load("adult", partition=partition)
         sizes = np.array([[len(split) for split in task.splits(name)] for name in task.clients])
         assert sizes.sum(axis=0).tolist() == [32561, 16281]
         assert sizes.min() >= 32

@@ -11,7 +11,9 @@ from fairbloom.errors import FairbloomError
 from fairbloom.protocol.scores import ACCURACY
 from fairbloom.server.settings import Settings, Value
 from fairbloom.tasks import TASKS, Task, load_task
-from fairbloom.tasks.task import Examples, Setup
+from fairbloom.tasks.task import Setup
+
+from .made import everything
 
 SPLITS: list[dict[str, Value]] = [
     {"partition": "shards", "clients": 20},
@@ -24,10 +26,6 @@ SPLITS: list[dict[str, Value]] = [
 def load(config: dict[str, Value] | None = None, **others: Value) -> Task:
     general = {key.replace("_", "-"): value for key, value in others.items()}
     return load_task(Settings.of({**(config or {}), **general}).run_config())
-
-
-def everything(examples: Examples) -> tuple[torch.Tensor, torch.Tensor]:
-    return examples[0 : len(examples)]
 
 
 def images_of(task: Task) -> Counter[tuple[bytes, int]]:

@@ -9,12 +9,10 @@ import torch
 from PIL import Image
 
 from fairbloom.errors import FairbloomError
-from fairbloom.protocol.settings import Value
-from fairbloom.tasks import Task, load_task
 from fairbloom.tasks.datasets.classification import group_rows
-from fairbloom.tasks.task import Examples
 
 from . import made
+from .made import everything, load
 
 SIZES = {"f0003_09": 70, "f0000_14": 62, "f0002_41": 4, "f0001_41": 5}
 
@@ -24,25 +22,16 @@ def small(tmp_path: Path) -> Path:
     return made.femnist(tmp_path, SIZES)
 
 
-def load(folder: Path, **settings: Value) -> Task:
-    own = {key.replace("_", "-"): value for key, value in settings.items()}
-    return load_task({"task": "femnist", "data-dir": str(folder), **own})
-
-
-def everything(examples: Examples) -> tuple[torch.Tensor, torch.Tensor]:
-    return examples[0 : len(examples)]
-
-
 def test_writers_are_clients_and_small_ones_are_left_out_loudly(small: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "flwr"):
-        task = load(small)
+        task = load("femnist", small)
     assert task.clients == ("f0000_14", "f0001_41", "f0003_09")
     assert "1 of 4 writers have too few examples and are left out" in caplog.text
     assert [len(task.splits(name).test) for name in task.clients] == [12, 1, 14]
 
 
 def test_a_client_has_its_writers_characters_once_each(small: Path) -> None:
-    splits = load(small).splits("f0003_09")
+    splits = load("femnist", small).splits("f0003_09")
     parts = [everything(splits.train), everything(splits.test)]
     images, labels = (torch.cat(pair) for pair in zip(*parts, strict=True))
     assert images.dtype == torch.float32
@@ -58,7 +47,7 @@ def test_only_those_who_are_asked_for_are_decoded(small: Path, monkeypatch: pyte
     opened: list[object] = []
     real = Image.open
     monkeypatch.setattr(Image, "open", lambda content: opened.append(content) or real(content))
-    task = load(small)
+    task = load("femnist", small)
     task.model()
     assert not opened
     for _ in range(2):
@@ -68,23 +57,23 @@ def test_only_those_who_are_asked_for_are_decoded(small: Path, monkeypatch: pyte
 
 def test_so_many_writers_as_are_asked_for_are_drawn_by_the_seed(tmp_path: Path) -> None:
     made.femnist(tmp_path, {f"f{k:04d}_00": 6 for k in range(30)})
-    drawn = [load(tmp_path, clients=10, seed=seed).clients for seed in (0, 0, 1)]
+    drawn = [load("femnist", tmp_path, clients=10, seed=seed).clients for seed in (0, 0, 1)]
     assert drawn[0] == drawn[1] != drawn[2]
     assert len(set(drawn[0])) == 10
     assert list(drawn[0]) == sorted(drawn[0])
-    assert load(tmp_path, clients=30).clients == load(tmp_path).clients
+    assert load("femnist", tmp_path, clients=30).clients == load("femnist", tmp_path).clients
     with pytest.raises(FairbloomError, match=r"clients = 31: of 30 writers 30"):
-        load(tmp_path, clients=31)
+        load("femnist", tmp_path, clients=31)
 
 
 def test_characters_can_be_dealt_without_regard_to_writers(small: Path) -> None:
-    task = load(small, partition="iid", clients=3)
+    task = load("femnist", small, partition="iid", clients=3)
     assert task.clients == ("client-0", "client-1", "client-2")
     assert sum(len(split) for name in task.clients for split in task.splits(name)) == sum(SIZES.values())
 
 
 def test_a_server_without_data_knows_the_model_of_dealt_ones(tmp_path: Path) -> None:
-    task = load(tmp_path / "nowhere", partition="dirichlet")
+    task = load("femnist", tmp_path / "nowhere", partition="dirichlet")
     assert len(task.clients) == 100
     assert sum(parameter.numel() for parameter in task.model().parameters()) == 6_603_710
 

@@ -13,7 +13,7 @@ from fairbloom.tasks import Examples, Splits, Task, find_task, load_task
 from fairbloom.tasks.checks import guard_task
 from fairbloom.tasks.groups import GroupBy, parse_groups
 
-from . import test_adult, test_heart_disease
+from . import made, test_adult, test_heart_disease
 from .tables import Folder, load, schema_with
 
 
@@ -143,7 +143,7 @@ def test_people_of_adult_are_grouped_by_categories(tmp_path: Path) -> None:
         for sex, race in (("Female", "White"), ("Male", "Black"), ("Male", "?"), ("Female", "White"))
         for income in ("<=50K", ">50K")
     ]
-    task = test_adult.load(test_adult.written(tmp_path, people, people), adult__group="sex,race")
+    task = made.load("adult", test_adult.written(tmp_path, people, people), adult__group="sex,race")
     assert task.groupings["sex"] == ("Female", "Male", "other")
     test = task.splits("phd").test
     assert sorted(named(task, "sex", test)) == ["Female"] * 4 + ["Male"] * 4
@@ -159,7 +159,7 @@ def test_people_of_adult_are_of_one_category_or_not(tmp_path: Path) -> None:
         for k, race in enumerate(("White", "White", "Black", "Other", "?", "?"))
         for income in ("<=50K", ">50K")
     ]
-    task = test_adult.load(test_adult.written(tmp_path, people, people), adult__group="race=White,sex")
+    task = made.load("adult", test_adult.written(tmp_path, people, people), adult__group="race=White,sex")
     assert task.groupings["race=White"] == ("not White", "White", "other")
     assert list(task.groupings) == ["race=White", "sex"]
     test = task.splits("phd").test
@@ -177,8 +177,8 @@ def test_hospitals_patients_are_grouped_by_sex_and_numbers(tmp_path: Path) -> No
     for file in find_task("heart-disease").files:
         text = test_heart_disease.patients(20, 8, sex="0.0") + test_heart_disease.patients(20, 8, sex="1.0")
         (tmp_path / file.path).write_text(text)
-    own = {"heart-disease__group": "sex,age>=50", "verify-data": False}
-    task = test_heart_disease.load(tmp_path, **own)  # type: ignore[arg-type]
+    own = {"heart_disease__group": "sex,age>=50"}
+    task = made.load("heart-disease", tmp_path, **own)  # type: ignore[arg-type]
     assert task.groupings == {"sex": ("female", "male"), "age>=50": (">=50", "<50")}  # who lacks a value is left out
     splits = task.splits("cleveland")
     groups = [name for part in (splits.train, splits.test) for name in named(task, "sex", part)]
@@ -188,7 +188,7 @@ def test_hospitals_patients_are_grouped_by_sex_and_numbers(tmp_path: Path) -> No
     file = tmp_path / find_task("heart-disease").files[0].path
     file.write_text(file.read_text().replace(",0.0,", ",2.0,", 1))
     with pytest.raises(FairbloomError, match="sex = 2; it must be one of 0, 1"):
-        test_heart_disease.load(tmp_path, **own, seed=1).splits("cleveland")  # type: ignore[arg-type]
+        made.load("heart-disease", tmp_path, **own, seed=1).splits("cleveland")  # type: ignore[arg-type]
     for wrong in ("cp", "age", "gender"):
         with pytest.raises(FairbloomError, match=r"heart-disease.group = .*grouped by sex, or by a number"):
             load_task({"task": "heart-disease", "heart-disease.group": wrong})

@@ -8,16 +8,17 @@ from shutil import copy
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from fairbloom.client.local import find_client_key
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import Value
 from fairbloom.server.settings import Settings
-from fairbloom.tasks import TASKS, Task, load_task
+from fairbloom.tasks import TASKS, load_task
 from fairbloom.tasks.datasets.heart_disease import COLUMNS, HOSPITALS, INPUTS, NUMBERS, read_patients
 from fairbloom.tasks.task import Examples
 from tests.originals import needs
+
+from .made import everything, load
 
 DATA = Path(os.environ.get("FAIRBLOOM_DATA", ""), "heart-disease")
 
@@ -39,16 +40,6 @@ def line_of(**values: str) -> str:
 def patients(number: int, sick: int, **values: str) -> str:
     """Return the lines of patients of different ages, so many of whom are sick."""
     return "".join(line_of(age=f"{40 + i}", num=str(int(i < sick)), **values) + "\n" for i in range(number))
-
-
-def load(folder: Path | None = None, **settings: Value) -> Task:
-    own: dict[str, Value] = {key.replace("__", ".").replace("_", "-"): value for key, value in settings.items()}
-    place: dict[str, Value] = {"data-dir": str(folder)} if folder else {}
-    return load_task({"task": "heart-disease", **place, **own})
-
-
-def everything(examples: Examples) -> tuple[Tensor, Tensor]:
-    return examples[0 : len(examples)]
 
 
 def ages(examples: Examples) -> list[float]:
@@ -106,7 +97,7 @@ def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_server_without_data_knows_the_hospitals_and_the_model(tmp_path: Path) -> None:
-    task = load(tmp_path / "nowhere", model="logistic")
+    task = load("heart-disease", tmp_path / "nowhere", model="logistic")
     assert task.clients == HOSPITALS == ("cleveland", "hungarian", "switzerland", "long-beach")
     assert [tuple(value.shape) for value in task.model().state_dict().values()] == [(2, 13), (2,)]
     assert [score.name for score in task.scores] == ["accuracy", "auc", "balanced-accuracy"]
@@ -116,7 +107,10 @@ def test_a_server_without_data_knows_the_hospitals_and_the_model(tmp_path: Path)
 def test_a_hospital_needs_no_file_but_its_own(tmp_path: Path) -> None:
     (tmp_path / "heart-disease").mkdir()
     copy(DATA / "processed.switzerland.data", tmp_path / "heart-disease")
-    alone, among_others = load(tmp_path).splits("switzerland"), load().splits("switzerland")
+    alone, among_others = (
+        load("heart-disease", tmp_path).splits("switzerland"),
+        load("heart-disease").splits("switzerland"),
+    )
     for own, usual in zip(alone, among_others, strict=True):
         assert all(map(torch.equal, everything(own), everything(usual)))
 
@@ -125,12 +119,12 @@ def test_a_hospital_whose_file_is_not_its_own_says_which(made_up: Path, monkeypa
     info = TASKS["heart-disease"]
     files = [file._replace(address="http://127.0.0.1:9") for file in info.files]  # where nobody answers
     monkeypatch.setitem(TASKS, info.name, replace(info, files=tuple(files)))
-    task = load(made_up, verify_data=False)
+    task = load("heart-disease", made_up)
     assert len(task.splits("cleveland").train) == 19
     with pytest.raises(FairbloomError, match=r"processed.hungarian.data is not in .* cannot be downloaded"):
         task.splits("hungarian")
     with pytest.raises(FairbloomError, match=r"processed.cleveland.data is not the original of heart-disease"):
-        load(made_up).splits("cleveland")
+        load("heart-disease", made_up, verify_data=True).splits("cleveland")
 
 
 # Who is trained on ----------------------------------------------------------------------------------------------------
@@ -138,25 +132,25 @@ def test_a_hospital_whose_file_is_not_its_own_says_which(made_up: Path, monkeypa
 
 def test_sick_and_healthy_patients_are_split_alike(made_up: Path) -> None:
     for seed in range(5):
-        train, test = (everything(part)[1] for part in load(made_up, verify_data=False, seed=seed).splits("cleveland"))
+        train, test = (everything(part)[1] for part in load("heart-disease", made_up, seed=seed).splits("cleveland"))
         assert (len(train), len(test)) == (19, 11)
         assert (int(train.sum()), int(test.sum())) == (6, 4)
     (made_up / "heart-disease" / "processed.cleveland.data").write_text(patients(30, 28))  # too few for that
-    splits = [load(made_up, verify_data=False, seed=seed).splits("cleveland") for seed in range(20)]
+    splits = [load("heart-disease", made_up, seed=seed).splits("cleveland") for seed in range(20)]
     assert {int((everything(each.test)[1] == 0).sum()) for each in splits} == {0, 1, 2}
 
 
 def test_the_seed_draws_the_split_unless_a_random_state_is_named(made_up: Path) -> None:
     def tested(**settings: Value) -> list[float]:
-        return ages(load(made_up, verify_data=False, **settings).splits("cleveland").train)
+        return ages(load("heart-disease", made_up, **settings).splits("cleveland").train)
 
     assert tested(seed=0) == tested(seed=0) != tested(seed=1)
     assert tested(heart_disease__split=43) == tested(heart_disease__split=43, seed=1) != tested(heart_disease__split=44)
 
 
 def test_validation_patients_are_taken_from_those_to_train_on(made_up: Path) -> None:
-    with_some = load(made_up, verify_data=False, validation_share=0.2).splits("cleveland")
-    without = load(made_up, verify_data=False).splits("cleveland")
+    with_some = load("heart-disease", made_up, validation_share=0.2).splits("cleveland")
+    without = load("heart-disease", made_up).splits("cleveland")
     assert with_some.validation is not None
     assert without.validation is None
     assert (len(with_some.train), len(with_some.validation), len(with_some.test)) == (16, 3, 11)
@@ -167,8 +161,8 @@ def test_inputs_are_standardised_by_training_patients(made_up: Path) -> None:
     with (made_up / "heart-disease" / "processed.cleveland.data").open("a") as file:
         file.write(line_of(age="70", cp="3"))  # alone in its category, so a constant where it is tested on
     for seed in range(5):
-        train, _ = everything(load(made_up, verify_data=False, seed=seed).splits("cleveland").train)
-        test, _ = everything(load(made_up, verify_data=False, seed=seed).splits("cleveland").test)
+        train, _ = everything(load("heart-disease", made_up, seed=seed).splits("cleveland").train)
+        test, _ = everything(load("heart-disease", made_up, seed=seed).splits("cleveland").test)
         assert train[:, 0].mean().item() == pytest.approx(0.0, abs=1e-6)
         assert train[:, 0].std().item() == pytest.approx(1.0, rel=1e-6)
         assert not train[:, 1:8].any()
@@ -183,7 +177,7 @@ def test_what_the_data_decide_is_no_choice() -> None:
         ({"heart_disease__split": -1}, r"heart-disease.split = -1.*4294967295"),
     ):
         with pytest.raises(FairbloomError, match=words):
-            load(**settings)  # type: ignore[arg-type]
+            load("heart-disease", **settings)  # type: ignore[arg-type]
 
 
 # FLamby's numbers -----------------------------------------------------------------------------------------------------
@@ -195,13 +189,13 @@ def test_hospitals_have_as_many_patients_as_flamby_says() -> None:
     assert [len(read_patients(file)[1]) for file in files] == [303, 261, 46, 130]
     assert [int(read_patients(file)[1].sum()) for file in files] == [139, 98, 45, 101]
     for split in (0, 43):
-        task = load(heart_disease__split=split)
+        task = load("heart-disease", heart_disease__split=split)
         assert {name: tuple(map(len, task.splits(name))) for name in task.clients} == FLAMBY
 
 
 @ORIGINALS
 def test_the_examples_are_flambys() -> None:
-    task = load(heart_disease__split=43)
+    task = load("heart-disease", heart_disease__split=43)
     sums = {name: everything(task.splits(name).test) for name in task.clients}
     assert {name: int(targets.sum()) for name, (_, targets) in sums.items()} == {
         "cleveland": 48,

@@ -25,6 +25,7 @@ from fairbloom.tasks.task import Examples, PictureSet, Setup
 from tests.originals import needs
 
 from . import made
+from .made import everything, load
 
 NAMES = ("circle", "square", "star")
 SHAPES = PictureSet(
@@ -48,15 +49,6 @@ def task(
 ) -> Task:
     setup = Setup.of({"model": "logistic", "clients": 4, "partition": "iid"}).model_copy(update=own)
     return deal_pictures(SHAPES, lambda: PICTURES, setup, shifts or {}, classes, test, standardise)
-
-
-def load(name: str, folder: Path, **settings: Value) -> Task:
-    own: dict[str, Value] = {key.replace("__", ".").replace("_", "-"): value for key, value in settings.items()}
-    return load_task({"task": name, "data-dir": str(folder), "verify-data": False, **own})
-
-
-def everything(examples: Any) -> tuple[Tensor, Tensor]:
-    return examples[0 : len(examples)]  # type: ignore[no-any-return]
 
 
 def numbers(images: Tensor) -> list[int]:

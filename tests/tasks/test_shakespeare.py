@@ -10,17 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairbloom.errors import FairbloomError
-from fairbloom.protocol.settings import Value
-from fairbloom.tasks import Task, load_task
+from fairbloom.tasks import load_task
 from fairbloom.tasks.datasets.shakespeare import CHARACTERS, CODES, LENGTH, make_lines, read_speeches, split_in_time
 from fairbloom.tasks.task import Examples, Setup
 from tests.originals import needs
 
 from . import made
+from .made import load
 
 ORIGINAL = needs("shakespeare/input.txt")
-
-UNVERIFIED: dict[str, Value] = {"verify-data": False}
 
 
 def text(length: int, seed: int = 0) -> str:
@@ -30,11 +28,6 @@ def text(length: int, seed: int = 0) -> str:
 
 
 PLAY = {"ROMEO": text(700, 1), "First Citizen": text(900, 2), "NURSE": text(300, 3)}
-
-
-def load(folder: Path, **settings: Value) -> Task:
-    own = {key.replace("_", "-"): value for key, value in settings.items()}
-    return load_task({"task": "shakespeare", "data-dir": str(folder), **UNVERIFIED, **own})
 
 
 def read(examples: Examples) -> list[tuple[str, str]]:
@@ -68,7 +61,7 @@ def test_there_are_80_characters_and_others_become_the_last() -> None:
 
 
 def test_an_example_is_80_characters_and_the_speakers_next(folder: Path) -> None:
-    task = load(folder)
+    task = load("shakespeare", folder)
     assert task.clients == ("First Citizen", "ROMEO")  # the nurse has too little text to be tested on
     inputs, targets = task.splits("ROMEO").train[0:4]
     assert task.loss(task.model()(inputs), targets).shape == (4,)
@@ -83,7 +76,7 @@ def test_an_example_is_80_characters_and_the_speakers_next(folder: Path) -> None
 
 def test_the_examples_take_no_more_memory(tmp_path: Path) -> None:
     made.shakespeare(tmp_path, list(PLAY.items()))
-    task = load(tmp_path)
+    task = load("shakespeare", tmp_path)
     splits = [split for name in task.clients for split in task.splits(name)]
     assert len({split.inputs.data_ptr() for split in splits}) == 1
     assert splits[0].inputs.untyped_storage().nbytes() == 8 * sum(map(len, PLAY.values()))
@@ -144,9 +137,9 @@ def test_without_validation_the_split_is_leafs() -> None:
 
 
 def test_a_speaker_without_validation_may_be_left_out(folder: Path) -> None:
-    assert load(folder, validation_share=0.12).clients == ("First Citizen",)
+    assert load("shakespeare", folder, validation_share=0.12).clients == ("First Citizen",)
     with pytest.raises(FairbloomError, match="0 have enough examples"):
-        load(folder, validation_share=0.05)
+        load("shakespeare", folder, validation_share=0.05)
 
 
 @ORIGINAL
