@@ -13,7 +13,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.protocol.scores import ACCURACY
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
-from fairbloom.tasks import Examples, Setup, check_data, load_task
+from fairbloom.tasks import Examples, Setup, check_data
 from fairbloom.tasks.files.rows import measure_moments
 from fairbloom.tasks.files.targets import sort_classes
 from fairbloom.tasks.measures import AUC, BALANCED_ACCURACY, MAE, R2, RMSE
@@ -65,12 +65,9 @@ def test_a_server_without_data_knows_the_model(folder: Folder) -> None:
         load("")
 
 
-def test_a_run_of_one_client_alone_is_refused_before_it_begins(folder: Folder) -> None:
+def test_a_client_that_cannot_be_used_is_named_before_a_run(folder: Folder) -> None:
     with pytest.raises(FairbloomError, match=r"one client alone, a: .* csv.client"):
         check_data(config(folder(a=csv_of(20))))
-
-
-def test_a_client_that_cannot_be_used_is_named_before_a_run(folder: Folder) -> None:
     there = folder(a=csv_of(20), b=csv_of(3), c=csv_of(20).replace("age", "years", 1))
     with pytest.raises(FairbloomError, match=r"client b .* 3 rows.*the data of c cannot"):
         check_data(config(there))
@@ -120,16 +117,6 @@ def test_a_column_constant_in_training_says_nothing(folder: Folder) -> None:
     for examples in task.splits("a"):
         assert not everything(examples)[0][:, 0].any()
     assert measure_moments(np.array([0.1] * 3)) == (0.1, 0.0)
-    assert measure_moments(np.array([1e-200, 3e-200]))[1] == pytest.approx(1e-200)  # type: ignore[index]
-
-
-def test_numbers_may_be_categories_however_they_are_written(folder: Folder) -> None:
-    lines = ["code,x,target", *(f"{k % 3}.0,{k},{k % 2}" for k in range(15))]
-    whole = ["code,x,target", *(f"{k % 4},{k},{k % 2}" for k in range(15))]
-    there = folder(a="\n".join(lines), b="\n".join(whole))
-    text = schema_with(('type = "number"', 'type = "integer"\ncategories = [0, 1, 2, 3]'), text=inferred(there))
-    inputs = everything(load(there, text).splits("a").train)[0]
-    assert inputs[:, :4].sum(dim=1).unique().tolist() == [1.0]
 
 
 def test_columns_may_be_in_any_order_and_case(folder: Folder) -> None:
@@ -141,9 +128,7 @@ def test_columns_may_be_in_any_order_and_case(folder: Folder) -> None:
 
 
 def test_a_column_may_only_make_groups(folder: Folder) -> None:
-    text = schema_with(
-        ('target = "target"', 'target = "target"\ngroups = ["ward"]'), ('"west"]', '"west"]\ninput = false')
-    )
+    text = schema_with(('"target"', '"target"\ngroups = ["ward"]'), ('"west"]', '"west"]\ninput = false'))
     task = load(folder(a=csv_of(20), b=csv_of(20)), text)
     assert everything(task.splits("a").train)[0].shape == (16, 2)
     assert task.groupings == {"ward": ("north", "south", "west", "other")}
@@ -171,14 +156,6 @@ def test_a_files_own_names_units_and_marks_are_taken(folder: Folder) -> None:
     assert targets.shape == others.shape
 
 
-@pytest.mark.parametrize(("separator", "mark"), [(";", b""), ("\t", b""), ("|", b"\xef\xbb\xbf")])
-def test_other_separators_and_a_mark_of_utf_8_are_understood(folder: Folder, separator: str, mark: bytes) -> None:
-    other = mark + csv_of(20).replace(",", separator).replace("north", "nörth, inner").replace("\n", "\r\n").encode()
-    assert 'categories = ["nörth, inner", "south", "west"]' in inferred(
-        folder(a=csv_of(20).replace("north", '"nörth, inner"'), b=other)
-    )
-
-
 # Missing values -------------------------------------------------------------------------------------------------------
 
 
@@ -187,6 +164,8 @@ def with_gaps() -> str:
     for row, gap in zip((2, 5, 9), ("?", "NA", "n/a"), strict=True):
         lines[row] = f"{gap},{lines[row].partition(',')[2]}"
     lines[12] = lines[12].replace("west", "").replace("north", "").replace("south", "")
+    lines[14] = lines[14][:-1] + "?"
+    lines[16] = f"-9,{lines[16].partition(',')[2]}"
     return "\n".join(lines)
 
 
@@ -194,30 +173,23 @@ def test_what_is_done_with_missing_values_is_said(folder: Folder) -> None:
     there = folder(a=with_gaps(), b=csv_of(20))
     with pytest.raises(FairbloomError, match=r"line 3, column 'age' holds '\?'.*missing = \"drop\""):
         load(there).splits("a")
-    assert 'missing = "error"  # 4 cells' in inferred(there)
+    assert 'missing = "error"  # 5 cells' in inferred(there)
 
     def inputs_by(missing: str) -> torch.Tensor:
-        splits = load(there, schema_with(('target = "target"', f'target = "target"\nmissing = "{missing}"'))).splits(
-            "a"
-        )
+        how = f'target = "target"\nmissing = "{missing}"\nmissingValues = ["", "?", "NA", "N/A", -9]'
+        splits = load(there, schema_with(('target = "target"', how))).splits("a")
         return torch.cat([everything(each)[0] for each in splits])
 
-    assert len(inputs_by("drop")) == 36
+    assert len(inputs_by("drop")) == 34
     filled = inputs_by("fill")
-    assert len(filled) == 40
-    assert int((filled[:, 0] == 0.0).sum()) == 3  # the mean, once standardised
+    assert len(filled) == 39  # without the row that has no target
+    assert int((filled[:, 0] == 0.0).sum()) == 4  # the mean, once standardised
     assert int((filled[:, 2:].sum(dim=1) == 0.0).sum()) == 1
     one = schema_with(
-        ('type = "number"', 'type = "number"\nmissing = "drop"'), ('"west"]', '"west"]\nmissing = "fill"')
+        ('target = "target"', 'target = "target"\nmissing = "drop"'),
+        ('type = "number"', 'type = "number"\nmissing = "fill"'),
     )
-    assert sum(map(len, load(there, one).splits("a"))) == 37
-
-
-def test_codes_of_a_column_may_mean_missing(folder: Folder) -> None:
-    lines = csv_of(20).splitlines()
-    lines[3] = f"-9,{lines[3].partition(',')[2]}"
-    text = schema_with(('type = "number"', 'type = "number"\nmissing = "drop"\nmissingValues = [-9]'))
-    assert sum(map(len, load(folder(a="\n".join(lines), b=csv_of(20)), text).splits("a"))) == 19
+    assert sum(map(len, load(there, one).splits("a"))) == 38
 
 
 def test_a_lacking_column_is_filled_where_that_is_said(folder: Folder) -> None:
@@ -226,13 +198,6 @@ def test_a_lacking_column_is_filled_where_that_is_said(folder: Folder) -> None:
         load(there).splits("a")
     task = load(there, schema_with(('"west"]', '"west"]\nmissing = "fill"')))
     assert not everything(task.splits("a").train)[0][:, 2:].any()
-
-
-def test_a_row_without_a_target_is_left_out_by_fill_too(folder: Folder) -> None:
-    lines = csv_of(20).splitlines()
-    lines[3] = lines[3][:-1] + "?"
-    text = schema_with(('target = "target"', 'target = "target"\nmissing = "fill"'))
-    assert sum(map(len, load(folder(a="\n".join(lines), b=csv_of(20)), text).splits("a"))) == 19
 
 
 # Targets --------------------------------------------------------------------------------------------------------------
@@ -316,8 +281,3 @@ from fairbloom.tasks import load_task
 load_task({{"task": "csv", "data-dir": {str(there)!r}, "schema": {text!r}}}).splits("a")
 """
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_a_task_is_loaded_once_for_the_same_files(folder: Folder) -> None:
-    there = folder(a=csv_of(20), b=csv_of(20))
-    assert load_task(config(there)) is load_task(config(there))
