@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fairbloom.errors import FairbloomError
 from fairbloom.tasks.files.read import Table, read_file
 from fairbloom.tasks.files.reasons import CellError
-from fairbloom.tasks.files.rows import read_columns
+from fairbloom.tasks.files.rows import is_missing, read_columns
 from fairbloom.tasks.preprocessing import Preprocessing
 
 if TYPE_CHECKING:
@@ -60,20 +60,19 @@ class NewRows:
         schema, table = preprocessing.dictionary, self.table
         if not len(self):
             raise UnreadableRowsError(f"{table.path} has no rows below the names of its columns: nothing to predict")
-        found, wrong = read_columns(table, schema, [*schema.inputs])
-        if wrong:
-            raise UnreadableRowsError("; ".join(map(str, wrong)))
-        problems: list[tuple[int, str]] = []
-        for name, cells in found.items():
-            bad = {each.line: each for each in cells.faults if isinstance(each, CellError) and each.why != "missing"}
-            problems += [(line, str(each)) for line, each in bad.items()]
+        found, faults = read_columns(table, schema, [*schema.inputs])
+        wrong = [each for each in faults if isinstance(each, CellError)]
+        if of_columns := [str(each) for each in wrong if each.row is None]:
+            raise UnreadableRowsError("; ".join(of_columns))
+        problems = [(each.line, str(each)) for each in wrong if each.why != "missing"]
+        for name, column in found.items():
             if schema.missing_of(name) != "fill":
-                lines = table.lines[cells.is_missing].tolist()
+                lines = table.lines[is_missing(column)].tolist()
                 words = f"column {name!r} has no value, and training filled none in"
                 problems += [(line, f"{table.unit} {line}, {words}") for line in lines]
         if problems:
             raise UnreadableRowsError(list_problems(str(table.path), problems, len(self), "rows"))
-        return {name: cells.values for name, cells in found.items()}
+        return found
 
 
 def list_problems(source: str, problems: Sequence[tuple[int, str]], of: int, what: str) -> str:

@@ -35,7 +35,7 @@ MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM
 STARTS = {b"PAR1": ".parquet", b"PK\x03\x04": ".xlsx", b"\x1f\x8b": ".gz", b"\xd0\xcf\x11\xe0": ".xls"}
 """What files of these formats begin with, whatever their names end with."""
 
-MAX_ROW = 4 * 2**20
+MAX_ROW = 2**20
 """The bytes that pyarrow parses at a time, and thus a row may have."""
 
 MAX_CELLS = 2**31
@@ -152,7 +152,8 @@ def _read_text(path: Path, file: File) -> Table:
         raise DataError(f"{path} is empty: its first line must name the columns", "empty")
     first = content[:end].decode().lstrip("\n")
     delimiter = file.delimiter or _find_delimiter(path, first)
-    _check_quotes(path, content, delimiter)
+    if b'"' in content:
+        _check_quotes(path, content, delimiter)
     names = [name.strip() for name in next(csv.reader(StringIO(first, newline=""), delimiter=delimiter))]
     columns = _parse_rows(path, content, end + 1, delimiter, len(names), lines)
     file = file.model_copy(update={"decimalChar": file.decimalChar or _find_decimal(columns, file.groupChar)})
@@ -162,6 +163,12 @@ def _read_text(path: Path, file: File) -> Table:
 def _read_content(path: Path, given: str) -> bytes:
     """Return a text in UTF-8 with lines that end in LF; it is in the encoding of its mark, in UTF-8, or as given."""
     content = path.read_bytes()
+    if not content.isascii() or b"\0" in content:
+        content = _decode(path, content, given).encode(errors="replace")
+    return content.replace(b"\r\n", b"\n").replace(b"\r", b"\n") if b"\r" in content else content
+
+
+def _decode(path: Path, content: bytes, given: str) -> str:
     marked = next((name for mark, name in MARKS.items() if content.startswith(mark)), "")
     text, wrong = "", None
     for encoding in [marked] if marked else [given] if b"\0" in content else ["utf-8", given]:
@@ -178,8 +185,7 @@ def _read_content(path: Path, given: str) -> bytes:
         why = "not-utf-8" if encoding.startswith("utf-8") else "other-encoding"
         known = "not UTF-8" if why == "not-utf-8" else f"neither UTF-8 nor {encoding}"
         raise DataError(f"{path}: line {line} is {known}: {STATE.format('cp1252', path.name)}", why, line=line)
-    content = content if encoding == "utf-8" else text.encode(errors="replace")
-    return content.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    return text
 
 
 def _find_rows(content: bytes) -> tuple[int, NDArray[np.int64]]:
@@ -187,6 +193,9 @@ def _find_rows(content: bytes) -> tuple[int, NDArray[np.int64]]:
 
     A line that ends within quotation marks does not end a row.
     """
+    if content and b'"' not in content and b"\n\n" not in content and not content.startswith(b"\n"):
+        count, end = content.count(b"\n") + (not content.endswith(b"\n")), content.find(b"\n")
+        return len(content) if end < 0 else end, np.arange(1, count + 1)
     text = np.frombuffer(content, np.uint8)
     ends = np.flatnonzero(text == LINE_END)
     if not content.endswith(b"\n"):

@@ -88,8 +88,8 @@ class CellError(DataError):
 
     Attributes
     ----------
-    file, line
-        Where it is; the line is 0 for a whole column.
+    file, row, line
+        Where it is: the row counted from 0, and its line in the file, 0 for a whole column.
     column, value
         The column's name, in the schema where it has one, and what the cell holds.
     problem, remedy
@@ -99,7 +99,7 @@ class CellError(DataError):
     def __init__(
         self, table: "Table", column: str, problem: str, remedy: str, why: str, row: int | None = None, **values: int
     ) -> None:
-        self.file, self.column, self.problem, self.remedy = table.path.name, column, problem, remedy
+        self.file, self.row, self.column, self.problem, self.remedy = table.path.name, row, column, problem, remedy
         self.line, self.value = (0, "") if row is None else (int(table.lines[row]), table.show_cell(column, row))
         position = Known(f"{table.unit} {self.line}")
         cell = "" if row is None else f", {position}, column {column!r} holds {self.value!r},"

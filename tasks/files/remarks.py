@@ -46,9 +46,14 @@ def nearly_all_differ(different: int, rows: int) -> bool:
     return rows >= 20 and different >= 0.9 * rows
 
 
+def present_values(values: ColumnValues) -> ColumnValues:
+    """Return the values of a column that are there, and are as the schema says."""
+    return values[np.isfinite(values) if values.dtype.kind == "f" else values >= 0]
+
+
 def find_remarks(name: str, field: Field, sites: Mapping[str, ColumnValues]) -> Iterator[tuple[str, str]]:
     """Yield (site, remark) pairs on a column, which each site has in the schema's values; "" is all sites."""
-    present = {site: values[values >= (0 if field.categories else -np.inf)] for site, values in sites.items()}
+    present = {site: present_values(values) for site, values in sites.items()}
     present = {site: values for site, values in present.items() if len(values)}
     together = np.concatenate([*present.values()]) if present else np.array([])
     if not len(together):

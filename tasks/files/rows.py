@@ -1,7 +1,6 @@
 """The rows of one site, by the schema: what is wrong with them, and the examples that they become."""
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,52 +20,45 @@ from .reasons import MAX_FAULTS, CellError, DataError, raise_faults
 from .targets import Target, as_targets, join_names
 
 UNKNOWN = -2
-"""The place of a cell that is in no category; that of a missing value is -1."""
+"""The place of a cell that is in no category; that of a missing value is -1. A cell that is no number is inf."""
 
 ColumnValues = NDArray[Any]
 """A column by the schema: numbers in float64 with NaN for a missing one, or places of categories, -1 for none."""
 
 
-@dataclass(frozen=True, eq=False)
-class Column:
-    """A column's values by the schema, which rows have none, and its faults."""
-
-    values: ColumnValues
-    is_missing: NDArray[np.bool_]
-    faults: Sequence[DataError] = ()
-
-
 def faults(table: Table, schema: Schema) -> list[DataError]:
     """Return what in a table is not as the schema says: columns, then cells."""
-    columns, wrong = read_columns(table, schema)
-    return [*wrong, *(fault for column in columns.values() for fault in column.faults)]
+    return read_columns(table, schema)[1]
 
 
-def encode(table: Table, schema: Schema) -> dict[str, Column]:
+def encode(table: Table, schema: Schema) -> dict[str, ColumnValues]:
     """Return the columns of a table by the schema; raise DataError with all that is wrong with them."""
     columns, wrong = read_columns(table, schema)
-    raise_faults([*wrong, *(fault for column in columns.values() for fault in column.faults)])
+    raise_faults(wrong)
     return columns
+
+
+def is_missing(values: ColumnValues) -> NDArray[np.bool_]:
+    """Return which rows of a column have no value."""
+    return np.isnan(values) if values.dtype.kind == "f" else values == -1
 
 
 def read_columns(
     table: Table, schema: Schema, names: Collection[str] | None = None
-) -> tuple[dict[str, Column], list[DataError]]:
-    """Return the columns of a schema, or `names` of them, and what is wrong with the file's columns as a whole."""
+) -> tuple[dict[str, ColumnValues], list[DataError]]:
+    """Return the columns of a schema, or `names` of them, and what is wrong with them, the file's columns first."""
     there = dict(table.by_name)
-    found: dict[str, Column] = {}
+    found: dict[str, ColumnValues] = {}
     wrong: list[DataError] = []
+    of_cells: list[DataError] = []
     for name in schema.fields if names is None else names:
-        if fold(table.file.called(name)) in there:
-            del there[fold(table.file.called(name))]
-            found[name] = read_column(table, name, schema)
-        elif schema.missing_of(name) == "fill":
-            found[name] = _no_values(schema.fields[name], len(table))
-        else:
-            remedy = (
-                f"{did_you_mean(name, there.values())}add it, say what it is called by fields.{name}.name under "
-                f'[files.{table.path.name!r}] in the schema, or missing = "fill" in fields.{name}'
-            )
+        if there.pop(fold(table.file.called(name)), None) is not None:
+            found[name] = read_column(table, name, schema, of_cells)
+            continue
+        found[name] = _no_values(schema.fields[name], len(table))
+        if schema.missing_of(name) != "fill":
+            own = f"say what it is called by fields.{name}.name under [files.{table.path.name!r}] in the schema"
+            remedy = f'{did_you_mean(name, there.values())}add it, {own}, or missing = "fill" in fields.{name}'
             wrong.append(CellError(table, name, f"has no column {name!r}", remedy, "no-column"))
     known = {fold(name) for name in (*schema.ignore, *schema.fields, schema.client)}
     strange = [name for key, name in there.items() if key not in known]
@@ -74,36 +66,36 @@ def read_columns(
         problem = f"has a column {name!r}, which the schema does not name"
         remedy = f"{did_you_mean(name, schema.fields)}add it to ignore, or to fields"
         wrong.append(CellError(table, name, problem, remedy, "strange-columns", columns=len(strange)))
-    return found, wrong
+    return found, [*wrong, *of_cells]
 
 
-def _no_values(field: Field, rows: int, *faults: DataError) -> Column:
-    values = np.full(rows, -1, np.int32) if field.categories else np.full(rows, np.nan)
-    return Column(values, np.ones(rows, np.bool_), faults)
+def _no_values(field: Field, rows: int) -> ColumnValues:
+    return np.full(rows, -1, np.int32) if field.categories else np.full(rows, np.nan)
 
 
-def read_column(table: Table, name: str, schema: Schema) -> Column:
-    """Return a column that a file has, by the schema, with its faults."""
+def read_column(table: Table, name: str, schema: Schema, wrong: list[DataError]) -> ColumnValues:
+    """Return a column that a file has, by the schema; add its faults to those that are `wrong`."""
     field, values = schema.fields[name], table.find(table.file.called(name))
     if values is None:
         problem = f"has a column {name!r} of lists, bytes or other values that are neither numbers nor texts"
-        remedy = "put it in ignore, or write numbers or texts"
-        return _no_values(field, len(table), CellError(table, name, problem, remedy, "strange-column"))
+        wrong.append(CellError(table, name, problem, "put it in ignore, or write numbers or texts", "strange-column"))
+        return _no_values(field, len(table))
     missing = {normalise(each).casefold() for each in (*schema.missingValues, *field.missingValues)}
-    column = (_read_categories if field.categories else _read_numbers)(table, values, name, field, missing)
-    if schema.missing_of(name) != "error" or not column.is_missing.any():
-        return column
-    rows = np.flatnonzero(column.is_missing)
-    problem = f"no value, the first of {len(rows)} such cells"
-    remedy = 'say missing = "drop" in the schema, which leaves such rows out, or "fill": the mean, or no category'
-    lacking = CellError(table, name, problem, remedy, "missing", int(rows[0]), cells=len(rows))
-    return Column(column.values, column.is_missing, [*column.faults, lacking])
+    column = (_read_categories if field.categories else _read_numbers)(table, values, name, field, missing, wrong)
+    rows = np.flatnonzero(is_missing(column))
+    if schema.missing_of(name) == "error" and len(rows):
+        problem = f"no value, the first of {len(rows)} such cells"
+        remedy = 'say missing = "drop" in the schema, which leaves such rows out, or "fill": the mean, or no category'
+        wrong.append(CellError(table, name, problem, remedy, "missing", int(rows[0]), cells=len(rows)))
+    return column
 
 
 # Categories -----------------------------------------------------------------------------------------------------------
 
 
-def _read_categories(table: Table, values: Values, name: str, field: Field, missing: Collection[str]) -> Column:
+def _read_categories(
+    table: Table, values: Values, name: str, field: Field, missing: Collection[str], wrong: list[DataError]
+) -> ColumnValues:
     cells, codes = different_cells(values)
     places = []
     for cell in cells:
@@ -111,11 +103,10 @@ def _read_categories(table: Table, values: Values, name: str, field: Field, miss
         place = field.places.get(text, field.places.get(canonical(text, table.decimal), UNKNOWN))
         places.append(-1 if place == UNKNOWN and text.casefold() in missing else place)
     found = np.array(places, np.int32)[codes]
-    wrong = [
-        _count_fault(table, name, *_explain_category(cells[code], name, field), "no-category", codes == code)
-        for code in np.unique(codes[found == UNKNOWN])[:MAX_FAULTS]
-    ]
-    return Column(np.maximum(found, -1), found == -1, wrong)
+    for code in np.unique(codes[found == UNKNOWN])[:MAX_FAULTS]:
+        problem, remedy = _explain_category(cells[code], name, field)
+        wrong.append(_count_fault(table, name, problem, remedy, "no-category", codes == code))
+    return found
 
 
 def _explain_category(cell: str, name: str, field: Field) -> tuple[str, str]:
@@ -143,36 +134,35 @@ def _count_fault(table: Table, name: str, problem: str, remedy: str, why: str, r
 # Numbers --------------------------------------------------------------------------------------------------------------
 
 
-def _read_numbers(table: Table, values: Values, name: str, field: Field, missing: Collection[str]) -> Column:
+def _read_numbers(
+    table: Table, values: Values, name: str, field: Field, missing: Collection[str], wrong: list[DataError]
+) -> ColumnValues:
     about = table.file.fields.get(name, FileField())
-    numbers, wrong, gone = parse_numbers(values, table.file, {field.unit, about.unit} - {""}, missing)
-    found: list[DataError] = []
-    if wrong.any():
-        rows = np.flatnonzero(wrong)
+    numbers, is_wrong, gone = parse_numbers(values, table.file, {field.unit, about.unit} - {""}, missing)
+    if is_wrong.any():
+        rows = np.flatnonzero(is_wrong)
         cells, codes = different_cells(values.take(rows))
         for code, cell in enumerate(cells[:-1][:MAX_FAULTS]):
             problem, remedy = explain_number(cell, table.decimal, name, field.unit, table.path.name)
-            having = np.zeros(len(table), np.bool_)
-            having[rows[codes == code]] = True
-            found.append(_count_fault(table, name, problem, remedy, "no-number", having))
+            having = np.isin(np.arange(len(table)), rows[codes == code])
+            wrong.append(_count_fault(table, name, problem, remedy, "no-number", having))
     numbers *= about.factor
-    numbers[gone | wrong] = np.nan
-    return Column(numbers, gone, [*found, *_find_strange_numbers(table, numbers, name, field)])
-
-
-def _find_strange_numbers(table: Table, numbers: NDArray[np.float64], name: str, field: Field) -> list[DataError]:
-    """Return the first number, if any, that the schema does not allow, for each limit."""
-    limits, there = field.constraints, ~np.isnan(numbers)
+    numbers[gone], numbers[is_wrong] = np.nan, np.inf
+    limits, there = field.constraints, ~gone & ~is_wrong
     checks = [
         (numbers < limits.minimum, f"below the minimum, {limits.minimum:g}"),
         (numbers > limits.maximum, f"above the maximum, {limits.maximum:g}"),
-        (there & (field.type == "integer") & (numbers != np.round(numbers)), "which is no whole number"),
     ]
     if limits.enum:
         allowed = join_names([f"{each:g}" for each in limits.enum])
-        checks.append((there & ~np.isin(numbers, limits.enum), f"and allowed are {allowed}"))
+        checks.append((~np.isin(numbers, limits.enum), f"and allowed are {allowed}"))
+    if field.type == "integer":
+        checks.append((numbers != np.round(numbers), "which is no whole number"))
     remedy = f"correct it, or the schema; a code for a missing value belongs in fields.{name}.missingValues"
-    return [_count_fault(table, name, problem, remedy, "out-of-range", rows) for rows, problem in checks if rows.any()]
+    for outside, problem in checks:
+        if (outside & there).any():
+            wrong.append(_count_fault(table, name, problem, remedy, "out-of-range", outside & there))
+    return numbers
 
 
 # Clients --------------------------------------------------------------------------------------------------------------
@@ -199,15 +189,15 @@ class SiteRows:
         columns = encode(table, self._schema)
         kept = self._find_usable(table, columns)
         self.left_out = len(table) - len(kept)
-        self.values = {name: column.values[kept] for name, column in columns.items()}
+        self.values = {name: column[kept] for name, column in columns.items()}
         self.parts: Parts = split(np.arange(len(kept)), setup, client)
 
-    def _find_usable(self, table: Table, columns: Mapping[str, Column]) -> NDArray[np.intp]:
+    def _find_usable(self, table: Table, columns: Mapping[str, ColumnValues]) -> NDArray[np.intp]:
         """Return the rows that are learned from, as the schema says of missing values; one without a group stays."""
         schema, usable = self._schema, np.ones(len(table), np.bool_)
         for name in (schema.target, *schema.inputs):
             if schema.missing_of(name) == "drop":
-                usable &= ~columns[name].is_missing
+                usable &= ~is_missing(columns[name])
         rows, kept = len(table), int(usable.sum())
         if kept < MIN_EXAMPLES:
             dropped = f", {kept} of them without a missing value" if kept < rows else ""

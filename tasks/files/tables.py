@@ -19,8 +19,8 @@ from .folders import files_in
 from .infer import infer_schema
 from .read import Table, read_file
 from .reasons import CellError, DataError
-from .remarks import find_remarks, find_shared_rows
-from .rows import ColumnValues, SiteRows, faults, preprocessing_of, read_column, rows_of_clients
+from .remarks import find_remarks, find_shared_rows, present_values
+from .rows import ColumnValues, SiteRows, faults, is_missing, preprocessing_of, read_column, rows_of_clients
 from .targets import Target, join_names
 
 
@@ -135,15 +135,15 @@ class CsvFiles:
         remarks: list[Mapping[str, str | int]] = []
         for name, field in self._schema.fields.items():
             has_it = {client: each for client, each in tables.items() if each.find(each.file.called(name)) is not None}
-            there = {client: read_column(each, name, self._schema) for client, each in has_it.items()}
+            there = {client: read_column(each, name, self._schema, []) for client, each in has_it.items()}
             for client, each in there.items():
-                values = each.values[each.values >= (0 if field.categories else -np.inf)]
+                values = present_values(each)
                 held = f"{values.min():g} to {values.max():g}" if len(values) else "nothing"
                 if field.categories and len(values):
                     held = join_names([field.categories[place] for place in np.unique(values)])
-                missing = int(each.is_missing.sum())
+                missing = int(is_missing(each).sum())
                 columns.append({"column": name, "client": client, "values": held, "missing": missing})
-            for client, remark in find_remarks(name, field, {site: each.values for site, each in there.items()}):
+            for client, remark in find_remarks(name, field, there):
                 remarks.append({"column": name, "client": client or "all", "remark": remark})
         return {"columns": columns, "remarks": remarks}
 

@@ -43,8 +43,9 @@ def numbers_of(table: Table, name: str) -> tuple[list[float], list[str]]:
     """Return the numbers of a column, and what is wrong with its cells."""
     target = '[fields.y]\ntype = "string"\ncategories = ["a", "b"]\n'
     schema = parse_schema(f'target = "y"\nmissing = "drop"\n[fields."{name}"]\ntype = "number"\n{target}')
-    cells = read_column(table, name, schema)
-    return cells.values.tolist(), [str(each) for each in cells.faults]
+    wrong: list[DataError] = []
+    numbers = read_column(table, name, schema, wrong)
+    return np.where(np.isinf(numbers), np.nan, numbers).tolist(), [str(each) for each in wrong]
 
 
 def refusal(path: Path, content: bytes | None = None, **how: Any) -> DataError:
