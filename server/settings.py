@@ -33,11 +33,6 @@ from fairbloom.tasks.optimizers import arguments_of, check_optimizer, optimizer_
 UNSET = ""
 """The value, in a run config, of a parameter without a default that nobody has set: Flower wants every key there."""
 
-
-LEFT_OUT_AT_DEFAULT = (*("adult.group", "adult.left-out", "heart-disease.group"),)
-"""Parameters of tasks that a run config has only where they are changed: with them, clients would not find the states
-that they stored in run folders of format 3."""
-
 IN_PYTHON = re.compile(rf"\b({'|'.join(name for name in Options.__optional_keys__ if key_of(name) in SETTINGS)})\b")
 """The names in Python of those options of methods that are settings of runs: a method's errors call them so."""
 
@@ -248,12 +243,7 @@ class Settings(RunSettings):
     def run_config(self) -> dict[str, Value]:
         """Return the flat run config, with the parameters of the chosen task and method."""
         fields = {key: value for key, value in super().run_config().items() if key not in self.parameters}
-        info = find_task(self.task)
-        of_task = info.check_parameters(self.parameters)
-        for parameter in info.settings:
-            if parameter.key in LEFT_OUT_AT_DEFAULT and of_task[parameter.key] == parameter.default:
-                del of_task[parameter.key]
-        return fields | of_task | self._method_parameters()
+        return fields | find_task(self.task).check_parameters(self.parameters) | self._method_parameters()
 
     def _known(self) -> Mapping[str, Parameter]:
         return parameters(task=self.task, methods=[self.method])

@@ -1,7 +1,6 @@
 """Where a run is written, and what a run on deployed clients records of who was there."""
 
 import csv
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,7 @@ from fairbloom.client.app import app
 from fairbloom.rounds.quorum import QuorumError
 from fairbloom.server import polling
 from fairbloom.server.app import choose_run_folder, main
-from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.server.run_folder.files import KNOWN
-from fairbloom.server.run_folder.values import Known
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.simulation.run import simulate
@@ -121,17 +118,6 @@ def test_a_resumed_run_does_not_go_on_with_one_client_of_four(tmp_path: Path) ->
 def test_a_finished_run_waits_for_nobody(tmp_path: Path) -> None:
     rows = deployed(tmp_path / "run", {0: 4})
     assert deployed(tmp_path / "run", {0: 0}) == rows
-
-
-@pytest.mark.parametrize("text", ["{", "[]", '{"began": []}', '{"began": 3, "known": []}'])
-def test_a_damaged_record_of_who_was_there_is_refused_with_a_remedy(tmp_path: Path, text: str) -> None:
-    (tmp_path / "known.json").write_text(text)
-    with pytest.raises(RunFolderError, match=r"known\.json cannot be read: .*or delete it"):
-        KNOWN.read(tmp_path)
-    (tmp_path / "known.json").write_text(json.dumps({"began": ["a"], "known": ["a", "b"]}))
-    assert KNOWN.read(tmp_path) == Known(("a",), ("a", "b"))
-    (tmp_path / "known.json").unlink()
-    assert KNOWN.read(tmp_path) == Known()
 
 
 def test_deployed_clients_stop_early_as_those_in_process_do(tmp_path: Path) -> None:

@@ -70,14 +70,34 @@ def replies(grid: Slow, *nodes: int, timeout: float | None, what: str = "query",
     return [reply.metadata.reply_to_message_id for reply in came]
 
 
-def test_it_ends_with_the_last_reply(slow: Slow) -> None:
-    assert replies(slow, 1, 3, 2, timeout=60.0) == ["1", "2", "3"]
-    assert 3.0 <= slow.now < 3.0 + 3.0 / 20 + polling.SHORTEST_SECONDS
+MINUTE = polling.GRACE_SECONDS
+
+ENDS: list[tuple[tuple[int, ...], float | None, dict[int, tuple[float, float]], list[str], tuple[float, float]]] = [
+    ((1, 3, 2), 60.0, {}, ["1", "2", "3"], (3.0, 3.2)),  # with the last reply
+    ((1, 50), 10.0, {}, ["1"], (10.0, 10.01)),  # at the deadline
+    ((5000,), None, {}, ["5000"], (5000.0, 5001.0)),  # never, without one
+    ((), None, {}, [], (0.0, 0.01)),  # at once, where nothing was sent
+    ((1, 99), 60.0, {}, ["1"], (1.0, 2.0)),  # 99 cannot be sent anything
+    ((1, 20), 600.0, {20: (10.0, 8.0 + MINUTE)}, ["1", "20"], (8.0 + MINUTE, 10.0 + MINUTE)),  # a network was away
+    ((1, 20, 30), 600.0, {20: (10.0, 1e3)}, ["1", "30", "20"], (10.0 + MINUTE, 12.0 + MINUTE)),  # the last: an error
+    ((85, 98), 600.0, {98: (10.0, 20.0)}, ["85", "98"], (98.0, 100.0)),  # as long as the slowest of the others took
+    ((95, 96), 600.0, {95: (10.0, 20.0), 96: (10.0, 20.0)}, ["95", "96"], (96.0, 98.0)),  # before any has answered
+]
+"""Nodes, deadline, who is offline from when to when; whose replies come, and when the call ends."""
 
 
-def test_at_the_deadline_it_returns_what_is_there(slow: Slow) -> None:
-    assert replies(slow, 1, 50, timeout=10.0) == ["1"]
-    assert slow.now == pytest.approx(10.0)
+@pytest.mark.parametrize(("nodes", "timeout", "offline", "came", "ends"), ENDS)
+def test_it_returns_what_has_come_once_no_more_is_awaited(
+    slow: Slow,
+    nodes: tuple[int, ...],
+    timeout: float | None,
+    offline: dict[int, tuple[float, float]],
+    came: list[str],
+    ends: tuple[float, float],
+) -> None:
+    slow.offline = offline
+    assert replies(slow, *nodes, timeout=timeout) == came
+    assert ends[0] <= slow.now <= ends[1]
 
 
 def test_enough_replies_end_a_rounds_training_and_errors_do_not_count(slow: Slow) -> None:
@@ -93,19 +113,10 @@ def test_everybody_is_waited_for_where_it_is_not_training(slow: Slow, what: str)
     assert replies(slow, 1, 2, 5, timeout=60.0, what=what, min_replies=1) == ["1", "2", "5"]
 
 
-def test_without_a_deadline_it_waits(slow: Slow) -> None:
-    assert replies(slow, 5000, timeout=None) == ["5000"]
-
-
 def test_each_reply_is_asked_for_until_it_has_come(slow: Slow) -> None:
     replies(slow, 1, 2, timeout=60.0)
     assert slow.asked[0] == {"1", "2"}
     assert slow.asked[-1] == {"2"}
-
-
-def test_what_could_not_be_sent_is_not_waited_for(slow: Slow) -> None:
-    assert replies(slow, 1, 99, timeout=60.0) == ["1"]
-    assert slow.now < 2.0
 
 
 class Falls(Slow):
@@ -219,37 +230,6 @@ def test_messages_that_outlived_their_time_on_the_way_live_anew(monkeypatch: pyt
     assert len(came) == 1  # at second 18: the deadline counts from when the message was taken
 
 
-def test_a_node_whose_network_is_away_for_less_than_a_minute_answers_after(slow: Slow) -> None:
-    slow.offline = {20: (10.0, 10.0 + polling.GRACE_SECONDS - 2.0)}
-    assert replies(slow, 1, 20, timeout=600.0) == ["1", "20"]
-    assert 68.0 <= slow.now < 70.0
-
-
-def test_a_node_that_stays_offline_is_given_up_after_a_minute(slow: Slow) -> None:
-    slow.offline = {20: (10.0, 1000.0)}
-    came = replies(slow, 1, 20, 30, timeout=600.0)
-    assert came == ["1", "30", "20"]  # the last one is the SuperLink's error
-    assert 70.0 <= slow.now < 72.0
-
-
-def test_a_node_that_comes_back_without_its_work_is_given_up_too(slow: Slow) -> None:
-    slow.offline = {90: (10.0, 20.0)}
-    assert replies(slow, 1, 90, timeout=600.0) == ["1", "90"]  # an error, so that it takes part in the next round
-    assert 80.0 <= slow.now < 82.0
-
-
-def test_a_node_that_comes_back_has_as_long_as_the_slowest_of_the_others_took(slow: Slow) -> None:
-    slow.offline = {98: (10.0, 20.0)}
-    assert replies(slow, 85, 98, timeout=600.0) == ["85", "98"]
-    assert 98.0 <= slow.now < 100.0
-
-
-def test_nobody_is_given_up_who_is_back_before_anybody_has_answered(slow: Slow) -> None:
-    slow.offline = {95: (10.0, 20.0), 96: (10.0, 20.0)}
-    assert replies(slow, 95, 96, timeout=600.0) == ["95", "96"]
-    assert 96.0 <= slow.now < 98.0
-
-
 def test_a_node_that_goes_again_has_its_minute_again(slow: Slow) -> None:
     absences, minute = polling.Absences(), polling.GRACE_SECONDS
     for now, online, late in ((0.0, {1}, set()), (50.0, {1, 2}, set()), (90.0, {1}, set()), (90.0 + minute, {1}, {2})):
@@ -289,36 +269,53 @@ def test_a_client_revoked_at_work_is_struck_off_at_once(slow: Slow, monkeypatch:
     assert 10.0 <= slow.now < 12.0
 
 
-@pytest.mark.parametrize("what", ["train", "evaluate"])
-def test_three_of_four_away_for_five_minutes_cost_no_reply(
-    slow: Slow, monkeypatch: pytest.MonkeyPatch, what: str
+QUORUM: list[tuple[int, tuple[int, ...], dict[int, tuple[float, float]], dict[str, Any], list[str], float]] = [
+    (2, (1, 20, 21, 22), dict.fromkeys((20, 21, 22), (10.0, 310.0)), {}, ["1", "20", "21", "22"], 310.0),
+    (2, (1, 20), {20: (10.0, 310.0)}, {"what": "evaluate"}, ["1", "20"], 310.0),
+    # neither the deadline nor enough replies end the round while too few are online
+    (
+        *(2, (1, 20, 21, 22), dict.fromkeys((20, 21, 22), (0.5, 1000.0))),
+        *({"timeout": 100.0, "min_replies": 1, "ttl": 5000.0}, ["1", "20", "21", "22"], 1000.0),
+    ),
+    # the deadline counts the seconds with enough clients alone
+    (
+        *(2, (1, 21, 22, 2000), dict.fromkeys((2000, 21, 22), (10.0, 60.0))),
+        *({"timeout": 100.0, "ttl": 5000.0}, ["1", "21", "22"], 148.0),
+    ),
+    # a link that breaks unseen before the deadline: for a minute a node is taken for online that says nothing
+    (
+        *(2, (1, 200, 201, 202), dict.fromkeys((200, 201, 202), (50.0, 190.0))),
+        *({"timeout": 20.0}, ["1", "200", "201", "202"], 202.0),
+    ),
+    # those who are silent and stay online cost the deadline, and a minute where the others are too few
+    (2, (1, 2000, 2001), {}, {"timeout": 20.0}, ["1"], 20.0 + MINUTE),
+    (2, (1, 2, 2000, 2001), {}, {"timeout": 20.0}, ["1", "2"], 20.0),
+    # a question waits for nobody else
+    (2, (20, 21), {21: (0.0, 1e9)}, {"timeout": 30.0, "what": "query"}, ["20"], 30.0),
+]
+"""The fewest that must be online, the nodes, who is offline, options; whose replies come, and when the call ends."""
+
+
+@pytest.mark.parametrize(("fewest", "nodes", "offline", "options", "came", "ends"), QUORUM)
+def test_while_too_few_are_online_a_round_waits(
+    slow: Slow,
+    monkeypatch: pytest.MonkeyPatch,
+    fewest: int,
+    nodes: tuple[int, ...],
+    offline: dict[int, tuple[float, float]],
+    options: dict[str, Any],
+    came: list[str],
+    ends: float,
 ) -> None:
-    slow.offline = dict.fromkeys((20, 21, 22), (10.0, 310.0))
-    came = with_quorum(slow, monkeypatch, 2, 3600.0, 1, 20, 21, 22, what=what)
-    assert sorted(came) == ["1", "20", "21", "22"]
-    assert 310.0 <= slow.now < 312.0
+    slow.offline = offline
+    assert sorted(with_quorum(slow, monkeypatch, fewest, 3600.0, *nodes, **options)) == came
+    assert ends <= slow.now < ends + 4.0
 
 
 def test_without_a_quorum_they_would_be_given_up(slow: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
     slow.offline = dict.fromkeys((20, 21, 22), (10.0, 310.0))
     with_quorum(slow, monkeypatch, 0, 3600.0, 1, 20, 21, 22)
     assert slow.now < 80.0
-
-
-def test_neither_the_rounds_deadline_nor_enough_replies_end_it_while_too_few_are_online(
-    slow: Slow, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    slow.offline = dict.fromkeys((20, 21, 22), (0.5, 1000.0))
-    came = with_quorum(slow, monkeypatch, 2, 3600.0, 1, 20, 21, 22, timeout=100.0, min_replies=1, ttl=5000.0)
-    assert sorted(came) == ["1", "20", "21", "22"]
-    assert 1000.0 <= slow.now < 1002.0
-
-
-def test_the_deadline_counts_the_seconds_with_enough_clients_alone(slow: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
-    slow.offline = dict.fromkeys((2000, 21, 22), (10.0, 60.0))
-    came = with_quorum(slow, monkeypatch, 2, 3600.0, 1, 21, 22, 2000, timeout=100.0, ttl=5000.0)
-    assert sorted(came) == ["1", "21", "22"]
-    assert 148.0 <= slow.now <= 152.0
 
 
 def test_messages_that_died_meanwhile_are_sent_again_and_live_for_what_is_left(
@@ -340,41 +337,11 @@ def test_messages_that_died_meanwhile_are_sent_again_and_live_for_what_is_left(
     assert all(95.0 < life <= 100.0 for _, life in lives[1])
 
 
-def test_links_that_break_unseen_before_the_deadline_are_waited_for_too(
-    slow: Slow, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As with a deadline of 20 s: for a minute, a SuperLink takes a node for online that says nothing."""
-    slow.offline = dict.fromkeys((200, 201, 202), (50.0, 190.0))
-    came = with_quorum(slow, monkeypatch, 2, 3600.0, 1, 200, 201, 202, timeout=20.0)
-    assert sorted(came) == ["1", "200", "201", "202"]
-    assert 202.0 <= slow.now < 204.0
-
-
-@pytest.mark.parametrize("answering", [(1,), (1, 2)])
-def test_those_who_are_silent_and_stay_online_cost_the_deadline_and_a_minute_where_the_others_are_too_few(
-    slow: Slow, monkeypatch: pytest.MonkeyPatch, answering: tuple[int, ...]
-) -> None:
-    came = with_quorum(slow, monkeypatch, 2, 3600.0, *answering, 2000, 2001, timeout=20.0)
-    assert came == [str(node) for node in answering]
-    expected = 20.0 if len(answering) == 2 else 20.0 + polling.GRACE_SECONDS
-    assert expected <= slow.now < expected + 2.0
-
-
 def test_a_run_whose_patience_ends_in_a_round_ends(slow: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
     slow.offline = dict.fromkeys((20, 21, 22), (10.0, 1000000000.0))
     with pytest.raises(QuorumError, match="awaited: client-20, client-21, client-22"):
         with_quorum(slow, monkeypatch, 2, 500.0, 1, 20, 21, 22)
     assert 510.0 <= slow.now < 513.0
-
-
-def test_a_question_waits_for_nobody_else(slow: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
-    slow.offline = {21: (0.0, 1e9)}
-    assert with_quorum(slow, monkeypatch, 2, 500.0, 20, 21, what="query", timeout=30.0) == ["20"]
-
-
-def test_nothing_sent_is_nothing_waited_for(slow: Slow) -> None:
-    assert replies(slow, timeout=None) == []
-    assert slow.now == 0.0
 
 
 def test_waits_grow_with_the_round_and_end_at_a_second(slow: Slow, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -226,10 +226,3 @@ def test_a_users_task_with_impossible_groups_is_an_error() -> None:
     ):
         with pytest.raises(FairbloomError, match=f"'mine:task': the training examples of client a.*{words}"):
             of_a_user(groups).splits("a")
-
-
-@pytest.mark.parametrize("task", ["adult", "heart-disease"])
-def test_runs_without_groups_are_named_as_before_there_were_any(task: str) -> None:
-    there = Settings.of({"task": task}).run_config()
-    assert f"{task}.group" not in there
-    assert Settings.of({"task": task, f"{task}.group": "sex"}).run_config()[f"{task}.group"] == "sex"

@@ -90,25 +90,22 @@ def test_a_run_with_other_settings_is_refused_with_what_differs(tmp_path: Path) 
     assert "--out" in message
 
 
-@pytest.mark.parametrize("changed", [{"max-growth": 20.0}, {"loss-limit": float("inf")}, {"update-limit": 1e3}])
-def test_limits_may_be_changed_until_the_run_is_finished(tmp_path: Path, changed: dict[str, float]) -> None:
+@pytest.mark.parametrize(
+    "changed", [{"max-growth": 20.0}, {"loss-limit": float("inf")}, {"update-limit": 1e3}, {"enrolled-sizes": "a=8"}]
+)
+def test_limits_may_be_changed_until_the_run_is_finished(tmp_path: Path, changed: dict[str, Any]) -> None:
+    """And who is enrolled also after that."""
     records(tmp_path, settings())
     continued = records(tmp_path, settings(**changed))
     continued.begin()
     assert tomllib.loads((tmp_path / "config.toml").read_text()).items() >= changed.items()
     continued.finish({"w": np.zeros(3)})
     records(tmp_path, settings(**changed))
-    with pytest.raises(RunFolderError, match=f"{next(iter(changed))} = .* there and .* here"):
+    if "enrolled-sizes" in changed:
         records(tmp_path, settings())
-
-
-def test_clients_may_enroll_while_a_run_goes_on_and_after_it(tmp_path: Path) -> None:
-    folder = records(tmp_path, settings(**{"enrolled-sizes": "a=8"}))
-    records(tmp_path, settings(**{"enrolled-sizes": "a=8 b=9"})).begin()
-    assert tomllib.loads((tmp_path / "config.toml").read_text())["enrolled-sizes"] == "a=8 b=9"
-    folder.finish({"w": np.zeros(3)})
-    records(tmp_path, settings(**{"enrolled-sizes": "a=8 b=9 c=10"}))
-    assert tomllib.loads((tmp_path / "config.toml").read_text())["enrolled-sizes"] == "a=8 b=9"
+    else:
+        with pytest.raises(RunFolderError, match=next(iter(changed))):
+            records(tmp_path, settings())
 
 
 def rewrite_config(folder: Path, **changes: Any) -> None:
@@ -135,20 +132,19 @@ def test_the_same_settings_and_another_place_are_the_same_run(tmp_path: Path) ->
     records(tmp_path / "there", settings(out="there"))
 
 
-@pytest.mark.parametrize("content", ["thesis.tex", ".hidden", "rounds.csv"])
-def test_a_folder_of_something_else_is_refused_and_left_alone(tmp_path: Path, content: str) -> None:
-    (tmp_path / content).write_text("precious")
-    with pytest.raises(RunFolderError, match="no run folder: choose another folder"):
-        records(tmp_path, settings())
-    assert [path.name for path in tmp_path.iterdir()] == [content]
-    assert (tmp_path / content).read_text() == "precious"
-
-
-def test_a_file_is_refused_and_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "run").write_text("precious")
-    with pytest.raises(RunFolderError, match="run is a file, not a folder: choose another folder"):
-        records(tmp_path / "run", settings())
-    assert (tmp_path / "run").read_text() == "precious"
+def test_a_place_that_cannot_hold_a_run_is_refused_and_left_alone(tmp_path: Path) -> None:
+    for content in ("thesis.tex", ".hidden", "rounds.csv"):
+        file = tmp_path / content.strip(".") / content
+        file.parent.mkdir()
+        file.write_text("precious")
+        for place in (file.parent, file, file / "runs" / "run"):
+            with pytest.raises(RunFolderError):
+                records(place, settings())
+        assert [path.name for path in file.parent.iterdir()] == [content]
+        assert file.read_text() == "precious"
+    for place in ("x" * 300, "/".join(["x" * 200] * 30)):
+        with pytest.raises(RunFolderError):
+            records(tmp_path / place, settings())
 
 
 def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
@@ -157,50 +153,16 @@ def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("finished", [False, True])
-@pytest.mark.parametrize(("number", "remedy"), [(FORMAT - 1, "use the version that wrote it"), (FORMAT + 1, "upgrade")])
-def test_a_folder_of_another_format_is_refused_unchanged(
-    tmp_path: Path, number: int, remedy: str, finished: bool
-) -> None:
+def test_a_folder_of_another_format_is_refused_unchanged(tmp_path: Path, finished: bool) -> None:
     folder = records(tmp_path, settings())
     if finished:
         folder.finish({"w": np.zeros(3)})
-    rewrite_config(tmp_path, **{"run-folder-format": number, "not-yet-known": 1})
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    with pytest.raises(RunFolderError, match=rf"run-folder-format = {number}.*{remedy}.*--out"):
-        records(tmp_path, settings())
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
-
-
-BROKEN_CONFIGS = {
-    "no TOML": (b"run-folder-format = 2\nseed = \n", r"is no valid TOML: Invalid value \(at line 2, column 8\)"),
-    "cut off": (b'run-folder-format = 2\nmethod = "fedf', r"is no valid TOML: .*\(at end of document\)"),
-    "twice": (b"seed = 1\nseed = 2\n", r"is no valid TOML: .*\(at line 2, column 9\)"),
-    "no text": (b"\x89PNG\r\n\x00\xff", r"is no valid TOML: .*byte 0x89"),
-    "zeros": (bytes(100), r"is no valid TOML: .*\(at line 1, column 1\)"),
-    "empty": (b"", r"has run-folder-format = None"),
-    "something else's": (b'[project]\nname = "x"\n', r"has run-folder-format = None"),
-    "a word for a number": (b'run-folder-format = "two"\n', r"has run-folder-format = 'two'"),
-}
-
-
-@pytest.mark.parametrize(("content", "fault"), BROKEN_CONFIGS.values(), ids=BROKEN_CONFIGS)
-def test_settings_that_cannot_be_read_are_refused_with_file_line_and_remedy(
-    tmp_path: Path, content: bytes, fault: str
-) -> None:
-    records(tmp_path, settings())
-    (tmp_path / "config.toml").write_bytes(content)
-    with pytest.raises(
-        RunFolderError, match=f"config.toml cannot be read: it {fault}.*estore it from a copy, or"
-    ) as refusal:
-        records(tmp_path, settings())
-    assert str(refusal.value).startswith(f"{tmp_path}/config.toml ")
-    assert "\n" not in str(refusal.value)
-
-
-def test_settings_that_are_a_folder_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "config.toml").mkdir()
-    with pytest.raises(RunFolderError, match=r"config.toml cannot be read: Is a directory. .*restore it from a copy"):
-        records(tmp_path, settings())
+    for number in (FORMAT - 1, FORMAT + 1):
+        rewrite_config(tmp_path, **{"run-folder-format": number, "not-yet-known": 1})
+        before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+        with pytest.raises(RunFolderError, match=f"run-folder-format = {number}"):
+            records(tmp_path, settings())
+        assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
@@ -208,18 +170,6 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(RunFolderError, match=r"the run folder cannot be written to .*: Permission denied.*permissions"):
         records(tmp_path / "run", settings())
-
-
-def test_a_place_below_a_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(RunFolderError, match=r"/file is a file, not a folder: choose another folder"):
-        records(tmp_path / "file" / "runs" / "run", settings())
-
-
-@pytest.mark.parametrize("place", ["x" * 300, "/".join(["x" * 200] * 30)], ids=["name", "path"])
-def test_a_place_with_too_long_a_name_is_refused(tmp_path: Path, place: str) -> None:
-    with pytest.raises(RunFolderError, match=r"x cannot be used: File name too long. Choose another folder"):
-        records(tmp_path / place, settings())
 
 
 # Rows and checkpoints -----------------------------------------------------------------------------------------------
@@ -473,13 +423,6 @@ def test_the_engine_of_a_run_is_kept_as_it_began(tmp_path: Path) -> None:
     write_first_files(tmp_path, begun)
     write_first_files(tmp_path, replace(begun, engine={"engine": "loop"}))
     assert ENGINE.read(tmp_path) == {"engine": "workers", "workers": 2}
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'"loop"', b"\xff\xfe"])
-def test_a_damaged_record_of_the_engine_is_refused_with_its_file_and_a_remedy(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "engine.json").write_bytes(content)
-    with pytest.raises(RunFolderError, match=r"engine\.json cannot be read: .*Restore it from a copy, or delete it"):
-        ENGINE.read(tmp_path)
 
 
 # Early stopping -----------------------------------------------------------------------------------------------------
