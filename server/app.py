@@ -227,7 +227,6 @@ def _run_rounds(
         known = recorder.knows_losses(rounds.clients.online(1))
         return [*([] if known else [LOSS_BEFORE]), *([DISPARITY_HARD] if DISPARITY in method.needs else [])]
 
-    _call_when_recorded(on_round, recorder)
     with suggest_shorter_steps(settings, rounds):
         started = time.perf_counter()
         # A run that was lost between its last round and its model has stopped already.
@@ -236,6 +235,10 @@ def _run_rounds(
             if deployed:
                 record_known(recorder.path, rounds.known)
             row = recorder.record(finished, seconds=time.perf_counter() - started)
+            try:
+                on_round(RecordedRound.of(finished, row, score, method.serves))
+            except StopRun as stop:
+                recorder.stopped = stop.reason
             last = finished.number == settings.num_rounds or bool(recorder.stopped)
             _log_round(recorder, finished, row, score, last=last)
             model = finished.arrays
@@ -268,18 +271,6 @@ def _suggest_learning_rate(settings: Settings) -> None:
             settings.optimizer,
             usual,
         )
-
-
-def _call_when_recorded(on_round: OnRound, recorder: RunRecorder) -> None:
-    """Call a function with each round that is recorded from now on; StopRun of it stops the run."""
-
-    def call(recorded: RecordedRound) -> None:
-        try:
-            on_round(recorded)
-        except StopRun as stop:
-            recorder.stopped = stop.reason
-
-    recorder.listeners.append(call)
 
 
 def _log_round(recorder: RunRecorder, finished: Round, row: Row, score: Score, *, last: bool) -> None:

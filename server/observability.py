@@ -21,14 +21,9 @@ def summarize_row(row: Mapping[str, object], score: Score, model: str = "global"
     return f": test {score.name} {score.written(mean)}{over}, of the worst 10 % of clients {score.written(worst)}"
 
 
-def _metric_of(score: Score, model: str) -> str:
-    """Return what clients call a score of the global or the personal model when they evaluate."""
-    return f"{score.name}-{PERSONAL}" if model == "personal" else score.name
-
-
 def name_worst_served(finished: Round, score: Score, model: str = "global") -> str:
     """Return the clients with the worst scores after a round, and the one with the best, in words."""
-    metric = _metric_of(score, model)
+    metric = score.name if model == "global" else f"{score.name}-{PERSONAL}"
     measured = {name: score.shown(m[metric]) for name, m in finished.evaluations.items() if metric in m}
     if not measured:
         return f"no client reported its {score.name}"

@@ -1,6 +1,6 @@
 """Whether a run may begin in a folder or go on there: same settings, format, data and own code, whole model."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from fairbloom.own_code import digest_own_code
@@ -62,11 +62,6 @@ def _list_changed(there: Mapping[str, str], here: Mapping[str, str]) -> str:
     return ", ".join(changed[:5]) + (f" and {len(changed) - 5} more" if len(changed) > 5 else "")
 
 
-def find_differing(there: Config, config: Config) -> set[str]:
-    """Return the keys of settings in which a folder and a run differ."""
-    return {key for key in config.keys() | there.keys() if config.get(key) != there.get(key)}
-
-
 def _check_format(path: Path, number: int) -> None:
     if number != FORMAT:
         written_by = f"use the version that wrote it, which {ENVIRONMENT.name} names,"
@@ -80,21 +75,21 @@ def _check_format(path: Path, number: int) -> None:
 def _check_same_settings(path: Path, recorded: Recorded, config: Config, *, finished: bool) -> None:
     # A setting that is newer than the folder had its default.
     there = {key: value for key, value in default_config().items() if key in config} | {**recorded.settings}
-    grown = find_grown(there, config)
-    free = {*may_differ(finished=finished and not grown), *grown}
-    shorter = _is_shorter(there, config)
-    free |= {"num-rounds"} if shorter else set()
+    grown, before, now = find_grown(there, config), there.get("num-rounds"), config.get("num-rounds")
+    shorter = isinstance(before, int) and isinstance(now, int) and now < before
+    free = {*may_differ(finished=finished and not grown), *grown, *(["num-rounds"] if shorter else [])}
     # A run that goes on keeps what was decided when it began.
     free |= {key for key, undecided in (("fraction", 0.0), ("score", "")) if config.get(key) == undecided}
-    if differing := find_differing(there, config) - free:
-        raise RunFolderError(_explain_differing(path, sorted(differing), there, config))
+    differing = {key for key in config.keys() | there.keys() if config.get(key) != there.get(key)} - free
+    if differing:
+        shown = (
+            f"{key} = {_show(there.get(key))} there and {_show(config.get(key))} here" for key in sorted(differing)
+        )
+        raise RunFolderError(
+            f"{path} belongs to a run with other settings ({', '.join(shown)}): choose another folder (--out)"
+        )
     if shorter:
         _check_not_below(path, config)
-
-
-def _is_shorter(there: Config, config: Config) -> bool:
-    before, now = there.get("num-rounds"), config.get("num-rounds")
-    return isinstance(before, int) and isinstance(now, int) and now < before
 
 
 def _check_not_below(path: Path, config: Config) -> None:
@@ -114,11 +109,6 @@ def _check_same_code(path: Path, digests: Mapping[str, str]) -> None:
             f"your code has changed since the run in {path} was begun ({_list_changed(there, digests)}): choose "
             f"another folder (--out) for runs with the new code, or delete {path} to start again there"
         )
-
-
-def _explain_differing(path: Path, keys: Iterable[str], there: Config, config: Config) -> str:
-    shown = ", ".join(f"{key} = {_show(there.get(key))} there and {_show(config.get(key))} here" for key in keys)
-    return f"{path} belongs to a run with other settings ({shown}): choose another folder (--out)"
 
 
 def _check_model(path: Path) -> None:

@@ -48,7 +48,6 @@ from .files import (
 )
 from .groups import Grouped, format_groups
 from .metrics import METRIC_COLUMNS, format_initial, format_metrics
-from .recorded import OnRound, RecordedRound
 from .rows import ClientTable, Row, format_round, mean_column, round_columns, with_losses_before
 from .stopping import EarlyStopping
 from .tables import TableWriter, format_cell
@@ -82,11 +81,6 @@ class RunRecorder:
         Whether all metrics of a user's app are written, which are not known in advance.
     code
         Checksums of a user's own modules beside those that the settings name.
-
-    Attributes
-    ----------
-    listeners
-        Called, in this order, with each round once it is recorded. What one raises ends the run.
     """
 
     def __init__(
@@ -107,7 +101,6 @@ class RunRecorder:
         code: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.path = path
-        self.listeners: list[OnRound] = []
         self.saved = 0
         """The round of the last checkpoint, 0 where there is none."""
         self.stopped = ""
@@ -213,7 +206,7 @@ class RunRecorder:
         return self._in_process and self._losses.keys() >= set(clients)
 
     def record(self, finished: Round, seconds: float) -> Row:
-        """Record a finished round and return its row of rounds.csv; then call the listeners."""
+        """Record a finished round and return its row of rounds.csv."""
         self.begin()
         if self._in_process:
             finished = with_losses_before(finished, self._losses)
@@ -240,9 +233,6 @@ class RunRecorder:
         self._unsaved = finished.number, finished.arrays
         if not self._in_process or self._seconds >= SHARED_SECONDS:
             self._save()
-        recorded = RecordedRound.of(finished, row, self._score, self.method.serves)
-        for listener in self.listeners:
-            listener(recorded)
         return row
 
     def _format_coefficients(self, finished: Round) -> str:
