@@ -8,7 +8,6 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from fairbloom.errors import FairbloomError
-from fairbloom.server.settings import Settings
 from fairbloom.tasks import Examples, Splits, Task, find_task, load_task
 from fairbloom.tasks.checks import guard_task
 from fairbloom.tasks.groups import GroupBy, parse_groups
