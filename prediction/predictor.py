@@ -78,8 +78,6 @@ class Predictor:
         How new data become inputs, and outputs predictions; None where the task does not say it.
     output
         The name of the output that counts, where the model returns several by name.
-    rounds
-        Of a model that a device keeps: which round's it is, and of how many, as in "round 47 of 50".
     """
 
     run: Path
@@ -89,7 +87,6 @@ class Predictor:
     module: nn.Module
     preprocessing: Preprocessing | None
     output: str = ""
-    rounds: str = ""
 
     def outputs(self, inputs: Inputs) -> Tensor:
         """Return the model's outputs for inputs, in batches, as the clients' evaluations compute them."""
@@ -163,7 +160,8 @@ class Predictor:
 
     def describe(self, count: int) -> str:
         """Return the number of predictions in words, and of which round's model they are where a device keeps it."""
-        by = f" by the model of {self.rounds}" if self.rounds else ""
+        kept = read_kept(self.run) if self.model == LAST else {}
+        by = f" by the model of round {kept['round']} of {settings_in(self.run)['num-rounds']}" if kept else ""
         return f"{count:,} prediction{'s' if count != 1 else ''}{by}"
 
     def _preprocessing(self) -> Preprocessing:
@@ -228,9 +226,7 @@ def load_predictor(folder: Path, *, client: str = "", model: str = LAST, trust: 
     except RuntimeError as error:
         raise PredictionError(f"the run's arrays do not fit its model: {error}") from error
     client = client or ("" if preprocessing is None else preprocessing.client)
-    kept = read_kept(folder) if model == LAST else {}
-    rounds = f"round {kept['round']} of {settings['num-rounds']}" if kept else ""
-    return Predictor(folder, str(settings["task"]), client, model, module.eval(), preprocessing, task.output, rounds)
+    return Predictor(folder, str(settings["task"]), client, model, module.eval(), preprocessing, task.output)
 
 
 def check_new(out: Path) -> None:
@@ -266,10 +262,7 @@ def _load_task(folder: Path, settings: Mapping[str, Any]) -> Task:
 def settings_in(folder: Path) -> Mapping[str, Any]:
     """Return the settings of the run in a folder; raise FairbloomError where it is no run with a task."""
     if not is_run_folder(folder):
-        raise RunFolderError(
-            f"{folder} holds no run: name a run folder, which has a {CONFIG.name}, or a device's state-dir, which "
-            "keeps a model once the device has evaluated one"
-        )
+        raise RunFolderError(f"{folder} holds no run: name a run folder, with a {CONFIG.name}, or a device's state-dir")
     settings = CONFIG.read(folder).settings
     if "task" not in settings:
         raise PredictionError(
@@ -336,9 +329,7 @@ def _personal_arrays(folder: Path, own: Path, frozen: Sequence[str]) -> Mapping[
 def global_arrays(folder: Path, model: str, settings: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the last or the best global model of a run with these settings; FairbloomError where there is none."""
     if model == BEST_MODEL and not BEST.exists_in(folder):
-        raise PredictionError(
-            f"{folder} has no {BEST.name}: no round was evaluated, or it is a device's; take model last"
-        )
+        raise PredictionError(f"{folder} has no {BEST.name}: no round was evaluated, or a device keeps it; take last")
     arrays = BEST.read(folder) if model == BEST_MODEL else _last_arrays(folder)
     serves = read_kept(folder).get("serves")
     if serves is None:  # a device keeps it with the model, and lacks the solver of methods

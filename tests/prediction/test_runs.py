@@ -92,7 +92,7 @@ def test_a_folder_of_several_runs_names_them(tmp_path: Path, new: Path, capsys: 
         f"holds a comparison, of several runs: name one in {tmp_path}/runs: fedavg-0, fedfv-0"
         in capsys.readouterr().err
     )
-    with pytest.raises(FairbloomError, match=r"holds no run: name a run folder, which has a config\.toml"):
+    with pytest.raises(FairbloomError, match=r"holds no run: name a run folder, with a config\.toml"):
         load_predictor(tmp_path / "runs")
 
 
@@ -188,16 +188,16 @@ def train_message(run: fairbloom.Run, **config: Any) -> Message:
 
 def test_a_device_predicts_with_its_own_preprocessing(tmp_path: Path, run: fairbloom.Run) -> None:
     for name in ("north", "west"):
-        app(train_message(run, **{"personal-lambda": 0.1}), device(tmp_path / name, run, name))
-        (file,) = (tmp_path / name / "state").rglob("preprocessing.json")
+        client = device(tmp_path / name, run, name)
+        app(train_message(run, **{"personal-lambda": 0.1}), client)
+        (file,) = (tmp_path / name / "state").glob("*/*/preprocessing.json")
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
         (kept,) = (run.folder / "clients").rglob(f"{name}/preprocessing.json")
         assert file.read_bytes() == kept.read_bytes()
-        folder = file.parent
-        assert (folder / "1.safetensors").exists()
-        # What the device is given when the run is over.
-        for each in ("schema.toml", "config.toml", "model.safetensors"):
-            shutil.copy(run.folder / each, folder)
+        assert (file.parent / "1.safetensors").exists()
+        final = {"config": ConfigRecord({"server-round": 1}), "arrays": ArrayRecord(run.model(name).state_dict())}
+        app(Message(RecordDict(final), dst_node_id=2, message_type=MessageType.EVALUATE), client)
+        folder = tmp_path / name / "state"
         predictor = load_predictor(folder)
         assert predictor.client == name
         pandas.testing.assert_frame_equal(predictor.predict(frame()), run.predict(frame(), client=name))
