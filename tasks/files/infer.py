@@ -81,10 +81,10 @@ def infer_schema(paths: Mapping[str, Path], target: str = "", client: str = "", 
     """
     tables = _read_all(paths)
     first = next(iter(tables.values()))
-    target = _find_target(first, target)
+    target = _find(first, target, "csv.target", TARGETS)
     sites = tables
     if client:
-        rows = rows_of_clients(first.columns[_find(first, client, "csv.client")])
+        rows = rows_of_clients(first.find(_find(first, client, "csv.client")))
         sites = {name: first.take(each) for name, each in rows.items() if name}
     draft = Draft()
     for name in _columns_of(sites, client):
@@ -100,45 +100,29 @@ def _read_all(paths: Mapping[str, Path]) -> dict[str, Table]:
     tables: dict[str, Table] = {}
     errors: list[DataError] = []
     for name, path in paths.items():
-        try:
-            tables[name] = read_guessing(path)
-        except DataError as error:
-            errors.append(error)
+        for encoding in ("utf-8", "cp1252"):  # the second as Windows writes in Western Europe
+            try:
+                tables[name] = read_file(path, File(encoding=encoding))
+            except DataError as error:
+                errors.append(error)
+                if error.why == "not-utf-8":
+                    continue
+            break
     if not tables:
         raise errors[0]
     return tables
 
 
-def read_guessing(path: Path) -> Table:
-    """Return a table; one that is not in UTF-8 is read as Windows writes it in Western Europe."""
-    try:
-        return read_file(path, File())
-    except DataError as error:
-        if error.why != "not-utf-8":
-            raise
-        return read_file(path, File(encoding="cp1252"))
-
-
-def _find(table: Table, name: str, setting: str) -> str:
-    """Return a column's name as the file has it; raise DataError where there is none."""
-    if table.find(name) is not None:
-        return table.by_name[fold(name)]
-    there = join_names([*table.columns], MAX_COLUMNS_NAMED)
-    hint = did_you_mean(name, table.columns)
-    raise DataError(f"{setting} = {name!r}: {table.path} has no such column; {hint}the columns are {there}")
-
-
-def _find_target(table: Table, name: str) -> str:
-    """Return the column that is predicted; raise DataError where none is named and none is called as one."""
-    if name:
-        return normalise(_find(table, name, "csv.target"))
-    found = [column for column in table.columns if column.lower() in TARGETS]
+def _find(table: Table, name: str, setting: str, usual: Collection[str] = ()) -> str:
+    """Return a column's name, or where none is named that of the one called as usual; DataError where it is not one."""
+    usable = [each for each, values in table.columns.items() if values is not None]
+    found = [each for each in usable if (fold(each) == fold(name) if name else each.lower() in usual)]
     if len(found) == 1:
         return normalise(found[0])
-    problem = f"has the columns {join_names(found)}" if found else "has no column called target, label or y"
+    problem = f"has the columns {join_names(found)}" if found else f"has no column {name or join_names([*usual])}"
+    hint = did_you_mean(name, table.columns) if name else "the first line must name the columns; "
     there = join_names([*table.columns], MAX_COLUMNS_NAMED)
-    remedy = f"name the target by csv.target; the first line must name the columns, and has {there}"
-    raise DataError(f"{table.path} {problem}: {remedy}")
+    raise DataError(f"{table.path} {problem}: {hint}name one of {there} by {setting}")
 
 
 def _columns_of(sites: Mapping[str, Table], client: str) -> list[str]:
@@ -234,6 +218,8 @@ def _why_no_categories(looks: Mapping[str, Look]) -> str:
 
 def _draft_target(name: str, looks: Mapping[str, Look], kind: str, numeric: bool, comments: list[str]) -> list[str]:
     """Return the lines of the target, a quantity or classes; add a comment where sites share no class."""
+    if not looks:
+        raise DataError(f"the target, column {name!r}, has no value: name the right column by csv.target")
     numbers = [each for text in _add(looks.values()) if (each := parse_number(text)) is not None]
     is_quantity = numeric and (
         not all(each.texts for each in looks.values())
@@ -272,7 +258,7 @@ def _check_classes(name: str, looks: Collection[Look]) -> None:
     if len(classes) > MAX_NUMBERED_CLASSES or any(nearly_all_differ(len(each), each.total()) for each in of_texts):
         problem = f"has {len(classes):,} different values in {classes.total():,} rows, which are no classes"
     elif len({text.casefold() for text in classes}) < 2:
-        problem = f"is {next(iter(classes))!r} in each row: there is nothing to learn" if classes else "has no value"
+        problem = f"is {next(iter(classes), '')!r} in each row: there is nothing to learn"
     if problem:
         raise DataError(f"the target, column {name!r}, {problem}: name the right column by csv.target")
 
