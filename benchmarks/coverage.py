@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from fairbloom.experiments.results.comparison import Comparison
+from fairbloom.experiments.results.comparison import Comparison, tabulate
 from fairbloom.experiments.results.differences import difference_of
 from fairbloom.experiments.results.verdict import WORST
 
@@ -210,11 +210,12 @@ def made_comparison(rng: np.random.Generator, seeds: int, *, gain: float = 0.0, 
     }
     drawn["FedFV"] = drawn["FedFV"] + gain
     drawn |= dict.fromkeys(METHODS[2 : 2 + equal], drawn["FedAvg"])
-    finals = {
-        method: [{"accuracy": {f"client-{k}": float(value) for k, value in enumerate(row)}} for row in scores]
+    rows = [
+        (method, "global", seed, f"client-{client}", TESTED, "accuracy", float(value))
         for method, scores in drawn.items()
-    }
-    return Comparison(finals, "FedAvg", seeds=tuple(range(seeds)))
+        for (seed, client), value in np.ndenumerate(scores)
+    ]
+    return Comparison(tabulate(rows), "FedAvg")
 
 
 def two_deviations(rng: np.random.Generator) -> float:

@@ -113,7 +113,7 @@ def rows_of(tested: Comparison) -> Iterator[Row]:
     """Yield a row of the table for FedAvg, then one for each other arm that was chosen."""
     worst = "worst client" if len(tested.values[tested.baseline][0]) <= 10 else "worst 10 %"
     gains = {measure: tested.differences(measure) for measure in ("mean", "worst_10")}
-    for label in tested.finals:
+    for label in tested.methods:
         yield {
             "method": label,
             "mean": f"{tested.spread(label, 'mean')[0]:.1f}",

@@ -248,7 +248,7 @@ def search(
     of each method and the baseline are then compared on the test examples of as many fresh seeds. The same call
     continues what was interrupted. With more values, seeds, rounds or time only what is missing is run.
 
-    The parameters that are not described here are those of `run`; all runs share them.
+    The parameters that are not described here are those of `compare`, or of `run`; all runs share them.
 
     Parameters
     ----------
@@ -269,21 +269,9 @@ def search(
         How many minutes the search may take. All methods are tried with one seed after the other, and judged by those
         that all have finished; the tests with fresh seeds come on top.
     seeds
-        The number of seeds to choose by, and of fresh ones to test with.
-    seed
-        The first seed; the others follow. Fresh ones begin 1000 later.
+        The number of seeds to choose by, and of fresh ones to test with, which begin 1000 later.
     out
         The folder of the tables, the report and the runs.
-    jobs
-        The number of runs at a time, each in a process of its own; by default one a processor.
-    pool
-        Where runs go on: processes of this machine, or ray, an existing Ray cluster.
-    gpus_per_run
-        With the pool ray: how many GPUs each run gets, or which part of one.
-    settings
-        Any other settings of all runs, by their names on the command line.
-    progress
-        Whether to show a progress bar, in a terminal or notebook.
 
     Returns
     -------

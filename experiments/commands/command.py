@@ -96,7 +96,6 @@ def command(
     function: Callable[..., Any],
     *,
     like: Callable[..., Any] | None = None,
-    without: tuple[str, ...] = (),
     **arguments: str,
 ) -> Callable[[Callable[..., Any]], Callable[..., None]]:
     """Return a decorator that makes the command of a function, carried out by what is decorated.
@@ -109,8 +108,6 @@ def command(
         Its parameters are options, and its docstring is the help.
     like
         Another one whose docstring describes parameters. What is described nowhere is as in `fairbloom.run`.
-    without
-        Parameters of the function that the command does not have.
     arguments
         The parameters that stand without a name, and what the help calls their values; [NAME] may be left out.
     """
@@ -124,7 +121,7 @@ def command(
         parameters = [
             _declare(each, said[each.name], arguments.get(each.name))
             for each in {**signatures[0], **signatures[1]}.values()
-            if each.kind is not each.VAR_KEYWORD and each.name not in (*IN_PYTHON, *without)
+            if each.kind is not each.VAR_KEYWORD and each.name not in IN_PYTHON
         ]
 
         def called(**values: Any) -> None:
@@ -144,7 +141,7 @@ def command_of(
     *, like: Callable[..., Any] | None = None, **arguments: str
 ) -> Callable[[Callable[..., Any]], Callable[..., None]]:
     """Return a decorator that makes a command of a function which carries it out itself; see `command`."""
-    return lambda function: command(function, like=like, without=(), **arguments)(function)
+    return lambda function: command(function, like=like, **arguments)(function)
 
 
 def _declare(parameter: inspect.Parameter, said: str, argument: str | None) -> inspect.Parameter:

@@ -38,24 +38,20 @@ def compare(**values: Any) -> None:
     api.compare(**values).show()
 
 
-@command(api.search)
+@command(api.search, like=api.compare)
 def search(*, as_json: bool = False, **values: Any) -> None:
     """Search, and show what was found."""
     show_result(api.search(**values), as_json)
 
 
-@command(api.reproduce, name="[NAME]", without=("run",))
-def reproduce(
-    *, name: str | None = None, as_list: bool = False, show: bool = False, as_json: bool = False, **values: Any
-) -> None:
+@command(api.reproduce, like=api.compare, name="[NAME]")
+def reproduce(*, name: str | None = None, as_list: bool = False, as_json: bool = False, **values: Any) -> None:
     """Reproduce, and show the numbers.
 
     Parameters
     ----------
     as_list
         List the recipes without running anything.
-    show
-        Print the table of the finished runs without running anything.
     """
     if as_list:
         recipes = list(load_shipped())
@@ -66,7 +62,7 @@ def reproduce(
     elif name is None:
         raise SettingsError("no recipe is named: fairbloom reproduce --list names them")
     else:
-        show_result(api.reproduce(name, run=not show, **values), as_json)
+        show_result(api.reproduce(name, **values), as_json)
 
 
 @command(api.evaluate, run="RUN")

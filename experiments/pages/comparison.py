@@ -106,7 +106,7 @@ def _left_out(comparison: Comparison) -> list[str]:
     """Return which clients are left out because they have no score under some method, a sentence a seed."""
     return [
         f"Left out with seed {seed} (no test {comparison.score.words} under some method): {', '.join(clients)}."
-        for seed, clients in zip(comparison.seeds, comparison.left_out, strict=False)
+        for seed, clients in comparison.left_out.items()
         if clients
     ]
 
@@ -288,13 +288,14 @@ def _scores_table(comparison: Comparison) -> list[Table]:
     if len(comparison.scores) == 1:
         return []
     cells = []
-    for method, by_seed in comparison.finals.items():
+    of_seed = comparison.finals.groupby(["method", "score", "seed"])["value"]
+    means, counts = of_seed.mean(), of_seed.count()
+    for method in comparison.methods:
         row = [Cell(method)]
         for score in comparison.scores:
-            means = [statistics.fmean(each[score.name].values()) for each in by_seed if each[score.name]]
-            mean = statistics.fmean(means) if means else None
-            clients = sorted({len(each[score.name]) for each in by_seed})
-            row += [Digits.of(score, means).cell(mean), Cell("–".join(map(str, {clients[0]: 0, clients[-1]: 0})))]
+            mine, clients = means[method, score.name].dropna(), sorted({*counts[method, score.name]})
+            mean = statistics.fmean(mine) if len(mine) else None
+            row += [Digits.of(score, mine).cell(mean), Cell("–".join(map(str, {clients[0]: 0, clients[-1]: 0})))]
         cells.append(row)
     headings = ["method", *(heading for score in comparison.scores for heading in (score.title, "over clients"))]
     return [Table("scores", "Every score: mean over clients, then over seeds", headings, cells, folded=True)]

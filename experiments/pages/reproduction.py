@@ -40,7 +40,7 @@ def _progress(done: Reproduction) -> str:
         return ""
     finished = sum(not outcome.unfinished for outcome in done.outcomes)
     counts = f"Rows finished: {finished} of {len(done.outcomes)}; runs missing: {len(unfinished)}."
-    return f"{counts} The same command without --show runs them."
+    return f"{counts} The same command runs them."
 
 
 def _agreement(done: Reproduction) -> str:

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from functools import partial
 
+from fairbloom.server.run_folder.rows import SHARE_OF_LARGER_CLASS
+
 from ..render.page import Block, Cell, Page, Section, Table
 from ..results.caveats import caveats_of_run
 from ..results.comparison import personal_label
@@ -93,7 +95,8 @@ def _words(run: Run, final: Values) -> tuple[str, list[str]]:
     if len(final) > 1:
         worst, best = order[0], order[-1]
         headline += f", from {score.written(final[worst])} ({worst}) to {score.written(final[best])} ({best})"
-    left = [f"Without a test {score.words}: {', '.join(run.without_score)}."] if run.without_score else []
+    without = run.without(score)
+    left = [f"Without a test {score.words}: {', '.join(without)}."] if without else []
     return f"{headline}.", [*unfinished, *left, ONE_SEED]
 
 
@@ -129,7 +132,7 @@ def _measures_table(run: Run) -> Table:
 
 def _clients_table(scene: Scene, run: Run, columns: Mapping[str, Values]) -> Table:
     """Return the score of each client under some models, with its number of test examples."""
-    examples, shares = run.test_examples(), run.larger_classes()
+    examples, shares = run.test_examples(), run.column(SHARE_OF_LARGER_CLASS)
     digits = Digits.of(run.score, (value for each in columns.values() for value in each.values()))
     cells = [
         [

@@ -2,20 +2,17 @@
 
 import math
 import statistics
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.scores import ACCURACY, GroupScore, Score, accuracy_first
 from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.server.run_folder.files import ROUNDS
-from fairbloom.server.run_folder.rows import MEASURES
+from fairbloom.server.run_folder.rows import MEASURES, SHARE_OF_LARGER_CLASS
 
 from ..study import Study
 from .caveats import caveats_of_comparison
@@ -34,6 +31,9 @@ if TYPE_CHECKING:
 Values = Mapping[str, float]
 """A score by client."""
 
+COLUMNS = ("method", "model", "seed", "client", "tested", "score", "value")
+"""The columns of `Comparison.finals`."""
+
 
 def read_comparison(folder: Path, study: Study) -> "Comparison":
     """Return the comparison of a study's runs; raise RunFolderError where some are not finished.
@@ -45,43 +45,34 @@ def read_comparison(folder: Path, study: Study) -> "Comparison":
         raise RunFolderError(f"{folder} has {whole - len(unfinished)} of {whole} runs: the same command continues")
     plan = study.finished
     runs = {arm.label: [load(folder / plan.folder(arm, seed)) for seed in plan.seeds] for arm in plan.arms}
-    failed = {arm.label: found for arm in study.arms if (found := study.failures(arm))}
-    scores = runs[plan.baseline][0].scores
-    lacking = _find_lacking(runs, plan.baseline, plan.seeds)
-    runs = {label: by_seed for label, by_seed in runs.items() if label not in lacking}
-    finals: dict[str, list[Mapping[str, Values]]] = {}
-    personal: dict[str, str] = {}
+    failures = {arm.label: found for arm in study.arms if (found := study.failures(arm))}
+    failed = {label: f"failed with {len(of)} of {len(study.seeds)} seeds" for label, of in failures.items()}
+    failed |= _find_lacking(runs, plan.baseline, plan.seeds)
+    runs = {label: by_seed for label, by_seed in runs.items() if label not in failed}
+    reasons = [f"{label} with seed {seed}: {of[seed]}." for label, of in failures.items() for seed in [*of][:1]]
+    rows, by_group = [], dict[str, Sequence[GroupReport]]()
+    known = [set[str]().union(*(run.known for run in of_seed)) for of_seed in zip(*runs.values(), strict=True)]
     for label, by_seed in runs.items():
-        finals[label] = [_finals(run, scores) for run in by_seed]
-        if by_seed[0].serves == "personal":  # which is what `final` returns then
-            personal[label] = label
-            continue
-        of_personal = [_finals(run, scores, "personal") for run in by_seed]
-        if all(each[scores[0].name] for each in of_personal):
-            name = personal_label(label)
-            finals[name] = of_personal
-            personal[name] = label
-    values = {label: [each[scores[0].name] for each in by_seed] for label, by_seed in finals.items()}
-    left_out = _left_out(plan.seeds, runs, values)
-    reasons = [
-        f"{label} with seed {seed}: {reason}." for label, of in failed.items() for seed, reason in list(of.items())[:1]
-    ]
+        models = {label: by_seed[0].serves}
+        if models[label] != "personal" and all(run.final(model="personal") for run in by_seed):
+            models[personal_label(label)] = "personal"
+        for method, model in models.items():
+            for run, seed, clients in zip(by_seed, plan.seeds, known, strict=True):
+                rows += _rows_of(run, (method, model, seed), clients)
+            reports = [run.by_group(model) for run in by_seed]
+            if all(reports):
+                by_group[method] = [each for each in reports if each]
+    scores = runs[plan.baseline][0].scores
     caveats = (*caveats_of_comparison(runs), *reasons)
-    return Comparison(
-        finals,
-        plan.baseline,
-        scores,
-        tuple(plan.seeds),
-        tuple(personal),
-        left_out,
-        folder,
-        caveats,
-        SharedData.of(runs[plan.baseline]),
-        _by_group(runs, personal),
-        {label: f"failed with {len(of)} of {len(study.seeds)} seeds" for label, of in failed.items()} | lacking,
-        {label: tuple(by_seed) for label, by_seed in runs.items()},
-        runs[plan.baseline][0].test_examples(),
-    )
+    shared = SharedData.of(runs[plan.baseline])
+    compared = Comparison(tabulate(rows), plan.baseline, scores, folder, caveats, shared, by_group, failed, runs)
+    for seed in compared.seeds:
+        if compared.score_by_client.loc[seed].dropna().empty:
+            raise RunFolderError(
+                f"with seed {seed} no client has a test {scores[0].words} under every method: compare by another score "
+                "(--score), in another folder (--out)"
+            )
+    return compared
 
 
 def personal_label(label: str) -> str:
@@ -89,16 +80,22 @@ def personal_label(label: str) -> str:
     return f"{label[:-1]}, personal)" if label.endswith(")") else f"{label} (personal)"
 
 
-def _by_group(runs: Mapping[str, Sequence[Run]], personal: Mapping[str, str]) -> Mapping[str, Sequence[GroupReport]]:
-    """Return what clients report of groups under each method's final models; `personal` has labels by other names."""
-    found = {label: [run.by_group() for run in by_seed] for label, by_seed in runs.items()}
-    found |= {name: [run.by_group("personal") for run in runs[label]] for name, label in personal.items()}
-    return {label: [each for each in reports if each] for label, reports in found.items() if all(reports)}
+def tabulate(rows: Sequence[Sequence[object]]) -> "pandas.DataFrame":
+    """Return rows as `Comparison.finals` has them."""
+    import pandas  # imported late: it takes a second
+
+    return pandas.DataFrame(rows, columns=[*COLUMNS])
 
 
-def _finals(run: Run, scores: Sequence[Score], model: str = "") -> Mapping[str, Values]:
-    """Return each score's name, and by it the score of each client under a run's final model."""
-    return {score.name: run.final(score, model) for score in scores}
+def _rows_of(run: Run, about: tuple[str, str, int], clients: set[str]) -> list[tuple[object, ...]]:
+    """Return the rows of a run's clients; `about` is the method, the model and the seed."""
+    tested = run.test_examples()
+    finals = {score.name: run.final(score, about[1]) for score in run.scores}
+    return [
+        (*about, client, tested.get(client, math.nan), score, values.get(client, math.nan))
+        for score, values in finals.items()
+        for client in sorted(clients.union(values))
+    ]
 
 
 def _find_lacking(runs: Mapping[str, Sequence[Run]], baseline: str, seeds: Sequence[int]) -> dict[str, str]:
@@ -121,44 +118,20 @@ def _find_lacking(runs: Mapping[str, Sequence[Run]], baseline: str, seeds: Seque
     return found
 
 
-def _left_out(
-    seeds: Sequence[int], runs: Mapping[str, Sequence[Run]], values: Mapping[str, Sequence[Values]]
-) -> tuple[Sequence[str], ...]:
-    """Return, by seed, the clients that lack the score under some method, so that measures are of the same clients."""
-    found = []
-    for place, seed in enumerate(seeds):
-        scored = set().union(*(by_seed[place] for by_seed in values.values()))
-        shared = scored.intersection(*(by_seed[place] for by_seed in values.values()))
-        if not shared:
-            raise RunFolderError(
-                f"with seed {seed} no client has a test {next(iter(runs.values()))[place].score.words} under every "
-                "method: compare by another score (--score), in another folder (--out)"
-            )
-        known = scored.union(*(by_seed[place].without_score for by_seed in runs.values()))
-        found.append(sorted(known - shared))
-    return tuple(found)
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Comparison(Shown):
     """The outcome of every method and seed.
 
     Attributes
     ----------
     finals
-        By method, one entry a seed: each score's name, and by it the score of each client under the final model. The
-        personal models of a method count as another method, `Ditto (personal)`.
+        A row a `method`, `seed`, `client` and `score`: its `value` under the final model, NaN where the client has
+        none, and on how many examples the client was `tested`. The personal models of a method count as another method,
+        `Ditto (personal)`: `model` is "personal" there, else "global".
     baseline
         The method that the others are compared with.
     scores
         What was measured; fairness is measured in the first.
-    seeds
-        The seeds.
-    personal
-        Those of the methods that stand for personal models.
-    left_out
-        By seed, the clients that are in no measure, as they lack the score under some method: an AUC over a single
-        class is none.
     folder
         Where tables, figure and runs lie.
     caveats
@@ -168,53 +141,61 @@ class Comparison(Shown):
     by_group
         By method, one entry a seed: what clients report of groups; empty where they have none.
     failed
-        In words with how many seeds a method failed, by its label. It is among the methods only where the seeds that
-        the comparison is over have finished.
+        In words what methods lack that are not compared: runs that failed, or clients' scores.
     runs
         The runs of each method, one a seed.
-    examples
-        The number of each client's test examples with the first seed.
     """
 
-    finals: Mapping[str, Sequence[Mapping[str, Values]]]
+    finals: "pandas.DataFrame"
     baseline: str
     scores: tuple[Score, ...] = (ACCURACY,)
-    seeds: tuple[int, ...] = (0,)
-    personal: tuple[str, ...] = ()
-    left_out: tuple[Sequence[str], ...] = ()
     folder: Path = field(default_factory=Path)
     caveats: tuple[str, ...] = ()
     shared: SharedData = field(default_factory=SharedData)
     by_group: Mapping[str, Sequence[GroupReport]] = field(default_factory=dict)
     failed: Mapping[str, str] = field(default_factory=dict)
     runs: Mapping[str, Sequence[Run]] = field(default_factory=dict)
-    examples: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def score(self) -> Score:
         """The score that fairness is measured in."""
         return self.scores[0]
 
-    @property
+    @cached_property
     def methods(self) -> tuple[str, ...]:
         """The methods as tables call them."""
-        return tuple(self.finals)
+        return tuple(self.finals["method"].unique())
+
+    @cached_property
+    def seeds(self) -> tuple[int, ...]:
+        """The seeds."""
+        return tuple(self.finals["seed"].unique().tolist())
+
+    @cached_property
+    def personal(self) -> tuple[str, ...]:
+        """Those of the methods that stand for personal models."""
+        return tuple(self.finals["method"][self.finals["model"] == "personal"].unique())
+
+    @cached_property
+    def score_by_client(self) -> "pandas.DataFrame":
+        """The score that fairness is measured in: a row a seed and client, a column a method."""
+        rows = self.finals[self.finals["score"] == self.score.name]
+        return rows.pivot(index=["seed", "client"], columns="method", values="value")[[*self.methods]]
 
     @cached_property
     def values(self) -> Mapping[str, Sequence[Values]]:
         """The score of each client that has it under every method, by method and seed."""
-        name = self.score.name
-        shared = [
-            set.intersection(*({*final[name]} for final in of_seed))
-            for of_seed in zip(*self.finals.values(), strict=True)
-        ]
-        return {
-            label: [
-                {client: value for client, value in final[name].items() if client in among}
-                for final, among in zip(by_seed, shared, strict=True)
-            ]
-            for label, by_seed in self.finals.items()
-        }
+        shared = self.score_by_client.dropna()
+        return {method: [shared[method].loc[seed].to_dict() for seed in self.seeds] for method in self.methods}
+
+    @property
+    def left_out(self) -> Mapping[int, Sequence[str]]:
+        """By seed, the clients that are in no measure, as they lack the score under some method.
+
+        An AUC over a single class is none.
+        """
+        lacking = self.score_by_client[self.score_by_client.isna().any(axis=1)].index
+        return {seed: [client for of, client in lacking if of == seed] for seed in self.seeds}
 
     def measures(self, method: str) -> list[dict[str, float]]:
         """Return the measures of fairness of each seed."""
@@ -223,10 +204,6 @@ class Comparison(Shown):
     def spread(self, method: str, measure: str) -> tuple[float, float]:
         """Return mean and standard deviation over the seeds of one measure."""
         return mean_and_deviation([measured[measure] for measured in self.measures(method)])
-
-    def gain(self, method: str, measure: str) -> tuple[float, float]:
-        """Return mean and deviation over the seeds of how much better a measure is than the baseline's."""
-        return mean_and_deviation(self.gains(method, measure))
 
     def gains(self, method: str, measure: str) -> list[float]:
         """Return by how much a measure is better than the baseline's, a number for each seed that has both.
@@ -245,13 +222,13 @@ class Comparison(Shown):
             When there is no such method or measure, or no seed has it.
         """
         for name in (method, self.baseline):
-            if name not in self.finals:
+            if name not in self.methods:
                 raise FairbloomError(f"method = {name!r}: this comparison has {', '.join(self.methods)}")
-        pairs, sign = self._pairs(method, measure), self._sign_of(measure)
+        pairs, found = self._pairs(method, measure), find_measure(measure)
         if not pairs:
             raise FairbloomError(f"measure = {measure!r}: it is not there, or has no meaning, with any seed")
         return [
-            0.0 if math.isclose(value, base, rel_tol=1e-9, abs_tol=1e-12) else sign * (value - base)
+            0.0 if math.isclose(value, base, rel_tol=1e-9, abs_tol=1e-12) else found.better(value, base, self.score)
             for value, base in pairs
         ]
 
@@ -310,7 +287,8 @@ class Comparison(Shown):
     @cached_property
     def verdict(self) -> Verdict:
         """What the comparison shows, in sentences."""
-        clients = max(self.values[self.baseline], key=len)
+        scored = self.finals[(self.finals["method"] == self.baseline) & (self.finals["score"] == self.score.name)]
+        tested = dict(zip(scored["client"][::-1], scored["tested"][::-1], strict=True))  # of the first seed, if there
         return verdict_of(
             Findings(
                 self.baseline,
@@ -319,7 +297,7 @@ class Comparison(Shown):
                 self.claims,
                 {method: self.spread(method, MEAN)[0] for method in self.methods},
                 self.spread(self.baseline, WORST)[0],
-                {client: self.examples.get(client, math.inf) for client in clients},
+                {client: tested[client] for client in max(self.values[self.baseline], key=len)},
                 {method: row for method in self.methods if (row := self.personal_row(method))},
                 self.contradictions,
                 self.failed,
@@ -329,7 +307,7 @@ class Comparison(Shown):
     def _pairs(self, method: str, measure: str) -> list[tuple[float, float]]:
         """Return a measure under a method and under the baseline, for each seed that has both."""
         pairs = zip(self._by_seed(measure, method), self._by_seed(measure, self.baseline), strict=True)
-        return [(value, base) for value, base in pairs if math.isfinite(value) and math.isfinite(base)]
+        return [pair for pair in pairs if all(map(math.isfinite, pair))]
 
     def _by_seed(self, measure: str, method: str) -> list[float]:
         """Return a measure of each seed; NaN where there is none."""
@@ -340,46 +318,20 @@ class Comparison(Shown):
 
     def _has(self, measure: str) -> bool:
         """Return whether every method has a measure with a seed with which the baseline has it."""
-        by_method = [np.isfinite(self._by_seed(measure, method)) for method in (self.baseline, *self.methods)]
-        return all((by_method[0] & each).any() for each in by_method)
-
-    def _sign_of(self, measure: str) -> float:
-        return 1.0 if find_measure(measure).is_good_high(self.score) else -1.0
-
-    def percent_better(self, method: str) -> tuple[float, float]:
-        """Return mean and deviation over the seeds of the percentage of clients better off than under the baseline."""
-        pairs = zip(self.values[method], self.values[self.baseline], strict=True)
-        return mean_and_deviation(
-            [100.0 * sum(self.score.better(mine[c], base[c]) > 0.0 for c in base) / len(base) for mine, base in pairs]
-        )
+        return all(self._pairs(method, measure) for method in self.methods)
 
     @cached_property
     def table(self) -> "pandas.DataFrame":
-        """A row a method: mean and deviation over the seeds of each measure, the gain, and who is better off."""
-        rows = []
-        for method in self.methods:
-            row: dict[str, Any] = {"method": method}
-            for measure in self.measures(method)[0]:
-                row[measure], row[f"{measure}_std_over_seeds"] = self.spread(method, measure)
-            row["gain_of_worst_10"], row["gain_of_worst_10_std_over_seeds"] = self.gain(method, "worst_10")
-            row["percent_better_off"], row["percent_better_off_std_over_seeds"] = self.percent_better(method)
-            rows.append(row)
-        return frame(rows).set_index("method")
+        """A row a method: the mean over the seeds of each measure of fairness."""
+        by_seed = frame(self.rows()).drop(columns=["seed", "score"])
+        return by_seed.groupby("method", sort=False).mean()
 
     @cached_property
     def clients(self) -> "pandas.DataFrame":
-        """A row a method, seed and client, with each score."""
-        return frame(self.client_rows())
-
-    @cached_property
-    def groups(self) -> "pandas.DataFrame":
-        """A row a method, seed, client and group with counts and scores; empty where there are no groups."""
-        return frame(self.group_rows())
-
-    @cached_property
-    def gaps(self) -> "pandas.DataFrame":
-        """A row a method, seed, client, grouping and score with the gap between groups."""
-        return frame(self.gap_rows())
+        """A row a method, seed and client, with each score: the table clients.csv."""
+        wide = self.finals.pivot(index=["method", "seed", "client"], columns="score", values="value")
+        wide = wide.reindex([*self.methods], level="method")
+        return wide[[score.name for score in accuracy_first(self.scores)]].reset_index()
 
     def group_rows(self) -> list[dict[str, Any]]:
         """Return a row a method, seed, client and group: over all clients together, and client by client."""
@@ -397,6 +349,11 @@ class Comparison(Shown):
             for row in rows(report)
         ]
 
+    def client_rows(self) -> list[dict[str, Any]]:
+        """Return the rows of clients.csv: those of `clients`, with None where there is no score."""
+        rows: list[dict[str, Any]] = self.clients.astype(object).where(self.clients.notna(), None).to_dict("records")
+        return rows
+
     def rows(self) -> list[dict[str, Any]]:
         """Return the rows of comparison.csv: one a method and seed."""
         return [
@@ -405,51 +362,33 @@ class Comparison(Shown):
             for seed, measured in zip(self.seeds, self.measures(method), strict=True)
         ]
 
-    def client_rows(self) -> list[dict[str, Any]]:
-        """Return the rows of clients.csv: one a method, seed and client, with each score; "" where there is none."""
-        rows = []
-        for method, by_seed in self.finals.items():
-            for seed, final, left_out in zip(self.seeds, by_seed, self.left_out or ((),) * len(by_seed), strict=True):
-                for client in sorted({*final[self.score.name], *left_out}):
-                    scores = {score.name: final[score.name].get(client, "") for score in accuracy_first(self.scores)}
-                    rows.append({"method": method, "seed": seed, "client": client, **scores})
-        return rows
-
     def difference_rows(self) -> list[dict[str, Any]]:
-        """Return the rows of differences.csv: one a method and measure; "" for numbers that there are not.
+        """Return the rows of differences.csv: one a method and measure; None for numbers that there are not.
 
         The measures are those of fairness, and gaps between groups over all clients; and, of `clients_compared`, each
         client's score and its gaps.
         """
         measured = [m for m in MEASURES if any(map(math.isfinite, self._by_seed(m, self.baseline)))]
-        clients = self.clients_compared
-        gaps = [f"{gap}:{client}" for gap in self.gaps_compared for client in clients]
-        rows = []
-        for measure in (
-            *measured,
-            *(f"{CLIENT}{client}" for client in clients),
-            *self.gaps_compared,
-            *(gap for gap in gaps if self._has(gap)),
-        ):
-            for method, found in self.differences(measure).items():
-                numbers = {
-                    key: "" if value is None or value != value else value for key, value in asdict(found).items()
-                }
-                rows.append({"method": method, "measure": measure, **numbers})
-        return rows
+        of_clients = [f"{CLIENT}{client}" for client in self.clients_compared]
+        gaps = [f"{gap}:{client}" for gap in self.gaps_compared for client in self.clients_compared]
+        return [
+            {"method": method, "measure": measure, **{k: None if v != v else v for k, v in asdict(found).items()}}
+            for measure in (*measured, *of_clients, *self.gaps_compared, *filter(self._has, gaps))
+            for method, found in self.differences(measure).items()
+        ]
 
     @property
     def clients_compared(self) -> list[str]:
         """The clients of which something is said: the same with all seeds, with a score with three of these or all."""
         if self.shared.clients_differ:
             return []
-        seeds = Counter(client for by_client in self.values[self.baseline] for client in by_client)
-        return sorted(client for client, count in seeds.items() if count >= min(FEWEST_SEEDS, len(self.seeds)))
+        seeds = self.score_by_client.dropna().groupby("client").size()
+        return [*seeds.index[seeds >= min(FEWEST_SEEDS, len(self.seeds))]]
 
     @cached_property
     def larger_classes(self) -> Values:
         """The share of each client's test examples in the larger of two classes, in percent, mean over seeds."""
-        by_seed = [run.larger_classes() for run in self.runs.get(self.baseline, ())]
+        by_seed = [run.column(SHARE_OF_LARGER_CLASS) for run in self.runs.get(self.baseline, ())]
         clients = dict.fromkeys(client for shares in by_seed for client in shares)
         return {name: statistics.fmean(each[name] for each in by_seed if name in each) for name in clients}
 
@@ -468,10 +407,10 @@ class Comparison(Shown):
             "verdict": asdict(self.verdict),
             "failed": dict(self.failed),
             "caveats": list(self.caveats),
-            "differences": [{k: None if v == "" else v for k, v in row.items()} for row in self.difference_rows()],
+            "differences": self.difference_rows(),
             "methods": self.rows(),
             "clients": self.client_rows(),
-            "left_out": dict(zip(map(str, self.seeds), map(list, self.left_out), strict=False)),
+            "left_out": {str(seed): [*clients] for seed, clients in self.left_out.items()},
             **({"groups": self.group_rows(), "gaps": self.gap_rows()} if self.by_group else {}),
         }
 

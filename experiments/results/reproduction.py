@@ -16,7 +16,7 @@ from ..study import Study
 from .comparison import mean_and_deviation
 from .measures import CLIENT, GAP, Served, find_measure
 from .presentation import Shown
-from .run import Run, final_of, load_finished
+from .run import OpenedRuns, Run, final_of
 from .search import choose, judge_arms
 
 ROUNDING = 1e-9
@@ -197,15 +197,16 @@ def agree(recipe: Recipe, measure: str, printed: Printed, found: Spread, seeds: 
 # From the runs ------------------------------------------------------------------------------------------------------
 
 
-def read_reproduction(recipe: Recipe, study: Study, folder: Path) -> Reproduction:
-    """Return what the finished runs of a study measure, row by row."""
+def read_reproduction(recipe: Recipe, study: Study, folder: Path, opened: OpenedRuns | None = None) -> Reproduction:
+    """Return what the finished runs of a study measure, row by row; those that are `opened` are not read again."""
     rows = {recipe.name_of(row): row for row in recipe.rows}
     if gone := [name for name in study.groups if name not in rows]:
         raise FairbloomError(
             f"{folder} has a row {gone[0]!r}, and recipe {recipe.name} has none: restore the row, or reproduce it in "
             "another folder (--out)"
         )
-    outcomes = [_read_row(recipe, rows[name], arms, study, folder) for name, arms in study.groups.items()]
+    runs = OpenedRuns(study, folder) if opened is None else opened
+    outcomes = [_read_row(recipe, rows[name], arms, study, runs) for name, arms in study.groups.items()]
     return Reproduction(recipe, study, outcomes, folder)
 
 
@@ -214,28 +215,27 @@ def seeds_of(recipe: Recipe, arms: Sequence[Arm], study: Study) -> Sequence[int]
     return study.seeds if len(arms) == 1 else study.seeds[: recipe.grid_seeds or len(study.seeds)]
 
 
-def choose_arm(recipe: Recipe, arms: Sequence[Arm], study: Study, folder: Path) -> tuple[Arm | None, str]:
+def choose_arm(recipe: Recipe, arms: Sequence[Arm], runs: OpenedRuns) -> tuple[Arm | None, str]:
     """Return the best arm of a row; None, and why as far as scores say it, where the runs do not tell."""
     if len(arms) == 1:
         return arms[0], ""
-    measure = find_measure(recipe.criterion)
-    runs = [[load_finished(study, arm, seed, folder) for seed in seeds_of(recipe, arms, study)] for arm in arms]
-    judged = judge_arms(measure, arms, runs)
-    scored = next((run.score for by_seed in runs for run in by_seed if run is not None), None)
+    measure, seeds = find_measure(recipe.criterion), seeds_of(recipe, arms, runs.study)
+    by_arm = [[runs.get(arm, seed) for seed in seeds] for arm in arms]
+    judged = judge_arms(measure, arms, by_arm)
+    scored = next((run.score for by_seed in by_arm for run in by_seed if run is not None), None)
     best = None if scored is None else choose(measure, scored, judged)
     fault = next((f"{each.arm.label}: {each.fault}" for each in judged if each.fault), "")
     return (None, fault) if best is None else (best.arm, "")
 
 
-def _read_row(recipe: Recipe, row: Row, arms: Sequence[Arm], study: Study, folder: Path) -> Outcome:
+def _read_row(recipe: Recipe, row: Row, arms: Sequence[Arm], study: Study, opened: OpenedRuns) -> Outcome:
     """Return what came out of a row; what cannot be measured is a fault of this row, and ends no other."""
-    best, fault = choose_arm(recipe, arms, study, folder)
+    best, fault = choose_arm(recipe, arms, opened)
     searched = [(arm, seed) for arm in arms for seed in seeds_of(recipe, arms, study)]
     chosen = [] if best is None else [(best, seed) for seed in study.seeds]
-    folders = [study.folder(*key) for key in chosen or searched]
-    fault = next((study.failed[each] for each in folders if each in study.failed), fault)
-    runs = {seed: run for arm, seed in chosen if (run := load_finished(study, arm, seed, folder)) is not None}
-    missing = {study.folder(*key) for key in (*searched, *chosen) if not study.is_done(*key, folder)}
+    fault = next((reason for key in chosen or searched if (reason := study.failed.get(study.folder(*key)))), fault)
+    runs = {seed: run for arm, seed in chosen if (run := opened.get(arm, seed)) is not None}
+    missing = {study.folder(*key) for key in (*searched, *chosen) if opened.get(*key) is None}
     measured: Mapping[str, Spread] = {}
     try:
         by_seed = [] if fault else [measures_of(run, recipe.measures, row.evaluated) for run in runs.values()]
@@ -252,22 +252,19 @@ def _read_row(recipe: Recipe, row: Row, arms: Sequence[Arm], study: Study, folde
 
 
 def measures_of(run: Run, measures: Sequence[str], evaluated: str) -> dict[str, float]:
-    """Return measures of a run under the models that are evaluated; raise FairbloomError where it lacks one."""
-    values, groups = _scores_of(run, evaluated), run.by_group(evaluated)
-    served = Served(values, run.score, run.test_examples(hostile=True), groups)
+    """Return measures of a run under the models that are evaluated; raise FairbloomError where it lacks one.
+
+    Attackers are among the clients, as papers print them.
+    """
+    if not (values := run.final(model=evaluated, hostile=True)):
+        if evaluated == "global":
+            final_of(run)  # which raises
+        raise FairbloomError(
+            f"{run.folder} has no personal models: leave evaluated out, or take a method that has some"
+        )
+    served = Served(values, run.score, run.test_examples(hostile=True), run.by_group(evaluated))
     found = {measure: find_measure(measure).of(served) for measure in measures}
     for measure, value in found.items():
         if math.isnan(value) and measure.startswith((CLIENT, GAP)):
             raise FairbloomError(f"{measure}: {run.folder} has none under the {evaluated} models")
     return found
-
-
-def _scores_of(run: Run, evaluated: str) -> dict[str, float]:
-    """Return each client's score under the final model that a row evaluates: of attackers too, as papers print them."""
-    if not (values := run.final(model=evaluated, hostile=True)):
-        if evaluated == "global":
-            return final_of(run)  # which raises
-        raise FairbloomError(
-            f"{run.folder} has no personal models: leave evaluated out, or take a method that has some"
-        )
-    return values

@@ -37,7 +37,7 @@ from fairbloom.server.run_folder.files import (
     state_of,
 )
 from fairbloom.server.run_folder.flower import collect_options
-from fairbloom.server.run_folder.rows import ABSENT, HOSTILE, SHARE_OF_LARGER_CLASS, parse_absent, parse_names
+from fairbloom.server.run_folder.rows import ABSENT, HOSTILE, parse_absent, parse_names
 from fairbloom.server.settings import default_config
 from fairbloom.strategies import find_method, served_model
 from fairbloom.tasks import TASKS, TaskInfo
@@ -203,7 +203,7 @@ class Run(Shown):
             ]
         )
 
-    def by_group(self, model: str = "", split: str = "test", *, after: int | None = None) -> GroupReport | None:
+    def by_group(self, model: str = "", split: str = "test") -> GroupReport | None:
         """Return counts, scores and gaps of groups after the last evaluated round; None where there are no groups.
 
         Parameters
@@ -212,19 +212,17 @@ class Run(Shown):
             "global", or "personal" for personal models, which few methods have; by default the one that `serves`.
         split
             "test", or "validation" for the examples that a validation share sets apart.
-        after
-            A round: rounds beyond it are not looked at.
         """
         model = model or self.serves
         grouped = GROUPED.read(self.folder)
         if grouped is None:
             return None
-        last, rows = self._evaluated(after), self.groups
+        last, rows = self._evaluated(), self.groups
         rows = rows[rows["round"].isin(last["round"]) & ~rows["client"].isin(self.attackers)]
         rows = rows[(rows["model"] == model) & (rows["split"] == split)]
         if model != "global" and rows.empty:
             return None
-        tested = self.test_examples(after=after) if split == "test" else {}
+        tested = self.test_examples() if split == "test" else {}
         return read_groups(grouped, rows.to_dict("records"), tested, GROUPS.path_in(self.folder))
 
     @property
@@ -249,13 +247,7 @@ class Run(Shown):
         return about | (measures(final, self.score) if final else {})
 
     def final(
-        self,
-        score: Score | None = None,
-        model: str = "",
-        split: str = "test",
-        *,
-        after: int | None = None,
-        hostile: bool = False,
+        self, score: Score | None = None, model: str = "", split: str = "test", *, hostile: bool = False
     ) -> dict[str, float]:
         """Return the score of each client after the last evaluated round; clients without one are left out.
 
@@ -267,26 +259,29 @@ class Run(Shown):
             "global", or "personal" for personal models, which few methods have; by default the one that `serves`.
         split
             "test", or "validation" for the examples that a validation share sets apart.
-        after
-            A round: rounds beyond it are not looked at.
         hostile
             Whether clients that attack in an experiment are among them.
         """
         score, model = score or self.score, model or self.serves
         column, path = score.column(model, split), CLIENTS.path_in(self.folder)
-        rows = self._evaluated(after, hostile=hostile)
+        rows = self._evaluated(hostile=hostile)
         if column not in rows:
             if len(rows) and split == "test" and (self.finished or model == "global"):
                 raise RunFolderError(f"{path} cannot be read: it has no column {column}. Restore it from a copy")
             return {}
-        values = self._column(column, rows)
+        values = self.column(column, hostile=hostile)
         _check_scores(values.values(), score, path)
         return values
 
     @property
-    def without_score(self) -> tuple[str, ...]:
-        """The clients that are in no measure of fairness of the last evaluated round: they lack the score."""
-        return self.without(self.score)
+    def known(self) -> set[str]:
+        """The clients of the last evaluated round, but for attackers; where all are to evaluate, those of any round."""
+        last = self._evaluated(hostile=True)
+        names = set(last["client"])
+        if float(self.settings.get("fraction-evaluate", 1.0)) == 1.0:
+            names.update(self.clients["client"].unique())
+            names.update(*self._absent(self.rounds[self.rounds["round"].isin(last["round"])]).values())
+        return names.difference(self.attackers)
 
     def without(self, score: Score, model: str = "global") -> tuple[str, ...]:
         """Return the clients that have no such score after the last evaluated round.
@@ -294,12 +289,7 @@ class Run(Shown):
         They have none where it cannot be measured, as an AUC over a single class, or where they have no test examples,
         were refused, missing or offline. Where a share of the clients evaluates, others than these are not counted.
         """
-        last = self._evaluated(hostile=True)
-        names = set(last["client"])
-        if float(self.settings.get("fraction-evaluate", 1.0)) == 1.0:
-            names.update(self.clients["client"].unique())
-            names.update(*self._absent(self.rounds[self.rounds["round"].isin(last["round"])]).values())
-        return tuple(sorted(names.difference(self.final(score, model), self.attackers)))
+        return tuple(sorted(self.known.difference(self.final(score, model))))
 
     @property
     def unasked(self) -> int:
@@ -309,32 +299,17 @@ class Run(Shown):
         there = set(self._evaluated()["client"]).union(self.without(self.score, self.serves))
         return max(0, known - len(there))
 
-    def test_examples(self, *, after: int | None = None, hostile: bool = False) -> dict[str, int]:
+    def test_examples(self, *, hostile: bool = False) -> dict[str, int]:
         """Return how many examples each client was tested on after the last evaluated round; see `final`."""
-        counts = self._column("test_examples", self._evaluated(after, hostile=hostile))
-        return {client: int(count) for client, count in counts.items()}
+        return {client: int(count) for client, count in self.column("test_examples", hostile=hostile).items()}
 
-    def larger_classes(self) -> dict[str, float]:
-        """Return the share of each client's test examples that are of the larger of two classes, in percent.
+    def column(self, name: str, *, hostile: bool = False) -> dict[str, float]:
+        """Return the numbers of a column of `clients` after the last evaluated round, by client; see `final`.
 
-        A client of which that is not known is left out.
+        There is none of a client without a number, and none at all where there is no such column.
         """
-        return self._column(SHARE_OF_LARGER_CLASS, self._evaluated())
-
-    def coefficients(self) -> dict[str, float]:
-        """Return the coefficient of each client whose update was used in the last evaluated round."""
-        return self._column("coefficient", self._evaluated(hostile=True))
-
-    @staticmethod
-    def _column(name: str, rows: "pandas.DataFrame", by: str = "client") -> dict[Any, float]:
-        """Return the numbers of a column by client or by round; none where there is no column."""
-        pairs = zip(rows[by].tolist(), rows[name].tolist(), strict=True) if name in rows else ()
-        return {key: value for key, value in pairs if not math.isnan(value)}
-
-    def over_rounds(self, client: str, model: str = "") -> dict[int, float]:
-        """Return the score of one client after each round that was evaluated; see `final`."""
-        rows = self.clients[self.clients["client"] == client]
-        return self._column(self.score.column(model or self.serves), rows, "round")
+        rows = self._evaluated(hostile=hostile)
+        return rows.set_index("client")[name].dropna().to_dict() if name in rows else {}
 
     def absences(self) -> dict[str, list[tuple[str, int]]]:
         """Return who was refused, missing, offline, each with the number of rounds, the most frequent first."""
@@ -407,22 +382,15 @@ class Run(Shown):
         out: str | os.PathLike[str] | None = None,
         trust: bool = False,
     ) -> Path:
-        """Export the trained model with its preprocessing as ONNX; return the file.
+        """Export the trained model with its preprocessing as ONNX; return the file, by default one in exports/.
 
-        What was written is tried: its predictions are compared with the model's own.
-
-        Parameters
-        ----------
-        client, model, trust
-            As in `predictor`.
-        out
-            The file; by default one in exports/ in the run folder. An earlier file is replaced.
+        `client`, `model` and `trust` are as in `predictor`. An earlier file is replaced. What was written is tried: its
+        predictions are compared with the model's own.
 
         Raises
         ------
         FairbloomError
-            When there is no such model, it cannot be exported, or what was written predicts something else; nothing is
-            written then.
+            When there is no such model, it cannot be exported, or predicts something else; nothing is written then.
         """
         from fairbloom.prediction.export import export_onnx  # imported late, as PyTorch is with it
 
@@ -479,17 +447,25 @@ class Run(Shown):
         done = self.finished and not self.stopped
         return table[table["round"] == (self.rounds_done if done else table["round"].max())]
 
-    def _evaluated(self, after: int | None = None, *, hostile: bool = False) -> "pandas.DataFrame":
+    def _evaluated(self, *, hostile: bool = False) -> "pandas.DataFrame":
         """Return the rows of clients.csv of the last evaluated round; see `final`."""
-        rows, table = self._last, self.clients
-        if after is not None:
-            rows = table[table["round"] == table["round"][table["round"] <= after].max()]
+        rows = self._last
         return rows if hostile or not self.attackers else rows[~rows["client"].isin(self.attackers)]
 
 
-def load_finished(study: Study, arm: Arm, seed: int, folder: Path) -> Run | None:
-    """Return a run of the study in a folder; None where it is not finished."""
-    return load(folder / study.folder(arm, seed)) if study.is_done(arm, seed, folder) else None
+class OpenedRuns:
+    """The runs of a study, of which each is opened once, when it is finished."""
+
+    def __init__(self, study: Study, folder: Path) -> None:
+        self.study, self._folder = study, folder
+        self._found: dict[str, Run] = {}
+
+    def get(self, arm: Arm, seed: int) -> Run | None:
+        """Return a run; None where it is not finished."""
+        name = self.study.folder(arm, seed)
+        if name not in self._found and self.study.is_done(arm, seed, self._folder):
+            self._found[name] = load(self._folder / name)
+        return self._found.get(name)
 
 
 def final_of(run: Run) -> dict[str, float]:

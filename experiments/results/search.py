@@ -17,7 +17,7 @@ from .comparison import Comparison, read_comparison
 from .differences import Difference
 from .measures import Measure, Served, find_measure
 from .presentation import Shown
-from .run import Run, load_finished
+from .run import OpenedRuns, Run
 
 NAMED = 3
 """Of at most so many arms that failed a sentence says why."""
@@ -268,7 +268,8 @@ class Search(Shown):
 def read_search(folder: Path, study: Study) -> Search:
     """Return a search from the runs that are finished."""
     found = study.found or Found(study.seeds)
-    runs = [[load_finished(study, arm, seed, folder) for seed in found.judged] for arm in study.arms]
+    opened = OpenedRuns(study, folder)
+    runs = [[opened.get(arm, seed) for seed in found.judged] for arm in study.arms]
     judged = [
         Judged(arm, fault=next(iter(failed.values()))) if (failed := study.failures(arm)) else each
         for arm, each in zip(study.arms, judge_arms(find_measure(study.criterion), study.arms, runs), strict=True)

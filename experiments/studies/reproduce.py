@@ -17,14 +17,11 @@ from ..arms import Arm, format_value
 from ..recipe import Recipe, Row, load_recipe
 from ..results.presentation import write_figure, write_report
 from ..results.reproduction import Reproduction, choose_arm, read_reproduction, seeds_of
-from ..results.run import REPORT
+from ..results.run import REPORT, OpenedRuns
 from ..study import STUDY, Study
 from .on_ray import OnRay, Pool, place_of
 from .progress import study_progress
 from .running import QUIET, carry_out, check_measures, fix_score, raise_if_all_failed, with_failures, write_tables
-
-MAX_SEEDS = 1_000
-"""Each seed is a run of each row, so that more would only fill the memory with plans."""
 
 
 def reproduce(
@@ -39,12 +36,13 @@ def reproduce(
     jobs: int | None = None,
     pool: Pool = "processes",
     gpus_per_run: float = 0.0,
-    run: bool = True,
     progress: bool = True,
 ) -> Reproduction:
     """Repeat a published experiment, and print its numbers next to the published ones.
 
     The same call continues what was interrupted. Table and figure are written where no rows are left out.
+
+    The parameters that are not described here are those of `compare`.
 
     Parameters
     ----------
@@ -62,16 +60,6 @@ def reproduce(
         The folder of the data.
     out
         The folder of the table, the figure and the runs; by default runs/reproduce/NAME.
-    jobs
-        The number of runs at a time; by default one a processor.
-    pool
-        Where runs go on: processes of this machine, or ray, an existing Ray cluster.
-    gpus_per_run
-        With the pool ray: how many GPUs each run gets, or which part of one.
-    run
-        Whether to run what is missing; if not, what is finished is read, and nothing is written.
-    progress
-        Whether to show a progress bar, in a terminal or notebook.
 
     Raises
     ------
@@ -81,14 +69,12 @@ def reproduce(
     """
     recipe = load_recipe(name)
     count = seeds if seeds is not None else 1 if quick else recipe.seeds
-    if not 1 <= count <= MAX_SEEDS:
-        raise SettingsError(f"seeds = {count}: a reproduction takes 1 to {MAX_SEEDS}")
+    if count < 1:
+        raise SettingsError(f"seeds = {count}: a reproduction takes at least one")
     overrides = dict(settings or {}) | ({} if data_dir is None else {"data-dir": os.fspath(data_dir)})
     study = study_of(recipe, choose_rows(recipe, rows), range(count), quick=quick, overrides=overrides)
     study = replace(study, recipe=str(Path(name).absolute()) if name.endswith(".toml") else name)
     folder = Path(out or Path("runs", "reproduce", f"{recipe.name}-quick" if quick else recipe.name)).absolute()
-    if not run:
-        return read_reproduction(recipe, study, folder)
     first = _first_runs(recipe, study)
     searched = [arms for arms in study.groups.values() if len(arms) > 1]
     later = sum(count - len(seeds_of(recipe, arms, study)) for arms in searched)  # at the points that are found
@@ -221,7 +207,8 @@ def _carry_out(recipe: Recipe, study: Study, out: Path, jobs: int | OnRay, on_ru
         first = study.runs_of(_first_runs(recipe, study), out)
         work.run(first)
         raise_if_all_failed(first, work)
-        found = [choose_arm(recipe, arms, study, out)[0] for arms in study.groups.values()]
+        opened = OpenedRuns(study, out)
+        found = [choose_arm(recipe, arms, opened)[0] for arms in study.groups.values()]
         best = [(arm, seed) for seed in study.seeds for arm in found if arm is not None]
         done = {settings.out for settings in first.values()}
         work.run({key: run for key, run in study.runs_of(best, out).items() if run.out not in done})
@@ -229,7 +216,7 @@ def _carry_out(recipe: Recipe, study: Study, out: Path, jobs: int | OnRay, on_ru
         study = with_failures(study, out, work)
         if whole:
             study.write(out)
-        reproduction = read_reproduction(recipe, study, out)
+        reproduction = read_reproduction(recipe, study, out, opened)
         if all(outcome.fault for outcome in reproduction.outcomes):
             raise FairbloomError(f"row {study.arms[0].row!r}: {reproduction.outcomes[0].fault}")
         if reproduction.whole:

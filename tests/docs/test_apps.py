@@ -81,8 +81,8 @@ def test_an_adapters_round_takes_six_per_cent(apps: Path, monkeypatch: pytest.Mo
     for column in ("bytes_sent", "bytes_received"):
         share = adapter.rounds[column] / whole.rounds[column][0]
         assert (share.round(2) == 0.06).all()
-    scores = adapter.over_rounds("clinic-1")
-    assert scores[6] > scores[1]
+    clinic = adapter.clients[adapter.clients["client"] == "clinic-1"].set_index("round")[adapter.score.column()]
+    assert clinic[6] > clinic[1]
     monkeypatch.syspath_prepend(apps)
     model = adapter.predictor(trust=True).module
     ids = torch.arange(24).reshape(2, 12)

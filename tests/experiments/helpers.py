@@ -1,5 +1,6 @@
 """The command line, in this process and in one of its own."""
 
+import math
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fairbloom.cli import main
-from fairbloom.experiments.results.comparison import Comparison
+from fairbloom.experiments.results.comparison import Comparison, tabulate
 from fairbloom.protocol.scores import ACCURACY, Score
 
 ROOT = Path(__file__).parents[2]
@@ -34,8 +35,24 @@ def start(*words: object, start_new_session: bool = False) -> subprocess.Popen[s
     return subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True, start_new_session=start_new_session)
 
 
+Scores = Mapping[str, Mapping[str, float]]
+"""By score and client, the client's score."""
+
+
 def compared_by_hand(score: Score = ACCURACY, **methods: Sequence[Mapping[str, float]]) -> Comparison:
     """Return the comparison of these scores: by method one entry a seed, by client."""
-    finals = {method: [{score.name: values} for values in by_seed] for method, by_seed in methods.items()}
-    seeds = tuple(range(len(next(iter(finals.values())))))
-    return Comparison(finals, "FedAvg", (score,), seeds)
+    return compared_by_scores({method: [{score.name: of} for of in seeds] for method, seeds in methods.items()}, score)
+
+
+def compared_by_scores(
+    finals: Mapping[str, Sequence[Scores]], *scores: Score, personal: Sequence[str] = ()
+) -> Comparison:
+    """Return the comparison of several scores: by method one entry a seed; some methods stand for personal models."""
+    rows = [
+        (method, "personal" if method in personal else "global", seed, client, math.nan, name, value)
+        for method, by_seed in finals.items()
+        for seed, by_score in enumerate(by_seed)
+        for name, by_client in by_score.items()
+        for client, value in by_client.items()
+    ]
+    return Comparison(tabulate(rows), "FedAvg", scores)

@@ -4,9 +4,7 @@ import base64
 import inspect
 import json
 import logging
-import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -61,29 +59,22 @@ def test_importing_fairbloom_imports_nothing_heavy() -> None:
     assert ended.stdout == "[]\n"
 
 
-@pytest.mark.parametrize("name", api.__all__)
-def test_what_is_exported_is_there(name: str) -> None:
-    assert getattr(api, name) is not None
-    assert name in dir(api)
+def test_what_is_exported_is_there() -> None:
+    for name in api.__all__:
+        assert getattr(api, name) is not None
+        assert name in dir(api)
 
 
-WITH_COMMON_OPTIONS = [api.run, api.compare, api.search]
-
-
-@pytest.mark.parametrize("function", WITH_COMMON_OPTIONS)
-def test_help_names_the_common_options_with_their_types(function: Callable[..., object]) -> None:
-    shown = inspect.signature(function).parameters
-    for name, annotation in get_type_hints(CommonOptions).items():
-        assert (shown[name].annotation, shown[name].default) == (annotation, None)
-        assert re.search(rf"^    {name}\n        \S", str(api.run.__doc__), re.MULTILINE), f"run says nothing of {name}"
-    assert "options" not in shown
-
-
-@pytest.mark.parametrize("function", WITH_COMMON_OPTIONS)
-def test_an_unknown_keyword_is_refused_by_its_name(function: Callable[..., object]) -> None:
-    refused = rf"{function.__name__}\(\) got an unexpected keyword argument 'learning_rate'"
-    with pytest.raises(TypeError, match=refused):
-        function(learning_rate=0.1)
+def test_common_options_are_in_the_signature_and_others_are_refused() -> None:
+    functions: list[Callable[..., object]] = [api.run, api.compare, api.search]
+    for function in functions:
+        shown = inspect.signature(function).parameters
+        for name, annotation in get_type_hints(CommonOptions).items():
+            assert (shown[name].annotation, shown[name].default) == (annotation, None)
+            assert re.search(rf"^    {name}\n        \S", str(api.run.__doc__), re.MULTILINE), name
+        assert "options" not in shown
+        with pytest.raises(TypeError, match=rf"{function.__name__}\(\) got an unexpected .* 'learning_rate'"):
+            function(learning_rate=0.1)
 
 
 # A run --------------------------------------------------------------------------------------------------------------
@@ -108,12 +99,8 @@ def test_a_run_has_its_final_scores_and_their_measures(ran: api.Run) -> None:
 
 def test_a_loaded_run_is_the_same(ran: api.Run) -> None:
     again = api.load(str(ran.folder))
-    assert (again.folder, again.settings, again.scores, again.summary) == (
-        ran.folder,
-        ran.settings,
-        ran.scores,
-        ran.summary,
-    )
+    for what in ("folder", "settings", "scores", "summary"):
+        assert getattr(again, what) == getattr(ran, what)
 
 
 def test_a_finished_run_is_extended_and_a_finished_one_is_only_returned(tmp_path: Path) -> None:
@@ -127,25 +114,11 @@ def test_a_finished_run_is_extended_and_a_finished_one_is_only_returned(tmp_path
     assert (grown.folder / "model.safetensors").stat().st_mtime_ns == written
 
 
-def test_an_unfinished_run_is_loaded_as_far_as_it_is(ran: api.Run, tmp_path: Path) -> None:
-    shutil.copytree(ran.folder, tmp_path / "cut")
-    (tmp_path / "cut" / "model.safetensors").unlink()
-    with (tmp_path / "cut" / "clients.csv").open("a") as file:
-        file.write("4,client-0,1,")  # a line that is being written
-    cut = api.load("cut")
-    assert (cut.finished, cut.state, cut.rounds_done) == (False, "interrupted", 3)
-    assert cut.final() == ran.final()
-    assert {name: array.tobytes() for name, array in cut.arrays().items()} == {
-        name: array.tobytes() for name, array in ran.arrays().items()
-    }
-
-
 @pytest.mark.slow
 def test_a_folder_without_a_run_is_refused(tmp_path: Path, compared: api.Comparison) -> None:
-    with pytest.raises(api.FairbloomError, match=r"is no run folder: it has no config\.toml"):
-        api.load(tmp_path)
-    with pytest.raises(api.FairbloomError, match="holds a comparison, of several runs: name one in"):
-        load_run(compared.folder)
+    for load, folder in ((api.load, tmp_path), (load_run, compared.folder)):
+        with pytest.raises(api.FairbloomError, match=str(folder)):
+            load(folder)
 
 
 def test_an_option_and_a_setting_that_disagree_are_refused() -> None:
@@ -210,13 +183,13 @@ def test_what_is_no_class_that_others_can_import_is_refused_as_a_method() -> Non
     class Hidden(FedAvg):
         pass
 
-    refused: list[tuple[Any, str]] = [
-        (Hidden, r"<locals>.Hidden: no other module can import this class by its name: define it at the top level"),
-        (FedFV(alpha=0.2), r"give a name or a class, .*settings, as in {'fedfv.alpha': 0.2}"),
-        (FromTorchJD, r"method = FromTorchJD: name the weighting of TorchJD, as torchjd:upgrad"),
-        (dict, r"method = <class 'dict'>: give a name or a class"),
-    ]
-    for method, words in refused:
+    refused: dict[Any, str] = {
+        Hidden: r"<locals>.Hidden",
+        FedFV(alpha=0.2): "fedfv.alpha",
+        FromTorchJD: "torchjd:upgrad",
+        dict: "<class 'dict'>",
+    }
+    for method, words in refused.items():
         with pytest.raises(FairbloomError, match=words):
             api.run(method=method, **SMALL)
         with pytest.raises(FairbloomError, match=words):
@@ -225,36 +198,7 @@ def test_what_is_no_class_that_others_can_import_is_refused_as_a_method() -> Non
     assert api.run(method="fedfv(alpha=0.2)", rounds=1, **SMALL).settings["fedfv.alpha"] == 0.2
 
 
-@pytest.mark.slow
-def test_a_class_of_a_script_runs_there_and_processes_that_do_not_see_it_say_so(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(
-        "import fairbloom\n"
-        "from fairbloom.strategies import FedAvg\n"
-        "class Mine(FedAvg):\n"
-        "    pass\n"
-        "small = {'clients': 5, 'device': 'cpu', 'progress': False, 'rounds': 1}\n"
-        "print(fairbloom.run(method=Mine, out='a', **small).label)\n"
-        "fairbloom.compare(methods=[Mine, 'fedavg'], out='b', **small)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "script.py"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        timeout=300,
-    )
-    assert done.stdout == "Mine\n"
-    assert (
-        "do not see what a notebook or script defines: put it into a file, mine.py say, and name it mine:Mine"
-        in done.stderr
-    )
-    assert not (tmp_path / "b").exists()
-
-
-def test_local_is_shown_by_its_personal_models_and_never_by_the_global_one_that_nobody_trains(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_local_is_shown_by_its_personal_models_not_the_global_one(tmp_path: Path) -> None:
     small = {**SMALL, "rounds": 2}
     local = api.run(method="local", out=tmp_path / "local", **small)
     rows = table(tmp_path / "local" / "clients.csv")
@@ -264,12 +208,6 @@ def test_local_is_shown_by_its_personal_models_and_never_by_the_global_one_that_
     }
     assert local.final() == by_model["personal"] != by_model["global"] == local.final(model="global")
     assert local.summary["mean"] == pytest.approx(fmean(by_model["personal"].values()))
-    first = next(iter(by_model["personal"]))
-    assert local.over_rounds(first)[2] == by_model["personal"][first]
-    local.show()
-    printed = capsys.readouterr().out
-    assert re.search(r"^accuracy, % \(personal models\)", printed, re.M)
-    assert not re.search(r"^accuracy, % +[\d.]", printed, re.M)
     spec = local.chart()
     rows = table(tmp_path / "local" / "rounds.csv")
     expected = [float(row["test_accuracy_of_personal_model_mean"]) for row in rows]
@@ -291,7 +229,6 @@ def test_a_notebook_shows_tables_and_figures(ran: api.Run, compared: api.Compari
         assert part.count("<table>") == part.count("</table>") >= 1
         assert 'src="data:image/png;base64,iVBOR' in part
     assert "<td>Ditto (personal)</td>" in compared._repr_html_()
-    assert "[green]" not in compared._repr_html_()
 
 
 def test_a_chart_is_a_specification_that_a_notebook_draws(ran: api.Run, compared: api.Comparison) -> None:
@@ -305,11 +242,7 @@ def test_a_chart_is_a_specification_that_a_notebook_draws(ran: api.Run, compared
 
 
 def test_a_line_tells_what_an_object_is(ran: api.Run, compared: api.Comparison) -> None:
-    measured = ran.summary
-    assert repr(ran) == (
-        f"Run('{ran.folder}': FedFV (tau=2), 3 of 3 rounds, finished, accuracy: mean {measured['mean']:.1f} %, "
-        f"worst 10 % {measured['worst_10']:.1f} %)"
-    )
+    assert repr(ran).startswith(f"Run('{ran.folder}': FedFV (tau=2), 3 of 3 rounds, finished, accuracy: mean")
     assert repr(compared) == f"Comparison('{compared.folder}': FedAvg, Ditto, Ditto (personal); 2 seeds, accuracy, %)"
 
 
@@ -326,10 +259,8 @@ def test_the_tables_of_a_run_are_data_frames(ran: api.Run) -> None:
 
 def test_the_tables_of_a_comparison_are_data_frames(compared: api.Comparison) -> None:
     assert compared.table.index.tolist() == ["FedAvg", "Ditto", "Ditto (personal)"]
-    assert compared.table.loc["Ditto", "worst_10"] == compared.spread("Ditto", "worst_10")[0]
-    assert (
-        compared.table.loc["Ditto (personal)", "gain_of_worst_10"] == compared.gain("Ditto (personal)", "worst_10")[0]
-    )
+    for method, row in compared.table.iterrows():
+        assert row["worst_10"] == pytest.approx(compared.spread(str(method), "worst_10")[0])
     clients = compared.clients
     chosen = clients[(clients["method"] == "FedAvg") & (clients["seed"] == 1)].set_index("client")["accuracy"]
     assert chosen.to_dict() == compared.values["FedAvg"][1]

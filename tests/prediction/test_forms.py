@@ -41,12 +41,12 @@ X = RANDOM.normal(size=(4, 8, 8))
 BROKEN = X.copy()
 BROKEN[2, 1, 1] = np.nan
 WRONG: dict[str, tuple[dict[str, Any] | bytes, str]] = {
-    "another shape": ({"x": X[:, :4]}, r"x has shape \(4, 4, 8\), and the model takes .* examples of .*8×8"),
-    "no examples": ({"x": X[:0]}, r"x has shape \(0, 8, 8\)"),
-    "a single number": ({"x": np.array(3.0)}, r"x has shape \(\)"),
-    "no x": ({"inputs": X}, "holds inputs: it needs the array x"),
-    "texts": ({"x": X.astype(str)}, "x must hold numbers, got <U"),
-    "NaN": ({"x": BROKEN}, "1 of 4 examples cannot be read.*\n  example 2 holds NaN"),
+    "another shape": ({"x": X[:, :4]}, r"\(4, 4, 8\).*8×8"),
+    "no examples": ({"x": X[:0]}, r"\(0, 8, 8\)"),
+    "a single number": ({"x": np.array(3.0)}, r"\(\)"),
+    "no x": ({"inputs": X}, "inputs"),
+    "texts": ({"x": X.astype(str)}, "<U"),
+    "NaN": ({"x": BROKEN}, "1 of 4 examples.*\n  example 2"),
     "objects": ({"x": np.array([None] * 30)}, "cannot be read"),
     "no arrays": (b"age,target\n1,0\n", "cannot be read"),
 }

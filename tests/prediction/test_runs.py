@@ -13,7 +13,6 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, R
 import fairbloom
 from fairbloom.client.app import app
 from fairbloom.errors import FairbloomError
-from fairbloom.experiments.study import Study
 from fairbloom.prediction.predictor import load_predictor
 from fairbloom.prediction.rows import NewRows
 from fairbloom.server.checkpoint import save_model
@@ -82,20 +81,6 @@ def test_the_hospitals_files_are_not_needed(copied: Path, run: fairbloom.Run) ->
         pandas.testing.assert_frame_equal(found, run.predict(frame(), client="north", model=model))
 
 
-def test_a_folder_of_several_runs_names_them(tmp_path: Path, new: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Study("compare", [], []).write(tmp_path)
-    for name in ("fedavg-0", "fedfv-0"):
-        (tmp_path / "runs" / name).mkdir(parents=True)
-        (tmp_path / "runs" / name / "config.toml").touch()
-    assert command("predict", tmp_path, new, "--out", tmp_path / "out.csv") == 2
-    assert (
-        f"holds a comparison, of several runs: name one in {tmp_path}/runs: fedavg-0, fedfv-0"
-        in capsys.readouterr().err
-    )
-    with pytest.raises(FairbloomError, match=r"holds no run: name a run folder, with a config\.toml"):
-        load_predictor(tmp_path / "runs")
-
-
 def test_an_interrupted_run_predicts_by_its_last_checkpoint(
     copied: Path, run: fairbloom.Run, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -109,6 +94,8 @@ def test_an_interrupted_run_predicts_by_its_last_checkpoint(
     (copied / "model-best.safetensors").unlink()
     with pytest.raises(FairbloomError, match="no round was evaluated"):
         load_predictor(copied, client="north", model="best")
+    with pytest.raises(FairbloomError, match=r"holds no run: name a run folder"):
+        load_predictor(copied.parent)
 
 
 def test_a_users_own_flower_app_has_no_task_to_build_a_model_by(tmp_path: Path) -> None:

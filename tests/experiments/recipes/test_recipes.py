@@ -1,11 +1,12 @@
 """Recipes: what a TOML file may say, and that those of published tables can be run."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from fairbloom.errors import FairbloomError
-from fairbloom.experiments.recipe import Printed, Recipe, load_recipe, names
+from fairbloom.experiments.recipe import Printed, Recipe, load_recipe
 from fairbloom.experiments.studies.reproduce import study_of
 
 HEAD = """
@@ -26,15 +27,6 @@ def recipe_of(folder: Path, text: str) -> Recipe:
     path = folder / "mine.toml"
     path.write_text(text)
     return load_recipe(str(path))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", names())
-def test_every_run_of_a_shipped_recipe_has_settings_that_are_known_possible_and_used(name: str) -> None:
-    recipe = load_recipe(name)
-    assert study_of(recipe, recipe.rows).arms
-    assert recipe.name == name
-    assert recipe.runs >= len(recipe.rows) > 0
 
 
 def test_a_rows_settings_go_before_those_of_all(folder: Path) -> None:
@@ -104,75 +96,53 @@ grid = {{ learning-rate = [0.05], qfedavg.q = [1.0, 5.0] }}
     assert found == [(0.05, q, momentum) for q in (1.0, 5.0) for momentum in (0.0, 0.5)]
 
 
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        (f"{HEAD}{MEASURES}sources = 'x'\n{ROW}", "unknown key sources: did you mean source?"),
-        (f"{HEAD}{MEASURES}{ROW}setings = {{}}\n", "unknown key rows.1.setings: did you mean settings?"),
-        (f"{HEAD}{MEASURES}name = 'x'\n{ROW}", "unknown key name"),
-        (f"{HEAD}{MEASURES}", "rows is missing: give it"),
-        (f"{HEAD}measures = ['meen']\n{ROW}", "unknown measure 'meen': did you mean mean? there are mean, std"),
-        (f"{HEAD}tolerance = {{ worst = 1.0 }}\n{MEASURES}{ROW}", "tolerance: 'worst' is none of the measures"),
-        (f"{HEAD}tolerance = {{ std = -1.0 }}\n{MEASURES}{ROW}", "tolerance.std = -1.0: Input should be greater than"),
-        (f"{HEAD}{MEASURES}{ROW}grid = {{ seed = [1] }}\n", "leave seed out"),
-        (f"{HEAD}{MEASURES}{ROW}grid = {{ momentum = 0.5 }}\n", "momentum = 0.5: Input should be a valid list"),
-        (f"{HEAD}judged = ['worst']\n{MEASURES}{ROW}", "'worst' is none of the measures: there are mean, std"),
-        (f"{HEAD}{MEASURES}{ROW}published = ['80']\n", "published has 1 numbers, and there are 2 measures (mean, std)"),
-        (f"{HEAD}{MEASURES}{ROW}published = ['80 ± x', '']\n", "'80 ± x' is no printed number"),
-        (f"{HEAD}{MEASURES}{ROW}{ROW}", "'FedAvg' is there twice: give the two different labels"),
-        (f"{HEAD}{MEASURES}{ROW}settings = {{ seed = 3 }}\n", "leave seed out"),
-        (f"{HEAD}{MEASURES}{ROW}settings = {{ method = 'fedavk' }}\n", "fedavk"),
-        (f"{HEAD}{MEASURES}seeds = 0\n{ROW}", "seeds = 0: Input should be greater than or equal to 1"),
-        ("title = ", "no valid TOML"),
-    ],
-)
-def test_a_fault_in_a_recipe_is_told_by_recipe_key_and_remedy(folder: Path, text: str, told: str) -> None:
-    with pytest.raises(FairbloomError) as error:
-        recipe_of(folder, text)
-    assert str(error.value).startswith("recipe mine")
-    assert told in str(error.value)
+WRONG = {
+    f"{HEAD}{MEASURES}sources = 'x'\n{ROW}": "unknown key sources: did you mean source?",
+    f"{HEAD}{MEASURES}{ROW}setings = {{}}\n": "unknown key rows.1.setings: did you mean settings?",
+    f"{HEAD}{MEASURES}name = 'x'\n{ROW}": "unknown key name",
+    f"{HEAD}{MEASURES}": "rows is missing",
+    f"{HEAD}measures = ['meen']\n{ROW}": "unknown measure 'meen': did you mean mean?",
+    f"{HEAD}tolerance = {{ worst = 1.0 }}\n{MEASURES}{ROW}": "tolerance: 'worst'",
+    f"{HEAD}tolerance = {{ std = -1.0 }}\n{MEASURES}{ROW}": "tolerance.std = -1.0",
+    f"{HEAD}{MEASURES}{ROW}grid = {{ seed = [1] }}\n": "leave seed out",
+    f"{HEAD}{MEASURES}{ROW}grid = {{ momentum = 0.5 }}\n": "momentum = 0.5",
+    f"{HEAD}judged = ['worst']\n{MEASURES}{ROW}": "'worst'",
+    f"{HEAD}{MEASURES}{ROW}published = ['80']\n": "published has 1 numbers",
+    f"{HEAD}{MEASURES}{ROW}published = ['80 ± x', '']\n": "'80 ± x'",
+    f"{HEAD}{MEASURES}{ROW}{ROW}": "'FedAvg' is there twice",
+    f"{HEAD}{MEASURES}{ROW}settings = {{ seed = 3 }}\n": "leave seed out",
+    f"{HEAD}{MEASURES}{ROW}settings = {{ method = 'fedavk' }}\n": "fedavk",
+    f"{HEAD}{MEASURES}seeds = 0\n{ROW}": "seeds = 0",
+    "title = ": "no valid TOML",
+}
 
 
-@pytest.mark.parametrize(
-    ("settings", "told"),
-    [
-        ("num-round = 3", "unknown setting num-round = 3; did you mean num-rounds?"),
-        ("qfedavg.q = 3", "qfedavg.q has no effect with method = 'fedavg'"),
-        ("batch-size = -1", "batch-size = -1"),
-    ],
-)
-def test_a_setting_that_cannot_be_is_told_with_the_row(folder: Path, settings: str, told: str) -> None:
-    recipe = recipe_of(folder, f"{HEAD}{MEASURES}{ROW}settings = {{ {settings} }}\n")
-    with pytest.raises(FairbloomError, match="recipe mine: row 'FedAvg") as error:
-        study_of(recipe, recipe.rows)
-    assert told in str(error.value)
-
-
-def test_a_common_parameter_of_a_method_that_no_row_has_is_refused(folder: Path) -> None:
-    recipe = recipe_of(folder, f"{HEAD}{MEASURES}[settings]\nfedmgdaplus.epsilon = 0.1\n{ROW}")
-    with pytest.raises(FairbloomError, match=r"fedmgdaplus\.epsilon has no effect"):
-        study_of(recipe, recipe.rows)
-
-
-def test_an_unknown_name_suggests_the_nearest() -> None:
-    with pytest.raises(FairbloomError, match=r"unknown recipe 'fedfv-tabel3': did you mean fedfv-table3\?"):
+def test_a_fault_in_a_recipe_is_told_by_recipe_and_key(folder: Path) -> None:
+    for text, told in WRONG.items():
+        with pytest.raises(FairbloomError, match=f"^recipe mine.*{re.escape(told)}"):
+            recipe_of(folder, text)
+    with pytest.raises(FairbloomError, match=r"'fedfv-tabel3': did you mean fedfv-table3\?"):
         load_recipe("fedfv-tabel3")
-
-
-def test_a_file_that_is_not_there_is_told(folder: Path) -> None:
-    with pytest.raises(FairbloomError, match=r"none\.toml cannot be read: No such file"):
+    with pytest.raises(FairbloomError, match=r"none\.toml"):
         load_recipe(str(folder / "none.toml"))
 
 
-@pytest.mark.parametrize(
-    ("text", "printed"),
-    [
+def test_a_setting_that_cannot_be_is_told_with_the_row(folder: Path) -> None:
+    for settings in ("num-round = 3", "qfedavg.q = 3", "batch-size = -1"):
+        recipe = recipe_of(folder, f"{HEAD}{MEASURES}{ROW}settings = {{ {settings} }}\n")
+        with pytest.raises(FairbloomError, match=f"recipe mine: row 'FedAvg.*{settings.split()[0]}"):
+            study_of(recipe, recipe.rows)
+    recipe = recipe_of(folder, f"{HEAD}{MEASURES}[settings]\nfedmgdaplus.epsilon = 0.1\n{ROW}")
+    with pytest.raises(FairbloomError, match=r"fedmgdaplus\.epsilon"):
+        study_of(recipe, recipe.rows)
+
+
+def test_printed_numbers_are_read_as_papers_write_them() -> None:
+    for text, printed in (
         ("80.42 ± 0.76", Printed(80.42, 0.76)),
         ("80.42±0.76", Printed(80.42, 0.76)),
         (".850", Printed(0.85)),
         ("-3.5", Printed(-3.5)),
         ("", None),
-    ],
-)
-def test_printed_numbers_are_read_as_papers_write_them(text: str, printed: Printed | None) -> None:
-    assert Printed.of(text) == printed
+    ):
+        assert Printed.of(text) == printed

@@ -69,7 +69,7 @@ def predictions(run: Run) -> dict[str, np.ndarray[Any, Any]]:
 # Sums and gaps --------------------------------------------------------------------------------------------------------
 
 
-def test_the_gaps_over_all_clients_are_fairlearns_on_all_their_predictions(here: Path) -> None:
+def test_gaps_over_all_clients_and_of_each_are_fairlearns(here: Path) -> None:
     run = api.load(here / "all")
     seen, report = predictions(run), report_of(run)
     by_sex = {"y_true": seen["target"], "y_pred": seen["answer"], "sensitive_features": seen["sex"]}
@@ -83,20 +83,13 @@ def test_the_gaps_over_all_clients_are_fairlearns_on_all_their_predictions(here:
     counts = {each.group: each.count for each in report.of(ALL, "sex")}
     assert counts == {sex: int((seen["sex"] == sex).sum()) for sex in "FM"}
     assert report.left_out("sex") == f"all {len(seen['sex'])} test examples are in groups that are reported"
-
-
-def test_the_gaps_of_each_client_are_fairlearns_on_its_predictions(here: Path) -> None:
-    run = api.load(here / "all")
-    seen, report = predictions(run), report_of(run)
     for client in report.clients:
-        mine = seen["client"] == client
-        of = {"y_true": seen["target"][mine], "y_pred": seen["answer"][mine], "sensitive_features": seen["sex"][mine]}
-        gap = report.gap(client, "sex", next(s for s in report.scores if s.name == "selection-rate"))
-        assert gap is not None
-        assert gap.size / 100 == pytest.approx(fairlearn.demographic_parity_difference(**of))
+        of_client = {name: each[seen["client"] == client] for name, each in by_sex.items()}
+        (gap,) = (gap for gap in report.gaps(client) if (gap.grouping, gap.score.name) == ("sex", "selection-rate"))
+        assert gap.size / 100 == pytest.approx(fairlearn.demographic_parity_difference(**of_client))
 
 
-def test_what_is_over_all_clients_are_the_sums_of_what_each_reports_and_the_rest_is_counted(here: Path) -> None:
+def test_groups_over_all_clients_are_sums_and_the_rest_is_counted(here: Path) -> None:
     run = api.load(here / "large")
     report = report_of(run)
     rows = [row for row in table(here / "large" / "groups.csv") if row["round"] == "2" and row["grouping"] == "sex"]
@@ -112,15 +105,8 @@ def test_what_is_over_all_clients_are_the_sums_of_what_each_reports_and_the_rest
             found = sum(int(row["positives"]) * float(row["true_positive_rate"]) for row in with_rate)
             assert each.values["true-positive-rate"] == pytest.approx(found / positives)
     tested = run.test_examples()
-    assert report.left_out("sex") == (
-        f"{tested['c']} of {sum(tested.values())} test examples are left out, in groups that are too small to be "
-        "reported (c)"
-    )
-
-
-def test_a_gap_needs_two_groups(here: Path) -> None:
-    report = report_of(api.load(here / "large"))
-    assert report.gap("c", "sex", report.scores[0]) is None
+    assert report.left_out("sex").startswith(f"{tested['c']} of {sum(tested.values())} test examples are left out")
+    assert report.gap("c", "sex", report.scores[0]) is None  # of one group there is none
     assert all(gap.low <= gap.high and gap.lowest != gap.highest for gap in report.gaps())
 
 
@@ -180,41 +166,28 @@ def test_a_comparison_has_gaps_by_method_and_files_of_them(here: Path, capsys: p
     comparison = api.load(out)
     assert list(comparison.by_group) == ["FedAvg", "Ditto", "Ditto (personal)"]
     report = report_of(api.load(out / "runs" / "fedavg-seed1"))
-    chosen = comparison.groups[(comparison.groups.method == "FedAvg") & (comparison.groups.seed == 1)]
-    assert chosen["count"].tolist() == [row["count"] for row in report.rows()]
+    chosen = [row for row in comparison.group_rows() if (row["method"], row["seed"]) == ("FedAvg", 1)]
+    assert [row["count"] for row in chosen] == [row["count"] for row in report.rows()]
     personal = api.load(out / "runs" / "ditto-seed0").by_group("personal")
     assert personal is not None
-    mine = comparison.gaps[(comparison.gaps.method == "Ditto (personal)") & (comparison.gaps.seed == 0)]
-    assert mine["gap"].tolist() == pytest.approx([row["gap"] for row in personal.gap_rows()])
-    assert [row["gap"] for row in table(out / "gaps.csv")] == [str(row["gap"]) for row in comparison.gap_rows()]
+    found = comparison.gap_rows()
+    mine = [row["gap"] for row in found if (row["method"], row["seed"]) == ("Ditto (personal)", 0)]
+    assert mine == [row["gap"] for row in personal.gap_rows()]
+    assert [row["gap"] for row in table(out / "gaps.csv")] == [str(row["gap"]) for row in found]
     assert len(table(out / "groups.csv")) == len(comparison.group_rows())
-    sizes = [
-        each["gap"]
-        for each in comparison.gap_rows()
-        if (each["method"], each["client"], each["score"]) == ("FedAvg", ALL, "accuracy")
-    ]
-    assert f"{np.mean(sizes):.1f} ±" in printed
-    gaps = comparison.gaps.set_index(["method", "seed", "client", "score"])["gap"]
-    for measure, client in (("group-gap:accuracy", ALL), ("group-gap:accuracy:a", "a")):
-        ends = [
-            [gaps[method, seed, client, "accuracy"] for seed in (0, 1)] for method in ("FedAvg", "Ditto (personal)")
-        ]
-        expected = [base - mine for base, mine in zip(*ends, strict=True)]  # a narrower gap is better
-        assert comparison.gains("Ditto (personal)", measure) == pytest.approx(expected)
-    with pytest.raises(FairbloomError, match="'group-gap:auc': it is not there"):
+    with pytest.raises(FairbloomError, match="'group-gap:auc'"):
         comparison.difference("Ditto", "group-gap:auc")
     assert fairbloom("show", out, "--json") == 0
     assert json.loads(capsys.readouterr().out)["gaps"] == comparison.gap_rows()
 
 
-@pytest.mark.parametrize("wrong", [(",F,", ",F,-"), (",count,", ",number,"), ("", "")])
-def test_a_table_of_groups_that_is_damaged_is_refused(wrong: tuple[str, str], here: Path, tmp_path: Path) -> None:
+def test_a_table_of_groups_that_is_damaged_is_refused(here: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(here / "large", tmp_path / "run"))
-    file = copy / "groups.csv"
-    head, last = file.read_text().split("\n2,", 1)
-    file.write_text("\n2,".join([head, last]).replace(*wrong) if wrong[0] else "")
-    with pytest.raises(RunFolderError, match=r"groups\.csv"):
-        api.load(copy).by_group()
+    whole = (copy / "groups.csv").read_text()
+    for damaged in (whole.replace(",F,", ",F,-"), whole.replace(",count,", ",number,"), ""):
+        (copy / "groups.csv").write_text(damaged)
+        with pytest.raises(RunFolderError, match=r"groups\.csv"):
+            api.load(copy).by_group()
 
 
 # Over which clients a score is a mean ---------------------------------------------------------------------------------
@@ -265,7 +238,4 @@ def test_regression_that_is_worse_than_the_mean_says_so(tmp_path: Path, capsys: 
     assert f"far {values['far']:.3g}" in printed
     run = api.load(tmp_path / "run")
     (line,) = (each for each in caveats_of_comparison({"FedAvg": [run], "Other": [run]}) if "r2" in each)
-    assert line == (
-        "Under FedAvg and Other, the prediction for some clients is worse than the mean of their test targets (r2 "
-        "below 0)."
-    )
+    assert line.startswith("Under FedAvg and Other")

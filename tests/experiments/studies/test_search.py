@@ -64,13 +64,13 @@ def test_all_methods_have_arms_those_for_groups_with_a_gap() -> None:
 
 def test_what_cannot_be_tried_is_refused_with_a_remedy() -> None:
     for grid, words in (
-        ({"clients": [4, 5]}, "judged by other examples with other values of clients"),
-        ({"seed": [1, 2]}, "a search sets seed run by run: give --seed and --seeds"),
-        ({"alphq": [0.1]}, "alphq is no parameter of FedFV, FedAvg: did you mean alpha?"),
-        ({"alpha": [2.0]}, "fedfv.alpha = 2.0: allowed is float in"),
-        ({"alpha": [0.1, 0.1]}, "fedfv.alpha = 0.1 is there twice"),
+        ({"clients": [4, 5]}, "clients"),
+        ({"seed": [1, 2]}, "--seeds"),
+        ({"alphq": [0.1]}, "alphq.*alpha"),
+        ({"alpha": [2.0]}, "fedfv.alpha = 2.0"),
+        ({"alpha": [0.1, 0.1]}, "0.1 is there twice"),
     ):
-        with pytest.raises(FairbloomError, match=words.replace("?", r"\?")):
+        with pytest.raises(FairbloomError, match=words):
             labels("fedfv", dict(grid))
     with pytest.raises(FairbloomError, match="nothing to choose from but FedAvg: name more --methods"):
         labels("fedavg")
@@ -81,13 +81,13 @@ def test_what_cannot_be_tried_is_refused_with_a_remedy() -> None:
 
 def test_impossible_options_are_refused_before_any_training(tmp_path: Path) -> None:
     for options, words in (
-        ({"seeds": 0}, "seeds = 0: a search takes at least one"),
-        ({"budget": 0.0}, "budget = 0: give a number of minutes above 0"),
-        ({"mean_within": -1.0}, "mean-within = -1: give a number of points"),
-        ({"criterion": "wurst"}, "unknown measure 'wurst': did you mean worst"),
+        ({"seeds": 0}, "seeds = 0"),
+        ({"budget": 0.0}, "budget = 0"),
+        ({"mean_within": -1.0}, "mean-within = -1"),
+        ({"criterion": "wurst"}, "'wurst'.*worst"),
         ({"criterion": "client:nobody"}, "nobody is not a client"),
-        ({"criterion": "group-gap:accuracy"}, "the task has no groups of examples"),
-        ({"settings": {"validation-share": 0.0}}, "validation-share = 0: a search chooses by validation examples"),
+        ({"criterion": "group-gap:accuracy"}, "no groups"),
+        ({"settings": {"validation-share": 0.0}}, "validation-share = 0"),
     ):
         with pytest.raises(FairbloomError, match=words):
             api.search(out=tmp_path / "out", **{**WORDS, **options})
@@ -125,12 +125,12 @@ def test_the_best_of_each_method_is_tested_with_fresh_seeds(found: api.Search) -
 def test_within_one_method_the_best_is_compared_with_the_baseline(tmp_path: Path) -> None:
     words = {**SMALL, "methods": "fedavg", "grid": "learning-rate=0.01,0.3", "seeds": 2, "rounds": 4}
     found = api.search(out=tmp_path / "out", **words)
-    assert found.baseline == "FedAvg"
-    assert set(found.found.best) == {"FedAvg", found.best}
     assert found.comparison is not None
-    assert found.comparison.baseline == "FedAvg"
-    assert found.best == "FedAvg" or found.promise(found.best) > 0.0
-    assert found.best == "FedAvg" or found.difference(found.best) is not None
+    assert found.baseline == found.comparison.baseline == "FedAvg"
+    assert set(found.found.best) == {"FedAvg", found.best}
+    if found.best != "FedAvg":
+        assert found.promise(found.best) > 0.0
+        assert found.difference(found.best) is not None
 
 
 def test_the_same_folder_gives_the_same_answer(found: api.Search, capsys: pytest.CaptureFixture[str]) -> None:
