@@ -21,6 +21,11 @@ LONGEST_NAME = 100
 """The most characters of a run folder's name before its seed; file systems take 255."""
 
 
+QUOTED = r"\"[^\"]*\"|'[^']*'"
+PART = rf"(?:[^,()\"']|{QUOTED}|\((?:[^()\"']|{QUOTED})*\))*"
+"""What commas separate: a method with its parameters, or a parameter with its value."""
+
+
 @dataclass(frozen=True)
 class Arm:
     """A method with settings of its own, next to those that all runs of a study share.
@@ -206,23 +211,9 @@ def label_arms(found: Sequence[Arm]) -> list[Arm]:
 
 def split_parts(text: str) -> list[str]:
     """Return the parts of a text between commas outside parentheses and quotes."""
-    parts, depth, quote = [""], 0, ""
-    for character in text:
-        if quote:
-            quote = "" if character == quote else quote
-        elif character in "\"'":
-            quote = character
-        else:
-            depth += (character == "(") - (character == ")")
-        if depth < 0:
-            break
-        if character == "," and not depth and not quote:
-            parts.append("")
-        else:
-            parts[-1] += character
-    if depth or quote:
+    if not re.fullmatch(f"{PART}(?:,{PART})*", text):
         raise SettingsError(f"methods = {text!r}: a parenthesis or quote is open at one end: write fedavg,qfedavg(q=1)")
-    return [part.strip() for part in parts if part.strip()]
+    return [part.strip() for part in re.findall(PART, text) if part.strip()]
 
 
 # What tables call them ----------------------------------------------------------------------------------------------

@@ -47,8 +47,8 @@ def read_comparison(folder: Path, study: Study) -> "Comparison":
     runs = {arm.label: [load(folder / plan.folder(arm, seed)) for seed in plan.seeds] for arm in plan.arms}
     failures = {arm.label: found for arm in study.arms if (found := study.failures(arm))}
     failed = {label: f"failed with {len(of)} of {len(study.seeds)} seeds" for label, of in failures.items()}
-    failed |= _find_lacking(runs, plan.baseline, plan.seeds)
-    runs = {label: by_seed for label, by_seed in runs.items() if label not in failed}
+    lacking = _find_lacking(runs, plan.baseline, plan.seeds)
+    runs = {label: by_seed for label, by_seed in runs.items() if label not in lacking}
     reasons = [f"{label} with seed {seed}: {of[seed]}." for label, of in failures.items() for seed in [*of][:1]]
     rows, by_group = [], dict[str, Sequence[GroupReport]]()
     known = [set[str]().union(*(run.known for run in of_seed)) for of_seed in zip(*runs.values(), strict=True)]
@@ -65,7 +65,9 @@ def read_comparison(folder: Path, study: Study) -> "Comparison":
     scores = runs[plan.baseline][0].scores
     caveats = (*caveats_of_comparison(runs), *reasons)
     shared = SharedData.of(runs[plan.baseline])
-    compared = Comparison(tabulate(rows), plan.baseline, scores, folder, caveats, shared, by_group, failed, runs)
+    compared = Comparison(
+        tabulate(rows), plan.baseline, scores, folder, caveats, shared, by_group, failed | lacking, runs
+    )
     for seed in compared.seeds:
         if compared.score_by_client.loc[seed].dropna().empty:
             raise RunFolderError(

@@ -105,6 +105,5 @@ def scores_of_clients(folder: Path, scores: Sequence[Score]) -> dict[str, dict[s
     if not CLIENTS.exists_in(folder):
         return {}
     run = load(folder)
-    there = {score.name for score in run.scores}
-    found = {score.name: run.final(score, "global") for score in scores if score.name in there}
-    return {name: values for name, values in found.items() if values}
+    there = [score for score in scores if score.name in {each.name for each in run.scores}]
+    return {score.name: values for score in there if (values := run.final(score, "global"))}

@@ -38,7 +38,7 @@ def compare_arms(
     study = prepare(Study("compare", arms, list(seeds), baseline_of(baseline, arms), config), out)
     with carry_out(study, out, jobs, on_run) as work:
         work.run(study.runs(out))
-        study = with_failures(study, out, work)
+        study = with_failures(study, work)
         study.write(out)
         comparison = read_comparison(out, study)
         write_comparison(comparison)

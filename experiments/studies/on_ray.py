@@ -59,10 +59,10 @@ class RayWorkers(Workers):
                     if not is_done(unfinished[key]):
                         raise FairbloomError("its folder is not here: put --out on storage that all hosts share")
                 except FairbloomError as error:  # of the run, it is a RayTaskError as well, with the cause
-                    self._note_failure(key, unfinished[key], getattr(error, "cause", error))
+                    self.failed[key] = getattr(error, "cause", error)
                 except (ray.exceptions.WorkerCrashedError, ray.exceptions.NodeDiedError) as error:
                     lost = f"its host was lost ({type(error).__name__}): the same command continues"
-                    self._note_failure(key, unfinished[key], FairbloomError(lost))
+                    self.failed[key] = FairbloomError(lost)
                 self._on_run()
         finally:  # with an error, Ctrl-C too, this ends the tasks that are left
             ray.shutdown()

@@ -60,7 +60,6 @@ class Workers:
     def __init__(self, jobs: int, log_level: int, on_run: Callable[[], None] = lambda: None) -> None:
         self._jobs, self._log_level, self._on_run = jobs, log_level, on_run
         self.failed: dict[RunKey, FairbloomError] = {}
-        self.failures: dict[Path, str] = {}  # why runs failed, by their folders
         self._size = 0
         self._open = contextlib.ExitStack()
 
@@ -101,7 +100,7 @@ class Workers:
                 try:
                     done.result()
                 except FairbloomError as error:
-                    self._note_failure(started[done], unfinished[started[done]], error)
+                    self.failed[started[done]] = error
                 except BrokenProcessPool as error:
                     raise FairbloomError(
                         "the system has ended the process of a run, as it does when memory runs short: lower --jobs, "
@@ -113,9 +112,6 @@ class Workers:
             self._pool.shutdown(cancel_futures=True)
             self._size = 0  # the next runs need others
             raise
-
-    def _note_failure(self, key: RunKey, run: Settings, error: FairbloomError) -> None:
-        self.failed[key], self.failures[Path(run.out)] = error, str(error)
 
     def _start(self, count: int) -> None:
         """Start so many processes, in place of any fewer that there are."""

@@ -213,7 +213,7 @@ def _carry_out(recipe: Recipe, study: Study, out: Path, jobs: int | OnRay, on_ru
         done = {settings.out for settings in first.values()}
         work.run({key: run for key, run in study.runs_of(best, out).items() if run.out not in done})
         whole = kept is study
-        study = with_failures(study, out, work)
+        study = with_failures(study, work)
         if whole:
             study.write(out)
         reproduction = read_reproduction(recipe, study, out, opened)

@@ -43,9 +43,10 @@ def carry_out(
         yield workers
 
 
-def with_failures(study: Study, out: Path, work: Workers) -> Study:
+def with_failures(study: Study, work: Workers) -> Study:
     """Return a study with the failures of what has carried out its runs."""
-    return replace(study, failed={str(path.relative_to(out)): reason for path, reason in work.failures.items()})
+    arms = {arm.label: arm for arm in study.arms}
+    return replace(study, failed={study.folder(arms[key[0]], key[1]): str(e) for key, e in work.failed.items()})
 
 
 def raise_if_all_failed(runs: Runs, work: Workers) -> None:

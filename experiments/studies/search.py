@@ -207,7 +207,7 @@ def search_arms(
     on_count(count)
     with carry_out(study, out, jobs, on_run, QUIET) as work:
         judged = before or _run_seeds(study, out, work)
-        study = with_failures(replace(study, found=Found(judged)), out, work)
+        study = with_failures(replace(study, found=Found(judged)), work)
         best = _choose(read_search(out, study))
         fresh = [study.seeds[0] + FRESH_FROM + place for place in range(len(study.seeds))]
         study = replace(study, found=Found(judged, best, fresh))
@@ -215,7 +215,7 @@ def search_arms(
         runs = study.of(best, fresh).runs(out)
         on_count(count + len(runs))
         work.run(runs)
-        study = with_failures(study, out, work)
+        study = with_failures(study, work)
         study.write(out)
         search = read_search(out, study)
         _write(search)
