@@ -33,30 +33,23 @@ def test_a_comparison_of_single_participants_says_that_it_compares_nothing(
     assert "Two seeds do not show which method is better" in told
 
 
-def test_the_remedy_of_single_participants_helps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told = compared(capsys, tmp_path, "fedavg,term", "--fraction", 1)
-    assert SINGLE not in told
-    assert EQUAL not in told
-
-
 @pytest.mark.slow
 def test_methods_are_the_same_only_where_they_are_with_every_seed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     told = compared(capsys, tmp_path, "fedavg,ditto,term")
     assert f"FedAvg and Ditto {EQUAL}" in told  # whose global model is FedAvg's
-    assert "TERM ended" not in told
+    for words in (SINGLE, SMALL, "TERM ended"):
+        assert words not in told
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["run", "compare"])
 def test_tiny_test_sets_are_said_with_what_one_example_moves(
-    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    more = ("--methods", "fedavg", "--seeds", 1, "--jobs", 1) if command == "compare" else ()
-    told = printed_by(capsys, command, *FEW, *TINY, *more, "--out", tmp_path / "tiny")
-    assert f"2 of 2 {SMALL} (client-0 4, client-1 4): one example moves the accuracy of such a client by 25" in told
-    assert SMALL not in printed_by(capsys, command, *FEW, *more, "--out", tmp_path / "enough")
+    few = f"2 of 2 {SMALL} (client-0 4, client-1 4): one example moves the accuracy of such a client by 25"
+    assert few in printed_by(capsys, "run", *FEW, *TINY, "--out", tmp_path / "run")
+    assert few in compared(capsys, tmp_path / "compared", "fedavg", *TINY)
 
 
 def test_a_run_of_single_participants_says_so_and_one_of_pooled_data_does_not(

@@ -78,10 +78,7 @@ def test_a_run_is_not_taken_up_with_other_code(modules: Path, capsys: pytest.Cap
         for longer in ((), ("--rounds", "2")):
             capsys.readouterr()
             assert fairbloom("run", *words, *longer) == 2, module
-            told = " ".join(capsys.readouterr().err.split())
-            assert f"your code has changed since the run in {modules / 'a'} was begun ({module})" in told
-            assert "(--out)" in told
-            assert "delete" in told
+            assert f"{modules / 'a'} was begun ({module})" in " ".join(capsys.readouterr().err.split())
         restore(module)
     assert fairbloom("run", *words) == 0
     Path("my_other.py").write_text("")  # which none of them imports
@@ -93,12 +90,8 @@ def test_a_comparison_has_no_rows_of_two_algorithms(modules: Path, capsys: pytes
     methods = ("--methods", "fedavg,my_methods:Mine")
     assert fairbloom("compare", *words, *methods, "--seeds", "1") == 0, capsys.readouterr().err
     edit("my_helper")
-    for command in (
-        ("compare", *words, *methods, "--seeds", "1"),
-        ("compare", *words, *methods, "--seeds", "2"),
-    ):
-        capsys.readouterr()
-        assert fairbloom(*command) == 2
+    for seeds in ("1", "2"):
+        assert fairbloom("compare", *words, *methods, "--seeds", seeds) == 2
         assert "(my_helper)" in capsys.readouterr().err
     assert len([*Path("c", "runs").iterdir()]) == 2
     assert fairbloom("compare", *words, "--methods", "fedavg", "--seeds", "1") == 0
