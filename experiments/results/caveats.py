@@ -6,7 +6,6 @@ from fairbloom.server.run_folder.files import MODEL
 from fairbloom.tasks.files.targets import join_names
 
 from .run import Run
-from .scored import scores_of
 from .shared_data import SharedData
 
 FEWEST_EXAMPLES = 10
@@ -41,13 +40,6 @@ def caveats_of_comparison(runs: Mapping[str, Sequence[Run]]) -> list[str]:
     return [*found, *caveats_of_data(next(iter(runs.values()))), *_small_tests(every[0])]
 
 
-def is_single(run: Run) -> bool:
-    """Return whether one client alone trained in each round although there are several, whose data are not pooled."""
-    return (
-        {*run.rounds.get("participants", ())} == {1} and len(run.test_examples()) > 1 and not run.settings.get("pooled")
-    )
-
-
 def same_models(runs: Mapping[str, Sequence[Run]]) -> list[list[str]]:
     """Return the labels of methods whose final global models are the same with every seed, group by group."""
     groups: dict[tuple[str, ...], list[str]] = {}
@@ -76,9 +68,16 @@ def _stopped(runs: Mapping[str, Sequence[Run]]) -> list[str]:
 
 
 def _single(runs: Sequence[Run], who: str) -> list[str]:
-    """Return what it means that one client alone trained in each round of all runs, nothing where that is not so."""
+    """Return what it means that one client alone trained in each round of all runs, nothing where that is not so.
+
+    Of a single client, or where the data are pooled, there is nothing to say.
+    """
+    for run in runs:
+        alone = {*run.rounds.get("participants", ())} == {1} and not run.settings.get("pooled")
+        if not alone or len(run.test_examples()) <= 1:
+            return []
     remedy = "raise fraction, the share of clients that trains in a round"
-    return [f"One client trained in each round, so {who} to weigh: {remedy}."] if all(map(is_single, runs)) else []
+    return [f"One client trained in each round, so {who} to weigh: {remedy}."]
 
 
 def _attacked(runs: Sequence[Run]) -> list[str]:
@@ -130,13 +129,13 @@ def _small_tests(run: Run) -> list[str]:
 def _worse_than_the_mean(run: Run) -> list[str]:
     """Return for which clients a quantity is predicted worse than by the mean of their targets, if for any."""
     found = []
-    for each in scores_of(run):
-        worse = sorted((value, client) for client, value in each.values.items() if value < 0.0)
-        if each.score.name == "r2" and worse:
+    for score, model in ((score, model) for score in run.scores if score.name == "r2" for model in run.models):
+        values = run.final(score, model)
+        if worse := sorted((value, client) for client, value in values.items() if value < 0.0):
             shown = join_names([f"{client} {value:.3g}" for value, client in worse], 5)
             found.append(
-                f"For {len(worse)} of {len(each.values)} clients the {each.model} model is worse than to predict the "
-                f"mean of their test targets for everyone (r2 below 0: {shown})."
+                f"For {len(worse)} of {len(values)} clients the {model} model is worse than to predict the mean of "
+                f"their test targets for everyone (r2 below 0: {shown})."
             )
     return found
 

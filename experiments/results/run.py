@@ -4,7 +4,7 @@ import contextlib
 import math
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -270,7 +270,12 @@ class Run(Shown):
                 raise RunFolderError(f"{path} cannot be read: it has no column {column}. Restore it from a copy")
             return {}
         values = self.column(column, hostile=hostile)
-        _check_scores(values.values(), score, path)
+        for value in values.values():
+            if not math.isfinite(value) or (score.percent and not 0.0 <= value <= 100.0):
+                what = f"{score.words} in percent" if score.percent else score.words
+                raise RunFolderError(
+                    f"{path} has {value:g} for {what}: restore it from a copy, or run again with another folder (--out)"
+                )
         return values
 
     @property
@@ -500,13 +505,3 @@ def frame(rows: Sequence[Mapping[str, Any]]) -> "pandas.DataFrame":
     import pandas  # imported late: it takes a second
 
     return pandas.DataFrame([{name: np.nan if cell == "" else cell for name, cell in row.items()} for row in rows])
-
-
-def _check_scores(scores: Iterable[float], score: Score, path: Path) -> None:
-    """Raise RunFolderError where a number of a table is no such score."""
-    for value in scores:
-        if not math.isfinite(value) or (score.percent and not 0.0 <= value <= 100.0):
-            what = f"{score.words} in percent" if score.percent else score.words
-            raise RunFolderError(
-                f"{path} has {value:g} for {what}: restore it from a copy, or run again with another folder (--out)"
-            )

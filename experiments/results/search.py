@@ -222,27 +222,22 @@ class Search(Shown):
             *self.notes,
         )
 
-    def rows(self) -> list[dict[str, Any]]:
-        """Return a row an arm: what it is worth on validation examples, and by how much it gains on test examples."""
-        rows = []
-        for each in self.judged:
-            label = each.arm.label
-            chosen = label in self.found.best
-            found = self.difference(label) if chosen else None
-            rows.append(
-                {
-                    "arm": label,
-                    "method": each.arm.method,
-                    "settings": dict(each.arm.settings),
-                    "validation": each.mean if each.values else None,
-                    "error": each.error if each.values else None,
-                    "chosen": chosen,
-                    "promised": self.promise(label) if chosen else None,
-                    "gained": None if found is None else found.mean,
-                    "fault": each.fault,
-                }
-            )
-        return rows
+    def _arm_as_json(self, each: Judged) -> dict[str, Any]:
+        """Return what an arm is worth on validation examples, and by how much it gains on test examples."""
+        label, worth = each.arm.label, each if each.values else None
+        chosen = label in self.found.best
+        found = self.difference(label) if chosen else None
+        return {
+            "arm": label,
+            "method": each.arm.method,
+            "settings": dict(each.arm.settings),
+            "validation": worth and worth.mean,
+            "error": worth and worth.error,
+            "chosen": chosen,
+            "promised": self.promise(label) if chosen else None,
+            "gained": found and found.mean,
+            "fault": each.fault,
+        }
 
     @property
     def as_json(self) -> dict[str, Any]:
@@ -254,7 +249,7 @@ class Search(Shown):
             "judged": list(self.found.judged),
             "fresh": list(self.found.fresh),
             "sentences": list(self.sentences),
-            "arms": self.rows(),
+            "arms": [*map(self._arm_as_json, self.judged)],
             "comparison": None if self.comparison is None else self.comparison.as_json,
             "folder": str(self.folder),
         }
@@ -277,19 +272,13 @@ def read_search(folder: Path, study: Study) -> Search:
     first = next((run for by_seed in runs for run in by_seed if run is not None), None)
     if first is None:
         return Search(study, judged, ACCURACY, folder=folder)
-    search = Search(study, judged, first.score, None, folder, tuple(_describe_limits(study, judged, first)))
-    return replace(search, comparison=_test(search))
-
-
-def _test(search: Search) -> Comparison | None:
-    """Return the best arm of each method on the test examples of fresh seeds; None where runs are missing."""
-    study, folder = search.study, search.folder
-    if not search.best:
-        return None
-    tested = study.of(search.found.best, search.found.fresh)
-    if tested.unfinished(folder):
-        return None
-    return read_comparison(folder, replace(tested, kind="compare", baseline=search.baseline))
+    notes = tuple(_describe_limits(study, judged, first))
+    search = Search(study, judged, first.score, None, folder, notes)
+    tested = study.of(found.best, found.fresh)
+    if not search.best or tested.unfinished(folder):
+        return search
+    plan = replace(tested, kind="compare", baseline=search.baseline)
+    return replace(search, comparison=read_comparison(folder, plan))
 
 
 def _describe_limits(study: Study, judged: Sequence[Judged], run: Run) -> list[str]:
