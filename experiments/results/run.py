@@ -314,7 +314,8 @@ class Run(Shown):
         There is none of a client without a number, and none at all where there is no such column.
         """
         rows = self._evaluated(hostile=hostile)
-        return rows.set_index("client")[name].dropna().to_dict() if name in rows else {}
+        pairs = zip(rows["client"].tolist(), rows[name].tolist(), strict=True) if name in rows else ()
+        return {client: value for client, value in pairs if not math.isnan(value)}
 
     def absences(self) -> dict[str, list[tuple[str, int]]]:
         """Return who was refused, missing, offline, each with the number of rounds, the most frequent first."""
