@@ -1,5 +1,6 @@
 """Exported models predict what `fairbloom predict` does, read by ONNX Runtime, which knows nothing of Fairbloom."""
 
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import fairbloom
+from fairbloom.client.kept import keep_model
 from fairbloom.errors import FairbloomError
 from fairbloom.prediction.export import TOLERANCE, export_onnx
 from fairbloom.prediction.predictor import Predictor
@@ -21,7 +23,7 @@ from fairbloom.server.run_folder.values import Recorded
 from fairbloom.tasks.preprocessing import InputColumn, Preprocessing
 from tests.experiments.helpers import fairbloom as command
 
-from .made import CLASSES, patients
+from .made import CLASSES, patients, task_of
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -108,12 +110,11 @@ def test_the_command_names_the_file(run: fairbloom.Run, capsys: pytest.CaptureFi
 
 
 def test_a_deployed_client_exports_what_it_keeps(run: fairbloom.Run, tmp_path: Path) -> None:
-    """Its folder has model, settings and its own preprocessing, and neither tables nor other clients."""
-    (own,) = run.folder.glob("clients/*/south")
-    for file in (*(run.folder / name for name in ("config.toml", "schema.toml", "model.safetensors")), *own.iterdir()):
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    assert command("export", tmp_path, "--model", "personal") == 0
-    values, _ = predict(tmp_path / "exports" / "personal-south.onnx", held_out())
+    shutil.copytree(run.folder / "clients", tmp_path / "state")
+    keep_model(tmp_path / "state", run.settings, task_of(run), "south", run.arrays(), 4, "global")
+    assert command("export", tmp_path / "state" / "model", "--model", "personal") == 0
+    (file,) = tmp_path.rglob("personal-south.onnx")
+    values, _ = predict(file, held_out())
     assert values == run.predict(held_out(), client="south", model="personal")["predicted_outcome"].tolist()
 
 

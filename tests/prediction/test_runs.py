@@ -17,7 +17,6 @@ from fairbloom.prediction.predictor import load_predictor
 from fairbloom.prediction.rows import NewRows
 from fairbloom.server.checkpoint import save_model
 from fairbloom.strategies import FedAvg
-from fairbloom.tasks import load_task
 from fairbloom.tasks.preprocessing import Preprocessing
 from tests.experiments.helpers import fairbloom as command
 from tests.server.run_folder import test_flower
@@ -165,33 +164,29 @@ def device(folder: Path, run: fairbloom.Run, name: str) -> Context:
     return Context(run_id=1, node_id=2, node_config=node, state=RecordDict(), run_config=config)
 
 
-def train_message(run: fairbloom.Run, **config: Any) -> Message:
-    """Return what a server sends to a deployed client in the first round."""
-    model = load_task({**run.settings, "data-dir": ""}).model()
+def message(run: fairbloom.Run, kind: str = MessageType.TRAIN, **config: Any) -> Message:
+    """Return what a server sends to a deployed client: the final model, to train it or to evaluate it."""
     told = ConfigRecord({"server-round": 1, **config})
-    content = RecordDict({"config": told, "arrays": ArrayRecord(model.state_dict())})
-    return Message(content, dst_node_id=2, message_type=MessageType.TRAIN)
+    content = RecordDict({"config": told, "arrays": ArrayRecord(run.model("north").state_dict())})
+    return Message(content, dst_node_id=2, message_type=kind)
 
 
 def test_a_device_predicts_with_its_own_preprocessing(tmp_path: Path, run: fairbloom.Run) -> None:
     for name in ("north", "west"):
-        client = device(tmp_path / name, run, name)
-        app(train_message(run, **{"personal-lambda": 0.1}), client)
-        (file,) = (tmp_path / name / "state").glob("*/*/preprocessing.json")
-        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        context, state = device(tmp_path / name, run, name), tmp_path / name / "state"
+        app(message(run, **{"personal-lambda": 0.1}), context)
+        app(message(run, MessageType.EVALUATE), context)
         (kept,) = (run.folder / "clients").rglob(f"{name}/preprocessing.json")
-        assert file.read_bytes() == kept.read_bytes()
-        assert (file.parent / "1.safetensors").exists()
-        final = {"config": ConfigRecord({"server-round": 1}), "arrays": ArrayRecord(run.model(name).state_dict())}
-        app(Message(RecordDict(final), dst_node_id=2, message_type=MessageType.EVALUATE), client)
-        folder = tmp_path / name / "state"
-        predictor = load_predictor(folder)
+        for file in state.rglob("preprocessing.json"):
+            assert stat.S_IMODE(file.stat().st_mode) == 0o600
+            assert file.read_bytes() == kept.read_bytes()
+        predictor = load_predictor(state)
         assert predictor.client == name
         pandas.testing.assert_frame_equal(predictor.predict(frame()), run.predict(frame(), client=name))
-        personal = load_predictor(folder, client=name, model="personal").predict(frame())
+        personal = load_predictor(state, client=name, model="personal").predict(frame())
         assert list(personal.columns) == list(predictor.predict(frame()).columns)
         with pytest.raises(FairbloomError, match=rf"is that of client {name}: leave the client out"):
-            load_predictor(folder, client="south")
+            load_predictor(state, client="south")
 
 
 def test_a_disk_that_is_full_costs_a_device_no_round(
@@ -201,7 +196,7 @@ def test_a_disk_that_is_full_costs_a_device_no_round(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("fairbloom.client.preprocessing.write_private", full)
-    reply = app(train_message(run), device(tmp_path, run, "north"))
+    reply = app(message(run), device(tmp_path, run, "north"))
     assert reply.content.metric_records["metrics"]["num-examples"]
     assert "preprocessing.json cannot be written, so that nothing can be predicted by it: No space left" in caplog.text
 
