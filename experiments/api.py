@@ -378,4 +378,4 @@ def evaluate(
     folder = Path(run)
     with only_trusted_imports(trust):
         found = evaluate_site(folder, "" if data_dir is None else os.fspath(data_dir), client, model)
-    return Evaluation(**vars(found), run=folder, model=model, clients=scores_of_clients(folder, found.scores))
+    return Evaluation(*found, run=folder, model=model, clients=scores_of_clients(folder, found.scores))

@@ -1,8 +1,8 @@
 """A site that took no part in a run: how the run's model serves it on its own data."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from fairbloom.client.kept import find_model
 from fairbloom.client.local import LocalClient
 from fairbloom.errors import FairbloomError, did_you_mean
 from fairbloom.protocol.names import NUM_EXAMPLES
-from fairbloom.protocol.scores import ACCURACY, put_first
+from fairbloom.protocol.scores import ACCURACY, Score, put_first
 from fairbloom.protocol.terms import Terms
 from fairbloom.server.run_folder.files import is_finished
 from fairbloom.tasks import find_task, load_task
@@ -22,13 +22,23 @@ from fairbloom.tasks.schema import without_client
 from fairbloom.tasks.score import decide_score
 
 from .predictor import global_arrays, schema_in, settings_in
-from .scores import SiteScores
 
 MODELS = ("last", "best")
 
 
 class SiteError(FairbloomError):
     """A run that cannot be evaluated on a site's data; the message says why, and what to do."""
+
+
+class SiteScores(NamedTuple):
+    """How a model serves a site, as `fairbloom.Evaluation` has it."""
+
+    site: str
+    train_examples: int
+    test_examples: int
+    scores: tuple[Score, ...]
+    values: Mapping[str, float]
+    interval: tuple[float, float] | None
 
 
 def evaluate_site(run: Path, data_dir: str = "", client: str = "", model: str = "last") -> SiteScores:

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fairbloom.prediction.scores import SiteScores
 from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.server.run_folder.files import CLIENTS
 
@@ -15,7 +14,7 @@ from .run import load
 
 
 @dataclass(frozen=True)
-class Evaluation(SiteScores, Shown):
+class Evaluation(Shown):
     """What a site's test examples say of a run's model.
 
     Attributes
@@ -39,6 +38,12 @@ class Evaluation(SiteScores, Shown):
         does not have them.
     """
 
+    site: str
+    train_examples: int
+    test_examples: int
+    scores: tuple[Score, ...]
+    values: Mapping[str, float]
+    interval: tuple[float, float] | None
     run: Path
     model: str
     clients: Mapping[str, Mapping[str, float]]
