@@ -20,7 +20,7 @@ from ..processes import split_address
 APP = "fairbloom.client.app:app"
 """Import string of the ClientApp that a client answers with, unless its settings name another."""
 
-NEEDED = ("server", "ca", "key", "certificate")
+NEEDED = ("server", "ca", "key", "certificate", "state-dir")
 """Settings that a client cannot do without, all of them in the bundle's client.toml."""
 
 PATHS = ("ca", "key", "certificate", "data-dir", "state-dir")
@@ -43,7 +43,7 @@ IMPORT_STRING = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-
 class ClientSettings:
     """Settings of one client, as in client.toml and the owner's file, with hyphens there.
 
-    `name` is the one in the certificate. `data_dir` and `state_dir` are "" for none; a run cannot set them. `limits`:
+    `name` is the one in the certificate. `data_dir` is "" for none; a run sets neither it nor `state_dir`. `limits`:
     see `fairbloom.client.limits.Limits`. `files` are tables of a schema that say how the device's files are written.
     """
 
@@ -51,10 +51,10 @@ class ClientSettings:
     ca: str
     key: str
     certificate: str
+    state_dir: str
     name: str = ""
     partition_id: int = 0
     data_dir: str = ""
-    state_dir: str = ""
     app: str = APP
     allow: tuple[str, ...] = ()
     limits: Mapping[str, Any] = field(default_factory=dict)
@@ -184,9 +184,7 @@ class ClientSettings:
         """Return the worker's environment: Flower's files in the state folder, unless ours says so."""
         # Threads that spin while they wait for each other slow several clients on one machine down threefold.
         defaults = {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"}
-        if self.state_dir:
-            defaults["FLWR_HOME"] = str(Path(self.state_dir, "flower"))
-        return defaults | dict(os.environ)
+        return {**defaults, "FLWR_HOME": str(Path(self.state_dir, "flower")), **os.environ}
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections import OrderedDict
 from pathlib import Path
 
 from fairbloom.system.files import make_folder, write_private
@@ -16,16 +15,13 @@ log = logging.getLogger("flwr")
 
 
 class Contexts:
-    """The states of runs, in memory, or in files that outlive a restart where the device has a `state_dir`."""
+    """The states of runs, in files that outlive a restart."""
 
     def __init__(self, state_dir: str) -> None:
-        self._folder = Path(state_dir, "contexts") if state_dir else None
-        self._kept: OrderedDict[int, bytes] = OrderedDict()
+        self._folder = Path(state_dir, "contexts")
 
     def load(self, run: int) -> bytes:
         """Return the state of a run, b"" where there is none."""
-        if self._folder is None:
-            return self._kept.get(run, b"")
         file = self._folder / str(run)
         content = file.read_bytes() if file.exists() else b""
         digest, state = content[:32], content[32:]
@@ -36,12 +32,6 @@ class Contexts:
 
     def save(self, run: int, state: bytes) -> None:
         """Keep the state of a run, and forget that of the oldest."""
-        if self._folder is None:
-            self._kept[run] = state
-            self._kept.move_to_end(run)
-            while len(self._kept) > MOST_RUNS:
-                self._kept.popitem(last=False)
-            return
         make_folder(self._folder)
         write_private(self._folder / str(run), hashlib.sha256(state).digest() + state)
         files = sorted(self._folder.glob("[0-9]*"), key=lambda file: file.stat().st_mtime)

@@ -69,8 +69,6 @@ def run(client: ClientSettings) -> None:
 
 def run_alone(client: ClientSettings) -> None:
     """Keep a client connected, as the one process that uses its state folder; ClientError where it cannot be used."""
-    if not client.state_dir:
-        run(client)
     folder = Path(client.state_dir)
     try:
         make_folder(folder)

@@ -38,17 +38,15 @@ class Kept:
 
 
 class KeptReply:
-    """The last reply, in memory and in a file of the state folder, where there is one."""
+    """The last reply, in memory and in a file of the state folder."""
 
     def __init__(self, state_dir: str) -> None:
-        self._file = Path(state_dir, "reply") if state_dir else None
-        self.last = self._load() if self._file is not None and self._file.exists() else Kept()
+        self._file = Path(state_dir, "reply")
+        self.last = self._load() if self._file.exists() else Kept()
 
     def save(self, reply: Kept) -> None:
         """Keep a reply in place of the last one; where the disk refuses, until this process ends."""
         self.last = reply
-        if self._file is None:
-            return
         sealed = len(reply.head).to_bytes(4, "big") + reply.head + reply.data
         try:
             write_private(self._file, hashlib.sha256(sealed).digest() + sealed)
@@ -56,7 +54,7 @@ class KeptReply:
             log.warning("%s cannot be written (%s): a restart would lose the last reply", self._file, error.strerror)
 
     def _load(self) -> Kept:
-        content = self._file.read_bytes() if self._file is not None else b""
+        content = self._file.read_bytes()
         digest, sealed = content[:32], content[32:]
         if hashlib.sha256(sealed).digest() != digest:
             log.warning("%s is damaged: the last reply is lost", self._file)
@@ -142,10 +140,8 @@ class Session:
 
 def load_session(state_dir: str) -> bytes:
     """Return what tells this device from another one with a copy of its key: the same after each restart."""
-    file = Path(state_dir, "session") if state_dir else None
-    if file is not None and file.exists() and len(known := file.read_bytes()) == SESSION_BYTES:
+    file = Path(state_dir, "session")
+    if file.exists() and len(known := file.read_bytes()) == SESSION_BYTES:
         return known
-    made = secrets.token_bytes(SESSION_BYTES)
-    if file is not None:
-        write_private(file, made)
+    write_private(file, made := secrets.token_bytes(SESSION_BYTES))
     return made

@@ -61,10 +61,9 @@ def examine_device(client: ClientSettings) -> Iterator[CheckResult]:
     if authority.verdict != "fault":
         reason = connection_fault(client)
         yield fault("server", reason) if reason else ok("server", f"{client.server} answers")
-    if client.state_dir:
-        yield check_private("state-dir", [Path(client.state_dir)], warning)
+    yield check_private("state-dir", [Path(client.state_dir)], warning)
     yield check_clock()
-    yield check_disk(Path(client.state_dir or "."))
+    yield check_disk(Path(client.state_dir))
 
 
 def check_expiry(what: str, certificate: Path) -> CheckResult:

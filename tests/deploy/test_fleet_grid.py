@@ -224,5 +224,6 @@ def test_work_that_fails_is_answered_by_an_error(tmp_path: Path) -> None:
 
 
 def test_a_state_folder_is_one_session(tmp_path: Path) -> None:
-    assert load_session(str(tmp_path)) == load_session(str(tmp_path))
-    assert load_session("") != load_session("")
+    (tmp_path / "other").mkdir()
+    first, again, other = (load_session(str(folder)) for folder in (tmp_path, tmp_path, tmp_path / "other"))
+    assert first == again != other
