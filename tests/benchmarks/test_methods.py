@@ -20,9 +20,9 @@ SMALL: dict[str, Value] = {
 def test_every_method_takes_part_with_parameters_that_it_has() -> None:
     assert set(TRIED) == {name for name, method in METHODS.items() if not method.needs & BETWEEN_GROUPS}
     for workload in WORKLOADS.values():
-        for arm in parse_arms(arms_of(workload), workload.settings):
-            Settings.of({**workload.settings, **arm.config})
-            check_used(workload.settings, [arm.method], str(workload.settings["task"]))
+        for arm in parse_arms(arms_of(workload), workload):
+            Settings.of({**workload, **arm.config})
+            check_used(workload, [arm.method], str(workload["task"]))
 
 
 @pytest.mark.slow
