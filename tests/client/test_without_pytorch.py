@@ -18,15 +18,14 @@ from fairbloom.errors import FairbloomError
 from fairbloom.rounds.round import Round
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.strategies import AFL, TERM, FairStrategy, FedAvg, FedFV, FedMGDAPlus, FedProx, QFedAvg
-from tests.docs.pages import ROOT, blocks
+from tests.docs.pages import ROOT
 
 CLIENTS = 5
-(SKLEARN,) = (block.text for block in blocks("docs/flower.md") if block.file == "sklearn_client.py")
-FILES = {"sklearn_client.py": SKLEARN, "numpy_client.py": (ROOT / "docs" / "apps" / "numpy_client.py").read_text()}
 INITIAL = {
     "sklearn_client": {"coef": np.zeros((10, 64)), "intercept": np.zeros(10)},
     "numpy_client": {"w": np.zeros(3)},
 }
+FILES = {f"{name}.py": (ROOT / "docs" / "apps" / f"{name}.py").read_text() for name in INITIAL}
 SCORES = {"sklearn_client": "accuracy", "numpy_client": Score("mae", higher_is_better=False)}
 
 

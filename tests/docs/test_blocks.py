@@ -23,7 +23,8 @@ READ = [page for page in PAGES if any(not block.elsewhere for block in blocks(pa
 @pytest.mark.slow
 @pytest.mark.parametrize("page", READ)
 def test_what_a_page_shows_works(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the page takes for granted, the reader's own data and modules, lies in given/."""
+    """What the page takes for granted, the reader's own data and modules, lies in given/, and its apps beside it."""
+    copytree(ROOT / "docs" / "apps", tmp_path, dirs_exist_ok=True)
     if (given := Path(__file__).parent / "given" / Path(page).stem).is_dir():
         copytree(given, tmp_path, dirs_exist_ok=True)
     monkeypatch.setenv("COLUMNS", "120")  # tables are as wide as on a screen

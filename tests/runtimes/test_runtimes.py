@@ -19,7 +19,6 @@ from tests import test_import_strings as theirs
 from tests.client import changed
 from tests.deploy.federation import rounds
 from tests.deploy.flower import ROOT, Flower, flower
-from tests.docs.pages import blocks
 from tests.experiments.helpers import fairbloom
 from tests.runtimes.installed import temporary_app
 from tests.simulation.helpers import assert_same_model, table
@@ -181,7 +180,7 @@ out = ""
 def test_clients_with_scikit_learn_give_the_run_in_process(local: Flower, tmp_path: Path) -> None:
     package = tmp_path / "app" / "without"
     package.mkdir(parents=True)
-    (client,) = [block.text for block in blocks("docs/flower.md") if block.file == "sklearn_client.py"]
+    client = (ROOT / "docs" / "apps" / "sklearn_client.py").read_text()
     for name, text in (("__init__", ""), ("sklearn_client", client), ("server_app", WITHOUT_PYTORCH)):
         (package / f"{name}.py").write_text(text)
     (tmp_path / "app" / "pyproject.toml").write_text(ITS_PROJECT)
