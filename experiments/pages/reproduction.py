@@ -62,9 +62,9 @@ def _agreement(done: Reproduction) -> str:
 
 def _rows_section(done: Reproduction) -> Section:
     """Return the rows with what was printed and measured: a table, and a chart a measure."""
-    intro = "Lines and ± are standard deviations over the seeds."
+    intro = "Lines and ± are standard deviations over the seeds. " if len(done.study.seeds) > 1 or done.printed else ""
     if done.printed:
-        intro += " A row agrees where it is within two combined standard errors of what was printed, or one point "
+        intro += "A row agrees where it is within two combined standard errors of what was printed, or one point "
         intro += "where no ± is printed."
     title = "Printed and measured" if done.printed else "What was measured"
     return Section("rows", title, intro, [_rows_table(done), _rows_charts(done)])

@@ -73,6 +73,7 @@ CONFIG: Spec = {
         "titleFontWeight": 500,
         "titlePadding": 8,
         "labelOverlap": True,
+        "labelSeparation": 5,
         "tickCount": 6,
     },
     "legend": {

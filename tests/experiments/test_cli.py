@@ -21,14 +21,13 @@ from typer.core import TyperArgument
 from fairbloom import __version__
 from fairbloom.cli import COMMANDS as LISTED
 from fairbloom.cli import LateCommand, app
-from fairbloom.experiments.commands.command import settings_of
-from fairbloom.experiments.options import CommonOptions, as_settings, merge_settings
-from fairbloom.protocol.settings import SETTINGS, Value
+from fairbloom.experiments.options import CommonOptions, as_settings
+from fairbloom.protocol.settings import SETTINGS
 from fairbloom.rounds.round import Round
 from fairbloom.server.checkpoint import list_checkpoints
 from fairbloom.server.run_folder import recorder
 from fairbloom.server.run_folder.rows import Row
-from fairbloom.server.settings import Settings, SettingsError, default_config, parameters
+from fairbloom.server.settings import Settings, default_config, parameters
 from fairbloom.simulation.run import simulate
 from fairbloom.strategies import METHODS
 from fairbloom.tasks import TASKS
@@ -36,7 +35,7 @@ from tests.commands import STARTED, forked
 from tests.commands import fairbloom as in_a_process
 from tests.simulation.helpers import Outcome, table
 
-from .helpers import ROOT, SMALL, fairbloom, start
+from .helpers import ROOT, SMALL, fairbloom
 
 
 @pytest.fixture(autouse=True)
@@ -191,8 +190,6 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     assert line.startswith("error: ")
     return line
 
-
-COMMANDS = [("run",), ("compare", "--methods", "fedavg", "--seeds", 1)]
 
 PLACES = {
     "x" * 300: "cannot be used: File name too long. Choose another folder (--out)",
@@ -361,15 +358,6 @@ def test_an_interrupted_run_ends_with_130_and_the_same_command_finishes_it(tmp_p
 
 
 @pytest.mark.slow
-def test_bad_input_in_a_process_of_its_own_ends_with_2(tmp_path: Path) -> None:
-    process = start("run", "--fraction", "7", "--out", tmp_path / "a")
-    printed, told = process.communicate()
-    assert (process.returncode, printed) == (2, "")
-    assert "fraction = 7" in told
-    assert "Traceback" not in told
-
-
-@pytest.mark.slow
 def test_an_error_that_no_user_can_mend_keeps_its_traceback_and_ends_with_1() -> None:
     """Also a ValueError, which is what a user's own app or method may raise."""
     broken = (
@@ -404,16 +392,6 @@ def test_methods_lists_every_method_with_its_parameters_and_source(capsys: pytes
     keys = {parameter["key"] for method in described for parameter in method["parameters"]}
     assert keys == {key for key, parameter in parameters().items() if parameter.owner in METHODS}
     assert all(parameter["range"] for method in described for parameter in method["parameters"])
-
-
-def test_methods_in_words_names_every_method_and_parameter(capsys: pytest.CaptureFixture[str]) -> None:
-    assert fairbloom("methods") == 0
-    printed = capsys.readouterr().out
-    for name in (*METHODS, *(key for key, parameter in parameters().items() if parameter.owner in METHODS)):
-        assert name in printed
-    assert "torchjd:upgrad and its like  A weighting of TorchJD" in printed
-    assert fairbloom("methods", "term") == 0
-    assert "torchjd" not in capsys.readouterr().out
 
 
 def test_tasks_lists_every_task(capsys: pytest.CaptureFixture[str]) -> None:
@@ -562,63 +540,3 @@ def test_options_that_commands_have_in_common_say_what_their_settings_do(command
     for name in CommonOptions.__annotations__.keys() - {"data_dir"}:
         (key,) = as_settings({name: None})
         assert str(offered[name].help).startswith(SETTINGS[key].description)
-
-
-@pytest.mark.parametrize(
-    ("command", "names"),
-    [
-        (
-            "run",
-            "task method seed out settings debug data_dir schema model clients partition rounds fraction score engine",
-        ),
-        ("compare", "task methods baseline seeds seed out"),
-        ("search", "task methods grid criterion"),
-    ],
-)
-def test_the_help_lists_task_and_method_before_how_they_are_computed(command: str, names: str) -> None:
-    first = [option.name for option in command_called(command).params][: len(names.split())]
-    assert first == names.split()
-
-
-def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert fairbloom("--help") == 0
-    printed = capsys.readouterr().out
-    commands = {
-        "run",
-        "compare",
-        "reproduce",
-        "show",
-        "methods",
-        "tasks",
-        "data",
-        "settings",
-        "check",
-        "new",
-        "search",
-        "report",
-        "predict",
-        "export",
-        "evaluate",
-        "client",
-        "server",
-        "deploy",
-    }
-    assert set(LISTED) == commands | {"client", "server", "deploy"}
-    assert all(command in printed for command in LISTED)
-
-
-# --set --------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("options", "assignments", "message"),
-    [
-        ({"clients": 5}, ["clients=6"], "clients is given two values, 5 and 6: give it one"),
-        ({}, ["clients=6", "seed=1", "clients=7"], "clients is given two values, 6 and 7: give it one"),
-        ({"out": "a"}, ["out=b"], "out is given two values, 'a' and 'b': give it one"),
-        ({"data-dir": "a"}, ["data-dir=b"], "data-dir is given two values, 'a' and 'b': give it one"),
-    ],
-)
-def test_two_values_of_a_setting_are_refused(options: dict[str, Value], assignments: list[str], message: str) -> None:
-    with pytest.raises(SettingsError, match=re.escape(message)):
-        merge_settings(options, settings_of(assignments))
