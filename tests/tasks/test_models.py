@@ -36,7 +36,7 @@ def built(name: str, shape: tuple[int, ...] = IMAGE, outputs: int = 10, seed: in
     return build(f"{HERE}:{name}", shape, outputs, seed)
 
 
-def ours(name: str, seed: int, shape: tuple[int, ...] = (1, 28, 28), outputs: int = 10) -> nn.Module:
+def ours(name: str, seed: int, shape: tuple[int, ...] = (1, 16, 16), outputs: int = 10) -> nn.Module:
     """Build one of our models, or one of this file, for images of a shape; `lstm` for lines as long as those."""
     return build(name, shape[-1:], outputs, seed, torch.int64) if name == "lstm" else build(name, shape, outputs, seed)
 

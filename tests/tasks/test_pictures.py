@@ -377,7 +377,8 @@ def test_another_table_than_the_hubs_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("like", "write"), [("mnist", made.mnist), ("cifar10", made.cifar10), ("cinic10", made.cinic10)]
+    ("like", "write"),
+    [("mnist", made.mnist), ("cifar10", made.cifar10), ("cinic10", lambda folder: made.cinic10(folder, 20))],
 )
 def test_another_data_set_in_a_known_format_takes_one_entry(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, like: str, write: Callable[[Path], Path]
