@@ -56,9 +56,7 @@ class Score:
 
     def cells(self, values: Iterable[float | None]) -> list[float | None]:
         """Return numbers of clients as tables have them, None where a client has none, or one that it cannot be."""
-        if not self.percent:
-            return [*values]
-        return [None if value is None or not 0.0 <= value <= 1.0 else 100.0 * value for value in values]
+        return [None if value is None or not self.has(value) else self.shown(value) for value in values]
 
     def column(self, model: str = "global", split: str = "test") -> str:
         """Return the column of tables that holds it; `model` is global or personal, `split` is test or validation."""

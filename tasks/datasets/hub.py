@@ -50,6 +50,8 @@ def decode(path: Path, column: Any, rows: Sequence[int], mode: str, shape: tuple
     for place, row in enumerate(rows):
         try:
             with Image.open(BytesIO(column[row].as_py())) as image:
+                if image.size != (width, height):
+                    raise ValueError(f"it has {image.width}×{image.height}")
                 images[place] = np.asarray(image.convert(mode)).reshape(height, width, channels)
         except (OSError, TypeError, ValueError, Image.DecompressionBombError) as error:
             raise FairbloomError(f"{path}: row {row} holds no image of {height}×{width} pixels ({error})") from error

@@ -4,7 +4,7 @@ import os
 import pickle
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -363,7 +363,7 @@ def test_another_table_than_the_hubs_is_refused(tmp_path: Path) -> None:
     path = tmp_path / TASKS["cinic10"].files[1].path
     good = np.zeros((10, 3, 32, 32), np.uint8)
     tables: tuple[tuple[Any, Any], ...] = (
-        (good[:, :, :16], {"label": range(10)}),
+        (good.reshape(10, 3, 16, 64), {"label": range(10)}),
         (good, {"class": range(10)}),
         (good, {"label": range(1, 11)}),
         (good, {"label": list("abcdefghij")}),
@@ -376,20 +376,15 @@ def test_another_table_than_the_hubs_is_refused(tmp_path: Path) -> None:
         assert str(path) in str(refusal.value)
 
 
-@pytest.mark.parametrize(
-    ("like", "write"),
-    [("mnist", made.mnist), ("cifar10", made.cifar10), ("cinic10", lambda folder: made.cinic10(folder, 20))],
-)
-def test_another_data_set_in_a_known_format_takes_one_entry(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, like: str, write: Callable[[Path], Path]
-) -> None:
-    entry = TASKS[like]
-    assert isinstance(entry, PictureSet)
-    labels = tuple(f"{name}s" for name in entry.labels)
-    monkeypatch.setitem(TASKS, "mine", replace(entry, name="mine", labels=labels))
-    settings: dict[str, Value] = {"partition": "class", "mine.classes": "7,1", "mine.test": "official"}
-    task = load("mine", write(tmp_path), **settings)
-    assert task.clients == (labels[7], labels[1])
-    train, test = (everything(split) for split in task.splits(labels[7]))
-    assert set(train[1].tolist()) == set(test[1].tolist()) == {0}
-    assert task.model()(train[0]).shape == (len(train[0]), 2)
+def test_another_data_set_in_a_known_format_takes_one_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for like, write in (("mnist", made.mnist), ("cifar10", made.cifar10), ("cinic10", made.cinic10)):
+        entry = TASKS[like]
+        assert isinstance(entry, PictureSet)
+        labels = tuple(f"{name}s" for name in entry.labels)
+        monkeypatch.setitem(TASKS, "mine", replace(entry, name="mine", labels=labels))
+        settings: dict[str, Value] = {"partition": "class", "mine.classes": "7,1", "mine.test": "official"}
+        task = load("mine", write(tmp_path, 40), **settings)
+        assert task.clients == (labels[7], labels[1])
+        train, test = (everything(split) for split in task.splits(labels[7]))
+        assert set(train[1].tolist()) == set(test[1].tolist()) == {0}
+        assert task.model()(train[0]).shape == (len(train[0]), 2)
