@@ -114,7 +114,7 @@ class RunSettings(Setup):
 
     One frozen object from the door where a run config enters (`of`) to the one where Flower wants it back
     (`run_config`). What a run config has beside the fields, settings of tasks and methods above all, is kept unchecked
-    in `parameters`. `model_copy(update={"state_dir": ..., "digits.noisy-clients": 3})` changes fields by their
+    in `parameters`. `model_copy(update={"state_dir": ..., "digits.rotated-clients": 3})` changes fields by their
     names in Python, and `parameters` by their keys.
     """
 

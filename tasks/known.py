@@ -8,12 +8,13 @@ from fairbloom.protocol.parameters import Choices, Parameter, Range
 from .files.known import FILES
 from .task import LABEL_PARTITIONS, DataFile, PictureSet, TaskInfo
 
-SHIFTS = (
-    Parameter("rotated-clients", int, 0, "Number of clients with images turned by 90 degrees", Range("[0, inf)")),
-    Parameter("noisy-clients", int, 0, "Number of clients with noise of half the range of grey", Range("[0, inf)")),
-    Parameter("dimmed-clients", int, 0, "Number of clients with a quarter of the brightness", Range("[0, inf)")),
+ROTATED = Parameter(
+    "rotated-clients",
+    int,
+    0,
+    "Number of clients with images turned by 90 degrees",
+    Range("[0, inf)"),
 )
-"""How the images of some clients differ from the others': the same classes through another camera."""
 
 PICTURE_SETTINGS = (
     Parameter("classes", str, "", "Numbers of the classes to keep, as in '0,2,6'; by default all"),
@@ -33,7 +34,7 @@ PICTURE_SETTINGS = (
         "each pixel, or none, which leaves them from 0 to 1",
         Choices("channel", "pixel", "none"),
     ),
-    *SHIFTS,
+    ROTATED,
 )
 
 
@@ -184,7 +185,7 @@ KNOWN = (
         loader="fairbloom.tasks.datasets.digits:load",
         models=("logistic", "mlp", "cnn"),
         partitions=LABEL_PARTITIONS,
-        settings=SHIFTS,
+        settings=(ROTATED,),
         shape=(1, 8, 8),
         labels=DIGITS,
         white=16.0,

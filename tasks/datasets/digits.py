@@ -27,9 +27,8 @@ def read() -> Pictures:
     return Pictures(images, labels, images[:0], labels[:0])
 
 
-def load(setup: Setup, *, info: PictureSet, rotated_clients: int, noisy_clients: int, dimmed_clients: int) -> Task:
-    """Return the digits, split into clients; some of these have another camera."""
-    shifts = {"rotated": rotated_clients, "noisy": noisy_clients, "dimmed": dimmed_clients}
-    task = deal_pictures(info, read, setup, shifts)
+def load(setup: Setup, *, info: PictureSet, rotated_clients: int) -> Task:
+    """Return the digits, split into clients, some of which have turned images."""
+    task = deal_pictures(info, read, setup, rotated_clients)
     task.splits(task.clients[0])  # so that what cannot be dealt is refused here, also by a server: the data are at hand
     return task

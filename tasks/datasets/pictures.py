@@ -1,7 +1,7 @@
-"""Pictures with one label each: files of MNIST, CIFAR and the Hugging Face hub; dealt, standardised and shifted."""
+"""Pictures with one label each: files of MNIST, CIFAR and the Hugging Face hub; dealt, standardised and turned."""
 
 import pickle
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from itertools import pairwise
 from math import prod
@@ -25,9 +25,6 @@ from .store import locate
 CLASS = "class"
 """The partition that makes a client of each class."""
 
-NOISE, DIM = 0.5, 0.25
-"""Standard deviation of the noise in noisy clients' images, and brightness of dimmed ones, black to white being 1."""
-
 CIFAR = (3, 32, 32)
 """The shape of an image in a batch: channels, height and width."""
 
@@ -41,20 +38,9 @@ class Pictures(NamedTuple):
     tested_labels: Labels
 
 
-def load(
-    setup: Setup,
-    *,
-    info: PictureSet,
-    classes: str,
-    test: str,
-    standardise: str,
-    rotated_clients: int,
-    noisy_clients: int,
-    dimmed_clients: int,
-) -> Task:
+def load(setup: Setup, *, info: PictureSet, classes: str, test: str, standardise: str, rotated_clients: int) -> Task:
     """Return the task of a data set; its images are read when those of a client are asked for: a server has none."""
-    shifts = {"rotated": rotated_clients, "noisy": noisy_clients, "dimmed": dimmed_clients}
-    return deal_pictures(info, partial(read, info, setup), setup, shifts, classes, test, standardise)
+    return deal_pictures(info, partial(read, info, setup), setup, rotated_clients, classes, test, standardise)
 
 
 # Clients --------------------------------------------------------------------------------------------------------------
@@ -64,7 +50,7 @@ def deal_pictures(
     info: PictureSet,
     read_all: Callable[[], Pictures],
     setup: Setup,
-    shifts: Mapping[str, int],
+    rotated: int,
     classes: str = "",
     test: str = "train",
     standardise: str = "none",
@@ -73,8 +59,8 @@ def deal_pictures(
 
     Parameters
     ----------
-    shifts
-        How many clients' images are "rotated", "noisy" and "dimmed"; the seed draws which.
+    rotated
+        How many clients' images are turned by 90 degrees; the seed draws which.
     classes
         The classes that are kept, by their numbers, with commas; "" for all. They are renumbered in this order.
     test
@@ -87,7 +73,9 @@ def deal_pictures(
     kept = _find_classes(info, classes)
     labels = [info.labels[number] for number in kept]
     names = name_clients(setup, labels) if setup.partition == CLASS else number_clients(setup.clients)
-    drawn = _draw_shifted(info.name, shifts, names, setup.seed)
+    if rotated > len(names):
+        raise FairbloomError(f"{info.name}.rotated-clients = {rotated}: there are only clients = {len(names)}")
+    turned = set(generator(setup.seed, "rotated").permutation(names)[:rotated].tolist())
 
     @cache
     def dealt() -> _Dealt:
@@ -99,10 +87,10 @@ def deal_pictures(
 
     def splits(client: str) -> Splits:
         all_dealt, parts = dealt(), parts_of(client)
-        if not (kinds := [kind for kind, clients in drawn.items() if client in clients]):
+        if client not in turned:
             return splits_of(all_dealt.inputs, all_dealt.targets, parts)
         rows = np.concatenate(parts)
-        images = shift(_to_unit(all_dealt.images[rows], info.white), kinds, setup.seed, client)
+        images = torch.rot90(_to_unit(all_dealt.images[rows], info.white), dims=(2, 3)).contiguous()
         starts = np.cumsum([0, *map(len, parts)])
         mine = Parts(*(np.arange(start, end) for start, end in pairwise(starts)))
         return splits_of(all_dealt.scale(images), all_dealt.targets[torch.from_numpy(rows)], mine)
@@ -123,34 +111,6 @@ def _find_classes(info: PictureSet, classes: str) -> tuple[int, ...]:
             f"{len(known) - 1}, with commas"
         )
     return tuple(known[word] for word in words)
-
-
-def _draw_shifted(
-    task: str, shifts: Mapping[str, int], names: Sequence[str], seed: int
-) -> Mapping[str, Collection[str]]:
-    """Return the clients whose images are shifted, by the kind of shift."""
-    for kind, number in shifts.items():
-        if number > len(names):
-            raise FairbloomError(
-                f"{task}.{kind}-clients = {number}: at most clients = {len(names)} of them can be {kind}"
-            )
-    return {
-        kind: set(generator(seed, kind).permutation(names)[:number].tolist())
-        for kind, number in shifts.items()
-        if number
-    }
-
-
-def shift(images: Tensor, kinds: Collection[str], seed: int, client: str) -> Tensor:
-    """Return a client's images, from 0 to 1 and of shape (n, channels, height, width), as its camera sees them."""
-    if "rotated" in kinds:
-        images = torch.rot90(images, dims=(2, 3)).contiguous()
-    if "dimmed" in kinds:
-        images = images * DIM
-    if "noisy" in kinds:
-        noise = generator(seed, "noise", client).standard_normal(tuple(images.shape), np.float32)
-        images = (images + NOISE * torch.from_numpy(noise)).clamp(0.0, 1.0)
-    return images
 
 
 class _Dealt(NamedTuple):

@@ -13,14 +13,13 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given
-from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from torch import Tensor
 
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import Value
 from fairbloom.tasks import TASKS, Task, load_task
-from fairbloom.tasks.datasets.pictures import Pictures, deal_pictures, read_batch, read_idx, shift
+from fairbloom.tasks.datasets.pictures import Pictures, deal_pictures, read_batch, read_idx
 from fairbloom.tasks.task import Examples, PictureSet, Setup
 from tests.originals import needs
 
@@ -40,7 +39,7 @@ PICTURES = Pictures(IMAGES, LABELS, TESTED_IMAGES, TESTED)
 
 
 def task(
-    shifts: Mapping[str, int] | None = None,
+    rotated: int = 0,
     *,
     classes: str = "",
     test: str = "train",
@@ -48,7 +47,7 @@ def task(
     **own: Any,
 ) -> Task:
     setup = Setup.of({"model": "logistic", "clients": 4, "partition": "iid"}).model_copy(update=own)
-    return deal_pictures(SHAPES, lambda: PICTURES, setup, shifts or {}, classes, test, standardise)
+    return deal_pictures(SHAPES, lambda: PICTURES, setup, rotated, classes, test, standardise)
 
 
 def numbers(images: Tensor) -> list[int]:
@@ -95,7 +94,7 @@ def test_a_clients_official_test_images_are_of_its_own_classes() -> None:
 def test_a_server_reads_no_image_and_clients_share_one_copy() -> None:
     reading = []
     setup = Setup.of({"model": "logistic", "clients": 4, "partition": "iid"})
-    made_of = deal_pictures(SHAPES, lambda: reading.append(1) or PICTURES, setup, {})  # type: ignore[func-returns-value]
+    made_of = deal_pictures(SHAPES, lambda: reading.append(1) or PICTURES, setup, 0)  # type: ignore[func-returns-value]
     made_of.model()
     assert not reading
     splits = [split for name in made_of.clients for split in made_of.splits(name)]
@@ -155,56 +154,32 @@ def test_pixels_are_standardised_by_all_official_training_images() -> None:
                             np.testing.assert_allclose(image, wanted[row], rtol=1e-4, atol=1e-5)
 
 
-# Shifts ---------------------------------------------------------------------------------------------------------------
+# Turned ones ----------------------------------------------------------------------------------------------------------
 
 
-def test_shifted_images_are_own_ones_standardised_alike() -> None:
+def test_turned_images_are_own_ones_standardised_alike() -> None:
     before = IMAGES.copy()
-    for kind, standardise, seen in (
-        ("rotated", "none", lambda images: torch.rot90(images, dims=(2, 3))),
-        ("rotated", "channel", lambda images: torch.rot90(images, dims=(2, 3))),
-        ("dimmed", "none", lambda images: images * 0.25),
-    ):
-        plain, made_of = (task(shifts, standardise=standardise) for shifts in ({}, {kind: 4}))
+    for standardise in ("none", "channel"):
+        plain, made_of = (task(rotated, standardise=standardise) for rotated in (0, 4))
         for name in made_of.clients:
             for ours, theirs in zip(made_of.splits(name), plain.splits(name), strict=True):
-                assert torch.equal(everything(ours)[1], everything(theirs)[1])
-                torch.testing.assert_close(everything(ours)[0], seen(everything(theirs)[0]), rtol=0, atol=0)
+                (images, labels), (upright, same) = everything(ours), everything(theirs)
+                assert torch.equal(labels, same)
+                torch.testing.assert_close(images, torch.rot90(upright, dims=(2, 3)), rtol=0, atol=0)
+                assert images.is_contiguous()
     np.testing.assert_array_equal(IMAGES, before)
 
 
-def test_the_seed_draws_as_many_shifted_clients_as_asked_for() -> None:
+def test_the_seed_draws_as_many_turned_clients_as_asked_for() -> None:
     drawn = []
     for seed in (0, 0, 1):
-        upright, shifted = (task(each, clients=10, seed=seed) for each in ({}, {"dimmed": 3}))
-        pairs = {
-            name: [everything(made_of.splits(name).train)[0] for made_of in (upright, shifted)]
-            for name in upright.clients
-        }
-        drawn.append({name for name, (ours, theirs) in pairs.items() if not torch.equal(ours, theirs)})
+        upright, turned = (task(rotated, clients=10, seed=seed) for rotated in (0, 3))
+        images = lambda made_of, name: everything(made_of.splits(name).train)[0]  # noqa: E731
+        drawn.append([name for name in upright.clients if not torch.equal(images(upright, name), images(turned, name))])
     assert [len(names) for names in drawn] == [3, 3, 3]
     assert drawn[0] == drawn[1] != drawn[2]
-    for kind in ("rotated", "noisy", "dimmed"):
-        with pytest.raises(FairbloomError, match=rf"shapes.{kind}-clients = 5: at most clients = 4"):
-            task({kind: 5})
-
-
-@given(st.integers(0, 2**32), st.text(max_size=5))
-def test_noise_is_of_seed_and_client_and_keeps_the_range(seed: int, client: str) -> None:
-    images = torch.full((50, 1, 4, 4), 0.5)
-    noisy = shift(images, {"noisy"}, seed, client)
-    assert torch.equal(noisy, shift(images, {"noisy"}, seed, client))
-    assert not torch.equal(noisy, shift(images, {"noisy"}, seed, client + "x"))
-    assert not torch.equal(noisy, shift(images, {"noisy"}, seed + 1, client))
-    assert (noisy.min(), noisy.max()) == (0.0, 1.0)
-    assert noisy.std() > 0.2
-    assert (images == 0.5).all()
-
-
-def test_a_client_can_be_shifted_in_all_ways_at_once() -> None:
-    both = shift(torch.tensor([[[[1.0, 0.0], [0.0, 0.0]]]]), {"rotated", "dimmed"}, 0, "a")
-    assert both.tolist() == [[[[0.0, 0.0], [0.25, 0.0]]]]
-    assert both.is_contiguous()
+    with pytest.raises(FairbloomError, match=r"shapes.rotated-clients = 5: .*clients = 4"):
+        task(5)
 
 
 # IDX ------------------------------------------------------------------------------------------------------------------

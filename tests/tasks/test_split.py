@@ -25,9 +25,8 @@ def test_every_example_is_with_exactly_one_client(partition: str) -> None:
     assert set(split.part) == {0, 1, 2}
 
 
-@pytest.mark.parametrize("shift", ["rotated", "noisy", "dimmed"])
-def test_a_split_has_a_clients_examples_whatever_its_camera(shift: str) -> None:
-    split, task = split_of(**{f"digits.{shift}-clients": 2, "validation-share": 0.2})
+def test_a_split_has_a_clients_examples_whatever_its_camera() -> None:
+    split, task = split_of(**{"digits.rotated-clients": 2, "validation-share": 0.2})
     plain = load_task(Settings.of({"clients": 6, "validation-share": 0.2}).run_config())
     for place, client in enumerate(split.clients):
         splits = task.splits(client)
