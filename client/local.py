@@ -4,7 +4,7 @@ from collections.abc import Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache, partial
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.nn import Parameter
@@ -69,13 +69,6 @@ class Update:
     metrics: Metrics
     second: StateDict
     record: str = ""
-
-
-class StartedRule(NamedTuple):
-    """A rule in a round, and the round of the state that it went on from, 0 where it began again."""
-
-    rule: RuleAtWork
-    origin: int
 
 
 @dataclass(frozen=True)
@@ -176,7 +169,7 @@ class LocalClient:
         """Fewest examples of a group that is reported."""
         return max(self.settings.smallest_group, 0 if self.gate is None else self.gate.floor)
 
-    def start_rule(self, rule: Rule, received: StateDict, terms: Terms, sent: Mapping[str, StateDict]) -> StartedRule:
+    def start_rule(self, rule: Rule, received: StateDict, terms: Terms, sent: Mapping[str, StateDict]) -> RuleAtWork:
         """Return a rule that corrects steps, in this round."""
         version = self.states.of_rule(terms)
         trainable = {name: received[name] for name, _ in self.trainable()}
@@ -186,11 +179,11 @@ class LocalClient:
                 self.name,
             )
             version = Version(0, {})
-        return StartedRule(RuleAtWork(rule, trainable, version.state, sent), version.made)
+        return RuleAtWork(rule, trainable, version, sent)
 
-    def finish_rule(self, started: StartedRule, trained: Arrays, steps: StepsTaken, terms: Terms) -> Arrays:
+    def finish_rule(self, started: RuleAtWork, trained: Arrays, steps: StepsTaken, terms: Terms) -> Arrays:
         """Keep what a rule has the client keep after these steps; return the trainable parameters to reply."""
-        replied, kept = started.rule.finish(trained, steps)
+        replied, kept = started.finish(trained, steps)
         self.states.keep(RULE, terms.server_round, kept, started.origin)
         return replied
 
@@ -231,7 +224,7 @@ class _ClientTraining(ClientRound):
         work = global_work(client.settings, terms, self._rules)
         self._work = client_work(work, client.settings, terms, client.key)
         self._scores: dict[str, float] = {}
-        self._started: StartedRule | None = None
+        self._started: RuleAtWork | None = None
         self._steps = StepsTaken()
         client.model.load_state_dict(received)
 
@@ -256,7 +249,7 @@ class _ClientTraining(ClientRound):
 
     def take_steps(self) -> None:
         client, started = self._client, self._started
-        correct = None if started is None else started.rule.correct
+        correct = None if started is None else started.correct
         watching = [rule for rule in self._rules if "after_step" in rule.hooks()]
 
         def after_step(step: int, parameters: Copied, last: bool) -> None:

@@ -6,17 +6,21 @@ from torch import Tensor
 
 from fairbloom.errors import ReportableError
 
+from ..states import Version
 from .arrays import check_arrays, check_finite, copies
 from .base import Arrays, Rule, Shift, StepsTaken
 
 
 class RuleAtWork:
-    """A rule with the hooks `start`, `correct` and `finish`, in one round of one client."""
+    """A rule with the hooks `start`, `correct` and `finish`, in one round of one client.
 
-    def __init__(self, rule: Rule, received: Arrays, kept: Arrays, sent: Mapping[str, Arrays]) -> None:
-        self._rule, self._received = rule, received
+    `origin` is the round of the version that it goes on from, 0 where the client begins again.
+    """
+
+    def __init__(self, rule: Rule, received: Arrays, kept: Version, sent: Mapping[str, Arrays]) -> None:
+        self._rule, self._received, self.origin = rule, received, kept.made
         vectors = {record: copies(arrays) for record, arrays in sent.items()}  # the other clients are sent them, too
-        self._state = self._rule.start(copies(received), copies(kept), vectors)
+        self._state = self._rule.start(copies(received), copies(kept.state), vectors)
 
     @property
     def shift(self) -> Arrays:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fairbloom.client.honoured import Honoured
-from fairbloom.client.local import Metrics, StartedRule, report_all
+from fairbloom.client.local import Metrics, report_all
 from fairbloom.client.metrics import (
     ALL_METRICS,
     BEFORE,
@@ -29,6 +29,7 @@ from fairbloom.client.metrics import (
 )
 from fairbloom.client.plan import epochs_in_time, global_work, own_works
 from fairbloom.client.round import ClientRound
+from fairbloom.client.rules.at_work import RuleAtWork
 from fairbloom.client.rules.base import Copied, Shift, StepsTaken
 from fairbloom.client.rules.registry import Rules, rules_of
 from fairbloom.client.states import StateDict
@@ -306,7 +307,7 @@ class _Block(ClientRound):
         self._parts = examples_of(block)
         self._rules = rules_of(training.engine.settings, self._terms)
         self._scores: list[Metrics] = [{} for _ in block]
-        self._started: list[StartedRule] = []
+        self._started: list[RuleAtWork] = []
         self._loss_before_in_first_step = False
 
     def _load_received(self) -> None:
@@ -354,7 +355,7 @@ class _Block(ClientRound):
         if self._work.idle:
             return
         training, last = self._training, max(member.steps for member in self._block)
-        shifts = [started.rule.shift for started in self._started]
+        shifts = [started.shift for started in self._started]
         shift = [torch.stack([each[name] for each in shifts]) for name in training.layout.trainable] if shifts else []
         watching = [rule for rule in self._rules if "after_step" in rule.hooks()]
 

@@ -29,7 +29,7 @@ from fairbloom.client.fair.training import HONOURED
 from fairbloom.client.rules.registry import kinds_of
 from fairbloom.protocol.terms import WORK
 from fairbloom.simulation.grid import InProcessGrid
-from fairbloom.strategies import METHODS, FairStrategy, FedAvg, FedMGDA, FedProx, QFedAvg, Round
+from fairbloom.strategies import METHODS, FairStrategy, FedMGDA, FedProx, QFedAvg, Round
 from fairbloom.tasks import load_task
 from tests.docs.pages import ROOT, blocks
 from tests.simulation.helpers import table
@@ -176,10 +176,9 @@ def test_a_run_resumes_although_the_loader_shuffles_globally(quickstart: Modules
     assert dict(again.evaluate_metrics_clientapp[4]) == dict(whole.evaluate_metrics_clientapp[4])
 
 
-def test_three_methods_end_where_flowers_own_do(quickstart: Modules) -> None:
+def test_methods_end_where_flowers_own_do(quickstart: Modules) -> None:
     """The same clients train on the same draws, so only the server's arithmetic may differ."""
     for theirs, ours in (
-        (flowers.FedAvg(), FedAvg()),
         (flowers.FedProx(proximal_mu=0.5), FedProx(mu=0.5)),
         (flowers.QFedAvg(client_learning_rate=RATE, q=0.0), QFedAvg(q=0.0, lipschitz=1 / RATE)),
     ):

@@ -197,9 +197,6 @@ BOTH: Mapping[str, Case] = {
             "collated",
             "tokens",
             "of_itself",
-            "in_bfloat16",
-            "in_several_dtypes",
-            "frozen_in_bfloat16",
         )
     },
 }

@@ -1,4 +1,4 @@
-"""A user's tasks of today, in float64: several tensors as inputs, outputs by name, a Dataset, other weights."""
+"""A user's tasks of today, in float64: several tensors as inputs, outputs by name, a Dataset."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -69,14 +69,6 @@ class Pairs(nn.Module):
         return outputs
 
 
-class Converting(Pairs):
-    """The same, which computes in the dtype of its weights."""
-
-    def forward(self, first: Tensor, second: Tensor) -> Tensor:
-        parts = [layer(x.to(layer.weight.dtype)) for layer, x in ((self.first, first), (self.second, second))]
-        return (parts[0] + parts[1]).double()
-
-
 # Examples -------------------------------------------------------------------------------------------------------------
 
 
@@ -90,10 +82,6 @@ def sentences(random: torch.Generator, count: int) -> Inputs:
 def pairs(random: torch.Generator, count: int) -> Inputs:
     """Return two tensors."""
     return tuple(torch.randn(count, width, generator=random, dtype=torch.float64) for width in (4, 2))
-
-
-def pairs_in_float32(random: torch.Generator, count: int) -> Inputs:
-    return tuple(each.float() for each in pairs(random, count))
 
 
 class Lines(Dataset[tuple[Tensor, Tensor]]):
@@ -211,30 +199,3 @@ def of_itself(setup: Setup) -> Task:
         return replace(padded, inputs={**inputs, "labels": padded.targets})
 
     return task_of(setup, lambda: OfItself().double(), sentences, with_labels, loss=model_loss)
-
-
-def in_bfloat16(setup: Setup) -> Task:
-    """Two tensors, and weights in bfloat16."""
-    return task_of(setup, lambda: Converting().bfloat16(), pairs_in_float32)
-
-
-def in_several_dtypes(setup: Setup) -> Task:
-    """Two tensors, and weights of one layer in bfloat16."""
-
-    def made() -> nn.Module:
-        model = Converting()
-        model.first.bfloat16()
-        return model
-
-    return task_of(setup, made, pairs_in_float32)
-
-
-def frozen_in_bfloat16(setup: Setup) -> Task:
-    """Two tensors, and weights of one layer in bfloat16 and frozen."""
-
-    def made() -> nn.Module:
-        model = Converting()
-        model.first.bfloat16().requires_grad_(requires_grad=False)
-        return model
-
-    return task_of(setup, made, pairs_in_float32)

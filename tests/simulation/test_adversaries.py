@@ -29,7 +29,7 @@ from .helpers import ROOT, Outcome, run, small, table
 HOSTILE = "client-1"
 TURNED: dict[str, Any] = {
     **{"attack": "sign-flip", "attack_strength": 0.5, "attackers": HOSTILE},
-    **{"fraction": 1.0, "partition": "iid", "num_rounds": 8},
+    **{"fraction": 1.0, "partition": "iid", "num_rounds": 4},
 }
 
 
@@ -216,8 +216,8 @@ def test_results_leave_the_attacker_out_and_say_so(turned: Path) -> None:
 
 def test_the_rounds_that_a_defence_left_clients_out_of_count(tmp_path: Path) -> None:
     loaded = fairbloom.load(run(tmp_path / "run", **TURNED | {"method": "fedavg", "defence": "nnm"}))
-    assert dict(loaded.left_out())[HOSTILE] == 8
-    assert "Left out by the defence nnm, in rounds of 8: client-1 8" in str(page_of(loaded))
+    assert dict(loaded.left_out())[HOSTILE] == 4
+    assert "Left out by the defence nnm, in rounds of 4: client-1 4" in str(page_of(loaded))
     plain = fairbloom.load(run(tmp_path / "plain", **TURNED | {"method": "fedavg"}))
     assert (plain.left_out(), "left_out" in plain.rounds) == ([], False)
 

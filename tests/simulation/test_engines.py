@@ -144,6 +144,7 @@ def replies(case: str, what: str) -> list[dict[str, Any]]:
     return [answer for kind, answer in outcome("local", case).seen if kind == what]
 
 
+@pytest.mark.slow
 def test_the_cases_meet_what_they_are_there_for() -> None:
     """A case in which nothing is refused, kept or measured would compare nothing."""
     assert {case for case in CASES if case in METHODS} == set(METHODS)

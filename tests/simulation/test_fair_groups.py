@@ -63,7 +63,7 @@ def test_the_gap_between_groups_falls_at_every_seed(tmp_path: Path) -> None:
 
 
 def test_data_without_groups_end_the_run_with_a_remedy(tmp_path: Path) -> None:
-    data = write_sites(tmp_path / "data", 0)
+    data = write_sites(tmp_path / "data", 0, sites=2)
     shared: dict[str, Any] = {"task": "csv", "data-dir": str(data), "method": "fairfed", "num-rounds": 1}
     for without in ("", grouped(data, "severity>=-1", target="noise")):
         with pytest.raises(FairbloomError, match="fairness between groups"):

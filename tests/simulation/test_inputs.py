@@ -43,7 +43,9 @@ def test_tensors_and_a_dataset_are_not_pooled() -> None:
 
 
 def test_weights_in_bfloat16_are_averaged_in_float32(tmp_path: Path) -> None:
-    model = load_file(run(tmp_path / "run", engine="loop", **changes_of("in_bfloat16")) / "model.safetensors")
+    model = load_file(
+        run(tmp_path / "run", model="tests.client.nets:BFloat", engine="loop", num_rounds=2) / "model.safetensors"
+    )
     assert {array.dtype for array in model.values()} == {np.dtype(np.float32)}
     rounded = {name: torch.from_numpy(array).bfloat16().float().numpy() for name, array in model.items()}
     assert any((rounded[name] != array).any() for name, array in model.items())

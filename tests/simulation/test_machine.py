@@ -521,7 +521,7 @@ SETTINGS = chosen(phases=[Phase.explicit, Phase.generate], report_multiple_bugs=
 
 
 def test_a_disturbed_run_equals_that_of_what_it_used() -> None:
-    run_state_machine_as_test(Run, settings=chosen(SETTINGS, max_examples=4, stateful_step_count=8))
+    run_state_machine_as_test(Run, settings=chosen(SETTINGS, max_examples=2, stateful_step_count=8))
 
 
 @pytest.mark.slow

@@ -102,6 +102,13 @@ def test_a_model_that_cannot_be_stacked_is_named_with_the_reason() -> None:
             program(model, task="digits")
 
 
+def test_weights_of_several_dtypes_are_not_stacked() -> None:
+    task = load_task(config_of(task="digits"))
+    mixed = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Linear(8, 10).double())
+    with pytest.raises(UnstackableError, match="several dtypes"):
+        make_program(mixed, task, task.splits(task.clients[0]).train)
+
+
 def test_a_probe_leaves_the_models_buffers_as_they_were() -> None:
     task = load_task(config_of(task="digits", model="tests.client.nets:Masked"))
     model = task.model()
