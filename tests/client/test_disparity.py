@@ -175,9 +175,6 @@ def test_the_logit_is_two_outputs_difference_or_the_one_output() -> None:
         assert logits_of(one, 0).tolist() == [-1.0, -2.0]
 
 
-# fairlearn's definitions --------------------------------------------------------------------------------------------
-
-
 # Groups that are not there, or too small ----------------------------------------------------------------------------
 
 
@@ -316,6 +313,3 @@ def test_terms_that_a_client_cannot_act_on_are_refused_by_name() -> None:
     for terms, settings, words in cases:
         with pytest.raises(ReportableError, match=words):
             trained(terms_of(**terms), **settings)
-
-
-# As messages --------------------------------------------------------------------------------------------------------

@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-from fairbloom.protocol.settings import SettingsError
 from fairbloom.rounds.roster import sample
-from fairbloom.server.settings import Settings
 from tests.tasks import mine
 
 from .helpers import ROOT, run, table
@@ -65,11 +63,3 @@ def test_clients_are_drawn_by_the_order_of_their_names(tmp_path: Path) -> None:
         evaluated[int(row["round"])].append(row["client"])
     names = sorted(f"line-{number}" for number in range(30))
     assert evaluated == {number: sample(names, 3, 5, "evaluate", number) for number in range(1, 5)}
-
-
-# Evaluation ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_run_without_any_evaluation_is_refused() -> None:
-    with pytest.raises(SettingsError, match=r"fraction-evaluate = 0\.0: allowed is float in \(0, 1\]"):
-        Settings.of({"fraction-evaluate": 0.0})
