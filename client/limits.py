@@ -26,7 +26,7 @@ class LimitsError(FairbloomError):
     """Limits that make no sense; the message names the key, its value and what would do."""
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid", strict=True))
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(strict=True))
 class Limits:
     """The table `limits` of owner.toml, with hyphens there.
 
@@ -62,15 +62,16 @@ class Limits:
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> Self:
         """Return the limits of a table; raise LimitsError where a key is unknown, or its value impossible."""
+        keys = [each.name.replace("_", "-") for each in fields(cls)]
+        for key, value in table.items():
+            if key not in keys:
+                raise LimitsError(f"limits has {key} = {value!r}: its keys are {', '.join(keys)}")
         try:
             return cls(**{key.replace("-", "_"): value for key, value in table.items()})
         except ValidationError as error:
             fault = error.errors()[0]
             key = str(fault["loc"][0]).replace("_", "-")
-            known = ", ".join(each.name.replace("_", "-") for each in fields(cls))
-            raise LimitsError(
-                f"limits has {key} = {table[key]!r}: {fault['msg']}; the keys of limits are {known}"
-            ) from error
+            raise LimitsError(f"limits has {key} = {fault['input']!r}: {fault['msg']}") from error
 
     def check(self, config: Mapping[str, Any]) -> None:
         """Raise SettingRefusedError where a run passes a limit; `config` are its settings, `own-settings` expanded."""
