@@ -158,7 +158,7 @@ class LocalClients:
     def _folder_of(self, name: str) -> Path | None:
         return None if self._state_folder is None else self._state_folder / folder_name(name)
 
-    def begin(self, names: Sequence[str], terms: Terms) -> None:
+    def begin(self, names: Sequence[str]) -> None:
         """Forget the clients that have not been asked for long."""
         self._most = max(self._most, len(names))
         while len(self._locals) > self._most:
@@ -192,7 +192,7 @@ class LocalClients:
 
     def train(self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING) -> Trained:
         """Let these clients train the model on the terms, each on its own data."""
-        self.begin(names, terms)
+        self.begin(names)
         received, trained = self.on_device(model), self.none_trained(names, model, terms)
         vectors = {record: self.on_device(arrays) for record, arrays in sent.items()}
 
@@ -209,7 +209,7 @@ class LocalClients:
         """Let these clients evaluate the model one by one; only `participants` measure what the terms ask for."""
         received, refused = self.on_device(model), Refusals(terms.server_round)
         of_others, asked = replace(terms, measure=()), set(participants)
-        self.begin(names, terms)
+        self.begin(names)
 
         def evaluate(name: str) -> Metrics:
             return self.local(name).evaluate(received, terms if name in asked else of_others)

@@ -221,7 +221,7 @@ class WorkerClients(LocalClients):
 
     def train(self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING) -> Trained:
         """Let these clients train the model on the terms, each on its own data."""
-        self.begin(names, terms)
+        self.begin(names)
         trained = self._room(names, model, terms)
         replies = self._replies(Call("train", terms, dict(sent)), model, names, names, trained.refused)
         for name, reply in replies.items():
@@ -232,7 +232,7 @@ class WorkerClients(LocalClients):
 
     def evaluate(self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]) -> Replies:
         """Let these clients evaluate the model; only `participants` measure what the terms ask for."""
-        self.begin(names, terms)
+        self.begin(names)
         refused, reports, asked = Refusals(terms.server_round), dict[str, Metrics](), frozenset(participants)
         trained = None if self.workers is None else self.workers.buffers.rows
         # Personal models are in memory meanwhile: no more of them than a training has clients.
@@ -267,7 +267,7 @@ class WorkerClients(LocalClients):
             if training:
                 self.on_trained(answered, len(names))
 
-        workers = self._workers_of(model, list(prepared))
+        workers = self._workers_for(model, min(1, len(prepared)), list(prepared))
         answers = workers.answers(call, model, [job for _, job in largest_first], on_answers)
         return refuse_failed({name: answers[name] for name in prepared}, refused)
 
@@ -286,16 +286,12 @@ class WorkerClients(LocalClients):
         refused = Refusals(terms.server_round)
         return Trained(metrics={}, refused=refused, updates=updates, second=second, hostile=self._hostile)
 
-    def _workers_of(self, model: Model, names: Collection[str]) -> Workers:
-        """Return workers that were forked when this process had these clients' data already."""
+    def _workers_for(self, model: Model, rows: int, names: Collection[str] = ()) -> Workers:
+        """Return workers that share enough memory, forked when this process had the data of these clients already."""
         settings, seen = self._seen
         if settings is not self.settings or not seen.issuperset(names):
             self.close()
             self._seen = self.settings, frozenset(self._locals)
-        return self._workers_for(model, min(1, len(names)))
-
-    def _workers_for(self, model: Model, rows: int) -> Workers:
-        """Return workers that share enough memory: others, where these do not."""
         if self.workers is None or not self.workers.buffers.fit(model, rows):
             self.close()
             layout = self.method.layout_of(model)

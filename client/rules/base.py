@@ -110,14 +110,9 @@ class Rule:
 
     def __str__(self) -> str:
         """Return what errors call it: what asks for it, as key = value."""
-        return self.asked_in(self.terms)
-
-    @classmethod
-    def asked_in(cls, terms: Terms) -> str:
-        """Return what asks for it in terms, as key = value."""
-        if cls.reads is not None and cls.reads in terms.rules:
-            return f"{cls.reads.asked_by.replace('_', '-')} = {getattr(terms, cls.reads.asked_by)!r}"
-        return f"measure = {next(name for name in cls.reports if name in terms.measure)}"
+        if self.reads is not None and self.reads in self.terms.rules:
+            return f"{self.reads.asked_by.replace('_', '-')} = {getattr(self.terms, self.reads.asked_by)!r}"
+        return f"measure = {next(name for name in self.reports if name in self.terms.measure)}"
 
     @classmethod
     def wire_keys(cls) -> tuple[str, ...]:

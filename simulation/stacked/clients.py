@@ -133,7 +133,7 @@ class StackedClients(LocalClients):
         work = self._plan(terms)
         if work is None:
             return super().train(names, model, terms, sent)
-        self.begin(names, terms)
+        self.begin(names)
         trained, received = self.none_trained(names, model, terms), self.on_device(model)
         if self.method.frozen:  # which programs take from the model
             self.task_and_model()[1].load_state_dict(received)
@@ -152,7 +152,7 @@ class StackedClients(LocalClients):
 
     def evaluate(self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]) -> Replies:
         """Let these clients evaluate the model; of `participants` alone is asked what the terms ask to measure."""
-        self.begin(names, terms)
+        self.begin(names)
         if self._falls_back(HONOURED.find_unsupported(terms, (), by_group=self._by_group)):
             return super().evaluate(names, model, terms, participants)
         try:
