@@ -482,7 +482,7 @@ def test_an_engine_leaves_what_it_does_not_honour_to_the_loop(
 ) -> None:
     """As if this engine had been forgotten when the field, or the metric, was added: equal to the bit, and named."""
     honoured = stacked.HONOURED
-    monkeypatch.setattr(StackedClients, "_in_blocks", None)
+    monkeypatch.setattr(StackedClients, "_train_block", None)
     for case in [name for name in CASES if name not in {*BOTH, *SET_AGAIN}]:
         name = case.partition(": ")[2]
         monkeypatch.setattr(stacked, "HONOURED", without(honoured, name))
