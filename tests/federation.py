@@ -1,9 +1,11 @@
 """A federation in memory: clients that train quadratics or misbehave, a Flower grid, and runs of methods over it."""
 
 import zlib
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache, cached_property, lru_cache
 from io import BytesIO
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -15,9 +17,12 @@ from flwr.serverapp.strategy import Result
 from flwr.supercore.run import Run
 from numpy.typing import NDArray
 
-from fairbloom.protocol.terms import WORK
-from fairbloom.rounds.updates import FloatArray
-from fairbloom.strategies import METHODS, FairStrategy, Round
+from fairbloom.protocol.terms import WORK, Terms
+from fairbloom.rounds.clients import NOTHING, Replies, Trained
+from fairbloom.rounds.loop import Rounds
+from fairbloom.rounds.refusals import Refusals
+from fairbloom.rounds.updates import FloatArray, Model
+from fairbloom.strategies import METHODS, FairStrategy, FedDyn, Round
 
 from .strategies.helpers import ARGUMENTS, Arrays, group_counts_of, make
 
@@ -394,3 +399,217 @@ def one_faulty(name: str, fault: Fault | None) -> tuple[Result, Round]:
     grid = MemoryGrid(quadratics(6), faults={} if fault is None else {("site-2", 1): fault})
     result, (only,) = run(make(name, ARGUMENTS[name][0], buffers=BUFFERS, seed=SITE_2_IS_DRAWN), grid, rounds=1)
     return result, only
+
+
+# Clients with a quadratic loss each, whose solutions are known ------------------------------------------------------
+
+
+class Bowl:
+    """A client with the loss ½ (x − a)ᵀ A (x − a) + b of a model of one array, w, and full-batch steps at these rates.
+
+    As METHODS has it for SCAFFOLD and FedDyn, it keeps a vector between rounds: `states` by the round of the reply that
+    made them, before and after its last reply. `sent` has the config of each message to train.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        A: FloatArray,
+        a: FloatArray,
+        b: float = 0.0,
+        examples: int = 1,
+        rates: Sequence[float] = (0.2,),
+    ) -> None:
+        self.name, self.A, self.a, self.b, self.examples, self.rates = name, A, a, b, examples, rates
+        self.states: dict[int, FloatArray] = {}
+        self.sent: list[Mapping[str, Any]] = []
+
+    def loss(self, x: FloatArray) -> float:
+        return float(0.5 * (x - self.a) @ self.A @ (x - self.a)) + self.b
+
+    def gradient(self, x: FloatArray) -> FloatArray:
+        return self.A @ (x - self.a)
+
+    def state(self, number: int) -> FloatArray:
+        """Return the state after the reply of a round, zeros for round 0."""
+        return self.states[number] if number else np.zeros_like(self.a)
+
+    def train(self, w: FloatArray, config: Mapping[str, Any], control: FloatArray | None) -> list[FloatArray]:
+        """Return the model before the first local step and after each; keep the state that follows."""
+        mu, alpha, shift = config.get("proximal-mu", 0.0), config.get("dynamic-alpha", 0.0), np.zeros_like(w)
+        if "state-round" in config:
+            state, c = self.state(self.from_round(config)), np.zeros_like(w) if control is None else control
+            shift = c - state if config.get("control-variates") else -state
+        path, rates = [w], list(self.rates[:1]) * int(config.get("local-steps", 0)) or self.rates
+        for rate in () if config.get("local-only") else rates:
+            x = path[-1]
+            room = config.get("propfair-baseline", self.loss(x) + 1.0) - self.loss(x)
+            slope = 1.0 / max(room, config.get("propfair-epsilon", 0.0))
+            path.append(x - rate * (slope * self.gradient(x) + (mu + alpha) * (x - w) + shift))
+        if "state-round" in config:
+            corrected = (w - path[-1]) / sum(rates) if len(rates) else shift
+            after = corrected - shift if config.get("control-variates") else state + alpha * (w - path[-1])
+            self.states = {self.from_round(config): state, int(config["server-round"]): after}
+            self.states.pop(0, None)
+        return path
+
+    def from_round(self, config: Mapping[str, Any]) -> int:
+        """Return the round of the state that it goes on from: the one asked for, 0 where it has lost it."""
+        return config["state-round"] if config["state-round"] in self.states else 0
+
+    def report(self, w: FloatArray, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Return its metrics of a round's training, before it trains."""
+        kept = {"state-round": self.from_round(config)} if "state-round" in config else {}
+        rates = {"learning-rate": float(sum(self.rates[:1])), "step-sum": float(sum(self.rates))}
+        return {"num-examples": self.examples, "loss-before": self.loss(w), "accuracy-after": 0.5, **rates, **kept}
+
+    def __call__(self, message: Message) -> Message:
+        if message.metadata.message_type == MessageType.QUERY:
+            about = {"name": self.name, "num-examples": self.examples, "honours": list(WORK)}
+            return Message(RecordDict({"client": ConfigRecord(about)}), reply_to=message)
+        config, w = message.content.config_records["config"], unpack(message.content.array_records["arrays"])["w"]
+        if message.metadata.message_type == MessageType.EVALUATE:
+            measured = MetricRecord({"num-examples": self.examples, "loss": self.loss(w)})
+            return Message(RecordDict({"metrics": measured}), reply_to=message)
+        self.sent.append(dict(config))
+        control, numbers = message.content.array_records.get("control"), MetricRecord(self.report(w, config))
+        path = self.train(w, config, None if control is None else unpack(control)["w"])
+        return Message(RecordDict({"arrays": record({"w": path[-1]}), "metrics": numbers}), reply_to=message)
+
+
+class Bowls:
+    """Such clients without messages; see rounds/clients.py. `joins` has the first round of those that come later."""
+
+    def __init__(self, method: FairStrategy, clients: Iterable[Bowl], joins: Mapping[str, int]) -> None:
+        self._method, self._clients, self._joins, self._round = method, {c.name: c for c in clients}, joins, 1
+
+    def online(self, fewest: int) -> Sequence[str]:
+        return [name for name in sorted(self._clients) if self._joins.get(name, 1) <= self._round]
+
+    def free(self) -> Sequence[str]:
+        return self.online(1)
+
+    def sizes(self, names: Sequence[str]) -> Mapping[str, float]:
+        return {name: float(self._clients[name].examples) for name in names}
+
+    def train(self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING) -> Trained:
+        layout, self._round = self._method.layout_of(model), terms.server_round + 1
+        trained = Trained.empty(layout, refused=Refusals(terms.server_round), second=self._method.second)
+        for client in map(self._clients.__getitem__, names):
+            config = terms.of_client(client.name).to_config()
+            report = client.report(model["w"], config)
+            path = client.train(model["w"], config, sent["control"]["w"] if sent else None)
+            trained.add(client.name, report, {"w": path[-1]}, {"w": path[terms.snapshot_step or 0]})
+        return trained
+
+    def evaluate(self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]) -> Replies:
+        losses = {name: self._clients[name].loss(model["w"]) for name in names}
+        reports = {name: {"num-examples": 1, "loss": loss, "train-loss": loss} for name, loss in losses.items()}
+        return Replies(metrics=reports, refused=Refusals(terms.server_round))
+
+
+def descend(
+    method: FairStrategy, clients: Iterable[Bowl], rounds: int, joins: Mapping[str, int] = MappingProxyType({})
+) -> FloatArray:
+    """Return the model before the first round and after each, shape (rounds + 1, 3), without messages."""
+    start = np.full(3, 2.0)
+    loop = Rounds(method, Bowls(method, clients, joins), rounds)
+    finished = loop.run({"w": start}, measure=lambda number: [], measure_after=[])
+    return np.array([start, *(each.arrays["w"] for each in finished)])
+
+
+def minimiser_of_means(clients: Iterable[Bowl], *, by_examples: bool) -> FloatArray:
+    """Return where the mean loss is least, weighted by examples or uniformly."""
+    weighted = [(client.examples if by_examples else 1, client) for client in clients]
+    return np.linalg.solve(sum(n * c.A for n, c in weighted), sum(n * c.A @ c.a for n, c in weighted))
+
+
+def keeping(m: int) -> dict[str, Bowl]:
+    """Return m clients with unlike curvatures, optima, examples and numbers of steps, the first with 7."""
+    rng, clients = np.random.default_rng(0), dict[str, Bowl]()
+    for name in (f"site-{k}" for k in range(m)):
+        A, a, examples = np.diag(rng.uniform(0.5, 2.0, 3)), 2.0 * rng.normal(size=3), int(rng.integers(5, 60))
+        rates = list(rng.uniform(0.02, 0.1, 1 + (6 + 3 * len(clients)) % 11))
+        clients[name] = Bowl(name, A, a, 0.0, examples, rates)
+    return clients
+
+
+QUIET: dict[str, Any] = {"fraction_evaluate": 0.0, "unused_rounds": 0, "update_limit": float("inf")}
+
+
+@dataclass
+class Course:
+    """A run of such clients by messages: the model before the first round and after each, the rounds and the states.
+
+    `sent` has the config of each message to train, and `controls` the vector that came with it, by round and client.
+    """
+
+    method: FairStrategy
+    clients: Mapping[str, Bowl]
+    models: list[FloatArray]
+    rounds: list[Round] = field(default_factory=list)
+    states: list[dict[str, Any]] = field(default_factory=list)
+    sent: dict[int, dict[str, ConfigRecord]] = field(default_factory=dict)
+    controls: dict[int, dict[str, FloatArray]] = field(default_factory=dict)
+
+    @property
+    def row(self) -> FloatArray:
+        """The one row that the method keeps."""
+        (kept,) = self.method.progress.kept.values()
+        return np.asarray(kept.blocks[0][0])
+
+    @property
+    def used_states(self) -> dict[str, FloatArray]:
+        """Each client's state as the server knows it: that after its last reply that was used."""
+        numbers = self.method.progress.states.of(self.clients)
+        return {name: client.state(numbers[name]) for name, client in self.clients.items()}
+
+    @property
+    def inconsistency(self) -> float:
+        """How far what the clients keep and what the server keeps are from agreeing.
+
+        Of FedDyn that is Σ h_k − alpha R; else Σ n_k (c − c_k) / Σ n_k over all clients that the server has known.
+        """
+        states, kept = self.used_states, self.row if self.method.progress.kept else np.zeros(1)
+        if isinstance(self.method, FedDyn):
+            return float(np.abs(sum(states.values()) - self.method.alpha * kept).max())
+        by_examples = self.method.weighting == "examples"
+        n = {name: size if by_examples else 1.0 for name, size in self.method.progress.roster.items()}
+        total = sum(n.values())
+        return float(np.abs(sum(n[name] * (kept / total - states[name]) for name in n) / total).max())
+
+
+def follow(
+    method: FairStrategy,
+    clients: Mapping[str, Bowl],
+    rounds: int,
+    *,
+    faults: Mapping[tuple[str, int], Fault] | None = None,
+    before: Callable[[int, MemoryGrid], None] = lambda number, grid: None,
+    after: Callable[[Course], None] = lambda course: None,
+    first: FloatArray | None = None,
+    resume: Mapping[str, Any] | None = None,
+) -> Course:
+    """Run such clients by messages; `before` each round its number and the grid are given, `after` it the course.
+
+    `resume` and `first` continue a run, from a state and the model of its round.
+    """
+    grid, start = MemoryGrid(clients, faults=faults), np.full(3, 3.0) if first is None else first
+    course = Course(method, clients, [start])
+
+    def over(finished: Round) -> None:
+        course.rounds.append(finished)
+        course.models.append(unpack(finished.arrays)["w"])
+        course.states.append(method.state_dict())
+        after(course)
+        before(finished.number + 1, grid)
+
+    before(1 if resume is None else int(resume["round"]) + 1, grid)
+    method.start(grid, record({"w": start}), num_rounds=rounds, on_round=over, resume=resume)
+    for name, message in grid.sent_to(MessageType.TRAIN):
+        config = message.content.config_records["config"]
+        number = int(str(config["server-round"]))
+        course.sent.setdefault(number, {})[name] = config
+        if "control" in message.content.array_records:
+            course.controls.setdefault(number, {})[name] = unpack(message.content.array_records["control"])["w"]
+    return course

@@ -10,9 +10,7 @@ import pytest
 
 from fairbloom.rounds.states import MAX_STATE_LOSSES, States
 from fairbloom.strategies import SCAFFOLD, FairStrategy, FedDyn
-from tests.federation import MemoryGrid, arrays, error, metrics, no_reply
-from tests.strategies.keeping import Keeping, keeping
-from tests.strategies.stateful import PLAIN, Course, Joining, inconsistency, run, used_states
+from tests.federation import QUIET, Bowl, Course, MemoryGrid, arrays, error, follow, keeping, metrics, no_reply
 
 METHODS: dict[str, Callable[..., FairStrategy]] = {"scaffold": SCAFFOLD, "feddyn": lambda **o: FedDyn(alpha=1.0, **o)}
 
@@ -20,7 +18,7 @@ both = pytest.mark.parametrize("name", METHODS)
 
 
 def made(name: str, **options: Any) -> FairStrategy:
-    return METHODS[name](**{**PLAIN, **options})
+    return METHODS[name](**{**QUIET, **options})
 
 
 CASES: list[tuple[str, dict[str, Any]]] = [
@@ -34,14 +32,18 @@ def test_what_clients_and_server_keep_agrees_after_each_round() -> None:
     for name, options in CASES:
         clients, wrong = keeping(6), list[float]()
         clients["site-3"].rates = []
-        joining, method = Joining(clients, {"site-4": 3, "site-5": 6}), made(name, seed=2, **options)
 
-        def after(finished: Any, method: Any = method, clients: Any = clients, into: list[float] = wrong) -> None:
-            into.append(inconsistency(method, clients))
+        def join(number: int, grid: MemoryGrid) -> None:
+            joined = {4: "site-4", 6: "site-5"}
+            grid.nodes = {node: site for node, site in grid.nodes.items() if number > 1 or site not in joined.values()}
+            grid.nodes |= {1000 + number: joined[number]} if number in joined else {}
 
-        run(method, clients, 12, grid=joining.grid, before=joining, after=after)
+        def after(course: Course, into: list[float] = wrong) -> None:
+            into.append(course.inconsistency)
+
+        course = follow(made(name, seed=2, **options), clients, 12, before=join, after=after)
         np.testing.assert_allclose(wrong, np.zeros(12), atol=1e-11)
-        assert any(np.abs(state).max() > 0.1 for state in used_states(method, clients).values())
+        assert any(np.abs(state).max() > 0.1 for state in course.used_states.values())
 
 
 @both
@@ -50,21 +52,21 @@ def test_a_reply_that_is_refused_or_lost_leaves_nothing_behind(name: str) -> Non
     for fault in (error, no_reply, arrays(w=np.full(3, np.nan)), metrics({"num-examples": 0})):
         clients = keeping(3)
         faults = {("site-1", number): fault for number in (3, 4, 5)}
-        course = run(made(name), clients, 8, faults=faults)
+        course = follow(made(name), clients, 8, faults=faults)
         asked = [course.sent[number]["site-1"] for number in (3, 4, 5, 6) if "site-1" in course.sent[number]]
         assert {config["state-round"] for config in asked} == {2}
         assert all("site-1" not in finished.coefficients for finished in course.rounds[2:5])
         assert ("site-1" in course.rounds[7].coefficients) == (fault is not no_reply)  # not asked for a while then
         assert not any(finished.lost_states for finished in course.rounds)
-        assert inconsistency(course.method, clients) < 1e-10
+        assert course.inconsistency < 1e-10
 
 
-def losing(clients: Mapping[str, Keeping], losses: Mapping[int, str]) -> Callable[[int, MemoryGrid], None]:
+def losing(clients: Mapping[str, Bowl], losses: Mapping[int, str]) -> Callable[[int, MemoryGrid], None]:
     """Return what makes clients lose what they keep, each before a round."""
 
     def before(number: int, grid: MemoryGrid) -> None:
         if number in losses:
-            clients[losses[number]].lose()
+            clients[losses[number]].states = {}
 
     return before
 
@@ -72,7 +74,7 @@ def losing(clients: Mapping[str, Keeping], losses: Mapping[int, str]) -> Callabl
 @both
 def test_each_client_is_sent_the_round_of_its_last_used_reply(name: str) -> None:
     faults = {("site-1", 2): metrics({"num-examples": 0})}
-    course = run(made(name, fraction_train=0.6, seed=3), keeping(5), 6, faults=faults)
+    course = follow(made(name, fraction_train=0.6, seed=3), keeping(5), 6, faults=faults)
     used: dict[str, int] = {}
     for finished in course.rounds:
         configs = course.sent[finished.number]
@@ -88,12 +90,12 @@ def test_a_lost_state_is_refused_by_name_and_all_begin_anew(name: str, caplog: p
     clients, method = keeping(4), made(name)
     wrong: list[float] = []
     with caplog.at_level(logging.WARNING, "flwr"):
-        course = run(
+        course = follow(
             method,
             clients,
             8,
             before=losing(clients, {5: "site-2"}),
-            after=lambda finished: wrong.append(inconsistency(method, clients)),
+            after=lambda course: wrong.append(course.inconsistency),
         )
     lost = course.rounds[4]
     assert set(lost.refused) == {"site-2"}
@@ -115,8 +117,8 @@ def test_a_lost_state_is_refused_by_name_and_all_begin_anew(name: str, caplog: p
 @both
 def test_the_run_goes_on_as_a_new_one_from_that_rounds_model(name: str) -> None:
     clients = keeping(4)
-    course = run(made(name), clients, 9, before=losing(clients, {5: "site-2"}))
-    anew = run(made(name), keeping(4), 4, first=course.models[5])
+    course = follow(made(name), clients, 9, before=losing(clients, {5: "site-2"}))
+    anew = follow(made(name), keeping(4), 4, first=course.models[5])
     assert [model.tobytes() for model in course.models[6:]] == [model.tobytes() for model in anew.models[1:]]
 
 
@@ -124,7 +126,7 @@ def test_the_run_goes_on_as_a_new_one_from_that_rounds_model(name: str) -> None:
 def test_who_loses_it_twice_is_refused_with_the_remedy(name: str) -> None:
     clients, method = keeping(4), made(name)
     forgetful = dict.fromkeys(range(3, 40), "site-2")
-    course = run(method, clients, 12, before=losing(clients, forgetful))
+    course = follow(method, clients, 12, before=losing(clients, forgetful))
     lost = [finished.number for finished in course.rounds if finished.lost_states]
     assert len(lost) == MAX_STATE_LOSSES == 2
     for finished in course.rounds[lost[1] :]:
@@ -132,19 +134,19 @@ def test_who_loses_it_twice_is_refused_with_the_remedy(name: str) -> None:
         assert "2 times: give it a folder that stays (state-dir in its client.toml)" in finished.refused["site-2"]
         assert set(finished.coefficients) == {"site-0", "site-1", "site-3"}
     assert {config["state-round"] for config in course.sent[12].values()} == {0, 11}
-    assert inconsistency(method, clients) < 1e-10
+    assert course.inconsistency < 1e-10
 
 
 @both
 def test_a_reply_without_its_state_round_is_refused(name: str) -> None:
     for value in (None, float("nan"), [2, 2]):
         clients, method = keeping(3), made(name)
-        course = run(method, clients, 5, faults={("site-1", 3): metrics({"state-round": value})})
+        course = follow(method, clients, 5, faults={("site-1", 3): metrics({"state-round": value})})
         assert set(course.rounds[2].refused) == {"site-1"}
         assert "'state-round'" in course.rounds[2].refused["site-1"]
         assert course.sent[4]["site-1"]["state-round"] == 2
         assert not any(finished.lost_states for finished in course.rounds)
-        assert inconsistency(method, clients) < 1e-10
+        assert course.inconsistency < 1e-10
         assert all("state-round" not in finished.metrics for finished in course.rounds)  # it is no number of a round
 
 
@@ -155,28 +157,28 @@ def test_where_all_lose_theirs_the_round_is_skipped(name: str) -> None:
 
     def before(number: int, grid: MemoryGrid) -> None:
         for client in clients.values() if number == 4 else ():
-            client.lose()
+            client.states = {}
 
-    course = run(method, clients, 6, before=before)
+    course = follow(method, clients, 6, before=before)
     assert course.rounds[3].lost_states == tuple(clients)
     assert course.rounds[3].coefficients == {}
     assert course.models[3].tobytes() == course.models[4].tobytes()
     assert course.rounds[4].refused == {}
-    assert inconsistency(method, clients) < 1e-10
+    assert course.inconsistency < 1e-10
 
 
 @both
 def test_losses_survive_a_kill(name: str) -> None:
     clients = keeping(3)
-    killed = run(made(name), clients, 4, before=losing(clients, {3: "site-1"}))
+    killed = follow(made(name), clients, 4, before=losing(clients, {3: "site-1"}))
     state = json.loads(json.dumps(killed.states[3]["states"]))
     assert state == {"rounds": dict.fromkeys(clients, 4), "losses": {"site-1": 1}}
     assert States.of_state(state).state_dict() == state
-    resumed: Course = run(
+    resumed: Course = follow(
         made(name),
         clients,
         7,
-        first=killed.last,
+        first=killed.models[-1],
         resume=killed.states[3],
         before=losing(clients, {5: "site-1", 7: "site-1"}),
     )

@@ -6,9 +6,8 @@ from hypothesis import strategies as st
 
 from fairbloom.rounds.cohort import Kept
 from fairbloom.strategies import FedAvg, FedDyn
+from tests.federation import QUIET, descend, follow, keeping, minimiser_of_means
 from tests.strategies.helpers import cohort_of
-from tests.strategies.keeping import keeping, minimiser
-from tests.strategies.stateful import PLAIN, rest, run
 
 ALPHA = 0.3
 
@@ -18,19 +17,20 @@ ALPHA = 0.3
 
 def test_its_first_full_round_is_twice_fedavgs_step() -> None:
     """The clients' loss is regularised in the first round already, so FedAvg's clients get the same proximal term."""
-    ours = run(FedDyn(alpha=ALPHA, **PLAIN), keeping(4), 1)
-    theirs = run(FedAvg(weighting="uniform", proximal_mu=ALPHA, **PLAIN), keeping(4), 1)
-    np.testing.assert_allclose(ours.models[0] - ours.last, 2.0 * (theirs.models[0] - theirs.last), rtol=1e-13)
+    ours = follow(FedDyn(alpha=ALPHA, **QUIET), keeping(4), 1)
+    theirs = follow(FedAvg(weighting="uniform", proximal_mu=ALPHA, **QUIET), keeping(4), 1)
+    np.testing.assert_allclose(ours.models[0] - ours.models[1], 2.0 * (theirs.models[0] - theirs.models[1]), rtol=1e-13)
     assert set(ours.rounds[0].coefficients.values()) == {0.5}
 
 
 def test_it_rests_at_the_mean_minimum_where_fedavg_does_not() -> None:
     """Of the mean over clients, whatever their examples."""
+    best = minimiser_of_means(keeping(4).values(), by_examples=False)
     for options in ({"fraction_train": 0.5}, {"proximal_mu": 0.5}):
-        clients = keeping(4)
-        best = minimiser(clients, by_examples=False)
-        np.testing.assert_allclose(rest(FedDyn(alpha=1.0, **options, **PLAIN), clients), best, atol=1e-8)
-    assert np.abs(rest(FedAvg(weighting="uniform", **PLAIN), keeping(4), 60) - best).max() > 0.03
+        path = descend(FedDyn(alpha=1.0, **options, **QUIET), keeping(4).values(), 200)
+        np.testing.assert_allclose(path[-1], best, atol=1e-8)
+    plain = descend(FedAvg(weighting="uniform", **QUIET), keeping(4).values(), 60)
+    assert np.abs(plain[-1] - best).max() > 0.03
 
 
 # Properties ---------------------------------------------------------------------------------------------------------

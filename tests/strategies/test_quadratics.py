@@ -4,7 +4,7 @@ F_k(x) = ½ (x − a_k)ᵀ A_k (x − a_k) + b_k. Clients take one exact full-ba
 exactly; scipy.optimize computes the targets from the objectives. The rounds are the real ones, without messages.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -12,78 +12,13 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from fairbloom.protocol.terms import Terms
-from fairbloom.rounds.clients import NOTHING, Replies, Trained
-from fairbloom.rounds.loop import Rounds
-from fairbloom.rounds.refusals import Refusals
-from fairbloom.rounds.updates import FloatArray, Layout, Model
-from fairbloom.strategies import METHODS, FairStrategy, FromTorchJD
+from fairbloom.rounds.updates import FloatArray
+from fairbloom.strategies import METHODS, FromTorchJD
+from tests.federation import Bowl, descend, minimiser_of_means
 
 DIM = 3
 RATE = 0.2
 """The clients' learning rate; the largest curvature is 2, so that every step descends."""
-
-
-class Bowl:
-    """One client: its loss, its gradient, and what it does with a message."""
-
-    def __init__(self, name: str, A: FloatArray, a: FloatArray, b: float, examples: int, rate: float = RATE) -> None:
-        self.name, self.A, self.a, self.b, self.examples, self.rate = name, A, a, b, examples, rate
-
-    def loss(self, x: FloatArray) -> float:
-        return float(0.5 * (x - self.a) @ self.A @ (x - self.a)) + self.b
-
-    def gradient(self, x: FloatArray) -> FloatArray:
-        return self.A @ (x - self.a)
-
-    def slope(self, loss: float, terms: Terms) -> float:
-        """By what the transform multiplies the gradient: 1 / (M − f), no more than 1 / ε."""
-        if terms.propfair_baseline is None or terms.propfair_epsilon is None:
-            return 1.0
-        return 1.0 / max(terms.propfair_baseline - loss, terms.propfair_epsilon)
-
-    def train(self, start: FloatArray, terms: Terms) -> list[FloatArray]:
-        """Return the model before the first step and after each one."""
-        steps = [start]
-        for _ in range(terms.local_steps or 1):
-            x = steps[-1]
-            gradient = self.slope(self.loss(x), terms) * self.gradient(x) + terms.proximal_mu * (x - start)
-            steps.append(x - self.rate * gradient)
-        return steps
-
-
-class Bowls:
-    """The clients of a round; see rounds/clients.py."""
-
-    def __init__(self, method: FairStrategy, clients: list[Bowl]) -> None:
-        self._method, self._clients = method, {client.name: client for client in clients}
-
-    def online(self, fewest: int) -> Collection[str]:
-        return self._clients.keys()
-
-    def free(self) -> Collection[str]:
-        return self._clients.keys()
-
-    def sizes(self, names: Sequence[str]) -> Mapping[str, float]:
-        return {name: float(self._clients[name].examples) for name in names}
-
-    def train(self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING) -> Trained:
-        layout, refused, second = Layout(model), Refusals(terms.server_round), self._method.second
-        trained = Trained.empty(layout, refused=refused, second=second)
-        for client in map(self._clients.__getitem__, names):
-            steps = client.train(model["x"], terms)
-            report = {"num-examples": client.examples, "loss-before": client.loss(model["x"])}
-            report |= {"learning-rate": client.rate, "accuracy-after": 0.5}
-            arrays = {"x": steps[0 if terms.local_only else -1]}
-            trained.add(client.name, report, arrays, {"x": steps[terms.snapshot_step or 0]})
-        return trained
-
-    def evaluate(self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]) -> Replies:
-        losses = {name: self._clients[name].loss(model["x"]) for name in names}
-        reports = {
-            n: {"num-examples": self._clients[n].examples, "loss": x, "train-loss": x} for n, x in losses.items()
-        }
-        return Replies(metrics=reports, refused=Refusals(terms.server_round))
 
 
 def bowls(m: int, seed: int = 0, *, isotropic: bool = False, rates: bool = False) -> list[Bowl]:
@@ -95,7 +30,8 @@ def bowls(m: int, seed: int = 0, *, isotropic: bool = False, rates: bool = False
         A = Q @ np.diag(rng.uniform(0.5, 2.0, DIM)) @ Q.T
         A = np.eye(DIM) * rng.uniform(0.5, 2.0) if isotropic else A
         rate = RATE * rng.uniform(0.5, 1.0) if rates else RATE
-        clients.append(Bowl(f"c{k}", A, rng.normal(size=DIM), rng.uniform(0.2, 1.0), int(rng.integers(10, 50)), rate))
+        optimum, b = rng.normal(size=DIM), rng.uniform(0.2, 1.0)
+        clients.append(Bowl(f"c{k}", A, optimum, b, int(rng.integers(10, 50)), [rate]))
     return clients
 
 
@@ -105,14 +41,6 @@ def spread(clients: list[Bowl]) -> list[Bowl]:
     for client, corner in zip(clients, corners, strict=True):
         client.a = 1.5 * corner + 0.3 * client.a
     return clients
-
-
-def descend(strategy: FairStrategy, clients: list[Bowl], rounds: int) -> FloatArray:
-    """Return the model after every round, the first one first, shape (rounds + 1, DIM)."""
-    start = np.full(DIM, 2.0)
-    loop = Rounds(strategy, Bowls(strategy, clients), rounds)
-    finished = loop.run({"x": start}, measure=lambda number: [], measure_after=[])
-    return np.array([start, *(each.arrays["x"] for each in finished)])
 
 
 def end(name: str, clients: list[Bowl], rounds: int, **arguments: Any) -> FloatArray:
@@ -184,14 +112,12 @@ def near(x: FloatArray, target: FloatArray, tolerance: float) -> bool:
 # Averages -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("weighting", ["examples", "uniform"])
-def test_fedavg_reaches_the_minimiser_of_the_weighted_mean_loss(weighting: str) -> None:
+def test_fedavg_reaches_the_minimiser_of_the_weighted_mean_loss() -> None:
     clients = bowls(4)
-    p = shares(clients) if weighting == "examples" else np.full(4, 0.25)
-    H = sum(p_k * c.A for p_k, c in zip(p, clients, strict=True))
-    target = np.linalg.solve(H, sum(p_k * c.A @ c.a for p_k, c in zip(p, clients, strict=True)))
-    assert near(end("fedavg", clients, 150, weighting=weighting), target, 1e-9)
-    assert near(target, minimiser(lambda x: p @ losses(clients, x)), 1e-6)
+    for weighting, p in (("examples", shares(clients)), ("uniform", np.full(4, 0.25))):
+        target = minimiser_of_means(clients, by_examples=weighting == "examples")
+        assert near(end("fedavg", clients, 150, weighting=weighting), target, 1e-9)
+        assert near(target, minimiser(lambda x, p=p: p @ losses(clients, x)), 1e-6)
 
 
 def test_fedprox_with_one_step_is_fedavg() -> None:
@@ -236,7 +162,7 @@ def test_term_reaches_the_minimiser_of_the_tilted_loss(tilt: float, weighting: s
         lambda x: float(np.log(p @ np.exp(tilt * losses(clients, x))) / tilt) if tilt else float(p @ losses(clients, x))
     )
     for client in clients:
-        client.rate = 0.1  # the tilted loss is the more curved the larger the tilt
+        client.rates = [0.1]  # the tilted loss is the more curved the larger the tilt
     assert near(end("term", clients, 200, tilt=tilt, weighting=weighting), target, 1e-5)
 
 

@@ -14,10 +14,8 @@ from fairbloom.rounds.updates import FloatArray
 from fairbloom.server.checkpoint import load_checkpoint, save_checkpoint
 from fairbloom.server.settings import Settings, SettingsError
 from fairbloom.strategies import SCAFFOLD, Ditto, FedAvg, FedDyn, FedProx
-from tests.federation import metrics
+from tests.federation import QUIET, descend, follow, keeping, metrics, minimiser_of_means
 from tests.strategies.helpers import cohort_of
-from tests.strategies.keeping import keeping, minimiser
-from tests.strategies.stateful import PLAIN, inconsistency, rest, row, run
 
 CONTROL = "control"
 
@@ -27,20 +25,20 @@ CONTROL = "control"
 
 def test_its_first_round_is_fedavgs_to_the_bit() -> None:
     for weighting in ("examples", "uniform"):
-        ours = run(SCAFFOLD(weighting=weighting, **PLAIN), keeping(4), 1)
-        theirs = run(FedAvg(weighting=weighting, **PLAIN), keeping(4), 1)
-        assert ours.last.tobytes() == theirs.last.tobytes()
+        ours = follow(SCAFFOLD(weighting=weighting, **QUIET), keeping(4), 1)
+        theirs = follow(FedAvg(weighting=weighting, **QUIET), keeping(4), 1)
+        assert ours.models[1].tobytes() == theirs.models[1].tobytes()
         assert ours.rounds[0].coefficients == theirs.rounds[0].coefficients
 
 
 def test_scaffold_is_the_option_of_another_method() -> None:
-    options: dict[str, Any] = {"fraction_train": 0.6, "seed": 4, **PLAIN}
+    options: dict[str, Any] = {"fraction_train": 0.6, "seed": 4, **QUIET}
     for one, other in (
         (FedAvg(control_variates=True, **options), SCAFFOLD(**options)),
         (FedProx(mu=0.3, control_variates=True, **options), SCAFFOLD(proximal_mu=0.3, **options)),
         (Ditto(lam=0.7, control_variates=True, **options), SCAFFOLD(personal_lambda=0.7, **options)),
     ):
-        ours, theirs = run(one, keeping(5), 5), run(other, keeping(5), 5)
+        ours, theirs = follow(one, keeping(5), 5), follow(other, keeping(5), 5)
         assert [model.tobytes() for model in ours.models] == [model.tobytes() for model in theirs.models]
         assert ours.sent == theirs.sent
 
@@ -49,12 +47,12 @@ def test_scaffold_is_the_option_of_another_method() -> None:
 
 
 def test_it_rests_at_the_minimum_where_fedavg_does_not() -> None:
-    """The clients take 7 steps and other numbers of them, at rates of their own."""
+    """With clients that take 7 steps and other numbers of them, at rates of their own."""
     for options in ({"fraction_train": 0.5, "weighting": "uniform"}, {"proximal_mu": 0.5, "server_lr": 0.6}):
-        clients = keeping(4)
-        best = minimiser(clients, by_examples="weighting" not in options)
-        np.testing.assert_allclose(rest(SCAFFOLD(**options, **PLAIN), clients), best, atol=1e-8)
-    assert np.abs(rest(FedAvg(**PLAIN), keeping(4), 60) - best).max() > 0.03
+        best = minimiser_of_means(keeping(4).values(), by_examples="weighting" not in options)
+        path = descend(SCAFFOLD(**options, **QUIET), keeping(4).values(), 200)
+        np.testing.assert_allclose(path[-1], best, atol=1e-8)
+    assert np.abs(descend(FedAvg(**QUIET), keeping(4).values(), 60)[-1] - best).max() > 0.03
 
 
 # Properties ---------------------------------------------------------------------------------------------------------
@@ -62,16 +60,15 @@ def test_it_rests_at_the_minimum_where_fedavg_does_not() -> None:
 
 def test_a_joiner_leaves_the_resting_point_where_it_is() -> None:
     """A running mean in place of the sum would bias it for good."""
-    clients = keeping(5)
-    model = rest(SCAFFOLD(**PLAIN), clients, joins={"site-4": 40})
-    np.testing.assert_allclose(model, minimiser(clients, by_examples=True), atol=1e-8)
+    path = descend(SCAFFOLD(**QUIET), keeping(5).values(), 200, joins={"site-4": 40})
+    np.testing.assert_allclose(path[-1], minimiser_of_means(keeping(5).values(), by_examples=True), atol=1e-8)
 
 
 def test_clients_are_sent_the_sum_over_the_roster() -> None:
     clients = keeping(5)
-    method = SCAFFOLD(fraction_train=0.4, seed=1, **PLAIN)
+    method = SCAFFOLD(fraction_train=0.4, seed=1, **QUIET)
     rows: dict[int, FloatArray] = {}
-    course = run(method, clients, 4, after=lambda finished: rows.update({finished.number + 1: row(method)}))
+    course = follow(method, clients, 4, after=lambda each: rows.update({len(each.models): each.row}))
     total = sum(client.examples for client in clients.values())
     assert 1 not in course.controls
     for number in (2, 3, 4):
@@ -114,11 +111,11 @@ def test_an_impossible_sum_of_steps_is_refused() -> None:
     """One out of all proportion, too: it would be the control variate of all, since the update is divided by it."""
     for value in (None, float("nan"), -0.1, 1e-300, 1e-7):
         clients = keeping(4)
-        course = run(SCAFFOLD(**PLAIN), clients, 4, faults={("site-1", 2): metrics({"step-sum": value})})
+        course = follow(SCAFFOLD(**QUIET), clients, 4, faults={("site-1", 2): metrics({"step-sum": value})})
         assert set(course.rounds[1].refused) == {"site-1"}
         assert "step-sum" in course.rounds[1].refused["site-1"]
         assert course.sent[3]["site-1"]["state-round"] == 1
-        assert inconsistency(course.method, clients) < 1e-12
+        assert course.inconsistency < 1e-12
 
 
 # Where it does not compose ------------------------------------------------------------------------------------------
@@ -140,16 +137,16 @@ def test_scaffold_has_them_with_or_without_the_option() -> None:
 
 def test_a_killed_run_resumes_after_a_round_too_many(tmp_path: Path) -> None:
     """Killed after round 4 was recorded; or in round 5, when clients had replied already, and went on from there."""
-    options: dict[str, Any] = {"fraction_train": 0.6, "seed": 5, **PLAIN}
+    options: dict[str, Any] = {"fraction_train": 0.6, "seed": 5, **QUIET}
     for method in (SCAFFOLD, FedDyn):
-        whole = run(method(**options), keeping(5), 8)
+        whole = follow(method(**options), keeping(5), 8)
         for rounds in (4, 5):
             clients, path = keeping(5), tmp_path / "4.safetensors"
-            killed = run(method(**options), clients, rounds)
+            killed = follow(method(**options), clients, rounds)
             save_checkpoint(path, {"w": killed.models[4]}, killed.states[3])
             model, state = load_checkpoint(path)
-            resumed = run(method(**options), clients, 8, first=model["w"], resume=state)
+            resumed = follow(method(**options), clients, 8, first=model["w"], resume=state)
             assert [each.tobytes() for each in resumed.models[1:]] == [each.tobytes() for each in whole.models[5:]]
             assert resumed.rounds[-1].refused == {}
-            assert row(resumed.method).tobytes() == row(whole.method).tobytes()
+            assert resumed.row.tobytes() == whole.row.tobytes()
             assert json.dumps(resumed.states[-1]["states"]) == json.dumps(whole.states[-1]["states"])
