@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -21,7 +21,8 @@ from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import SERVER, InProcessGrid
 from fairbloom.strategies import FedAvg
 from tests.federation import initial_model, record
-from tests.rounds.test_quorum import Away, Clock
+from tests.rounds.test_waits import Day as Clock
+from tests.rounds.test_waits import Nodes, Times
 
 NEVER = (0.0, 1e9)
 NAMES = tuple(f"site-{k}" for k in range(4))
@@ -50,6 +51,10 @@ def said(caplog: pytest.LogCaptureFixture) -> Iterator[list[str]]:
     logger.removeHandler(handler)
 
 
+def windows(away: Mapping[str, tuple[float, float]]) -> dict[str, Times]:
+    return {name: (window,) for name, window in away.items()}
+
+
 def arrive(
     clock: Clock,
     away: dict[str, tuple[float, float]],
@@ -62,7 +67,7 @@ def arrive(
     among: tuple[str, ...] = (),
 ) -> Quorum:
     quorum = Quorum(patience, among)
-    there = FlowerClients(FedAvg(), Away(clock, away, clients), 5.0, quorum)
+    there = FlowerClients(FedAvg(), Nodes(clock, away=windows(away), clients=clients), 5.0, quorum)
     wait_for_clients(there, quorum, expected=expected, began=began, min_clients=min_clients, patience=patience)
     return quorum
 
@@ -218,7 +223,7 @@ def test_where_some_clients_train_half_of_these_are_needed(clock: Clock) -> None
 # Flower's simulation --------------------------------------------------------------------------------------------------
 
 
-class InMemoryGrid(Away):
+class InMemoryGrid(Nodes):
     """Has the name by which Flower's own is recognised; its nodes are there a moment after the server."""
 
 
@@ -226,7 +231,9 @@ def test_in_a_simulation_too_few_nodes_end_the_run_at_once(clock: Clock) -> None
     for began, remedy in (((), "clients = 4"), ((*NAMES, "site-9"), "a run of 4 clients")):
         clock.now, quorum = 0.0, Quorum(3600.0)
         wanted = len(began) or 20
-        there = FlowerClients(FedAvg(), InMemoryGrid(clock, dict.fromkeys(NAMES, (0.0, 0.4))), 5.0, quorum)
+        there = FlowerClients(
+            FedAvg(), InMemoryGrid(clock, away=dict.fromkeys(NAMES, ((0.0, 0.4),)), clients=4), 5.0, quorum
+        )
         with pytest.raises(
             SimulationError, match=f"4 of {wanted} .*--federation-config num-supernodes={wanted}.*{remedy}"
         ):
@@ -236,7 +243,7 @@ def test_in_a_simulation_too_few_nodes_end_the_run_at_once(clock: Clock) -> None
 
 def test_in_a_simulation_a_users_strategy_does_not_wait_for_more(clock: Clock) -> None:
     with pytest.raises(SimulationError, match=r"4 of 20 .*num-supernodes=20.*min_available_nodes"):
-        FedAvg(min_available_nodes=20).start(InMemoryGrid(clock, {}), record(initial_model()), num_rounds=1)
+        FedAvg(min_available_nodes=20).start(InMemoryGrid(clock, clients=4), record(initial_model()), num_rounds=1)
     assert clock.now < 5.0
 
 
