@@ -151,6 +151,11 @@ class Quadratic:
         return Message(content, reply_to=message)
 
 
+def answering(client: Answer, **others: Answer) -> Answer:
+    """Return a client that answers messages of some kinds, query, train or evaluate, in other ways."""
+    return lambda message: others.get(message.metadata.message_type, client)(message)
+
+
 def quadratics(n: int) -> dict[str, Quadratic]:
     return {name: Quadratic(name) for name in (f"site-{k}" for k in range(n))}
 

@@ -1,10 +1,17 @@
-"""Who takes part in a round: the same clients for the same seed, whatever node ids they have."""
+"""Who takes part in a round: the same clients for the same seed, and where some train, these alone."""
 
+from typing import Any
+
+import pytest
 from flwr.app import MessageType
 
-from fairbloom.strategies import METHODS, FedAvg
-from tests.federation import OPTIONS, MemoryGrid, bits, initial_model, quadratics, record, run, undisturbed
+from fairbloom.rounds.loop import NothingLearnedError
+from fairbloom.strategies import DRFA, FedAvg
+from tests.federation import KINDS, OPTIONS, MemoryGrid, bits, initial_model, quadratics, record, run, undisturbed
 from tests.strategies.helpers import ARGUMENTS, make
+
+EVERYBODY = tuple(f"site-{k}" for k in range(6))
+SOME = ("site-4", "site-1", "site-2")
 
 
 def test_arrival_order_and_node_ids_do_not_matter() -> None:
@@ -17,25 +24,14 @@ def test_arrival_order_and_node_ids_do_not_matter() -> None:
 
 def test_a_seed_draws_the_same_participants_for_every_method() -> None:
     drawn = {}
-    for name in METHODS:
+    for name in KINDS:
         _, rounds = undisturbed(name, ARGUMENTS[name][0])
         drawn[name] = [r.participants for r in rounds]
-    first, weighted = drawn["fedavg"], drawn.pop("drfa")
+    weighted, first = drawn.pop("drfa"), drawn["fedavg"]
     assert all(participants == first for participants in drawn.values())
     assert all(1 <= len(participants) <= 4 for participants in weighted)
     assert all(len(participants) == 4 for participants in first)
     assert len(set(first)) > 1
-
-
-def test_nodes_are_asked_for_their_name_once() -> None:
-    names = ("site-0", "site-1", "site-2")
-    grid, named = MemoryGrid(quadratics(3)), MemoryGrid(quadratics(3), registered=names)
-    for each in (grid, named):
-        assert run(FedAvg(), each, rounds=3)[1][0].participants == names
-    queries = grid.sent_to(MessageType.QUERY)
-    assert tuple(sorted(name for name, _ in queries)) == names
-    assert all(not message.content for _, message in queries)
-    assert named.sent_to(MessageType.QUERY) == []  # an operator has registered their names
 
 
 def test_with_too_few_clients_a_round_is_skipped_at_the_timeout() -> None:
@@ -44,3 +40,61 @@ def test_with_too_few_clients_a_round_is_skipped_at_the_timeout() -> None:
     assert [(r.number, r.participants, r.coefficients) for r in rounds] == [(1, (), {})]
     assert grid.sent_to(MessageType.TRAIN) == []
     assert bits(result.arrays) == bits(record(initial_model()))
+
+
+# Some train, and all evaluate ---------------------------------------------------------------------------------------
+
+
+def test_the_model_is_that_of_those_clients_alone() -> None:
+    """All of them named, or some: the run is that of a federation of them."""
+    some = {k: v for k, v in quadratics(6).items() if k in SOME}
+    for name in ("fedavg", "fedfv", "drfa", "scaffold", "aaggff"):
+        arguments = ARGUMENTS[name][0]
+        expected, _ = undisturbed(name, arguments)
+        result, _ = run(make(name, arguments, training_clients=EVERYBODY, **OPTIONS))
+        assert bits(result.arrays) == bits(expected.arrays), name
+        alone, others = run(make(name, arguments, **OPTIONS), MemoryGrid(some))
+        result, rounds = run(make(name, arguments, training_clients=SOME, **OPTIONS))
+        assert bits(result.arrays) == bits(alone.arrays), name
+        assert [(r.participants, r.coefficients) for r in rounds] == [(r.participants, r.coefficients) for r in others]
+        assert all(set(r.evaluations) == set(EVERYBODY) for r in rounds)
+
+
+def test_the_fraction_is_a_share_of_those_that_train() -> None:
+    _, rounds = run(FedAvg(training_clients=SOME, fraction_train=0.34), rounds=3)
+    assert all(len(r.participants) == 2 for r in rounds)
+    _, rounds = run(FedAvg(training_clients=SOME, fraction_train=0.33), rounds=3)
+    assert all(len(r.participants) == 1 for r in rounds)
+
+
+def test_clients_that_do_not_train_have_no_weight_in_drfa() -> None:
+    """Else its second sample would ask them, and give them a weight that nobody trains for."""
+    strategy = DRFA(gamma=0.001, training_clients=SOME, fraction_train=0.7)
+    run(strategy)
+    assert set(strategy.memory["weights"]) == set(SOME)
+
+
+def test_one_of_them_that_is_not_there_is_done_without() -> None:
+    _, rounds = run(FedAvg(training_clients=("site-1", "site-9")), rounds=1)
+    assert rounds[0].participants == ("site-1",)
+
+
+def test_without_any_of_them_rounds_are_skipped_and_named() -> None:
+    words = "of those that train .training_clients = site-8, site-9., too few clients were online"
+    with pytest.raises(NothingLearnedError, match=f"learned nothing for 3 rounds: .*{words}"):
+        run(FedAvg(training_clients=("site-8", "site-9")), rounds=5)
+    _, rounds = run(FedAvg(training_clients=("site-9",), unused_rounds=0), rounds=2)
+    assert [r.participants for r in rounds] == [(), ()]
+    assert all(set(r.evaluations) == set(EVERYBODY) for r in rounds)
+
+
+def test_a_text_is_not_taken_for_a_list_of_names() -> None:
+    wrong: list[Any] = ["site-1", ["site-1", 2], [""], {"site-1"}, None]
+    for value in wrong:
+        with pytest.raises(ValueError, match=r"training_clients must be a list or tuple of names, got"):
+            FedAvg(training_clients=value)
+    assert FedAvg(buffers=["norm.mean"]).buffers == ("norm.mean",)
+    for text in ("head", ["ab"]):
+        for option in ("shared", "enrolled_sizes"):
+            with pytest.raises(ValueError, match=rf"^{option} (= .*name=value|must be a mapping of names)"):
+                FedAvg(**{option: text})  # type: ignore[arg-type]
