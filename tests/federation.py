@@ -1,5 +1,6 @@
 """A federation in memory: clients that train quadratics or misbehave, a Flower grid, and runs of methods over it."""
 
+import copy
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -388,6 +389,45 @@ def undisturbed(name: str, arguments: Mapping[str, Any]) -> tuple[Result, list[R
     if key not in _UNDISTURBED:
         _UNDISTURBED[key] = run(make(name, arguments, **OPTIONS))
     return _UNDISTURBED[key]
+
+
+def assert_resumes(
+    made: Callable[[], FairStrategy],
+    rounds: int = 4,
+    stops: Iterable[int] = (2,),
+    clients: Mapping[str, Answer] | None = None,
+    first: ArrayRecord | None = None,
+) -> list[Round]:
+    """Check that a run that is resumed after some round ends with the bits, rounds and state of a whole one."""
+    clients, first, states, finished = clients or quadratics(6), first or record(initial_model()), [], list[Round]()
+    strategy = made()
+
+    def on_round(each: Round) -> None:
+        finished.append(each)
+        states.append(copy.deepcopy(strategy.state_dict()))
+
+    strategy.start(MemoryGrid(clients), first, rounds, on_round=on_round)
+    assert_plain(states[-1])
+    for stop in stops:
+        again, arrays = made(), finished[stop - 1].arrays
+        _, rest = run(again, MemoryGrid(clients, seed=9), rounds, initial_arrays=arrays, resume=states[stop - 1])
+        assert [told(each) for each in rest] == [told(each) for each in finished[stop:]], strategy
+        np.testing.assert_equal(again.state_dict(), states[-1])
+    return finished
+
+
+def assert_plain(value: Any) -> None:
+    assert type(value) in (str, int, float, bool, type(None), list, dict, np.ndarray), type(value)
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        assert_plain(inner)
+    if isinstance(value, dict):
+        assert all(type(key) is str for key in value)
+
+
+def told(finished: Round) -> dict[str, Any]:
+    """Return all that there is to a round, its arrays to the bit."""
+    arrays = {name: each and bits(each) for name, each in (("arrays", finished.arrays), ("average", finished.average))}
+    return {**vars(finished), **arrays}
 
 
 def bits(arrays: ArrayRecord) -> dict[str, tuple[str, tuple[int, ...], bytes]]:

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from fairbloom.rounds.average import Average
-from fairbloom.strategies import FedAvg, Round
+from fairbloom.strategies import FedAvg
 from tests.federation import (
     OPTIONS,
     MemoryGrid,
+    assert_resumes,
     bits,
     error,
     initial_model,
@@ -58,18 +59,7 @@ def test_training_goes_on_from_the_last_model_not_the_mean() -> None:
 
 
 def test_a_resumed_run_ends_with_the_same_mean() -> None:
-    states: dict[int, tuple[Round, dict[str, Any]]] = {}
-    strategy = averaged("fedfv")
-
-    def on_round(finished: Round) -> None:
-        states[finished.number] = finished, strategy.state_dict()
-
-    whole = strategy.start(MemoryGrid(quadratics(6)), record(initial_model()), num_rounds=5, on_round=on_round)
-    for stop in (2, 5):
-        finished, state = states[stop]
-        resumed, rest = run(averaged("fedfv"), rounds=5, initial_arrays=finished.arrays, resume=state)
-        assert bits(resumed.arrays) == bits(whole.arrays)
-        assert [bits(r.average) for r in rest] == [bits(states[n][0].average) for n in range(stop + 1, 6)]
+    assert_resumes(lambda: averaged("fedfv"), 5, (2, 5))
 
 
 def test_the_mean_is_evaluated_and_the_last_model_trained() -> None:

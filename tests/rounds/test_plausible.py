@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from fairbloom.rounds.loop import NothingLearnedError
 from fairbloom.rounds.records import reported
 from fairbloom.rounds.screening import implausible_counts, largest_in_proportion, proportionate_rates, usable_metrics
-from fairbloom.rounds.updates import Layout, Updates
 from fairbloom.strategies import FairStrategy, FedAvg, QFedAvg, Round
 from tests.federation import BUFFERS, Fault, MemoryGrid, initial_model, metrics, quadratics, record, unpack
 from tests.strategies.helpers import ARGUMENTS, make
@@ -232,26 +231,3 @@ def test_an_enrolled_size_is_a_whole_number_of_examples() -> None:
 
 
 # Updates without a row ----------------------------------------------------------------------------------------------
-
-
-def test_a_row_that_is_taken_out_leaves_the_others_as_they_are() -> None:
-    layout, rng = Layout({"w": np.zeros(7, np.float32), "steps": np.array(1)}), np.random.default_rng(3)
-    scales = (1.0, 1e30, 1e-30, 1.0, 1e25)
-    models = [
-        {"w": (scale * rng.normal(size=7)).astype(np.float32), "steps": np.array(k)} for k, scale in enumerate(scales)
-    ]
-    for place in (0, 2, 4):
-        updates, without = Updates(layout), Updates(layout)
-        for k, model in enumerate(models):
-            updates.add(model)
-            if k != place:
-                without.add(model)
-        updates.remove(place)
-        assert updates.screen(gram=False) == without.screen(gram=False) == {}
-        (block,), (expected_block,) = updates.vectors.blocks, without.vectors.blocks
-        np.testing.assert_array_equal(block[:], expected_block[:])
-        ones = np.ones(4)
-        after, expected = (u.model_after(ones / 4, u.vectors, ones / 4, np.arange(4.0)) for u in (updates, without))
-        assert {name: array.tobytes() for name, array in after.items()} == {
-            name: array.tobytes() for name, array in expected.items()
-        }

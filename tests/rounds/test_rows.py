@@ -101,13 +101,16 @@ def test_models_in_a_matrix_have_the_bits_of_borrowed_ones(
         # of 30, products are made in float64 once few are left
         patch.setattr(updates, "EXACT_NUMBERS", 0 if large else 30)
         stored, expected = written(layout, models, cut), borrowed(layout, models)
-        assert screened(stored, gram=large) == screened(expected)
+        wrong = screened(stored, gram=large)
+        assert wrong == screened(expected)
         np.testing.assert_array_equal(
             stored.gram(stored.vectors, exact=False), expected.gram(expected.vectors, exact=False)
         )
         np.testing.assert_array_equal(stored.lengths, expected.lengths)
-        if len(expected) > 2:
-            expected.remove(0, 2)
+        if len(expected) > 2:  # those that are left are as if the others had not come
+            usable = [model for k, model in enumerate(models) if k not in wrong]
+            expected = borrowed(layout, [model for k, model in enumerate(usable) if k not in (0, 2)])
+            assert screened(expected) == {}
             stored.remove(0, 2)
         a, b = stored.vectors, expected.vectors
         np.testing.assert_array_equal(gram_matrix(a), gram_matrix(b))

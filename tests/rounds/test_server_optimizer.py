@@ -3,30 +3,28 @@
 import logging
 import re
 from collections.abc import Mapping
-from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import MessageType
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fairbloom.rounds.cohort import Cohort
 from fairbloom.rounds.server_optimizer import Moments, ServerOptimizer
 from fairbloom.rounds.updates import CHUNK_COLUMNS, FloatArray
-from fairbloom.strategies import METHODS, FairStrategy, FedAvg, FedFa, Round
+from fairbloom.strategies import METHODS, FairStrategy, FedAvg, FedFa
 from tests.federation import (
     BUFFERS,
     KINDS,
     OPTIONS,
     MemoryGrid,
+    assert_resumes,
     bits,
     error,
     flat,
     initial_model,
     quadratics,
-    record,
     run,
     undisturbed,
     unpack,
@@ -163,20 +161,6 @@ class Resting(FedAvg):
         return 0.0 * cohort.prior if cohort.round == 2 else cohort.prior
 
 
-def kept_after(strategy: FairStrategy, rounds: int, **arguments: Any) -> tuple[list[Round], list[Any]]:
-    finished, kept = list[Round](), list[Any]()
-
-    def on_round(each: Round) -> None:
-        finished.append(each)
-        kept.append(moments_in(strategy))
-
-    faults = arguments.pop("faults", {})
-    strategy.start(
-        MemoryGrid(quadratics(3), faults=faults), record(initial_model()), num_rounds=rounds, on_round=on_round
-    )
-    return finished, kept
-
-
 def equal(one: Any, other: Any) -> bool:
     return all(
         (one[key] is None and other[key] is None) or one[key].tobytes() == other[key].tobytes()
@@ -187,54 +171,24 @@ def equal(one: Any, other: Any) -> bool:
 def test_a_round_without_a_step_leaves_model_and_moments() -> None:
     failing = {(f"site-{k}", 2): error for k in range(3)}
     for options in EACH.values():
-        skipped, kept = kept_after(FedAvg(buffers=BUFFERS, **options), 3, faults=failing)
-        assert not skipped[1].coefficients
-        assert bits(skipped[1].arrays) == bits(skipped[0].arrays)
-        assert equal(kept[1], kept[0])
-        rested, still = kept_after(Resting(buffers=BUFFERS, **options), 3)
-        assert set(rested[1].coefficients.values()) == {0.0}
-        assert flat(unpack(rested[1].arrays)).tobytes() == flat(unpack(rested[0].arrays)).tobytes()
-        assert equal(still[1], still[0])
-        assert not equal(still[2], still[1])
-        assert flat(unpack(rested[2].arrays)).tobytes() == flat(unpack(skipped[2].arrays)).tobytes()
-
-
-def test_buffers_and_integers_are_those_of_the_method() -> None:
-    (plain,) = run(FedAvg(buffers=BUFFERS), rounds=1)[1]
-    for options in EACH.values():
-        (ours,) = run(FedAvg(buffers=BUFFERS, **options), rounds=1)[1]
-        one, other = unpack(plain.arrays), unpack(ours.arrays)
-        for name in ("norm.mean", "norm.steps"):
-            assert one[name].tobytes() == other[name].tobytes()
-        assert one["weight"].tobytes() != other["weight"].tobytes()
-        assert ours.coefficients == plain.coefficients
-
-
-def test_frozen_arrays_stay_and_shared_ones_agree() -> None:
-    model = {**initial_model(), "tied": initial_model()["bias"].copy()}
-
-    def tied(name: str) -> Any:
-        client = quadratics(3)[name]
-
-        def answer(message: Any) -> Any:
-            if message.metadata.message_type != MessageType.QUERY:
-                there = unpack(message.content.array_records["arrays"])
-                message.content["arrays"] = record({key: there[key] for key in initial_model()})
-            reply = client(message)
-            if "arrays" in reply.content:
-                after = unpack(reply.content.array_records["arrays"])
-                reply.content["arrays"] = record({**after, "weight": model["weight"], "tied": after["bias"]})
-            return reply
-
-        return answer
-
-    for options in EACH.values():
-        strategy = FedAvg(buffers=BUFFERS, shared={"tied": "bias"}, frozen=["weight"], **options)
-        result, _ = run(strategy, MemoryGrid({k: tied(k) for k in quadratics(3)}), initial_arrays=record(model))
-        after = unpack(result.arrays)
-        assert after["weight"].tobytes() == model["weight"].tobytes()
-        assert after["tied"].tobytes() == after["bias"].tobytes() != model["bias"].tobytes()
-        assert moments_in(strategy)["first"].shape == (4,)
+        courses = []
+        for strategy, faults in (
+            (FedAvg(buffers=BUFFERS, **options), failing),
+            (Resting(buffers=BUFFERS, **options), {}),
+        ):
+            kept = list[Any]()
+            _, rounds = run(
+                strategy,
+                MemoryGrid(quadratics(3), faults=faults),
+                rounds=3,
+                evaluate_fn=lambda number, arrays, s=strategy, k=kept: k.append(moments_in(s)),
+            )
+            courses.append([flat(unpack(each.arrays)).tobytes() for each in rounds])
+            assert set(rounds[1].coefficients.values()) <= {0.0}
+            assert courses[-1][1] == courses[-1][0]
+            assert equal(kept[2], kept[1])
+            assert not equal(kept[3], kept[2])
+        assert courses[0] == courses[1]
 
 
 # Limits -------------------------------------------------------------------------------------------------------------
@@ -287,21 +241,9 @@ def test_a_step_whose_square_is_beyond_the_range_is_not_taken(caplog: pytest.Log
 # State --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_a_run_resumed_from_its_state_ends_with_the_same_bits() -> None:
-    for name, optimizer in product(("fedavg", "fedfv", "afl", "drfa", "ditto"), EACH):
-        strategies = [make(name, ARGUMENTS[name][0], **OPTIONS, **EACH[optimizer]) for _ in range(4)]
-        states: dict[int, tuple[Round, dict[str, Any]]] = {}
-
-        def on_round(finished: Round, states: dict[int, Any] = states, strategy: FairStrategy = strategies[0]) -> None:
-            states[finished.number] = finished, strategy.state_dict()
-
-        first = record(initial_model())
-        whole = strategies[0].start(MemoryGrid(quadratics(6)), first, num_rounds=5, on_round=on_round)
-        for stop, fresh in zip((1, 3, 5), strategies[1:], strict=True):
-            finished, state = states[stop]
-            resumed, _ = run(fresh, rounds=5, initial_arrays=finished.arrays, resume=state)
-            assert bits(resumed.arrays) == bits(whole.arrays), (name, optimizer)
+    for name, optimizer in zip(("fedfv", "afl", "drfa", "ditto"), EACH, strict=True):
+        assert_resumes(lambda n=name, o=optimizer: make(n, ARGUMENTS[n][0], **OPTIONS, **EACH[o]), 4, (1, 3, 4))
 
 
 def test_a_state_without_an_optimizer_continues_without_one() -> None:

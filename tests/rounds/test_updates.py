@@ -1,4 +1,3 @@
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -79,33 +78,6 @@ def test_large_work_is_multiplied_in_float32_within_1_5e_minus_7(monkeypatch: py
     norms = np.sqrt(np.diag(exact))
     assert np.abs((gram_matrix(rows) - exact) / np.outer(norms, norms)).max() <= 1.5e-7
     np.testing.assert_allclose(gram_matrix(rows, exact=True), exact, rtol=1e-12, atol=1e-8)
-
-
-def test_equal_updates_have_equal_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some processors' float32 products of equal rows differ; here all do, as each place gets an error of its own."""
-    U = drawn(0, 6, 2 * CHUNK_COLUMNS + 3)
-    U[3], U[5], U[4] = U[1], U[1], U[1]
-    U[4, -1] += 1e-3  # nearly equal
-    monkeypatch.setattr(updates, "EXACT_NUMBERS", 0)
-    read = Vectors.chunks
-
-    def rounded(vectors: Vectors, exact: bool) -> Iterator[tuple[slice, np.ndarray]]:
-        for place, block in read(vectors, exact):
-            yield place, block.view(Rounded)
-
-    class Rounded(np.ndarray):
-        def __matmul__(self, other: np.ndarray) -> np.ndarray:
-            products = self.view(np.ndarray) @ other.view(np.ndarray)
-            error = np.random.default_rng(1).normal(scale=1e-7, size=products.shape)
-            return products * (1.0 + (error + error.T))
-
-    monkeypatch.setattr(Vectors, "chunks", rounded)
-    G = gram_matrix(below(U))
-    np.testing.assert_array_equal(G, G.T)
-    for row in (3, 5):
-        np.testing.assert_array_equal(G[row], G[1])
-    assert not np.array_equal(G[4], G[1])
-    assert G[0, 0] != G[1, 1]
 
 
 @given(seed=st.integers(0, 99), sizes=st.lists(st.sampled_from(LARGE), min_size=2, max_size=4), fast=st.booleans())
