@@ -364,6 +364,7 @@ def test_a_case_of_the_work_sets_its_field() -> None:
         assert name in set_fields(work)
 
 
+@pytest.mark.slow
 def test_a_case_changes_the_numbers(engines: Engines) -> None:
     """Otherwise who overlooks what it sets would not be seen."""
     plainly: dict[str, dict[str, Any]] = {}

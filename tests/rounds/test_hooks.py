@@ -401,20 +401,6 @@ def test_flowers_loop_and_ours_log_the_same_steps(caplog: pytest.LogCaptureFixtu
     assert ours.count("aggregate_evaluate: Received 3 results and 0 failures") == 2
 
 
-def test_the_log_counts_failures_and_the_rounds_left(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    strategy = FedAvg()
-    first, _ = run(strategy, MemoryGrid(quadratics(3)), rounds=1)
-    grid = MemoryGrid(quadratics(3), faults={("site-1", 2): error})
-    caplog.clear()
-    with caplog.at_level(logging.INFO, "flwr"):
-        run(FedAvg(), grid, rounds=2, initial_arrays=first.arrays, resume=strategy.state_dict())
-    assert "[ROUND 1/2]" not in caplog.messages
-    assert "[ROUND 2/2]" in caplog.messages
-    assert "aggregate_train: Received 2 results and 1 failures" in caplog.messages
-
-
 def test_the_summary_has_flowers_lines_and_the_method(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", "flwr"):
         FlowersFedAvg(fraction_train=0.5, min_train_nodes=3, min_evaluate_nodes=1, min_available_nodes=1).summary()
