@@ -47,7 +47,7 @@ from fairbloom.rounds.updates import Layout, Model
 from fairbloom.tasks import Examples, Task
 from fairbloom.tasks.optimizers import OF_PYTORCH, SGD
 
-from ..clients import LocalClients, Reply, answer_of, refuse_failed, store_reply
+from ..clients import LocalClients, Reply, Room, answer_of, refuse_failed
 from .blocks import Member, Step, divide_into_blocks, examples_of, full_batch, minibatches, repeat_step, takes_all
 from .optimizers import RowOptimizer
 from .programs import Program, StepArrays, UnstackableError, in_tensors, make_program
@@ -134,11 +134,12 @@ class StackedClients(LocalClients):
         if work is None:
             return super().train(names, model, terms, sent)
         self.begin(names)
-        trained, received = self.none_trained(names, model, terms), self.on_device(model)
+        trained, received = self.none_trained(model, terms), self.on_device(model)
+        room = self.room_for(names, trained.updates.layout)
         if self.method.frozen:  # which programs take from the model
             self.task_and_model()[1].load_state_dict(received)
         vectors = {record: self.on_device(arrays) for record, arrays in sent.items()}
-        training = _RoundTraining(self, received, terms, work, trained, vectors)
+        training = _RoundTraining(self, received, terms, work, trained.updates.layout, room, vectors)
         try:
             for block in divide_into_blocks(self._members(names, terms, work, trained.refused), self._block):
                 self.on_trained(len(training.replies), len(names))
@@ -147,7 +148,7 @@ class StackedClients(LocalClients):
             self._falls_back(f"the model cannot be stacked: {reason}")
             return super().train(names, model, terms, sent)
         unfit = trained.refused.reasons
-        self.hand_over(trained, {name: training.replies[name] for name in names if name not in unfit})
+        self.hand_over(trained, room, {name: training.replies[name] for name in names if name not in unfit})
         return trained
 
     def evaluate(self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]) -> Replies:
@@ -282,19 +283,16 @@ class _RoundTraining:
     received: StateDict
     terms: Terms
     work: LocalWork
-    trained: Trained
+    layout: Layout
+    room: Room
     sent: Mapping[str, StateDict]
     replies: dict[str, Reply] = field(default_factory=dict)
 
-    @property
-    def layout(self) -> Layout:
-        return self.trained.updates.layout
-
     def train_alone(self, member: Member) -> None:
         """Train one client, as it would by itself."""
-        name, trained = member.local.name, self.trained
+        name = member.local.name
         update = member.local.train(self.received, self.terms.of_client(name), self.sent)
-        self.replies[name] = store_reply(trained.updates, trained.second, member.place, update)
+        self.replies[name] = self.room.store(member.place, update)
 
 
 class _Block(ClientRound):
@@ -385,11 +383,11 @@ class _Block(ClientRound):
 
     def reply(self) -> None:
         training, terms, places = self._training, self._terms, [member.place for member in self._block]
-        self._rows.write(training.trained.updates.matrix, places)
-        if training.trained.second is not None:
+        self._rows.write(training.room.models.matrix, places)
+        if training.room.second is not None:
             for rule in self._rules:
                 if rule.replies:
-                    (rule.second() or self._rows).write(training.trained.second.matrix, places)
+                    (rule.second() or self._rows).write(training.room.second.matrix, places)
         layout = training.layout
         others = {name: layout.arrays[name] for name in (*layout.buffers, *layout.integers)}
         keeps_states = bool(terms.state_rounds) or terms.state_round is not None
