@@ -139,7 +139,7 @@ class StackedClients(LocalClients):
         if self.method.frozen:  # which programs take from the model
             self.task_and_model()[1].load_state_dict(received)
         vectors = {record: self.on_device(arrays) for record, arrays in sent.items()}
-        training = _RoundTraining(self, received, terms, work, trained.updates.layout, room, vectors)
+        training = _RoundTraining(self, received, terms, work, trained, room, vectors)
         try:
             for block in divide_into_blocks(self._members(names, terms, work, trained.refused), self._block):
                 self.on_trained(len(training.replies), len(names))
@@ -283,10 +283,14 @@ class _RoundTraining:
     received: StateDict
     terms: Terms
     work: LocalWork
-    layout: Layout
+    trained: Trained
     room: Room
     sent: Mapping[str, StateDict]
     replies: dict[str, Reply] = field(default_factory=dict)
+
+    @property
+    def layout(self) -> Layout:
+        return self.trained.updates.layout
 
     def train_alone(self, member: Member) -> None:
         """Train one client, as it would by itself."""
