@@ -50,10 +50,6 @@ MAX_NAMES = 20
 """The most clients that an error lists."""
 
 
-PackedStates = Mapping[str, tuple[int | None, Model]]
-"""What a round has made of what a client keeps, as arrays by name, each with the round of the version it came from."""
-
-
 class Models:
     """The flat models of a round's clients, in the rows of a matrix."""
 
@@ -103,14 +99,14 @@ class Reply(NamedTuple):
     """What a client replies, the models of which an engine has written into the row of the matrices of updates.
 
     `others` and those of `second` are buffers and integer arrays. `made` is what another process has made of what the
-    client keeps between rounds.
+    client keeps, with the round of the version it came from.
     """
 
     row: int
     metrics: Metrics
     others: Model
     second: Model
-    made: PackedStates | None = None
+    made: Mapping[str, tuple[int | None, Model]] | None = None
 
 
 class LocalClients:
