@@ -84,8 +84,7 @@ class Room:
 
         def models(layout: Layout) -> Models:
             matrix = memory.matrix(rows, layout.size, layout.dtype, of=2 if second else 1)
-            in_file = isinstance(matrix, np.memmap)
-            return Models(layout, matrix if in_file else make(matrix.shape, matrix.dtype))
+            return Models(layout, matrix if isinstance(matrix, np.memmap) else make(matrix.shape, matrix.dtype))
 
         return cls(models(layout), models(layout_of_second(layout, second)) if second else None)
 

@@ -53,7 +53,7 @@ def failing(reason: str) -> Answer:
 # Names ----------------------------------------------------------------------------------------------------------------
 
 
-def test_nodes_are_asked_once_the_first_alone_and_the_named_never() -> None:
+def test_nodes_are_asked_once_the_first_alone_the_named_never() -> None:
     names = tuple(quadratics(5))
     grid, named = Asking(quadratics(5)), Asking(quadratics(5), registered=names)
     for each in (grid, named):
@@ -172,7 +172,7 @@ def saying(client: Quadratic, number: Any) -> Answer:
     return answering(client, query=lambda message: Message(RecordDict({"client": about}), reply_to=message))
 
 
-def test_all_training_clients_are_on_the_roster_in_order_of_names() -> None:
+def test_all_training_clients_are_on_the_roster_by_name() -> None:
     clients = dict(reversed(quadratics(5).items()))
     (roster,) = rosters(Noting(fraction_train=0.2), clients)
     assert list(roster.items()) == sorted(EXAMPLES.items())
