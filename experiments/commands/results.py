@@ -108,7 +108,7 @@ def predict_rows(
     Parameters
     ----------
     run
-        The run folder, or on a device the folder that its client keeps of the run.
+        The run folder, or on a device its state-dir.
     file
         The new data: a CSV file with the columns of training.
     out
@@ -120,10 +120,10 @@ def predict_rows(
     schema
         How the new tables are written, where not as those of the run.
     """
-    from fairbloom.prediction.predictor import check_new  # imported late, as PyTorch is with it
+    from fairbloom.prediction.predictor import check_new, load_predictor  # imported late, as PyTorch is with it
 
     check_new(out)
-    predictor = load(run).predictor(client, model, trust=trust)
+    predictor = load_predictor(run, client=client, model=model, trust=trust)
     if schema is not None:
         predictor = predictor.reading_by(read_schema(str(schema)))
     say(f"{predictor.describe(predictor.predict_file(file, out))}: {out}")
