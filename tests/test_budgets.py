@@ -33,7 +33,7 @@ ROOMS: Mapping[str, int] = {
     "strategies": 3_510,
     "tasks": 3_310,
     "tasks/datasets": 1_280,
-    "tasks/files": 1_805,
+    "tasks/files": 1_795,
 }
 """The most lines of Python in each package and subpackage that is larger than SMALL_ROOM."""
 

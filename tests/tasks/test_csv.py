@@ -265,6 +265,7 @@ def test_categories_are_in_order_of_numbers_or_the_alphabet() -> None:
     assert sort_classes(["b", "10", "9"]) == ["10", "9", "b"]
 
 
+@pytest.mark.slow
 def test_tables_are_read_without_pandas(folder: Folder) -> None:
     there = folder(a=with_gaps(), b=csv_of(20))
     text = schema_with(('target = "target"', 'target = "target"\nmissing = "drop"'))

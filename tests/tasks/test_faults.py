@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from fairbloom.tasks import describe_data
 from fairbloom.tasks.files.reasons import MAX_FAULTS
@@ -101,6 +102,7 @@ def test_the_list_of_faults_is_bounded(tmp_path: Path) -> None:
 # Rows that clients share ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_copied_file_is_warned_of(tmp_path: Path) -> None:
     write(tmp_path / "data", a=csv_of(40), b=csv_of(40), c=csv_of(40, 2))
     found = warnings(tmp_path / "data")
@@ -128,6 +130,3 @@ def test_rows_of_few_values_are_no_warning() -> None:
         sizes = {"a": 60, "b": 200, "c": 900}
         drawn = {name: {"x": random.integers(0, 10**columns, size)} for name, size in sizes.items()}
         assert find_shared_rows(drawn) == {}
-
-
-# Messages -------------------------------------------------------------------------------------------------------------

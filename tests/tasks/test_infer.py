@@ -200,6 +200,7 @@ def test_a_long_text_and_a_packed_file_are_named(folder: Folder) -> None:
         inferred(folder(a=b"\x1f\x8b\x08\x00", b=b"\x1f\x8b\x08\x00"))
 
 
+@pytest.mark.slow
 def test_a_schema_is_written_once(tmp_path: Path, folder: Folder) -> None:
     there = folder(a=csv_of(20), b=csv_of(20))
     file = tmp_path / "schema.toml"
