@@ -75,7 +75,7 @@ COMMANDS = {
         "fairbloom report runs/comparison",
     ),
     "predict": Place(
-        f"{OURS}.results:predict",
+        f"{OURS}.predict:predict",
         "Predict for new data, and write a CSV file with predictions and class probabilities.",
         "fairbloom predict runs/a new.csv --out predictions.csv",
     ),

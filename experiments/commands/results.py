@@ -1,4 +1,4 @@
-"""The commands of what a folder holds: `fairbloom show`, `report`, `predict` and `export`."""
+"""The commands of what a folder holds: `fairbloom show`, `report` and `export`."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,6 @@ from rich.markup import escape
 
 from fairbloom.protocol.settings import SettingsError
 from fairbloom.server.run_folder.files import is_run_folder
-from fairbloom.tasks.schema import read_schema
 
 from .. import api
 from ..render.terminal import console
@@ -91,48 +90,7 @@ def report(folder: Path, *, out: Path | None = None, trust: bool = False) -> Non
     say(f"report: {write_report(api.load(folder, trust=trust), out or folder / REPORT)}")
 
 
-def predict_rows(
-    run: Path,
-    file: Path,
-    *,
-    out: Path,
-    client: str = "",
-    model: Model = "last",
-    schema: Path | None = None,
-    trust: bool = False,
-) -> None:
-    """Predict for new data, and write a CSV file with predictions and class probabilities.
-
-    The columns may be in any order. The target column may be missing.
-
-    Parameters
-    ----------
-    run
-        The run folder, or on a device its state-dir.
-    file
-        The new data: a CSV file with the columns of training.
-    out
-        The CSV file to write. It must not exist yet.
-    client
-        The client to which the rows belong: its personal model, or its means and deviations, are used.
-    model
-        The model after the last round, the one with the best mean score, or the client's personal one.
-    schema
-        How the new tables are written, where not as those of the run.
-    """
-    from fairbloom.prediction.predictor import check_new, load_predictor  # imported late, as PyTorch is with it
-
-    check_new(out)
-    predictor = load_predictor(run, client=client, model=model, trust=trust)
-    if schema is not None:
-        predictor = predictor.reading_by(read_schema(str(schema)))
-    say(f"{predictor.describe(predictor.predict_file(file, out))}: {out}")
-
-
-predict = command_of(run="RUN", file="FILE")(predict_rows)
-
-
-@command_of(like=predict_rows, run="RUN")
+@command_of(run="RUN")
 def export(run: Path, *, client: str = "", model: Model = "last", out: Path | None = None, trust: bool = False) -> None:
     """Export the trained model with its preprocessing as an ONNX file for other programs.
 
@@ -140,6 +98,12 @@ def export(run: Path, *, client: str = "", model: Model = "last", out: Path | No
 
     Parameters
     ----------
+    run
+        The run folder.
+    client
+        The client whose personal model, or whose means and deviations, are used.
+    model
+        The model after the last round, the one with the best mean score, or the client's personal one.
     out
         The file to write. The default is a file in exports/ in the run folder.
     """
