@@ -28,7 +28,8 @@ def check(method: str, *, settings: Mapping[str, Value] = {}) -> None:
         The method or rule: your own as my_module:Mine, or a built-in method.
     """
     if settings and is_rule(method):
-        raise FairbloomError(f"--set {', '.join(settings)}: a client-side rule has no settings: leave it out")
+        key, value = next(iter(settings.items()))
+        raise FairbloomError(f"--set {key}={value}: a client-side rule has no settings: leave it out")
     try:
         if is_rule(method):
             report = check_rule(method)

@@ -8,14 +8,14 @@ from functools import partial
 from ..render.page import Cell, Chart, Charts, Page, Section, Table, slug
 from ..render.theme import Series
 from ..results.comparison import Comparison, personal_label
-from ..results.differences import FEWEST_SEEDS, Difference
+from ..results.differences import FEWEST_SEEDS
 from ..results.measures import LARGER_CLASS, measure_title
 from ..results.presentation import page_of
 from ..results.verdict import CLAIMED, MEAN, WORST
 from . import charts
 from .cells import CLEAR, NONE, SHOWN, Digits, mark_significant, tone_of
 from .groups import gaps_table, subgroups_section
-from .rows import Line, Scene, hidden_in_words, mean_and_range, shown_of, worst_first
+from .rows import Line, Scene, mean_and_range, shown_of, worst_first
 from .sections import (
     absences_section,
     all_settings_section,
@@ -27,6 +27,7 @@ from .sections import (
     present,
     rounds_section,
     settings_section,
+    table_of_clients,
 )
 
 COMPARED = (WORST, MEAN, "std")
@@ -203,18 +204,12 @@ def client_table(comparison: Comparison) -> Table:
     base, seeds, first_only = comparison.baseline, len(comparison.seeds), _first_only(comparison)
     values = {method: by_name(comparison, method) for method in _labels(comparison)}
     order = worst_first(values[base], comparison.score)
-    shown, shares = shown_of(order), {} if first_only else comparison.larger_classes
-    digits = Digits.of(comparison.score, (value for each in values.values() for value in each.values()))
-    cells = []
-    for client in shown:
-        share = [Digits(0).cell(shares.get(client))] if shares else []
-        cells.append([Cell(client), *share, *(digits.cell(each.get(client)) for each in values.values())])
+    shares = {} if first_only else comparison.larger_classes
     over = "of the first seed, as each deals the data in its own way" if first_only else f"mean over {seeds} seeds"
     caption = f"Each client, the worst served under {base} first: test {comparison.score.title}"
     caption += f", {over}" if seeds > 1 else ""
-    headings = ["client", *([LARGER_CLASS] if shares else []), *values]
-    note = hidden_in_words(len(order))
-    return Table("clients", caption, headings, cells, note, folded=len(cells) > 12)
+    before = {LARGER_CLASS: shares} if shares else {}
+    return table_of_clients(caption, shown_of(order), len(order), comparison.score, values, before=before)
 
 
 # Groups -------------------------------------------------------------------------------------------------------------
@@ -252,7 +247,11 @@ def _differences_section(comparison: Comparison) -> Section | None:
         title = measure_title(measure, comparison.client_count) + ("" if score.unit == unit else f", {score.unit}")
         digits = Digits.of(score, (each.mean for each in found.values()))
         words = {method: (tone_of(each) or "not clear") if tested else "not tested" for method, each in found.items()}
-        rows = [{"method": method, **_ends(each), "clear": words[method]} for method, each in found.items()]
+        rows = [
+            {"method": method, "clear": words[method]}
+            | {key: charts.short(getattr(each, key)) for key in ("mean", "low", "high")}
+            for method, each in found.items()
+        ]
         said = "; ".join(f"{name} {digits.difference(each).text}, {words[name]}" for name, each in found.items())
         what = f"Difference to {base} in {title}, to the right is better: {said}."
         spec = charts.differences(rows, score.unit)
@@ -277,10 +276,6 @@ def _differences_section(comparison: Comparison) -> Section | None:
         note += f" All seeds {split} the same data, for which Nadeau and Bengio's correction widens the intervals."
     table = Table("differences", f"Differences to {base} in {unit}", headings, cells, note)
     return Section("differences", f"Differences to {base}", intro, [Charts(panels), table, *_scores_table(comparison)])
-
-
-def _ends(found: Difference) -> dict[str, float | None]:
-    return {key: charts.short(value) for key, value in (("mean", found.mean), ("low", found.low), ("high", found.high))}
 
 
 def _scores_table(comparison: Comparison) -> list[Table]:

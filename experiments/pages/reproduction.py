@@ -25,12 +25,8 @@ def page_of_reproduction(done: Reproduction) -> Page:
     said = [line for line in (recipe.what, recipe.source) if line]
     sections = present([_rows_section(done), _notes_section(done)])
     figure = partial(_rows_charts, done)
-    return Page(recipe.title, _verdict(done), said, facts, sections, lambda: [_cost_section(done)], files, figure)
-
-
-def _verdict(done: Reproduction) -> str:
-    """Return in words how many rows agree with what was printed, how many are missing, or that none can be compared."""
-    return " ".join(filter(None, (_progress(done), _agreement(done))))
+    verdict = " ".join(filter(None, (_progress(done), _agreement(done))))
+    return Page(recipe.title, verdict, said, facts, sections, lambda: [_cost_section(done)], files, figure)
 
 
 def _progress(done: Reproduction) -> str:

@@ -14,7 +14,7 @@ from ..results.run import Run, measures
 from ..results.scored import scores_of, sentences_of
 from .cells import SHOWN, Digits
 from .groups import gaps_table, subgroups_section
-from .rows import NAMED, Line, Scene, hidden_in_words, shown_of, worst_first
+from .rows import NAMED, Line, Scene, shown_of, worst_first
 from .sections import (
     absences_section,
     all_settings_section,
@@ -28,6 +28,7 @@ from .sections import (
     rounds_charts_of_run,
     rounds_section_of_run,
     settings_section,
+    table_of_clients,
 )
 
 Values = Mapping[str, float]
@@ -132,21 +133,10 @@ def _measures_table(run: Run) -> Table:
 
 def _clients_table(scene: Scene, run: Run, columns: Mapping[str, Values]) -> Table:
     """Return the score of each client under some models, with its number of test examples."""
-    examples, shares = run.test_examples(), run.column(SHARE_OF_LARGER_CLASS)
-    digits = Digits.of(run.score, (value for each in columns.values() for value in each.values()))
-    cells = [
-        [
-            Cell(client),
-            *(digits.cell(values.get(client)) for values in columns.values()),
-            Digits(0).cell(examples.get(client)),
-            *([Digits(0).cell(shares.get(client))] if shares else []),
-        ]
-        for client in scene.shown
-    ]
+    shares = run.column(SHARE_OF_LARGER_CLASS)
+    after: dict[str, Values] = {"test examples": run.test_examples(), **({LARGER_CLASS: shares} if shares else {})}
     caption = f"Each client, the worst served first: test {run.score.title}"
-    headings = ["client", *columns, "test examples", *([LARGER_CLASS] if shares else [])]
-    note = hidden_in_words(scene.clients)
-    return Table("clients", caption, headings, cells, note, folded=len(cells) > 12)
+    return table_of_clients(caption, scene.shown, scene.clients, run.score, columns, after=after)
 
 
 def _metrics_section(run: Run) -> Section | None:

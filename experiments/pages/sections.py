@@ -96,6 +96,25 @@ def lines_charts(
     return Charts(panels, [base], narrow=True)
 
 
+def table_of_clients(
+    caption: str,
+    shown: Sequence[str],
+    clients: int,
+    score: Score,
+    values: Mapping[str, Mapping[str, float]],
+    *,
+    before: Mapping[str, Mapping[str, float]] = {},
+    after: Mapping[str, Mapping[str, float]] = {},
+) -> Table:
+    """Return scores by client, in columns by their headings, between columns of whole numbers."""
+    digits = Digits.of(score, (value for each in values.values() for value in each.values()))
+    columns = [(Digits(0), each) for each in before.values()]
+    columns += [*((digits, each) for each in values.values()), *((Digits(0), each) for each in after.values())]
+    cells = [[Cell(client), *(written.cell(each.get(client)) for written, each in columns)] for client in shown]
+    headings = ["client", *before, *values, *after]
+    return Table("clients", caption, headings, cells, hidden_in_words(clients), folded=len(cells) > 12)
+
+
 # Over rounds --------------------------------------------------------------------------------------------------------
 
 
