@@ -20,7 +20,7 @@ ROOMS: Mapping[str, int] = {
     "deploy/fleet": 2_690,
     "experiments": 1_200,
     "experiments/check": 1_155,
-    "experiments/pages": 1_770,
+    "experiments/pages": 1_768,
     "experiments/results": 2_785,
     "experiments/studies": 1_180,
     "prediction": 1_005,

@@ -76,7 +76,7 @@ def test_a_run_shows_all_scores_and_says_which_way_is_better(capsys: pytest.Capt
 
 def test_a_comparison_gains_where_an_error_falls(capsys: pytest.CaptureFixture[str]) -> None:
     comparison = api.load("cmp")
-    for method in comparison.methods:
+    for method in comparison.methods[1:]:
         worst = {m: comparison.spread(m, "worst_10")[0] for m in (method, "FedAvg")}
         assert fmean(comparison.gains(method, "worst_10")) == pytest.approx(worst["FedAvg"] - worst[method])
     assert fairbloom("show", "cmp") == 0
