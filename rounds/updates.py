@@ -35,11 +35,9 @@ WIDE_COLUMNS = 4096
 """From this many columns on, each row is multiplied by itself in a call of its own."""
 
 EXACT_NUMBERS = 2_000_000
-"""Up to this many numbers (rows · columns) are multiplied in float64; beyond, in the model's own dtype within a chunk,
-and summed over chunks in float64: 1.5e-7 in a cosine, at a fraction of the time."""
-
-STORED_NUMBERS = 16_000_000
-"""Up to this many numbers, 64 MB in float32, the updates of a round are computed once and stored."""
+"""Up to this many numbers (rows · columns) are multiplied in float64, and updates are computed once; beyond, products
+are made in the model's own dtype within a chunk, and summed over chunks in float64: 1.5e-7 in a cosine, at a fraction
+of the time."""
 
 ALIKE_SHARE = 1e-5
 """Squared distance of two vectors, relative to their squared lengths, from which on they are surely not equal."""
@@ -433,7 +431,7 @@ class Updates:
         self.layout = layout
         self._of = f" of the {of}" if of else ""
         self._rows = Borrowed(layout)
-        self._computed: NDArray[Any] | None = None  # the updates, of STORED_NUMBERS at the most
+        self._computed: NDArray[Any] | None = None  # the updates, where these are few numbers
         self._carried = (*layout.buffers, *layout.integers)
         self._others: list[Model] = []
         self._extreme: list[bool] = []
@@ -554,7 +552,7 @@ class Updates:
     @property
     def vectors(self) -> Vectors:
         """The updates added so far; they share the memory of this."""
-        if len(self) * self.layout.size > STORED_NUMBERS:
+        if len(self) * self.layout.size > EXACT_NUMBERS:
             return Vectors((self._rows,), any(self._extreme))
         if self._computed is None:
             self._computed = self._rows[:]

@@ -79,9 +79,7 @@ def test_each_arrays_gram_matrix_is_of_its_part_of_the_updates(drawn: Any, chunk
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(updates, "CHUNK_COLUMNS", chunk)
         patch.setattr(updates, "EXACT_NUMBERS", 10**9 if few else 0)
-        patch.setattr(updates, "STORED_NUMBERS", 10**9 if few else 0)
         stored = taken_in(layout, replies)
-        assert stored.screen(gram=False) == {}  # which finds numbers whose squares float32 cannot hold
         grams = stored.grams(stored.vectors, exact=False)
         whole, parts = stored.gram(stored.vectors, exact=False), fragments(stored)
     assert grams.shape == (len(layout.trainable), len(replies), len(replies))
@@ -131,7 +129,6 @@ def test_each_array_is_stepped_by_its_own_coefficients(drawn: Any, chunk: int, f
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(updates, "CHUNK_COLUMNS", chunk)
         patch.setattr(updates, "EXACT_NUMBERS", 10**9 if few else 0)
-        patch.setattr(updates, "STORED_NUMBERS", 10**9 if few else 0)
         stored = taken_in(layout, replies)
         assert stored.screen(gram=False) == {}
         C = rng.normal(size=(len(layout.trainable), len(replies)))

@@ -87,8 +87,7 @@ def test_updates_that_are_left_are_as_if_the_others_had_not_come(
         row[:] = flat(model)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(updates, "CHUNK_COLUMNS", chunk)
-        patch.setattr(updates, "EXACT_NUMBERS", exact)
-        patch.setattr(updates, "STORED_NUMBERS", exact)
+        patch.setattr(updates, "EXACT_NUMBERS", exact)  # of 30 numbers, updates are computed once
         stored = borrowed(layout, models)
         wrong = screened(stored, gram=exact == 0)
         in_file = [
@@ -117,7 +116,6 @@ def small(count: int) -> tuple[Layout, list[dict[str, np.ndarray]]]:
 
 def test_one_pass_screens_updates_and_multiplies_kept_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(updates, "EXACT_NUMBERS", 0)
-    monkeypatch.setattr(updates, "STORED_NUMBERS", 0)
     layout, models = small(9)
     for by_array in (False, True):
         earlier, stored = borrowed(layout, models[:4]), borrowed(layout, models[4:])
@@ -133,7 +131,6 @@ def test_one_pass_screens_updates_and_multiplies_kept_rows(monkeypatch: pytest.M
 
 def test_a_kept_row_of_a_borrowed_model_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(updates, "EXACT_NUMBERS", 0)
-    monkeypatch.setattr(updates, "STORED_NUMBERS", 0)
     stored = borrowed(*small(4))
     stored.screen(gram=False)
     expected = stored.vectors.blocks[0][2].tobytes()
