@@ -10,6 +10,7 @@ import numpy as np
 from fairbloom.protocol.names import SNAPSHOT
 from fairbloom.protocol.terms import Terms
 
+from .memory import Memory
 from .refusals import Refusals
 from .updates import FloatArray, Layout, Model, Updates, Vectors
 
@@ -60,16 +61,28 @@ class Trained(Replies):
         refused: Refusals,
         missing: Sequence[str] = (),
         second: str = "",
+        rows: int | None = None,
+        memory: Memory | None = None,
         hostile: frozenset[str] = frozenset(),
     ) -> Self:
-        """Return an object without replies yet; `second` names the record of each reply's second model."""
+        """Return an object without replies yet; `second` names the record of each reply's second model.
+
+        With `rows`, up to so many flat models are written into matrices, and `memory` decides where these lie; without,
+        models are added as they are.
+        """
+
+        def updates(layout: Layout, of: str = "") -> Updates:
+            room = memory or Memory()
+            matrix = None if rows is None else room.matrix(rows, layout.size, layout.dtype, of=2 if second else 1)
+            return Updates(layout, matrix, of)
+
         return cls(
             metrics={},
             refused=refused,
             missing=tuple(missing),
             hostile=hostile,
-            updates=Updates(layout),
-            second=Updates(layout_of_second(layout, second), second) if second else None,
+            updates=updates(layout),
+            second=updates(layout_of_second(layout, second), second) if second else None,
         )
 
     def add(self, name: str, report: dict[str, float], arrays: Model, second: Model) -> None:
@@ -78,6 +91,17 @@ class Trained(Replies):
         if self.second is not None:
             self.second.add(second)
         self.metrics[name] = report
+
+    def add_rows(self, reports: Reports, others: Sequence[Model], others_of_second: Sequence[Model] = ()) -> None:
+        """Take in replies whose flat models lie in the rows of `updates.matrix` after those in use.
+
+        The `reports` are in ascending order of names, which is that of the rows. `others` has the buffers and integer
+        arrays of each row's model, `others_of_second` those of the models in the rows of `second.matrix`.
+        """
+        self.updates.add_rows(others)
+        if self.second is not None:
+            self.second.add_rows(others_of_second)
+        self.metrics.update(reports)
 
     def screen(self, *, gram: bool = False, by_array: bool = False, below: Sequence[Vectors] = ()) -> None:
         """Refuse the replies that are not finite, once all are taken in; see `Updates.screen`."""

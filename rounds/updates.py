@@ -34,10 +34,12 @@ CHUNKS_PER_TASK = 16
 WIDE_COLUMNS = 4096
 """From this many columns on, each row is multiplied by itself in a call of its own."""
 
+CACHED_NUMBERS = 262144
+"""How many numbers of whole rows are checked and subtracted before the next ones are read."""
+
 EXACT_NUMBERS = 2_000_000
-"""Up to this many numbers (rows · columns) are multiplied in float64, and updates are computed once; beyond, products
-are made in the model's own dtype within a chunk, and summed over chunks in float64: 1.5e-7 in a cosine, at a fraction
-of the time."""
+"""Up to this many numbers (rows · columns) are multiplied in float64; beyond, in the model's own dtype within a chunk,
+and summed over chunks in float64: 1.5e-7 in a cosine, at a fraction of the time."""
 
 ALIKE_SHARE = 1e-5
 """Squared distance of two vectors, relative to their squared lengths, from which on they are surely not equal."""
@@ -337,7 +339,7 @@ class Borrowed:
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
-        self._models: list[list[NDArray[Any]] | NDArray[Any]] = []  # flat arrays of a model; or an update
+        self._models: list[list[NDArray[Any]]] = []
         self._pieces: dict[int, list[tuple[int, NDArray[Any], slice, slice]]] = {}
 
     def __len__(self) -> int:
@@ -371,11 +373,8 @@ class Borrowed:
         with np.errstate(over="ignore", invalid="ignore"):
             for model, row in zip(self._models[rows], out, strict=True):
                 target = row if rounded is None else rounded
-                if isinstance(model, np.ndarray):
-                    target[:] = model[place]
-                else:
-                    for array, received, where, to in pieces:
-                        np.subtract(received, model[array][where], out=target[to], casting="same_kind")
+                for array, received, where, to in pieces:
+                    np.subtract(received, model[array][where], out=target[to], casting="same_kind")
                 if rounded is not None:  # updates are of the model's dtype, whatever is made of them
                     row[:] = rounded
 
@@ -398,28 +397,20 @@ class Borrowed:
         """Take in a model as it is."""
         self._models.append([arrays[name].ravel() for name in self._layout.trainable])
 
-    def replace(self, row: int, update: NDArray[Any]) -> None:
-        """Put an update, shape (d,), in the place of a model."""
-        self._models[row] = update
-
     def model(self, row: int) -> Model:
-        """Return the trainable arrays of a model, flat, by name; none of an update."""
-        model = self._models[row]
-        return {} if isinstance(model, np.ndarray) else dict(zip(self._layout.trainable, model, strict=True))
+        """Return the trainable arrays of a model, flat, by name."""
+        return dict(zip(self._layout.trainable, self._models[row], strict=True))
 
     def keep(self, rows: Sequence[int]) -> None:
         """Leave out all but these rows."""
         self._models = [self._models[k] for k in rows]
 
-    def lie_in(self, memory: NDArray[Any]) -> bool:
-        """Return whether a model lies in this memory, which somebody may write to."""
-        return any(np.may_share_memory(array, memory) for model in self._models for array in model)
-
 
 class Updates:
     """The replies of one round as flat updates, in the order of client names.
 
-    Models are given to `add`, which keeps them where they are: their arrays must not change. `screen` follows.
+    Either models are given to `add`, which keeps them where they are: their arrays must not change. Or flat models lie
+    in the rows of `matrix`, of shape (at least m, d), and `add_rows` makes updates of them. `screen` follows.
 
     Parameters
     ----------
@@ -427,11 +418,10 @@ class Updates:
         What errors call the models, such as "snapshot"; "": the reply's.
     """
 
-    def __init__(self, layout: Layout, of: str = "") -> None:
+    def __init__(self, layout: Layout, matrix: NDArray[Any] | None = None, of: str = "") -> None:
         self.layout = layout
         self._of = f" of the {of}" if of else ""
-        self._rows = Borrowed(layout)
-        self._computed: NDArray[Any] | None = None  # the updates, where these are few numbers
+        self._rows: NDArray[Any] | Borrowed = Borrowed(layout) if matrix is None else matrix
         self._carried = (*layout.buffers, *layout.integers)
         self._others: list[Model] = []
         self._extreme: list[bool] = []
@@ -439,18 +429,47 @@ class Updates:
         self._squares: FloatArray | None = None
         self._products: FloatArray | None = None
 
+    @property
+    def matrix(self) -> NDArray[Any]:
+        """The rows that were given: those in use are updates, those after them are free."""
+        if isinstance(self._rows, Borrowed):
+            raise TypeError("these updates are borrowed from models, and lie in no matrix")
+        return self._rows
+
     def __len__(self) -> int:
         """Return m, the number of updates."""
         return len(self._others)
 
     def add(self, arrays: Model) -> None:
         """Take in u = w − `arrays`, with copies of its buffers."""
+        if not isinstance(self._rows, Borrowed):
+            raise TypeError("these updates lie in a matrix: write the model into its next row, and call add_rows")
         self._rows.add(arrays)
-        place, carried = len(self), {name: arrays[name].copy() for name in self._carried}
-        self._others.append(carried)
-        self._extreme.append(False)
+        self._carry([arrays])
+
+    def add_rows(self, others: Sequence[Model]) -> None:
+        """Turn the rows of `matrix` after those in use, which hold flat models, into updates.
+
+        `others` has the buffers and integer arrays of each new row's model.
+        """
+        first, matrix = len(self), self.matrix
+        self._carry(others)
+        step = max(1, CACHED_NUMBERS // max(1, self.layout.size))
+        for start in range(first, len(self), step):
+            rows = matrix[start : min(start + step, len(self))]
+            with np.errstate(over="ignore", invalid="ignore"):
+                suspects = np.flatnonzero(~np.isfinite(np.vecdot(rows, rows)))
+                for k in map(int, suspects):
+                    self._note(start + k, {name: rows[k][place] for name, place in self.layout.slices})
+                np.subtract(self.layout.flat, rows, out=rows)
+
+    def _carry(self, others: Sequence[Model]) -> None:
+        first, carried = len(self), self._carried
+        self._others += [{name: other[name].copy() for name in carried} for other in others] if carried else others
+        self._extreme += [False] * len(others)
         self._forget()
-        self._note(place, {name: carried[name] for name in self.layout.buffers})
+        for place in range(first, len(self)) if self.layout.buffers else ():
+            self._note(place, {name: self._others[place][name] for name in self.layout.buffers})
 
     def _note(self, place: int, arrays: Model) -> None:
         """Note the reply as unusable where an entry is not finite, and not what it is in the received model."""
@@ -480,7 +499,7 @@ class Updates:
         squares = squares[:m]
         usual = (squares > SAFE_SQUARES[0]) & (squares < SAFE_SQUARES[1])  # NaN is unusual, too
         for k in map(int, np.flatnonzero(~usual)):
-            if not np.isfinite(squares[k]):
+            if isinstance(self._rows, Borrowed) and not np.isfinite(squares[k]):
                 self._note(k, self._rows.model(k))
             if k not in self._unusable:
                 try:
@@ -492,22 +511,26 @@ class Updates:
         return self._unusable
 
     def _forget(self) -> None:
-        self._squares = self._products = self._computed = None
+        self._squares = self._products = None
 
     def remove(self, *places: int) -> None:
-        """Leave out the rows at `places`; those after them move up."""
+        """Leave out the rows at `places`; those after them move up, one at a time, so that no copy of all is made."""
         left = [k for k in range(len(self)) if k not in places]
-        self._rows.keep(left)
+        if isinstance(self._rows, Borrowed):
+            self._rows.keep(left)
+        else:
+            for to, k in enumerate(left):
+                if to != k:
+                    self._rows[to] = self._rows[k]
         self._unusable = {to: self._unusable[k] for to, k in enumerate(left) if k in self._unusable}
         self._extreme = [self._extreme[k] for k in left]
         self._others = [self._others[k] for k in left]
         self._forget()
 
     def replace(self, place: int, values: FloatArray) -> None:
-        """Put another update, shape (d,), in the place of one."""
-        update = values.astype(self.layout.dtype)
-        self._rows.replace(place, update)
-        self._extreme[place] = is_extreme(update)
+        """Put another update, shape (d,), in the place of one that lies in the matrix."""
+        self.matrix[place] = values
+        self._extreme[place] = is_extreme(self.matrix[place])
         self._forget()
 
     @property
@@ -552,11 +575,8 @@ class Updates:
     @property
     def vectors(self) -> Vectors:
         """The updates added so far; they share the memory of this."""
-        if len(self) * self.layout.size > EXACT_NUMBERS:
-            return Vectors((self._rows,), any(self._extreme))
-        if self._computed is None:
-            self._computed = self._rows[:]
-        return Vectors((self._computed,), any(self._extreme))
+        rows = self._rows if isinstance(self._rows, Borrowed) else self._rows[: len(self)]
+        return Vectors((rows,), any(self._extreme))
 
     def model_after(
         self, coefficients: FloatArray, vectors: Vectors, prior: FloatArray, counts: FloatArray

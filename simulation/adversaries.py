@@ -112,7 +112,7 @@ class Adversaries:
         self.lie(trained.metrics, number)
         for updates in (trained.updates, trained.second):
             if updates is not None and self._change is not None:
-                rows = np.array(updates.vectors.blocks[0][:], np.float64)
+                rows = np.array(updates.matrix[: len(updates)], np.float64)
                 honest = rows[[place for place, name in enumerate(trained.names) if name not in hostile]]
                 for name in hostile:
                     place, random = trained.names.index(name), generator(self._seed, "attack", number, name)
@@ -130,7 +130,7 @@ class Adversaries:
             }
 
     def _checked(self, changed: Vector, updates: Updates, name: str) -> Vector:
-        changed, largest = np.asarray(changed, np.float64), np.finfo(updates.layout.dtype).max
+        changed, largest = np.asarray(changed, np.float64), np.finfo(updates.matrix.dtype).max
         if changed.shape != (updates.layout.size,) or not (np.abs(changed) <= largest).all():
             raise FairbloomError(
                 f"attack = {self._name!r} makes of the update of {name} something of shape {changed.shape}, or with "

@@ -3,14 +3,12 @@
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, ParamSpec, Self, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.nn import Module
 
 from fairbloom.client.device import check_device, choose_device
@@ -22,13 +20,13 @@ from fairbloom.protocol.attacks import share_in
 from fairbloom.protocol.settings import RunSettings, split_names
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.aggregation import screen_updates
-from fairbloom.rounds.clients import NOTHING, Replies, Reports, Trained, layout_of_second
+from fairbloom.rounds.clients import NOTHING, Replies, Reports, Trained
 from fairbloom.rounds.memory import Memory
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.refusals import Refusals
 from fairbloom.rounds.roster import share
 from fairbloom.rounds.screening import usable_evaluation, usable_metrics
-from fairbloom.rounds.updates import Layout, Model
+from fairbloom.rounds.updates import Model, Updates
 from fairbloom.tasks import Task, load_task
 from fairbloom.tasks.models import arrays_of
 from fairbloom.tasks.task import REMEMBERED
@@ -50,48 +48,6 @@ MAX_NAMES = 20
 """The most clients that an error lists."""
 
 
-class Models:
-    """The flat models of a round's clients, in the rows of a matrix."""
-
-    def __init__(self, layout: Layout, matrix: NDArray[Any]) -> None:
-        self.layout, self.matrix = layout, matrix
-        self._slices = list(layout.slices)
-
-    def store(self, row: int, state: StateDict) -> Model:
-        """Write a model's trainable arrays into a row, one after the other; return copies of the others."""
-        arrays = arrays_of({name: tensor for name, tensor in state.items() if name not in self.layout.frozen})
-        for name, place in self._slices:
-            self.matrix[row, place] = arrays[name].ravel()
-        return {name: arrays[name].copy() for name in (*self.layout.buffers, *self.layout.integers)}
-
-    def at(self, row: int) -> Model:
-        """Return the trainable arrays in a row, flat and without a copy."""
-        return {name: self.matrix[row, place] for name, place in self._slices}
-
-
-@dataclass(frozen=True)
-class Room:
-    """Where a round's models lie until the step is taken: those of the clients, and their second ones."""
-
-    models: Models
-    second: Models | None
-
-    @classmethod
-    def of(
-        cls, layout: Layout, rows: int, memory: Memory, second: str, make: Callable[..., NDArray[Any]] = np.empty
-    ) -> Self:
-        """Return room for the models of so many clients; `make` makes a matrix where they lie in memory."""
-
-        def models(layout: Layout) -> Models:
-            matrix = memory.matrix(rows, layout.size, layout.dtype, of=2 if second else 1)
-            return Models(layout, matrix if isinstance(matrix, np.memmap) else make(matrix.shape, matrix.dtype))
-
-        return cls(models(layout), models(layout_of_second(layout, second)) if second else None)
-
-    def store(self, row: int, update: Update) -> "Reply":
-        """Write what a client has trained into a row; return its reply, with copies of all else."""
-        second = {} if self.second is None else self.second.store(row, update.second)
-        return Reply(row, update.metrics, self.models.store(row, update.arrays), second)
 
 
 class Reply(NamedTuple):
@@ -206,26 +162,28 @@ class LocalClients:
         while len(self._locals) > self._most:
             self._locals.popitem(last=False)
 
-    def none_trained(self, model: Model, terms: Terms) -> Trained:
+    def none_trained(self, names: Sequence[str], model: Model, terms: Terms) -> Trained:
         """Return an object for the replies of a round's training."""
         layout, refused = self.method.layout_of(model), Refusals(terms.server_round)
-        return Trained.empty(layout, refused=refused, second=self.method.second, hostile=self._hostile)
+        memory = Memory(self.settings.memory)
+        second = self.method.second
+        return Trained.empty(
+            layout, refused=refused, second=second, rows=len(names), memory=memory, hostile=self._hostile
+        )
 
-    def room_for(self, names: Sequence[str], layout: Layout) -> Room:
-        """Return room for the models of these clients."""
-        return Room.of(layout, len(names), Memory(self.settings.memory), self.method.second)
-
-    def hand_over(self, trained: Trained, room: Room, replies: Mapping[str, Reply]) -> None:
+    def hand_over(self, trained: Trained, replies: Mapping[str, Reply]) -> None:
         """Take in the replies, by client in the order of names and rows; what cannot be used is refused."""
         method = self.method
         metrics = {name: reply.metrics for name, reply in replies.items()}
         reports = usable_of(
             metrics, partial(usable_metrics, needs=method.needs), method.weighted_by_key, trained.refused
         )
-        for name, report in reports.items():
-            reply = replies[name]
-            second = {} if room.second is None else {**room.second.at(reply.row), **reply.second}
-            trained.add(name, report, {**room.models.at(reply.row), **reply.others}, second)
+        kept = [replies[name] for name in reports]
+        for updates in (trained.updates, trained.second):
+            for row, reply in enumerate(kept):
+                if updates is not None and row != reply.row:
+                    updates.matrix[row] = updates.matrix[reply.row]
+        trained.add_rows(reports, [reply.others for reply in kept], [reply.second for reply in kept])
         screen_updates(method, trained, trained.refused.round)
         if self._adversaries is not None:
             self._adversaries.attack(trained, trained.refused.round)
@@ -233,16 +191,16 @@ class LocalClients:
     def train(self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING) -> Trained:
         """Let these clients train the model on the terms, each on its own data."""
         self.begin(names)
-        received, trained = self.on_device(model), self.none_trained(model, terms)
-        room = self.room_for(names, trained.updates.layout)
+        received, trained = self.on_device(model), self.none_trained(names, model, terms)
         vectors = {record: self.on_device(arrays) for record, arrays in sent.items()}
 
         def train(row: int, name: str) -> Reply:
             self.on_trained(row, len(names))
-            return room.store(row, self.local(name).train(received, terms.of_client(name), vectors))
+            update = self.local(name).train(received, terms.of_client(name), vectors)
+            return store_reply(trained.updates, trained.second, row, update)
 
         answers = {name: self._answer(train, row, name) for row, name in enumerate(names)}
-        self.hand_over(trained, room, refuse_failed(answers, trained.refused))
+        self.hand_over(trained, refuse_failed(answers, trained.refused))
         return trained
 
     def evaluate(self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]) -> Replies:
@@ -322,3 +280,18 @@ def usable_of(
         except ValueError as reason:
             refused.add(name, reason)
     return reports
+
+
+def store_reply(updates: Updates, second: Updates | None, row: int, update: Update) -> Reply:
+    """Write what a client has trained into a row of the matrices; return its reply, with copies of all else."""
+    others_of_second = {} if second is None else _write(second, row, update.second)
+    return Reply(row, update.metrics, _write(updates, row, update.arrays), others_of_second)
+
+
+def _write(updates: Updates, row: int, state: StateDict) -> Model:
+    """Write a model's trainable arrays into a row, one after the other; return copies of the others."""
+    layout = updates.layout
+    arrays = arrays_of({name: tensor for name, tensor in state.items() if name not in layout.frozen})
+    for name, place in layout.slices:
+        updates.matrix[row, place] = arrays[name].ravel()
+    return {name: arrays[name].copy() for name in (*layout.buffers, *layout.integers)}

@@ -24,14 +24,14 @@ from fairbloom.errors import FairbloomError
 from fairbloom.logs import log
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
-from fairbloom.rounds.clients import NOTHING, Replies, Trained
+from fairbloom.rounds.clients import NOTHING, Replies, Trained, layout_of_second
 from fairbloom.rounds.memory import Memory
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.refusals import Refusals
-from fairbloom.rounds.updates import Borrowed, Layout, Model, Vectors
+from fairbloom.rounds.updates import Layout, Model, Updates, Vectors
 from fairbloom.tasks.models import arrays_of
 
-from .clients import LocalClients, Reply, Room, answer_of, refuse_failed
+from .clients import LocalClients, Reply, answer_of, refuse_failed, store_reply
 from .processes import Forked, can_fork, shared_array
 
 Work = Literal["train", "evaluate"]
@@ -74,9 +74,15 @@ class SharedBuffers:
     """
 
     def __init__(self, layout: Layout, rows: int, memory: Memory, *, second: str) -> None:
+        def updates(layout: Layout) -> Updates:
+            matrix = memory.matrix(rows, layout.size, layout.dtype, of=2 if second else 1)
+            in_file = isinstance(matrix, np.memmap)
+            return Updates(layout, matrix if in_file else shared_array(matrix.shape, matrix.dtype))
+
         self.rows = rows
         self.received = {name: shared_array(array.shape, array.dtype) for name, array in layout.arrays.items()}
-        self.room = Room.of(layout, rows, memory, second, shared_array)
+        self.updates = updates(layout)
+        self.second = updates(layout_of_second(layout, second)) if second else None
 
     def fit(self, model: Model, rows: int) -> bool:
         """Return whether there is room for `rows` clients with such models."""
@@ -184,7 +190,8 @@ class Workers:
         local = replace(self._find_client(job.name), states=ClientStates(None, kept))
         if work == "evaluate":
             return Reply(job.row, local.evaluate(received, job.terms), {}, {})
-        reply = self.buffers.room.store(job.row, local.train(received, job.terms, vectors))
+        update = local.train(received, job.terms, vectors)
+        reply = store_reply(self.buffers.updates, self.buffers.second, job.row, update)
         made = local.states.made_in(job.terms.server_round)
         return reply._replace(made={name: (origin, arrays_of(state)) for name, (origin, state) in made.items()})
 
@@ -215,13 +222,12 @@ class WorkerClients(LocalClients):
     def train(self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING) -> Trained:
         """Let these clients train the model on the terms, each on its own data."""
         self.begin(names)
-        self._spare_kept()
-        trained, room = self.none_trained(model, terms), self._workers_for(model, len(names)).buffers.room
+        trained = self._room(names, model, terms)
         replies = self._replies(Call("train", terms, dict(sent)), model, names, names, trained.refused)
         for name, reply in replies.items():
             for kept, (origin, arrays) in (reply.made or {}).items():
                 self.states(name).keep(kept, terms.server_round, self.on_device(arrays), origin)
-        self.hand_over(trained, room, replies)
+        self.hand_over(trained, replies)
         return trained
 
     def evaluate(self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]) -> Replies:
@@ -265,6 +271,21 @@ class WorkerClients(LocalClients):
         answers = workers.answers(call, model, [job for _, job in largest_first], on_answers)
         return refuse_failed({name: answers[name] for name in prepared}, refused)
 
+    def _room(self, names: Sequence[str], model: Model, terms: Terms) -> Trained:
+        """Return room in the shared memory, which the next training uses again.
+
+        Copy old updates that the method keeps.
+        """
+        layout, record = self.method.layout_of(model), self.method.second
+        self._spare_kept()
+        buffers = self._workers_for(model, len(names)).buffers
+        second = None
+        if buffers.second is not None:
+            second = Updates(layout_of_second(layout, record), buffers.second.matrix, of=record)
+        updates = Updates(layout, buffers.updates.matrix)
+        refused = Refusals(terms.server_round)
+        return Trained(metrics={}, refused=refused, updates=updates, second=second, hostile=self._hostile)
+
     def _workers_for(self, model: Model, rows: int, names: Collection[str] = ()) -> Workers:
         """Return workers that share enough memory, forked when this process had the data of these clients already."""
         settings, seen = self._seen
@@ -282,16 +303,16 @@ class WorkerClients(LocalClients):
         """Let the method have old updates that it keeps for itself, before the next ones are written to their rows."""
         if self.workers is None:
             return
-        kept, room = self.method.progress.kept, self.workers.buffers.room
-        matrices = [models.matrix for models in (room.models, room.second) if models is not None]
-        old = {key: row.blocks[0] for key, row in kept.items()}
-        lying = [key for key, row in old.items() if isinstance(row, Borrowed) and any(map(row.lie_in, matrices))]
+        kept, buffers = self.method.progress.kept, self.workers.buffers
+        matrices = [each.matrix for each in (buffers.updates, buffers.second) if each is not None]
+        old = {key: row.blocks[0][:] for key, row in kept.items()}
+        lying = [key for key in kept if any(np.may_share_memory(old[key], matrix) for matrix in matrices)]
         if lying and isinstance(matrices[0], np.memmap):  # they may be more than there is memory: they keep their file
             self.close()
             self.workers = None
             return
         for key in lying:
-            kept[key] = Vectors((old[key][:],), kept[key].extreme)
+            kept[key] = Vectors((np.array(old[key]),), kept[key].extreme)
 
 
 def tensors_of(arrays: Model) -> StateDict:

@@ -47,7 +47,7 @@ from fairbloom.rounds.updates import Layout, Model
 from fairbloom.tasks import Examples, Task
 from fairbloom.tasks.optimizers import OF_PYTORCH, SGD
 
-from ..clients import LocalClients, Reply, Room, answer_of, refuse_failed
+from ..clients import LocalClients, Reply, answer_of, refuse_failed, store_reply
 from .blocks import Member, Step, divide_into_blocks, examples_of, full_batch, minibatches, repeat_step, takes_all
 from .optimizers import RowOptimizer
 from .programs import Program, StepArrays, UnstackableError, in_tensors, make_program
@@ -134,12 +134,11 @@ class StackedClients(LocalClients):
         if work is None:
             return super().train(names, model, terms, sent)
         self.begin(names)
-        trained, received = self.none_trained(model, terms), self.on_device(model)
-        room = self.room_for(names, trained.updates.layout)
+        trained, received = self.none_trained(names, model, terms), self.on_device(model)
         if self.method.frozen:  # which programs take from the model
             self.task_and_model()[1].load_state_dict(received)
         vectors = {record: self.on_device(arrays) for record, arrays in sent.items()}
-        training = _RoundTraining(self, received, terms, work, trained, room, vectors)
+        training = _RoundTraining(self, received, terms, work, trained, vectors)
         try:
             for block in divide_into_blocks(self._members(names, terms, work, trained.refused), self._block):
                 self.on_trained(len(training.replies), len(names))
@@ -148,7 +147,7 @@ class StackedClients(LocalClients):
             self._falls_back(f"the model cannot be stacked: {reason}")
             return super().train(names, model, terms, sent)
         unfit = trained.refused.reasons
-        self.hand_over(trained, room, {name: training.replies[name] for name in names if name not in unfit})
+        self.hand_over(trained, {name: training.replies[name] for name in names if name not in unfit})
         return trained
 
     def evaluate(self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]) -> Replies:
@@ -284,7 +283,6 @@ class _RoundTraining:
     terms: Terms
     work: LocalWork
     trained: Trained
-    room: Room
     sent: Mapping[str, StateDict]
     replies: dict[str, Reply] = field(default_factory=dict)
 
@@ -294,9 +292,9 @@ class _RoundTraining:
 
     def train_alone(self, member: Member) -> None:
         """Train one client, as it would by itself."""
-        name = member.local.name
+        name, trained = member.local.name, self.trained
         update = member.local.train(self.received, self.terms.of_client(name), self.sent)
-        self.replies[name] = self.room.store(member.place, update)
+        self.replies[name] = store_reply(trained.updates, trained.second, member.place, update)
 
 
 class _Block(ClientRound):
@@ -387,11 +385,11 @@ class _Block(ClientRound):
 
     def reply(self) -> None:
         training, terms, places = self._training, self._terms, [member.place for member in self._block]
-        self._rows.write(training.room.models.matrix, places)
-        if training.room.second is not None:
+        self._rows.write(training.trained.updates.matrix, places)
+        if training.trained.second is not None:
             for rule in self._rules:
                 if rule.replies:
-                    (rule.second() or self._rows).write(training.room.second.matrix, places)
+                    (rule.second() or self._rows).write(training.trained.second.matrix, places)
         layout = training.layout
         others = {name: layout.arrays[name] for name in (*layout.buffers, *layout.integers)}
         keeps_states = bool(terms.state_rounds) or terms.state_round is not None

@@ -1,4 +1,4 @@
-"""Updates are computed from models where they are read, to the same bits in any way; one pass screens and measures."""
+"""Models in a matrix are to the bit what the same models are, borrowed; one pass screens and measures them."""
 
 from typing import Any
 
@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairbloom.rounds import updates
-from fairbloom.rounds.memory import Memory
 from fairbloom.rounds.updates import Layout, Model, Updates, Vectors, combine, gram_matrices, gram_matrix
 
 from .helpers import squared_norms
@@ -22,6 +21,17 @@ def model_of(flat: Any, dtypes: tuple[str, str] = ("float32", "float32")) -> dic
     """Return a model of five numbers in two arrays, with a buffer, an integer and a name more for the first array."""
     a, b = np.asarray(flat[:2], dtypes[0]), np.asarray(flat[2:5], dtypes[1]).reshape(3, 1)
     return {"twin": a, "a": a, "mean": np.float32(flat[5:7]), "b": b, "steps": np.array(7 * len(flat))}
+
+
+def written(layout: Layout, models: list[dict[str, np.ndarray]], cut: int = 0) -> Updates:
+    """Write models into the rows of a matrix, as an engine does it, and add them: `cut` of them first."""
+    stored = Updates(layout, np.empty((len(models), layout.size), layout.dtype))
+    for start, stop in ((0, cut), (cut, len(models))):
+        for k in range(start, stop):
+            for name, place in layout.slices:
+                stored.matrix[k, place] = models[k][name].ravel()
+        stored.add_rows([{name: model[name] for name in ("mean", "steps")} for model in models[start:stop]])
+    return stored
 
 
 def borrowed(layout: Layout, models: list[dict[str, np.ndarray]]) -> Updates:
@@ -49,9 +59,7 @@ def contents(stored: Updates) -> list[Any]:
         except ValueError as reason:
             steps.append({"reason": np.array(str(reason))})
     after = [{name: (str(array.dtype), array.tobytes()) for name, array in model.items()} for model in steps]
-    rows = [combine(one_hot, vectors).blocks[0][:].tobytes() for one_hot in np.eye(m)]
-    products = [each.tobytes() for each in (gram_matrix(vectors, exact=True), squared_norms(vectors), stored.lengths)]
-    return [vectors.blocks[0][:].tobytes(), rows, vectors.extreme, products, after]
+    return [vectors.blocks[0][:].tobytes(), vectors.extreme, after]
 
 
 def drawn(seed: int, m: int, odd: float, dtypes: tuple[str, str]) -> tuple[Layout, list[dict[str, np.ndarray]]]:
@@ -66,44 +74,53 @@ def drawn(seed: int, m: int, odd: float, dtypes: tuple[str, str]) -> tuple[Layou
         return Layout(model_of(w, dtypes), BUFFERS, TIED), [model_of(flat, dtypes) for flat in flats]
 
 
+DTYPES = st.sampled_from((("float32", "float32"), ("float16", "float32"), ("float64", "float32")))
+ODDS = st.sampled_from((0.0, 0.02, 0.3))
+
+
 @given(
     seed=st.integers(0, 300),
-    odd=st.sampled_from((0.0, 0.02, 0.3)),
-    dtypes=st.sampled_from((("float32", "float32"), ("float16", "float32"), ("float64", "float32"))),
+    cut=st.integers(0, 8),
+    odd=ODDS,
+    dtypes=DTYPES,
+    cache=st.sampled_from((1, 12, 10**6)),
     chunk=st.sampled_from((1, 2, 3, 100)),
-    exact=st.sampled_from((0, 30)),
+    large=st.booleans(),
 )
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast")
-def test_updates_that_are_left_are_as_if_the_others_had_not_come(
-    seed: int, odd: float, dtypes: tuple[str, str], chunk: int, exact: int
+def test_models_in_a_matrix_have_the_bits_of_borrowed_ones(
+    seed: int, cut: int, odd: float, dtypes: tuple[str, str], cache: int, chunk: int, large: bool
 ) -> None:
-    """Of the models, or of copies of theirs in a file, and of updates that have taken their place."""
     try:
         layout, models = drawn(seed, 8, odd, dtypes)
     except ValueError:  # the global model itself is beyond float16
         return
-    rows = Memory(1e-9).matrix(8, layout.size, layout.dtype)
-    for row, model in zip(rows, models, strict=True):
-        row[:] = flat(model)
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(updates, "CACHED_NUMBERS", cache)
         patch.setattr(updates, "CHUNK_COLUMNS", chunk)
-        patch.setattr(updates, "EXACT_NUMBERS", exact)  # of 30 numbers, updates are computed once
-        stored = borrowed(layout, models)
-        wrong = screened(stored, gram=exact == 0)
-        in_file = [
-            {**model, **{n: row[place] for n, place in layout.slices}} for model, row in zip(models, rows, strict=True)
-        ]
-        filed = borrowed(layout, in_file)
-        assert screened(filed) == wrong
-        assert contents(filed) == contents(stored)
-        left = [model for place, model in enumerate(models) if place not in wrong][1:]
-        if left:
-            stored.remove(0)
-            expected = borrowed(layout, left)
+        # of 30, products are made in float64 once few are left
+        patch.setattr(updates, "EXACT_NUMBERS", 0 if large else 30)
+        stored, expected = written(layout, models, cut), borrowed(layout, models)
+        wrong = screened(stored, gram=large)
+        assert wrong == screened(expected)
+        np.testing.assert_array_equal(
+            stored.gram(stored.vectors, exact=False), expected.gram(expected.vectors, exact=False)
+        )
+        np.testing.assert_array_equal(stored.lengths, expected.lengths)
+        if len(expected) > 2:  # those that are left are as if the others had not come
+            usable = [model for k, model in enumerate(models) if k not in wrong]
+            expected = borrowed(layout, [model for k, model in enumerate(usable) if k not in (0, 2)])
             assert screened(expected) == {}
-            assert contents(stored) == contents(expected)
-            stored.replace(0, np.asarray(expected.vectors.blocks[0][0]))
-            assert contents(stored) == contents(expected)
+            stored.remove(0, 2)
+        a, b = stored.vectors, expected.vectors
+        np.testing.assert_array_equal(gram_matrix(a), gram_matrix(b))
+        np.testing.assert_array_equal(gram_matrix(a, exact=True), gram_matrix(b, exact=True))
+        np.testing.assert_array_equal(squared_norms(a), squared_norms(b))
+        assert contents(stored) == contents(expected)
+        for k in range(len(b)):
+            one_hot = np.arange(len(b)) == k
+            ours, theirs = (combine(one_hot * 1.0, each).blocks[0] for each in (a, b))
+            assert ours[:].tobytes() == theirs[:].tobytes()
 
 
 def small(count: int) -> tuple[Layout, list[dict[str, np.ndarray]]]:
@@ -155,7 +172,7 @@ def flat(model: Model) -> np.ndarray:
 
 def test_buffers_that_are_handed_over_may_be_overwritten() -> None:
     layout, (model,) = drawn(0, 1, 0.0, ("float32", "float32"))
-    stored = borrowed(layout, [model])
+    stored = written(layout, [model])
     before = contents(stored)
     model["mean"][:] = 9.0
     assert contents(stored) == before
