@@ -236,9 +236,8 @@ def run(name: str, start: tuple[float, float], epochs: int = 1) -> Course:
         for finished in rounds:
             course.append(finished.arrays["w"])
             for client in CLIENTS:
-                last = clients.local(client).personal.last
-                if last is not None:
-                    personal[client].append(last[1]["w"].numpy())
+                if own := clients.local(client).personal(before=finished.number + 1):
+                    personal[client].append(own["w"].numpy())
     kept = {client: np.array(models) for client, models in personal.items() if len(models) > 1}
     return Course(np.array(course), kept)
 

@@ -70,7 +70,7 @@ class BrokenModelError(FairbloomError):
 # What a client reports ------------------------------------------------------------------------------------------------
 
 
-def usable_metrics(record: Mapping[str, Any], weight_key: str, needs: Collection[str] = ()) -> dict[str, float]:
+def usable_metrics(record: Mapping[str, Any], weight_key: str, needs: frozenset[str] = frozenset()) -> dict[str, float]:
     """Return the finite numbers among a reply's metrics, if count, weight and the needed ones are there."""
     count = record.get(NUM_EXAMPLES)
     if not isinstance(count, int) or count < 1:
@@ -80,10 +80,9 @@ def usable_metrics(record: Mapping[str, Any], weight_key: str, needs: Collection
     finite = {key: each for key, each in record.items() if isinstance(each, (int, float)) and abs(each) <= LARGEST}
     if not 0 < finite.get(weight_key, 0) <= LARGEST_COUNT:
         raise ValueError(f"{weight_key} must be a positive number of at most 2**53, got {record.get(weight_key)!r}")
-    for name in sorted(needs):
-        if name not in finite:
-            raise MissingMetricError(name, record.get(name))
-    _check_shares({name: finite[name] for name in needs if name.startswith(ACCURACY) or name == DISPARITY})
+    if missing := sorted(needs - finite.keys()):
+        raise MissingMetricError(missing[0], record.get(missing[0]))
+    _check_shares(finite, (name for name in needs if name.startswith(ACCURACY) or name == DISPARITY))
     if LEARNING_RATE in needs and finite[LEARNING_RATE] <= 0.0:
         raise ValueError(f"metric 'learning-rate' must be positive, got {finite['learning-rate']!r}")
     if GROUP_COUNTS.intersection(needs):
@@ -99,14 +98,14 @@ def usable_evaluation(record: Mapping[str, Any], weight_key: str) -> dict[str, f
     if record.get(NUM_EXAMPLES) == 0:
         raise ValueError("it has no test examples, so it counts in no measure")
     metrics = usable_metrics(record, weight_key)
-    _check_shares({name: metrics[name] for name in ACCURACIES if name in metrics})
+    _check_shares(metrics, ACCURACIES & metrics.keys())
     return metrics
 
 
-def _check_shares(metrics: Mapping[str, float]) -> None:
-    for name, value in sorted(metrics.items()):
-        if not (lowest := -1.0 if name == DISPARITY else 0.0) <= value <= 1.0:
-            raise ValueError(f"metric {name!r} must lie in [{lowest:g}, 1], got {value!r}")
+def _check_shares(metrics: Mapping[str, float], names: Iterable[str]) -> None:
+    for name in sorted(names):
+        if not (lowest := -1.0 if name == DISPARITY else 0.0) <= metrics[name] <= 1.0:
+            raise ValueError(f"metric {name!r} must lie in [{lowest:g}, 1], got {metrics[name]!r}")
 
 
 def _check_group_counts(metrics: Mapping[str, float]) -> None:

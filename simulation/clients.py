@@ -48,8 +48,6 @@ MAX_NAMES = 20
 """The most clients that an error lists."""
 
 
-
-
 class Reply(NamedTuple):
     """What a client replies, the models of which an engine has written into the row of the matrices of updates.
 
