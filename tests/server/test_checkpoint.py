@@ -201,20 +201,19 @@ def test_a_checkpoint_cut_off_anywhere_is_damaged(whole: Path) -> None:
             load_checkpoint(whole)
 
 
-def test_any_flipped_bit_is_noticed_or_changes_nothing(whole: Path) -> None:
+def test_a_flipped_bit_in_any_byte_is_noticed_or_changes_nothing(whole: Path) -> None:
     """Bits of the padding after the header, and of letters that JSON reads alike, mean nothing."""
     content, unnoticed = whole.read_bytes(), 0
     for place in range(len(content)):
-        for bit in range(8):
-            damaged = bytearray(content)
-            damaged[place] ^= 1 << bit
-            whole.write_bytes(damaged)
-            try:
-                loaded = load_checkpoint(whole)
-            except RunFolderError:
-                continue
-            unnoticed += 1
-            assert_same(loaded, CONTENT)
+        damaged = bytearray(content)
+        damaged[place] ^= 1 << place % 8
+        whole.write_bytes(damaged)
+        try:
+            loaded = load_checkpoint(whole)
+        except RunFolderError:
+            continue
+        unnoticed += 1
+        assert_same(loaded, CONTENT)
     assert unnoticed < 20
 
 

@@ -147,11 +147,6 @@ def test_a_place_that_cannot_hold_a_run_is_refused_and_left_alone(tmp_path: Path
             records(tmp_path / place, settings())
 
 
-def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
-    assert not records(tmp_path, settings()).finished
-    assert (tmp_path / "config.toml").exists()
-
-
 @pytest.mark.parametrize("finished", [False, True])
 def test_a_folder_of_another_format_is_refused_unchanged(tmp_path: Path, finished: bool) -> None:
     folder = records(tmp_path, settings())
@@ -234,13 +229,6 @@ def test_a_run_whose_score_falls_warns_once_at_its_end(tmp_path: Path, caplog: p
         assert not caplog.messages
         folder.finish({"w": np.zeros(3)})
         assert ["model-best.safetensors" in each for each in caplog.messages] == [True] * falls
-
-
-def test_a_run_is_finished_when_its_model_is_there(tmp_path: Path) -> None:
-    folder = records(tmp_path, settings())
-    assert not folder.finished
-    folder.finish({"w": np.zeros(3)})
-    assert records(tmp_path, settings()).finished
 
 
 @pytest.mark.parametrize("name", ["rounds.csv", "clients.csv"])
