@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from fairbloom.client.local import LocalClient
 from fairbloom.client.training import EVALUATION_BATCH, batches, drawing_from, measure, train
 from fairbloom.client.work import LocalWork, clip_norms
 from fairbloom.errors import FairbloomError
+from fairbloom.protocol.terms import Terms
+from fairbloom.server.settings import Settings
+from fairbloom.simulation.run import simulate
 from fairbloom.tasks import Examples, Task
 
 from . import nets
@@ -138,6 +143,21 @@ def test_frozen_and_unused_parameters_stay_as_they_are() -> None:
             assert torch.equal(tensor, before[name]) == name.startswith(still), name
 
 
+def test_a_personal_model_keeps_frozen_layers() -> None:
+    client = LocalClient.of(run_config(model=f"{nets.__name__}:Frozen"), 0)
+    received = {name: tensor.clone() for name, tensor in client.model.state_dict().items()}
+    client.train(received, Terms(server_round=1, personal_lambda=0.5, personal_epochs=2))
+    for name, tensor in client.model.state_dict().items():  # which is the personal one now
+        assert torch.equal(tensor, received[name]) == name.startswith("first"), name
+    assert client.personal(before=2).keys() == {name for name in received if not name.startswith("first")}
+
+
+def test_an_unsendable_model_is_refused_before_round_1(tmp_path: Path) -> None:
+    settings = Settings.of({"model": f"{nets.__name__}:Complex", "device": "cpu", "out": str(tmp_path)})
+    with pytest.raises(FairbloomError, match=r"'first\.weight' has dtype torch\.complex64"):
+        simulate(settings)
+
+
 def test_training_leaves_no_gradients_behind_even_when_it_fails() -> None:
     class Failing(nn.Module):
         """Fails in its second forward pass, and in the backward pass of a third."""
@@ -163,12 +183,6 @@ def test_training_leaves_no_gradients_behind_even_when_it_fails() -> None:
     for each in (model, expected):
         train(each, task_of(each), noise(40), work())
     assert torch.equal(model.layer.weight, expected.layer.weight)
-
-
-def test_a_model_of_which_all_is_frozen_is_refused() -> None:
-    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 3)).requires_grad_(False)
-    with pytest.raises(FairbloomError, match="the model, Sequential, has no parameter to train: all are frozen"):
-        train(model, task_of(model), noise(20), work())
 
 
 class Recurrent(nn.Module):
@@ -236,10 +250,12 @@ def test_batchnorm_with_single_examples_is_refused_with_a_remedy() -> None:
             train(model, task_of(model), noise(count), work(batch_size=size, steps=steps))
 
 
-def test_no_examples_at_all_are_refused() -> None:
+def test_what_cannot_be_trained_at_all_is_refused() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
     with pytest.raises(FairbloomError, match="no training example here"):
         train(model, task_of(model), noise(0), work())
+    with pytest.raises(FairbloomError, match="Sequential, has no parameter to train"):
+        train(model.requires_grad_(False), task_of(model), noise(20), work())
 
 
 def draws(number: int = 1, client: str = "client-0", told: dict[str, Any] | None = None, **config: Any) -> list[int]:
