@@ -90,13 +90,6 @@ def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
         assert all(word in str(refusal.value) for word in (str(path), *words)), refusal.value
 
 
-def test_a_server_without_data_knows_the_clients_and_the_model(tmp_path: Path) -> None:
-    for partition, clients in (("phd", ("phd", "non-phd")), ("education", CATEGORIES["education"])):
-        task = load("adult", tmp_path / "nowhere", partition=partition)
-        assert task.clients == clients
-        assert [tuple(value.shape) for value in task.model().state_dict().values()] == [(2, 99), (2,)]
-
-
 # The clients ----------------------------------------------------------------------------------------------------------
 
 
@@ -113,15 +106,6 @@ def test_validation_people_are_taken_from_the_training_set(small: Path) -> None:
     assert splits.validation is not None
     assert (len(splits.train), len(splits.validation), len(splits.test)) == (8, 2, 1)
     assert people_of(splits.train) + people_of(splits.validation) == people_of(load("adult", small).splits("phd").train)
-
-
-def test_people_can_be_dealt_to_any_number_of_clients(tmp_path: Path) -> None:
-    lines = [line_of(income=INCOMES[i % 2]) for i in range(60)]
-    task = load("adult", written(tmp_path, lines, lines[:12]), partition="shards", clients=6, shards_per_client=1)
-    for name in task.clients:
-        own, tested = (set(everything(split)[1].tolist()) for split in task.splits(name))
-        assert own == tested
-        assert len(own) == 1
 
 
 def test_what_the_people_do_not_allow_is_refused(small: Path) -> None:

@@ -13,7 +13,7 @@ from fairbloom.tasks.files.reasons import MAX_FAULTS
 from fairbloom.tasks.files.remarks import find_shared_rows
 
 from ..commands import fairbloom
-from .tables import SCHEMA, config, csv_of, schema_with
+from .tables import SCHEMA, Folder, config, csv_of, schema_with
 
 
 def faults(folder: Path, schema: str = "") -> list[dict[str, Any]]:
@@ -23,13 +23,6 @@ def faults(folder: Path, schema: str = "") -> list[dict[str, Any]]:
 def warnings(folder: Path, **settings: Any) -> dict[str, str]:
     rows = describe_data(config(folder, **settings))["clients"]
     return {str(row["client"]): str(row["warning"]) for row in rows if "warning" in row}
-
-
-def write(folder: Path, **files: str) -> Path:
-    folder.mkdir(exist_ok=True)
-    for name, text in files.items():
-        (folder / f"{name}.csv").write_text(text)
-    return folder
 
 
 def change(text: str, column: str, **values: str) -> str:
@@ -43,10 +36,10 @@ def change(text: str, column: str, **values: str) -> str:
 # Every fault ----------------------------------------------------------------------------------------------------------
 
 
-def test_data_shows_every_fault_of_a_file(tmp_path: Path) -> None:
+def test_data_shows_every_fault_of_a_file(folder: Folder) -> None:
     text = change(change(csv_of(30), "age", row3="old", row7="x1"), "dose", row9="?")
     text = change(text, "ward", row4="North", row5="North").replace("age", "Age", 1)
-    found = faults(write(tmp_path, a=text, b=csv_of(30, 1)), SCHEMA)
+    found = faults(folder(a=text, b=csv_of(30, 1)), SCHEMA)
     assert [(row["line"], row["column"], row["value"]) for row in found] == [
         (4, "age", "old"),
         (8, "age", "x1"),
@@ -59,53 +52,44 @@ def test_data_shows_every_fault_of_a_file(tmp_path: Path) -> None:
     assert "north" in found[3]["remedy"]
 
 
-def test_values_outside_of_what_is_allowed_are_faults(tmp_path: Path) -> None:
-    folder = write(tmp_path, a=csv_of(30), b=csv_of(30, 1))
+def test_values_outside_of_what_is_allowed_are_faults(folder: Folder) -> None:
+    there = folder(a=csv_of(30), b=csv_of(30, 1))
     for limit, words in (
         ("minimum = 50", "below the minimum, 50"),
         ("maximum = 50", "above the maximum, 50"),
         ("enum = [1, 2]", "allowed are 1, 2"),
     ):
         text = schema_with(('type = "number"', f'type = "number"\nconstraints = {{{limit}}}'))
-        found = faults(folder, text)
+        found = faults(there, text)
         assert {row["client"] for row in found} == {"a", "b"}
         assert words in found[0]["problem"]
-    (first, _) = faults(folder, schema_with(('"number"', '"integer"')))
+    (first, _) = faults(there, schema_with(('"number"', '"integer"')))
     assert "no whole number" in first["problem"]
     required = schema_with(('"number"', '"number"\nmissing = "drop"\nconstraints = {required = true}'))
-    (gap,) = faults(write(tmp_path, a=change(csv_of(30), "age", row2="NA")), required)
+    (gap,) = faults(folder(a=change(csv_of(30), "age", row2="NA")), required)
     assert (gap["line"], gap["value"]) == (3, "NA")
 
 
-def test_columns_that_do_not_fit_are_faults(tmp_path: Path) -> None:
-    found = faults(write(tmp_path, a=csv_of(30).replace("dose", "doze", 1), b=csv_of(30)), SCHEMA)
+def test_columns_that_do_not_fit_are_faults(folder: Folder) -> None:
+    found = faults(folder(a=csv_of(30).replace("dose", "doze", 1), b=csv_of(30)), SCHEMA)
     assert [(row["column"], row["line"]) for row in found] == [("dose", ""), ("doze", "")]
     assert "did you mean doze?" in found[0]["remedy"]
     assert "ignore" in found[1]["remedy"]
 
 
-def test_data_shows_all_rows_of_the_wrong_length(tmp_path: Path) -> None:
-    lines = csv_of(30).splitlines()
-    for number in (4, 9, 17):
-        lines[number] += ",1"
-    found = faults(write(tmp_path, a="\n".join(lines), b=csv_of(30, 1)))
-    assert [row["problem"].split(" has ")[0].rsplit(" ", 1)[1] for row in found] == ["5", "10", "18"]
-
-
-def test_the_list_of_faults_is_bounded(tmp_path: Path) -> None:
+def test_the_list_of_faults_is_bounded(folder: Folder) -> None:
     text = csv_of(200)
     for row in range(1, 60):
         text = change(text, "age", **{f"row{row}": f"x{row}"})
-    assert len(faults(write(tmp_path, a=text, b=csv_of(30, 1)))) == MAX_FAULTS
+    assert len(faults(folder(a=text, b=csv_of(30, 1)))) == MAX_FAULTS
 
 
 # Rows that clients share ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_a_copied_file_is_warned_of(tmp_path: Path) -> None:
-    write(tmp_path / "data", a=csv_of(40), b=csv_of(40), c=csv_of(40, 2))
-    found = warnings(tmp_path / "data")
+def test_a_copied_file_is_warned_of(folder: Folder, tmp_path: Path) -> None:
+    found = warnings(folder(a=csv_of(40), b=csv_of(40), c=csv_of(40, 2)))
     assert found == {"a": "it has the same rows as b: leave one of the two out", "b": found["b"]}
     done = fairbloom(tmp_path, "data", "data")
     assert done.returncode == 1
@@ -113,13 +97,13 @@ def test_a_copied_file_is_warned_of(tmp_path: Path) -> None:
     assert all(line == line.rstrip() for line in done.stdout.splitlines())
 
 
-def test_rows_of_one_client_in_another_file_are_warned_of(tmp_path: Path) -> None:
+def test_rows_of_one_client_in_another_file_are_warned_of(folder: Folder) -> None:
     own, lines = csv_of(40), csv_of(80, 2).splitlines()
     columns = [2, 0, 3, 1]  # in another order, and written otherwise
     other = ["ward,age,target,dose", *(",".join(line.split(",")[k] for k in columns) for line in lines[1:])]
     copied = [",".join((f"{row[0]}0", *row[1:])) for row in (line.split(",") for line in own.splitlines()[1:])]
     other += [",".join(line.split(",")[k] for k in columns) for line in copied]
-    found = warnings(write(tmp_path, a=own, b="\n".join(other)))
+    found = warnings(folder(a=own, b="\n".join(other)))
     assert "40 of its 40 rows are in the data of b" in found["a"]
     assert "40 of its 120 rows are in the data of a" in found["b"]
 

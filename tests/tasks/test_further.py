@@ -1,7 +1,6 @@
 """Further scores, against scikit-learn."""
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -104,21 +103,9 @@ def test_extra_scores_come_after_those_of_the_task(folder: Folder) -> None:
     assert float(other.scores[FURTHER["f1"]](outputs, targets)) == float(f1(outputs, targets, positive=0))
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        (
-            {"scores": "f1,brierr"},
-            r"scores = 'f1,brierr': 'brierr' is none: did you mean brier\? there are f1, sensitivity",
-        ),
-    ],
-)
-def test_impossible_scores_are_refused_with_what_would_do(settings: dict[str, Any], words: str) -> None:
-    with pytest.raises(FairbloomError, match=words):
-        Settings.of({"task": "heart-disease", **settings})
-
-
 def test_scores_that_do_not_fit_the_target_are_refused(folder: Folder) -> None:
+    with pytest.raises(FairbloomError, match=r"scores = 'f1,brierr': 'brierr' is none: did you mean brier\?"):
+        Settings.of({"task": "heart-disease", "scores": "f1,brierr"})
     with pytest.raises(FairbloomError, match=r"scores = 'f1': it is of two classes, and there are 10: leave it out"):
         load_task({"task": "digits", "scores": "f1"})
     there = folder(a=csv_of(30), b=csv_of(30, seed=1))

@@ -14,7 +14,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import Value
 from fairbloom.server.settings import Settings
 from fairbloom.tasks import TASKS, load_task
-from fairbloom.tasks.datasets.heart_disease import COLUMNS, HOSPITALS, INPUTS, NUMBERS, read_patients
+from fairbloom.tasks.datasets.heart_disease import COLUMNS, INPUTS, NUMBERS, read_patients
 from fairbloom.tasks.task import Examples
 from tests.originals import needs
 
@@ -94,13 +94,6 @@ def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
 
 
 # What a server, and a hospital, need ----------------------------------------------------------------------------------
-
-
-def test_a_server_without_data_knows_the_hospitals_and_the_model(tmp_path: Path) -> None:
-    task = load("heart-disease", tmp_path / "nowhere", model="logistic")
-    assert task.clients == HOSPITALS == ("cleveland", "hungarian", "switzerland", "long-beach")
-    assert [tuple(value.shape) for value in task.model().state_dict().values()] == [(2, 13), (2,)]
-    assert [score.name for score in task.scores] == ["accuracy", "auc", "balanced-accuracy"]
 
 
 @ORIGINALS

@@ -188,11 +188,6 @@ def test_classes_that_share_nothing_are_an_error(folder: Folder, tmp_path: Path)
     assert described(there, right)["faults"] == []
 
 
-def test_categories_that_share_nothing_are_remarked(folder: Folder) -> None:
-    there = folder(a=with_column("sex", ["male", "female"]), b=with_column("sex", ["M", "F"]))
-    assert {row["client"] for row in described(there)["remarks"]} == {"a", "b"}
-
-
 def test_a_long_text_and_a_packed_file_are_named(folder: Folder) -> None:
     there = folder(a=with_column("notes", ["m", "x" * 140_000]), b=with_column("notes", ["m", "f"]))
     assert "a text of it has 140,000 characters" in inferred(there)

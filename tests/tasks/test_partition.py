@@ -1,7 +1,7 @@
 """How examples are dealt to clients, by partitions of ours and by a user's function."""
 
-from collections.abc import Callable
 from fractions import Fraction
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from fairbloom.tasks.task import LABEL_PARTITIONS
 
 Labels = NDArray[np.int64]
 
-every_partition = pytest.mark.parametrize("kind", PARTITIONS)
+KINDS = st.sampled_from([*PARTITIONS])
 
 
 def setup(clients: int = 20, kind: str = "iid", **others: Any) -> Setup:
@@ -51,8 +51,8 @@ def test_every_partition_of_labels_is_known_by_name() -> None:
     assert tuple(PARTITIONS) == LABEL_PARTITIONS
 
 
-@every_partition
 @given(
+    kind=KINDS,
     labels=st.lists(st.integers(0, 9), min_size=40, max_size=200).map(np.array),
     clients=st.integers(1, 20),
     seed=st.integers(0, 2**32),
@@ -98,8 +98,13 @@ def test_a_small_alpha_is_more_unequal_than_a_large_one() -> None:
         assert shares[-1] < 0.2
 
 
-@pytest.mark.parametrize("kind", ["dirichlet", "sizes"])
-@given(alpha=st.floats(1e-6, 1e6), clients=st.integers(1, 20), fewest=st.integers(2, 50), seed=st.integers(0, 1000))
+@given(
+    kind=st.sampled_from(["dirichlet", "sizes"]),
+    alpha=st.floats(1e-6, 1e6),
+    clients=st.integers(1, 20),
+    fewest=st.integers(2, 50),
+    seed=st.integers(0, 1000),
+)
 def test_no_client_has_fewer_examples_than_the_smallest_may(
     kind: str, alpha: float, clients: int, fewest: int, seed: int
 ) -> None:
@@ -147,9 +152,11 @@ def test_a_deal_that_is_impossible_is_refused_with_its_settings() -> None:
 # A test set apart -----------------------------------------------------------------------------------------------------
 
 
-@every_partition
 @given(
-    sizes=st.tuples(st.integers(40, 200), st.integers(10, 100)), clients=st.integers(1, 8), seed=st.integers(0, 1000)
+    kind=KINDS,
+    sizes=st.tuples(st.integers(40, 200), st.integers(10, 100)),
+    clients=st.integers(1, 8),
+    seed=st.integers(0, 1000),
 )
 def test_a_test_set_is_dealt_whole(kind: str, sizes: tuple[int, int], clients: int, seed: int) -> None:
     labels, tested = (np.arange(size) % 2 for size in sizes)
@@ -171,17 +178,16 @@ def test_a_client_is_tested_on_the_classes_that_it_trains_on() -> None:
                 np.testing.assert_allclose(theirs, ours / 5, atol=1.0 if kind != "dirichlet" else 3.0)
 
 
-@every_partition
-def test_each_client_has_an_example_of_a_test_set(kind: str) -> None:
+def test_each_client_has_an_example_of_a_test_set() -> None:
     """However unequal they are, and however few test examples there are."""
     labels, tested = np.arange(6000) % 10, np.arange(120) % 10
-    for seed in range(5):
+    for kind, seed in product(PARTITIONS, range(5)):
         own = setup(100, kind, seed=seed, dirichlet_alpha=0.1, shards_per_client=2, classes_per_client=2)
         dealt = deal(labels, own, tested)
         assert min(len(each.tested) for each in dealt) >= 1
         np.testing.assert_array_equal(np.sort(np.concatenate([each.tested for each in dealt])), np.arange(120))
     with pytest.raises(FairbloomError, match=r"clients = 100: the test set has 99 examples"):
-        deal(labels, setup(100, kind, dirichlet_alpha=0.1, shards_per_client=2), tested[:99])
+        deal(labels, setup(100), tested[:99])
 
 
 # A client's examples --------------------------------------------------------------------------------------------------
@@ -307,9 +313,9 @@ def test_a_function_deals_a_test_set_alike(mine: str) -> None:
     assert [len(each.tested) for each in deal(labels, by_label, np.repeat([1, 2, 3], 5))] == [1, 4, 5, 5]
 
 
-@pytest.mark.parametrize("taken", [lambda name: f"{name}:halves", lambda name: "os:system"])
-def test_a_device_refuses_a_function_its_owner_has_not_allowed(mine: str, taken: Callable[[str], str]) -> None:
-    config = Settings.of({"task": "digits", "partition": f"{mine}:halves"}).run_config() | {"partition": taken(mine)}
-    with pytest.raises(SettingRefusedError, match="the run sets partition = "):
-        accepted_settings(config)
-    assert accepted_settings(config, allow=[taken(mine)])["partition"] == taken(mine)
+def test_a_device_refuses_a_function_its_owner_has_not_allowed(mine: str) -> None:
+    for taken in (f"{mine}:halves", "os:system"):
+        config = Settings.of({"task": "digits"}).run_config() | {"partition": taken}
+        with pytest.raises(SettingRefusedError, match="the run sets partition = "):
+            accepted_settings(config)
+        assert accepted_settings(config, allow=[taken])["partition"] == taken

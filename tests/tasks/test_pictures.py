@@ -78,19 +78,6 @@ def test_every_image_is_with_one_client_once() -> None:
             assert len(seen) == count
 
 
-def test_a_clients_official_test_images_are_of_its_own_classes() -> None:
-    by_class = task(test="official", partition="class", clients=0)
-    assert by_class.clients == NAMES
-    for label, name in enumerate(NAMES):
-        assert {label} == {target for split in by_class.splits(name) for target in everything(split)[1].tolist()}
-        assert tuple(map(len, by_class.splits(name))) == (20, 8)
-    by_shards = task(test="official", partition="shards", clients=3, shards_per_client=1)
-    for name in by_shards.clients:
-        trained, tested = (set(everything(split)[1].tolist()) for split in by_shards.splits(name))
-        assert trained == tested
-        assert len(trained) == 1
-
-
 def test_a_server_reads_no_image_and_clients_share_one_copy() -> None:
     reading = []
     setup = Setup.of({"model": "logistic", "clients": 4, "partition": "iid"})

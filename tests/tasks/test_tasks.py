@@ -21,6 +21,9 @@ from fairbloom.tasks import (
     describe_data,
     load_task,
 )
+from fairbloom.tasks.datasets.adult import CATEGORIES
+
+from . import made
 
 loaded: list[tuple[Setup, dict[str, Any]]] = []
 opened: list[str] = []
@@ -157,6 +160,24 @@ def test_a_missing_folder_matters_only_to_its_readers(tmp_path: Path) -> None:
 
 
 # Examples -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_server_without_data_knows_clients_and_model(tmp_path: Path) -> None:
+    hospitals = ("cleveland", "hungarian", "switzerland", "long-beach")
+    for name, partition, clients, shapes in (
+        ("adult", "phd", ("phd", "non-phd"), [(2, 99), (2,)]),
+        ("adult", "education", CATEGORIES["education"], [(2, 99), (2,)]),
+        ("heart-disease", "hospital", hospitals, [(2, 13), (2,)]),
+        ("femnist", "dirichlet", tuple(f"client-{k:02}" for k in range(100)), [(62, 784), (62,)]),
+    ):
+        task = made.load(name, tmp_path / "nowhere", partition=partition, model="logistic")
+        assert task.clients == clients
+        assert [tuple(value.shape) for value in task.model().state_dict().values()] == shapes
+    assert [score.name for score in load_task({"task": "heart-disease"}).scores] == [
+        "accuracy",
+        "auc",
+        "balanced-accuracy",
+    ]
 
 
 def test_a_client_loads_its_own_data_only() -> None:
