@@ -80,17 +80,6 @@ class Tied(Net):
         return self.back(linear(hidden, self.first.weight.t()))  # type: ignore[no-any-return]
 
 
-class Once(Net):
-    """The function that Tied is, its weight under one name."""
-
-    def __init__(self, outputs: int) -> None:
-        super().__init__(outputs)
-        self.back = nn.ParameterDict({"bias": nn.Linear(64, 24).bias})
-
-    def between(self, hidden: Tensor) -> Tensor:
-        return linear(linear(hidden, self.first.weight.t()), self.first.weight, self.back["bias"])
-
-
 class Repeated(nn.Module):
     """A layer with BatchNorm that comes twice, so that buffers have two names, too."""
 
@@ -211,7 +200,6 @@ USABLE = (
     Frozen,
     Untouched,
     Tied,
-    Once,
     Repeated,
     Summed,
     Moded,

@@ -23,18 +23,15 @@ def asked(context: Context) -> Message:
 
 
 def test_a_devices_only_file_is_its_own_whatever_its_number(tmp_path: Path) -> None:
+    nowhere = device(tmp_path)
+    nowhere.node_config = {"partition-id": 0}
+    with pytest.raises(FairbloomError, match=r"task csv reads its data from a folder: .* data-dir in its client\.toml"):
+        asked(nowhere)
     (tmp_path / "lund.csv").write_text(csv_of(20))
     assert asked(device(tmp_path)).content["client"]["name"] == "lund"
     (tmp_path / "oslo.csv").write_text(csv_of(20))
     with pytest.raises(FairbloomError, match=r"holds the data of 2 clients, .*: name the one .* client\.toml"):
         asked(device(tmp_path))
-
-
-def test_a_device_without_a_folder_says_where_to_name_it(tmp_path: Path) -> None:
-    context = device(tmp_path)
-    context.node_config = {"partition-id": 0}
-    with pytest.raises(FairbloomError, match=r"task csv reads its data from a folder: .* data-dir in its client\.toml"):
-        asked(context)
 
 
 def test_a_simulation_tells_all_and_a_numbered_device_does_not(tmp_path: Path) -> None:

@@ -29,8 +29,7 @@ def test_a_total_is_over_batches() -> None:
     for kind, batch_size, examples, expected in (
         ("mean", 10, 413, 0.5),
         ("batches", 10, 413, 41.3 * 0.5),
-        ("batches", 10, 3, 0.5),
-        ("batches", 0, 413, 0.5),
+        *(("batches", 10, 3, 0.5), ("batches", 0, 413, 0.5)),
     ):
         settings = RunSettings.of({"reported-loss": kind, "batch-size": batch_size})
         found = apply_reporting({"loss": 0.5, "accuracy": 0.5}, examples, settings)

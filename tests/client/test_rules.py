@@ -221,28 +221,23 @@ def test_a_device_without_its_state_says_that_it_began_again(tmp_path: Path) -> 
         assert states(tell(where(**folder), 3, 2)) == first
 
 
-@pytest.mark.parametrize(
-    ("harmed", "words"),
-    [("rule", "cannot be written to its state-dir"), ("rule/2.safetensors", "cannot be read from its state-dir")],
-)
-def test_a_failing_disk_is_told_to_the_server_with_a_remedy(tmp_path: Path, harmed: str, words: str) -> None:
+def test_a_failing_disk_is_told_to_the_server_with_a_remedy(tmp_path: Path) -> None:
     """Something else lies in the place of the folder, or of the file."""
-    folder = {"state-dir": str(tmp_path)}
+    folder, aside = {"state-dir": str(tmp_path)}, tmp_path / "aside"
     expected = [states(tell(where(**folder), number, number - 1)) for number in (1, 2, 3)]
     (kept,) = tmp_path.glob("*/*/rule")
-    place, aside = kept.parent / harmed, tmp_path / "aside"
-    place.rename(aside)
-    if harmed == "rule":
-        place.write_bytes(b"")
-    else:
-        place.mkdir()
-    number = 1 if harmed == "rule" else 3
-    with pytest.raises(ReportableError, match=f"{words} .* give it a folder") as refused:
-        tell(where(**folder), number, number - 1)
-    assert str(tmp_path) not in reportable(refused.value)
-    place.unlink() if harmed == "rule" else place.rmdir()
-    aside.rename(place)
-    assert states(tell(where(**folder), number, number - 1)) == expected[number - 1]
+    for place, number, words, harm, mend in (
+        (kept / "2.safetensors", 3, "cannot be read from its state-dir", Path.mkdir, Path.rmdir),
+        (kept, 1, "cannot be written to its state-dir", Path.touch, Path.unlink),
+    ):
+        place.rename(aside)
+        harm(place)
+        with pytest.raises(ReportableError, match=f"{words} .* give it a folder") as refused:
+            tell(where(**folder), number, number - 1)
+        assert str(tmp_path) not in reportable(refused.value)
+        mend(place)
+        aside.rename(place)
+        assert states(tell(where(**folder), number, number - 1)) == expected[number - 1]
 
 
 def test_a_round_that_fails_leaves_no_state_behind() -> None:

@@ -42,25 +42,19 @@ def test_the_short_list_has_all_that_the_work_needs() -> None:
         for kind, told in TOLD:
             whole, device = (ask(kind, told, context(1, config)) for config in (everything, short))
             assert whole.metric_records == device.metric_records
-            for name, record in whole.array_records.items():
-                assert all(array.data == device.array_records[name][key].data for key, array in record.items())
+            assert whole.array_records == device.array_records
 
 
 def test_every_listed_setting_is_one_of_a_run_with_its_type() -> None:
     assert {key: type(default_config()[key]) for key in WORK} == WORK
     assert WORK["digits.rotated-clients"] is int
-
-
-def test_settings_of_other_tasks_are_not_on_the_list() -> None:
-    everything = {**run_config(), "ones.noise": "/etc/shadow"}
-    assert "ones.noise" not in accepted_settings(everything)
     assert "digits.rotated-clients" not in work_settings({"task": "ones"})
     assert work_settings({"task": 3}) == work_settings({})
 
 
 def test_what_the_work_does_not_need_is_dropped() -> None:
     plain = accepted_settings(run_config())
-    for key in ("state-dir", "data-dir", "out", "app", "fedfv.alpha", FINGERPRINT):
+    for key in ("state-dir", "data-dir", "out", "app", "fedfv.alpha", "ones.noise", FINGERPRINT):
         with_it = accepted_settings({**run_config(), key: "/etc/shadow"})
         assert with_it | {FINGERPRINT: ""} == plain | {FINGERPRINT: ""}, key
 
@@ -104,9 +98,6 @@ def test_a_value_that_the_devices_owner_allows_is_taken() -> None:
     assert accepted_settings(config, allow=(task, net))["hearts.noise"] == 0.5
     with pytest.raises(SettingRefusedError, match=r"the run sets model = 'mylab\.hearts:net'"):
         accepted_settings(config, allow=(task,))
-
-
-def test_an_optimizer_of_ones_own_needs_the_owners_permission() -> None:
     config = {**run_config(), "optimizer": "trap:Optimizer"}  # no such module: nothing is imported
     with pytest.raises(SettingRefusedError, match=r"the run sets optimizer = 'trap:Optimizer', .* allow"):
         accepted_settings(config)

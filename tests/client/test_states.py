@@ -29,21 +29,15 @@ def stored(folder: Path, *rounds: int) -> ClientStates:
     return personal
 
 
-def test_a_plain_name_is_the_name_of_its_folder() -> None:
+def test_no_name_is_a_path_and_each_has_its_own_folder(tmp_path: Path) -> None:
     for name in ("site-a", "São Paulo", "ward 3 (east)", "a.b", "12", "x\udcff"):
         assert folder_name(name) == name
-
-
-def test_no_name_is_a_path_and_each_has_its_own_folder(tmp_path: Path) -> None:
     names = [folder_name(name) for name in HOSTILE]
     assert len(set(names)) == len(HOSTILE)
     for name in names:
         assert name == Path(name).name
         (tmp_path / name).mkdir()
     assert len(list(tmp_path.iterdir())) == len(HOSTILE)
-
-
-def test_no_name_leaves_the_state_folder(tmp_path: Path) -> None:
     for client, run in ((HOSTILE[0], "x"), ("site-a", HOSTILE[0])):
         folder = folder_of({"state-dir": str(tmp_path), "fingerprint": run}, client)
         assert folder is not None

@@ -77,6 +77,14 @@ def test_columns_that_do_not_fit_are_faults(folder: Folder) -> None:
     assert "ignore" in found[1]["remedy"]
 
 
+def test_data_shows_all_rows_of_the_wrong_length(folder: Folder) -> None:
+    lines = csv_of(30).splitlines()
+    for number in (4, 9, 17):
+        lines[number] += ",1"
+    found = faults(folder(a="\n".join(lines), b=csv_of(30, 1)))
+    assert [row["problem"].split(" has ")[0].rsplit(" ", 1)[1] for row in found] == ["5", "10", "18"]
+
+
 def test_the_list_of_faults_is_bounded(folder: Folder) -> None:
     text = csv_of(200)
     for row in range(1, 60):
