@@ -73,11 +73,6 @@ def test_train_messages_hold_arrays_and_config_to_the_letter() -> None:
                 assert bits(content.array_records["arrays"]) == bits(record(initial_model()))
 
 
-def test_the_metrics_needed_are_those_of_the_papers() -> None:
-    for name, method in METHODS.items():
-        assert method.needs == set(MEASURED.get(name, [])), name
-
-
 def test_common_terms_are_told_where_they_apply() -> None:
     for name, method in METHODS.items():
         options = {"proximal_mu": 0.25, "personal_lambda": 0.5}

@@ -1,7 +1,6 @@
 """Server optimizers: the formulas by a second hand, what leaves them alone, what they survive."""
 
 import logging
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fairbloom.rounds import updates
 from fairbloom.rounds.cohort import Cohort
 from fairbloom.rounds.server_optimizer import Moments, ServerOptimizer
 from fairbloom.rounds.updates import CHUNK_COLUMNS, FloatArray
@@ -119,9 +119,10 @@ def test_a_run_takes_the_steps_of_the_reference() -> None:
     tau=st.sampled_from([1e-8, 1e-3, 1.0, 1e3]),
     seed=st.integers(0, 2**31),
     scale=st.sampled_from([1e-6, 1.0, 1e6]),
+    chunk=st.sampled_from([2, CHUNK_COLUMNS]),
 )
 def test_every_step_in_float64_is_the_formula(
-    name: str, lr: float, beta1: float, beta2: float, tau: float, seed: int, scale: float
+    name: str, lr: float, beta1: float, beta2: float, tau: float, seed: int, scale: float, chunk: int
 ) -> None:
     rng = np.random.default_rng(seed)
     optimizer, reference = ServerOptimizer(name, lr, beta1, beta2, tau), Reference(name, lr, beta1, beta2, tau)
@@ -132,23 +133,10 @@ def test_every_step_in_float64_is_the_formula(
         if not d.any():
             continue
         expected = reference.step(expected, -d)
-        w, moments = optimizer.step(w, d, moments)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(updates, "CHUNK_COLUMNS", chunk)
+            w, moments = optimizer.step(w, d, moments)
         np.testing.assert_allclose(w, expected, rtol=1e-9, atol=1e-9 * scale)
-
-
-def test_a_model_of_several_chunks_is_stepped_everywhere() -> None:
-    for options in EACH.values():
-        rng, size = np.random.default_rng(0), 2 * CHUNK_COLUMNS + 7
-        stepping, reference, moments = FedAvg(**options).server_optimizer, Reference.of(options), None
-        assert stepping is not None
-        w = rng.normal(size=size).astype(np.float32)
-        expected = w.astype(np.float64)
-        for _ in range(3):
-            d = rng.normal(size=size).astype(np.float32).astype(np.float64)
-            w, moments = stepping.step(w, d, moments)
-            expected = reference.step(expected, -d)
-        assert w.dtype == np.float32
-        np.testing.assert_allclose(w, expected, rtol=1e-5, atol=1e-6)
 
 
 # What leaves it alone -----------------------------------------------------------------------------------------------
@@ -279,34 +267,25 @@ def test_a_step_changes_nothing_that_it_is_given() -> None:
 # Options ------------------------------------------------------------------------------------------------------------
 
 
-def test_defaults_are_the_papers() -> None:
-    assert FedAvg(server_optimizer="avgm").server_optimizer == ServerOptimizer("avgm", 1.0, 0.9, 0.99, 1e-3)
-    adam = FedAvg(server_optimizer="adam", server_optimizer_lr=1)
-    assert adam.server_optimizer == ServerOptimizer("adam", 1.0, 0.9, 0.99, 1e-3)
-
-
-IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
-    ({"server_optimizer": "adamw"}, "server_optimizer = 'adamw': .*adam"),
-    ({"server_optimizer": "avgm", "server_optimizer_lr": 0.0}, "server_optimizer_lr = 0.0"),
-    *(({"server_optimizer": each}, f"'{each}' needs server_optimizer_lr") for each in ADAPTIVE),
-    ({"server_optimizer_lr": 0.1}, "server_optimizer_lr = 0.1 .* 'none'"),
-    ({"server_optimizer_beta1": 0.5}, "server_optimizer_beta1 = 0.5 .* 'none'"),
-    ({"server_optimizer": "avgm", "server_optimizer_beta2": 0.5}, r"server_optimizer_beta2 = 0.5 .* \(adam, yogi\)"),
-    ({"server_optimizer": "avgm", "server_optimizer_tau": 0.5}, r"server_optimizer_tau = 0.5 .* \(adagrad, adam, yogi"),
-    ({**EACH["adagrad"], "server_optimizer_beta2": 0.5}, "server_optimizer_beta2 = 0.5"),
+IMPOSSIBLE: list[dict[str, Any]] = [
+    {"server_optimizer": "adamw"},
+    {"server_optimizer_lr": 0.0, "server_optimizer": "avgm"},
+    *({"server_optimizer": each} for each in ADAPTIVE),  # which need a step size
+    *({f"server_optimizer_{each}": 0.1} for each in ("lr", "beta1", "beta2", "tau")),
+    *({f"server_optimizer_{each}": 0.5, "server_optimizer": "avgm"} for each in ("beta2", "tau")),
+    {"server_optimizer_beta2": 0.5, **EACH["adagrad"]},
 ]
+"""The first option is the one that is named."""
 
 
-def test_an_impossible_option_is_refused_with_the_remedy() -> None:
-    for options, words in IMPOSSIBLE:
-        with pytest.raises(ValueError, match=words):
+def test_an_impossible_option_is_refused_by_name() -> None:
+    for options in IMPOSSIBLE:
+        with pytest.raises(ValueError, match=next(iter(options))):
             FedAvg(**options)
 
 
 def test_a_method_with_a_momentum_of_its_own_refuses_another_one() -> None:
-    with pytest.raises(ValueError, match=r"FedFa has a momentum of its own on the server, .* 'avgm'") as refused:
+    with pytest.raises(ValueError, match=f"'avgm'.*{', '.join(ADAPTIVE)}"):
         FedFa(server_optimizer="avgm")
-    (others,) = re.findall(r"another one \((.+)\)", str(refused.value))
-    assert others.split(", ") == list(ADAPTIVE)
-    for other in others.split(", "):
+    for other in ADAPTIVE:
         FedFa(**EACH[other])

@@ -1,5 +1,6 @@
 """No silent failure: a run that learns nothing says so, and so does a method that returns no coefficients."""
 
+import re
 import traceback
 from collections.abc import Callable, Iterable
 from itertools import product
@@ -22,6 +23,7 @@ from tests.federation import (
     Fault,
     MemoryGrid,
     arrays,
+    bits,
     error,
     initial_model,
     metrics,
@@ -71,57 +73,45 @@ class Leap(FedAvg):
         return np.full(cohort.size, 1e39)
 
 
-CAUSES: dict[str, tuple[Callable[[], FairStrategy], Callable[[], MemoryGrid], str]] = {
-    "nobody answers in time": (FedAvg, lambda: grid_of(no_reply), "4 of 4 clients did not answer in time"),
-    "every client fails": (
-        FedAvg,
-        lambda: grid_of(error),
-        "4 of 4 replies were refused, all since error 2: out of memory",
-    ),
-    "every reply is broken": (
-        FedAvg,
-        lambda: grid_of(arrays(bias=np.float32([1, np.nan, 2]))),
-        "4 of 4 replies were refused, all since array 'bias' is not finite",
-    ),
-    "some fail and some are late": (
-        FedAvg,
-        lambda: MemoryGrid(
-            quadratics(4), faults={(s, r): error if s == "site-2" else no_reply for s in SITES for r in ALWAYS}
-        ),
-        "3 of 4 clients did not answer in time and 1 of 4 replies were refused, that of site-2",
-    ),
-    "every step is beyond the range": (
-        lambda: Leap(buffers=BUFFERS),
-        lambda: grid_of(None),
-        "array 'weight' after the step is beyond the range of float32",
-    ),
-    "nobody is online": (FedAvg, lambda: MemoryGrid({}), "too few clients were online"),
-    "too few are online": (
-        lambda: FedAvg(min_available_nodes=5),
-        lambda: grid_of(None),
-        "too few clients were online",
-    ),
-}
+def failing_or_late() -> MemoryGrid:
+    faults = {(site, number): error if site == "site-2" else no_reply for site in SITES for number in ALWAYS}
+    return MemoryGrid(quadratics(4), faults=faults)
+
+
+Cause = tuple[Callable[[], FairStrategy], Callable[[], MemoryGrid], str]
+
+LEAPING: Cause = (lambda: Leap(buffers=BUFFERS), lambda: grid_of(None), "array 'weight' after the step is beyond")
+CAUSES: list[Cause] = [
+    (FedAvg, lambda: grid_of(no_reply), "4 of 4 clients did not answer"),
+    (FedAvg, lambda: grid_of(error), "4 of 4 replies were refused, all since error 2: out of memory"),
+    (FedAvg, lambda: grid_of(arrays(bias=np.float32([1, np.nan, 2]))), "4 of 4 replies were refused, .*'bias'"),
+    (FedAvg, failing_or_late, "3 of 4 clients did not answer .* 1 of 4 replies were refused, that of site-2"),
+    LEAPING,
+    (FedAvg, lambda: MemoryGrid({}), "too few clients were online"),
+    (lambda: FedAvg(min_available_nodes=5), lambda: grid_of(None), "too few clients were online"),
+]
 
 
 def test_rounds_without_a_step_stop_the_run_with_the_remedy() -> None:
-    for method, grid, why in CAUSES.values():
+    """Where it has no limit, the run goes on and keeps the model."""
+    for method, grid, why in CAUSES:
         strategy = method()
         strategy.unused_rounds = 2
-        with pytest.raises(NothingLearnedError) as raised:
+        with pytest.raises(NothingLearnedError, match=f"for 2 rounds: in round 2, {why}") as raised:
             run(strategy, grid())
-        words = str(raised.value)
-        assert words.startswith(f"the run has learned nothing for 2 rounds: in round 2, {why}")
-        assert "unused-rounds = 0" in words
-        assert "\n" not in words
+        assert "unused-rounds = 0" in str(raised.value)
+        assert "\n" not in str(raised.value)
         assert strategy.progress.finished_rounds == 2
-        with pytest.raises(NothingLearnedError) as raised:
+        with pytest.raises(NothingLearnedError, match=f"no round of 2 took a step: {why}"):
             run(method(), grid(), rounds=2)
-        assert str(raised.value).startswith(f"no round of 2 took a step: {why}")
+        strategy.unused_rounds = 0
+        rounds = run(strategy, grid())
+        assert skipped(rounds) == [1, 2, 3, 4, 5]
+        assert bits(rounds[-1].arrays) == bits(record(initial_model()))
 
 
 def test_skipped_rounds_are_counted_over_a_restart() -> None:
-    method, grid, _ = CAUSES["every step is beyond the range"]
+    method, grid, _ = LEAPING
     killed, state = method(), dict[str, Any]()
 
     def stop(finished: Round) -> None:
@@ -133,17 +123,6 @@ def test_skipped_rounds_are_counted_over_a_restart() -> None:
     killed.start(grid(), arrays, num_rounds=9, on_round=stop)
     with pytest.raises(NothingLearnedError, match="nothing for 3 rounds: in round 3, "):
         method().start(grid(), arrays, num_rounds=9, resume=state)
-
-
-def test_a_run_without_limit_goes_on_and_keeps_the_model() -> None:
-    for method, grid, _ in CAUSES.values():
-        strategy = method()
-        strategy.unused_rounds = 0
-        rounds = run(strategy, grid())
-        assert skipped(rounds) == [1, 2, 3, 4, 5]
-        assert {name: array.tobytes() for name, array in unpack(rounds[-1].arrays).items()} == {
-            name: array.tobytes() for name, array in initial_model().items()
-        }
 
 
 # The same metric ----------------------------------------------------------------------------------------------------
@@ -237,11 +216,8 @@ WRONG: list[tuple[Any, str]] = [
 
 def test_a_wrong_weigh_is_named_with_what_it_returned() -> None:
     for value, got in WRONG:
-        with pytest.raises(MethodError) as raised:
+        with pytest.raises(MethodError, match=re.escape(f"Mine.weigh, in round 1, returned {got}")):
             run(returning(value), grid_of(None))
-        assert str(raised.value).startswith(f"Mine.weigh, in round 1, returned {got}: ")
-        assert "shape (4,)" in str(raised.value).partition(": ")[2]
-        assert str(raised.value).endswith("shape (3, 4)")
     for value in (np.nan, -np.inf):
         with pytest.raises(MethodError, match=r"^Mine.weigh, in round 1, .* not finite \(of site-1, site-3\)"):
             run(returning([0.5, value, 0.5, value]), grid_of(None))
