@@ -8,7 +8,6 @@ from flwr.app import ArrayRecord, MessageType, MetricRecord
 from flwr.serverapp.strategy import Strategy
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
 
 from fairbloom.rounds.average import Average
 from fairbloom.strategies import FedAvg
@@ -126,16 +125,6 @@ def test_the_mean_is_numpys_in_the_models_own_dtype(flats: Any, dtype: str, coun
         assert type(array) is np.ndarray
         assert (array.dtype, array.shape) == (models[0][name].dtype, models[0][name].shape)
         np.testing.assert_allclose(array, expected, rtol=np.finfo(dtype).eps, atol=np.finfo(dtype).tiny)
-
-
-@given(w=arrays(np.float32, 4, elements=st.floats(allow_nan=False, allow_infinity=False, width=32)))
-def test_the_mean_of_equal_models_is_the_model_to_the_bit(w: Any) -> None:
-    model, average = {"w": w + np.float32(0.0), "steps": np.array(3)}, Average()
-    for _ in range(7):
-        average = average.plus(model)
-    assert {name: array.tobytes() for name, array in average.mean(model).items()} == {
-        name: array.tobytes() for name, array in model.items()
-    }
 
 
 def test_integers_are_the_last_models_and_sums_never_change() -> None:

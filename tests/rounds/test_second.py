@@ -9,7 +9,7 @@ from flwr.app import Message, MessageType
 from numpy.typing import NDArray
 
 from fairbloom.protocol.names import ARRAYS_DISPARITY
-from fairbloom.rounds.cohort import Cohort, Kept, MethodError, Probed
+from fairbloom.rounds.cohort import Cohort, Kept, Probed
 from fairbloom.rounds.loop import NothingLearnedError
 from fairbloom.rounds.round import Round, size_on_the_wire
 from fairbloom.rounds.updates import FloatArray
@@ -119,19 +119,6 @@ def test_the_gram_matrix_has_second_updates_below_the_first() -> None:
     assert (method.cohort.size, method.cohort.rows, method.cohort.second) == (3, 7, True)
     np.testing.assert_allclose(method.cohort.gram, rows @ rows.T, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(method.cohort.squared_norms, np.square(u).sum(axis=1), rtol=1e-4)
-
-
-def test_a_method_must_weigh_each_row() -> None:
-    class TooFew(Both):
-        weights = (FIRST,)
-
-    with pytest.raises(MethodError, match=r"shape \(8,\)"):
-        rounds_of(TooFew(buffers=BUFFERS))
-
-
-def test_a_word_that_no_requirement_has_is_named() -> None:
-    with pytest.raises(TypeError, match=r"requires has 'grams', which is none of exact gram, gram, "):
-        type("Three", (Both,), {"requires": frozenset({"grams"})})
 
 
 def test_bytes_count_the_arrays_of_both_records() -> None:
