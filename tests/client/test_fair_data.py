@@ -365,17 +365,10 @@ def test_a_term_that_a_function_cannot_keep_is_named() -> None:
 
 def test_what_only_a_task_can_do_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     for told in (
-        {"local-only": True},
-        {"personal-lambda": 0.5, "personal-epochs": 1},
+        *({"local-only": True}, {"full-batch-step": True}, {"local-steps": 7.5}, {"baseline-epochs": 200}),
+        *({"control-variates": True}, {"dynamic-alpha": 0.1}, {"disparity": "demographic-parity"}),
+        *({"measure": ["hits-0"]}, {"measure": ["loss-baseline"]}, {"personal-lambda": 0.5, "personal-epochs": 1}),
         {"loss-transform": "propfair", "propfair-baseline": 5.0, "propfair-epsilon": 0.2},
-        {"full-batch-step": True},
-        {"local-steps": 7.5},
-        {"disparity": "demographic-parity"},
-        {"baseline-epochs": 200},
-        {"control-variates": True},
-        {"dynamic-alpha": 0.1},
-        {"measure": ["hits-0"]},
-        {"measure": ["loss-baseline"]},
     ):
         with pytest.raises(ValueError, match=f"{next(iter(told))}.*: .*own client with a task of yours"):
             ask(app_of(), told)

@@ -71,7 +71,7 @@ def by_torch(model: nn.Module, task: Task, examples: Examples, todo: LocalWork) 
 
 def test_local_work_is_torch_sgd_bit_for_bit() -> None:
     """Up to rounding for a linear classifier, whose step is written out, and with a proximal term."""
-    cases = [*((name, todo) for name in ("mlp", "cnn", "logistic") for todo in WORKS.values())]
+    cases = [*((name, todo) for name in ("mlp", "logistic") for todo in WORKS.values())]
     cases += [("mlp", {**WORKS[which], "pull": mu}) for which, mu in (("plain", 0.01), ("both, three epochs", 1.0))]
     for name, todo in cases:
         task, model = fresh(run_config(model=name))
@@ -183,26 +183,6 @@ def test_training_leaves_no_gradients_behind_even_when_it_fails() -> None:
     for each in (model, expected):
         train(each, task_of(each), noise(40), work())
     assert torch.equal(model.layer.weight, expected.layer.weight)
-
-
-class Recurrent(nn.Module):
-    """Returns what nn.GRU does: outputs and a hidden state."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.GRU(4, 3)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.layer(x[:, 0])
-
-
-def test_outputs_that_are_no_tensor_are_refused() -> None:
-    model = Recurrent()
-    task = task_of(model)
-    with pytest.raises(FairbloomError, match=r"the model, Recurrent, returns a tuple in training: .*one tensor"):
-        train(model, task, noise(20), work())
-    with pytest.raises(FairbloomError, match=r"the model, Recurrent, returns a tuple in evaluation"):
-        measure(model, task, noise(20))
 
 
 # Batches ------------------------------------------------------------------------------------------------------------

@@ -127,13 +127,6 @@ def test_columns_may_be_in_any_order_and_case(folder: Folder) -> None:
         assert torch.equal(everything(task.splits(name).train)[0], everything(other.splits(name).train)[0])
 
 
-def test_a_column_may_only_make_groups(folder: Folder) -> None:
-    text = schema_with(('"target"', '"target"\ngroups = ["ward"]'), ('"west"]', '"west"]\ninput = false'))
-    task = load(folder(a=csv_of(20), b=csv_of(20)), text)
-    assert everything(task.splits("a").train)[0].shape == (16, 2)
-    assert task.groupings == {"ward": ("north", "south", "west", "other")}
-
-
 # One file by its own rules --------------------------------------------------------------------------------------------
 
 

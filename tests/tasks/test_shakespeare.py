@@ -128,14 +128,6 @@ def test_parts_are_in_the_texts_order_and_share_nothing(count: int, test: float,
     assert len(parts.train) == int(round((1 - test - validation) * 10) * count / 10)
 
 
-def test_without_validation_the_split_is_leafs() -> None:
-    for count in (1, 2, 10, 399, 400, 5000):
-        parts = split_in_time(np.arange(count), setup_of())
-        trained = int(0.8 * count)
-        assert parts.train.tolist() == list(range(trained))
-        assert parts.test.tolist() == list(range(trained + 80 - 1, count))
-
-
 def test_a_speaker_without_validation_may_be_left_out(folder: Path) -> None:
     assert load("shakespeare", folder, validation_share=0.12).clients == ("First Citizen",)
     with pytest.raises(FairbloomError, match="0 have enough examples"):
