@@ -106,15 +106,6 @@ def test_no_updates_and_empty_models_have_empty_products() -> None:
     assert after(stored, 1.0)["steps"] == 4
 
 
-@given(seed=st.integers(0, 99))
-def test_combining_rows_gives_their_weighted_sum(seed: int) -> None:
-    U, c = drawn(seed, 3, 50), np.random.default_rng(seed).normal(size=3)
-    combined = combine(c, below(U))
-    (values,) = combined.blocks[0]
-    np.testing.assert_allclose(values, c @ U.astype(np.float64), rtol=1e-5, atol=1e-6)
-    assert values.dtype == np.float32
-
-
 def test_combining_with_one_coefficient_of_one_is_that_row() -> None:
     U = drawn(0, 3, 5)
     for vectors in (below(U), Vectors((U,)), Vectors((U[:1], U[1:]))):

@@ -295,6 +295,15 @@ def test_the_end_of_patience_names_the_awaited_and_a_remedy(clock: Day, said: py
     assert [list(each.coefficients) for each in rounds] == [["site-0"]] * 3
 
 
+def test_each_wait_has_the_whole_patience(clock: Day) -> None:
+    quorum = wanting(2, patience=10.0)
+    for _ in range(5):
+        assert not quorum.holds(["site-0"])
+        clock.sleep(9.0)
+        assert not quorum.holds(["site-0"])
+        assert quorum.holds(["site-0", "site-1"])
+
+
 def test_where_some_clients_train_these_are_the_ones_that_count(clock: Day) -> None:
     away = {"site-1": ((0.0, 200.0),), "site-2": ((0.0, 300.0),)}
     first, *_ = deployed(Nodes(clock, away=away, clients=4), 3, wanting(2, among=SITES), training_clients=SITES)

@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -101,25 +102,18 @@ def test_what_is_written_is_read(tmp_path: Path, file: File[Any]) -> None:
         assert read == VALUES[file]
 
 
-@pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"{", b"7", b"[1, 2]"], ids=["no text", "torn", "7", "a list"])
-@pytest.mark.parametrize("file", [file for file in ONE_VALUE if file is not SCHEMA], ids=name_of)
-def test_a_file_of_something_else_is_refused_with_its_name_and_remedy(
-    tmp_path: Path, file: File[Any], content: bytes
-) -> None:
-    file.path_in(tmp_path).write_bytes(content)
-    with pytest.raises(RunFolderError) as refusal:
-        file.read(tmp_path)
-    assert str(refusal.value).startswith(f"{tmp_path / file.name} cannot be read: ")
-    assert str(refusal.value).endswith(file.remedy)
-    assert "\n" not in str(refusal.value)
-
-
-@pytest.mark.parametrize("file", ONE_VALUE, ids=name_of)
-def test_a_file_that_is_a_folder_is_refused_with_its_name_and_remedy(tmp_path: Path, file: File[Any]) -> None:
-    file.path_in(tmp_path).mkdir()
-    with pytest.raises(RunFolderError) as refusal:
-        file.read(tmp_path)
-    assert str(refusal.value) == f"{tmp_path / file.name} cannot be read: Is a directory. {file.remedy}"
+def test_a_file_of_something_else_is_refused_with_its_name_and_remedy(tmp_path: Path) -> None:
+    for file, content in product(ONE_VALUE, (b"\xff\xfe\x00", b"{", b"7", b"[1, 2]", None)):
+        if file is SCHEMA and content is not None:
+            continue
+        path = file.path_in(tmp_path)
+        path.mkdir() if content is None else path.write_bytes(content)
+        with pytest.raises(RunFolderError) as refusal:
+            file.read(tmp_path)
+        assert str(refusal.value).startswith(f"{path} cannot be read: ")
+        assert str(refusal.value).endswith(file.remedy)
+        assert "\n" not in str(refusal.value)
+        path.rmdir() if content is None else path.unlink()
 
 
 @pytest.mark.parametrize("file", [ENGINE, KNOWN], ids=name_of)
