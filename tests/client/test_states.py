@@ -184,13 +184,13 @@ def test_after_a_kill_a_run_finds_what_two_checkpoints_had_used(tmp_path: Path) 
 
 def test_a_client_keeps_few_versions(tmp_path: Path) -> None:
     states = ClientStates(tmp_path, stored_at_once=False)
-    for number in range(1, 50):
+    for number in range(1, 10):
         states.keep("rule", number, model_of(float(number)), origin=number - 1)
         states.keep(PERSONAL, number, model_of(float(number)))
         states.store(since=number - 1)
         assert len(rounds_in(tmp_path / "rule")) <= 3
         assert len(rounds_in(tmp_path)) <= 3
-    assert {name: list(versions) for name, versions in states.in_memory.items()} == {"rule": [48, 49], "personal": [49]}
+    assert {name: list(versions) for name, versions in states.in_memory.items()} == {"rule": [8, 9], "personal": [9]}
 
 
 def test_all_that_a_client_keeps_goes_through_flowers_context() -> None:

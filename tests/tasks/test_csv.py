@@ -19,13 +19,10 @@ from fairbloom.tasks.files.targets import sort_classes
 from fairbloom.tasks.measures import AUC, BALANCED_ACCURACY, MAE, R2, RMSE
 from fairbloom.tasks.partition import split
 
+from .made import everything
 from .tables import SCHEMA, Folder, config, csv_of, inferred, load, schema_with
 
 TARGET, WEST = 'target = "target"', '"west"]'
-
-
-def everything(examples: Examples) -> tuple[torch.Tensor, torch.Tensor]:
-    return examples[0 : len(examples)]
 
 
 # Clients --------------------------------------------------------------------------------------------------------------

@@ -7,14 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from fairbloom.errors import FairbloomError
 from fairbloom.server.settings import Settings
-from fairbloom.tasks import Examples, Task, describe_data, load_task
+from fairbloom.tasks import Task, describe_data, load_task
 from fairbloom.tasks.images import image_inputs, size_of
 from fairbloom.tasks.schema import ImageSchema, parse_image_schema
+
+from .made import everything
 
 
 def config(task: str, folder: Path | str, **settings: Any) -> dict[str, Any]:
@@ -27,12 +28,10 @@ def load(folder: Path | str, **settings: Any) -> Task:
     return load_task(config("image-folder", folder, **settings))
 
 
-def examples_of(folder: Path, client: str) -> int:
-    return len(load(folder).splits(client).train)
-
-
-def everything(examples: Examples) -> tuple[torch.Tensor, torch.Tensor]:
-    return examples[0 : len(examples)]
+def seen_of(folder: Path) -> tuple[int, bool]:
+    """Return how many images client a trains on, and whether one of them is bright."""
+    examples = load(folder).splits("a").train
+    return len(examples), bool(everything(examples)[0].max() > 0.9)
 
 
 # Images -------------------------------------------------------------------------------------------------------------
@@ -99,22 +98,16 @@ def test_images_that_have_changed_are_read_again(tmp_path: Path) -> None:
     """However deep they lie, and whether they are new, gone or other ones."""
     for name in ("a", "b"):
         images(tmp_path / name)
-
-    def brightest() -> float:
-        return float(everything(load(tmp_path).splits("a").train)[0].max())
-
-    before = brightest()
+    seen = [seen_of(tmp_path)]
     for file in (tmp_path / "a").glob("*/*"):
         Image.new("RGB", (9, 7), (250, 0, 0)).save(file)
-    assert brightest() > 0.9 > before
-    counts = [examples_of(tmp_path, "a")]
-    for number in (8, 9):
-        Image.new("RGB", (9, 7)).save(tmp_path / "a" / "dog" / f"{number}.png")
-        counts.append(examples_of(tmp_path, "a"))
+    seen.append(seen_of(tmp_path))
+    Image.new("RGB", (9, 7)).save(tmp_path / "a" / "dog" / "8.png")
+    seen.append(seen_of(tmp_path))
     for file in (tmp_path / "a" / "dog").glob("*.jpg"):
         file.unlink()
-    counts.append(examples_of(tmp_path, "a"))
-    assert counts == [7, 8, 8, 7]  # of 8, 9, 10 and 8 images
+    seen.append(seen_of(tmp_path))
+    assert seen == [(7, False), (7, True), (8, True), (6, True)]  # of 8, 8, 9 and 7 images
 
 
 def test_what_is_wrong_with_images_is_said_with_file_and_remedy(tmp_path: Path) -> None:

@@ -142,30 +142,21 @@ def test_people_of_adult_are_grouped_by_categories(tmp_path: Path) -> None:
         for sex, race in (("Female", "White"), ("Male", "Black"), ("Male", "?"), ("Female", "White"))
         for income in ("<=50K", ">50K")
     ]
-    task = made.load("adult", test_adult.written(tmp_path, people, people), adult__group="sex,race")
+    folder = test_adult.written(tmp_path, people, people)
+    task = made.load("adult", folder, adult__group="race,sex")
+    assert list(task.groupings) == ["race", "sex"]
     assert task.groupings["sex"] == ("Female", "Male", "other")
-    test = task.splits("phd").test
-    assert sorted(named(task, "sex", test)) == ["Female"] * 4 + ["Male"] * 4
-    assert sorted(named(task, "race", test)) == ["Black"] * 2 + ["White"] * 4 + ["other"] * 2
-    for wrong in ("age>=60", "gender", "gender=x", "sex=Male=1"):
-        with pytest.raises(FairbloomError, match=r"adult.group = '.*': "):
-            load_task({"task": "adult", "adult.group": wrong})
-
-
-def test_people_of_adult_are_of_one_category_or_not(tmp_path: Path) -> None:
-    people = [
-        test_adult.line_of("Doctorate" if k % 2 else "HS-grad", income, race=race)
-        for k, race in enumerate(("White", "White", "Black", "Other", "?", "?"))
-        for income in ("<=50K", ">50K")
-    ]
-    task = made.load("adult", test_adult.written(tmp_path, people, people), adult__group="race=White,sex")
-    assert task.groupings["race=White"] == ("not White", "White", "other")
-    assert list(task.groupings) == ["race=White", "sex"]
-    test = task.splits("phd").test
-    assert sorted(named(task, "race=White", test)) == ["White"] * 2 + ["not White"] * 2 + ["other"] * 2
+    halved = made.load("adult", folder, adult__group="race=White")
+    assert halved.groupings == {"race=White": ("not White", "White", "other")}
+    for of, grouping, expected in (
+        (task, "sex", ["Female"] * 4 + ["Male"] * 4),
+        (task, "race", ["Black"] * 2 + ["White"] * 4 + ["other"] * 2),
+        (halved, "race=White", ["White"] * 4 + ["not White"] * 2 + ["other"] * 2),
+    ):
+        assert sorted(named(of, grouping, of.splits("phd").test)) == expected
     for wrong, words in (
-        ("race=Withe", "did you mean White"),
-        ("race,race=White", "names the column 'race' twice"),
+        *((each, "adult.group = '.*': ") for each in ("age>=60", "gender", "gender=x", "sex=Male=1")),
+        *(("race=Withe", "did you mean White"), ("race,race=White", "names the column 'race' twice")),
     ):
         with pytest.raises(FairbloomError, match=words):
             load_task({"task": "adult", "adult.group": wrong})
