@@ -3,10 +3,8 @@
 import json
 import os
 import re
-import shutil
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -49,95 +47,56 @@ def somewhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 # Run ----------------------------------------------------------------------------------------------------------------
 
 
-def test_run_leaves_a_run_folder_and_names_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert fairbloom("run", *SMALL, "--method", "fedfv", "--out", "a") == 0
-    printed = capsys.readouterr().out
-    assert f"run folder: {tmp_path / 'a'}" in printed
-    assert (tmp_path / "a" / "model.safetensors").exists()
-    assert len(table(tmp_path / "a" / "rounds.csv")) == 3
-
-
-def test_run_shows_the_final_accuracies_and_the_worst_served_client(
+def test_a_run_is_named_by_its_settings_shown_with_its_worst_client_and_not_run_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert fairbloom("run", *SMALL, "--out", "a") == 0
+    words = ("run", *SMALL, "--method", "fedfv", "--set", "fedfv.tau=3", "--fraction", "0.4", "--engine", "loop")
+    assert fairbloom(*words) == 0
     printed = capsys.readouterr().out
-    last = [row for row in table(tmp_path / "a" / "clients.csv") if row["round"] == "3"]
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert folder.name.startswith("digits-fedfv-seed0-")
+    assert f"run folder: {folder}" in printed
+    given = {"clients": 5, "num-rounds": 3, "fraction": 0.4, "method": "fedfv", "fedfv.tau": 3, "engine": "loop"}
+    there = simulate(Settings.of({**given, "device": "cpu", "out": "b"}))
+    assert not Outcome.of(folder).differences(Outcome.of(there))
+    last = [row for row in table(folder / "clients.csv") if row["round"] == "3"]
     column = "test_accuracy_of_global_model"
     worst = min(last, key=lambda row: float(row[column]))
     assert re.search(rf"first: .+\nclient .+\n─+\n{worst['client']} +{float(worst[column]):.1f} ", printed)
     assert f"{sum(float(row[column]) for row in last) / 5:.1f}" in printed
-
-
-def test_options_and_settings_reach_the_run(tmp_path: Path) -> None:
-    words = ["--task", "digits", "--model", "mlp", "--partition", "iid", "--fraction", "0.4", "--seed", "4"]
-    words += ["--engine", "loop", "--method", "fedfv", "--set", "fedfv.tau=3", "--set", "learning-rate=0.05"]
-    assert fairbloom("run", *SMALL, *words, "--out", "a") == 0
-    expected: dict[str, Any] = {"model": "mlp", "partition": "iid", "fraction": 0.4, "seed": 4, "method": "fedfv"}
-    expected |= {"clients": 5, "num-rounds": 3, "device": "cpu", "fedfv.tau": 3, "learning-rate": 0.05}
-    there = simulate(Settings.of({**expected, "engine": "loop", "out": "b"}))
-    assert not Outcome.of(tmp_path / "a").differences(Outcome.of(there))
-
-
-def test_a_finished_run_is_shown_and_not_run_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    fairbloom("run", *SMALL, "--out", "a")
-    first, written = capsys.readouterr().out, (tmp_path / "a" / "model.safetensors").stat().st_mtime_ns
-    assert fairbloom("run", *SMALL, "--out", "a") == 0
-    assert capsys.readouterr().out == first
-    assert (tmp_path / "a" / "model.safetensors").stat().st_mtime_ns == written
-
-
-def test_a_run_without_out_is_named_by_its_settings(tmp_path: Path) -> None:
-    assert fairbloom("run", *SMALL) == 0
-    (folder,) = (tmp_path / "runs").iterdir()
-    assert folder.name.startswith("digits-fedavg-seed0-")
+    written = (folder / "model.safetensors").stat().st_mtime_ns
+    assert fairbloom(*words) == 0
+    assert capsys.readouterr().out == printed
+    assert (folder / "model.safetensors").stat().st_mtime_ns == written
 
 
 REFUSED: list[tuple[list[str], tuple[str, ...]]] = [
     (["run", "--method", "fedfvv"], ("method = 'fedfvv'", "did you mean FedFV?")),
-    (["run", "--task", "digit"], ("task = 'digit'", "did you mean digits?")),
     (["run", "--clients", "0"], ("clients = 0",)),
     (["run", "--clients", "1000"], ("clients = 1000", "1797 examples")),
     (["run", "--fraction", "-1"], ("fraction = -1",)),
     (["run", "--method", "fedfv", "--set", "fedfv.alpha=2"], ("fedfv.alpha = 2", "[0, 1]")),
     (["run", "--set", "learning-rate=nan"], ("learning-rate = nan", "float above 0")),
     (["run", "--set", "learning-rte=0.1"], ("did you mean learning-rate?",)),
-    (["run", "--set", "clients=many"], ("clients = 'many'",)),
     (["run", "--set", "clients=[5]"], ("clients = ", "[5]")),
     (["run", "--set", "clients"], ("'clients'", "KEY=VALUE")),
     (["run", "--device", "cuda:99"], ("device = 'cuda:99' is not available",)),
-    (["run", "--clients", "few"], ("--clients = 'few'", "int at least 0")),
     (["run", "--engine", "lop"], ("engine = 'lop'", "did you mean loop?", "auto, loop, stacked or workers")),
     (["run", "--memory", "-1"], ("--memory = -1", "float at least 0")),
     (["run", "--rounds", "10,20"], ("--rounds = '10,20'", "fairbloom search --grid num-rounds=10,20")),
     (["compare", "--fraction", "0,5"], ("--fraction = '0,5'", "a point, 0.5")),
-    (["run", "--seed", "one"], ("--seed = 'one'", "allowed is int")),
-    (["compare", "--engine", "stack"], ("engine = 'stack'", "did you mean stacked?")),
     (["compare", "--engine", "loop", "--set", "engine=auto"], ("engine is given two values, 'loop' and 'auto'",)),
-    (["run", "--no-such-option"], ("--no-such-option",)),
     (["run", "--rounds", "5", "--set", "num-rounds=7"], ("num-rounds is given two values, 5 and 7: give it one",)),
     (["run", "--set", "seed=1", "--set", "seed=2"], ("seed is given two values, 1 and 2: give it one",)),
     (["run", "--set", "qfedavg.q=2"], ("qfedavg.q has no effect with method = 'fedavg'",)),
     (["walk"], ("walk",)),
-    (["compare", "--methods", "fedavg,fedfvv"], ("method = 'fedfvv'", "did you mean FedFV?")),
-    (["compare", "--methods", ","], ("methods = ','", "fedavg")),
-    (["compare", "--rounds", "5", "--set", "num-rounds=7"], ("num-rounds is given two values, 5 and 7: give it one",)),
-    (["compare", "--set", "fraction=0.1", "--set", "fraction=1"], ("fraction is given two values, 0.1 and 1: give",)),
     (["compare", "--set", "seed=7"], ("seed = 7: a comparison sets seed run by run: give --seed and --seeds instead",)),
     (["compare", "--set", "method=fedfv"], ("method = 'fedfv': a comparison sets method", "give --methods instead")),
     (["compare", "--set", "out=elsewhere"], ("out = 'elsewhere': a comparison sets out", "give --out instead")),
     (["compare", "--set", "adafed.gamma=2"], ("adafed.gamma has no effect with method = 'fedavg'", "'fedfv'")),
-    (["compare", "--methods", "fedavg", "--set", "fedfv.alpha=0.2"], ("fedfv.alpha has no effect",)),
-    (["compare", "--set", "learning-rte=0.1"], ("did you mean learning-rate?",)),
     (["compare", "--seeds", "0"], ("seeds",)),
-    (["compare", "--methods", "fedavg,qfedavg(r=1)"], ("qfedavg(r=1): QFedAvg has no parameter r; there are q, lip",)),
-    (["compare", "--methods", "qfedavg(q=many)"], ("qfedavg.q = 'many'", "float at least 0")),
-    (["compare", "--methods", "fedfv(alpha=2)"], ("fedfv.alpha = 2", "[0, 1]")),
-    (["compare", "--methods", "fedavg,qfedavg(q=1"], ("a parenthesis or quote is open",)),
     (["compare", "--methods", "qfedavg(q=1)", "--set", "qfedavg.q=1"], ("qfedavg.q is given twice, in qfedavg(q=1)",)),
     (["compare", "--methods", "fedavg,fedfv", "--baseline", "term"], ("baseline = 'term' is not among the methods",)),
-    (["compare", "--methods", "__main__:Mine"], ("method = '__main__:Mine'",)),
-    (["compare", "--set", "fedfv.alpha=2"], ("fedfv.alpha = 2", "[0, 1]")),
 ]
 
 
@@ -146,38 +105,37 @@ def test_several_values_are_tried_by_the_search_an_error_names(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A comparison's method, too: its error has the name of the method."""
-    few = (
-        "--clients",
-        5,
-        "--seeds",
-        1,
-        "--jobs",
-        1,
-        "--set",
-        "device=cpu",
-        "--set",
-        "num-rounds=1",
-        "--out",
-        "searched",
-    )
+    few = ("--clients", 5, "--seeds", 1, "--jobs", 1, "--set", "device=cpu", "--set", "num-rounds=1")
     for given in (["run", "--set", "momentum=0,0.5"], ["compare", "--methods", "fedfv(alpha=0.1,0.5)"]):
         assert fairbloom(*given) == 2
         named = re.search(r"fairbloom (search .*--grid \S+) tries", capsys.readouterr().err)
         assert named is not None
-        assert fairbloom(*named[1].split(), *few[:-1], f"a-{given[0]}") == 0
+        assert fairbloom(*named[1].split(), *few, "--out", f"a-{given[0]}") == 0
 
 
-@pytest.mark.parametrize(("words", "expected"), REFUSED, ids=lambda part: " ".join(part)[:50])
 def test_bad_input_ends_with_2_and_a_message_and_nothing_is_written(
-    words: list[str], expected: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = ["--out", "a"] if words[0] != "walk" else []
-    assert fairbloom(*words, *out) == 2
-    printed = capsys.readouterr()
-    for word in expected:
-        assert word in printed.err
-    assert printed.out == ""
-    assert list(tmp_path.iterdir()) == []
+    for words, expected in REFUSED:
+        assert fairbloom(*words, *(["--out", "a"] if words[0] != "walk" else [])) == 2, words
+        printed = capsys.readouterr()
+        assert [word for word in expected if word not in printed.err] == [], words
+        assert printed.out == ""
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_can_be_no_folder_is_refused_in_one_line_and_nothing_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("precious")
+    (tmp_path / "locked").mkdir(mode=0o500)
+    places = {"x" * 300: "File name too long", "file": "is a file", "file/a/b": "is a file"}
+    places |= {"locked/a": "Permission denied"} if os.geteuid() else {}  # root may write anywhere
+    for out, fault in places.items():
+        for command in ("run",), ("compare", "--methods", "fedavg", "--seeds", 1):
+            assert fault in refusal(capsys, *command, "--out", out)
+    assert {path.name for path in tmp_path.rglob("*")} == {"file", "locked"}
+    assert (tmp_path / "file").read_text() == "precious"
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *words: object) -> str:
@@ -189,92 +147,6 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     (line,) = printed.err.splitlines()
     assert line.startswith("error: ")
     return line
-
-
-PLACES = {
-    "x" * 300: "cannot be used: File name too long. Choose another folder (--out)",
-    "file": "file is a file, not a folder: choose another folder (--out)",
-    "file/a/b": "file is a file, not a folder: choose another folder (--out)",
-}
-
-
-@pytest.mark.parametrize(
-    "command", [("run",), ("compare", "--methods", "fedavg", "--seeds", 1)], ids=["run", "compare"]
-)
-@pytest.mark.parametrize("out", PLACES, ids=["long", "file", "below a file"])
-def test_a_place_that_can_be_no_folder_is_refused_in_one_line_and_nothing_is_written(
-    command: tuple[object, ...], out: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "file").write_text("precious")
-    assert PLACES[out] in refusal(capsys, *command, "--out", out)
-    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("file", "precious")]
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-@pytest.mark.parametrize(
-    "command", [("run",), ("compare", "--methods", "fedavg", "--seeds", 1)], ids=["run", "compare"]
-)
-def test_a_place_that_cannot_be_written_is_refused_in_one_line(
-    command: tuple[object, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "locked").mkdir(mode=0o500)
-    assert "Permission denied" in refusal(capsys, *command, "--out", "locked/a")
-
-
-def test_a_folder_of_another_run_is_refused_and_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    fairbloom("run", *SMALL, "--out", "a")
-    before = {path: path.read_bytes() for path in (tmp_path / "a").rglob("*") if path.is_file()}
-    assert fairbloom("run", *SMALL, "--seed", "7", "--out", "a") == 2
-    assert "seed = 0 there and 7 here" in capsys.readouterr().err
-    assert {path: path.read_bytes() for path in before} == before
-
-
-DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no clients.csv": (lambda run: (run / "clients.csv").unlink(), "clients.csv cannot be read: No such file"),
-    "no rounds.csv": (lambda run: (run / "rounds.csv").unlink(), "rounds.csv cannot be read: No such file"),
-    "a torn clients.csv": (lambda run: cut(run / "clients.csv"), "clients.csv cannot be read: its last line is torn"),
-    "another rounds.csv": (lambda run: (run / "rounds.csv").write_text("a,b\n1,2\n"), "rounds.csv cannot be read: its"),
-    "no accuracies": (
-        lambda run: (run / "clients.csv").write_text((run / "clients.csv").read_text().partition("\n")[0] + "\n"),
-        "clients.csv has no test accuracy after the last round",
-    ),
-    "a word for an accuracy": (
-        lambda run: (run / "clients.csv").write_text(
-            re.sub(r"(?m)^(3,client-1,(?:[^,]*,){3})[^,]*", r"\1many", (run / "clients.csv").read_text())
-        ),
-        "test_accuracy_of_global_model has 'many', which is no number",
-    ),
-    "a torn model": (lambda run: cut(run / "model.safetensors"), "model.safetensors is damaged: it is no whole file"),
-    "torn settings": (lambda run: cut(run / "config.toml", 20), "config.toml cannot be read: it is no valid TOML: "),
-}
-
-
-def cut(path: Path, length: int = -4) -> None:
-    path.write_bytes(path.read_bytes()[:length])
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A comparison of one run, which the run command shows as well."""
-    out = tmp_path_factory.mktemp("finished")
-    words = ("--methods", "fedavg", "--seeds", 1, "--clients", 5, "--rounds", 3, "--set", "device=cpu")
-    assert fairbloom("compare", *words, "--out", out) == 0
-    return out
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("damage", "fault"), DAMAGES.values(), ids=DAMAGES)
-def test_a_damaged_finished_run_is_one_line_when_it_is_shown_and_when_it_is_compared(
-    damage: Callable[[Path], object], fault: str, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = tmp_path / "runs" / "fedavg-seed0"
-    shutil.copytree(finished / "runs" / "fedavg-seed0", folder)
-    damage(folder)
-    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    assert fault in refusal(capsys, "run", *SMALL, "--out", folder)
-    words = ("--methods", "fedavg", "--seeds", 1, "--clients", 5, "--rounds", 3, "--set", "device=cpu")
-    assert fault in refusal(capsys, "compare", *words, "--out", tmp_path)
-    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
 def test_a_run_whose_checkpoints_are_damaged_is_refused_in_one_line(
@@ -357,19 +229,6 @@ def test_an_interrupted_run_ends_with_130_and_the_same_command_finishes_it(tmp_p
     assert not Outcome.of(tmp_path / "a").differences(Outcome.of(tmp_path / "b"))
 
 
-@pytest.mark.slow
-def test_an_error_that_no_user_can_mend_keeps_its_traceback_and_ends_with_1() -> None:
-    """Also a ValueError, which is what a user's own app or method may raise."""
-    broken = (
-        "from fairbloom import cli; from fairbloom.experiments.commands import lists; "
-        "lists.describe_method = lambda name: int('a bug'); cli.main()"
-    )
-    process = subprocess.run([sys.executable, "-c", broken, "methods"], cwd=ROOT, capture_output=True, text=True)
-    assert process.returncode == 1
-    assert process.stderr.startswith("Traceback")
-    assert "ValueError: invalid literal for int() with base 10: 'a bug'" in process.stderr
-
-
 def test_version_prints_the_version_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
     assert fairbloom("--version") == 0
     assert capsys.readouterr() == (f"fairbloom {__version__}\n", "")
@@ -397,11 +256,7 @@ def test_methods_lists_every_method_with_its_parameters_and_source(capsys: pytes
 def test_tasks_lists_every_task(capsys: pytest.CaptureFixture[str]) -> None:
     described = as_json(capsys, "tasks")
     assert [task["name"] for task in described] == list(TASKS)
-    assert fairbloom("tasks") == 0
-    printed = capsys.readouterr().out
-    for task in described:
-        for word in (task["name"], task["summary"], *task["models"], *task["partitions"]):
-            assert word in printed
+    assert all(task["summary"] and task["models"] for task in described)
 
 
 def test_data_are_shown_client_by_client_with_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -428,50 +283,46 @@ def test_data_take_the_folder_as_run_does(tmp_path: Path, capsys: pytest.Capture
     assert "data-dir is given two values" in refusal(capsys, "data", tmp_path, "--data-dir", "other")
 
 
-@pytest.mark.parametrize("command", ["run", "compare", "search", "reproduce", "data", "check"])
-@pytest.mark.parametrize("option", ["--learning-rate", "--server_optimizer=adam", "--fedlf.server-lr"])
-def test_a_setting_that_is_given_as_an_option_is_refused_with_the_way_to_give_it(
-    command: str, option: str, capsys: pytest.CaptureFixture[str]
+MISSPELT = {
+    "--learning-rate": "write --set learning-rate=VALUE",
+    "--server_optimizer=adam": "write --set server-optimizer=VALUE",
+    "--fedlf.server-lr": "write --set fedlf.server-lr=VALUE",
+    "--server-optimzer=adam": "did you mean --set server-optimizer=VALUE?",
+    "--fedlf.server-rl": "did you mean --set fedlf.server-lr=VALUE?",
+}
+"""Settings that are given as options, and what is said."""
+
+
+def test_a_setting_that_is_given_as_an_option_or_misspelt_is_refused_with_the_way_to_give_it(
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    key = option.strip("-").partition("=")[0].replace("_", "-")
-    assert fairbloom(command, option, "3") == 2
-    assert f"write --set {key}=VALUE" in " ".join(capsys.readouterr().err.replace("│", " ").split())
-
-
-@pytest.mark.parametrize("command", ["run", "compare", "search", "reproduce", "data", "check"])
-@pytest.mark.parametrize(
-    ("option", "key"), [("--server-optimzer=adam", "server-optimizer"), ("--fedlf.server-rl", "fedlf.server-lr")]
-)
-def test_a_misspelt_setting_that_is_given_as_an_option_is_refused_with_the_way_to_give_the_nearest(
-    command: str, option: str, key: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert fairbloom(command, option, "3") == 2
-    assert f"did you mean --set {key}=VALUE?" in " ".join(capsys.readouterr().err.replace("│", " ").split())
-
-
-def test_a_misspelt_option_is_refused_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    for option, meant in (("--rouns", "--rounds"), ("--seeed", "--seed"), ("--data_dir", "--data-dir")):
-        assert fairbloom("run", option, "3") == 2
-        said = " ".join(capsys.readouterr().err.replace("│", " ").split())
-        assert ("write --data-dir" if option == "--data_dir" else "id you mean") in said
-        assert meant in said
-
-
-@pytest.mark.parametrize("words", [["chek"], ["deploy", "statu"]])
-def test_a_misspelt_command_is_corrected_once(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert fairbloom(*words) == 2
-    assert capsys.readouterr().err.count("Did you mean") <= 1
-
-
-def test_settings_lists_every_key_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:
-    assert as_json(capsys, "settings") == default_config()
-    assert fairbloom("settings") == 0
-    printed = capsys.readouterr().out
-    for key, value in default_config().items():
-        assert re.search(rf"^{re.escape(key)} = {re.escape(repr(value))}$", printed, re.MULTILINE), key
+    cases = [
+        ((command, option, "3"), said)
+        for command in ("run", "compare", "search", "reproduce", "data", "check")
+        for option, said in MISSPELT.items()
+    ]
+    cases += [
+        ((command, other, "a,b"), f"No such option '{other}': write {right}.")
+        for command, other, right in (
+            ("compare", "--method", "--methods"),
+            ("run", "--methods", "--method"),
+            ("search", "--method", "--methods"),
+            ("reproduce", "--method", "--rows"),
+            ("run", "--seeds", "--seed"),
+            ("reproduce", "--seed", "--seeds"),
+        )
+    ]
+    cases += [(("run", "--rouns", "3"), "id you mean"), (("run", "--data_dir", "3"), "write --data-dir")]
+    cases += [(("chek",), "Did you mean"), (("deploy", "statu"), "Did you mean")]
+    for words, said in cases:
+        assert fairbloom(*words) == 2, words
+        told = " ".join(capsys.readouterr().err.replace("│", " ").split())
+        assert said in told, words
+        assert told.count("Did you mean") <= 1, words
 
 
 def test_settings_of_a_name_and_a_name_that_none_has(capsys: pytest.CaptureFixture[str]) -> None:
+    assert as_json(capsys, "settings") == default_config()
     assert fairbloom("settings", "qfedavg", "learning_rate", "--json") == 0
     rates = [key for key in default_config() if "learning-rate" in key]
     assert {*json.loads(capsys.readouterr().out)} == {"qfedavg.q", "qfedavg.lipschitz", *rates}
@@ -491,14 +342,15 @@ def command_called(name: str) -> click.Command:
     return late.imported()
 
 
-@pytest.mark.parametrize("command", LISTED)
-def test_a_commands_help_begins_as_it_is_listed(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert fairbloom(command, "--help") == 0
-    printed = capsys.readouterr().out
-    assert LISTED[command].summary in printed
-    assert LISTED[command].example in printed
-    assert "--help" in printed
-    assert str(command_called(command).help).splitlines()[0] == LISTED[command].summary
+def test_a_commands_help_begins_as_it_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    for command, listed in LISTED.items():
+        assert fairbloom(command, "--help") == 0
+        printed = capsys.readouterr().out
+        assert [words for words in (listed.summary, listed.example, "--help") if words not in printed] == []
+        assert str(command_called(command).help).splitlines()[0] == listed.summary
+        if command in ("run", "compare"):  # the example is taken
+            _, _, *words = listed.example.split()
+            assert command_called(command).make_context(command, words).params["out"]
 
 
 def test_help_says_what_each_argument_is(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -522,21 +374,11 @@ def commands_in(command: click.Command) -> Iterator[click.Command]:
         yield from commands_in(each)
 
 
-@pytest.mark.parametrize("command", ["run", "compare"])
-def test_the_help_of_commands_that_work_has_an_example_that_is_taken(
-    command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    fairbloom(command, "--help")
-    example = re.search(rf"Example: fairbloom ({command} .+)", capsys.readouterr().out)
-    assert example
-    _, *words = example[1].split()
-    assert command_called(command).make_context(command, words).params["out"]
-
-
-@pytest.mark.parametrize("command", ["run", "compare", "search"])
-def test_options_that_commands_have_in_common_say_what_their_settings_do(command: str) -> None:
-    offered = {option.name: option for option in command_called(command).params if isinstance(option, click.Option)}
-    assert [name for name in offered if name in CommonOptions.__annotations__] == [*CommonOptions.__annotations__]
-    for name in CommonOptions.__annotations__.keys() - {"data_dir"}:
-        (key,) = as_settings({name: None})
-        assert str(offered[name].help).startswith(SETTINGS[key].description)
+def test_options_that_commands_have_in_common_say_what_their_settings_do() -> None:
+    common = [*CommonOptions.__annotations__]
+    for command in ("run", "compare", "search"):
+        offered = {each.name: each for each in command_called(command).params if isinstance(each, click.Option)}
+        assert [name for name in offered if name in common] == common
+        for name in {*common} - {"data_dir"}:
+            (key,) = as_settings({name: None})
+            assert str(offered[name].help).startswith(SETTINGS[key].description)

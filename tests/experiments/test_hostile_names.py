@@ -10,8 +10,8 @@ import fairbloom as library
 from fairbloom.logs import escape_unprintable, log
 from fairbloom.server.run_folder.tables import TableWriter, escape_formula, format_csv, read_table
 
-from ..commands import fairbloom
 from ..tasks.tables import grouped
+from .helpers import fairbloom
 
 CLIENTS = ("=cmd|' /C calc'!A0", "@SUM(1+2)", "'=quoted", "plain\x1b[31m", "-5")
 GROUPS = ("=1+2", "\x1b]0;title\x07x", "+1-2", "m")
@@ -36,10 +36,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_table(folder / "data.csv")
     text = grouped(folder / "data.csv", "group", client="who")
     (folder / "schema.toml").write_text(text.replace("[fields.group]", "[fields.group]\ninput = false"))
-    words = ("--methods", "fedavg,afl", "--rounds", "2", "--seeds", "2", "--jobs", "1", "--out", "compared")
-    done = fairbloom(folder, "compare", *WORDS, *words)
-    assert done.returncode == 0, done.stderr
-    assert_harmless(done.stdout + done.stderr)
+    words = ("--methods", "fedavg,afl", "--rounds", "2", "--seeds", "1", "--jobs", "1", "--out", "compared")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert fairbloom("compare", *WORDS, *words) == 0
     return folder
 
 
@@ -73,25 +73,19 @@ def test_reading_gives_the_original_names(folder: Path) -> None:
     assert set(run.groups["group"]) - {"other"} == set(GROUPS)
 
 
-@pytest.mark.parametrize("words", [("show", "compared"), ("show", "RUN"), ("data", "data.csv", *WORDS[4:])])
-def test_terminal_output_holds_no_control_characters(folder: Path, words: tuple[str, ...]) -> None:
+def test_terminal_output_and_errors_hold_no_control_characters_and_json_keeps_names(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
     run = next((folder / "compared/runs").iterdir())
-    done = fairbloom(folder, *(str(run) if word == "RUN" else word for word in words))
-    assert done.returncode == 0, done.stderr
-    assert "\\x1b" in done.stdout
-    assert_harmless(done.stdout + done.stderr)
-
-
-def test_json_keeps_names_as_they_are(folder: Path) -> None:
-    run = next((folder / "compared/runs").iterdir())
-    shown = json.loads(fairbloom(folder, "show", str(run), "--json").stdout)
-    assert set(shown["clients"]["accuracy"]) == set(CLIENTS)
-
-
-def test_errors_hold_no_control_characters(folder: Path) -> None:
-    done = fairbloom(folder, "evaluate", "nowhere\x1b[2J")
-    assert "\\x1b" in done.stderr
-    assert_harmless(done.stdout + done.stderr)
+    data, nowhere = ("data", "data.csv", *WORDS[4:]), ("evaluate", "nowhere\x1b[2J")
+    for words in (("show", "compared"), ("show", run), data, nowhere):
+        assert fairbloom(*words) == 2 * (words[0] == "evaluate")
+        printed = "".join(capsys.readouterr())
+        assert "\\x1b" in printed
+        assert_harmless(printed)
+    assert fairbloom("show", run, "--json") == 0
+    assert set(json.loads(capsys.readouterr().out)["clients"]["accuracy"]) == set(CLIENTS)
 
 
 def test_log_lines_hold_no_control_characters(caplog: pytest.LogCaptureFixture) -> None:
@@ -99,20 +93,21 @@ def test_log_lines_hold_no_control_characters(caplog: pytest.LogCaptureFixture) 
     (record,) = caplog.records
     assert record.getMessage() == "client a\\x1b[31m has 5% left\nand more"
     assert escape_unprintable("größe é") == "größe é"
+    assert escape_unprintable("a\nb\x1b[2J", but="\n") == "a\nb\\x1b[2J"
+    assert escape_unprintable("size mismatch:\n\tcopying") == "size mismatch:  copying"
 
 
 NAMES = ["=1", "'=1", "''=1", "+a", "-a", "@a", "\ta", "\ra", "＝1", "'", "'a", "a=1", "", "-5", "+1e5", "'-5", "nan"]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_escaped_cells_read_back_as_they_were(tmp_path: Path, name: str) -> None:
+def test_escaped_cells_read_back_as_they_were(tmp_path: Path) -> None:
     columns, path = ("round", "client"), tmp_path / "clients.csv"
-    path.write_text(format_csv(columns, [{"round": 1, "client": name}], header=True), newline="")
-    assert [row["client"] for row in read_table(path, columns, finished=True)] == [name]
+    path.write_text(format_csv(columns, [{"round": 1, "client": name} for name in NAMES], header=True), newline="")
+    assert [row["client"] for row in read_table(path, columns, finished=True)] == NAMES
     written = TableWriter(path, columns)
     written.cut_back(path.stat().st_size)
-    written.add([(2, name)])
-    assert [row["client"] for row in read_table(path, columns, finished=False)] == [name, name]
+    written.add([(2, name) for name in NAMES])
+    assert [row["client"] for row in read_table(path, columns, finished=False)] == NAMES * 2
 
 
 def test_numbers_are_written_as_they_are() -> None:

@@ -5,9 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from fairbloom.experiments.study import Study
-from fairbloom.logs import escape_unprintable
-
 from .helpers import SMALL, fairbloom
 
 TASK = """
@@ -44,18 +41,6 @@ def told(capsys: pytest.CaptureFixture[str]) -> str:
     return words
 
 
-def test_predicting_with_a_comparison_names_one_of_its_runs(modules: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    runs = Path("cmp", "runs", "fedavg-seed0")
-    runs.mkdir(parents=True)
-    (runs / "config.toml").write_text("")
-    Study("compare", [], []).write(Path("cmp"))
-    for command in (("predict", "cmp", "new.csv", "--out", "p.csv"), ("export", "cmp")):
-        assert fairbloom(*command) == 2
-        words = told(capsys)
-        assert f"{runs.parent}: {runs.name}" in words
-        assert "load_" not in words
-
-
 def test_a_task_without_validation_examples_is_refused_at_once(
     modules: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -77,8 +62,3 @@ def test_a_wrong_declaration_of_any_class_is_one_sentence(modules: Path, capsys:
         words = told(capsys)
         for each in ("misdeclared:Right", "Other.seed = 3", "option"):
             assert each in words
-
-
-def test_line_ends_of_an_error_are_spaces_on_a_terminal() -> None:
-    assert escape_unprintable("size mismatch:\n\tcopying") == "size mismatch:  copying"
-    assert escape_unprintable("a\nb\x1b[2J", but="\n") == "a\nb\\x1b[2J"

@@ -100,16 +100,13 @@ def test_a_client_without_a_score_is_named_and_left_out(here: Path, capsys: pyte
     assert "mean absolute error, lower is better 4 of 5 " in printed
 
 
-def test_a_method_of_ones_own_is_described_with_its_parameters(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_method_and_a_task_of_ones_own_are_described_with_their_settings(capsys: pytest.CaptureFixture[str]) -> None:
     assert fairbloom("methods", "my_method:WorstHalf") == 0
     printed = capsys.readouterr().out
     assert "worsthalf.share (float in (0, 1], default 0.5) Share of the clients that count." in printed
     assert fairbloom("methods", "my_method:WorstHalf", "--json") == 0
     (described,) = json.loads(capsys.readouterr().out)
     assert described["parameters"][0]["key"] == "worsthalf.share"
-
-
-def test_a_task_of_ones_own_is_described_with_its_settings(capsys: pytest.CaptureFixture[str]) -> None:
     assert fairbloom("tasks", "my_task:prices") == 0
     printed = capsys.readouterr().out
     assert "Prices of houses in five towns." in printed

@@ -4,6 +4,7 @@ import pytest
 
 import fairbloom
 
+from .hospitals import run_hospitals, write_hospital, write_hospitals
 from .made import train
 
 MOMENTS = (("age", 55.0, 12.0), ("dose", 0.5, 0.25))
@@ -30,6 +31,16 @@ def together(tmp_path_factory: pytest.TempPathFactory) -> fairbloom.Run:
 def quantity(tmp_path_factory: pytest.TempPathFactory) -> fairbloom.Run:
     """Four hospitals that predict a quantity."""
     return train(tmp_path_factory.mktemp("quantity"), rows={"quantity": True}, learning_rate=0.05)
+
+
+@pytest.fixture(scope="package")
+def there(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four hospitals who say who is sick, a finished run of theirs, a new one's file in a folder, and new rows."""
+    folder = tmp_path_factory.mktemp("there")
+    write_hospital(folder / "new" / "newtown.csv", 150, 9, 14.0)
+    write_hospital(folder / "new.csv", 40, 9)
+    run_hospitals(write_hospitals(folder / "hospitals"), folder / "run")
+    return folder
 
 
 @pytest.fixture

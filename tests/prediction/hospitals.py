@@ -1,9 +1,14 @@
 """CSV files of hospitals: ages, blood pressures and sexes, and who is sick."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from fairbloom.server.settings import Settings
+from fairbloom.simulation.run import simulate
+
+ROUNDS = 4
 COLUMNS = "age,bp,sex,target"
 
 
@@ -25,3 +30,9 @@ def write_hospitals(folder: Path) -> Path:
     for number, (rows, shift) in enumerate([(120, 0.0), (150, 3.0), (90, -3.0), (200, 6.0)]):
         write_hospital(folder / f"h{number}.csv", rows, number, shift)
     return folder
+
+
+def run_hospitals(data: Path, out: Path, **changes: Any) -> Path:
+    """Return the folder of a run on hospitals' files."""
+    plain = {"task": "csv", "data-dir": str(data), "num-rounds": ROUNDS, "fraction": 1.0, "device": "cpu"}
+    return simulate(Settings.of({**plain, **changes, "out": str(out)}))

