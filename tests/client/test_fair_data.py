@@ -46,15 +46,8 @@ from .points import (
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning")
 
 MEASURED = {"measure": ["loss-before"]}
-MEASURES = [
-    "loss-before",
-    "loss-after",
-    "accuracy-before",
-    "accuracy-after",
-    "learning-rate",
-    "update-norm",
-    "step-sum",
-]
+MEASURES = [*(f"{what}-{when}" for what in ("loss", "accuracy") for when in ("before", "after"))]
+MEASURES += ["learning-rate", "update-norm", "step-sum"]
 EXACTLY = partial(pytest.approx, rel=1e-12)
 
 
@@ -124,20 +117,13 @@ def means(model: nn.Module, loader: Any) -> float:
     return math.fsum(model(batch).item() for (batch,) in loader)
 
 
-def of_examples(model: nn.Module, loader: Any) -> float:
-    return math.fsum(model(batch).item() * len(batch) for (batch,) in loader)
-
-
-def test_each_kind_of_mean_is_the_mean_over_all_examples() -> None:
+def test_each_kind_of_mean_is_the_mean_over_all_examples_or_refused() -> None:
     for test in (
-        lambda model, loader: (of_examples(model, loader) / len(loader.dataset), 0.5),
+        lambda model, loader: (math.fsum(model(b).item() * len(b) for (b,) in loader) / len(loader.dataset), 0.5),
         lambda model, loader: (means(model, loader) / len(loader), {"accuracy": 0.5}),
         lambda model, loader: {"loss": torch.tensor(means(model, loader)), "accuracy": 0.5, "f1": 0.1},
     ):
         assert measured(app_of(test=test), "loss-before", "accuracy-before") == [pytest.approx(loss_at(0.0)), 0.5]
-
-
-def test_a_loss_that_is_no_mean_is_refused_with_both_numbers() -> None:
     for power in (1, -1):
         once, twice = (loss_at(0.0) * n**power for n in (5, 10))
         app = app_of(test=lambda model, data, power=power: (means(model, data) * len(data.dataset) ** power, 0.5))
@@ -194,19 +180,10 @@ def train_on_examples(model: nn.Module, dataset: Any, other: Any = None) -> floa
 
 
 def test_training_data_of_the_user_are_measured() -> None:
-    seen = set[Any]()
-
-    def load(where: Context) -> DataLoader[Any]:
-        seen.add(where.node_config["name"])
-        return LOADER
-
-    app = app_of(train_on_examples, data=[POINTS], training_data=load)
-    after = loss_at(steps())
-    assert measured(app, "loss-before", "loss-after", where=context(name="a")) == [
-        EXACTLY(loss_at(0.0)),
-        EXACTLY(after),
-    ]
-    assert seen == {"a"}
+    loaders = {"a": LOADER}
+    app = app_of(train_on_examples, data=[POINTS], training_data=lambda where: loaders[where.node_config["name"]])
+    losses = measured(app, "loss-before", "loss-after", where=context(name="a"))
+    assert losses == EXACTLY([loss_at(0), loss_at(steps())])
     two = app_of(train_on_examples, data=[LOADER, DataLoader(POINTS)])  # they suffice where nothing is measured
     assert trained(ask(two, {"proximal-mu": 0.7})) == EXACTLY(steps(mu=0.7))
 
@@ -280,12 +257,8 @@ def test_proximal_term_and_momentum_are_added_to_each_step() -> None:
     start = Point()
     start.x.data.fill_(3.0)
     assert trained(ask(app_of(), {"proximal-mu": 0.7}, model=start)) == EXACTLY(steps(mu=0.7, x=3.0))
-    for train in (
-        with_closures,
-        with_a_scaler,
-        partial(with_a_scaler, fused=True),
-        partial(train_with_noise, noise=0.0),
-    ):
+    scaled, fused = with_a_scaler, partial(with_a_scaler, fused=True)
+    for train in (with_closures, scaled, fused, partial(train_with_noise, noise=0.0)):
         assert trained(ask(app_of(train), {"proximal-mu": 0.7})) == pytest.approx(steps(mu=0.7), rel=1e-6)
     for own in (0.0, 0.9):
         app = app_of(lambda m, loader, own=own: descend(m, loader, SGD(m.parameters(), lr=RATE, momentum=own)))
@@ -411,14 +384,8 @@ def test_draws_depend_on_client_round_and_the_seeds() -> None:
         ask(app, told, where=context({"seed": seed}, name=name))
         return drawn[-1]
 
-    places: list[Any] = [
-        ({}, "a"),
-        ({}, "b"),
-        ({"server-round": 2}, "a"),
-        ({"seed": 1}, "a"),
-        ({"seed": 2}, "a"),
-        ({}, "a", 5),
-    ]
+    places: list[Any] = [({}, "a"), ({}, "b"), ({}, "a", 5)]
+    places += [({key: value}, "a") for key, value in (("server-round", 2), ("seed", 1), ("seed", 2))]
     assert len({draws(*place) for place in places}) == len(places)
     assert draws({"seed": 1}) == draws({"seed": 1, "proximal-mu": 3.0, **MEASURED})
     assert draws({}, seeded=False) != draws({}, seeded=False)
@@ -505,11 +472,8 @@ def test_mods_are_around_the_handlers_that_they_are_given_to() -> None:
     ask(app, kind=MessageType.QUERY)
     ask(app, MEASURED)
     ask(app, kind=MessageType.EVALUATE)
-    assert seen == [
-        ("inner", "train", ["loss-before", "num-examples", "returned"]),
-        ("outer", "train", ["loss-before", "num-examples", "returned"]),
-        ("other", "evaluate", ["eval_acc", "eval_loss", "num-examples"]),
-    ]
+    trained, evaluated = ["loss-before", "num-examples", "returned"], ["eval_acc", "eval_loss", "num-examples"]
+    assert seen == [("inner", "train", trained), ("outer", "train", trained), ("other", "evaluate", evaluated)]
 
 
 def test_a_message_of_another_strategy_goes_to_the_users_handler() -> None:

@@ -8,6 +8,7 @@ import torch
 from flwr.app import Context, MessageType
 
 from fairbloom.client.plan import StragglerError, epochs_in_time
+from fairbloom.client.reporting import apply_reporting
 from fairbloom.client.rules.propfair import propfair
 from fairbloom.protocol.settings import RunSettings
 
@@ -79,3 +80,39 @@ def test_an_untrained_personal_model_is_the_global_one() -> None:
     metrics = personal(context(), {"personal-lambda": 1.0})
     assert metrics["loss-personal"] == metrics["loss"]
     assert metrics["accuracy-personal"] == metrics["accuracy"]
+
+
+# What is reported as the loss ----------------------------------------------------------------------------------------
+
+ALL = {"measure": ["loss-before", "accuracy-before", "loss-after", "accuracy-after"]}
+AFTERWARDS = {"measure": ["train-loss"]}
+
+
+def told(**settings: Any) -> dict[str, Any]:
+    """Return all that client-1 tells of a round."""
+    where = context(config=run_config(**{"batch_size": 10, **settings}))
+    metrics = [ask(kind, words, where).metric_records["metrics"] for kind, words in MESSAGES]
+    return {f"{place} {name}": value for place, each in enumerate(metrics) for name, value in each.items()}
+
+
+MESSAGES = [(MessageType.TRAIN, ALL), (MessageType.EVALUATE, AFTERWARDS)]
+LOSSES = ("0 loss-before", "0 loss-after", "1 train-loss")
+
+
+def test_a_total_is_over_batches() -> None:
+    for kind, batch_size, examples, expected in (
+        ("mean", 10, 413, 0.5),
+        ("batches", 10, 413, 41.3 * 0.5),
+        *(("batches", 10, 3, 0.5), ("batches", 0, 413, 0.5)),
+    ):
+        settings = RunSettings.of({"reported-loss": kind, "batch-size": batch_size})
+        found = apply_reporting({"loss": 0.5, "accuracy": 0.5}, examples, settings)
+        assert found == {"loss": pytest.approx(expected, rel=1e-12), "accuracy": 0.5}
+
+
+def test_only_losses_of_training_data_are_reported_otherwise() -> None:
+    plain, total = told(), told(reported_loss="batches")
+    assert set(plain) == set(total)
+    assert set(LOSSES) < set(plain)
+    for name, value in plain.items():
+        assert total[name] == pytest.approx(plain["0 num-examples"] / 10 * value if name in LOSSES else value), name

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -46,11 +47,9 @@ def test_one_file_with_a_client_column_equals_a_file_each(folder: Folder, tmp_pa
     task, other = load(single, client="Site"), load(files)
     assert task.clients == other.clients == ("a", "b")
     stated = load(single, schema_with(('target = "target"', 'target = "target"\nclient = "site"')))
-    for name in task.clients:
-        for ours, same, theirs in zip(task.splits(name), stated.splits(name), other.splits(name), strict=True):
-            for mine, again, expected in zip(everything(ours), everything(same), everything(theirs), strict=True):
-                assert torch.equal(mine, expected)
-                assert torch.equal(again, expected)
+    for name, of in product(task.clients, (task, stated)):
+        for ours, theirs in zip(of.splits(name), other.splits(name), strict=True):
+            assert all(map(torch.equal, everything(ours), everything(theirs)))
 
 
 def test_a_server_without_data_knows_the_model(folder: Folder) -> None:
@@ -217,8 +216,7 @@ def test_what_the_target_is_is_seen_from_its_values_or_said(folder: Folder) -> N
 
 def test_a_quantity_is_learned_in_stated_units(folder: Folder, tmp_path: Path) -> None:
     def table(seed: int) -> str:
-        random = np.random.default_rng(seed)
-        x = random.normal(size=60)
+        x = np.random.default_rng(seed).normal(size=60)
         return "\n".join(["x,label", *(f"{a!r},{200_000 + 50_000 * a!r}" for a in x.tolist())])
 
     there = folder(a=table(1), b=table(2))

@@ -9,7 +9,86 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn import metrics
 
+from fairbloom.errors import FairbloomError
+from fairbloom.protocol.scores import FURTHER, WHY_UNDEFINED
+from fairbloom.server.settings import Settings
+from fairbloom.tasks import load_task
+from fairbloom.tasks.further import BINS, brier, calibration_error, f1, probabilities, sensitivity, specificity
 from fairbloom.tasks.measures import absolute_error, auc, balanced_accuracy, r2, rmse
+
+from .tables import Folder, config, csv_of, load, schema_with
+
+
+def drawn(count: int, seed: int, classes: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
+    random = np.random.default_rng(seed)
+    outputs = torch.from_numpy(random.normal(scale=2.0, size=(count, classes)).astype(np.float32))
+    return outputs, torch.from_numpy(random.integers(0, classes, count))
+
+
+EXAMPLES = {"count": st.integers(1, 50), "seed": st.integers(0, 999)}
+
+
+@given(**EXAMPLES, positive=st.sampled_from((0, 1)))
+def test_f1_sensitivity_and_specificity_are_scikit_learns(count: int, seed: int, positive: int) -> None:
+    outputs, targets = drawn(count, seed)
+    right = (targets == positive).numpy()
+    answers = outputs.argmax(1).numpy() == positive
+    for score, of, expected in (
+        ("f1", f1, metrics.f1_score(right, answers, zero_division=np.nan)),
+        ("sensitivity", sensitivity, metrics.recall_score(right, answers, zero_division=np.nan)),
+        ("specificity", specificity, metrics.recall_score(~right, ~answers, zero_division=np.nan)),
+    ):
+        assert float(of(outputs, targets, positive=positive)) == pytest.approx(
+            float(expected), rel=1e-12, nan_ok=True
+        ), score
+
+
+@given(**EXAMPLES, positive=st.sampled_from((0, 1)))
+def test_the_brier_score_of_two_classes_is_scikit_learns(count: int, seed: int, positive: int) -> None:
+    outputs, targets = drawn(count, seed)
+    chances = probabilities(outputs)[:, positive].numpy()
+    expected = metrics.brier_score_loss((targets == positive).long().numpy(), chances, labels=[0, 1], pos_label=1)
+    assert float(brier(outputs, targets, positive=positive)) == pytest.approx(expected, rel=1e-12)
+
+
+@given(**EXAMPLES)
+def test_the_brier_score_of_more_classes_is_the_sum_over_them(count: int, seed: int) -> None:
+    outputs, targets = drawn(count, seed, classes=4)
+    apart = probabilities(outputs).numpy() - np.eye(4)[targets.numpy()]
+    assert float(brier(outputs, targets)) == pytest.approx((apart**2).sum(1).mean(), rel=1e-12)
+
+
+@given(**EXAMPLES, classes=st.integers(2, 5))
+def test_the_calibration_error_is_that_of_ten_bins(count: int, seed: int, classes: int) -> None:
+    """Written out bin by bin, as in the paper's equations 3 and 4."""
+    outputs, targets = drawn(count, seed, classes)
+    chances = torch.softmax(outputs.double(), 1).numpy()
+    confidence, right = chances.max(1), chances.argmax(1) == targets.numpy()
+    expected = 0.0
+    for b in range(1, BINS + 1):
+        within = (confidence > (b - 1) / BINS) & (confidence <= b / BINS)
+        if within.any():
+            expected += within.mean() * abs(right[within].mean() - confidence[within].mean())
+    assert float(calibration_error(outputs, targets)) == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
+def test_who_is_sure_and_right_is_calibrated() -> None:
+    outputs = torch.tensor([[-50.0, 50.0], [50.0, -50.0]])
+    assert float(calibration_error(outputs, torch.tensor([1, 0]))) == pytest.approx(0.0)
+    assert float(calibration_error(outputs, torch.tensor([0, 1]))) == pytest.approx(1.0)
+    assert float(brier(outputs, torch.tensor([0, 1]))) == pytest.approx(1.0)
+
+
+def test_a_missing_class_leaves_a_score_out_with_the_reason() -> None:
+    outputs, healthy, sick = torch.tensor([[1.0, 0.0]] * 3), torch.zeros(3).long(), torch.ones(3).long()
+    assert math.isnan(sensitivity(outputs, healthy))
+    assert math.isnan(f1(outputs, healthy))
+    assert math.isnan(specificity(outputs, sick))
+    assert (float(sensitivity(outputs, sick)), float(specificity(outputs, healthy))) == (0.0, 1.0)
+    assert {"f1", "sensitivity", "specificity"} <= WHY_UNDEFINED.keys()
+
+
+# Accuracy of classes, AUC and errors ----------------------------------------------------------------------------------
 
 LABELS = st.lists(st.integers(0, 3), min_size=1, max_size=40)
 
@@ -62,3 +141,33 @@ def test_errors_and_explained_variance_are_scikit_learns(targets: list[float], s
 
 def test_no_variance_is_nothing_to_explain() -> None:
     assert math.isnan(r2(torch.zeros(3, 1), torch.ones(3)))
+
+
+# In a run -------------------------------------------------------------------------------------------------------------
+
+
+def test_extra_scores_come_after_those_of_the_task(folder: Folder) -> None:
+    there = folder(a=csv_of(30), b=csv_of(30, seed=1))
+    plain = load(there)
+    task = load_task(config(there) | {"scores": "brier, f1"})
+    assert [score.name for score in task.scores] == [*(score.name for score in plain.scores), "brier", "f1"]
+    outputs, targets = drawn(20, 1)
+    found = {score.name: of(outputs, targets) for score, of in task.scores.items()}
+    assert float(found["f1"]) == float(f1(outputs, targets))
+    turned = schema_with(('target = "target"', 'target = "target"\npositive = 0'))
+    other = load_task(config(there, turned) | {"scores": "f1"})
+    assert float(other.scores[FURTHER["f1"]](outputs, targets)) == float(f1(outputs, targets, positive=0))
+
+
+def test_scores_that_do_not_fit_the_target_are_refused(folder: Folder) -> None:
+    with pytest.raises(FairbloomError, match=r"scores = 'f1,brierr': 'brierr' is none: did you mean brier\?"):
+        Settings.of({"task": "heart-disease", "scores": "f1,brierr"})
+    with pytest.raises(FairbloomError, match=r"scores = 'f1': it is of two classes, and there are 10: leave it out"):
+        load_task({"task": "digits", "scores": "f1"})
+    there = folder(a=csv_of(30), b=csv_of(30, seed=1))
+    with pytest.raises(FairbloomError, match=r"scores = 'brier': it is of classes, and the target is a quantity"):
+        load_task(config(there, target="dose") | {"scores": "brier"})
+    with pytest.raises(FairbloomError, match=r"scores = f1, .* shape \(3, 1\)"):
+        f1(torch.zeros(3, 1), torch.zeros(3))
+    with pytest.raises(FairbloomError, match=r"brier: .* shape \(3,\)"):
+        brier(torch.zeros(3), torch.zeros(3))
