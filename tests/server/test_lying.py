@@ -71,12 +71,13 @@ def run(out: Path, lie: Lie, **changes: Any) -> tuple[dict[str, bytes], list[dic
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["qfedavg", "term", "afl", "fedfv"])
-@pytest.mark.parametrize("loss", [1e300, -1e300])
-def test_a_loss_beyond_any_models_takes_no_weight(tmp_path: Path, method: str, loss: float) -> None:
-    lying, rows = run(tmp_path / "lying", reporting(loss_before=loss), method=method)
-    assert lying == run(tmp_path / "without", failing(), method=method)[0]
-    assert all(row["replies_used"] == "3" for row in rows)
-    assert all(row["refused"].startswith(f"{LIAR}: metric 'loss-before' is {loss:g}, beyond") for row in rows)
+def test_a_loss_beyond_any_models_takes_no_weight(tmp_path: Path, method: str) -> None:
+    without = run(tmp_path / "without", failing(), method=method)[0]
+    for loss in (1e300, -1e300):
+        lying, rows = run(tmp_path / f"{loss}", reporting(loss_before=loss), method=method)
+        assert lying == without
+        assert all(row["replies_used"] == "3" for row in rows)
+        assert all(row["refused"].startswith(f"{LIAR}: metric 'loss-before' is {loss:g}, beyond") for row in rows)
 
 
 def test_a_run_that_a_false_loss_ends_says_whose_it_is(tmp_path: Path) -> None:
@@ -107,12 +108,6 @@ def test_the_sender_of_a_hundred_times_the_model_is_refused(tmp_path: Path, meth
     assert all(row["refused"].startswith(f"{LIAR}: its update has the length") for row in rows)
 
 
-def test_a_number_of_examples_that_jumps_takes_no_weight(tmp_path: Path) -> None:
-    lying, rows = run(tmp_path / "lying", reporting(since=2, num_examples=10**6))
-    assert lying == run(tmp_path / "without", failing(since=2))[0]
-    assert ["max_growth" in row["refused"] for row in rows] == [False, True, True]
-
-
 def test_a_number_of_examples_beyond_the_enrolled_takes_no_weight_from_the_first_round(tmp_path: Path) -> None:
     sizes = {"enrolled-sizes": f"{LIAR}=2000"}
     lying, rows = run(tmp_path / "lying", reporting(num_examples=10**6), **sizes)
@@ -123,6 +118,7 @@ def test_a_number_of_examples_beyond_the_enrolled_takes_no_weight_from_the_first
 
 def test_a_jump_after_a_restart_of_the_server_is_still_one(tmp_path: Path) -> None:
     whole, rows = run(tmp_path / "whole", reporting(since=3, num_examples=10**6))
+    assert whole == run(tmp_path / "without", failing(since=3))[0]
 
     def interrupted(message: Message, reply: Message) -> Message:
         if message.content.config_records["config"]["server-round"] == 3:

@@ -26,15 +26,16 @@ OTHER_STEPS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("key", OTHER_STEPS)
-def test_methods_that_read_gradients_off_distances_refuse_other_steps_by_name(key: str) -> None:
+def test_methods_that_read_gradients_off_distances_refuse_other_steps_by_name() -> None:
     """The remedies are to leave it out, or to take another method."""
     assert {"fcfl", "qfedsgd"} == PLAIN_SGD_ALONE
-    given = {key: OTHER_STEPS[key]} | ({"momentum": 0.9} if key == "nesterov" else {})
-    first = "momentum" if key == "nesterov" else key
-    with pytest.raises(SettingsError, match=rf"{first} = .*: QFedSGD .*: leave {first} out, or"):
-        Settings.of({"method": "qfedsgd", **given})
-    Settings.of({"method": "qfedavg", **given})
+    assert set(marked(Mark.CHANGES_STEP)) == set(OTHER_STEPS)
+    for key, value in OTHER_STEPS.items():
+        given = {key: value} | ({"momentum": 0.9} if key == "nesterov" else {})
+        first = "momentum" if key == "nesterov" else key
+        with pytest.raises(SettingsError, match=rf"{first} = .*: QFedSGD .*: leave {first} out, or"):
+            Settings.of({"method": "qfedsgd", **given})
+        Settings.of({"method": "qfedavg", **given})
     Settings.of({"method": "qfedsgd", "learning-rate-decay": 0.9, "schedule": "cosine", "weight-decay": 0.001})
 
 
@@ -49,10 +50,6 @@ def test_a_method_that_goes_by_gradients_of_a_disparity_refuses_weight_decay_too
         Settings.of(remedy)
 
 
-def test_every_setting_that_changes_a_step_is_refused_so() -> None:
-    assert set(marked(Mark.CHANGES_STEP)) == set(OTHER_STEPS)
-
-
 def test_a_method_that_sets_momentum_needs_an_optimizer_with_one() -> None:
     with pytest.raises(SettingsError, match=r"optimizer = 'adam' has no momentum, .* set the method's momentum to 0"):
         Settings.of({"method": "fedfa", "optimizer": "adam"})
@@ -60,19 +57,16 @@ def test_a_method_that_sets_momentum_needs_an_optimizer_with_one() -> None:
         Settings.of({"method": "fedfa", **remedy})
 
 
-@pytest.mark.parametrize(
-    ("config", "words"),
-    [
-        ({"optimizer": "adamm"}, "optimizer = 'adamm': did you mean adam"),
-        ({"nesterov": True}, "nesterov = true .* momentum = 0: set momentum"),
-        ({"schedule": "step"}, "schedule = 'step': .*allowed is constant, linear or cosine"),
-        ({"warmup": 9, "num-rounds": 9}, "warmup = 9 must be less than num-rounds = 9"),
-    ],
-    ids=str,
-)
-def test_training_is_checked_before_the_first_round(config: dict[str, Any], words: str) -> None:
-    with pytest.raises(FairbloomError, match=words):
-        Settings.of(config)
+def test_training_is_checked_before_the_first_round() -> None:
+    wrong: tuple[dict[str, Any], ...] = (
+        {"optimizer": "adamm"},
+        {"nesterov": True},
+        {"schedule": "step"},
+        {"warmup": 9, "num-rounds": 9},
+    )
+    for config in wrong:
+        with pytest.raises(FairbloomError, match=f"{next(iter(config))} = "):
+            Settings.of(config)
 
 
 def test_an_optimizer_in_capitals_is_the_same_run() -> None:
@@ -131,16 +125,14 @@ def test_runs_that_use_none_of_it_have_the_names_that_they_had() -> None:
     assert fingerprint({**plain, "optimizer": "adamw"}) != fingerprint(plain)
 
 
-@pytest.mark.parametrize(
-    ("changes", "warned"),
-    [({"optimizer": "adam"}, True), ({"optimizer": "adam", "learning_rate": 0.01}, False), ({}, False)],
-    ids=str,
-)
-def test_a_rate_that_is_sgds_default_is_remarked_with_adam(
-    changes: dict[str, Any], warned: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING, "flwr"):
-        run(tmp_path / "run", num_rounds=1, **changes)
-    assert (
-        "learning-rate = 0.1 is the default for SGD, and adam mostly needs less: set it, to 0.001" in caplog.text
-    ) is warned
+def test_a_rate_that_is_sgds_default_is_remarked_with_adam(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cases: tuple[tuple[dict[str, Any], bool], ...] = (
+        ({"optimizer": "adam"}, True),
+        ({"optimizer": "adam", "learning_rate": 0.01}, False),
+        ({}, False),
+    )
+    for place, (changes, warned) in enumerate(cases):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "flwr"):
+            run(tmp_path / str(place), num_rounds=1, **changes)
+        assert ("learning-rate = 0.1 is the default for SGD" in caplog.text) is warned

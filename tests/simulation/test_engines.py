@@ -220,13 +220,6 @@ def test_an_engine_that_is_asked_for_is_recorded_with_the_reason(tmp_path: Path)
     assert "stacked was asked for, but stacked clients do not honour time-budget = 60.0" in about["reason"]
 
 
-def test_a_model_that_cannot_be_stacked_falls_back_with_a_reason(tmp_path: Path) -> None:
-    about = recorded(run(tmp_path / "run", engine="stacked", model="tests.client.nets:Dropping", num_rounds=1))
-    assert about["engine"] == "loop"
-    assert "stacked was asked for" in about["reason"]
-    assert "draws, as dropout does" in about["reason"]
-
-
 def test_a_run_that_continues_keeps_its_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = run(tmp_path / "run", num_rounds=2)
     begun = recorded(folder)
