@@ -48,7 +48,7 @@ OUTSIDE = ("tests", "docs", "benchmarks", "locks")
 
 SMALL_ROOM = 1000
 
-UNNAMED = ("deploy", "experiments", "server")
+UNNAMED = ("deploy", "server")
 """The folders of tests in which names still have more than LONGEST_NAME characters."""
 
 LONGEST_NAME = 60

@@ -41,7 +41,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_the_page_names_what_methods_of_a_comparison_may_differ_in() -> None:
+def test_the_page_names_what_methods_may_differ_in() -> None:
     text = (ROOT / "docs/comparing.md").read_text()
     section = text[text.index("## Methods and variants") : text.index("| `--set learning-rate=0.05`")]
     shared = {key for key in COMMON if not key.startswith("server-optimizer")}
@@ -61,7 +61,7 @@ def test_labels_are_what_was_written_each_once() -> None:
         assert parse_arm(name.upper()).is_same(arm), name
 
 
-def test_parameters_are_settings_of_their_type_and_name_the_folder() -> None:
+def test_parameters_have_their_type_and_name_the_folder() -> None:
     for words, config, folder in (
         ("fedavgn(server_lr=2, proximal_mu=1)", {"fedavgn.server-lr": 2.0, "proximal-mu": 1.0}, ""),
         ("fedavg(learning-rate=0.05)", {"learning-rate": 0.05}, "fedavg-learning-rate=0.05"),
@@ -119,7 +119,7 @@ def test_the_name_of_a_run_folder_depends_on_its_arm_alone() -> None:
 
 
 @pytest.mark.usefixtures("own")
-def test_any_arm_has_a_name_that_every_file_system_takes_and_no_other_has() -> None:
+def test_any_arm_has_a_folder_name_of_its_own_for_any_system() -> None:
     values = ["a", "A", "b c", "b-c", "b:c", "b/c", "../b", "ä", "x" * 300, "x" * 301, "a-share=1", "CON", "a.", "'a'"]
     written = [f'own_first:Mine(name="{value}")' for value in values]
     written += ["own_first:Mine", "own_first:mine", "own_second:Mine", "own_first:Mine(share=1,name=b)"]

@@ -47,9 +47,7 @@ def somewhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 # Run ----------------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_is_named_by_its_settings_shown_with_its_worst_client_and_not_run_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_is_named_shown_and_not_run_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("run", *SMALL, "--method", "fedfv", "--set", "fedfv.tau=3", "--fraction", "0.4", "--engine", "loop")
     assert fairbloom(*words) == 0
     printed = capsys.readouterr().out
@@ -101,9 +99,7 @@ REFUSED: list[tuple[list[str], tuple[str, ...]]] = [
 
 
 @pytest.mark.slow
-def test_several_values_are_tried_by_the_search_an_error_names(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_several_values_are_tried_by_the_search_an_error_names(capsys: pytest.CaptureFixture[str]) -> None:
     """A comparison's method, too: its error has the name of the method."""
     few = ("--clients", 5, "--seeds", 1, "--jobs", 1, "--set", "device=cpu", "--set", "num-rounds=1")
     for given in (["run", "--set", "momentum=0,0.5"], ["compare", "--methods", "fedfv(alpha=0.1,0.5)"]):
@@ -113,9 +109,7 @@ def test_several_values_are_tried_by_the_search_an_error_names(
         assert fairbloom(*named[1].split(), *few, "--out", f"a-{given[0]}") == 0
 
 
-def test_bad_input_ends_with_2_and_a_message_and_nothing_is_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_input_ends_with_2_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words, expected in REFUSED:
         assert fairbloom(*words, *(["--out", "a"] if words[0] != "walk" else [])) == 2, words
         printed = capsys.readouterr()
@@ -124,9 +118,7 @@ def test_bad_input_ends_with_2_and_a_message_and_nothing_is_written(
         assert list(tmp_path.iterdir()) == []
 
 
-def test_a_place_that_can_be_no_folder_is_refused_in_one_line_and_nothing_is_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_place_that_can_be_no_folder_is_refused_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("precious")
     (tmp_path / "locked").mkdir(mode=0o500)
     places = {"x" * 300: "File name too long", "file": "is a file", "file/a/b": "is a file"}
@@ -149,9 +141,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     return line
 
 
-def test_a_run_whose_checkpoints_are_damaged_is_refused_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_damaged_checkpoints_are_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for rounds in (2, 3):  # a run that is extended has a checkpoint of before
         fairbloom("run", *SMALL, "--rounds", rounds, "--out", "a")
     (tmp_path / "a" / "model.safetensors").unlink()
@@ -196,7 +186,7 @@ def run_until_interrupted(rows: str, *words: str) -> None:
     sys.exit(fairbloom(*words))
 
 
-def test_two_runs_into_one_folder_at_once_are_one_run_and_a_refusal_that_names_it(tmp_path: Path) -> None:
+def test_two_runs_into_one_folder_are_one_run_and_a_refusal(tmp_path: Path) -> None:
     words = ["run", *SMALL, "--method", "fedfv", "--out", str(tmp_path / "a")]
     first, lock = STARTED.Process(target=run_when_allowed, args=(tmp_path / "go", words)), tmp_path / "a" / ".lock"
     first.start()
@@ -215,7 +205,7 @@ def test_two_runs_into_one_folder_at_once_are_one_run_and_a_refusal_that_names_i
     assert not Outcome.of(tmp_path / "a").differences(Outcome.of(tmp_path / "b"))
 
 
-def test_an_interrupted_run_ends_with_130_and_the_same_command_finishes_it(tmp_path: Path) -> None:
+def test_an_interrupted_run_ends_with_130_and_can_be_finished(tmp_path: Path) -> None:
     words = ["run", "--clients", "5", "--rounds", "10", "--device", "cpu", "--method", "fedfv"]
     rows = tmp_path / "a" / "rounds.csv"
     ended = forked(ROOT, run_until_interrupted, str(rows), *words, "--out", str(tmp_path / "a"))
@@ -242,7 +232,7 @@ def as_json(capsys: pytest.CaptureFixture[str], command: str) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
-def test_methods_lists_every_method_with_its_parameters_and_source(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_method_is_listed_with_parameters_and_source(capsys: pytest.CaptureFixture[str]) -> None:
     described = as_json(capsys, "methods")
     assert [method["name"] for method in described] == list(METHODS)
     for method in described:
@@ -293,9 +283,7 @@ MISSPELT = {
 """Settings that are given as options, and what is said."""
 
 
-def test_a_setting_that_is_given_as_an_option_or_misspelt_is_refused_with_the_way_to_give_it(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_wrong_options_are_refused_with_the_way_to_give_them(capsys: pytest.CaptureFixture[str]) -> None:
     cases = [
         ((command, option, "3"), said)
         for command in ("run", "compare", "search", "reproduce", "data", "check")
@@ -374,7 +362,7 @@ def commands_in(command: click.Command) -> Iterator[click.Command]:
         yield from commands_in(each)
 
 
-def test_options_that_commands_have_in_common_say_what_their_settings_do() -> None:
+def test_common_options_say_what_their_settings_do() -> None:
     common = [*CommonOptions.__annotations__]
     for command in ("run", "compare", "search"):
         offered = {each.name: each for each in command_called(command).params if isinstance(each, click.Option)}

@@ -73,7 +73,7 @@ def test_reading_gives_the_original_names(folder: Path) -> None:
     assert set(run.groups["group"]) - {"other"} == set(GROUPS)
 
 
-def test_terminal_output_and_errors_hold_no_control_characters_and_json_keeps_names(
+def test_output_holds_no_control_characters_and_json_the_names(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(folder)

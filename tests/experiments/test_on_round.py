@@ -25,7 +25,7 @@ def test_on_round_gets_each_round_as_it_is_recorded(tmp_path: Path) -> None:
     assert (seen[0].refused, seen[0].missing) == ({}, ())
 
 
-def test_what_on_round_raises_ends_the_run_which_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+def test_what_on_round_raises_ends_the_run(tmp_path: Path) -> None:
     class EnoughError(Exception):
         pass
 

@@ -41,7 +41,7 @@ def there(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_a_method_and_a_task_by_import_path_are_compared_with_ours_over_seeds_by_two_processes(here: Path) -> None:
+def test_own_method_and_task_are_compared_by_two_processes(here: Path) -> None:
     rows = table(here / "cmp" / "comparison.csv")
     labels = ["FedAvg", "WorstHalf (share=0.4)", "WorstHalf", "QFedAvg (q=1)"]
     assert [(row["method"], row["seed"]) for row in rows] == [
@@ -54,7 +54,7 @@ def test_a_method_and_a_task_by_import_path_are_compared_with_ours_over_seeds_by
     assert by_method["WorstHalf"] != by_method["FedAvg"]
 
 
-def test_measures_are_of_the_first_score_and_its_worst_is_the_highest(here: Path) -> None:
+def test_measures_are_of_the_first_score(here: Path) -> None:
     row = next(row for row in table(here / "cmp" / "comparison.csv") if row["method"] == "FedAvg")
     clients = [r for r in table(here / "cmp" / "clients.csv") if (r["method"], r["seed"]) == ("FedAvg", "0")]
     values = {client["client"]: float(client["mae"]) for client in clients}
@@ -100,7 +100,7 @@ def test_a_client_without_a_score_is_named_and_left_out(here: Path, capsys: pyte
     assert "mean absolute error, lower is better 4 of 5 " in printed
 
 
-def test_a_method_and_a_task_of_ones_own_are_described_with_their_settings(capsys: pytest.CaptureFixture[str]) -> None:
+def test_own_method_and_task_are_described_with_their_settings(capsys: pytest.CaptureFixture[str]) -> None:
     assert fairbloom("methods", "my_method:WorstHalf") == 0
     printed = capsys.readouterr().out
     assert "worsthalf.share (float in (0, 1], default 0.5) Share of the clients that count." in printed
@@ -120,9 +120,7 @@ def test_a_parameter_of_a_method_of_ones_own_may_be_set_for_all(here: Path) -> N
     assert '"worsthalf.share" = 1.0' in settings
 
 
-def test_a_module_that_raises_keeps_its_traceback_and_a_missing_one_is_a_line(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_module_that_raises_keeps_its_traceback(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "broken.py").write_text("limit = int('a bug')\n")
     with pytest.raises(ValueError, match="a bug") as raised:
         fairbloom("compare", "--methods", "fedavg,broken:Mine", "--out", "never")

@@ -48,7 +48,7 @@ def as_json(capsys: pytest.CaptureFixture[str], *words: object) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("there")
-def test_a_run_is_shown_as_it_was_when_it_ended_with_what_was_chosen(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_shown_as_when_it_ended(capsys: pytest.CaptureFixture[str]) -> None:
     assert fairbloom("show", "runs/a") == 0
     shown = capsys.readouterr().out
     assert shown.startswith("FedFV (tau=2) on digits\nclients 5, rounds 3, seed 0, state finished, engine ")
@@ -165,9 +165,7 @@ def test_runs_are_listed_with_what_they_are_and_how_far(there: Path, capsys: pyt
         assert f"{run['score']['mean']:.1f} %" in row
 
 
-def test_an_interrupted_run_and_one_that_is_running_are_told_apart(
-    there: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_interrupted_and_running_are_told_apart(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = there / "runs" / "a"
     (run / "model.safetensors").unlink()
     assert as_json(capsys, "show")[0]["state"] == "interrupted"
@@ -185,9 +183,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-def test_a_damaged_run_is_listed_with_its_fault_beside_the_others(
-    there: Path, made: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_run_is_listed_with_its_fault(there: Path, made: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = there / "runs" / "a"
     for finished, (name, (damage, words)) in product((True, False), FAULTS.items()):
         shutil.rmtree(run)

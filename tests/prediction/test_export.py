@@ -73,8 +73,7 @@ def check(run: fairbloom.Run, out: Path, frame: pandas.DataFrame, client: str, m
 def test_exported_tables_predict_as_we_do(
     run: fairbloom.Run, together: fairbloom.Run, quantity: fairbloom.Run, tmp_path: Path
 ) -> None:
-    for model in ("last", "best", "personal"):
-        check(run, tmp_path / "model.onnx", held_out(), "south", model)
+    check(run, tmp_path / "model.onnx", held_out(), "south", "best")
     check(quantity, tmp_path / "model.onnx", held_out(quantity=True), "south", "last")
     frame = held_out()
     frame.loc[[4, 9], "age"] = np.nan
@@ -162,13 +161,13 @@ def test_odd_cells_and_names_are_predicted_as_in_predict(tmp_path: Path) -> None
     names = ("linear", "1.weight", "probabilities", "predicted_y", "/Concat_0", "//", "naïve €", "inputs", "batch")
     odd = [InputColumn(name, "number", center=float(k), scale=2.0) for k, name in enumerate(names)]
     random = np.random.default_rng(0)
-    cases: list[tuple[list[InputColumn], dict[str, Any], bool]] = [
-        ([AGE, WARD], {"age": np.linspace(20.0, 90.0, len(wards)), "ward": wards}, True),
-        ([seconds], {"seconds": 1.7e9 + np.arange(9.0)}, True),
-        ([constant, AGE], {"constant": [7.0, 1e9, np.nan], "age": [50.0, 50.0, 50.0]}, False),
-        (odd, {name: k + random.normal(size=7) for k, name in enumerate(names)}, True),
+    many = len(wards)
+    cells = {"age": np.linspace(20.0, 90.0, many), "ward": wards, "seconds": 1.7e9 + np.arange(float(many))}
+    cases: list[tuple[list[InputColumn], dict[str, Any]]] = [
+        ([AGE, WARD, seconds, constant], {**cells, "constant": [7.0, 1e9, np.nan] * (many // 3)}),
+        (odd, {name: k + random.normal(size=7) for k, name in enumerate(names)}),
     ]
-    for k, (columns, cells, differ) in enumerate(cases):
+    for k, (columns, cells) in enumerate(cases):
         width = sum(len(column.categories) or 1 for column in columns)
         (tmp_path / f"{k}").mkdir()
         predictor, frame = predictor_of(tmp_path / f"{k}", linear(width), *columns), pandas.DataFrame(cells)
@@ -178,7 +177,7 @@ def test_odd_cells_and_names_are_predicted_as_in_predict(tmp_path: Path) -> None
         expected = predictor.predict(frame)
         assert values == expected["predicted_z"].tolist()
         np.testing.assert_allclose(numbers, expected[["probability_no", "probability_yes"]], atol=1e-6)
-        assert (np.ptp(numbers[:, 0]) > 0.05) == differ, columns
+        assert np.ptp(numbers[:, 0]) > 0.05, columns
 
 
 def test_a_row_that_we_refuse_has_no_prediction(tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ def test_every_engine_keeps_what_is_each_clients_own(tmp_path: Path, run: fairbl
             assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
-def test_methods_with_personal_models_predict_by_them_from_a_state_dir_elsewhere(tmp_path: Path) -> None:
+def test_methods_with_personal_models_predict_by_them(tmp_path: Path) -> None:
     for method in ("ditto", "local"):
         (tmp_path / method).mkdir()
         made = train(tmp_path / method, method=method, state_dir=str(tmp_path / method / "state"))

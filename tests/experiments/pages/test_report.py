@@ -91,7 +91,7 @@ def test_it_names_no_address_but_itself_data_and_papers(report: Parsed) -> None:
     assert not [style for style in report.styles if re.search(r"@import|url\(", style)]
 
 
-def test_its_policy_comes_first_and_allows_no_address_and_its_own_scripts_alone(report: Parsed) -> None:
+def test_its_policy_comes_first_and_allows_its_own_scripts_alone(report: Parsed) -> None:
     policies = [about["content"] for tag, about in report.tags if about.get("http-equiv") == "Content-Security-Policy"]
     (policy,) = policies
     rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
@@ -182,7 +182,7 @@ def test_curves_are_means_over_the_seeds_within_what_these_span(hospitals: Path,
         assert (row["value"], row["low"], row["high"]) == pytest.approx(expected, rel=1e-4)
 
 
-def test_a_clients_share_is_of_the_weights_of_the_rounds_that_it_took_part_in(hospitals: Path, report: Parsed) -> None:
+def test_a_clients_share_is_of_the_weights_of_its_rounds(hospitals: Path, report: Parsed) -> None:
     (row,) = [row for row in report.rows("weights") if row["client"] == "Hungary"]
     shares = []
     for seed in range(3):
@@ -237,7 +237,7 @@ def test_the_verdict_comes_first(hospitals: Path, report: Parsed) -> None:
     assert all(sentence in text for sentence in verdict.sentences)
 
 
-def test_of_a_data_set_that_seeds_deal_clients_are_shown_by_the_first_seed(tmp_path: Path) -> None:
+def test_dealt_clients_are_shown_by_the_first_seed(tmp_path: Path) -> None:
     clients = [f"client-{i}" for i in range(4)]
     make_comparison(tmp_path, METHODS, range(3), clients, 5)
     page = page_of(tmp_path)
@@ -255,7 +255,7 @@ def test_of_a_data_set_that_seeds_deal_clients_are_shown_by_the_first_seed(tmp_p
 
 
 @pytest.mark.slow
-def test_ten_methods_and_a_hundred_clients_stay_readable_and_small(tmp_path: Path) -> None:
+def test_ten_methods_and_a_hundred_clients_stay_small(tmp_path: Path) -> None:
     methods = ["fedavg", "qfedavg", "fedmgdaplus", "fedfv", "term", "afl", "propfair", "gifair", "adafed", "fedprox"]
     make_comparison(tmp_path, methods, range(2), [f"client-{i:03}" for i in range(100)], 80)
     page = page_of(tmp_path)
@@ -274,7 +274,7 @@ def test_ten_methods_and_a_hundred_clients_stay_readable_and_small(tmp_path: Pat
 # Others than four hospitals under accuracy ---------------------------------------------------------------------------
 
 
-def test_a_single_seed_of_two_clients_has_no_intervals_and_says_that_it_tells_nothing(tmp_path: Path) -> None:
+def test_a_single_seed_has_no_intervals_and_says_so(tmp_path: Path) -> None:
     make_comparison(tmp_path, METHODS[:2], range(1), FOUR[:2], 4, dealt=False)
     page = page_of(tmp_path)
     assert sorted(row["client"] for row in page.rows("clients")) == FOUR[:2]
@@ -284,7 +284,7 @@ def test_a_single_seed_of_two_clients_has_no_intervals_and_says_that_it_tells_no
     assert "NaN" not in (tmp_path / REPORT).read_text().partition("<main")[2].partition("<script>")[0]
 
 
-def test_where_lower_is_better_the_worst_has_the_highest_and_bright_is_low(tmp_path: Path) -> None:
+def test_where_lower_is_better_the_worst_has_the_highest(tmp_path: Path) -> None:
     make_comparison(tmp_path, METHODS, range(2), FOUR, 4, score=Score("mae", higher_is_better=False), dealt=False)
     page = page_of(tmp_path)
     base = [float(row["FedAvg"]) for row in page.rows("clients")]
@@ -370,7 +370,7 @@ def test_an_unfinished_comparison_is_refused(
 # Read by everyone ----------------------------------------------------------------------------------------------------
 
 
-def test_every_chart_is_described_and_every_table_has_caption_and_headings(report: Parsed) -> None:
+def test_charts_are_described_and_tables_have_headings(report: Parsed) -> None:
     plots = [about for tag, about in report.tags if about.get("role") == "img"]
     assert plots
     assert all(len(about["aria-label"]) > 20 for about in plots)

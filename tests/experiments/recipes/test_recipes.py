@@ -58,7 +58,7 @@ settings = {{ method = "AFL" }}
     assert recipe.parameters(recipe.rows[0], {"learning-rate": 0.1}) == {"q": 2, "batch-size": 3, "learning-rate": 0.1}
 
 
-def test_a_grid_is_every_combination_without_what_the_row_sets_or_another_method_has(folder: Path) -> None:
+def test_a_grid_is_every_combination_that_the_row_leaves_open(folder: Path) -> None:
     text = f"""{HEAD}seeds = 3
 grid-seeds = 1
 {MEASURES}

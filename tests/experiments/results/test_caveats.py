@@ -24,9 +24,7 @@ def compared(capsys: pytest.CaptureFixture[str], out: Path, methods: str, *words
 
 
 @pytest.mark.slow
-def test_a_comparison_of_single_participants_says_that_it_compares_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_single_participants_compare_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = compared(capsys, tmp_path, "fedavg,term,fedmgdaplus", "--fraction", 0.5)
     assert f"{SINGLE}, so no method had anything to weigh: raise fraction" in told
     assert f"FedAvg and TERM {EQUAL}" in told  # FedMGDA+ takes a step of another length
@@ -34,9 +32,7 @@ def test_a_comparison_of_single_participants_says_that_it_compares_nothing(
 
 
 @pytest.mark.slow
-def test_methods_are_the_same_only_where_they_are_with_every_seed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_methods_are_the_same_if_so_with_every_seed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = compared(capsys, tmp_path, "fedavg,ditto,term")
     assert f"FedAvg and Ditto {EQUAL}" in told  # whose global model is FedAvg's
     for words in (SINGLE, SMALL, "TERM ended"):
@@ -52,8 +48,6 @@ def test_tiny_test_sets_are_said_with_what_one_example_moves(
     assert few in compared(capsys, tmp_path / "compared", "fedavg", *TINY)
 
 
-def test_a_run_of_single_participants_says_so_and_one_of_pooled_data_does_not(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_of_single_participants_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert SINGLE in printed_by(capsys, "run", *FEW, "--fraction", 0.5, "--out", tmp_path / "a")
     assert SINGLE not in printed_by(capsys, "run", *FEW, "--set", "pooled=true", "--out", tmp_path / "b")

@@ -53,13 +53,13 @@ def test_a_narrower_gap_is_better_with_the_interval_of_others() -> None:
     assert ("FairFed", "group-gap:selection-rate:b") not in rows  # who reports no groups
 
 
-def test_where_seeds_deal_the_clients_only_gaps_over_all_of_them_have_rows() -> None:
+def test_of_dealt_clients_only_gaps_over_all_have_rows() -> None:
     dealt = dataclasses.replace(BY_HAND, shared=dataclasses.replace(BY_HAND.shared, clients_differ=True))
     measures = {row["measure"] for row in dealt.difference_rows()}
     assert {measure for measure in measures if measure.startswith("group-gap:")} == {"group-gap:selection-rate"}
 
 
-def test_the_terminal_has_gaps_and_their_differences_with_intervals() -> None:
+def test_the_terminal_has_gaps_with_intervals() -> None:
     sizes, differences = gap_tables(BY_HAND)
     assert [row[0].text for row in sizes.rows] == ["FedAvg", "FairFed", "FedFV"]
     assert differences.headings == ["method", "selection rate gap"]
@@ -69,13 +69,13 @@ def test_the_terminal_has_gaps_and_their_differences_with_intervals() -> None:
     assert "not tested" in differences.note
 
 
-def test_gaps_in_an_error_are_in_its_unit_and_narrower_is_better_too() -> None:
+def test_gaps_in_an_error_are_in_its_unit() -> None:
     comparison = compared(ERROR, FedAvg=[0.30, 0.32, 0.34], FairFed=[0.10, 0.13, 0.12])
     (cells,) = gap_tables(comparison)[1].rows
     assert "+0.203 (0.165 to 0.241)" in cells[1].text
 
 
-def test_a_gap_counts_with_the_seeds_that_have_it_and_is_left_out_where_none_has() -> None:
+def test_a_gap_counts_with_the_seeds_that_have_it() -> None:
     some = compared(FedAvg=[30.0, math.nan, 34.0], FairFed=[10.0, 13.0, 12.0])
     assert some.difference("FairFed", "group-gap:selection-rate").seeds == 2
     none = compared(FedAvg=[30.0, math.nan], FairFed=[math.nan, 13.0])
@@ -84,7 +84,7 @@ def test_a_gap_counts_with_the_seeds_that_have_it_and_is_left_out_where_none_has
     assert not any(row["measure"].startswith("group-gap:") for row in none.difference_rows())
 
 
-def test_a_baseline_alone_and_a_comparison_without_groups_have_no_differences_of_gaps() -> None:
+def test_without_groups_or_methods_no_gaps_are_compared() -> None:
     alone = compared(FedAvg=[30.0, 32.0])
     assert len(gap_tables(alone)) == 1
     assert alone.difference_rows() == []

@@ -68,7 +68,7 @@ def test_what_is_assumed_of_a_task_is_said_to_be_so() -> None:
     assert not caveats_of_data(runs[:1])
 
 
-def test_clients_that_a_seed_draws_from_many_are_others_with_each_seed() -> None:
+def test_clients_drawn_from_many_are_others_with_each_seed() -> None:
     settings = {"task": "femnist", "clients": 2}
     assert SharedData.of([recorded(settings, "ab"), recorded(settings, "cd")]) == DEALT
     all_of_them = {"task": "femnist", "clients": 0}

@@ -141,7 +141,7 @@ def test_a_verdict_has_sixty_words_and_loses_none() -> None:
     assert any("AFL failed with 1 of 8 seeds" in each for each in verdict.further)
 
 
-def test_a_row_that_cannot_differ_costs_no_power_and_names_its_personal_models() -> None:
+def test_a_row_that_cannot_differ_costs_no_power() -> None:
     alone = made(6, FedFV=(8.0, -3.0))
     base, fair = alone.values["FedAvg"], alone.values["FedFV"]
     both = compared_by_hand(FedAvg=base, Ditto=base, FedFV=fair)
@@ -166,7 +166,7 @@ def test_an_interval_is_that_of_the_test() -> None:
     assert "-0.0 " not in str(tiny.verdict)
 
 
-def test_the_worst_tenth_of_few_clients_is_called_the_worst_client() -> None:
+def test_the_worst_tenth_of_few_is_called_the_worst_client() -> None:
     for measure, clients, title in (
         ("worst_10", 10, "worst client"),
         ("worst_10", 11, "worst 10 %"),

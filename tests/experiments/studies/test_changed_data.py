@@ -63,9 +63,7 @@ def task(setup):
 
 
 @pytest.mark.parametrize("place", ["", "place"])
-def test_a_run_in_the_same_process_reads_changed_data_of_an_own_task_anew(
-    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_same_process_reads_changed_data_anew(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A notebook runs once more after its data have changed, in the folder that data-dir names or elsewhere."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)

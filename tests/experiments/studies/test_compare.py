@@ -85,9 +85,7 @@ def test_runs_in_workers_are_those_of_the_run_command(compared: Path, tmp_path: 
 
 
 @pytest.mark.slow
-def test_the_numbers_do_not_depend_on_how_many_runs_go_on_at_a_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_number_of_jobs_changes_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each has fewer processors then; alone, this model would be computed by all of them."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -115,7 +113,7 @@ def test_methods_meet_the_same_clients_at_the_same_seed(compared: Path) -> None:
     assert drawn["fedavg", 7] == drawn["fedfv", 7] != drawn["fedavg", 8] == drawn["fedfv", 8]
 
 
-def test_a_comparison_that_is_done_is_written_again_from_its_runs(compared: Path) -> None:
+def test_a_comparison_is_written_again_from_its_runs(compared: Path) -> None:
     runs = {path: path.stat().st_mtime_ns for path in (compared / "runs").rglob("*") if path.is_file()}
     tables = {name: (compared / name).read_bytes() for name in ("comparison.csv", "clients.csv", "clients.png")}
     (compared / "comparison.csv").unlink()
@@ -124,7 +122,7 @@ def test_a_comparison_that_is_done_is_written_again_from_its_runs(compared: Path
     assert {name: (compared / name).read_bytes() for name in tables} == tables
 
 
-def test_tables_have_the_methods_that_are_named_now_and_no_run_is_repeated(compared: Path, tmp_path: Path) -> None:
+def test_tables_have_the_methods_named_now_and_repeat_no_run(compared: Path, tmp_path: Path) -> None:
     """Though the plan that was there is damaged."""
     out = tmp_path / "cmp"
     shutil.copytree(compared, out)
@@ -154,7 +152,7 @@ def test_a_folder_of_a_run_or_of_somebody_s_files_is_refused(compared: Path, tmp
 
 
 @pytest.mark.slow
-def test_a_script_that_compares_is_not_run_once_more_by_the_processes_of_its_runs(tmp_path: Path) -> None:
+def test_processes_do_not_run_the_script_that_compares(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "print('begun')\nimport fairbloom\n"
@@ -165,7 +163,7 @@ def test_a_script_that_compares_is_not_run_once_more_by_the_processes_of_its_run
     assert ended.stdout == f"begun\nComparison('{tmp_path}/cmp': FedAvg; 1 seed, accuracy, %)\n"
 
 
-def test_what_a_script_defines_is_refused_before_a_process_looks_for_it() -> None:
+def test_what_a_script_defines_is_refused_at_once() -> None:
     for key in ("task", "model", "method", "partition", "optimizer", "client-rule"):
         run = Settings.of({}).model_copy(update={key.replace("-", "_"): "__main__:Mine"})
         with pytest.raises(FairbloomError, match=f"^{key} = '__main__:Mine'"):
@@ -175,7 +173,7 @@ def test_what_a_script_defines_is_refused_before_a_process_looks_for_it() -> Non
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 @pytest.mark.parametrize("moment", ["started", "imported", "trained"])
-def test_an_interrupted_comparison_ends_with_130_and_no_traceback(tmp_path: Path, moment: str) -> None:
+def test_an_interrupted_comparison_ends_with_130(tmp_path: Path, moment: str) -> None:
     """Ctrl-C in a terminal reaches the workers as well, also while these are started."""
     process = start(*ENDLESS, "--out", tmp_path, start_new_session=True)
 
@@ -247,7 +245,7 @@ def block_run(out: Path, method: str) -> None:
     (out / "runs" / f"{method}-seed0" / ".lock").mkdir(parents=True)
 
 
-def test_a_comparison_that_fails_ends_no_other_process_of_the_caller(tmp_path: Path) -> None:
+def test_a_failing_comparison_ends_no_process_of_the_caller(tmp_path: Path) -> None:
     """Nor one that is started meanwhile: a notebook may have a loader's workers, or a run of its own."""
     other = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,))
     other.start()
@@ -268,7 +266,7 @@ def test_a_comparison_that_fails_ends_no_other_process_of_the_caller(tmp_path: P
 BY_HAND = compared_by_hand(FedAvg=[{"a": 10.0, "b": 50.0}] * 2, FedFV=[{"a": 40.0, "b": 50.0}] * 2)
 
 
-def test_what_is_no_method_or_measure_is_refused_with_what_there_is() -> None:
+def test_what_is_no_method_or_measure_is_refused() -> None:
     for ask, fault in (
         (lambda: BY_HAND.difference("FedAvg", "worst"), "'FedAvg'.*FedFV"),
         (lambda: BY_HAND.gains("TERM", "worst"), "'TERM'.*FedAvg, FedFV"),
@@ -279,7 +277,7 @@ def test_what_is_no_method_or_measure_is_refused_with_what_there_is() -> None:
             ask()
 
 
-def test_equal_measures_are_equal_whatever_rounding_has_made_of_them() -> None:
+def test_equal_measures_are_equal_in_spite_of_rounding() -> None:
     values = [{"a": 0.1 + 0.2, "b": 0.7}, {"a": 0.3, "b": 0.7}]
     others = [{"a": 0.3, "b": 0.7}, {"a": 0.1 + 0.2, "b": 0.7}]
     assert values != others

@@ -58,7 +58,7 @@ def test_a_long_round_shows_how_many_clients_have_trained(screen: io.StringIO, m
         assert task.completed == 1
 
 
-def test_a_log_line_is_written_above_the_bars_which_leave_no_copy(screen: io.StringIO) -> None:
+def test_a_log_line_is_written_above_the_bars(screen: io.StringIO) -> None:
     handlers = logging.getLogger("flwr").handlers
     before = [getattr(each, "stream", None) for each in handlers]
     with progress.progress() as bar:
@@ -72,7 +72,7 @@ def test_a_log_line_is_written_above_the_bars_which_leave_no_copy(screen: io.Str
     assert "client-3 decides" in screen.getvalue()
 
 
-def test_warnings_of_the_runs_of_a_study_are_written_above_its_bars(tmp_path: Path, screen: io.StringIO) -> None:
+def test_warnings_of_runs_are_written_above_the_bars(tmp_path: Path, screen: io.StringIO) -> None:
     config: dict[str, Value] = {"clients": 4, "num-rounds": 1, "device": "cpu", "optimizer": "adam"}  # a rate too large
     study = Study("compare", [Arm("FedAvg", "fedavg")], [0, 1], "FedAvg", config)
     with study_progress("comparing", 2) as bar, carry_out(study, tmp_path, 2, bar.count) as work:

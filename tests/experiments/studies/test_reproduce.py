@@ -121,7 +121,7 @@ def judging(**about: Any) -> Recipe:
 # Numbers ------------------------------------------------------------------------------------------------------------
 
 
-def test_agreement_is_within_two_standard_errors_a_point_or_the_tolerance() -> None:
+def test_agreement_is_within_two_errors_a_point_or_the_tolerance() -> None:
     within_a_point, tolerant = judging(), judging(published_seeds=5, tolerance={"mean": 0.2})
     of_nine = judging(published_seeds=9)
     for recipe, measure, printed, found, seeds, expected in (
@@ -301,7 +301,7 @@ def test_rows_are_chosen_by_their_names(tmp_path: Path, capsys: pytest.CaptureFi
     assert "FedFV" in capsys.readouterr().err
 
 
-def test_a_setting_that_no_run_takes_is_refused_and_nothing_is_run(tmp_path: Path) -> None:
+def test_a_setting_that_no_run_takes_is_refused(tmp_path: Path) -> None:
     for settings in ({"seed": 3}, {"fedmgdaplus.epsilon": 1}, {"num-round": 3}):
         with pytest.raises(FairbloomError, match=next(iter(settings))):
             reproduce(saved(tmp_path, RECIPE), settings=settings, out=tmp_path / "out", progress=False)
@@ -333,7 +333,7 @@ def clinics(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_gaps_between_groups_are_measures_of_all_clients_and_of_one(clinics: Path, tmp_path: Path) -> None:
+def test_gaps_between_groups_are_measures(clinics: Path, tmp_path: Path) -> None:
     """They are those of the first grouping, which `Run.gaps` has too."""
     about: dict[str, Any] = {"data_dir": clinics, "out": tmp_path / "out", "jobs": 1, "progress": False}
     done = reproduce(str(clinics / "mine.toml"), **about)
@@ -385,9 +385,7 @@ settings = {{ method = "afl", attack = "loss", attackers = "client-1", attack-st
 """.replace('"angle", "client:client-1"', '"uniform", "client:client-2"')
 
 
-def test_rows_share_runs_and_what_fails_or_cannot_be_measured_loses_no_other(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rows_share_runs_and_a_failed_one_loses_no_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Steps of 1e300 make updates that are not finite; one client has no client-2; attackers count in all examples."""
     done = reproduce(saved(tmp_path, ODD), seeds=1, out=tmp_path / "out", jobs=1, progress=False)
     ditto, personal, grid, failing, alone, attacked = done.outcomes
@@ -426,9 +424,7 @@ grid = {{ alpha = [0.0, 1.0] }}
     assert [run.settings["seed"] for run in done.runs(0)] == [0, 1]
 
 
-def test_a_study_of_ones_own_needs_no_words_of_a_paper_and_is_not_said_to_agree_with_any(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_study_of_ones_own_needs_no_paper(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = "[settings]\nclients = 5\nnum-rounds = 3\ndevice = 'cpu'\n[[rows]]\nlabel = 'Mine'\n"
     reproduce(saved(tmp_path, text), seeds=1, out=tmp_path / "out", jobs=1, progress=False).show()
     shown = capsys.readouterr().out
