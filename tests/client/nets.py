@@ -136,17 +136,6 @@ class Double(Net):
         return super().forward(images.double())
 
 
-class Half(Net):
-    """Weights in float16, outputs in float32."""
-
-    def __init__(self, outputs: int) -> None:
-        super().__init__(outputs)
-        self.half()
-
-    def forward(self, images: Tensor) -> Tensor:
-        return super().forward(images.half()).float()
-
-
 class Autocast(Net):
     """Weights in float32, arithmetic in bfloat16."""
 
@@ -155,15 +144,23 @@ class Autocast(Net):
             return super().forward(images).float()
 
 
-class BFloat(Net):
-    """Weights in bfloat16, outputs in float32."""
+class Half(Net):
+    """Weights in float16, outputs in float32."""
+
+    kind = torch.float16
 
     def __init__(self, outputs: int) -> None:
         super().__init__(outputs)
-        self.bfloat16()
+        self.to(self.kind)
 
     def forward(self, images: Tensor) -> Tensor:
-        return super().forward(images.bfloat16()).float()
+        return super().forward(images.to(self.kind)).float()
+
+
+class BFloat(Half):
+    """Weights in bfloat16, outputs in float32."""
+
+    kind = torch.bfloat16
 
 
 class FrozenBFloat(BFloat):

@@ -200,20 +200,15 @@ def test_importing_the_helper_imports_no_data_and_no_server() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def rounds_of(app: ClientApp, strategy: FairStrategy, config: dict[str, Any], model: Any) -> list[Round]:
-    finished: list[Round] = []
-    grid, arrays = InProcessGrid(app, config, CLIENTS), ArrayRecord(model.state_dict())
-    strategy.start(grid, arrays, num_rounds=2, timeout=60.0, on_round=finished.append)
-    return finished
-
-
 def test_the_recipe_for_differential_privacy_clips() -> None:
     (recipe,) = [block for block in blocks("docs/privacy.md") if "LocalDpMod" in block.text]
     app: dict[str, Any] = {}
     exec(recipe.text, app)  # noqa: S102
     config = run_config(clients=CLIENTS)
     model = load_task(config).model()
-    finished = rounds_of(app["app"], FedMGDA(), config, model)
+    finished: list[Round] = []
+    grid, arrays = InProcessGrid(app["app"], config, CLIENTS), ArrayRecord(model.state_dict())
+    FedMGDA().start(grid, arrays, num_rounds=2, timeout=60.0, on_round=finished.append)
     for each in finished:
         assert each.refused == {}
         assert each.missing == ()

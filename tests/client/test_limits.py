@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -72,31 +71,20 @@ def bundle(tmp_path: Path) -> Path:
     return enroll(Federation.init(tmp_path / "made", ["localhost"], 1), "lund")
 
 
-@pytest.fixture
-def toml(tmp_path: Path) -> Path:
-    write_hospital(tmp_path / "data")
-    made = enroll(Federation.init(tmp_path / "fed", ["localhost"], 1), "lund")
-    for file in made.iterdir():
-        shutil.copy(file, tmp_path)
-    (tmp_path / "owner.toml").write_text(
-        'data-dir = "data"\n[limits]\nrows = 30\nschema = "any"\n[limits.settings]\nseed = 0\n'
-    )
-    return tmp_path / "client.toml"
-
-
-def test_the_log_is_read_run_by_run(toml: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    device = Device(toml.parent)
+def test_the_log_is_read_run_by_run(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_hospital(bundle / "data")
+    device = Device(bundle)
     device.ask("query", {}, RecordDict())
     device.evaluate()
     device.evaluate()
-    assert fairbloom("client", "log", toml) == 0
+    assert fairbloom("client", "log", bundle / "client.toml") == 0
     said = capsys.readouterr().out
     assert said.startswith("run ")
     assert "task csv" in said
     assert "asked: evaluate; sent: metrics: num-examples, larger-class, loss, accuracy" in said
-    assert fairbloom("client", "log", toml.parent / "state", "--json") == 0
+    assert fairbloom("client", "log", bundle / "state", "--json") == 0
     assert len(json.loads(capsys.readouterr().out)) == 3
-    assert fairbloom("client", "log", toml.parent) == 2
+    assert fairbloom("client", "log", bundle) == 2
     assert "name the client's state-dir" in capsys.readouterr().err
 
 

@@ -18,14 +18,13 @@ from fairbloom.tasks.schema import ImageSchema, parse_image_schema
 from .made import everything
 
 
-def config(task: str, folder: Path | str, **settings: Any) -> dict[str, Any]:
-    own = {f"{task}.{key}": value for key, value in settings.items() if key != "model"}
-    model = {"model": settings["model"]} if "model" in settings else {}
-    return Settings.of({"task": task, "data-dir": str(folder), **model, **own}).run_config()
+def config(folder: Path, **settings: Any) -> dict[str, Any]:
+    own = {f"image-folder.{key}": value for key, value in settings.items()}
+    return Settings.of({"task": "image-folder", "data-dir": str(folder), **own}).run_config()
 
 
-def load(folder: Path | str, **settings: Any) -> Task:
-    return load_task(config("image-folder", folder, **settings))
+def load(folder: Path, **settings: Any) -> Task:
+    return load_task(config(folder, **settings))
 
 
 def seen_of(folder: Path) -> tuple[int, bool]:
@@ -70,7 +69,7 @@ def test_images_are_brought_to_one_size_and_to_grey(tmp_path: Path) -> None:
     task = load(tmp_path, size=8, grey=True)
     assert everything(task.splits("b").train)[0].shape == (7, 1, 8, 8)
     text = 'classes = ["cat", "dog"]\nsize = [8, 6]\nresize = true\n'
-    task = load_task({**config("image-folder", tmp_path), "schema": text})
+    task = load_task({**config(tmp_path), "schema": text})
     assert everything(task.splits("b").train)[0].shape == (7, 3, 6, 8)
     for right, wrong, words in (
         ('["cat", "dog"]', '["cat"]', "classes = "),
@@ -83,7 +82,7 @@ def test_images_are_brought_to_one_size_and_to_grey(tmp_path: Path) -> None:
 
 def test_a_device_may_have_the_folders_of_classes_alone(tmp_path: Path) -> None:
     images(tmp_path / "site-a")
-    assert load_task(config("image-folder", tmp_path / "site-a")).clients == ("site-a",)
+    assert load(tmp_path / "site-a").clients == ("site-a",)
     assert load(tmp_path / "site-a").schema == load(tmp_path).schema
 
 
@@ -121,7 +120,7 @@ def test_what_is_wrong_with_images_is_said_with_file_and_remedy(tmp_path: Path) 
     for file in sorted((tmp_path / "few").glob("*/*"))[:5]:
         file.unlink()
     (tmp_path / "strange" / "dog").rename(tmp_path / "strange" / "wolf")
-    shown = {str(row["client"]): row for row in describe_data(config("image-folder", tmp_path))["clients"]}
+    shown = {str(row["client"]): row for row in describe_data(config(tmp_path))["clients"]}
     for name, words in {
         "broken": ("cat/1.jpg cannot be read as an image", "take it out"),
         "few": ("few has 3 images", "at least 5", "CLASS/1.png"),
