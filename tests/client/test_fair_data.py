@@ -117,7 +117,7 @@ def means(model: nn.Module, loader: Any) -> float:
     return math.fsum(model(batch).item() for (batch,) in loader)
 
 
-def test_each_kind_of_mean_is_the_mean_over_all_examples_or_refused() -> None:
+def test_each_kind_of_mean_is_over_examples_or_refused() -> None:
     for test in (
         lambda model, loader: (math.fsum(model(b).item() * len(b) for (b,) in loader) / len(loader.dataset), 0.5),
         lambda model, loader: (means(model, loader) / len(loader), {"accuracy": 0.5}),

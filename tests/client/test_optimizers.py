@@ -88,7 +88,7 @@ def test_steps_are_counted_as_they_are_taken() -> None:
 # What settings and terms make of it -----------------------------------------------------------------------------------
 
 
-def test_personal_models_are_trained_as_the_global_one_is_but_by_plain_sgd() -> None:
+def test_personal_models_are_trained_by_plain_sgd() -> None:
     settings = RunSettings.of({"optimizer": "adamw", "weight-decay": 0.1, "schedule": "cosine", "gradient-clip": 1.0})
     ours = PersonalModel(replace(ROUND, personal_lambda=0.5)).after(run_work(settings, 1))
     assert ours == replace(global_work(settings, ROUND), pull=0.5, in_full=True)

@@ -6,16 +6,12 @@ import sys
 import tomllib
 from importlib.metadata import distribution
 from pathlib import Path
-from shutil import copy
 
-import pandas
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from fairbloom.server.run_folder.files import MODEL
 from tests.checkout import ROOT
-from tests.prediction.made import patients, read, train, written
 from tests.requirements import needed
 
 from .without import environment_of
@@ -72,32 +68,6 @@ def test_it_runs_on_several_processes(plain: dict[str, str], tmp_path: Path) -> 
     done = fairbloom(plain, tmp_path, "run", *options)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "ran" / "model.safetensors").exists()
-
-
-def test_a_device_predicts_with_what_is_installed_there(tmp_path: Path) -> None:
-    run = train(tmp_path)
-    (kept,) = (run.folder / "clients").rglob("north")
-    for name in ("config.toml", "schema.toml"):
-        copy(run.folder / name, kept)
-    MODEL.write(kept, MODEL.read(run.folder), {"serves": "global"})  # as a device keeps it
-    (tmp_path / "new.csv").write_text(written(patients(0, 10)), encoding="utf-8")
-    path = environment_of(PROJECT["optional-dependencies"]["client"], tmp_path / "path")
-    code = (
-        "from pathlib import Path; from fairbloom.prediction.predictor import load_predictor\n"
-        f"for model in ('last', 'personal'): load_predictor(Path({str(kept)!r}), model=model).predict_file("
-        "Path('new.csv'), Path(f'{model}.csv'))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    for model in ("last", "personal"):
-        expected = run.predict(pandas.DataFrame(patients(0, 10)), client="north", model=model)
-        assert [row["predicted_outcome"] for row in read(tmp_path / f"{model}.csv")] == [*expected["predicted_outcome"]]
 
 
 @pytest.mark.slow

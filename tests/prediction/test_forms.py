@@ -16,7 +16,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.prediction.predictor import load_predictor
 from fairbloom.protocol.scores import ACCURACY
 from fairbloom.tasks import _read_user_defined, forget_user_defined_tasks, load_task
-from fairbloom.tasks.datasets.adult import COLUMNS, read_people
+from fairbloom.tasks.datasets.adult import CATEGORIES, COLUMNS, read_people
 from fairbloom.tasks.datasets.store import folder_of
 from fairbloom.tasks.task import Setup
 from tests.originals import needs
@@ -149,7 +149,7 @@ def test_people_of_adult_become_the_inputs_of_training(tmp_path: Path) -> None:
     path = folder_of(Setup.of({})) / "adult" / "adult.data"
     people = pandas.read_csv(path, header=None, names=list(COLUMNS), skipinitialspace=True).iloc[:2000]
     found = run.predict(people)
-    expected = run.predictor().outputs(torch.from_numpy(read_people(path).inputs[:2000])).softmax(dim=1)
+    expected = run.predictor().outputs(torch.from_numpy(read_people(path).inputs([*CATEGORIES])[:2000])).softmax(dim=1)
     np.testing.assert_allclose(found[["probability_<=50K", "probability_>50K"]], expected.double(), rtol=1e-5)
 
 

@@ -45,7 +45,7 @@ def test_a_constructor_without_its_bases_one_is_refused() -> None:
         type("Mine", (FedAvg,), {"__init__": construct})()
 
 
-def test_an_option_as_a_class_attribute_and_an_unknown_requirement_are_refused() -> None:
+def test_wrong_declarations_are_refused() -> None:
     for name, value in (("weighting", "uniform"), ("proximal_mu", 0.1), ("seed", 3)):
         with pytest.raises(TypeError, match=rf"Mine\.{name} = {value!r}.*constructor"):
             type("Mine", (FedAvg,), {name: value})

@@ -225,7 +225,7 @@ def claiming(digest: Any) -> Node:
     return node
 
 
-def test_clients_without_support_or_with_false_claims_exchange_all_to_the_same_bits(
+def test_clients_that_do_not_know_frozen_arrays_get_all(
     plain: tuple[Grid, list[Round]],
 ) -> None:
     grid, rounds = run({0: silent, 1: claiming(7), 2: claiming(["a"]), 3: claiming("0" * 64)})

@@ -79,7 +79,7 @@ def test_clients_evaluate_at_the_interval_and_after_the_last() -> None:
         assert list(result.evaluate_metrics_clientapp) == evaluated
 
 
-def test_a_share_of_the_clients_evaluates_drawn_apart_from_those_who_train() -> None:
+def test_those_who_evaluate_are_drawn_apart() -> None:
     for share, clients in ((1.0, 6), (0.5, 3), (0.34, 3), (0.01, 1)):
         _, rounds = run(FedAvg(fraction_train=0.5, fraction_evaluate=share), rounds=3)
         assert [len(each.evaluations) for each in rounds] == [clients] * 3

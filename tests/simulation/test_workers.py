@@ -23,7 +23,6 @@ from fairbloom.client.local import LocalClient, Update
 from fairbloom.client.states import StateDict
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.terms import Terms
-from fairbloom.rounds import updates
 from fairbloom.rounds.cohort import Kept
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.updates import Vectors
@@ -76,19 +75,19 @@ def test_a_task_of_a_notebook_is_as_in_the_loop(tmp_path: Path, monkeypatch: pyt
         assert both_of(clients, FIVE, model_of(config), terms) == expected
 
 
-def test_old_updates_that_a_method_keeps_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_updates_that_a_method_keeps_stay_as_they_are() -> None:
     """In memory, and in a file, where there would be no memory for copies."""
-    monkeypatch.setattr(updates, "STORED_NUMBERS", 0)
     model = model_of(config_of())
     for memory in (0.0, 1e-9):
         method = FedAvg()
         with closing(workers_of(method, memory=memory)) as clients:
             vectors = clients.train(FIVE, model, Terms(server_round=1)).updates.vectors
-            kept = method.progress.kept = {Kept("a", 1): vectors[2], Kept("b", 1): Vectors.of(np.ones(vectors.size))}
-            before = [row.blocks[0][:].tobytes() for row in kept.values()]
+            method.progress.kept = {Kept("a", 1): vectors[2], Kept("b", 1): Vectors.of(np.ones(vectors.size))}
+            before = [row.blocks[0].tobytes() for row in (vectors[2], Vectors.of(np.ones(vectors.size)))]
             clients.train(FIVE, model, Terms(server_round=2))
-            assert [row.blocks[0][:].tobytes() for row in kept.values()] == before
-            assert isinstance(kept[Kept("a", 1)].blocks[0], updates.Borrowed) == (memory > 0.0)
+            kept = [row.blocks[0] for row in method.progress.kept.values()]
+            assert [row.tobytes() for row in kept] == before
+            assert isinstance(kept[0], np.memmap) == (memory > 0.0)
 
 
 # Processes that end ---------------------------------------------------------------------------------------------------
