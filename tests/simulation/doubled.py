@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import torch
 from torch import Tensor, nn
 
 from fairbloom.tasks import TASKS, Examples, Setup, Splits, Task
@@ -20,37 +19,6 @@ def doubled(setup: Setup, *, apart: bool = False) -> Task:
         return Examples(part[:][0].double(), part[:][1]) if apart else replace(part, inputs=shared)
 
     return replace(task, model=lambda: task.model().double(), splits=splits)
-
-
-class Recurrent(nn.Module):
-    """A recurrence over the rows of an image, LayerNorm and an embedding of the brightest column."""
-
-    def __init__(self, outputs: int) -> None:
-        super().__init__()
-        self.read, self.go_on, self.norm = nn.Linear(8, 12), nn.Linear(12, 12), nn.LayerNorm(12)
-        self.column, self.last = nn.Embedding(8, 12), nn.Linear(12, outputs)
-
-    def forward(self, images: Tensor) -> Tensor:
-        state = torch.zeros(len(images), 12, dtype=images.dtype)
-        for row in images.squeeze(1).unbind(1):
-            state = torch.tanh(self.read(row) + self.go_on(state))
-        brightest = images.sum(dim=(1, 2)).argmax(dim=1)
-        return self.last(self.norm(state) + self.column(brightest))  # type: ignore[no-any-return]
-
-
-class Grouped(nn.Module):
-    """A residual convolution with GroupNorm and a scale that is a single number."""
-
-    def __init__(self, channels: int, outputs: int) -> None:
-        super().__init__()
-        self.first, self.norm = nn.Conv2d(channels, 4, 3, padding=1, bias=False), nn.GroupNorm(2, 4)
-        self.second, self.scale = nn.Conv2d(4, 4, 3, padding=1), nn.Parameter(torch.tensor(0.5))
-        self.last = nn.Linear(64, outputs)
-
-    def forward(self, images: Tensor) -> Tensor:
-        seen = torch.tanh(self.norm(self.first(images)))
-        pooled = nn.functional.avg_pool2d(seen + self.scale * self.second(seen), 2)
-        return self.last(pooled.flatten(1))  # type: ignore[no-any-return]
 
 
 class Contrasted(nn.Module):

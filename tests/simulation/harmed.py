@@ -2,8 +2,6 @@
 
 no-data
     The data of client-1 cannot be read.
-not-finite
-    The loss of client-1 is not a number.
 die-once
     The process that meets it first is killed, and the file is gone.
 deadly

@@ -105,20 +105,27 @@ def test_a_client_that_fails_is_refused_in_the_words_of_the_loop(start: Start, p
 # Workers that are lost ------------------------------------------------------------------------------------------------
 
 
-def test_a_worker_killed_in_mid_round_is_replaced(
+def test_workers_killed_in_mid_round_and_between_rounds_are_replaced(
     start: Start, place: Path, lost_workers: Callable[[], set[str]]
 ) -> None:
-    """Personal models too: the first round's are the start of the second's."""
+    """Personal models too: each round's are the start of the next one's."""
     method, found = personal(), list[list[dict[str, Any]]]()
     clients, model = start(method), model_of(config_of(**CONFIG))
-    expected = in_the_loop(method, [1, 2, 3])
+    expected = in_the_loop(method, [1, 2, 3, 4])
     for number in (1, 2, 3):
         if number == 2:
             (place / "die-once").touch()
         found.append(both_of(clients, FIVE, model, method.terms(number)))
-    assert found == expected
     (warned,) = lost_workers()
     assert re.fullmatch(r"a worker ended \(.+\) before it had computed client \S+, which is computed again", warned)
+    assert clients.workers
+    killed = {worker.pid for worker in clients.workers.processes.values()}
+    for process in killed:
+        os.kill(process, signal.SIGKILL)
+    found.append(both_of(clients, FIVE, model, method.terms(4)))
+    assert found == expected
+    assert len(killed) == 2
+    assert workers_in(place) > killed
 
 
 def test_a_client_that_ends_workers_is_refused_in_that_round(start: Start, place: Path) -> None:
@@ -131,19 +138,6 @@ def test_a_client_that_ends_workers_is_refused_in_that_round(start: Start, place
     assert re.fullmatch(r"computing it has ended 2 workers \(.+\)", trained["refused"].pop("client-3"))
     assert trained == all_of(loop.train(others, model, method.terms(1)))
     assert both_of(clients, FIVE, model, method.terms(2)) == both_of(loop, FIVE, model, method.terms(2))
-
-
-def test_workers_that_are_killed_between_rounds_are_replaced(start: Start, place: Path) -> None:
-    method = personal()
-    clients, model, expected = start(method), model_of(config_of(**CONFIG)), in_the_loop(method, [1, 2])
-    found = [both_of(clients, FIVE, model, method.terms(1))]
-    killed = workers_in(place)
-    for process in killed:
-        os.kill(process, signal.SIGKILL)
-    found.append(both_of(clients, FIVE, model, method.terms(2)))
-    assert found == expected
-    assert len(killed) == 2
-    assert workers_in(place) > killed
 
 
 def test_ctrl_c_ends_the_workers_and_their_answers(start: Start, place: Path) -> None:

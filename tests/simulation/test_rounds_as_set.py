@@ -26,17 +26,22 @@ def model(folder: Path) -> dict[str, Any]:
 # Averaged models ----------------------------------------------------------------------------------------------------
 
 
-def test_clients_and_the_best_model_are_measured_with_the_mean(tmp_path: Path) -> None:
-    folder = run(tmp_path / "run", average_models=True)
-    task = load_task(small(folder).run_config())
+def test_the_mean_is_measured_by_each_client_on_its_own_examples(tmp_path: Path) -> None:
+    """The best model is chosen among means too."""
+    changes = {"average_models": True, "validation_share": 0.2}
+    folder = run(tmp_path / "run", **changes)
+    task = load_task(small(folder, **changes).run_config())
     module = task.model()
     module.load_state_dict({name: torch.from_numpy(array) for name, array in model(folder).items()})
     for row in table(folder / "clients.csv")[-5:]:
-        own = measure(module, task, task.splits(row["client"]).test)["accuracy"]
-        assert float(row[f"test_{SCORE}"]) == pytest.approx(100.0 * own, abs=1e-9)
-    about = load_model(folder / "model-best.safetensors")[1]
-    means = [float(row[f"test_{SCORE}_mean"]) for row in table(folder / "rounds.csv")]
-    assert about[f"test_{SCORE}_mean"] == max(means)
+        own = task.splits(row["client"])
+        assert own.validation is not None
+        for split, examples in (("test", own.test), ("validation", own.validation)):
+            found = measure(module, task, examples)
+            assert float(row[f"{split}_{SCORE}"]) == pytest.approx(100.0 * found["accuracy"], abs=1e-4)
+            assert float(row[f"{split}_loss_of_global_model"]) == pytest.approx(found["loss"], abs=1e-4)
+    best = load_model(folder / "model-best.safetensors")[1][f"validation_{SCORE}_mean"]
+    assert best == max(float(row[f"validation_{SCORE}_mean"]) for row in table(folder / "rounds.csv"))
 
 
 # Names --------------------------------------------------------------------------------------------------------------
@@ -72,19 +77,6 @@ def test_the_best_model_is_chosen_by_validation_examples(tmp_path: Path) -> None
     assert best != int(by_test["round"]), "this run cannot tell by what the best model is chosen"
     about = load_model(folder / "model-best.safetensors")[1]
     assert {k: v for k, v in about.items() if k != "sha256"} == {"round": best, f"validation_{SCORE}_mean": means[best]}
-
-
-def test_validation_is_of_the_clients_own_validation_examples(tmp_path: Path) -> None:
-    folder = run(tmp_path / "run", validation_share=0.2)
-    task = load_task(small(folder, validation_share=0.2).run_config())
-    module = task.model()
-    module.load_state_dict({name: torch.from_numpy(array) for name, array in model(folder).items()})
-    for row in table(folder / "clients.csv")[-5:]:
-        own = task.splits(row["client"]).validation
-        assert own is not None
-        found = measure(module, task, own)
-        assert float(row[f"validation_{SCORE}"]) == pytest.approx(100.0 * found["accuracy"], abs=1e-4)
-        assert float(row["validation_loss_of_global_model"]) == pytest.approx(found["loss"], abs=1e-4)
 
 
 # Pooled data --------------------------------------------------------------------------------------------------------

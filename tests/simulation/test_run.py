@@ -151,13 +151,6 @@ def test_evaluation_changes_nothing_in_the_training(tmp_path: Path) -> None:
 # Again --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
-    folder = run(tmp_path / "run")
-    before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in folder.rglob("*") if path.is_file()}
-    assert rows_seen(small(folder)) == []
-    assert {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in before} == before
-
-
 def test_a_run_without_a_folder_is_named_by_its_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     first, again, other = (simulate(small(out="", num_rounds=1, seed=seed)) for seed in (0, 0, 1))

@@ -29,15 +29,7 @@ OWN = "tests.simulation.doubled"
 PLAIN: dict[str, Any] = {"task": TASK, "clients": 9, "partition": "dirichlet", "device": "cpu", "seed": 4}
 
 
-ALL = ("loss-before", "accuracy-before", "loss-after", "accuracy-after", "learning-rate")
-
 PLAIN_TERMS = Terms(server_round=3, measure=("loss-before",))
-
-TERMS: list[Terms] = [
-    Terms(server_round=1, measure=ALL, proximal_mu=0.3),
-    Terms(server_round=1, local_steps=5, snapshot_step=3),
-    Terms(server_round=2, personal_lambda=0.7, personal_epochs=2, measure=("loss-before",)),
-]
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
