@@ -290,9 +290,6 @@ def test_a_task_without_two_groups_is_an_error_with_a_remedy() -> None:
             with pytest.raises(ReportableError) as caught:
                 measured(task_of(**changes))
             assert all(word in str(caught.value) for word in words)
-
-
-def test_outputs_and_targets_of_more_classes_are_an_error() -> None:
     with pytest.raises(ReportableError, match=r"outputs of shape \(60, 3\).* a task of two classes"):
         measure_disparity(linear(3), task_of(classes=None), drawn(), terms_of(), 1)
     targets = torch.zeros(EXAMPLES, 2, dtype=torch.float64)
