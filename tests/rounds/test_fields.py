@@ -332,10 +332,13 @@ def assert_equal(ours: Mapping[str, Any], expected: Mapping[str, Any], tolerance
     ],
 )
 def test_every_engine_gives_the_numbers_of_one_after_the_other(
-    implementation: str, case: str, engines: Engines
+    implementation: str, case: str, engines: Engines, caplog: pytest.LogCaptureFixture
 ) -> None:
+    if together := case in BOTH and "optimizer" in CASES[case].config:
+        engines.close(implementation)
     expected, ours = (of_a_round(engines.of(each, CASES[case]), CASES[case]) for each in (EXPECTED, implementation))
     assert_equal(ours, expected, rounding(CASES[case]) if implementation == "stacked" else 0.0)
+    assert not together or caplog.text == ""  # else these were the numbers of one client after the other
 
 
 def rounding(case: Case) -> float:
@@ -462,22 +465,13 @@ def test_stacked_clients_say_once_why_they_fall_back(engines: Engines, caplog: p
         assert caplog.text.count(ONE_BY_ONE[case]) == 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", [name for name in BOTH if "optimizer" in CASES[name].config])
-def test_optimizers_are_honoured_side_by_side(case: str, engines: Engines, caplog: pytest.LogCaptureFixture) -> None:
-    """Otherwise the equal numbers would be those of one client after the other."""
-    engines.close("stacked")
-    with caplog.at_level(logging.WARNING, "flwr"):
-        of_a_round(engines.of("stacked", CASES[case]), CASES[case])
-    assert caplog.text == ""
-
-
 ALWAYS = [*(each.pattern for each in OF_EVALUATION if not each.requested), BY_GROUP]
 SET_AGAIN = {f"work: {name}" for name in ("random", *ONE_BY_ONE)} | {f"terms: {name}" for name in OF_NO_RULE}
 SET_AGAIN |= {f"{kind}: {name}" for kind in ("terms", "metric") for name in ("disparity", "disparity_sharpness")}
 SET_AGAIN |= {"metric: disparity-hard"}  # whose terms are not honoured either
 
 
+@pytest.mark.slow
 def test_an_engine_leaves_what_it_does_not_honour_to_the_loop(
     engines: Engines, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -82,6 +82,8 @@ def test_a_new_run_waits_for_all_clients_as_long_as_its_patience_lasts(clock: Cl
 
 
 def test_after_that_it_goes_on_without_the_late_ones_where_enough_are_there(clock: Clock, said: list[str]) -> None:
+    assert arrive(clock, {"site-3": NEVER}, patience=0.0).fewest == 2
+    assert clock.now == 0.0
     quorum = arrive(clock, {"site-3": NEVER}, patience=100.0)
     assert 100.0 <= clock.now < 102.0
     assert any("goes on without those who are late" in words and "3 of 4 clients are online" in words for words in said)
@@ -121,11 +123,6 @@ def test_in_a_federation_the_awaited_are_named_before_the_first_round(
     assert going_on.endswith("3 of 4 clients are online; awaited: site-3")
 
 
-def test_no_patience_is_no_wait(clock: Clock) -> None:
-    assert arrive(clock, {"site-3": NEVER}, patience=0.0).fewest == 2
-    assert clock.now == 0.0
-
-
 # Where nobody says how many there are -------------------------------------------------------------------------------
 
 
@@ -142,9 +139,7 @@ def test_and_it_waits_for_the_first_and_for_min_clients(clock: Clock) -> None:
     clock.now = 0.0
     assert arrive(clock, away, expected=0, min_clients=2).fewest == 2
     assert 710.0 <= clock.now < 712.0
-
-
-def test_without_anybody_it_ends_with_the_patience(clock: Clock) -> None:
+    clock.now = 0.0
     with pytest.raises(QuorumError, match="0 of 1 clients are online"):
         arrive(clock, dict.fromkeys(NAMES, NEVER), expected=0, patience=60.0)
     assert 60.0 <= clock.now < 62.0
