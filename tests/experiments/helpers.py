@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fairbloom.cli import main
@@ -56,3 +57,16 @@ def compared_by_scores(
         for client, value in by_client.items()
     ]
     return Comparison(tabulate(rows), "FedAvg", scores)
+
+
+def compared_at_random(
+    count: int, score: Score = ACCURACY, name: str = "TERM (tilt={})", personal: int = 0
+) -> Comparison:
+    """Return a comparison of so many methods with 12 clients and 2 seeds; the last methods are personal models."""
+    rng = np.random.default_rng(0)
+    names = ["FedAvg", *(name.format(k) for k in range(1, count))]
+    finals = {
+        method: [{score.name: {f"c{k}": float(v) for k, v in enumerate(rng.uniform(0, 90, 12))}} for _ in range(2)]
+        for method in names
+    }
+    return compared_by_scores(finals, score, personal=names[count - personal :])

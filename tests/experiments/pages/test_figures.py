@@ -10,24 +10,12 @@ import pytest
 from fairbloom.experiments.pages.sections import TOGETHER
 from fairbloom.experiments.render.figures import draw_svg
 from fairbloom.experiments.render.theme import Spec
-from fairbloom.experiments.results.comparison import Comparison
 from fairbloom.experiments.results.presentation import write_figure
 from fairbloom.protocol.scores import ACCURACY, Score
 
-from ..helpers import compared_by_scores
+from ..helpers import compared_at_random
 
 MAE = Score("mae", higher_is_better=False)
-
-
-def made_up(count: int, score: Score = ACCURACY, clients: int = 12, personal: int = 0) -> Comparison:
-    """Return a comparison of so many methods, the last of which are personal models."""
-    rng = np.random.default_rng(0)
-    names = ["FedAvg", *(f"QFedAvg (q={k}, lipschitz=10)" for k in range(1, count))]
-    finals = {
-        name: [{score.name: {f"c{k}": float(v) for k, v in enumerate(rng.uniform(0, 90, clients))}} for _ in range(2)]
-        for name in names
-    }
-    return compared_by_scores(finals, score, personal=names[count - personal :])
 
 
 def panels(spec: Spec) -> list[Spec]:
@@ -45,7 +33,7 @@ def looks(spec: Spec, channel: str) -> dict[str, object]:
 
 @pytest.mark.parametrize("count", [1, TOGETHER, TOGETHER + 1])
 def test_every_method_is_named_and_looks_like_no_other(count: int) -> None:
-    comparison = made_up(count)
+    comparison = compared_at_random(count)
     spec = comparison.chart()
     svg = draw_svg(spec).decode()
     assert "var(" not in svg
@@ -65,12 +53,12 @@ def test_every_method_is_named_and_looks_like_no_other(count: int) -> None:
 
 
 def test_lines_have_their_look_axis_and_order() -> None:
-    for count in (4, 12):
-        comparison = made_up(count, personal=1)
+    for count in (4, TOGETHER + 1):
+        comparison = compared_at_random(count, personal=1)
         dashed = [method for method, dash in looks(comparison.chart(), "strokeDash").items() if dash != [1, 0]]
         assert dashed == [comparison.methods[-1]], "personal models alone are dashed"
         for score, sign, title in ((ACCURACY, 1, "higher is better"), (MAE, -1, "lower is better")):
-            for panel in panels(made_up(count, score).chart()):
+            for panel in panels(compared_at_random(count, score).chart()):
                 axis = panel["layer"][-1]["encoding"]["y"]["title"]
                 assert score.words in axis
                 assert title in axis
@@ -80,16 +68,16 @@ def test_lines_have_their_look_axis_and_order() -> None:
 
 
 def test_a_client_without_a_score_leaves_the_others_there() -> None:
-    whole = made_up(2)
+    whole = compared_at_random(2)
     lacking = whole.finals.query("method == 'FedAvg' and seed == 1 and client == 'c3'").index
     comparison = replace(whole, finals=whole.finals.drop(lacking))
     assert sum(row["method"] == "FedAvg" for row in comparison.chart()["data"]["values"]) == 12
 
 
 def test_the_same_figure_twice_is_the_same_file(tmp_path: Path) -> None:
-    for count in (3, 12):
+    for count in (2, TOGETHER + 1):
         for name in ("one", "two"):
-            files = write_figure(made_up(count), tmp_path / f"{name}.v1")
+            files = write_figure(compared_at_random(count), tmp_path / f"{name}.v1")
             assert files == [tmp_path / f"{name}.v1.png", tmp_path / f"{name}.v1.svg"]
         for ending in ("png", "svg"):
             assert (tmp_path / f"one.v1.{ending}").read_bytes() == (tmp_path / f"two.v1.{ending}").read_bytes()

@@ -6,7 +6,6 @@ import re
 import sys
 from itertools import product
 
-import numpy as np
 import pytest
 from rich.cells import cell_len
 
@@ -21,29 +20,15 @@ from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.server.settings import default_config
 from fairbloom.strategies import METHODS
 
-from ..helpers import compared_by_hand, fairbloom
+from ..helpers import compared_at_random, compared_by_hand, fairbloom
 
 MAE = Score("mae", higher_is_better=False)
 WIDTHS = (40, 60, 80, 200, None)
 """Of the console; None: a pipe, whose reader has no width."""
 
+LONG = "FedFV (alpha={}, tau=3, order=random, proximal-mu=0.1)"
+
 NOISE = (0.01, -0.02, 0.015, -0.01, 0.005)
-
-
-def made_up(count: int, score: Score = ACCURACY, clients: int = 20, seeds: int = 3) -> Comparison:
-    """Return a comparison of so many methods, most of them with long names."""
-    rng = np.random.default_rng(count)
-    methods = ["FedAvg", *(f"FedFV (alpha={k / 100}, tau={k}, order=random, proximal-mu=0.1)" for k in range(1, count))]
-    scale = 100.0 if score.percent else 0.01
-    return compared_by_hand(
-        score,
-        **{
-            method: [
-                {f"hospital-{k}": float(v) for k, v in enumerate(rng.uniform(0, scale, clients))} for _ in range(seeds)
-            ]
-            for method in methods
-        },
-    )
 
 
 def at_width(width: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +47,7 @@ def printed(table: Table, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_tables_are_printed_whole_at_any_width(monkeypatch: pytest.MonkeyPatch) -> None:
     for count, score in ((2, ACCURACY), (10, MAE)):
-        comparison = made_up(count, score)
+        comparison = compared_at_random(count, score, LONG)
         for table in (method_table(comparison), dataclasses.replace(client_table(comparison), folded=False)):
             for width in WIDTHS:
                 at_width(width, monkeypatch)
@@ -99,7 +84,7 @@ def test_a_wide_table_is_cut_into_parts_with_names() -> None:
 
 
 def test_numbers_have_the_decimals_that_three_digits_take() -> None:
-    assert method_table(made_up(2)).rows[0][1].text.count(".") == 1
+    assert method_table(compared_at_random(2)).rows[0][1].text.count(".") == 1
     for scale, expected in ((0.004, "0.00300"), (0.4, "0.300"), (40.0, "30.0"), (4000.0, "3000")):
         comparison = compared_by_hand(Score("rmse", higher_is_better=False), FedAvg=[{"a": 0.5 * scale, "b": scale}])
         assert method_table(comparison).rows[0][1].text == expected
@@ -155,14 +140,14 @@ def test_a_comparison_of_three_methods_is_brief(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What is printed is wrapped, begins with what was found, and has at most 500 words."""
-    comparison = made_up(3)
+    comparison = compared_at_random(3, name=LONG)
     for width in (60, 100):
         monkeypatch.setenv("COLUMNS", str(width))
         comparison.show()
         said = capsys.readouterr().out
         assert max(map(cell_len, said.split("tables and runs")[0].splitlines())) <= width
         words = " ".join(said.split())
-        assert words.index(comparison.verdict.headline) < words.index("worst 10 %")
+        assert words.index(comparison.verdict.headline) < words.index("Final models over clients")
         assert len(words.split()) <= 500
 
 

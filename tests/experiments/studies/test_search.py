@@ -123,7 +123,7 @@ def test_the_best_of_each_method_is_tested_with_fresh_seeds(found: api.Search) -
 
 
 def test_within_one_method_the_baseline_is_compared_too(tmp_path: Path) -> None:
-    words = {**SMALL, "methods": "fedavg", "grid": "learning-rate=0.01,0.3", "seeds": 2, "rounds": 4}
+    words = {**SMALL, "methods": "fedavg", "grid": "learning-rate=0.01,0.3", "seeds": 1}
     found = api.search(out=tmp_path / "out", **words)
     assert found.comparison is not None
     assert found.baseline == found.comparison.baseline == "FedAvg"
