@@ -110,30 +110,33 @@ def test_a_disk_without_room_is_told_before_the_round_begins(tmp_path: Path) -> 
 # The memory that there is -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("groups", "limits", "expected"),
-    [
-        ("0::/\n", {"memory.max": "3000000"}, 3_000_000),
-        ("0::/\n", {"memory.max": "max"}, None),
-        ("0::/system.slice/a.service\n", {"system.slice/a.service/memory.max": "4000000"}, 4_000_000),
-        ("0::/a/b\n", {"a/b/memory.max": "max", "a/memory.max": "5000000"}, 5_000_000),
-        ("2:cpu:/\n", {"memory.max": "1"}, None),
-        (None, {}, None),
-    ],
-)
+CONTAINERS: list[tuple[str | None, dict[str, str], int | None]] = [
+    ("0::/\n", {"memory.max": "3000000"}, 3_000_000),
+    ("0::/\n", {"memory.max": "max"}, None),
+    ("0::/system.slice/a.service\n", {"system.slice/a.service/memory.max": "4000000"}, 4_000_000),
+    ("0::/a/b\n", {"a/b/memory.max": "max", "a/memory.max": "5000000"}, 5_000_000),
+    ("2:cpu:/\n", {"memory.max": "1"}, None),
+    (None, {}, None),
+]
+"""A process's groups, the files of their limits, and the bytes that it may use; None: all that the machine has."""
+
+
 def test_half_of_the_memory_is_half_of_what_a_container_may_use(
-    groups: str | None, limits: dict[str, str], expected: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "CGROUPS", tmp_path / "cgroup")
-    monkeypatch.setattr(memory, "HIERARCHY", tmp_path / "sys")
     monkeypatch.setattr(memory, "physical_memory", memory.physical_memory.__wrapped__)  # it looks only once
-    if groups is not None:
-        (tmp_path / "cgroup").write_text(groups)
-    for place, limit in limits.items():
-        (tmp_path / "sys" / place).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "sys" / place).write_text(f"{limit}\n")
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    assert memory.physical_memory() == (expected or machine)
-    fits, too_large = ((expected or 8_000_000) // 2 + more for more in (0, 1))
-    assert not isinstance(Memory().matrix(1, fits, np.uint8), np.memmap)
-    assert isinstance(Memory().matrix(1, too_large, np.uint8), np.memmap) == (expected is not None)
+    for number, (groups, limits, expected) in enumerate(CONTAINERS):
+        place = tmp_path / str(number)
+        place.mkdir()
+        monkeypatch.setattr(memory, "CGROUPS", place / "cgroup")
+        monkeypatch.setattr(memory, "HIERARCHY", place / "sys")
+        if groups is not None:
+            (place / "cgroup").write_text(groups)
+        for file, limit in limits.items():
+            (place / "sys" / file).parent.mkdir(parents=True, exist_ok=True)
+            (place / "sys" / file).write_text(f"{limit}\n")
+        machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        assert memory.physical_memory() == (expected or machine)
+        fits, too_large = ((expected or 8_000_000) // 2 + more for more in (0, 1))
+        assert not isinstance(Memory().matrix(1, fits, np.uint8), np.memmap)
+        assert isinstance(Memory().matrix(1, too_large, np.uint8), np.memmap) == (expected is not None)
