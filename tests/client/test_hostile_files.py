@@ -342,30 +342,26 @@ def patients(setup):
 """
 
 
-@pytest.mark.parametrize("key", ["Astrid Lindqvist", "nobody"])
-def test_an_own_tasks_error_is_told_by_kind_and_place_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, caplog: pytest.LogCaptureFixture
+def test_an_own_tasks_error_is_told_by_kind_and_place_or_in_its_own_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    module = f"hostile_{'known' if key in PEOPLE else 'unknown'}"
-    (tmp_path / f"{module}.py").write_text(OWN.format(error="FairbloomError", key=key))
     (tmp_path / "rows.csv").write_text("Astrid Lindqvist,diabetes\n")
     monkeypatch.chdir(tmp_path)
-    with caplog.at_level(logging.ERROR, "flwr"):
-        messages, usable = everything_sent(context_of(tmp_path, {"task": f"{module}:patients"}, name="site"))
-    assert not usable
-    for message in messages:
-        kind = "FairbloomError" if key in PEOPLE else "KeyError"
-        assert message == f"{kind} in {module}.py, line 13: what it says stays in this client's own log"
-    assert ("diabetes" if key in PEOPLE else "Astrid") in caplog.text
-
-
-def test_an_own_task_may_say_in_words_what_the_server_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = OWN.format(error="ReportableError", key="Astrid Lindqvist").replace('"])', '"], "a row is damaged")')
-    (tmp_path / "reporting_task.py").write_text(text)
-    (tmp_path / "rows.csv").write_text("Astrid Lindqvist,diabetes\n")
-    monkeypatch.chdir(tmp_path)
-    messages, _ = everything_sent(context_of(tmp_path, {"task": "reporting_task:patients"}, name="site"))
-    assert set(messages) == {"a row is damaged"}
+    known, unknown = (OWN.format(error="FairbloomError", key=key) for key in (PEOPLE[0], "nobody"))
+    in_words = OWN.format(error="ReportableError", key=PEOPLE[0]).replace('"])', '"], "a row is damaged")')
+    for module, text, told, logged in (
+        ("hostile_known", known, "FairbloomError in {}.py, line 13", "diabetes"),
+        ("hostile_unknown", unknown, "KeyError in {}.py, line 13", "Astrid"),
+        ("hostile_words", in_words, "a row is damaged", ""),
+    ):
+        (tmp_path / f"{module}.py").write_text(text)
+        with caplog.at_level(logging.ERROR, "flwr"):
+            messages, usable = everything_sent(context_of(tmp_path, {"task": f"{module}:patients"}, name="site"))
+        assert not usable
+        ending = ": what it says stays in this client's own log" if logged else ""
+        assert {*messages} == {told.format(module) + ending}
+        assert logged in caplog.text
+        caplog.clear()
 
 
 def test_a_place_of_a_known_data_set_stays_on_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,11 +21,6 @@ def trained(told: dict[str, Any], where: Context | None = None) -> dict[str, byt
     return {name: array.data for name, array in content.array_records["arrays"].items()}
 
 
-def personal(where: Context, told: dict[str, Any]) -> dict[str, Any]:
-    content = ask(MessageType.EVALUATE, told, where)
-    return dict(content.metric_records["metrics"])
-
-
 # Other steps --------------------------------------------------------------------------------------------------------
 
 
@@ -77,7 +72,7 @@ def test_propfair_is_minus_the_logarithm_of_the_utility() -> None:
 
 
 def test_an_untrained_personal_model_is_the_global_one() -> None:
-    metrics = personal(context(), {"personal-lambda": 1.0})
+    metrics = ask(MessageType.EVALUATE, {"personal-lambda": 1.0}, context()).metric_records["metrics"]
     assert metrics["loss-personal"] == metrics["loss"]
     assert metrics["accuracy-personal"] == metrics["accuracy"]
 

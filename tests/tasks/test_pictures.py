@@ -86,10 +86,9 @@ def test_a_server_reads_no_image_and_clients_share_one_copy() -> None:
     assert not reading
     splits = [split for name in made_of.clients for split in made_of.splits(name)]
     assert len(reading) == len({split.inputs.data_ptr() for split in splits if isinstance(split, Examples)}) == 1  # type: ignore[union-attr]
-    for name in ("mnist", "cifar10", "cifar100", "cinic10"):
-        known = load(name, Path("nowhere"), partition="class")
-        info = TASKS[name]
+    for info in (TASKS[name] for name in ("mnist", "cifar10", "cifar100", "cinic10")):
         assert isinstance(info, PictureSet)
+        known = load(info.name, Path("nowhere"), partition="class")
         assert known.clients == info.labels
         assert known.model()(torch.zeros(2, *info.shape)).shape == (2, len(info.labels))
 

@@ -69,8 +69,5 @@ def test_a_device_draws_alike_for_any_number_of_devices() -> None:
     assert torch.equal(mine[0], mine[1])
     assert not torch.equal(mine[0], mine[2])
     assert not torch.equal(mine[0], few.splits("device-1").train[0:5][0])
-
-
-def test_there_are_30_devices_and_as_many_as_are_asked_for() -> None:
     assert len(load().clients) == 30
     assert load(clients=100).clients[7] == "device-07"
