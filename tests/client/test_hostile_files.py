@@ -342,7 +342,7 @@ def patients(setup):
 """
 
 
-def test_an_own_tasks_error_is_told_by_kind_and_place_or_in_its_own_words(
+def test_an_own_tasks_error_is_told_by_kind_or_its_own_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "rows.csv").write_text("Astrid Lindqvist,diabetes\n")
