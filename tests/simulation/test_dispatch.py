@@ -105,7 +105,7 @@ def test_a_client_that_fails_is_refused_in_the_words_of_the_loop(start: Start, p
 # Workers that are lost ------------------------------------------------------------------------------------------------
 
 
-def test_workers_killed_in_mid_round_and_between_rounds_are_replaced(
+def test_workers_killed_in_and_between_rounds_are_replaced(
     start: Start, place: Path, lost_workers: Callable[[], set[str]]
 ) -> None:
     """Personal models too: each round's are the start of the next one's."""
