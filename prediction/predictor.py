@@ -261,6 +261,8 @@ def _load_task(folder: Path, settings: Mapping[str, Any]) -> Task:
 
 def settings_in(folder: Path) -> Mapping[str, Any]:
     """Return the settings of the run in a folder; raise FairbloomError where it is no run with a task."""
+    if runs := sorted(each.parent.name for each in folder.glob(f"runs/*/{CONFIG.name}")):
+        raise RunFolderError(f"{folder} holds several runs: name one in {folder / 'runs'}: {join_names(runs)}")
     if not is_run_folder(folder):
         raise RunFolderError(f"{folder} holds no run: name a run folder, with a {CONFIG.name}, or a device's state-dir")
     settings = CONFIG.read(folder).settings

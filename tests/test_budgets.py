@@ -23,7 +23,7 @@ ROOMS: Mapping[str, int] = {
     "experiments/pages": 1_768,
     "experiments/results": 2_785,
     "experiments/studies": 1_180,
-    "prediction": 1_005,
+    "prediction": 1_000,
     "protocol": 1_540,
     "rounds": 4_910,
     "server": 1_391,

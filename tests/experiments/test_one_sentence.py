@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from fairbloom.experiments.study import Study
+
 from .helpers import SMALL, fairbloom
 
 TASK = """
@@ -39,6 +41,18 @@ def told(capsys: pytest.CaptureFixture[str]) -> str:
     assert words.startswith("error: ")
     assert "\n" not in words
     return words
+
+
+def test_predicting_with_a_comparison_names_one_of_its_runs(modules: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = Path("cmp", "runs", "fedavg-seed0")
+    runs.mkdir(parents=True)
+    (runs / "config.toml").write_text("")
+    Study("compare", [], []).write(Path("cmp"))
+    for command in (("predict", "cmp", "new.csv", "--out", "p.csv"), ("export", "cmp")):
+        assert fairbloom(*command) == 2
+        words = told(capsys)
+        assert f"{runs.parent}: {runs.name}" in words
+        assert "load_" not in words
 
 
 def test_a_task_without_validation_examples_is_refused_at_once(
