@@ -66,16 +66,17 @@ class Roster:
 
     def refresh(self, nodes: Mapping[int, str], ask: Callable[[list[int]], Mapping[int, str]]) -> None:
         """Take in the nodes online: node ids with their registered names ("" for none); `ask` names the new ones."""
-        registered = {node_id: name for node_id, name in nodes.items() if name}
-        self._claims = {node_id: name for node_id, name in self._claims.items() if node_id in nodes}
-        unknown = sorted(nodes.keys() - registered.keys() - self._claims.keys() - self.owing)
+        registered, owing = {node_id: name for node_id, name in nodes.items() if name}, self.owing
+        # One that owes a reply is asked nothing, so its name is kept until it is back.
+        self._claims = {node_id: name for node_id, name in self._claims.items() if node_id in nodes or node_id in owing}
+        unknown = sorted(nodes.keys() - registered.keys() - self._claims.keys() - owing)
         self._claims |= ask(unknown) if unknown else {}
         # The operator's word, bound to a key, is worth more than a node's own; then who had a name before keeps it.
         held = {node_id: name for name, node_id in self.online.items() if node_id in nodes}
         names, ids = dict(registered), set(map(str, nodes))
         taken = set(names.values())
         for node_id, name in [*held.items(), *sorted(self._claims.items())]:
-            if node_id not in names:
+            if node_id in nodes and node_id not in names:
                 stolen = name in taken or (name != str(node_id) and name in ids)
                 if not stolen:
                     names[node_id] = name

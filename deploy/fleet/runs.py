@@ -13,7 +13,7 @@ import sys
 import tomllib
 from collections import deque
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -68,7 +68,9 @@ class Order:
             said = tomllib.loads(file.read_text())
         except RecursionError as error:
             raise ValueError("it is nested too deeply") from error
-        texts = (said["app"], said["distribution"], said["version"], said.get("folder", ""))
+        if unknown := said.keys() - {field.name for field in fields(cls)}:
+            raise ValueError(f"it has the key {sorted(unknown)[0]}, which an order does not have")
+        texts = (said["app"], said["distribution"], said["version"], said["folder"])
         if not all(isinstance(each, str) for each in texts) or not isinstance(said["settings"], dict):
             raise ValueError("app, distribution, version and folder are texts, and settings is a table")
         for key, value in said["settings"].items():

@@ -1,4 +1,5 @@
 import math
+import time
 from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
@@ -113,6 +114,18 @@ def test_a_silent_node_is_asked_again_before_it_takes_part() -> None:
     assert roster.online == {"b": 4}
     roster.refresh({3: "", 4: ""}, lambda nodes: dict.fromkeys(nodes, "a"))
     assert roster.online == {"a": 3, "b": 4}
+
+
+def test_a_node_that_owes_a_reply_keeps_its_name_while_away() -> None:
+    """It is asked nothing before its time is over, so nobody could learn its name again."""
+    roster = Roster()
+    roster.refresh({3: "", 5: ""}, lambda nodes: {node: f"site-{node}" for node in nodes})
+    roster.owe("message", 3, time.time(), 1000.0)
+    roster.refresh({5: ""}, never)
+    assert roster.online == {"site-5": 5}
+    roster.refresh({3: "", 5: ""}, never)
+    assert roster.online == {"site-3": 3, "site-5": 5}
+    assert roster.free == ["site-5"]
 
 
 def test_a_registered_name_can_not_be_claimed() -> None:

@@ -99,7 +99,7 @@ def test_it_is_compared_in_two_processes(
     command = ["compare", "--task", "hers:line", "--methods", "fedavg,fedfv", "--seeds", "2", "--jobs", "2"]
     command += ["--clients", "4", "--rounds", "2", "--out", "cmp", "--set", "line.noise=0.3"]
     assert fairbloom(*command, "--set", "line.counted=asked.txt") == 0
-    assert "mae" in capsys.readouterr().out
+    assert "mean absolute error" in capsys.readouterr().out
     with Path("cmp", "comparison.csv").open(newline="") as file:
         assert Counter(row["method"] for row in csv.DictReader(file)) == {"FedAvg": 2, "FedFV": 2}
     assert set(Path("asked.txt").read_text().split()) == {f"line-{k}" for k in range(4)}
