@@ -37,10 +37,10 @@ ROOMS: Mapping[str, int] = {
 }
 """The most lines of Python in each package and subpackage that is larger than SMALL_ROOM."""
 
-PACKAGES, TESTS = 43_630, 51_900
+PACKAGES, TESTS = 43_630, 51_930
 """The most lines of Python in all packages, and in the tests."""
 
-DOCS_WORDS, DEPENDENCIES = 33_520, 15
+DOCS_WORDS, DEPENDENCIES = 33_640, 15
 """The most words in docs/, and the most direct dependencies of a bare install."""
 
 OUTSIDE = ("tests", "docs", "benchmarks", "locks")
