@@ -80,6 +80,6 @@ def test_server_and_client_find_both(there: Deployment, app: Path, tmp_path: Pat
     there.wait_for_end(submitted)
     written = json.loads(out.read_text())
     assert written["weight"] == TRAINED
-    assert_each_is_found(written["places"], there.folder / "state", scripts)
+    assert_each_is_found(written["places"], app, scripts)
     places = there.home / f"state-{CLIENT}" / "places.json"
     assert_each_is_found(json.loads(places.read_text()), there.home / "device", scripts)
