@@ -34,6 +34,7 @@ from fairbloom.server.run_folder.files import (
     is_finished,
     is_run_folder,
     read_model,
+    runs_of_study,
 )
 from fairbloom.server.run_folder.tables import escape_formula
 from fairbloom.system.files import whole_file
@@ -261,9 +262,9 @@ def _load_task(folder: Path, settings: Mapping[str, Any]) -> Task:
 
 def settings_in(folder: Path) -> Mapping[str, Any]:
     """Return the settings of the run in a folder; raise FairbloomError where it is no run with a task."""
-    if runs := sorted(each.parent.name for each in folder.glob(f"runs/*/{CONFIG.name}")):
-        raise RunFolderError(f"{folder} holds several runs: name one in {folder / 'runs'}: {join_names(runs)}")
     if not is_run_folder(folder):
+        if runs := runs_of_study(folder):
+            raise RunFolderError(f"{folder} holds several runs: name one in {folder / 'runs'}: {join_names(runs)}")
         raise RunFolderError(f"{folder} holds no run: name a run folder, with a {CONFIG.name}, or a device's state-dir")
     settings = CONFIG.read(folder).settings
     if "task" not in settings:

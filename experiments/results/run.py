@@ -34,6 +34,7 @@ from fairbloom.server.run_folder.files import (
     is_run_folder,
     read_model,
     read_stop,
+    runs_of_study,
     state_of,
 )
 from fairbloom.server.run_folder.flower import collect_options
@@ -78,7 +79,7 @@ def load(folder: str | os.PathLike[str]) -> "Run":
     """
     path = Path(folder).absolute()
     if kind := kind_of(path):
-        runs = sorted(each.parent.name for each in path.glob(f"runs/*/{CONFIG.name}"))
+        runs = runs_of_study(path)
         which = f": {join_names(runs)}" if runs else ", once there is one"
         raise RunFolderError(f"{path} holds a {kind}, of several runs: name one in {path / 'runs'}{which}")
     return Run(path, settings_in(path), tuple(SCORES.read(path)))

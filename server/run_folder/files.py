@@ -267,19 +267,13 @@ GROUPS = TableFile(
     needed=GROUP_KEYS,
 )
 
-CHECKPOINTS = Entry(
-    name="checkpoint",
-)
+CHECKPOINTS = Entry(name="checkpoint")
 
-BEST = ModelFile(
-    name="model-best.safetensors",
-)
+BEST = ModelFile(name="model-best.safetensors")
 
 MODEL = ModelFile(name="model.safetensors")
 
-PERSONAL = Entry(
-    name="clients",
-)
+PERSONAL = Entry(name="clients")
 
 EXPORTS = Entry(name="exports")
 
@@ -292,6 +286,11 @@ ENTRIES = tuple(value for value in list(globals().values()) if isinstance(value,
 def read_stop(folder: Path) -> str:
     """Return why a finished run has stopped before its last round, "" for all others."""
     return str(MODEL.read_about(folder).get("stopped", "")) if is_finished(folder) else ""
+
+
+def runs_of_study(folder: Path) -> list[str]:
+    """Return the names of the run folders in a study's folder, in ascending order; none where it is no study's."""
+    return sorted(each.parent.name for each in folder.glob(f"runs/*/{CONFIG.name}"))
 
 
 def is_run_folder(folder: Path) -> bool:
