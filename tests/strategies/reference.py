@@ -91,10 +91,6 @@ def fedavg(history: Sequence[Seen], weighting: str = "examples") -> FloatArray:
     return combined(prior(history[-1], weighting), history[-1].updates)
 
 
-def fedprox(history: Sequence[Seen], mu: float, weighting: str = "examples") -> FloatArray:
-    return fedavg(history, weighting)
-
-
 def scaffold(history: Sequence[Seen], server_lr: float = 1.0, weighting: str = "examples") -> FloatArray:
     """The control variates change what clients do; test_scaffold.py tests them."""
     return server_lr * fedavg(history, weighting)
@@ -118,25 +114,16 @@ def normalised(seen: Seen) -> Seen:
     return seen._replace(updates=unit, counts={name: seen.counts[name] for name in unit})
 
 
-def fedavgn(
-    history: Sequence[Seen], server_lr: float = 1.0, decay: float = 0.0, weighting: str = "uniform"
-) -> FloatArray:
-    return fedmgdaplus(history, 0.0, server_lr, decay, weighting)
-
-
 # Reweighting by loss ------------------------------------------------------------------------------------------------
 
 
 def qfedavg(history: Sequence[Seen], q: float, lipschitz: float) -> FloatArray:
-    seen, L = history[-1], lipschitz
-    F = {name: max(loss, 1e-10) for name, loss in seen.losses.items()}
-    delta = [F[name] ** q * L * u for name, u in seen.updates.items()]
-    h = [q * F[name] ** (q - 1) * np.sum((L * u) ** 2) + L * F[name] ** q for name, u in seen.updates.items()]
-    return np.sum(delta, axis=0) / np.sum(h)
+    """The gradients are L u_k: as if each client's learning rate were 1 / L."""
+    rates = dict.fromkeys(history[-1].updates, 1.0 / lipschitz)
+    return qfedsgd([history[-1]._replace(rates=rates)], q, lipschitz)
 
 
 def qfedsgd(history: Sequence[Seen], q: float, lipschitz: float) -> FloatArray:
-    """The gradients are u_k / η_k in place of L u_k."""
     seen, L = history[-1], lipschitz
     F = {name: max(loss, 1e-10) for name, loss in seen.losses.items()}
     gradient = {name: u / seen.rates[name] for name, u in seen.updates.items()}
@@ -212,10 +199,6 @@ def deltafl(history: Sequence[Seen], theta: float, weighting: str = "examples") 
     return combined(p, tail) / sum(p[name] for name in tail)
 
 
-def propfair(history: Sequence[Seen], baseline: float, epsilon: float = 0.2, weighting: str = "examples") -> FloatArray:
-    return fedavg(history, weighting)
-
-
 def gifair(history: Sequence[Seen], strength: float, weighting: str = "examples") -> FloatArray:
     seen = history[-1]
     p, F, m = prior(seen, weighting), seen.losses, len(seen.updates)
@@ -234,18 +217,18 @@ def vred(history: Sequence[Seen], beta: float, weighting: str = "examples") -> F
 
 
 def semivred(history: Sequence[Seen], beta: float, weighting: str = "examples") -> FloatArray:
+    """VRed of what the losses are above their mean."""
     seen = history[-1]
     p, F = prior(seen, weighting), seen.losses
     mean = sum(p[j] * F[j] for j in F)
-    s = sum(p[j] * max(F[j] - mean, 0.0) for j in F)
-    return combined({k: p[k] * (1 + 2 * beta * (max(F[k] - mean, 0.0) - s)) for k in F}, seen.updates)
+    return vred([seen._replace(losses={k: max(F[k] - mean, 0.0) for k in F})], beta, weighting)
 
 
 def eagle(history: Sequence[Seen], lam: float, weighting: str = "uniform") -> FloatArray:
+    """VRed of the losses less those that the clients reach alone."""
     seen = history[-1]
-    p, r = prior(seen, weighting), {k: seen.losses[k] - seen.baselines[k] for k in seen.losses}
-    mean = sum(p[j] * r[j] for j in r)
-    return combined({k: p[k] * (1 + 2 * lam * (r[k] - mean)) for k in r}, seen.updates)
+    gaps = {k: seen.losses[k] - seen.baselines[k] for k in seen.losses}
+    return vred([seen._replace(losses=gaps)], lam, weighting)
 
 
 # Decisions by past losses -------------------------------------------------------------------------------------------
@@ -451,17 +434,6 @@ def fedfv(history: Sequence[Seen], alpha: float = 0.1, tau: int = 1, order: str 
     return g / np.linalg.norm(g) * np.linalg.norm(np.mean(list(u.values()), axis=0))
 
 
-def mgdaprox(
-    history: Sequence[Seen],
-    mu: float,
-    epsilon: float = 1.0,
-    server_lr: float = 1.0,
-    decay: float = 0.0,
-    weighting: str = "uniform",
-) -> FloatArray:
-    return fedmgdaplus(history, epsilon, server_lr, decay, weighting)
-
-
 def adafed(history: Sequence[Seen], gamma: float = 1.0, server_lr: float = 1.0) -> FloatArray:
     seen, v = history[-1], []
     for name, u in seen.updates.items():
@@ -654,47 +626,16 @@ def pareto(rows: Sequence[FloatArray], mean: FloatArray) -> FloatArray:
     return np.asarray(found.x @ np.array(rows))
 
 
-# Personalisation ----------------------------------------------------------------------------------------------------
-
-
-def ditto(history: Sequence[Seen], lam: float, personal_epochs: int = 1, weighting: str = "examples") -> FloatArray:
-    return fedavg(history, weighting)
-
-
 def local(history: Sequence[Seen]) -> FloatArray:
     return np.zeros_like(next(iter(history[-1].updates.values())))
 
 
-REFERENCES: dict[str, Reference] = {
-    "fedavg": fedavg,
-    "fedprox": fedprox,
-    "scaffold": scaffold,
-    "feddyn": feddyn,
-    "fedavgn": fedavgn,
-    "qfedavg": qfedavg,
-    "qfedsgd": qfedsgd,
-    "term": term,
-    "afl": afl,
-    "drfa": drfa,
-    "deltafl": deltafl,
-    "propfair": propfair,
-    "gifair": gifair,
-    "vred": vred,
-    "semivred": semivred,
-    "eagle": eagle,
-    "aaggff": aaggff,
-    "fedfa": fedfa,
-    "fairfed": fairfed,
-    "fedmgda": fedmgda,
-    "fedmgdaplus": fedmgdaplus,
-    "mgdaprox": mgdaprox,
-    "fedfv": fedfv,
-    "adafed": adafed,
-    "fedmdfg": fedmdfg,
-    "fcfl": fcfl,
-    "fedlf": fedlf,
-    "ditto": ditto,
-    "local": local,
+ON_CLIENTS = {"fedprox": ("mu",), "propfair": ("baseline", "epsilon"), "ditto": ("lam", "personal_epochs")}
+"""The methods that are FedAvg on the server, with the parameters of what their clients do."""
+
+OTHERS: dict[str, Reference] = {
+    "mgdaprox": lambda history, mu, **others: fedmgdaplus(history, **others),
+    "fedavgn": lambda history, **others: fedmgdaplus(history, 0.0, **others),
 }
 
 WEIGHTING = {
@@ -708,4 +649,6 @@ WEIGHTING = {
 
 
 def expected_step(name: str, arguments: Mapping[str, Any], history: Sequence[Seen]) -> FloatArray:
-    return REFERENCES[name](history, **arguments)
+    if name in ON_CLIENTS:
+        return fedavg(history, **{key: value for key, value in arguments.items() if key not in ON_CLIENTS[name]})
+    return np.asarray((OTHERS.get(name) or globals()[name])(history, **arguments))

@@ -1,4 +1,3 @@
-import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -8,7 +7,7 @@ from hypothesis import strategies as st
 
 from fairbloom.rounds.updates import FloatArray
 from fairbloom.strategies import AAggFF, aaggff
-from fairbloom.strategies.aaggff import CDFS, decision, responses
+from fairbloom.strategies.aaggff import CDFS, responses
 from fairbloom.strategies.simplex import min_norm_weights
 
 from .helpers import client_names, cohort_of, histories
@@ -91,37 +90,6 @@ def test_ons_is_the_papers_decision_whoever_takes_part_and_joins(cdf: str, round
         assert step == pytest.approx(online_newton(history[:t], cdf), abs=1e-7)
 
 
-@given(losses=st.tuples(st.floats(0.01, 5.0), st.floats(0.01, 5.0)))
-def test_the_first_decision_on_two_clients_by_hand(losses: tuple[float, float]) -> None:
-    """q = (½, ½), g = −r/(1 + ⟨q, r⟩) with r = ρ/2; p = ½ ∓ z, z = −(g₂ − g₁)/(8 + ½(g₂ − g₁)²)."""
-    r = responses(np.array(losses), "weibull") / 2.0
-    g = -r / (1.0 + r.mean())
-    z = -(g[1] - g[0]) / (8.0 + 0.5 * (g[1] - g[0]) ** 2)
-    (step,) = play(AAggFF(), [{"a": losses[0], "b": losses[1]}])
-    assert list(step.values()) == pytest.approx([0.5 - z, 0.5 + z], abs=1e-9)
-    assert (step["b"] > step["a"]) == (losses[1] > losses[0]) or abs(losses[1] - losses[0]) < 1e-6
-
-
-def test_the_decision_meets_its_optimality_conditions() -> None:
-    """KKT of a strictly convex QP on the simplex: the slope is the same on the support, and no less beside it."""
-    rng, strategy, K = np.random.default_rng(5), AAggFF(), 12
-    hard = rng.uniform(0.2, 3.0, K)
-    for number in range(1, 101):
-        cohort = cohort_of(np.eye(K), losses=hard * rng.uniform(0.5, 1.5, K))
-        strategy.remember(cohort, strategy.weigh(cohort), {})
-        if number not in (1, 10, 100):
-            continue
-        A, b1, b2 = (strategy.memory[key] for key in ("A", "b1", "b2"))
-        p = decision(A, b1, b2)
-        slope = (4.0 * np.eye(K) + 0.25 * K * A) @ p + b1 - 0.25 * K * b2
-        level = p @ slope
-        scale = np.abs(slope - slope.mean()).max() + 4.0 / K
-        assert p.min() >= 0.0
-        assert p.sum() == pytest.approx(1.0, abs=1e-12)
-        assert (slope >= level - 1e-7 * scale).all()
-        np.testing.assert_allclose(slope[p > 1e-6], level, atol=1e-6 * scale)
-
-
 def test_each_decision_is_solved_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one after a round's losses is the one before the next round's, but where clients have joined."""
     sizes: list[int] = []
@@ -162,18 +130,6 @@ def test_ftrl_is_the_papers_decision_over_all_clients(cdf: str, rounds: list[dic
         assert step == pytest.approx(regularised_leader(history[:t], cdf), abs=1e-12)
 
 
-@given(losses=positive, more=st.integers(0, 100))
-def test_the_first_round_of_ftrl_by_hand(losses: list[float], more: int) -> None:
-    """c ∝ exp(κρ/(1 + Cρ̄)): the paper's responses of sampled clients are unbiased, those of its code less by ρ̄."""
-    m, N = len(losses), len(losses) + more
-    rho, C = responses(np.array(losses), "weibull"), m / N
-    kappa = math.sqrt(math.log(N)) / ((2.0 + C) * math.sqrt(2.0))
-    expected = np.exp(kappa * rho / (1.0 + C * rho.mean()))
-    names = client_names(m)
-    (step,) = play(AAggFF(rule="ftrl"), [dict(zip(names, losses, strict=True))], [N])
-    np.testing.assert_allclose(list(step.values()), expected / expected.sum(), rtol=1e-12)
-
-
 def test_scores_are_kept_only_of_clients_that_were_seen() -> None:
     strategy = AAggFF(rule="ftrl")
     play(strategy, [{"client-000": 1.0, "client-001": 3.0}, {"client-001": 1.0, "client-004": 2.0}], [50, 50])
@@ -183,14 +139,3 @@ def test_scores_are_kept_only_of_clients_that_were_seen() -> None:
 
 def test_only_ftrl_asks_for_the_roster() -> None:
     assert ["roster" in each.requires for each in (AAggFF(), AAggFF(rule="ftrl"))] == [False, True]
-
-
-# State --------------------------------------------------------------------------------------------------------------
-
-
-def test_ons_and_ftrl_keep_as_many_numbers_as_documented() -> None:
-    ons, ftrl = AAggFF(), AAggFF(rule="ftrl")
-    for strategy in (ons, ftrl):
-        play(strategy, [dict(zip(client_names(7), np.arange(1.0, 8.0).tolist(), strict=True))] * 3)
-    assert sum(value.size for value in ons.memory.values() if isinstance(value, np.ndarray)) == 7 * 7 + 2 * 7
-    assert len(ftrl.memory["scores"]) == 7

@@ -37,17 +37,6 @@ def test_gamma_0_is_the_affine_hulls_point_nearest_to_zero(U: FloatArray) -> Non
         np.testing.assert_allclose(d, mgda @ U, rtol=1e-5, atol=1e-5 * np.linalg.norm(U))
 
 
-# Closed forms -------------------------------------------------------------------------------------------------------
-
-
-def test_orthogonal_updates_by_hand() -> None:
-    # v_k = u_k / F_k^γ; d = Σ F_k^γ u_k / ‖u_k‖² / Σ F_k^2γ / ‖u_k‖²
-    U, F, squares = np.diag([1.0, 2.0, 4.0]), np.array([1.0, 3.0, 0.5]), np.array([1.0, 4.0, 16.0])
-    for gamma in (0.0, 1.0, 2.0):
-        expected = (F**gamma / squares) @ U / np.sum(F ** (2 * gamma) / squares)
-        np.testing.assert_allclose(step(U, F, gamma=gamma), expected, rtol=1e-12)
-
-
 # Properties ---------------------------------------------------------------------------------------------------------
 
 
@@ -77,14 +66,6 @@ def test_an_update_in_the_span_up_to_1e_minus_6_is_left_out() -> None:
         for length in (1e-10, 1.0, 1e10):
             U = np.array([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.6 * length, 0.8 * length, new * length]])
             assert bool(AdaFed(gamma=0.0).weigh(cohort_of(U))[2] != 0.0) is kept
-
-
-def test_more_clients_than_dimensions_leave_the_later_ones_out() -> None:
-    U = np.random.default_rng(2).normal(size=(6, 2))
-    c = AdaFed().weigh(cohort_of(U))
-    assert np.flatnonzero(c).tolist() == [0, 1]
-    d = c @ U
-    np.testing.assert_allclose(U[:2] @ d, np.array([1.0, 2.0]) * (d @ d), rtol=1e-9)
 
 
 def test_nearly_parallel_updates_of_a_large_model_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,16 +38,6 @@ COUNTS = {name: float(10 + 7 * k) for k, name in enumerate(client_names(6))}
 # Closed forms -------------------------------------------------------------------------------------------------------
 
 
-@given(F=st.lists(st.tuples(st.floats(0.0, 3.0), st.floats(0.0, 3.0)), min_size=1, max_size=6))
-def test_two_clients_move_by_half_the_difference_of_their_losses(F: list[tuple[float, float]]) -> None:
-    strategy, lam, gamma = AFL(gamma=0.3, weighting="uniform"), 0.5, 0.3
-    steps = play(strategy, [{"a": f, "b": g} for f, g in F])
-    for step, (f, g) in zip(steps, F, strict=True):
-        assert step["a"] == pytest.approx(lam, abs=1e-12)
-        lam = float(np.clip(lam + gamma * (f - g) / 2.0, 0.0, 1.0))
-    assert weights(strategy)["a"] == pytest.approx(lam, abs=1e-12)
-
-
 def test_clients_without_mass_are_averaged_by_prior_by_hand() -> None:
     strategy = AFL(gamma=10.0)
     steps = play(strategy, [{"a": 9.0, "b": 0.0, "c": 0.0}, {"b": 0.0, "c": 0.0}], {"a": 1.0, "b": 1.0, "c": 3.0})

@@ -66,20 +66,6 @@ def drawn_by(weights: Mapping[str, float], wanted: int, seed: int, number: int) 
     return Counter(names[i] for i in picked)
 
 
-# By hand ------------------------------------------------------------------------------------------------------------
-
-
-def test_lambda_rises_by_k_gamma_n_over_m_times_the_loss_by_hand() -> None:
-    # two clients with losses 3 and 1 at the snapshot, N = m = 2, K γ = 0.1: λ = ½ ± 0.1 · (3 − 1) / 2
-    class Fixed(Quadratic):
-        def loss(self, arrays: Any) -> float:
-            return 3.0 if self.name == "a" else 1.0
-
-    _, weights, _ = run(DRFA(gamma=0.05, local_steps=2), {"a": Fixed("a"), "b": Fixed("b")}, rounds=2)
-    assert weights[0] == pytest.approx({"a": 0.6, "b": 0.4})
-    assert weights[1] == pytest.approx({"a": 0.7, "b": 0.3})
-
-
 # The whole algorithm ------------------------------------------------------------------------------------------------
 
 
@@ -203,29 +189,6 @@ def wrapped(
         return change(message, reply) if config["server-round"] == number and second else reply
 
     return {**clients, name: answer}
-
-
-def test_an_unusable_reply_or_snapshot_is_refused() -> None:
-    """Neither stands in for the other: the snapshot is the model at a random local step, not the last one."""
-    odd: Callable[..., dict[str, Any]] = lambda a, **new: {"snapshot": record({**unpack(a["snapshot"]), **new})}  # noqa: E731
-    for change, reason in (
-        (lambda a: {"snapshot": None}, "'snapshot' is missing"),
-        (lambda a: {"arrays": None}, "'arrays' is missing"),
-        (lambda a: odd(a, bias=np.float32([np.nan, 0, 0])), "array 'bias' of the snapshot is not finite"),
-        (lambda a: odd(a, bias=np.zeros(4, np.float32)), "'bias' has shape (4,)"),
-        (lambda a: odd(a, extra=np.zeros(4, np.float32)), "'extra' is not in the model"),
-    ):
-
-        def changed(sent: Message, reply: Message, change: Any = change) -> Message:
-            content = {**reply.content, **change(reply.content.array_records)}
-            return Message(RecordDict({k: v for k, v in content.items() if v is not None}), reply_to=sent)
-
-        clients = wrapped("site-2", MessageType.TRAIN, changed)
-        (one,), _, _ = run(DRFA(gamma=0.001, seed=4, buffers=BUFFERS), clients, rounds=1)
-        assert list(one.refused) == ["site-2"]
-        assert reason in one.refused["site-2"]
-        assert set(one.coefficients) == set(one.participants) - {"site-2"}
-        assert sum(one.coefficients.values()) == pytest.approx(1.0)
 
 
 def loss_of(value: Any) -> Callable[[Message, Message], Message]:

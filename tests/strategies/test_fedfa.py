@@ -2,7 +2,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,16 +15,6 @@ from .reference import Seen, fedfa
 
 def first_round(accuracies: Sequence[float], **arguments: Any) -> FloatArray:
     return FedFa(**arguments).weigh(cohort_of(np.eye(len(accuracies)), accuracies=accuracies))
-
-
-# Closed forms -------------------------------------------------------------------------------------------------------
-
-
-def test_accuracies_by_hand() -> None:
-    # A = (½, ¼, ¼): a = (1, 2, 2) bits, of 5
-    assert first_round([0.5, 0.25, 0.25], alpha=1.0, beta=0.0) == pytest.approx([0.2, 0.4, 0.4])
-    # with beta, f = 1/3 each: ½ a/5 + ½ ⅓
-    assert first_round([0.5, 0.25, 0.25]) == pytest.approx([0.1 + 1 / 6, 0.2 + 1 / 6, 0.2 + 1 / 6])
 
 
 # Properties ---------------------------------------------------------------------------------------------------------
@@ -71,10 +60,3 @@ def test_accuracies_are_floored_at_1e_minus_6() -> None:
         bits = -np.log2(floored / floored.sum())
         np.testing.assert_allclose(first_round(A, alpha=1.0, beta=0.0), bits / bits.sum(), rtol=1e-12)
         assert np.isfinite(first_round(A)).all()
-
-
-def test_one_client_has_weight_one_and_still_its_momentum() -> None:
-    kept = {Kept("velocity", 1): np.array([2.0, 0.0])}
-    for accuracy in (0.0, 0.5, 1.0):
-        c = FedFa(server_momentum=0.5).weigh(cohort_of(np.array([[1.0, 1.0]]), accuracies=[accuracy], memory=kept))
-        assert c.tolist() == [1.0, 0.5]

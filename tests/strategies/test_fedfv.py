@@ -19,13 +19,6 @@ def step(strategy: FedFV, U: FloatArray, **cohort: Any) -> FloatArray:
 # Closed forms -------------------------------------------------------------------------------------------------------
 
 
-def test_two_clients_by_hand() -> None:
-    # u'_1 = (1, 0) + ½ (-1, 1) = (½, ½), u'_2 = (-1, 1) + (1, 0) = (0, 1); g ∝ (1, 3), ‖mean u‖ = ½
-    U = np.array([[1.0, 0.0], [-1.0, 1.0]])
-    expected = 0.5 * np.array([1.0, 3.0]) / np.sqrt(10.0)
-    np.testing.assert_allclose(step(FedFV(alpha=0.0, tau=0), U), expected, rtol=1e-12)
-
-
 def test_a_step_of_three_clients_may_raise_a_loss_by_hand() -> None:
     """So its page promises no common descent: a projection off one update brings back a conflict with another."""
     # u'_1 = 0, u'_2 = (0, 4/5), u'_3 = (1/5, 0), and ⟨u_1, (1/5, 4/5)⟩ < 0
@@ -43,12 +36,6 @@ def test_so_many_top_loss_clients_keep_their_update() -> None:
         common = np.ones((m, m)) * -0.1 + np.eye(m)  # every pair conflicts
         A = FedFV(alpha=alpha, tau=0)._projected(cohort_of(common, losses=np.arange(m)))
         assert [k for k in range(m) if np.array_equal(A[k], np.eye(m)[k])] == list(range(m - kept, m))
-
-
-def test_ties_in_the_loss_go_by_name() -> None:
-    U = np.random.default_rng(0).normal(size=(4, 3))
-    tied = step(FedFV(), U, losses=[1.0, 1.0, 1.0, 1.0])
-    np.testing.assert_allclose(tied, step(FedFV(), U, losses=[1.0, 2.0, 3.0, 4.0]), rtol=1e-12)
 
 
 # Properties ---------------------------------------------------------------------------------------------------------

@@ -22,11 +22,6 @@ def weigh(
 # Closed forms -------------------------------------------------------------------------------------------------------
 
 
-def test_three_clients_by_hand() -> None:
-    # r = (-2, 2, 0), λ = ½ · 0.1 / 2
-    assert weigh(0.5, [1.0, 3.0, 2.0], [1, 2, 7]) == pytest.approx([0.1 - 0.05, 0.2 + 0.05, 0.7])
-
-
 def test_ties_count_for_nothing_by_hand() -> None:
     # r = (1, 1, -2), λ = 0.9 · ⅓ / 2
     assert weigh(0.9, [2.0, 2.0, 1.0]) == pytest.approx([1 / 3 + 0.15, 1 / 3 + 0.15, 1 / 3 - 0.3])

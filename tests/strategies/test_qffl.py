@@ -2,21 +2,11 @@ import math
 from itertools import product
 
 import numpy as np
-import pytest
 
 from fairbloom.rounds.updates import FloatArray
 from fairbloom.strategies import QFedAvg
 
 from .helpers import cohort_of
-
-# Closed forms -------------------------------------------------------------------------------------------------------
-
-
-def test_two_clients_by_hand() -> None:
-    # q = 1, L = 10: Δ = F·10·u, h = 100‖u‖² + 10 F, so h = 400 + 10 and 100 + 30; c = 10 F / 540
-    c = QFedAvg(q=1.0, lipschitz=10.0).weigh(cohort_of(np.array([[2.0, 0.0], [0.6, 0.8]]), losses=[1.0, 3.0]))
-    assert c == pytest.approx([10 / 540, 30 / 540])
-
 
 # Edge cases ---------------------------------------------------------------------------------------------------------
 
