@@ -5,6 +5,7 @@ import re
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,7 +29,7 @@ from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.simulation.run import simulate
 from fairbloom.system.files import write_private
-from tests.deploy.federation import DISTURBED, Deployment, federation, names, rounds, wait_for_rounds
+from tests.deploy.federation import DISTURBED, Cable, Deployment, federation, names, rounds, wait_for_rounds
 from tests.deploy.flower import wait_until
 from tests.simulation.helpers import assert_same_model
 
@@ -153,6 +154,20 @@ def test_killed_parts_of_the_server_cost_nothing(there: Deployment, undisturbed:
     assert_same_model(out, undisturbed)
 
 
+def test_a_killed_server_is_started_again_and_its_run_goes_on_by_itself(
+    there: Deployment, undisturbed: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    submitted = there.submitting({**SETTINGS, "round-timeout": 120.0, "out": str(out)})
+    wait_for_rounds(out, 2)
+    there.kill(there.server)
+    assert len(rounds(out)) < ROUNDS
+    there.start_server()  # as systemd does
+    there.wait_for_end(submitted)
+    assert missing(out) == [""] * ROUNDS
+    assert_same_model(out, undisturbed)
+
+
 def test_what_was_answered_before_a_kill_is_not_computed_again(
     there: Deployment, undisturbed: Path, tmp_path: Path
 ) -> None:
@@ -199,6 +214,34 @@ def test_everything_is_killed_and_started_again_and_nothing_is_lost(
 
 
 @pytest.mark.federation
+def test_what_clients_keep_outlives_kills_and_a_folder_that_is_lost_is_noticed(
+    there: Deployment, tmp_path: Path
+) -> None:
+    """Everything is killed; later a client comes back without its folder, and all begin anew."""
+    plain = {"momentum": 0.0, "server-optimizer": "none", "server-optimizer-lr": 0.0}
+    settings = {**SETTINGS, **plain, "method": "scaffold", "fraction": 1.0}
+    out, expected = tmp_path / "run", simulate(Settings.of({**settings, "out": str(tmp_path / "in-process")}))
+    submitted = there.submitting({**settings, "out": str(out)})
+    wait_for_rounds(out, 3)
+    for process in (submitted, there.server, *there.clients.values()):
+        there.kill(process)
+    there.start_server()
+    for name in CLIENTS:
+        there.start_client(name)
+    there.submit({**settings, "out": str(out)})
+    assert missing(out) == [""] * ROUNDS
+    assert {row["lost_states"] for row in rounds(out)} == {""}
+    assert_same_model(out, expected)
+    there.kill(there.clients[CLIENTS[1]])
+    shutil.rmtree(there.home / f"state-{CLIENTS[1]}")
+    there.start_client(CLIENTS[1])
+    there.wait_for_clients(*CLIENTS)
+    there.submit({**settings, "num-rounds": ROUNDS + 2, "out": str(out)})
+    assert [row["lost_states"] for row in rounds(out)[ROUNDS:]] == [CLIENTS[1], ""]
+    assert CLIENTS[1] in rounds(out)[ROUNDS]["refused"]
+
+
+@pytest.mark.federation
 def test_a_killed_client_is_missed_by_name_and_comes_back(there: Deployment, tmp_path: Path) -> None:
     out = tmp_path / "run"
     endless = {**SETTINGS, "fraction": 1.0, "num-rounds": 100_000, "round-timeout": 8.0, "out": str(out)}
@@ -218,6 +261,32 @@ def test_a_killed_client_is_missed_by_name_and_comes_back(there: Deployment, tmp
     assert any(row["missing"] == CLIENTS[3] for row in away)  # the deadline came
     assert all(row["replies_used"] == "3" for row in away)
     assert_same_as_with_the_same_clients(out, endless, tmp_path)
+
+
+@pytest.mark.federation
+def test_a_network_that_is_away_for_a_minute_costs_nothing(there: Deployment, tmp_path: Path) -> None:
+    out, cable = tmp_path / "run", Cable(there.fleet)
+    there.stop(there.clients[CLIENTS[3]])
+    there.start_client(CLIENTS[3], "--server", f"localhost:{cable.port}")
+    there.wait_for_clients(*CLIENTS)
+    endless = {**SETTINGS, "fraction": 1.0, "num-rounds": 100_000, "out": str(out)}
+    submitted = there.submitting(endless)
+    wait_for_rounds(out, 3)
+    cable.cut()
+    before = len(rounds(out))
+    time.sleep(60.0)
+    cable.mend()
+    wait_for_rounds(out, before + 5)
+    there.stop_runs()
+    there.wait_for_end(submitted, code=STOPPED)
+    rows = rounds(out)
+    assert [int(row["round"]) for row in rows] == [*range(1, len(rows) + 1)]
+    assert {row["replies_used"] for row in rows} == {"4"}
+    assert_same_as_with_the_same_clients(out, endless, tmp_path)
+    there.stop(there.clients[CLIENTS[3]])
+    there.start_client(CLIENTS[3])
+    there.wait_for_clients(*CLIENTS)
+    cable.close()
 
 
 def test_enough_replies_end_a_round_and_the_late_client_takes_part_again(there: Deployment, tmp_path: Path) -> None:
