@@ -3,8 +3,7 @@
 from typing import Any
 
 import numpy as np
-import pytest
-from flwr.app import ArrayRecord, MessageType, MetricRecord
+from flwr.app import MessageType
 from flwr.serverapp.strategy import Strategy
 from hypothesis import given
 from hypothesis import strategies as st
@@ -61,44 +60,12 @@ def test_a_resumed_run_ends_with_the_same_mean() -> None:
     assert_resumes(lambda: averaged("fedfv"), 5, (2, 5))
 
 
-def test_the_mean_is_evaluated_and_the_last_model_trained() -> None:
-    grid, central = MemoryGrid(quadratics(3)), []
-
-    def centrally(number: int, arrays: ArrayRecord) -> MetricRecord:
-        central.append(bits(arrays))
-        return MetricRecord({"number": number})
-
-    _, rounds = run(FedAvg(average_models=True), grid, rounds=3, evaluate_fn=centrally)
-
-    def sent(kind: str) -> list[Any]:
-        return [bits(message.content.array_records["arrays"]) for _, message in grid.sent_to(kind)][::3]
-
-    assert sent(MessageType.EVALUATE) == [bits(r.average) for r in rounds]
-    assert sent(MessageType.TRAIN) == [bits(record(initial_model())), *(bits(r.arrays) for r in rounds[:-1])]
-    assert central == [bits(record(initial_model())), *(bits(r.average) for r in rounds)]
-
-
 def test_a_skipped_round_counts_with_the_model_as_it_stays() -> None:
     faults = {(f"site-{k}", 2): error for k in range(3)}
     _, rounds = run(FedAvg(average_models=True), MemoryGrid(quadratics(3), faults=faults), rounds=2)
     assert not rounds[1].coefficients
     first = unpack(rounds[0].arrays)
     assert bits(rounds[1].average) == bits(record(mean_of([first, first])))
-
-
-def test_a_round_that_nobody_evaluates_is_in_the_mean() -> None:
-    every, _ = run(FedAvg(average_models=True))
-    last, _ = run(FedAvg(average_models=True, evaluate_every=0))
-    none, _ = run(FedAvg(average_models=True, fraction_evaluate=0.0))
-    assert bits(every.arrays) == bits(last.arrays) == bits(none.arrays)
-
-
-def test_a_run_without_averaging_cannot_resume_with_it() -> None:
-    plain = FedAvg()
-    result, _ = run(plain)
-    with pytest.raises(ValueError, match="the state is of a run without average_models"):
-        run(FedAvg(average_models=True), initial_arrays=result.arrays, resume=plain.state_dict())
-    assert "average" not in plain.state_dict()
 
 
 def test_under_flowers_own_loop_clients_evaluate_the_mean() -> None:

@@ -166,14 +166,6 @@ def test_a_resumed_run_is_the_same_and_its_files_hold_all_arrays(tmp_path: Path)
     assert (found["second.weight"] == method_and_model(Settings.of(SETTINGS))[1]["second.weight"]).all()
 
 
-def test_averaged_models_have_the_very_same_frozen_parameters() -> None:
-    _, rounds = run(method="fedavg", **{"average-models": True})
-    model = method_and_model(Settings.of(SETTINGS))[1]
-    for finished in rounds:
-        assert finished.average["second.weight"].tobytes() == model["second.weight"].tobytes()
-        assert set(finished.average) == set(model)
-
-
 def test_flowers_hooks_send_whole_models() -> None:
     settings = Settings.of(SETTINGS)
     method, model = method_and_model(settings)

@@ -1,9 +1,8 @@
 """Which terms of local work a client acts on: it says so, or its replies are refused where a term is sent."""
 
 from collections.abc import Sequence
-from typing import Any
 
-from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Message, MessageType
 
 from fairbloom.protocol.terms import WORK, Terms
 from fairbloom.strategies import METHODS, FairStrategy, FedAvg, FedFV, FedMGDA, FedProx
@@ -105,20 +104,6 @@ def test_a_named_node_is_asked_once_if_its_reply_says_nothing() -> None:
     asked.clear()
     run(FedAvg(buffers=BUFFERS), MemoryGrid(clients, registered=clients), rounds=2)
     assert asked == []  # nobody for the sake of a method without terms
-
-
-def test_an_answer_of_another_kind_honours_nothing() -> None:
-    for honours in ("proximal-mu", 7, [1, 2], b"proximal-mu"):
-
-        def answer(message: Message, honours: Any = honours) -> Message:
-            if message.metadata.message_type == MessageType.QUERY:
-                about = ConfigRecord({"name": "site-0", "honours": honours})
-                return Message(RecordDict({"client": about}), reply_to=message)
-            return quadratics(1)["site-0"](message)
-
-        strategy = FedProx(mu=0.1, buffers=BUFFERS, unused_rounds=0)
-        _, (finished,) = run(strategy, MemoryGrid({"site-0": answer}), rounds=1)
-        assert set(finished.refused) == {"site-0"}
 
 
 def test_a_client_without_the_users_rule_is_refused_by_its_key() -> None:

@@ -166,16 +166,6 @@ def test_hooks_written_out_as_flowers_give_the_same_model() -> None:
         assert all(m.content.config_records["config"]["mine"] for _, m in grid.sent_to(MessageType.EVALUATE)[-6:])
 
 
-def test_clients_chosen_by_a_hook_are_the_rounds_participants() -> None:
-    class Own(WrittenOut, FedFV):
-        pass
-
-    grid = MemoryGrid(quadratics(5))
-    _, rounds = run(Own(buffers=BUFFERS, fraction_train=0.2), grid, rounds=2)
-    chosen = tuple(sorted(grid.nodes[node] for node in sorted(grid.nodes)[:3]))
-    assert [(each.participants, tuple(each.coefficients)) for each in rounds] == [(chosen, chosen)] * 2
-
-
 def test_a_subclass_may_return_the_arrays_of_the_next_round() -> None:
     class Still(FedAvg):
         def aggregate_train(
@@ -241,14 +231,6 @@ def test_a_wrapper_that_neither_clips_nor_adds_noise_is_exact() -> None:
         alone, _ = run(method(), MemoryGrid(quadratics(4)), rounds=3)
         for wrapper in WRAPPERS:
             assert values(wrapped(wrapper, method(), 1e9)) == pytest.approx(values(alone), rel=1e-5), wrapper
-
-
-def test_a_wrapper_clips_and_adds_noise() -> None:
-    private, noisy = (wrapped(WRAPPERS[0], FedFV(), 1e-3, noise) for noise in (0.0, 1.0))
-    start = flat(initial_model())[:-1]
-    assert 0.0 < np.linalg.norm(values(private) - start) < 0.01 < np.linalg.norm(values(run(FedFV())[0]) - start)
-    assert not np.array_equal(values(noisy), values(private))
-    assert len(noisy.train_metrics_clientapp) == 3
 
 
 def through(mod: Callable[..., Message], client: Answer) -> Answer:
@@ -371,19 +353,3 @@ def test_flowers_loop_and_ours_log_the_same_steps(caplog: pytest.LogCaptureFixtu
     flowers = steps_of(FlowersFedAvg(), caplog, FlowersFedAvg.start)
     assert "[ROUND 2/2]" in flowers
     assert steps_of(FedAvg(), caplog, FedAvg.start) == steps_of(FedAvg(), caplog, Strategy.start) == flowers
-
-
-def test_the_summary_has_flowers_lines_and_the_method(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("INFO", "flwr"):
-        FlowersFedAvg(fraction_train=0.5, min_train_nodes=3, min_evaluate_nodes=1, min_available_nodes=1).summary()
-        flowers = list(caplog.messages)
-        caplog.clear()
-        FedFV(fraction_train=0.5, min_train_nodes=3, alpha=0.2).summary()
-    ours = caplog.messages
-
-    def text(line: str) -> str:
-        return line.lstrip("\t│├└─> ")
-
-    assert [text(line) for line in ours[: len(flowers)]] == [text(line) for line in flowers]
-    assert ours[len(flowers)] == "\t└──> FedFV:"
-    assert ours[len(flowers) + 1 :] == ["\t\t├── alpha = 0.2", "\t\t├── tau = 1", "\t\t└── order = 'loss'"]

@@ -169,26 +169,6 @@ def test_a_client_that_owes_a_reply_is_online_but_not_free() -> None:
     assert roster.free == ["a", "b"]
 
 
-def test_a_debt_outlives_its_message(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    now = [1000.0]
-    monkeypatch.setattr("fairbloom.rounds.roster.time.time", lambda: now[0])
-    roster = Roster()
-    roster.refresh({3: "a", 4: ""}, lambda nodes: {})
-    roster.owe("first", 3, 1000.0, 10.0)
-    roster.owe("name", 4, 1000.0, 20.0)
-    assert (roster.free, roster.owed) == ([], ["first", "name"])
-    now[0] = 1019.0
-    roster.refresh({3: "a", 4: ""}, never)
-    assert roster.free == []
-    now[0] = 1020.0
-    assert (roster.free, roster.owed) == (["a"], ["name"])
-    now[0] = 1040.0
-    roster.refresh({3: "a", 4: ""}, lambda nodes: dict.fromkeys(nodes, "b"))
-    assert roster.free == ["a", "b"]
-
-
 def silent_for(roster: Roster, now: list[float]) -> float:
     """Return for how long a node is asked nothing that does not answer a message of ten seconds."""
     made = now[0]

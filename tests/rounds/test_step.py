@@ -6,13 +6,12 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from flwr.app import ArrayRecord, Message, MessageType, MetricRecord, RecordDict
 
 from fairbloom.rounds.cohort import Cohort, Kept, Probed
 from fairbloom.rounds.updates import FloatArray, Layout
-from fairbloom.strategies import FairStrategy, FedAvg, FedFV, Round
+from fairbloom.strategies import FairStrategy, FedFV, Round
 from tests.federation import (
     BUFFERS,
     KINDS,
@@ -242,9 +241,3 @@ def test_a_parameter_may_have_the_name_of_a_statistic() -> None:
     assert Layout(arrays).buffers == ("own.running_mean",)
     assert Layout(arrays, buffers=()).trainable == ("own.running_mean", "w")
     assert Layout(arrays, buffers=("w",)).trainable == ("own.running_mean",)
-
-
-def test_a_buffer_that_is_no_float_array_is_refused_by_name() -> None:
-    for name in ("norm.steps", "unknown"):
-        with pytest.raises(ValueError, match=name):
-            run(FedAvg(buffers=(name,)))
