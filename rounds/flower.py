@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from fairbloom.flower import is_simulated
@@ -21,7 +21,7 @@ from fairbloom.protocol.terms import Terms
 from .aggregation import screen_updates
 from .clients import NOTHING, Replies, Reports, Trained
 from .method import Method
-from .quorum import MAX_LISTED, Quorum, SimulationError
+from .quorum import Quorum, SimulationError
 from .records import (
     check_honoured,
     examples_in,
@@ -37,7 +37,7 @@ from .records import (
     usable_arrays,
     usable_second,
 )
-from .refusals import Refusals, one_line
+from .refusals import Refusals
 from .roster import Roster
 from .round import size_on_the_wire
 from .screening import usable_evaluation, usable_metrics
@@ -92,8 +92,6 @@ class FlowerClients:
         protocol: int | None = None,
     ) -> None:
         self.grid = grid
-        self.has_asked = False
-        """Whether `ask_to_train` or `ask_to_evaluate` was called since somebody set this to False."""
         self._fits: Mapping[str, Any] = {} if protocol is None else {PROTOCOL: protocol}
         self._method = method
         self._timeout = timeout
@@ -109,7 +107,6 @@ class FlowerClients:
         self._have_frozen = set[int]()  # the nodes that have said that they have these
         self._honours: dict[int, frozenset[str]] = {}  # by node, the terms that it says it honours when asked
         self._sizes: dict[int, int] = {}  # by node, the examples that it says it trains on when asked; 0: none
-        self._not_finite = set[str]()  # the metrics of which some client replied no finite number
 
     @property
     def simulated(self) -> bool:
@@ -238,7 +235,6 @@ class FlowerClients:
         self, names: Sequence[str], arrays: ArrayRecord, terms: Terms, sent: Mapping[str, Model] = NOTHING
     ) -> list[Message]:
         """Return a message to each of the clients, with the vectors that are `sent` next to the model, by record."""
-        self.has_asked = True
         self._layout = self._method.layout_of(model_of(arrays))
         vectors = {record: record_of(each) for record, each in sent.items()}
         self._training = Exchange(terms.server_round)
@@ -254,8 +250,8 @@ class FlowerClients:
         asked, method, refused = self._training, self._method, Refusals(self._training.server_round)
         if not asked.server_round:
             raise RuntimeError(
-                "there are no messages that these could be replies to: call configure_train first, and where start and "
-                "configure_train are both overridden, super().configure_train"
+                "there are no messages that these could be replies to: call configure_train first; your own calls "
+                "super().configure_train and changes what that returns"
             )
         contents = self._take(asked, replies, refused)
         honours = self._honoured_by(contents)
@@ -265,7 +261,6 @@ class FlowerClients:
             try:
                 check_honoured(self._work, honours[name])
                 report = usable_metrics(reported(content), method.weighted_by_key, method.needs)
-                self._warn_of_not_finite(name, reported(content), report)
                 second, ignored = usable_second(content, method.second, trained.second)
                 arrays = usable_arrays(content, method.arrayrecord_key, self._layout, method.second)
                 trained.add(name, report, arrays, second)
@@ -287,25 +282,6 @@ class FlowerClients:
             self._query(silent)
         return {name: honours | self._honours.get(nodes[name], frozenset()) for name, honours in says.items()}
 
-    # Messages of a hook of the user's own -----------------------------------------------------------------------------
-
-    def names_of(self, messages: Iterable[Message]) -> list[str]:
-        """Return the names of the clients online that messages go to, in order."""
-        self._look()
-        nodes = {message.metadata.dst_node_id for message in messages}
-        return [name for name, node_id in self._roster.online.items() if node_id in nodes]
-
-    def add_content(self, asked: list[Message], own: Iterable[Message], arrays: ArrayRecord) -> list[Message]:
-        """Return the messages `asked`, with what the user's `own` ones to the same nodes hold beside the `arrays`."""
-        config = self._method.configrecord_key
-        contents = {message.metadata.dst_node_id: message.content for message in own}
-        for message in asked:
-            theirs = contents[message.metadata.dst_node_id]
-            both = {**theirs.config_records.get(config, {}), **message.content.config_records[config]}
-            others = {name: record for name, record in theirs.items() if record is not arrays}
-            message.content = RecordDict({**message.content, **others, config: ConfigRecord(both)})
-        return asked
-
     # Evaluation -----------------------------------------------------------------------------------------------------
 
     def evaluate(self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]) -> Replies:
@@ -322,7 +298,6 @@ class FlowerClients:
         A client that measures its training loss gets the user's own config values as well: it may need them to load its
         data.
         """
-        self.has_asked = True
         self._evaluation = Exchange(terms.server_round)
         asked = terms.to_config()
         plain = {key: value for key, value in asked.items() if key != "measure"}
@@ -342,25 +317,9 @@ class FlowerClients:
         for name, content in self._take(asked, replies, refused):
             try:
                 reports[name] = usable_evaluation(reported(content), self._method.weighted_by_key)
-                self._warn_of_not_finite(name, reported(content), reports[name])
             except ValueError as reason:
                 refused.add(name, reason)
         return Replies(metrics=reports, refused=refused, missing=tuple(asked.missing), more_sent=asked.more_sent)
-
-    def _warn_of_not_finite(self, client: str, metrics: MetricRecord, used: Mapping[str, float]) -> None:
-        """Warn once of each metric that a client replies as no finite number, of MAX_LISTED metrics at the most."""
-        for metric, value in metrics.items():
-            if (
-                isinstance(value, float)
-                and metric not in {*used, *self._not_finite}
-                and len(self._not_finite) < MAX_LISTED
-            ):
-                self._not_finite.add(metric)
-                log.warning(
-                    "client %s replies %s as %r: means and measures of fairness leave out a client without a finite "
-                    "number",
-                    *(client, value, one_line(metric)),
-                )
 
     def keep(self, since: int) -> None:
         """Do nothing: deployed clients store what they keep before they reply."""

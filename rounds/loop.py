@@ -11,7 +11,6 @@ import numpy as np
 
 from fairbloom.errors import FairbloomError
 from fairbloom.logs import log
-from fairbloom.protocol.helper import advice_on
 from fairbloom.protocol.names import SNAPSHOT, TRAIN_LOSS
 from fairbloom.protocol.terms import Terms
 
@@ -28,6 +27,7 @@ from .cohort import Cohort, MethodError, Probed
 from .defences import trimmed_mean
 from .fits import ROSTER
 from .method import Method
+from .refusals import NotFiniteMetricError
 from .roster import sample, share
 from .round import Round, size_on_the_wire
 from .screening import (
@@ -140,21 +140,19 @@ class Rounds:
         model: Model,
         measure: Sequence[str],
         others: Mapping[str, Any] | None = None,
-        chosen: Iterable[str] | None = None,
     ) -> tuple[list[str], Terms, Mapping[str, Model]]:
         """Draw the round's clients from (seed, round); return their names in order, and the terms of their work.
 
-        The third is what each of them gets in addition to the model, by the name of its record. Clients that somebody
-        else has `chosen` are taken in place of those drawn.
+        The third is what each of them gets in addition to the model, by the name of its record.
         """
         method = self._method
         self._begin()
-        free = self._free(method.min_train_nodes, trains=True, waits=chosen is None)
+        free = self._free(method.min_train_nodes, trains=True, waits=True)
         if ROSTER in method.requires:
             self._enter_new()
         self._offline = tuple(sorted(self._away))
         wanted = share(method.fraction_train, len(free), method.min_train_nodes)
-        self._draws = self._choose(free, wanted, number) if chosen is None else Counter(sorted(chosen))
+        self._draws = self._choose(free, wanted, number)
         self._asked |= bool(self._draws)
         measured = tuple(sorted(method.needs.union(measure)))
         self._state_rounds = method.progress.states.of(self._draws) if method.keeps_states else {}
@@ -184,7 +182,7 @@ class Rounds:
         Raises
         ------
         NothingLearnedError
-            When `unused_rounds` rounds in a row took no step, or all replies up to now lack the same metric.
+            When `unused_rounds` rounds in a row took no step.
         MethodError
             When the method returns what cannot be coefficients.
         """
@@ -212,7 +210,7 @@ class Rounds:
         if why:
             said = not usual and not trained.missing and not broken and trained.refused.count  # in the lines before
             log.warning("round %d is skipped, and the model stays as it is%s", number, "" if said else f": {why}")
-        self._count(number, trained, why)
+        self._count(number, why)
         reported |= {STATES_LOST: len(self._lost_states)} if method.keeps_states else {}
         return after, self._summed_up(len(self._draws) if self._answered else 0, trained) | reported
 
@@ -226,12 +224,10 @@ class Rounds:
         model: Model,
         measure: Sequence[str],
         others: Mapping[str, Any] | None = None,
-        chosen: Iterable[str] | None = None,
     ) -> tuple[list[str], Terms, Model]:
         """Draw the clients that evaluate, none where the round is not evaluated; return their names and the terms.
 
-        The third is the model to evaluate: where the method averages models, this one is taken into their mean. Clients
-        that somebody else has `chosen` are taken in place of those drawn.
+        The third is the model to evaluate: where the method averages models, this one is taken into their mean.
         """
         method = self._method
         if method.average_models:
@@ -245,8 +241,8 @@ class Rounds:
             local_only=of_method.local_only,
             others=others or {},
         )
-        self._asked_to_evaluate = [] if chosen is None else sorted(chosen)
-        if chosen is None and self.evaluates(number):
+        self._asked_to_evaluate = []
+        if self.evaluates(number):
             last = number == self._num_rounds
             free = self._free(method.min_evaluate_nodes, trains=False, waits=last)
             fraction = 1.0 if last and self._all_evaluate_last else method.fraction_evaluate
@@ -294,9 +290,9 @@ class Rounds:
 
         The loss of the first model is of no step's making.
         """
-        if self._trained is None or not self._trained.refused.not_finite:
-            return False
-        return self._method.progress.steps > 0 or not self._trained.refused.strange_at_all
+        found = self._trained.refused.not_finite.values() if self._trained else ()
+        stepped = self._method.progress.steps > 0
+        return any(stepped or not isinstance(each, NotFiniteMetricError) for each in found)
 
     def finished_round(
         self,
@@ -537,25 +533,13 @@ class Rounds:
             "replies-missing": len(replies.missing),
         }
 
-    def _count(self, number: int, trained: Replies, why: str) -> None:
+    def _count(self, number: int, why: str) -> None:
         """Raise NothingLearnedError when round after round was skipped; `why` this one was, "" where it was not."""
         progress, limit = self._method.progress, self._method.unused_rounds
         if not why:
             progress.steps, progress.skipped = progress.steps + 1, 0
             return
         progress.skipped += 1
-        lacking = trained.refused.lacked_by_all
-        if limit and lacking and progress.steps == 0 and trained.refused.count > 1:  # of one, it is that client's fault
-            raise NothingLearnedError(
-                f"all {trained.refused.count} replies of round {number} lack {lacking}, which "
-                f"{type(self._method).__name__} needs: {advice_on([lacking])}, or choose a method that does without"
-            )
-        strange = trained.refused.strange_at_all
-        if limit and strange and progress.steps == 0 and trained.refused.count > 1:
-            raise NothingLearnedError(
-                f"{strange} at all {trained.refused.count} clients in round {number}, before any step: look at loss "
-                "and model for a division or a logarithm of 0, and at the data for missing or huge values"
-            )
         if limit and progress.skipped >= limit:
             raise NothingLearnedError(
                 f"the run has learned nothing for {progress.skipped} rounds: in round {number}, {why}. {REMEDY}"

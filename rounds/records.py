@@ -23,7 +23,7 @@ from fairbloom.protocol.names import (
     is_usable_name,
 )
 
-from .refusals import MissingSecondError, one_line
+from .refusals import one_line
 from .screening import LARGEST_COUNT
 from .updates import Layout, Model, Updates
 
@@ -126,7 +126,8 @@ def usable_second(content: RecordDict, record: str, into: Updates | None) -> tup
     if into is None:
         return {}, 0
     if record not in content.array_records:
-        raise MissingSecondError(record)
+        which = ", the model after `snapshot-step` of the `local-steps` steps" if record == SNAPSHOT else ""
+        raise ValueError(f"ArrayRecord {record!r} is missing{which}: {advice_on([record])}")
     received, layout = content.array_records[record], into.layout
     used = {name: array for name, array in received.items() if record == SNAPSHOT or name in layout.arrays}
     try:

@@ -1,12 +1,9 @@
 """Why replies of a round are not used."""
 
-import math
 import re
-from collections.abc import Sequence
 
 from fairbloom.logs import log
 from fairbloom.protocol.helper import advice_on
-from fairbloom.protocol.names import SNAPSHOT
 
 from .quorum import listed
 from .updates import NotFiniteError
@@ -18,31 +15,16 @@ FOLDERS = re.compile(r"(?<![\w/.:])/(?:[^/\s'\"]+/)+")
 """The folders of an absolute path, which are left out of a reason: they say where a site keeps its files."""
 
 
-class MissingError(ValueError):
-    """A reply without a part that the method needs of all; `what` names it, as "the metric 'loss-before'"."""
-
-    def __init__(self, what: str, message: str) -> None:
-        super().__init__(message)
-        self.what = what
+class NotFiniteMetricError(NotFiniteError):
+    """A reply in which a metric that the method needs is NaN or infinite."""
 
 
-class MissingMetricError(MissingError):
-    """A reply without a metric that the method needs, or with one that is no finite number."""
-
-    def __init__(self, metric: str, value: object) -> None:
-        remedy = f": {advice_on([metric])}" if value is None else ""
-        message = f"metric {metric!r} must be a finite number, got {value!r}{remedy}"
-        super().__init__(f"the metric {metric!r}", message)
-        self.metric, self.value = metric, value
-
-
-class MissingSecondError(MissingError):
-    """A reply without the record of the second model that the method needs of all."""
-
-    def __init__(self, record: str) -> None:
-        which = ", the model after `snapshot-step` of the `local-steps` steps" if record == SNAPSHOT else ""
-        missing = f"ArrayRecord {record!r} is missing{which}: {advice_on([record])}"
-        super().__init__(f"the ArrayRecord {record!r}", missing)
+def lacking_metric(metric: str, value: object = None) -> ValueError:
+    """Return why a reply is refused whose value of a metric that the method needs is no finite number; None: none."""
+    if isinstance(value, float):
+        return NotFiniteMetricError(f"metric {metric!r} must be a finite number, got {value!r}")
+    remedy = f": {advice_on([metric])}" if value is None else ""
+    return ValueError(f"metric {metric!r} must be a finite number, got {value!r}{remedy}")
 
 
 class Refusals:
@@ -51,21 +33,15 @@ class Refusals:
     def __init__(self, server_round: int) -> None:
         self.round = server_round
         self._reasons: dict[str, list[str]] = {}
-        self._lacking: dict[str, str] = {}
-        self._strange: dict[str, tuple[str, float]] = {}
-        self._not_finite: list[str] = []
+        self.not_finite: dict[str, NotFiniteError] = {}
+        """What is not finite, arrays or a needed metric, by client name."""
 
     def add(self, name: str, reason: ValueError | str) -> None:
         """Note why a reply of `name` is not used."""
         words = FOLDERS.sub("", one_line(str(reason)))
         self._reasons.setdefault(name, []).append(words)
-        if isinstance(reason, MissingMetricError) and isinstance(reason.value, float):
-            self._strange[name] = reason.metric, reason.value
-            self._not_finite.append(name)
-        elif isinstance(reason, MissingError):
-            self._lacking[name] = reason.what
-        elif isinstance(reason, NotFiniteError):
-            self._not_finite.append(name)
+        if isinstance(reason, NotFiniteError):
+            self.not_finite[name] = reason
 
     def log(self) -> None:
         """Log each reason in a line, with the clients that it is about."""
@@ -76,11 +52,6 @@ class Refusals:
             who = f"a reply of client {names[0]}" if len(names) == 1 else f"the replies of {len(names)} clients"
             them = f" ({listed(names)})" if len(names) > 1 else ""
             log.warning("refused %s%s: %s", who, them, reason)
-
-    @property
-    def not_finite(self) -> Sequence[str]:
-        """The clients with arrays, or a needed metric, that are not finite numbers."""
-        return self._not_finite
 
     def explain(self, name: str, words: str) -> None:
         """Add the cause to the last reason of a client that is refused already."""
@@ -95,21 +66,6 @@ class Refusals:
     def count(self) -> int:
         """How many replies were refused; a client may have sent several."""
         return sum(map(len, self._reasons.values()))
-
-    @property
-    def lacked_by_all(self) -> str:
-        """What every refused reply lacks and the method needs, "" where they were refused for something else."""
-        lacking = set(self._lacking.values())
-        return lacking.pop() if len(lacking) == 1 and self._lacking.keys() == self._reasons.keys() else ""
-
-    @property
-    def strange_at_all(self) -> str:
-        """Which metric that the method needs is no finite number in every refused reply, with a value, or ""."""
-        metrics = {metric for metric, _ in self._strange.values()}
-        if len(metrics) != 1 or self._strange.keys() != self._reasons.keys():
-            return ""
-        value = next(iter(self._strange.values()))[1]
-        return f"{metrics.pop()} is {'NaN' if math.isnan(value) else value}"
 
 
 def one_line(text: str) -> str:

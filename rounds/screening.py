@@ -38,7 +38,7 @@ from fairbloom.protocol.names import (
 
 from .clients import Trained
 from .method import Method
-from .refusals import MissingMetricError
+from .refusals import lacking_metric
 from .updates import DTYPES, STATISTICS, FloatArray, Layout, Model
 
 LARGEST = sys.float_info.max
@@ -81,7 +81,7 @@ def usable_metrics(record: Mapping[str, Any], weight_key: str, needs: frozenset[
     if not 0 < finite.get(weight_key, 0) <= LARGEST_COUNT:
         raise ValueError(f"{weight_key} must be a positive number of at most 2**53, got {record.get(weight_key)!r}")
     if missing := sorted(needs - finite.keys()):
-        raise MissingMetricError(missing[0], record.get(missing[0]))
+        raise lacking_metric(missing[0], record.get(missing[0]))
     _check_shares(finite, (name for name in needs if name.startswith(ACCURACY) or name == DISPARITY))
     if LEARNING_RATE in needs and finite[LEARNING_RATE] <= 0.0:
         raise ValueError(f"metric 'learning-rate' must be positive, got {finite['learning-rate']!r}")
@@ -384,7 +384,7 @@ def explain_not_finite(trained: Trained, server_round: int) -> str:
 
     The reasons of these replies say so then: no client is to be blamed for a model that another one broke.
     """
-    names = trained.refused.not_finite
+    names = [*trained.refused.not_finite]
     if not names or (len(names) == 1 and trained.names):  # of one among several, it is that client's fault
         return ""
     layout = trained.updates.layout

@@ -11,7 +11,7 @@ from typing import Any
 from fairbloom.protocol.names import STATE_ROUND
 
 from .clients import Trained
-from .refusals import MissingMetricError
+from .refusals import lacking_metric
 
 MAX_STATE_LOSSES = 2
 """A client that has lost its state so often is refused from then on."""
@@ -55,7 +55,7 @@ class States:
             if self.losses.get(name, 0) >= MAX_STATE_LOSSES:
                 reasons[name] = f"it has lost its state between rounds {self.losses[name]} times: {REMEDY}"
             elif from_round is None:
-                reasons[name] = MissingMetricError(STATE_ROUND, None)
+                reasons[name] = lacking_metric(STATE_ROUND)
             elif from_round != sent[name]:
                 lost.append(name)
                 reasons[name] = (

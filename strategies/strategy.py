@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Unpack
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
@@ -164,11 +164,7 @@ class FairStrategy(Method, Strategy):
         self, number: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Call the hooks of training; return the model, None where it stays as it is, and the means of metrics."""
-        self._flower.has_asked = False
-        messages = list(self._outer.configure_train(number, arrays, config, grid))
-        if not self._flower.has_asked:
-            messages = self._complete_train(number, arrays, config, grid, messages)
-        replies = self._flower.deliver(messages)
+        replies = self._flower.deliver(self._outer.configure_train(number, arrays, config, grid))
         after, metrics = self._outer.aggregate_train(number, replies)
         self._note_skipped(number, replies)
         if metrics is not None:
@@ -179,11 +175,8 @@ class FairStrategy(Method, Strategy):
         self, number: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> MetricRecord | None:
         """Call the hooks of evaluation; return the means of metrics."""
-        self._flower.has_asked = False
-        messages = list(self._outer.configure_evaluate(number, arrays, config, grid))
-        if not self._flower.has_asked:
-            messages = self._complete_evaluate(number, arrays, config, grid, messages)
-        metrics = self._outer.aggregate_evaluate(number, self._flower.deliver(messages))
+        replies = self._flower.deliver(self._outer.configure_evaluate(number, arrays, config, grid))
+        metrics = self._outer.aggregate_evaluate(number, replies)
         if metrics is not None:
             log.info(AGGREGATED, metrics)
         return metrics
@@ -296,29 +289,6 @@ class FairStrategy(Method, Strategy):
         names, terms, sent = self._loop.ask(server_round, model_of(arrays), *_asked(config))
         log.info("configure_train: Sampled %s nodes (out of %s)", len(names), len(self._loop.online))
         return self._flower.ask_to_train(names, arrays, terms, sent)
-
-    def _complete_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid, own: list[Message]
-    ) -> list[Message]:
-        """Add what the method asks of clients to the messages of an overridden `configure_train` without super()."""
-        self._flower.grid = grid
-        chosen = self._flower.names_of(own)
-        names, terms, sent = self._loop.ask(server_round, model_of(arrays), *_asked(config), chosen=chosen)
-        return self._flower.add_content(self._flower.ask_to_train(names, arrays, terms, sent), own, arrays)
-
-    def _complete_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid, own: list[Message]
-    ) -> list[Message]:
-        """Do the same for the messages of an overridden `configure_evaluate`."""
-        self._flower.grid = grid
-        chosen = self._flower.names_of(own)
-        names, terms, _ = self._loop.ask_to_evaluate(server_round, model_of(arrays), *_asked(config), chosen=chosen)
-        asked = self._flower.ask_to_evaluate(names, self._averaged(arrays), terms, self._loop.participants)
-        return self._flower.add_content(asked, own, arrays)
-
-    def _construct_messages(self, record: RecordDict, node_ids: list[int], message_type: str) -> list[Message]:
-        """Return a message with this content to each node, for a hook that is copied from Flower's FedAvg."""
-        return [Message(record, node_id, message_type) for node_id in node_ids]
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]

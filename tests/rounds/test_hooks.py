@@ -23,7 +23,7 @@ from flwr.serverapp.strategy import FedAvg as FlowersFedAvg
 from fairbloom.rounds.loop import NothingLearnedError
 from fairbloom.rounds.quorum import QuorumError
 from fairbloom.rounds.updates import FloatArray
-from fairbloom.strategies import METHODS, FairStrategy, FedAvg, FedFV, FedMGDA
+from fairbloom.strategies import FairStrategy, FedAvg, FedFV, FedMGDA
 from tests.federation import (
     BUFFERS,
     KINDS,
@@ -134,38 +134,6 @@ def test_a_subclass_may_change_what_is_sent_and_used() -> None:
     assert bits(result.arrays) == bits(last.arrays)
 
 
-class WrittenOut:
-    """Hooks as Flower's own strategies have them, without a call of ours: a round's clients are the first `drawn`."""
-
-    drawn = 3
-
-    def configure_train(
-        self: Any, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        config["server-round"] = server_round
-        content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
-        return self._construct_messages(content, sorted(grid.get_node_ids())[: self.drawn], MessageType.TRAIN)
-
-    def configure_evaluate(
-        self: Any, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        mine = ConfigRecord({"mine": server_round})
-        content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: mine})
-        return [Message(content, node_id, MessageType.EVALUATE) for node_id in grid.get_node_ids()]
-
-
-def test_hooks_written_out_as_flowers_give_the_same_model() -> None:
-    for name in ("fedavg", "fedfv", "drfa", "scaffold", "fcfl"):
-        method: Any = type("Own", (WrittenOut, METHODS[name]), {"drawn": 6})
-        grid, arguments = MemoryGrid(quadratics(6)), ARGUMENTS[name][0]
-        result, rounds = run(method(buffers=BUFFERS, **arguments), grid, rounds=2)
-        if name != "drfa":  # which draws clients by its own weights
-            expected, _ = run(make(name, arguments, buffers=BUFFERS), rounds=2)
-            assert bits(result.arrays) == bits(expected.arrays), name
-        assert [len(each.evaluations) for each in rounds] == [6, 6]
-        assert all(m.content.config_records["config"]["mine"] for _, m in grid.sent_to(MessageType.EVALUATE)[-6:])
-
-
 def test_a_subclass_may_return_the_arrays_of_the_next_round() -> None:
     class Still(FedAvg):
         def aggregate_train(
@@ -181,9 +149,18 @@ def test_a_subclass_may_return_the_arrays_of_the_next_round() -> None:
         assert bits(message.content.array_records["arrays"]) == bits(record(initial_model()))
 
 
-def test_replies_before_anybody_was_asked_say_what_to_call_first() -> None:
+def test_replies_to_no_messages_of_ours_say_what_to_call() -> None:
+    class WrittenOut(FedAvg):
+        def configure_train(
+            self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+        ) -> Iterable[Message]:
+            content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
+            return [Message(content, node_id, MessageType.TRAIN) for node_id in grid.get_node_ids()]
+
     with pytest.raises(RuntimeError, match="call configure_train first"):
         FedAvg().aggregate_train(1, [])
+    with pytest.raises(RuntimeError, match=r"super\(\).configure_train"):
+        run(WrittenOut(), MemoryGrid(quadratics(2)), rounds=1)
 
 
 def test_the_hooks_stop_a_run_that_learns_nothing_too() -> None:

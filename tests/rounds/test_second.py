@@ -165,5 +165,5 @@ def test_second_updates_are_compared_with_each_other() -> None:
 
 def test_when_all_lack_the_record_the_run_says_what_it_needs() -> None:
     faults = {(f"site-{k}", 1): without(ARRAYS_DISPARITY) for k in range(4)}
-    with pytest.raises(NothingLearnedError, match="lack the ArrayRecord 'arrays-disparity', which Both needs"):
+    with pytest.raises(NothingLearnedError, match="all since ArrayRecord 'arrays-disparity' is missing"):
         rounds_of(Both(buffers=BUFFERS), faults=faults)
