@@ -25,7 +25,7 @@ ROOMS: Mapping[str, int] = {
     "experiments/studies": 1_180,
     "prediction": 1_000,
     "protocol": 1_540,
-    "rounds": 4_910,
+    "rounds": 4_810,
     "server": 1_391,
     "server/run_folder": 2_011,
     "simulation": 1_310,
