@@ -137,21 +137,12 @@ def test_the_page_says_how_many_lines_of_the_quickstart_change(
     assert (tmp_path / "final_model.pt").exists()
 
 
-def test_the_page_says_what_each_method_needs_of_the_replies() -> None:
-    lines = PAGE[PAGE.index("## What each method asks") : PAGE.index("## Names")]
-    rows = {name: row for row in lines.splitlines() if row[:2] == "| " for name in row.split("|")[1].split(", ")}
-    rows = {name.strip(): row for name, row in rows.items()}
-    for method in METHODS.values():
-        measured = set(re.findall(r"`([\w-]+)`", rows[method.__name__].split("|")[3]))
-        state = {"state-round"} if method.__name__ in ("SCAFFOLD", "FedDyn") else set()
-        assert measured == method.needs | state, method.__name__
-
-
 def test_it_names_the_methods_that_it_cannot_serve() -> None:
     unsupported = {each.__name__ for name, each in METHODS.items() if lacking(make(name, ARGUMENTS[name][0]))}
     assert len(METHODS) - len(unsupported) == 19  # as docs/flower.md says
-    template = (ROOT / "scaffold/template/README.md").read_text()
-    for text in ((fair.__doc__ or "").partition("The handlers")[0], template[template.index("Ten\nof them need") :]):
+    template = (ROOT / "scaffold/template/README.md").read_text().partition("Ten\nof them need")[2]
+    page = PAGE.partition("take it for")[2].partition("## Names")[0]
+    for text in ((fair.__doc__ or "").partition("The handlers")[0], template, page):
         assert {each.__name__ for each in METHODS.values() if re.search(rf"\b{each.__name__}\b", text)} == unsupported
 
 
