@@ -261,7 +261,7 @@ class RunSettings(Setup):
         0,
         description="Fewest deployed clients online; with fewer the run waits; 0: half of those at its start, or two",
     )
-    patience: Annotated[float, Range("[0, inf)"), Mark.FREE] = Field(
+    wait_for_clients: Annotated[float, Range("[0, inf)"), Mark.FREE] = Field(
         3600.0, description="Seconds that a run waits for deployed clients before it continues without them, or ends"
     )
     unused_rounds: options.UnusedRounds = _of_methods(

@@ -46,7 +46,7 @@ class Wait:
             return False
         if waited >= self._next:
             self._next = waited + AGAIN_SECONDS
-            log.warning("%s; this run waits for %.0f s more (patience)", words, self.patience - waited)
+            log.warning("%s; this run waits for %.0f s more (wait-for-clients)", words, self.patience - waited)
         return True
 
     def end(self) -> None:
@@ -119,8 +119,8 @@ class Quorum:
         words = f"{words}; awaited: {listed(sorted(absent))}"
         if not self._wait.goes_on(words + go_on):
             raise QuorumError(
-                f"after {self._wait.patience:g} s (patience) {words}. The same command continues this run after its "
-                f"last finished round, once they are back{go_on}"
+                f"after {self._wait.patience:g} s (wait-for-clients) {words}. The same command continues this run "
+                f"after its last finished round, once they are back{go_on}"
             )
         return False
 

@@ -78,7 +78,9 @@ def main(grid: Grid, context: Context) -> None:
 def _serve(settings: Settings, grid: Grid) -> None:
     folder = choose_run_folder(settings)
     announce(folder)
-    quorum = Quorum(settings.patience, split_names(settings.training_clients), drop_revoked(KNOWN.read(folder).known))
+    quorum = Quorum(
+        settings.wait_for_clients, split_names(settings.training_clients), drop_revoked(KNOWN.read(folder).known)
+    )
     patient = PollingGrid(grid, min_replies=settings.min_replies, quorum=quorum, enrolled=drop_revoked)
 
     def wait_for_them(method: Method) -> FlowerClients:
@@ -89,7 +91,7 @@ def _serve(settings: Settings, grid: Grid) -> None:
             expected=settings.clients,
             began=KNOWN.read(folder).began,
             min_clients=settings.min_clients,
-            patience=settings.patience,
+            patience=settings.wait_for_clients,
         )
         method.min_available_nodes = quorum.fewest
         if os.environ.get(CLIENTS_FOLDER) and not ROUNDS.read(folder):  # only there, others' machines say the numbers

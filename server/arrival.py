@@ -67,10 +67,12 @@ def wait_for_clients(
         if not wait.goes_on(f"{words}. {_remedy(len(online), enough, new=bool(expected and not awaited))}"):
             if there < enough:
                 raise QuorumError(
-                    f"after {patience:g} s (patience) {words}, and at least {enough} are needed (min-clients): "
+                    f"after {patience:g} s (wait-for-clients) {words}, and at least {enough} are needed (min-clients): "
                     "start them and run the same command again, or lower min-clients"
                 )
-            log.warning("after %g s (patience) this run goes on without those who are late: %s", patience, words)
+            log.warning(
+                "after %g s (wait-for-clients) this run goes on without those who are late: %s", patience, words
+            )
             break
         time.sleep(0.5)
     quorum.fewest = min_clients or quorum_of(len(quorum.counted(awaited or online)))
@@ -78,7 +80,7 @@ def wait_for_clients(
 
 def _remedy(there: int, enough: int, *, new: bool) -> str:
     """Return in words which settings let a run go on without those who are late, or begin without them."""
-    words = f"A shorter patience goes on without them, if min-clients = {enough} are there"
+    words = f"A shorter wait-for-clients goes on without them, if min-clients = {enough} are there"
     return f"{words}; clients = {max(1, there)} begins a run of those who are there" if new else words
 
 

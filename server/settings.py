@@ -30,6 +30,9 @@ from fairbloom.strategies.torchjd import TORCHJD, by_name
 from fairbloom.tasks import TASKS, find_task
 from fairbloom.tasks.optimizers import arguments_of, check_optimizer, optimizer_in
 
+DEPLOYED_ALONE = ("round-timeout", "min-replies", "min-clients", "wait-for-clients")
+"""The settings that say how long a run waits for clients, and for how many."""
+
 UNSET = ""
 """The value, in a run config, of a parameter without a default that nobody has set: Flower wants every key there."""
 
@@ -276,8 +279,8 @@ def sizes_of(words: str) -> dict[str, int]:
 def check_used(given: Mapping[str, Value], methods: Collection[str], task: str, *, deployed: bool = False) -> None:
     """Raise SettingsError when a given setting belongs to another task, or to none of these methods.
 
-    Where clients come with the data, only `deployed` runs use `clients` (how many to wait for), and only others can
-    pool.
+    Only `deployed` runs wait for clients: where clients come with the data, these alone use `clients` too. Only others
+    can pool.
     """
     if given.get("clients") == 0:
         raise SettingsError("clients = 0: give at least 1, or leave it out for as many as the task has by itself")
@@ -302,6 +305,8 @@ def check_used(given: Mapping[str, Value], methods: Collection[str], task: str, 
     partition = info.setup(given).partition
     chosen_methods = {find_method(name).__name__.lower() for name in methods}
     for key in given:
+        if key in DEPLOYED_ALONE and not deployed:
+            raise SettingsError(f"{key} has no effect in one process, where every client answers: leave it out")
         owner, dot, _ = key.partition(".")
         if dot and owner in TASKS and owner != info.name:
             raise SettingsError(f"{key} has no effect with task = {task!r}: leave it out, or set task={owner}")

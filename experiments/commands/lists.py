@@ -31,6 +31,19 @@ if TYPE_CHECKING:
 REQUIRED = "required"
 """What is said in place of a default where there is none."""
 
+GROUPS: Mapping[str, str] = {
+    "task": "Task and data",
+    "method": "Method",
+    "num-rounds": "Rounds and clients' training",
+    "attack": "Attacks of an experiment",
+    "training-clients": "Evaluation",
+    "round-timeout": "Deployed clients",
+    "unused-rounds": "Replies that are refused, and defences",
+    "engine": "Computing",
+    "own-settings": "Files",
+}
+"""The headings above the settings of all runs, by the first setting of each."""
+
 
 # Methods, tasks and settings ----------------------------------------------------------------------------------------
 
@@ -79,11 +92,13 @@ def settings(names: Sequence[str] = (), *, as_json: bool = False) -> None:
     if as_json:
         print(json.dumps(shown, indent=2))
         return
-    known, heading = {**SETTINGS, **parameters()}, ""
-    for key, value in shown.items():
-        owner = key.rpartition(".")[0]
-        if owner != heading:
-            heading = owner
+    known, group, heading = {**SETTINGS, **parameters()}, "", ""
+    for key, value in defaults.items():
+        group = key.rpartition(".")[0] or GROUPS.get(key, group)
+        if key not in shown:
+            continue
+        if group != heading:
+            heading = group
             console.print(f"\n[b]{escape(heading)}[/]")
         default = REQUIRED if known[key].default is None else repr(value)
         console.print(f"[cyan]{key}[/] = {escape(default)}")

@@ -42,7 +42,7 @@ SETTINGS: dict[str, Any] = {
     "num-rounds": 3,
     "fraction": 1.0,
     "min-clients": 3,
-    "patience": 5.0,
+    "wait-for-clients": 5.0,
     "device": "cpu",
     "seed": 3,
 }

@@ -81,7 +81,7 @@ def test_a_run_killed_in_the_stall_goes_on_after_it(there: Deployment, tmp_path:
     with standing_still(there, *CLIENTS):
         wait_until(lambda: not there.online(), seconds=120.0)
         there.kill_run()
-        there.wait_for_words(submitted, "A shorter patience goes on without them")
+        there.wait_for_words(submitted, "A shorter wait-for-clients goes on without them")
     there.wait_for_end(submitted)
     assert_missed_once_at_most(out)
 

@@ -19,6 +19,7 @@ from typer.core import TyperArgument
 from fairbloom import __version__
 from fairbloom.cli import COMMANDS as LISTED
 from fairbloom.cli import LateCommand, app
+from fairbloom.experiments.commands.lists import GROUPS
 from fairbloom.experiments.options import CommonOptions, as_settings
 from fairbloom.protocol.settings import SETTINGS
 from fairbloom.rounds.round import Round
@@ -311,6 +312,13 @@ def test_settings_of_a_name_and_a_name_that_none_has(capsys: pytest.CaptureFixtu
     assert {*json.loads(capsys.readouterr().out)} == {"qfedavg.q", "qfedavg.lipschitz", *rates}
     assert fairbloom("settings", "qfedavg") == 0
     assert capsys.readouterr().out.startswith("\nqfedavg\nqfedavg.q = ")
+    assert fairbloom("settings", "rounds", "timeout") == 0
+    shown = [line for line in capsys.readouterr().out.splitlines() if line and not line.startswith(" ")]
+    assert [line.partition(" = ")[0] for line in shown[:4]] == [
+        *(GROUPS["num-rounds"], "num-rounds"),
+        *(GROUPS["round-timeout"], "round-timeout"),
+    ]
+    assert GROUPS.keys() <= SETTINGS.keys()
     assert fairbloom("settings", "lerning-rate") == 2
     assert "did you mean learning-rate" in capsys.readouterr().err
 

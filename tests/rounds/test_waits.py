@@ -278,14 +278,14 @@ def test_a_wait_is_logged_after_ten_seconds_with_names(clock: Day, said: pytest.
     clock.now = 0.0
     deployed(Nodes(clock, away=all_but("site-0", until=12.0), clients=4), 1)
     waits, ends = dict.fromkeys(each.getMessage() for each in said.records if "online" in each.getMessage())
-    for words in ("1 of 2", "min-clients", "site-1, site-2, site-3", "3590 s", "patience"):
+    for words in ("1 of 2", "min-clients", "site-1, site-2, site-3", "3590 s", "wait-for-clients"):
         assert words in waits
     assert "12 s" in ends
 
 
 def test_the_end_of_patience_names_the_awaited_and_a_remedy(clock: Day, said: pytest.LogCaptureFixture) -> None:
     away = all_but("site-0", until=1e9)
-    with pytest.raises(QuorumError, match=r"100.4 s \(patience\) 1 of 2 .*site-1, site-2, site-3") as ended:
+    with pytest.raises(QuorumError, match=r"100.4 s \(wait-for-clients\) 1 of 2 .*site-1, site-2, site-3") as ended:
         deployed(Nodes(clock, away=away, clients=4), quorum=wanting(2, patience=100.4, clients=4))
     assert isinstance(ended.value, FairbloomError)
     assert "\n" not in str(ended.value)

@@ -22,7 +22,7 @@ from fairbloom.simulation.run import simulate
 def test_what_may_change_while_a_run_goes_on_does_not_move_its_folder() -> None:
     changes: dict[str, Any] = {
         **{"enrolled-sizes": "client-0=80", "max-growth": 20.0, "loss-limit": float("inf"), "unused-rounds": 0},
-        **{"min-clients": 3, "patience": 60.0, "num-rounds": 51, "method": "FedAvg"},
+        **{"min-clients": 3, "wait-for-clients": 60.0, "num-rounds": 51, "method": "FedAvg"},
     }
     assert choose_run_folder(Settings.of(changes)) == choose_run_folder(Settings.of({}))
     others: tuple[dict[str, Any], ...] = ({"seed": 1}, {"method": "fedfv"}, {"learning-rate": 0.05})
@@ -78,7 +78,7 @@ def test_a_run_records_whom_it_began_with_and_each_round_who_was_offline(
 
 
 def test_a_newcomer_is_known_from_when_it_comes_and_is_none_of_those_the_run_began_with(tmp_path: Path) -> None:
-    rows = deployed(tmp_path / "run", {0: 3, 12: 4, 24: 3}, patience=0.0, **{"num-rounds": 6})
+    rows = deployed(tmp_path / "run", {0: 3, 12: 4, 24: 3}, **{"wait-for-clients": 0.0, "num-rounds": 6})
     known = KNOWN.read(tmp_path / "run")
     assert (len(known.began), len(known.known)) == (3, 4)
     assert [rows[0]["offline"], rows[-1]["offline"]] == ["", "client-3"]
@@ -86,10 +86,10 @@ def test_a_newcomer_is_known_from_when_it_comes_and_is_none_of_those_the_run_beg
 
 def test_a_run_that_ends_for_its_quorum_goes_on_by_the_same_command_to_the_same_bits(tmp_path: Path) -> None:
     with pytest.raises(QuorumError, match="awaited: client-1, client-2, client-3"):
-        deployed(tmp_path / "run", {0: 4, 14: 1}, patience=0.0)
+        deployed(tmp_path / "run", {0: 4, 14: 1}, **{"wait-for-clients": 0.0})
     assert not (tmp_path / "run" / "model.safetensors").exists()
     with pytest.raises(QuorumError, match="1 of 4 clients is online; awaited: client-1, client-2, client-3"):
-        deployed(tmp_path / "run", {0: 1}, patience=0.0)
+        deployed(tmp_path / "run", {0: 1}, **{"wait-for-clients": 0.0})
     rows = deployed(tmp_path / "run", {0: 4})
     whole = deployed(tmp_path / "whole", {0: 4})
     assert [row["replies_used"] for row in rows] == [row["replies_used"] for row in whole] == ["4"] * 4

@@ -264,7 +264,7 @@ class ClaimingLater(Claiming):
 
 def submitted(out: Path, grid: type[InProcessGrid], **more: object) -> list[dict[str, str]]:
     """Run the app with these clients; return rounds.csv."""
-    plain = {"clients": 4, "num-rounds": 2, "fraction": 1.0, "device": "cpu", "patience": 0.0, "out": str(out)}
+    plain = {"clients": 4, "num-rounds": 2, "fraction": 1.0, "device": "cpu", "wait-for-clients": 0.0, "out": str(out)}
     settings = Settings.of({**plain, **more})
     context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=settings.run_config())
     main(grid(app, settings.run_config(), settings.clients), context)

@@ -192,7 +192,7 @@ def test_who_was_offline_is_sent_it_when_the_finished_run_is_submitted_again(
 
 
 def test_who_joined_no_run_is_not_sent_its_model(tmp_path: Path) -> None:
-    settings = settings_of(tmp_path / "run", patience=0.0, **{"min-clients": 2})
+    settings = settings_of(tmp_path / "run", **{"min-clients": 2, "wait-for-clients": 0.0})
     submit(settings, Devices(settings, tmp_path, there=(0, 1)))
     grid = Devices(settings, tmp_path)
     submit(settings, grid)

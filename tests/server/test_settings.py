@@ -17,7 +17,15 @@ from fairbloom.protocol.settings import SETTINGS, Mark, RunSettings, Value, key_
 from fairbloom.rounds.ranges import Choices, NonNegative, Range
 from fairbloom.rounds.roster import share
 from fairbloom.rounds.server_optimizer import ServerOptimizer
-from fairbloom.server.settings import Settings, SettingsError, check_used, default_config, may_differ, parameters
+from fairbloom.server.settings import (
+    DEPLOYED_ALONE,
+    Settings,
+    SettingsError,
+    check_used,
+    default_config,
+    may_differ,
+    parameters,
+)
 from fairbloom.strategies import METHODS, FedAvg, FedFV, Options
 from fairbloom.tasks import TASKS, TaskInfo, load_task
 
@@ -388,12 +396,20 @@ def test_another_tasks_setting_is_refused_where_somebody_typed_it(monkeypatch: p
             check_used(typed(key), ["fedavg"], "ones")
 
 
+def test_waiting_for_clients_has_no_effect_in_one_process() -> None:
+    for key in DEPLOYED_ALONE:
+        assert SETTINGS[key].default is not None
+        check_used(typed(key), ["fedavg"], "digits", deployed=True)
+        with pytest.raises(SettingsError, match=f"{key} has no effect in one process"):
+            check_used(typed(key), ["fedavg"], "digits")
+
+
 # What may differ ----------------------------------------------------------------------------------------------------
 
 
 def test_what_may_differ_when_a_run_continues_is_said_on_the_settings() -> None:
     free = {"out", "enrolled-sizes", "unused-rounds", "memory"}
-    free |= {"min-clients", "patience"}
+    free |= {"min-clients", "wait-for-clients"}
     assert may_differ(finished=True) == free
     limits = {"max-growth", "loss-limit", "update-limit"}
     assert may_differ(finished=False) == free | limits

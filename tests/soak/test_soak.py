@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 from flwr.supercore.task_identity import TaskIdentity
 
-from fairbloom.server.settings import default_config
 from tests.deploy.federation import federation, names, rounds, wait_for_rounds
 from tests.deploy.flower import ROOT, wait_until
 from tests.deploy.processes import pss
@@ -48,7 +47,7 @@ SETTINGS: dict[str, Any] = {
     "device": "cpu",
     "round-timeout": 60.0,
     "seed": SEED,
-    **({"patience": 600.0} if "patience" in default_config() else {}),
+    "wait-for-clients": 600.0,
 }
 
 
