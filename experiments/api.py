@@ -81,7 +81,7 @@ def run(
         The method: a name that `fairbloom methods` lists, your own as "my_module:Mine", or the class itself. A name may
         have parameters in parentheses, as in `compare`: "fedfv(alpha=0.2)".
     model
-        One of the task's models, one of torchvision's, or your own as "my_module:Net".
+        One of the task's models, or your own as "my_module:Net".
     clients
         The number of clients that the data is split into.
     partition

@@ -30,10 +30,10 @@ cat requirements.lock locks/{audit,build,client,docs,inventory,server,torch}.loc
 compile "$@" --output-file "$all" pyproject.toml --all-extras \
   --group dev --group docs --group build --group inventory --group audit
 
-printf 'torch\ntorchvision\n' | part locks/torch.lock -
-# PyTorch and torchvision, which must match, are installed apart, with what this build needs on Linux alone: CUDA.
+printf 'torch\n' | part locks/torch.lock -
+# PyTorch is installed apart, with what this build needs on Linux alone: CUDA.
 mapfile -t apart < <(sed -n "s/^\([^= ]*\)==.*sys_platform == 'linux'.*/--no-emit-package=\1/p" locks/torch.lock)
-apart+=(--no-emit-package=torch --no-emit-package=torchvision)
+apart+=(--no-emit-package=torch)
 part requirements.lock pyproject.toml --all-extras --group dev --group build "${apart[@]}"
 extras client | part locks/client.lock - "${apart[@]}"
 extras client server | part locks/server.lock - "${apart[@]}"

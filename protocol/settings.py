@@ -37,7 +37,7 @@ class Setup(BaseModel):
     )
     model: Annotated[str, Mark.SENT_TO_CLIENTS] = Field(
         "",
-        description='Model to train: a name from fairbloom tasks ("": the first), of torchvision, or my_module:Net',
+        description='Model to train: a name from fairbloom tasks ("": the first), or yours as my_module:Net',
     )
     clients: Annotated[int, Range("[0, inf)"), Mark.SENT_TO_CLIENTS] = Field(
         0, description="Number of clients that the data is split into; 0 uses the task's number, 20 for most tasks"

@@ -1,11 +1,11 @@
-"""How a schema, or a setting such as adult.group, names groups: by a column's values, or a number that divides it."""
+"""How a schema, or a setting such as adult.group, names groups: by a column's values, a number, or a category."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,27 +31,43 @@ OPPOSITE: Mapping[str, str] = {">=": "<", ">": "<=", "<=": ">", "<": ">="}
 
 @dataclass(frozen=True)
 class GroupBy:
-    """One way to group examples: by comparing a column with a number or, where `sign` is "", by each of its values."""
+    """One way to group examples: by a column's comparison with a number or a category, or by each of its values.
+
+    `sign` is "" for the last, "=" for a category, and `to` is then the category.
+    """
 
     column: str
     sign: str = ""
-    number: float = 0.0
+    to: float | str = ""
 
     @property
     def name(self) -> str:
-        """What the grouping is called: "sex", or "age>=60"."""
-        return f"{self.column}{self.sign}{self.number:.15g}" if self.sign else self.column
+        """What the grouping is called: "sex", "age>=60", or "race=White"."""
+        return f"{self.column}{self.sign}{self._number}"
 
     @property
-    def halves(self) -> tuple[str, ...]:
-        """The groups that a number makes of a column, those above and below it; () where values make the groups."""
-        return (f"{self.sign}{self.number:.15g}", f"{OPPOSITE[self.sign]}{self.number:.15g}") if self.sign else ()
+    def _number(self) -> str:
+        return self.to if isinstance(self.to, str) else f"{self.to:.15g}"
 
-    def halve(self, numbers: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Return the place of each number's group among `halves`, and that of OTHER behind them where it is NaN."""
-        within = {">=": np.greater_equal, ">": np.greater, "<=": np.less_equal, "<": np.less}[self.sign]
-        places = np.where(within(numbers, self.number), 0, 1)
-        return np.where(np.isnan(numbers), len(self.halves), places).astype(np.int64)
+    def groups(self, categories: Sequence[str] = ()) -> tuple[str, ...]:
+        """Return the groups of a column with these categories; of numbers those within the bound and beyond it."""
+        if not self.sign:
+            return tuple(categories)
+        if self.sign == "=":
+            return (f"not {self._number}", self._number)
+        return (f"{self.sign}{self._number}", f"{OPPOSITE[self.sign]}{self._number}")
+
+    def places(self, values: NDArray[Any], categories: Sequence[str] = ()) -> NDArray[np.int64]:
+        """Return the place of each value's group, that of OTHER behind the others where there is no value.
+
+        `values` are numbers, NaN for a missing one, or the places of categories, -1 for none.
+        """
+        if isinstance(self.to, float):
+            within = {">=": np.greater_equal, ">": np.greater, "<=": np.less_equal, "<": np.less}[self.sign]
+            missing, found = np.isnan(values), np.where(within(values, self.to), 0, 1)
+        else:
+            missing, found = values < 0, values == categories.index(self.to) if self.sign else values
+        return np.where(missing, len(self.groups(categories)), found).astype(np.int64)
 
 
 def parse_groups(key: str, text: str) -> tuple[GroupBy, ...]:
@@ -74,6 +90,8 @@ def _parse_grouping(key: str, word: str) -> GroupBy:
     if compared is None:
         return GroupBy(word)
     column, sign, number = (part.strip() for part in compared.groups())
+    if column and sign == "=" and number:
+        return GroupBy(column, sign, number)
     try:
         bound = float(number)
     except ValueError:
@@ -81,8 +99,8 @@ def _parse_grouping(key: str, word: str) -> GroupBy:
     if not column or sign not in OPPOSITE or not np.isfinite(bound):
         example = f"{column or 'age'}{sign if sign in OPPOSITE else '>='}60"
         raise ReportableError(
-            f"{key} = {word!r}: compare a column with a number by >=, >, <= or <, as in {example}; a column's name "
-            "alone makes a group of each of its values"
+            f"{key} = {word!r}: compare a column with a number by >=, >, <= or <, as in {example}, or with a category "
+            "as in race=White; a column's name alone makes a group of each of its values"
         )
     return GroupBy(column, sign, bound)
 
@@ -100,8 +118,8 @@ def find_two_groups(task: Task) -> tuple[int, int]:
         there = ", ".join(names[place] for place in two) or "none"
         raise ReportableError(
             f"there are {len(two)} groups by {grouping!r} ({there}), and fairness between groups is between two: name "
-            "a column of two values first, or divide the numbers of one, as in age>=60; people of Adult also "
-            "by one category, as in adult.group=race=White"
+            "a column of two values first, or divide the numbers of one, as in age>=60, or take one category, as in "
+            "race=White"
         )
     if task.classes not in (None, 2):
         raise ReportableError(

@@ -184,7 +184,7 @@ class Schema(_Table):
     @property
     def group_names(self) -> dict[str, tuple[str, ...]]:
         """The groups of each grouping, by its name; the last one has the rows that belong to no other."""
-        return {by.name: (*(by.halves or self.fields[by.column].categories), OTHER) for by in self.groupings}
+        return {by.name: (*by.groups(self.fields[by.column].categories), OTHER) for by in self.groupings}
 
     def file(self, name: str) -> File:
         """Return how a file is written."""
@@ -311,7 +311,7 @@ def _find_contradictions(schema: Schema) -> Iterator[str]:
     if schema.positive and (len(classes) != 2 or schema.positive not in classes):
         there = f"the classes are {', '.join(classes)}" if classes else "the target is a quantity"
         yield f"positive = {schema.positive!r}: it must be one of two classes, and {there}"
-    yield from _find_wrong_groups(schema)
+    yield from find_wrong_groups(schema)
     for file, about in schema.files.items():
         if about.groupChar and about.groupChar == about.decimalChar:
             yield f"files.{file}.groupChar = {about.groupChar!r}: it is the decimal mark, too: choose one of the two"
@@ -353,17 +353,20 @@ def _find_faults_of(field: Field) -> Iterator[str]:
         yield f"{'scale' if field.scale is None else 'center'} is missing: center and scale belong together"
 
 
-def _find_wrong_groups(schema: Schema) -> Iterator[str]:
+def find_wrong_groups(schema: Schema, key: str = "groups") -> Iterator[str]:
+    """Yield what is wrong with the groups that a schema names under a key, each as key, value and remedy."""
     for by in schema.groupings:
         field = schema.fields.get(by.column)
         if field is None:
-            yield f"groups = {by.name!r}: {did_you_mean(by.column, schema.fields)}the column must be one of the fields"
+            yield f"{key} = {by.name!r}: {did_you_mean(by.column, schema.fields)}the column must be one of the fields"
         elif by.column == schema.target:
-            yield f"groups = {by.name!r}: it is the target: name a column that is known before the target is"
-        elif bool(by.sign) == bool(field.categories):
-            remedy = f"name it alone, {by.column!r}" if by.sign else f"divide it, as in '{by.column}>=60'"
-            held = "categories" if field.categories else "numbers"
-            yield f"groups = {by.name!r}: the column holds {held}: {remedy}"
+            yield f"{key} = {by.name!r}: it is the target: name a column that is known before the target is"
+        elif isinstance(by.to, float) == bool(field.categories):
+            remedy = f"name it alone, {by.column!r}" if field.categories else f"divide it, as in '{by.column}>=60'"
+            yield f"{key} = {by.name!r}: the column holds {'categories' if field.categories else 'numbers'}: {remedy}"
+        elif by.sign == "=" and by.to not in field.categories:
+            hint = did_you_mean(str(by.to), field.categories)
+            yield f"{key} = {by.name!r}: {hint}the categories are {', '.join(field.categories)}"
 
 
 def _shorten(value: object) -> str:

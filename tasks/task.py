@@ -157,7 +157,11 @@ class TaskInfo:
     def check(self, setup: Setup) -> None:
         """Raise FairbloomError when the task has no such model or partition, or no use for a folder or a schema."""
         if self.models and setup.model not in self.models:
-            check_model(setup.model, self)
+            from .models import MODELS, maker_of
+
+            if setup.model in MODELS:
+                raise FairbloomError(f"model = {setup.model!r}: task {self.name} has {', '.join(self.models)}")
+            maker_of(setup.model)
         if self.partitions and setup.partition not in self.partitions:
             if not (self.deals and is_import_string(setup.partition)):
                 there = ", ".join([*self.partitions, *([OWN_PARTITION] if self.deals else [])])
@@ -277,18 +281,6 @@ def imported_partition(name: str) -> Callable[[NDArray[Any], int, np.random.Gene
         )
     found: Callable[[NDArray[Any], int, np.random.Generator], Iterable[Any]] = function
     return found
-
-
-def check_model(name: str, info: TaskInfo) -> None:
-    """Raise FairbloomError when a name is none of a task's models: neither an import string nor torchvision's."""
-    from .models import MODELS, check_known, maker_of
-
-    if is_import_string(name):
-        maker_of(name)
-    elif name in MODELS:
-        raise FairbloomError(f"model = {name!r}: task {info.name} has {', '.join(info.models)}")
-    else:
-        check_known(name, info.models)
 
 
 @dataclass(frozen=True, eq=False)

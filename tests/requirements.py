@@ -19,7 +19,7 @@ def needed(asked: Iterable[Requirement], system: Mapping[str, str], *, cuda: boo
         seen.add(str(requirement))
         yield requirement
         there = system if cuda or requirement.name != "torch" else {**system, "platform_system": "none"}
-        for line in [] if requirement.name == "torchvision" else requires(requirement.name) or []:  # it may be absent
+        for line in requires(requirement.name) or []:
             further = Requirement(line)
             marker = further.marker
             if marker is None or any(marker.evaluate({**there, "extra": extra}) for extra in {"", *requirement.extras}):

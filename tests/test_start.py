@@ -8,7 +8,7 @@ import pytest
 from tests.checkout import ROOT
 
 LARGE = (
-    *("torch", "torchvision", "pandas", "scipy", "sklearn", "pyarrow", "vl_convert", "jinja2", "PIL"),
+    *("torch", "pandas", "scipy", "sklearn", "pyarrow", "vl_convert", "jinja2", "PIL"),
     *("statsmodels", "ray", "flwr", "grpc", "numpy", "cvxopt", "safetensors", "pydantic"),
 )
 """The libraries that take long to import."""

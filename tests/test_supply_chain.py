@@ -134,7 +134,7 @@ def test_a_lock_file_is_complete(lock: str, system: str) -> None:
         asked = [Requirement(line) for extra in EXTRAS[lock] for line in OPTIONAL[extra]]
     for cuda, pins in ((False, locked(lock)), (True, locked("torch") | locked(lock))):
         for requirement in needed(asked, SYSTEMS[system], cuda=cuda):
-            if requirement.name not in ("torch", "torchvision"):
+            if requirement.name != "torch":
                 on_system = [
                     pin
                     for pin in pins.get(canonicalize_name(requirement.name), [])
@@ -219,11 +219,10 @@ def test_the_extra_for_clients_names_all_that_a_deployed_client_imports() -> Non
 
 
 def test_pytorch_and_its_cuda_libraries_are_locked_apart() -> None:
-    matching = {"torch", "torchvision"}
-    cuda = set(locked("torch")) - set(locked("requirements")) - matching
+    cuda = set(locked("torch")) - set(locked("requirements")) - {"torch"}
     assert any(name.startswith("nvidia-") for name in cuda)
     assert all("linux" in str(locked("torch")[name][0].requirement.marker) for name in cuda)
-    assert not matching & {*locked("requirements"), *locked("client"), *locked("server")}
+    assert "torch" not in {*locked("requirements"), *locked("client"), *locked("server")}
 
 
 def test_the_environment_is_the_locked_one() -> None:

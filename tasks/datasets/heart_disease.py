@@ -7,29 +7,29 @@ category. That leaves 303, 261, 46 and 130 patients, of whom each hospital is te
 A hospital needs no file but its own: categories are constants, and it standardises by its own training patients.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
-from fairbloom.errors import FairbloomError, did_you_mean
+from fairbloom.errors import FairbloomError
 from fairbloom.protocol.scores import ACCURACY
 from fairbloom.protocol.streams import generator
 
-from ..groups import GroupBy, parse_groups
+from ..files.rows import ColumnValues, is_missing
 from ..known import TASKS
 from ..measures import AUC, BALANCED_ACCURACY, auc, balanced_accuracy, group_scores_of_classes
 from ..partition import Indices, Labels, Parts, name_clients, split, splits_of
+from ..schema import Field, Schema
 from ..task import Setup, Splits, Task, is_highest
 from .classification import classify, numbered
 from .store import locate
-from .uci import read_table
+from .uci import describe_columns, read_columns
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "long-beach")
 """The clients, in the order of their files."""
@@ -43,7 +43,7 @@ COLUMNS = (
 DROPPED = ("slope", "ca", "thal")
 """The columns that are left out."""
 
-CATEGORIES: dict[str, tuple[float, ...]] = {"cp": (1, 2, 3, 4), "restecg": (0, 1, 2)}
+CATEGORIES = {"cp": tuple("1234"), "restecg": tuple("012")}
 """The kinds of chest pain and of electrocardiogram; the first of each has no input."""
 
 NUMBERS = tuple(name for name in COLUMNS[:-1] if name not in (*DROPPED, *CATEGORIES))
@@ -52,11 +52,18 @@ NUMBERS = tuple(name for name in COLUMNS[:-1] if name not in (*DROPPED, *CATEGOR
 INPUTS = len(NUMBERS) + sum(len(known) - 1 for known in CATEGORIES.values())
 """The length of an example, 13."""
 
-SEXES = ("female", "male")
-"""What the numbers 0 and 1 of the column sex stand for."""
-
-CODES = {**CATEGORIES, "sex": (0.0, 1.0)}
-"""The numbers that a column may have where that is not any."""
+SCHEMA = Schema(
+    target=COLUMNS[-1],
+    ignore=DROPPED,
+    missing="drop",
+    fields={
+        **{name: Field(type="number") for name in NUMBERS},
+        "sex": Field(type="string", categories=("female", "male"), spellings={"female": ("0",), "male": ("1",)}),
+        **{name: Field(type="string", categories=known) for name, known in CATEGORIES.items()},
+        COLUMNS[-1]: Field(type="string", categories=tuple("01234")),
+    },
+)
+"""What the files hold."""
 
 TRAINED = 0.66
 """The share of a hospital's patients that it trains on."""
@@ -74,17 +81,16 @@ def load(setup: Setup, *, split: int, group: str) -> Task:
             "patients, as FLamby does: leave test-share out"
         )
 
-    groupings = parse_groups("heart-disease.group", group)
-    _check_grouped(groupings)
+    schema = describe_columns(SCHEMA, "heart-disease.group", group)
 
     @cache
     def splits(client: str) -> Splits:
         info = TASKS["heart-disease"]
         (path,) = locate(info, setup, [info.files[HOSPITALS.index(client)]])
-        inputs, targets = read_patients(path)
+        patients = read_patients(path)
+        inputs, targets = encode_patients(patients)
         parts = parts_of(targets, setup, client, split)
-        columns = [(by, inputs[:, NUMBERS.index(by.column)]) for by in groupings]
-        places = [by.halve(column) if by.sign else column.astype(np.int64) for by, column in columns]
+        places = [by.places(patients[by.column], schema.fields[by.column].categories) for by in schema.groupings]
         groups = torch.from_numpy(np.stack(places, axis=1)) if places else None
         scaled = standardise(inputs, parts.train)
         return splits_of(torch.from_numpy(scaled), torch.from_numpy(targets), parts, groups)
@@ -93,18 +99,9 @@ def load(setup: Setup, *, split: int, group: str) -> Task:
     return replace(
         task,
         scores={ACCURACY: is_highest, AUC: auc, BALANCED_ACCURACY: balanced_accuracy},
-        groupings={by.name: by.halves or SEXES for by in groupings},
-        group_scores=group_scores_of_classes(2) if groupings else {},
+        groupings={name: groups[:-1] for name, groups in schema.group_names.items()},  # who lacks a value is left out
+        group_scores=group_scores_of_classes(2) if schema.groups else {},
     )
-
-
-def _check_grouped(groupings: Sequence[GroupBy]) -> None:
-    for by in groupings:
-        if by.column not in NUMBERS or (not by.sign and by.column != "sex"):
-            raise FairbloomError(
-                f"heart-disease.group = {by.name!r}: patients are grouped by sex, or by a number as in age>=60: "
-                f"{did_you_mean(by.column, NUMBERS)}there are {', '.join(NUMBERS)}"
-            )
 
 
 # Who is trained on ----------------------------------------------------------------------------------------------------
@@ -140,18 +137,17 @@ def standardise(inputs: NDArray[np.float64], train: Indices) -> NDArray[np.float
 # The files ------------------------------------------------------------------------------------------------------------
 
 
-def read_patients(path: Path) -> tuple[NDArray[np.float64], Labels]:
-    """Return the inputs of patients without a missing value, shape (n, 13), and which of them are ill, shape (n,)."""
-    table = read_table(path, COLUMNS, pa.float64()).drop_columns([*DROPPED]).drop_null()
-    columns = {name: table.column(name).to_numpy() for name in table.column_names}
-    for name, values in columns.items():
-        known = CODES.get(name)
-        wrong = values[~(np.isin(values, known) if known else np.isfinite(values))]
-        if len(wrong):
-            allowed = f"one of {', '.join(f'{each:g}' for each in known)}" if known else "a number"
-            raise FairbloomError(f"{path}: {name} = {wrong[0]:g}; it must be {allowed}: put the original in its place")
-    if not len(table):
+def read_patients(path: Path) -> dict[str, ColumnValues]:
+    """Return the columns of a file, as the schema says, for the patients without a missing value."""
+    columns = read_columns(path, COLUMNS, SCHEMA)
+    known = ~np.any([is_missing(values) for values in columns.values()], axis=0)
+    if not known.any():
         raise FairbloomError(f"{path} has no patient without missing values: put the original in its place")
-    one_hot = [columns[name] == category for name, known in CATEGORIES.items() for category in known[1:]]
-    inputs = np.stack([*(columns[name] for name in NUMBERS), *one_hot], axis=1)
-    return inputs, (columns["num"] > 0).astype(np.int64)
+    return {name: values[known] for name, values in columns.items()}
+
+
+def encode_patients(patients: Mapping[str, ColumnValues]) -> tuple[NDArray[np.float64], Labels]:
+    """Return patients' inputs, shape (n, 13), and which of them are ill, shape (n,)."""
+    one_hot = [patients[name] == place for name, known in CATEGORIES.items() for place in range(1, len(known))]
+    inputs = np.stack([*(patients[name].astype(np.float64) for name in NUMBERS), *one_hot], axis=1)
+    return inputs, (patients["num"] > 0).astype(np.int64)

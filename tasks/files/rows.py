@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from fairbloom.errors import did_you_mean, find_nearest
 
-from ..groups import GroupBy
 from ..partition import MIN_EXAMPLES, Parts, split, splits_of
 from ..preprocessing import TABLE, Preprocessing, encode_columns, input_columns
 from ..schema import MAX_TEXT, Field, FileField, Schema, fold, normalise, parse_schema
@@ -222,15 +221,9 @@ class SiteRows:
         schema = self._schema
         inputs = encode_columns(self.preprocessing().columns, self.values)
         targets = as_targets(self.values[schema.target], Target.of(schema))
-        places = [self._places(by, self.values[by.column]) for by in schema.groupings]
+        places = [by.places(self.values[by.column], schema.fields[by.column].categories) for by in schema.groupings]
         groups = torch.from_numpy(np.stack(places, axis=1)) if places else None
         return splits_of(inputs, targets, self.parts, groups)
-
-    def _places(self, by: GroupBy, values: ColumnValues) -> NDArray[np.int64]:
-        """Return the place of each row's group in a grouping."""
-        if by.sign:
-            return by.halve(values)
-        return np.where(values < 0, len(self._schema.fields[by.column].categories), values).astype(np.int64)
 
     def describe(self) -> Mapping[str, str | int]:
         """Return what `fairbloom data` shows of the site."""

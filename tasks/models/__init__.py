@@ -1,16 +1,13 @@
-"""Models by name: built-in networks, user-defined ones, and those of torchvision."""
+"""Models by name: built-in networks, and user-defined ones."""
 
 import inspect
 import math
-import warnings
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from typing import Any
 
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
 from fairbloom.errors import FairbloomError, ReportableError, did_you_mean
@@ -19,13 +16,6 @@ from fairbloom.imports import imported, is_import_string
 from ..outputs import choose_output
 from . import networks
 from .networks import IMAGE, Shape
-
-TORCHVISION_ARGUMENTS: dict[str, dict[str, Any]] = {
-    "googlenet": {"aux_logits": False, "init_weights": True},
-    "inception_v3": {"aux_logits": False, "init_weights": True},
-}
-"""Arguments of these models of torchvision, so that they return one tensor in training too, and do not warn."""
-
 
 MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "logistic": networks.logistic,
@@ -46,17 +36,11 @@ MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
 def build(name: str, shape: Shape, outputs: int, seed: int, dtype: torch.dtype = torch.float32) -> nn.Module:
     """Return a freshly initialised model for examples of a shape and dtype; the seed alone decides its weights.
 
-    `name` is a built-in model, an import string, or one of torchvision's; a dtype of torch.int64 is a line of
-    characters.
+    `name` is a built-in model or an import string; a dtype of torch.int64 is a line of characters.
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        if name in MODELS:
-            model = MODELS[name](shape, outputs)
-        elif is_import_string(name):
-            model = build_user_defined(name, shape, outputs)
-        else:
-            model = from_torchvision(name, shape, outputs)
+        model = MODELS[name](shape, outputs) if name in MODELS else build_user_defined(name, shape, outputs)
         _check_outputs(name, model, torch.zeros(1, *shape, dtype=dtype), outputs)
     check_arrays(model)
     return model
@@ -96,6 +80,11 @@ def build_user_defined(name: str, shape: Shape, outputs: int) -> nn.Module:
 
 def maker_of(name: str) -> Callable[..., Any]:
     """Return the class, or function, that an import string names."""
+    if not is_import_string(name):
+        hint = did_you_mean(name, MODELS)
+        raise FairbloomError(
+            f"model = {name!r} is unknown: {hint}there are {', '.join(MODELS)}, and yours as my_models:Net"
+        )
     maker = imported("model", name)
     if isinstance(maker, nn.Module) or not callable(maker):
         raise FairbloomError(
@@ -105,69 +94,20 @@ def maker_of(name: str) -> Callable[..., Any]:
     return maker  # type: ignore[no-any-return]
 
 
-# torchvision's --------------------------------------------------------------------------------------------------------
-
-
-def from_torchvision(name: str, shape: Shape, outputs: int) -> nn.Module:
-    """Return one of torchvision's models of images, untrained, for this number of outputs and the images' channels."""
-    check_known(name, tuple(MODELS))
-    if len(shape) != IMAGE:
-        raise FairbloomError(
-            f"model = {name!r}: torchvision's models take images, (channels, height, width), and an example of this "
-            f"task has shape {shape}: logistic and mlp take it"
-        )
-    arguments = {"weights": None, "num_classes": outputs, **TORCHVISION_ARGUMENTS.get(name, {})}
-    model: nn.Module = import_module("torchvision.models").get_model(name, **arguments)
-    set_channels(model, shape[0])
-    return model
-
-
-def set_channels(model: nn.Module, channels: int) -> None:
-    """Replace a model's first convolution by one for this number of channels, if it has another."""
-    for name, old in model.named_modules():
-        if isinstance(old, nn.Conv2d):
-            if old.in_channels != channels:
-                parent, _, child = name.rpartition(".")
-                sizes: tuple[Any, Any, Any, Any] = (old.kernel_size, old.stride, old.padding, old.dilation)
-                rest = (old.groups, old.bias is not None, old.padding_mode)
-                setattr(model.get_submodule(parent), child, nn.Conv2d(channels, old.out_channels, *sizes, *rest))
-            return
-
-
-def check_known(name: str, ours: tuple[str, ...]) -> None:
-    """Raise FairbloomError when torchvision has no model of images of this name; `ours` would do in its place."""
-    theirs: list[str] = []
-    cause: Exception | None = None
-    hint = "one of torchvision's, as resnet18"
-    try:
-        with warnings.catch_warnings(action="ignore"):  # that it cannot read image files, which nobody needs here
-            models = import_module("torchvision.models")
-        theirs = models.list_models(module=models)
-    except ImportError as error:
-        cause, hint = error, "torchvision's models need torchvision, which is not installed: pip install torchvision"
-    except RuntimeError as error:
-        cause, hint = error, f"torchvision, installed here, is made for another torch than {torch.__version__}: {error}"
-    if name in theirs:
-        return
-    meant = did_you_mean(name, [*ours, *theirs])
-    raise FairbloomError(
-        f"model = {name!r} is unknown: {meant}there are {', '.join(ours)}; your own, as my_models:Net; {hint}"
-    ) from cause
-
-
 # What every model must be ---------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
 def _check_outputs(name: str, model: nn.Module, example: Tensor, outputs: int) -> None:
     """Raise FairbloomError when a model does not map one example to a row of outputs; lazy modules are made by this."""
+    remedy = "choose another model" if name in MODELS else "its parameters outputs, inputs, channels and shape say it"
     try:
         answer = model.eval()(example)
     except Exception as error:  # whatever a user's model raises
         raise FairbloomError(
             f"model = {name!r}: it cannot take an example of this task, a tensor of shape {tuple(example.shape)} and "
             f"dtype {example.dtype} ({type(error).__name__}: {' '.join(str(error).split())}): "
-            f"{_explain_batch_norm(model) or _remedy(name)}"
+            f"{remedy}"
         ) from error
     try:
         chosen = choose_output(model, answer, "")
@@ -177,33 +117,9 @@ def _check_outputs(name: str, model: nn.Module, example: Tensor, outputs: int) -
         got = f"a {type(answer).__name__}" if chosen is None else f"a tensor of shape {tuple(chosen.shape)}"
         raise FairbloomError(
             f"model = {name!r}: for one example, of shape {tuple(example.shape)}, it returns {got}, and this task "
-            f"needs a tensor of shape {(1, outputs)}, or tensors by name with logits of that shape: {_remedy(name)}"
+            f"needs a tensor of shape {(1, outputs)}, or tensors by name with logits of that shape: {remedy}"
         )
     model.train()
-
-
-def _explain_batch_norm(model: nn.Module) -> str:
-    """Return the remedy where a BatchNorm has no running statistics and takes no single example, "" elsewhere."""
-    kinds = [
-        type(each).__name__ for each in model.modules() if isinstance(each, _BatchNorm) and each.running_mean is None
-    ]
-    if not kinds:
-        return ""
-    return (
-        f"its {kinds[0]} keeps no running statistics (track_running_stats=False), so it takes no example by itself: "
-        "let it keep them, or put GroupNorm or LayerNorm in its place"
-    )
-
-
-def _remedy(name: str) -> str:
-    if name in MODELS:
-        return "choose another model"
-    if not is_import_string(name):
-        return "it takes images of another size; choose another model"
-    return (
-        "its parameters outputs, inputs, channels and shape, where it has them, are the number of outputs, the "
-        "numbers in an example, its channels and its shape"
-    )
 
 
 def check_arrays(model: nn.Module) -> None:

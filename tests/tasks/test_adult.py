@@ -1,6 +1,5 @@
 """Adult: the people of the census, as the clients of AFL's, q-FFL's and FedMGDA+'s experiments."""
 
-import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,10 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
 from fairbloom.errors import FairbloomError
-from fairbloom.tasks.datasets.adult import CATEGORIES, COLUMNS, INCOMES, published, read_people
+from fairbloom.tasks.datasets.adult import CATEGORIES, COLUMNS, INCOMES, published
 from fairbloom.tasks.task import Examples
 from tests.originals import needs
 
@@ -56,31 +54,31 @@ def small(tmp_path: Path) -> Path:
 
 
 def test_an_example_has_one_input_of_each_known_category(tmp_path: Path) -> None:
-    path = tmp_path / "people"
-    path.write_text("\n".join([line_of("Doctorate", ">50K", sex="Male"), line_of(occupation="?", workclass="?")]))
-    people = read_people(path)
+    people = [*[line_of("Doctorate", ">50K", sex="Male")] * 5, *[line_of(occupation="?", workclass="?")] * 5]
+    task = load("adult", written(tmp_path, people, people))
+    (known, rich), (unknown, poor) = (everything(task.splits(client).test) for client in ("phd", "non-phd"))
+    assert known.shape == unknown.shape == (5, 99)
+    assert known.sum(dim=1).tolist() == [8] * 5
+    assert unknown.sum(dim=1).tolist() == [6] * 5
     ends = dict(zip(CATEGORIES, np.cumsum([len(known) for known in CATEGORIES.values()]), strict=True))
-    inputs = people.inputs([*CATEGORIES])
-    assert inputs.shape == (2, 99)
-    assert inputs.sum(axis=1).tolist() == [8, 6]
-    assert inputs[0, 8 + 13] == 1  # where the code of q-FFL and FedMGDA+ looks for a doctorate
-    assert inputs[0, ends["sex"] - 1] == 1
-    assert not inputs[1, : ends["workclass"]].any()
-    assert people.targets.tolist() == [1, 0]
-    assert people.doctorates.tolist() == [True, False]
+    assert known[0, 8 + 13] == known[0, ends["sex"] - 1] == 1
+    assert not unknown[:, : ends["workclass"]].any()
+    assert (rich.tolist(), poor.tolist()) == ([1] * 5, [0] * 5)
 
 
 def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "people"
+    written(tmp_path, [line_of()] * 9, [line_of()])
+    path = tmp_path / "adult" / "adult.data"
     for lines, words in (
         ([line_of(), "25, Private, 226802"], ("Expected 15", "got 3")),
-        ([line_of(), line_of("PhD")], ("education = ", "PhD", "Doctorate")),
-        ([line_of(income="50K")], ("income = ", "50K", "<=50K")),
+        ([line_of(), line_of("PhD")], ("row 2", "'education'", "PhD")),
+        ([line_of(income="50K")], ("'income'", "50K", "<=50K")),
+        ([line_of(income="?")], ("'income'", "no value")),
         (["|1x3 Cross validator"], ()),
     ):
         path.write_text("\n".join(lines) + "\n")
         with pytest.raises(FairbloomError) as refusal:
-            read_people(path)
+            load("adult", tmp_path).splits("phd")
         assert all(word in str(refusal.value) for word in (str(path), *words)), refusal.value
 
 
@@ -137,52 +135,27 @@ LEFT_OUT = {"race", "education"}
 # FedMGDA+'s Table 7 ---------------------------------------------------------------------------------------------------
 
 
-def in_set_order(doctorates: NDArray[np.bool_]) -> list[set[int]]:
-    """Return whom the two clients of the published code train on, by Python sets themselves."""
-    numbers = np.arange(1, len(doctorates) + 1)
-    listed = (list(set(numbers[mine].tolist())) for mine in (doctorates, ~doctorates))
-    return [set(rows[: int(0.8 * len(rows))]) for rows in listed]
-
-
 def test_published_groups_are_in_nearly_any_python_sets_order() -> None:
+    """Numbers that share a slot of the hash table may be listed otherwise."""
     doctorates = np.zeros(32561, bool)
     doctorates[np.random.default_rng(0).permutation(32561)[:413]] = True
-    phd, others = published(doctorates)
-    assert doctorates[phd - 1].all()
-    assert not doctorates[others - 1].any()
-    of_phd, of_others = in_set_order(doctorates)
-    assert set(others.tolist()) == of_others
-    assert len(set(phd.tolist()) ^ of_phd) <= 4  # numbers that share a slot of the hash table may be listed otherwise
-
-
-@ORIGINALS
-def test_published_groups_are_four_fifths_of_python_sets() -> None:
-    doctorates = read_people(Path(os.environ["FAIRBLOOM_DATA"], "adult", "adult.data")).doctorates
-    assert [set(rows.tolist()) for rows in published(doctorates)] == in_set_order(doctorates)
-
-
-def test_nobody_stands_on_the_line_after_the_last() -> None:
-    doctorates = np.array([False] * 9 + [True] * 5)
-    assert max(map(max, published(doctorates))) < len(doctorates)
+    for rows, people, unlike in zip(
+        published(*map(np.flatnonzero, (doctorates, ~doctorates))), (doctorates, ~doctorates), (4, 0), strict=True
+    ):
+        listed = list(set((np.flatnonzero(people) + 1).tolist()))
+        assert len({*rows.tolist()} ^ {*listed[: int(0.8 * len(listed))]}) <= unlike
+        assert people[rows - 1].all()
+    assert max(map(max, published(np.arange(9, 14), np.arange(9)))) < 14  # nobody stands on the line after the last
 
 
 @ORIGINALS
 def test_the_real_clients_have_as_many_people_as_the_papers_say() -> None:
-    described, as_published = load("adult"), load("adult", adult__groups="published")
-    sizes = {name: tuple(map(len, described.splits(name))) for name in described.clients}
-    assert sizes == {"phd": (413, 181), "non-phd": (32148, 16100)}
-    sizes = {name: tuple(map(len, as_published.splits(name))) for name in as_published.clients}
-    assert sizes == {"phd": (330, 181), "non-phd": (25718, 16100)}
-    for name in described.clients:
-        assert people_of(described.splits(name).test) == people_of(as_published.splits(name).test)
-
-
-@ORIGINALS
-def test_the_published_phd_client_has_hardly_a_phd() -> None:
-    doctorate = 8 + 13
-    for groups, share in (("described", 1.0), ("published", 3 / 330)):
-        inputs, _ = everything(load("adult", adult__groups=groups).splits("phd").train)
-        assert inputs[:, doctorate].mean().item() == pytest.approx(share)
+    for groups, phd, others, share in (("described", 413, 32148, 1.0), ("published", 330, 25718, 3 / 330)):
+        task = load("adult", adult__groups=groups)
+        sizes = {name: tuple(map(len, task.splits(name))) for name in task.clients}
+        assert sizes == {"phd": (phd, 181), "non-phd": (others, 16100)}
+        inputs, _ = everything(task.splits("phd").train)  # where the code of q-FFL and FedMGDA+ looks for a doctorate:
+        assert inputs[:, 8 + 13].mean().item() == pytest.approx(share)
 
 
 @ORIGINALS

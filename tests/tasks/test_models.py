@@ -1,8 +1,6 @@
 """Models by name, and what is asked of every model."""
 
-import importlib.util
 import math
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,24 +9,18 @@ import torch
 from torch import Tensor, nn
 
 from fairbloom.errors import FairbloomError
-from fairbloom.tasks import TASKS, TaskInfo
+from fairbloom.tasks import TASKS, Setup
 from fairbloom.tasks.models import (
     MODELS,
     arrays_of,
     build,
     check_arrays,
     float_buffers,
-    set_channels,
     shared_parameters,
 )
-from fairbloom.tasks.task import check_model
 
 IMAGE = (1, 8, 8)
-DIGITS = TASKS["digits"]
 HERE = __name__
-
-with_torchvision = pytest.mark.skipif(importlib.util.find_spec("torchvision") is None, reason="needs torchvision")
-without_torchvision = pytest.mark.skipif(importlib.util.find_spec("torchvision") is not None, reason="has torchvision")
 
 
 def built(name: str, shape: tuple[int, ...] = IMAGE, outputs: int = 10, seed: int = 0) -> nn.Module:
@@ -184,61 +176,15 @@ def test_a_model_that_does_not_fit_is_refused_with_both_shapes() -> None:
 
 
 def test_the_settings_check_a_models_name() -> None:
-    check_model(f"{HERE}:Told", DIGITS)
-    for name in (f"{HERE}:finished", f"{HERE}:missing"):
-        with pytest.raises(FairbloomError, match=f"model = '{name}'"):
-            check_model(name, DIGITS)
-    with pytest.raises(FairbloomError, match=r"model = 'logstic' .*logistic"):
-        check_model("logstic", DIGITS)
-    with pytest.raises(FairbloomError, match=r"model = 'cnn': task digits has logistic$"):
-        check_model("cnn", TaskInfo("digits", "", "", "", models=("logistic",)))
-
-
-# torchvision's --------------------------------------------------------------------------------------------------------
-
-
-@without_torchvision
-def test_a_model_of_torchvision_says_how_to_install_it() -> None:
-    for attempt in (partial(build, "resnet18", IMAGE, 10, 0), partial(check_model, "resnet18", DIGITS)):
-        with pytest.raises(FairbloomError, match=r"'resnet18' is unknown: .*pip install torchvision"):
-            attempt()
-
-
-@with_torchvision
-def test_torchvisions_models_fit_channels_and_classes() -> None:
-    for name in ("resnet18", "squeezenet1_1", "densenet121", "googlenet"):
-        check_model(name, DIGITS)
-        assert build(name, (1, 64, 64), 7, 0)(torch.zeros(2, 1, 64, 64)).shape == (2, 7)
-
-
-@with_torchvision
-def test_what_torchvision_cannot_do_is_said() -> None:
-    for name, shape, words in (
-        ("resnet81", IMAGE, "resnet18"),
-        ("fasterrcnn_resnet50_fpn", IMAGE, "is unknown"),
-        ("resnet18", (13,), r"shape \(13,\)"),
-        ("alexnet", IMAGE, "another size"),
+    TASKS["digits"].check(Setup(model=f"{HERE}:Told", partition="iid"))
+    for name, words in (
+        (f"{HERE}:finished", "finished"),
+        (f"{HERE}:missing", "missing"),
+        ("logstic", "logistic"),
+        ("softmax", "task digits has logistic, mlp, cnn"),
     ):
-        with pytest.raises(FairbloomError, match=f"(?s)'{name}'.*{words}"):
-            build(name, shape, 10, 0)
-
-
-def stem(bias: bool = True, **options: Any) -> nn.Module:
-    first = nn.Conv2d(3, 8, (3, 5), stride=2, padding=(1, 2), bias=bias, padding_mode="reflect", **options)
-    return nn.Sequential(nn.Identity(), nn.Sequential(nn.Sequential(first, nn.ReLU()), nn.Conv2d(8, 4, 1)))
-
-
-def test_the_first_convolution_is_replaced_for_other_channels() -> None:
-    for bias in (True, False):
-        model = stem(bias)
-        second, modules = model.get_submodule("1.1"), list(model.modules())
-        set_channels(model, 3)
-        assert list(model.modules()) == modules  # it has as many
-        before = model(torch.zeros(1, 3, 9, 9)).shape
-        set_channels(model, 1)
-        assert model(torch.zeros(1, 1, 9, 9)).shape == before
-        assert str(model.get_submodule("1.0.0")) == str(modules[4]).replace("Conv2d(3", "Conv2d(1")
-        assert model.get_submodule("1.1") is second
+        with pytest.raises(FairbloomError, match=f"model = '{name}'.*{words}"):
+            TASKS["digits"].check(Setup(model=name, partition="iid"))
 
 
 # What every model must be ---------------------------------------------------------------------------------------------
