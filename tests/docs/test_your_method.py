@@ -3,11 +3,13 @@
 import importlib
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
+from pkgutil import resolve_name
 from types import ModuleType
 
 import pytest
@@ -24,10 +26,16 @@ from tests.federation import run as run_strategy
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "your-method.md").read_text()
+MORE = ROOT / "docs" / "apps" / "more_methods.py"
 PYTHON = re.findall(r"```python\n(.+?)```", GUIDE, re.DOTALL)
 COMMANDS = [line for block in re.findall(r"```sh\n(.+?)```", GUIDE, re.DOTALL) for line in block.splitlines()]
-RULES = re.findall(r"^class (\w+):", GUIDE, re.MULTILINE)
-METHODS = re.findall(r"^class (\w+)\(FairStrategy\)", GUIDE, re.MULTILINE)
+TEXTS = {"my_methods": GUIDE, "more_methods": MORE.read_text()}
+RULES = [f"{name}:{rule}" for name, text in TEXTS.items() for rule in re.findall(r"^class (\w+):", text, re.MULTILINE)]
+METHODS = [
+    f"{name}:{method}"
+    for name, text in TEXTS.items()
+    for method in re.findall(r"^class (\w+)\(FairStrategy\)", text, re.MULTILINE)
+]
 
 (IMPORTS,) = (block for block in PYTHON if "import FairStrategy\n" in block)
 (IN_PYTHON,) = (block for block in PYTHON if "check_method(WorstHalf" in block)
@@ -36,10 +44,11 @@ METHODS = re.findall(r"^class (\w+)\(FairStrategy\)", GUIDE, re.MULTILINE)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the guide's my_methods.py."""
+    """A folder with the guide's my_methods.py, and the file of more methods that it links."""
     folder = tmp_path_factory.mktemp("guide")
     classes = [block for block in PYTHON if block.startswith("class ")]
     (folder / "my_methods.py").write_text("\n\n".join([IMPORTS, *classes]))
+    shutil.copy(MORE, folder)
     return folder
 
 
@@ -48,18 +57,20 @@ def my_methods(folder: Path) -> Iterator[ModuleType]:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
         yield importlib.import_module("my_methods")
-        del sys.modules["my_methods"]
+        for name in TEXTS:
+            sys.modules.pop(name, None)
 
 
 def test_every_block_of_python_is_run_by_a_test() -> None:
     classes = [block for block in PYTHON if block.startswith("class ")]
-    assert len(classes) == len(METHODS) + len(RULES) == 8
+    assert len(classes) == GUIDE.count("\nclass ") == 4
     assert sorted(PYTHON) == sorted([IMPORTS, IN_PYTHON, SERVER_APP, *classes])
 
 
-def test_methods_and_rules_pass_without_a_remark(my_methods: ModuleType) -> None:
-    reports = [check_method(getattr(my_methods, name)) for name in METHODS]
-    reports += [check_rule(f"{my_methods.__name__}:{name}") for name in RULES]
+@pytest.mark.usefixtures("my_methods")
+def test_methods_and_rules_pass_without_a_remark() -> None:
+    assert (len(METHODS), len(RULES)) == (6, 2)
+    reports = [*(check_method(resolve_name(name)) for name in METHODS), *(check_rule(name) for name in RULES)]
     for report in reports:
         assert {result.status for result in report.results.values()} == {Status.PASSED}, report.name
 
@@ -73,12 +84,13 @@ def test_worst_first_draws_by_the_last_losses(my_methods: ModuleType) -> None:
     assert {*finished[2].participants} == {*sorted(losses, key=losses.__getitem__)[-3:]}
 
 
-def test_clients_follow_what_the_method_sends(my_methods: ModuleType) -> None:
+@pytest.mark.usefixtures("my_methods")
+def test_clients_follow_what_the_method_sends() -> None:
     """In the first round nothing is sent yet, and it is FedAvg's."""
-    rule = f"{my_methods.__name__}:Following"
+    rule = "more_methods:Following"
     heading, fedavg = (
         RuleUnderTest(rule).run_rounds(method(client_rule=rule, fraction_evaluate=0.0), 2)
-        for method in (my_methods.Heading, FedAvg)
+        for method in (resolve_name("more_methods:Heading"), FedAvg)
     )
     differ = [
         [bool((one.arrays[name] != other.arrays[name]).any()) for name in one.arrays]
@@ -88,9 +100,10 @@ def test_clients_follow_what_the_method_sends(my_methods: ModuleType) -> None:
     assert all(differ[1])
 
 
-def test_they_use_what_the_guide_is_about(my_methods: ModuleType) -> None:
+@pytest.mark.usefixtures("my_methods")
+def test_they_use_what_the_guide_is_about() -> None:
     """Each of a method's functions is shown in one of them, but those that few methods need."""
-    shown = {name for method in METHODS for name in vars(getattr(my_methods, method))}
+    shown = {name for method in METHODS for name in vars(resolve_name(method))}
     assert {"needs", "weigh", "remember", "choose", "sends", "reports", "own_metrics", "requires"} <= shown
 
 
