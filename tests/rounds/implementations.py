@@ -40,7 +40,7 @@ IMPLEMENTATIONS: dict[str, Callable[[Method, Config], Clients]] = {
 PLAIN: Config = {"clients": 5, "num-rounds": 3, "fraction": 0.6, "device": "cpu", "seed": 2}
 
 GROUPED: dict[str, Config] = {
-    name: {"task": "tests.rounds.agreeing:even", "smallest-group": 1}
+    name: {"task": "tests.nets:even", "smallest-group": 1}
     for name, method in METHODS.items()
     if method.needs & BETWEEN_GROUPS
 }
@@ -48,9 +48,9 @@ GROUPED: dict[str, Config] = {
 
 CASES: dict[str, Config] = {
     **{name: {"method": name, **GROUPED.get(name, {})} for name in METHODS},
-    "a model with buffers": {"task": "normed", "model": "norm", "method": "fedfv", "batch-size": 20},
-    "snapshots of a model with buffers": {"task": "normed", "model": "norm", "method": "drfa", "batch-size": 20},
-    "personal models with buffers": {"task": "normed", "model": "norm", "personal-lambda": 0.5},
+    "a model with buffers": {"model": "tests.nets:Normed", "method": "fedfv", "batch-size": 20},
+    "snapshots of a model with buffers": {"model": "tests.nets:Normed", "method": "drfa", "batch-size": 20},
+    "personal models with buffers": {"model": "tests.nets:Normed", "personal-lambda": 0.5},
     "personal models, proximal, momentum": {"personal-lambda": 0.5, "proximal-mu": 0.1, "momentum": 0.9},
     "stragglers": {"stragglers": 0.7, "local-epochs": 3, "method": "afl"},
     "stragglers that are left out": {"stragglers": 0.5, "drop-stragglers": True, "fraction": 1.0, "method": "fedfv"},
@@ -69,12 +69,12 @@ CASES: dict[str, Config] = {
         **{"optimizer": "adamw", "learning-rate": 0.01, "weight-decay": 0.01, "gradient-clip": 0.5, "model": "mlp"},
         **{"schedule": "cosine", "warmup": 1, "num-rounds": 4, "personal-lambda": 0.5},
     },
-    "layers beside frozen parameters": {"model": "tests.rounds.adapted:Adapted", "method": "fedlf"},
-    "layers of a model with buffers": {"task": "normed", "model": "norm", "method": "fedlf", "batch-size": 20},
+    "layers beside frozen parameters": {"model": "tests.nets:Adapted", "method": "fedlf"},
+    "layers of a model with buffers": {"model": "tests.nets:Normed", "method": "fedlf", "batch-size": 20},
     "averaged models": {"method": "fedfv", "average-models": True},
     "an adaptive server": {"method": "fedfv", "server-optimizer": "adam", "server-optimizer-lr": 0.05},
     "momentum of the server, buffers": {
-        **{"task": "normed", "model": "norm", "method": "drfa", "batch-size": 20},
+        **{"model": "tests.nets:Normed", "method": "drfa", "batch-size": 20},
         **{"server-optimizer": "avgm", "server-optimizer-lr": 0.5},
     },
     "control variates, a proximal term, personal models, stragglers": {
@@ -82,17 +82,17 @@ CASES: dict[str, Config] = {
         **{"stragglers": 0.5, "local-epochs": 3, "schedule": "cosine"},
     },
     "control variates of a model with buffers": {
-        **{"task": "normed", "model": "norm", "method": "scaffold", "batch-size": 20},
+        **{"model": "tests.nets:Normed", "method": "scaffold", "batch-size": 20},
     },
-    "control variates beside frozen parameters": {"model": "tests.rounds.adapted:Adapted", "control-variates": True},
+    "control variates beside frozen parameters": {"model": "tests.nets:Adapted", "control-variates": True},
     "a dynamic regularizer of a model with buffers": {
-        **{"task": "normed", "model": "norm", "method": "feddyn", "batch-size": 20, "weight-decay": 0.01},
+        **{"model": "tests.nets:Normed", "method": "feddyn", "batch-size": 20, "weight-decay": 0.01},
     },
     "a rule of the user's own, personal models": {
         **{"client-rule": "tests.client.own_rules:Momentum", "method": "fedfv", "personal-lambda": 0.5},
     },
     "a rule that replies something else": {"client-rule": "tests.client.own_rules:Half"},
-    "averaged models with buffers": {"task": "normed", "model": "norm", "average-models": True, "batch-size": 20},
+    "averaged models with buffers": {"model": "tests.nets:Normed", "average-models": True, "batch-size": 20},
     "averaged and personal models": {"personal-lambda": 0.5, "average-models": True},
     "losses of full batches": {"method": "qfedavg", "reported-loss": "batches", "batch-size": 0},
     "losses of batches, of which two are false": {
@@ -123,15 +123,15 @@ CASES: dict[str, Config] = {
     "few clients train": {"method": "drfa", "training-clients": "client-4,client-0,client-1"},
     "a rate that decays": {"method": "qfedsgd", "personal-lambda": 0.5, "learning-rate-decay": 0.5},
     "validation examples": {"method": "ditto", "validation-share": 0.2},
-    "frozen parameters": {"model": "tests.rounds.adapted:Adapted", "method": "fedmgdaplus"},
-    "frozen parameters of personal models": {"model": "tests.rounds.adapted:Plain", "personal-lambda": 0.5},
-    "snapshots of a model with frozen parameters": {"model": "tests.rounds.adapted:Adapted", "method": "drfa"},
+    "frozen parameters": {"model": "tests.nets:Adapted", "method": "fedmgdaplus"},
+    "frozen parameters of personal models": {"model": "tests.nets:Plain", "personal-lambda": 0.5},
+    "snapshots of a model with frozen parameters": {"model": "tests.nets:Adapted", "method": "drfa"},
 }
 
 
 def settings_of(case: str, *, in_float64: bool = False) -> Settings:
     """Return a case's settings; `in_float64` without effect where it has a task of its own."""
-    task = {"task": "tests.simulation.doubled:doubled"} if in_float64 else {}
+    task = {"task": "tests.nets:doubled"} if in_float64 else {}
     return Settings.of(PLAIN | task | CASES[case])
 
 

@@ -27,15 +27,16 @@ from fairbloom.rounds.clients import Clients, Replies, Trained
 from fairbloom.rounds.method import Method
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.clients import LocalClients
+from fairbloom.simulation.loop import LoopClients
 from fairbloom.simulation.stacked import clients as stacked
 from fairbloom.simulation.stacked.clients import StackedClients
 from fairbloom.strategies import DRFA, FedAvg
 from fairbloom.tasks import load_task
 from fairbloom.tasks.models import arrays_of
 
-from .implementations import IMPLEMENTATIONS, Config
+from .implementations import Config
 
-PLAIN: Config = {"task": "tests.rounds.agreeing:task", "clients": 4, "partition": "dirichlet", "device": "cpu"}
+PLAIN: Config = {"task": "tests.nets:few", "clients": 4, "partition": "dirichlet", "device": "cpu"}
 NAMES = [f"client-{number}" for number in range(4)]
 
 PROPFAIR = Terms(server_round=1, loss_transform="propfair", propfair_baseline=3.0, propfair_epsilon=0.3)
@@ -44,7 +45,7 @@ BASELINE: Mapping[str, Any] = {"baseline_patience": 3, "baseline_tolerance": 0.9
 ALONE = Terms(server_round=1, measure=("loss-baseline",), **BASELINE)
 PARITY = Terms(server_round=1, disparity="demographic-parity", measure=("disparity", "disparity-hard"))
 OWN_RULE: Config = {"client-rule": "tests.client.own_rules:Momentum"}
-TWO_GROUPS: Config = {"task": "tests.rounds.agreeing:even", "smallest-group": 1}
+TWO_GROUPS: Config = {"task": "tests.nets:even", "smallest-group": 1}
 
 
 class Disparate(FedAvg):
@@ -91,7 +92,7 @@ OF_THE_WORK: Mapping[str, Case] = {
     "time_budget": Case({"time-budget": 1e-9}),
     "transform": Case(terms=PROPFAIR),
     "random": asked(server_round=2),
-    "draws": Case({"model": "tests.rounds.agreeing:Dropping"}),
+    "draws": Case({"model": "tests.nets:Dropping"}),
 }
 
 OF_THE_TERMS: Mapping[str, Case] = {
@@ -146,7 +147,7 @@ OF_THE_METRICS: Mapping[str, Case] = {
     "loss-validation": Case({"validation-share": 0.3}),
     "loss-personal": Case(terms=PERSONAL),
     "loss-validation-personal": Case({"validation-share": 0.3}, PERSONAL),
-    "count[side:left]": Case({"task": "tests.rounds.agreeing:grouped", "smallest-group": 2}),
+    "count[side:left]": Case({"task": "tests.nets:even", "smallest-group": 2}),
 }
 
 BOTH: Mapping[str, Case] = {
@@ -178,9 +179,6 @@ BOTH: Mapping[str, Case] = {
     "Nesterov's momentum, a pull and a snapshot of a network": Case(
         {"momentum": 0.9, "nesterov": True, "model": "mlp", "dirichlet-alpha": 0.1},
         replace(PERSONAL, proximal_mu=0.5, snapshot_step=2),
-    ),
-    "groups under personal models": Case(
-        {"task": "tests.rounds.agreeing:grouped", "smallest-group": 1}, replace(PERSONAL, measure=("train-loss",))
     ),
     "update-norm where the global model is left as it is": Case(
         terms=replace(PERSONAL, local_only=True, measure=("update-norm",))
@@ -215,8 +213,8 @@ ONE_BY_ONE = {
 """The fields of the work that stacked clients leave to one after the other, and what the log says of it."""
 
 
-ENGINES: Mapping[str, Callable[[Method, Config], Clients]] = {
-    **IMPLEMENTATIONS,
+ENGINES: Mapping[str, Callable[[Method, Config], LocalClients]] = {
+    "local": LoopClients,
     "stacked": lambda method, config: StackedClients(method, config, block=3),
 }
 EXPECTED = "local"
@@ -231,38 +229,33 @@ def one_thread() -> Iterator[None]:
 
 
 class Engines:
-    """The clients of each implementation for the last config: those of many cases, whose terms alone differ."""
+    """The clients of each engine for the last config: those of many cases, whose terms alone differ."""
 
     def __init__(self) -> None:
-        self._there: dict[str, tuple[object, Clients]] = {}
+        self._there: dict[str, tuple[object, LocalClients]] = {}
 
-    def of(self, implementation: str, case: Case) -> Clients:
-        """Return clients that no case with personal models has used."""
-        known, clients = self._there.get(implementation, (None, None))
-        key: tuple[object, ...] = (case.config, type(case.method))
-        if isinstance(clients, LocalClients):
-            for name in NAMES:
-                clients.states(name).in_memory.clear()
-        elif case.terms.personal_lambda is not None:
-            key += (case.terms,)
-        if clients is None or known != key:
-            self.close(implementation)
-            clients = ENGINES[implementation](case.method, dict(case.settings.run_config()))
-            self._there[implementation] = key, clients
+    def of(self, engine: str, case: Case) -> LocalClients:
+        """Return clients that keep nothing of any case."""
+        key = case.config, type(case.method)
+        if engine not in self._there or self._there[engine][0] != key:
+            self.close(engine)
+            self._there[engine] = key, ENGINES[engine](case.method, dict(case.settings.run_config()))
+        clients = self._there[engine][1]
+        for name in NAMES:
+            clients.states(name).in_memory.clear()
         return clients
 
-    def close(self, implementation: str) -> None:
-        _, clients = self._there.pop(implementation, (None, None))
-        if isinstance(clients, LocalClients):
-            clients.close()
+    def close(self, engine: str) -> None:
+        if engine in self._there:
+            self._there.pop(engine)[1].close()
 
 
 @pytest.fixture(scope="module")
 def engines() -> Iterator[Engines]:
     there = Engines()
     yield there
-    for implementation in ENGINES:
-        there.close(implementation)
+    for engine in ENGINES:
+        there.close(engine)
 
 
 def model_of(case: Case) -> dict[str, Any]:
@@ -323,21 +316,15 @@ def assert_equal(ours: Mapping[str, Any], expected: Mapping[str, Any], tolerance
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("implementation", "case"),
-    [
-        *(("stacked", case) for case in CASES),
-        # What is sent to them is the terms; the work, and what is measured, follow from the same settings as theirs.
-        *((name, case) for name in ("workers", "flower") for case in CASES if case.startswith("terms: ")),
-    ],
-)
-def test_every_engine_gives_the_numbers_of_one_after_the_other(
-    implementation: str, case: str, engines: Engines, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("case", CASES)
+def test_stacked_clients_give_the_numbers_of_one_after_the_other(
+    case: str, engines: Engines, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """tests/simulation/test_engines.py has workers and messages, to which the terms are sent as they are."""
     if together := case in BOTH and "optimizer" in CASES[case].config:
-        engines.close(implementation)
-    expected, ours = (of_a_round(engines.of(each, CASES[case]), CASES[case]) for each in (EXPECTED, implementation))
-    assert_equal(ours, expected, rounding(CASES[case]) if implementation == "stacked" else 0.0)
+        engines.close("stacked")
+    expected, ours = (of_a_round(engines.of(each, CASES[case]), CASES[case]) for each in (EXPECTED, "stacked"))
+    assert_equal(ours, expected, rounding(CASES[case]))
     assert not together or caplog.text == ""  # else these were the numbers of one client after the other
 
 

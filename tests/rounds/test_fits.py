@@ -47,7 +47,7 @@ def take(name: str, option: str) -> None:
         make(name, arguments, **GIVEN[option])
         return
     parameters = {f"{name}.{key.replace('_', '-')}": value for key, value in arguments.items()}
-    task = {"task": "tests.rounds.agreeing:even"} if METHODS[name].second == "arrays-disparity" else {}
+    task = {"task": "tests.nets:even"} if METHODS[name].second == "arrays-disparity" else {}
     Settings.of({"method": name, **parameters, **task, **SET[option]}).check_training()
 
 

@@ -29,7 +29,7 @@ from tests.client import nets
 
 from .implementations import bits
 
-MODEL = "tests.rounds.adapted:Adapted"
+MODEL = "tests.nets:Adapted"
 SETTINGS: dict[str, Any] = {
     "clients": 4,
     "model": MODEL,
@@ -226,7 +226,7 @@ def test_clients_that_do_not_know_frozen_arrays_get_all(
 
 
 def test_a_model_that_changes_them_in_training_is_refused() -> None:
-    _, rounds = run(model="tests.rounds.adapted:Following", **{"unused-rounds": 0, "num-rounds": 1})
+    _, rounds = run(model="tests.nets:Following", **{"unused-rounds": 0, "num-rounds": 1})
     assert "'second.bias' as it trains" in rounds[0].refused["client-2"]
     assert "register_buffer" in rounds[0].refused["client-2"]
 

@@ -100,11 +100,6 @@ def test_one_device_of_twenty_never_trains_alone(clock: Clock) -> None:
     assert 200.0 <= clock.now < 202.0
 
 
-def test_one_broken_device_of_twenty_does_not_stop_the_rest(clock: Clock) -> None:
-    quorum = arrive(clock, {"site-7": NEVER}, clients=20, expected=20, patience=200.0)
-    assert quorum.fewest == 10  # half of the nineteen that it begins with
-
-
 def enroll(folder: Path, monkeypatch: pytest.MonkeyPatch, roll: dict[str, bool]) -> None:
     """Write the files of a federation's clients, each of which is revoked or not."""
     for name, gone in roll.items():
@@ -177,26 +172,12 @@ def test_it_does_not_wait_for_revoked_ones_who_do_not_count_either(
     assert quorum.fewest == 1
 
 
-def test_after_the_patience_it_goes_on_without_the_late_ones_named(clock: Clock, said: list[str]) -> None:
-    quorum = arrive(clock, {"site-2": NEVER, "site-3": NEVER}, began=NAMES, patience=50.0)
-    (words,) = [words for words in said if "goes on without those who are late" in words]
-    assert words.endswith("2 of 4 clients are online; awaited: site-2, site-3")
-    assert quorum.fewest == 2
-
-
 def test_it_ends_where_too_few_of_them_come_and_its_remedy_helps(clock: Clock) -> None:
     away = dict.fromkeys(NAMES[1:], NEVER)
     with pytest.raises(QuorumError, match=r"awaited: site-1, site-2, site-3.*or lower min-clients") as ended:
         arrive(clock, away, began=NAMES, patience=50.0)
     assert re.search(r"at least 2 are needed \(min-clients\)", str(ended.value))
     assert arrive(clock, away, began=NAMES, patience=50.0, min_clients=1).fewest == 1
-
-
-def test_where_some_clients_train_half_of_these_are_needed(clock: Clock) -> None:
-    among = NAMES[:2]
-    assert arrive(clock, {}, among=among).fewest == 2
-    with pytest.raises(QuorumError, match="at least 2 are needed"):
-        arrive(clock, {"site-1": NEVER}, among=among, began=NAMES, patience=50.0)
 
 
 # Flower's simulation --------------------------------------------------------------------------------------------------

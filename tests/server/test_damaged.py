@@ -133,12 +133,3 @@ def test_a_run_is_refused_once_both_checkpoints_are_damaged_and_is_left_as_it_is
     with pytest.raises(RunFolderError, match=r"4\.safetensors is damaged: .*[23]\.safetensors is damaged: .*Put back"):
         run(folder, method="fedavg", num_rounds=ROUNDS)
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
-
-
-def test_a_damaged_only_checkpoint_is_refused(tmp_path: Path, every: int) -> None:
-    folder = tmp_path / "run"
-    run_up_to(folder, every, "fedavg")
-    (only,) = list_checkpoints(folder / "checkpoint")
-    only.write_bytes(b"")
-    with pytest.raises(RunFolderError, match=r"\d\.safetensors is damaged: it is empty\. Put back a copy"):
-        run(folder, method="fedavg", num_rounds=ROUNDS)

@@ -122,7 +122,7 @@ def test_of_a_run_without_a_global_model_the_personal_one_predicts(tmp_path: Pat
 
 
 def test_a_device_keeps_the_whole_model_where_parameters_are_frozen(tmp_path: Path) -> None:
-    settings = settings_of(tmp_path / "run", model="tests.rounds.adapted:Plain")
+    settings = settings_of(tmp_path / "run", model="tests.nets:Plain")
     elsewhere = Elsewhere({**settings.run_config(), DEPLOYED: True})
 
     class Apart(Devices):

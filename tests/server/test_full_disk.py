@@ -2,7 +2,6 @@
 
 import errno
 import logging
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -129,33 +128,6 @@ def fill(disk: Path, *, but_for: int) -> Path:
     with ballast.open("r+b") as file:
         file.truncate(ballast.stat().st_size - but_for)
     return ballast
-
-
-def attempt(folder: Path) -> str:
-    """Return what a run ends with."""
-    try:
-        simulate(small(folder, task=UNDEALT, method="fedavg", num_rounds=LONG, engine="loop"))
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "finished"
-
-
-@pytest.mark.slow
-def test_no_room_on_the_disk_is_told_and_leaves_whole_files_and_then_the_same_bits(disk: Path, whole: Outcome) -> None:
-    ends, wrong = [], []
-    for pages in range(24):
-        folder, ballast = disk / f"run{pages}", fill(disk, but_for=pages * PAGE)
-        ends.append(attempt(folder))
-        found = damage(folder)
-        ballast.unlink()
-        if found := found or difference(folder, whole):
-            wrong.append(f"{pages} pages free, {ends[-1]}: {found}")
-        shutil.rmtree(folder)
-    assert not wrong, "\n".join(wrong)
-    explained = [end for end in ends if end.startswith("RunFolderError: ") and "No space left" in end]
-    assert [end for end in ends if end not in explained and end != "finished"] == []
-    assert ends[-1] == "finished"
-    assert len(explained) > 5
 
 
 @pytest.mark.parametrize("clients", [10, 100, 300, 1000])

@@ -104,12 +104,6 @@ def test_enough_replies_end_a_rounds_training_and_errors_do_not_count(slow: Slow
         assert replies(slow, 1, 2, 5, timeout=60.0, what=what, min_replies=1) == ["1", "2", "5"]
 
 
-def test_each_reply_is_asked_for_until_it_has_come(slow: Slow) -> None:
-    replies(slow, 1, 2, timeout=60.0)
-    assert slow.asked[0] == {"1", "2"}
-    assert slow.asked[-1] == {"2"}
-
-
 class Falls(Slow):
     """Fails at the first calls, as a SuperLink that falls and comes back."""
 
@@ -295,12 +289,6 @@ def test_while_too_few_are_online_a_round_waits(slow: Slow, monkeypatch: pytest.
         assert ends <= slow.now < ends + 4.0, nodes
 
 
-def test_without_a_quorum_they_would_be_given_up(slow: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
-    slow.offline = dict.fromkeys((20, 21, 22), (10.0, 310.0))
-    with_quorum(slow, monkeypatch, 0, 3600.0, 1, 20, 21, 22)
-    assert slow.now < 80.0
-
-
 def test_messages_that_died_meanwhile_are_sent_again_and_live_for_what_is_left(
     slow: Slow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -334,18 +322,3 @@ def test_waits_grow_with_the_round_and_end_at_a_second(slow: Slow, monkeypatch: 
     assert waits[0] == polling.SHORTEST_SECONDS
     assert waits == sorted(waits)
     assert waits[-1] == polling.LONGEST_SECONDS
-
-
-def test_the_rest_is_the_other_grids(task_identity: None) -> None:
-    asked = list[str]()
-
-    class Other:
-        run = "the run"
-
-        def __getattr__(self, name: str) -> Any:
-            return lambda *arguments: (asked.append(name), arguments)[1]
-
-    grid: Any = PollingGrid(Other())  # type: ignore[arg-type]
-    grid.set_run("r"), grid.get_node_ids(), grid.get_nodes(), grid.create_message(1, "t", 2, "g", 3.0)
-    assert asked == ["set_run", "get_node_ids", "get_nodes", "create_message"]
-    assert grid.run == "the run"

@@ -78,15 +78,6 @@ class CausalMask(nn.Module):
         return self.last(x.flatten(1)) + 0 * self.mask.softmax(-1).sum()  # type: ignore[operator, no-any-return]
 
 
-class Named(nn.Module):
-    def __init__(self, outputs: int, inputs: int) -> None:
-        super().__init__()
-        self.last = nn.Linear(inputs, outputs)
-
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
-        return {"hidden": x, "logits": self.last(x.flatten(1))}
-
-
 class BatchAlone(nn.Sequential):
     def __init__(self, outputs: int, inputs: int) -> None:
         norm = nn.BatchNorm1d(16, track_running_stats=False)

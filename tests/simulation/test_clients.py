@@ -8,12 +8,8 @@ import pytest
 from fairbloom.client.local import LocalClient, Metrics, Update
 from fairbloom.client.states import StateDict
 from fairbloom.protocol.terms import Terms
-from fairbloom.rounds.method import Method
-from fairbloom.simulation.loop import LoopClients
-from fairbloom.strategies import FedAvg
-from fairbloom.tasks import load_task
 
-from .helpers import rounds, run, small, table
+from .helpers import rounds, run, table
 
 
 @pytest.fixture
@@ -51,28 +47,3 @@ def test_a_client_that_raises_is_refused_and_the_run_goes_on(tmp_path: Path) -> 
     assert [row["participated"] for row in refused] == ["1", "0", "1"]
     assert [row["coefficient"] != "" for row in refused] == [True, False, True]
     assert (folder / "model.safetensors").exists()
-
-
-def clients_of(method: Method, **changes: Any) -> tuple[LoopClients, dict[str, Any]]:
-    """Return clients, and the initial model of their task."""
-    config = small("", **changes).run_config()
-    state = load_task(config).model().state_dict()
-    return LoopClients(method, config), {name: tensor.numpy().copy() for name, tensor in state.items()}
-
-
-def test_each_client_gets_the_model_as_it_was_handed_out() -> None:
-    clients, model = clients_of(FedAvg())
-    before = {name: array.copy() for name, array in model.items()}
-    both = clients.train(["client-0", "client-1"], model, Terms(server_round=1)).updates.vectors
-    alone = clients.train(["client-1"], model, Terms(server_round=1)).updates.vectors
-    assert both.blocks[0][1].tobytes() == alone.blocks[0][0].tobytes()
-    clients.evaluate(["client-0"], model, Terms(server_round=1), ())
-    assert all(array.tobytes() == before[name].tobytes() for name, array in model.items())
-
-
-def test_an_earlier_reply_is_left_as_it_is_by_the_next_one() -> None:
-    clients, model = clients_of(FedAvg())
-    first = clients.train(["client-0"], model, Terms(server_round=1)).updates.vectors.blocks[0].copy()
-    kept = clients.train(["client-0"], model, Terms(server_round=1)).updates.vectors.blocks[0]
-    clients.train(["client-1"], model, Terms(server_round=2))
-    assert kept.tobytes() == first.tobytes()

@@ -10,7 +10,6 @@ from safetensors.numpy import load_file
 import fairbloom
 from fairbloom import StopRun
 from fairbloom.errors import FairbloomError
-from fairbloom.protocol.settings import SettingsError
 from fairbloom.rounds.round import Round
 from fairbloom.server.run_folder.recorded import RecordedRound
 from fairbloom.server.run_folder.recorder import RunRecorder
@@ -151,14 +150,6 @@ def test_personal_models_are_watched_where_they_are_used(tmp_path: Path) -> None
     means = {number: sum(values) / len(values) for number, values in by_round.items()}
     assert means[2] > means[1]
     assert fairbloom.load(folder).rounds_done > 3
-
-
-def test_it_needs_validation_examples_and_evaluations() -> None:
-    with pytest.raises(SettingsError, match="early-stopping = 5 needs validation examples: set validation-share"):
-        Settings.of({"early-stopping": 5})
-    with pytest.raises(SettingsError, match=r"early-stopping = 5 has no effect with evaluate-every = 0.*set evaluate"):
-        Settings.of({"early-stopping": 5, "validation-share": 0.2, "evaluate-every": 0})
-    assert Settings.of({"early-stopping": 5, "validation-share": 0.2}).early_stopping == 5
 
 
 def test_a_task_without_validation_examples_is_refused(tmp_path: Path) -> None:

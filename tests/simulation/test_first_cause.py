@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import fairbloom
-from fairbloom.errors import FairbloomError, failure_reason, place_of, reportable
+from fairbloom.errors import FairbloomError, failure_reason, reportable
 from fairbloom.rounds.loop import NothingLearnedError
 from fairbloom.simulation.trial import try_first_step
 from fairbloom.tasks import load_task
@@ -110,13 +110,6 @@ def raised_by(fails: str) -> Exception:
     except Exception as error:
         return error
     raise AssertionError("nothing was raised")
-
-
-def test_the_place_of_an_error_is_the_innermost_line_of_the_user() -> None:
-    error = raised_by("shape")
-    assert "linear.py" in "".join(traceback.format_exception(error))
-    assert place_of(error) == line_of("shape")
-    assert failure_reason(error).endswith(f"({line_of('shape')})")
 
 
 def test_a_server_learns_the_line_and_not_the_words() -> None:

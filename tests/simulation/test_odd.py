@@ -53,11 +53,6 @@ def test_constants_that_are_not_finite_are_carried(tmp_path: Path) -> None:
     assert np.isfinite(arrays["last.weight"]).all()
 
 
-def test_a_models_outputs_by_name_are_taken_on_built_in_tasks(tmp_path: Path) -> None:
-    folder = run(tmp_path / "run", model=f"{ODD}:Named", clients=3, num_rounds=2)
-    assert fairbloom.load(folder).final()
-
-
 def test_models_that_cannot_be_used_are_refused_by_name(tmp_path: Path) -> None:
     for name, words in {
         "BatchAlone": ("BatchAlone", "more than 1 value per channel"),

@@ -133,16 +133,6 @@ def test_the_best_model_is_that_of_the_best_evaluated_round(tmp_path: Path) -> N
     assert all(np.array_equal(kept[key], expected[key]) for key in expected)
 
 
-def test_clients_evaluate_at_the_interval_and_after_the_last(tmp_path: Path) -> None:
-    for every, evaluated in ((2, {2, 4, 5}), (0, {5})):
-        folder = run(tmp_path / str(every), num_rounds=5, evaluate_every=every)
-        assert {int(row["round"]) for row in table(folder / "clients.csv")} == evaluated
-        for row in rounds(folder):
-            measured = [row[f"{COLUMN}_mean"] != "", row["percent_of_participants_improved"] != ""]
-            assert measured == 2 * [int(row["round"]) in evaluated]
-        assert about_best(folder)["round"] in evaluated
-
-
 def test_evaluation_changes_nothing_in_the_training(tmp_path: Path) -> None:
     often, seldom = (run(tmp_path / str(every), evaluate_every=every) for every in (1, 0))
     assert (often / "model.safetensors").read_bytes() == (seldom / "model.safetensors").read_bytes()

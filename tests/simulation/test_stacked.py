@@ -23,8 +23,8 @@ from fairbloom.tasks import load_task
 from fairbloom.tasks.models import frozen_parameters
 from tests.client import nets
 
-TASK = "tests.simulation.doubled:doubled"
-OWN = "tests.simulation.doubled"
+TASK = "tests.nets:doubled"
+OWN = "tests.nets"
 
 PLAIN: dict[str, Any] = {"task": TASK, "clients": 9, "partition": "dirichlet", "device": "cpu", "seed": 4}
 

@@ -51,17 +51,6 @@ def test_the_command_line_says_that_nothing_is_learned(
     assert Path("a", "model.safetensors").exists()
 
 
-def test_a_short_run_without_any_step_is_no_success() -> None:
-    late: dict[str, Any] = {"num_rounds": 2, "stragglers": 1.0, "drop_stragglers": True}
-    for _ in range(2):
-        with pytest.raises(NothingLearnedError, match="no round of 2 took a step") as refusal:
-            run("a", **late)
-        assert "learning-rate" not in str(refusal.value)
-        assert used(Path("a")) == ["0", "0"]
-        assert not Path("a", "model.safetensors").exists()
-    assert (run("a", **late, unused_rounds=0) / "model.safetensors").exists()
-
-
 def test_a_run_goes_on_from_its_folder_after_a_repair(monkeypatch: pytest.MonkeyPatch) -> None:
     train = LocalClient.train
 

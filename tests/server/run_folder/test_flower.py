@@ -3,9 +3,6 @@
 import csv
 import json
 import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, cast
 
@@ -159,23 +156,6 @@ def test_a_run_that_stops_goes_on_to_the_same_bits(
     assert one == other
 
 
-@pytest.mark.slow
-def test_a_run_that_is_killed_at_any_moment_goes_on_to_the_same_bits(tmp_path: Path) -> None:
-    start(tmp_path / "whole", FedFV(fraction_train=0.5), rounds=60)
-    code = (
-        "import sys; from pathlib import Path; from tests.server.run_folder.test_flower import FedFV, start; "
-        "start(Path(sys.argv[1]), FedFV(fraction_train=0.5), rounds=60, on_round=lambda r: print(r.number, flush=True))"
-    )
-    command = [sys.executable, "-c", code, str(tmp_path / "run")]
-    for last in ("7", "31"):
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-            assert process.stdout is not None
-            assert any(line.strip() == last for line in process.stdout)
-            os.kill(process.pid, signal.SIGKILL)
-    start(tmp_path / "run", FedFV(fraction_train=0.5), rounds=60)
-    assert without_seconds(tmp_path / "run" / "clients.csv") == without_seconds(tmp_path / "whole" / "clients.csv")
-
-
 def test_a_checkpoint_without_a_key_of_the_method_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(StoppedError):
         start(tmp_path / "run", FedAvg(), 3, on_round=stop_after(1))
@@ -223,6 +203,7 @@ def test_a_folder_of_another_run_is_refused_with_what_differs(tmp_path: Path) ->
         (FedFV(alpha=0.3), {}, "alpha = 0.1 there and 0.3 here"),
         (FedAvg(), {}, "method = 'FedFV' there and 'FedAvg' here"),
         (FedFV(seed=1), {}, "seed = 0 there and 1 here"),
+        (FedFV(server_optimizer="avgm"), {}, "server-optimizer = 'none' there and 'avgm' here"),
         (FedFV(), {"train_config": ConfigRecord({"lr": 0.1})}, "train.lr = None there and 0.1 here"),
         (FedFV(training_clients=("site-0",)), {}, "training-clients = '' there and 'site-0' here"),
     ]
@@ -236,14 +217,6 @@ def test_a_score_that_no_client_replies_ends_the_run_with_the_names_that_they_do
         start(tmp_path / "run", FedAvg(), score="accuracy")
 
 
-def test_two_that_write_the_same_folder_meet_the_lock(tmp_path: Path) -> None:
-    def again(finished: Round) -> None:
-        with pytest.raises(FairbloomError, match=str(os.getpid())):
-            start(tmp_path / "run", FedAvg())
-
-    start(tmp_path / "run", FedAvg(), rounds=2, on_round=again)
-
-
 def test_what_is_shown_of_its_settings_are_those_that_somebody_chose(tmp_path: Path) -> None:
     start(tmp_path / "run", FedFV(alpha=0.3, fraction_train=0.5), rounds=2)
     assert fairbloom.load(tmp_path / "run").differing() == {
@@ -252,40 +225,6 @@ def test_what_is_shown_of_its_settings_are_those_that_somebody_chose(tmp_path: P
         "fraction-train": 0.5,
         "num-rounds": 2,
     }
-
-
-def test_averaged_models_survive_a_stop_and_are_what_the_folder_holds(tmp_path: Path) -> None:
-    whole = start(tmp_path / "whole", FedAvg(average_models=True, fraction_train=0.5))
-    plain = start(tmp_path / "plain", FedAvg(fraction_train=0.5))
-    with pytest.raises(StoppedError):
-        start(tmp_path / "run", FedAvg(average_models=True, fraction_train=0.5), on_round=stop_after(3))
-    result = start(tmp_path / "run", FedAvg(average_models=True, fraction_train=0.5))
-    again = start(tmp_path / "run", FedAvg(average_models=True, fraction_train=0.5))
-    models = [each.arrays["w"].numpy().tobytes() for each in (whole, result, again, plain)]
-    assert models[0] == models[1] == models[2] != models[3]
-    assert load_file(tmp_path / "run" / "model.safetensors")["w"].tobytes() == models[0]
-    (tmp_path / "run" / "model.safetensors").unlink()  # as a kill before its last file leaves it
-    assert (
-        start(tmp_path / "run", FedAvg(average_models=True, fraction_train=0.5)).arrays["w"].numpy().tobytes()
-        == models[0]
-    )
-
-
-def test_a_server_optimizer_survives_a_stop_and_is_part_of_what_the_run_is(tmp_path: Path) -> None:
-    def adam(lr: float = 0.05) -> FedAvg:
-        return FedAvg(server_optimizer="adam", server_optimizer_lr=lr, fraction_train=0.5)
-
-    whole, plain = start(tmp_path / "whole", adam()), start(tmp_path / "plain", FedAvg(fraction_train=0.5))
-    with pytest.raises(StoppedError):
-        start(tmp_path / "run", adam(), on_round=stop_after(3))
-    for other in (FedAvg(fraction_train=0.5), adam(0.1)):
-        with pytest.raises(FairbloomError, match=r"server-optimizer(-lr)? = .* there and .* here"):
-            start(tmp_path / "run", other)
-    result = start(tmp_path / "run", adam())
-    assert result.arrays["w"].numpy().tobytes() == whole.arrays["w"].numpy().tobytes()
-    assert whole.arrays["w"].numpy().tobytes() != plain.arrays["w"].numpy().tobytes()
-    with pytest.raises(FairbloomError, match=r"server-optimizer(-\w+)? = .* there and .* here"):
-        start(tmp_path / "plain", adam())
 
 
 def test_the_name_of_a_score_says_which_way_is_better(tmp_path: Path) -> None:

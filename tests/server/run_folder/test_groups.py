@@ -1,6 +1,5 @@
 """Groups in the records of a run: what clients report, by whoever computes them, and what nobody believes."""
 
-import json
 import logging
 from dataclasses import replace
 from itertools import product
@@ -129,17 +128,6 @@ def test_a_run_with_other_groups_is_another_run(finished: Path, data: Path) -> N
         run(data, finished, engine="loop", schema=grouped(data, "sex"))
 
 
-def test_personal_models_have_rows_of_their_own(data: Path, tmp_path: Path) -> None:
-    out = run(data, tmp_path / "run", method="ditto")
-    rows = table(out / "groups.csv")
-    assert {row["model"] for row in rows} == {"global", "personal"}
-    of = [
-        {(r["round"], r["client"], r["grouping"], r["group"], r["count"]) for r in rows if r["model"] == m}
-        for m in ("global", "personal")
-    ]
-    assert of[0] == of[1]
-
-
 @pytest.fixture(scope="module")
 def validated(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run(data, tmp_path_factory.mktemp("validated") / "run", method="ditto", engine="loop", **VALIDATED)
@@ -246,14 +234,6 @@ def test_what_cannot_be_true_of_a_grouping_is_left_out_and_said(caplog: pytest.L
 def test_groups_that_nobody_agreed_on_are_in_no_row() -> None:
     strange = {"count[sex:X": 5, "count[race:F": 5, f"count[sex:{'x' * 10_000}": 5}
     assert len(format_groups(finished_with(**HONEST, **strange), SEXES)) == 1
-
-
-def test_what_is_damaged_is_refused_with_the_remedy(finished: Path, tmp_path: Path) -> None:
-    about = {"groupings": {"sex": ["F"]}, "scores": [{"name": "accuracy", "colour": 3}]}
-    GROUPED.path_in(tmp_path).write_text(json.dumps(about))
-    with pytest.raises(RunFolderError, match=r"groups\.json cannot be read.*Restore it"):
-        GROUPED.read(tmp_path)
-    assert ACCURACY.name == "accuracy"
 
 
 # What else is not believed, and what a log line says ------------------------------------------------------------------

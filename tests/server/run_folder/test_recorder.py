@@ -3,7 +3,6 @@
 import os
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +16,13 @@ from fairbloom.protocol.scores import ACCURACY
 from fairbloom.protocol.version import RUN_FOLDER_FORMAT as FORMAT
 from fairbloom.server.checkpoint import list_checkpoints, load_last, load_model
 from fairbloom.server.run_folder.errors import RunFolderError
-from fairbloom.server.run_folder.files import ENGINE, is_finished, write_first_files
 from fairbloom.server.run_folder.files import ROUNDS as ROUNDS_TABLE
+from fairbloom.server.run_folder.files import is_finished
 from fairbloom.server.run_folder.recorder import RunRecorder
 from fairbloom.server.run_folder.rows import ClientTable, parse_refusals, round_columns
 from fairbloom.server.run_folder.stopping import EarlyStopping
-from fairbloom.server.run_folder.values import Beginning
 from fairbloom.server.settings import Settings
 from fairbloom.strategies import Round
-from fairbloom.tasks import load_task
 from tests.simulation.helpers import Outcome, assert_whole, run, small, table
 
 from ..test_checkpoint import full_disk
@@ -390,18 +387,6 @@ def test_rows_of_two_checkpoints_that_are_not_there_are_dropped(tmp_path: Path, 
     (tmp_path / "checkpoint" / f"{before}.safetensors").write_bytes(kept)
     assert shared(tmp_path).saved == before
     assert rounds_in(tmp_path / "rounds.csv") == list(range(1, before + 1))
-
-
-# How the clients are computed ---------------------------------------------------------------------------------------
-
-
-def test_the_engine_of_a_run_is_kept_as_it_began(tmp_path: Path) -> None:
-    assert ENGINE.read(tmp_path) is None
-    task = load_task(settings().run_config())
-    begun = Beginning(task, data={}, engine={"engine": "workers", "workers": 2}, deployed=True)
-    write_first_files(tmp_path, begun)
-    write_first_files(tmp_path, replace(begun, engine={"engine": "loop"}))
-    assert ENGINE.read(tmp_path) == {"engine": "workers", "workers": 2}
 
 
 # Early stopping -----------------------------------------------------------------------------------------------------

@@ -17,9 +17,10 @@ from safetensors.numpy import load_file
 import fairbloom
 from fairbloom import RunFolder, StopRun
 from fairbloom.errors import FairbloomError
+from fairbloom.rounds.loop import NothingLearnedError
 from fairbloom.rounds.round import Round
 from fairbloom.simulation.grid import InProcessGrid
-from fairbloom.strategies import FairStrategy, FedAvg, FedFV
+from fairbloom.strategies import DRFA, FairStrategy, FedAvg, FedFV
 
 from .test_flower import StoppedError, app, stop_after, without_seconds
 
@@ -111,9 +112,16 @@ def test_a_strategy_is_found_two_wrappers_deep_and_both_are_recorded(tmp_path: P
 
 
 def test_a_wrapper_around_flowers_own_strategy_is_refused_with_what_to_take(tmp_path: Path) -> None:
-    with pytest.raises(FairbloomError, match=r"FedAvg inside Differential.*take the one of fairbloom\.strategies"):
-        start(tmp_path / "run", server_fixed(flowers.FedAvg(), 0.0, 1.0))
-    assert not (tmp_path / "run").exists()
+    """And so is Flower's own strategy alone."""
+    for theirs in (server_fixed(flowers.FedAvg(), 0.0, 1.0), flowers.FedAvg()):
+        with pytest.raises(FairbloomError, match=r"FedAvg.* take the one of fairbloom\.strategies"):
+            start(tmp_path / "run", theirs)
+        assert not (tmp_path / "run").exists()
+
+
+def test_clients_that_reply_no_snapshot_end_a_run_of_drfa(tmp_path: Path) -> None:
+    with pytest.raises(NothingLearnedError, match="lack the ArrayRecord 'snapshot', which DRFA needs"):
+        start(tmp_path / "run", DRFA(gamma=0.01))
 
 
 def failing(rounds: Iterable[int]) -> ClientApp:
