@@ -4,14 +4,11 @@ import csv
 import importlib
 import os
 import re
-import runpy
-import signal
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from io import BytesIO
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import ModuleType
 from zipfile import ZipFile
@@ -26,13 +23,9 @@ from fairbloom import __version__
 from fairbloom.protocol.settings import Mark, marked
 from fairbloom.rounds.round import Round
 from fairbloom.scaffold.new import TEMPLATE
-from fairbloom.server.run_folder import recorder
-from fairbloom.server.run_folder.rows import Row
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.strategies import FairStrategy, FedAvg, FedMGDAPlus
 from tests.experiments.helpers import ROOT, fairbloom
-
-from .commands import STARTED
 
 OURS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
 
@@ -69,11 +62,6 @@ def test_the_app_has_its_name_and_nothing_of_the_templates(app: Path) -> None:
         assert "my_app" not in (app / file).read_text()
         assert "my-app" not in (app / file).read_text()
     assert [entry.name for entry in app.parent.iterdir()] == ["my-hearts"]
-
-
-def test_the_next_commands_are_said(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert fairbloom("new", "hearts") == 0
-    assert capsys.readouterr().out.splitlines()[1:] == ["  cd hearts", "  python -m hearts"]
 
 
 @pytest.mark.parametrize(
@@ -211,59 +199,8 @@ def test_it_prints_how_each_client_is_served_and_no_log(app: Path) -> None:
     assert "Aggregate" not in done.stderr + done.stdout
 
 
-def test_its_readme_gives_each_runtime_a_run_folder_of_its_own(app: Path) -> None:
-    words = (app / "README.md").read_text()
-    (simulated,) = re.findall(r"flwr run .* 'out=\"(.+?)\"'", words)
-    (deployed,) = re.findall(r"fairbloom deploy submit .*--set out=(\S+)", words)
-    assert len({project(app)["tool"]["flwr"]["app"]["config"]["out"], simulated, deployed}) == 3
-
-
 def rows(file: Path) -> list[dict[str, str]]:
     if not file.exists():
         return []
     with file.open(newline="") as table:
         return [{key: value for key, value in row.items() if key != "seconds"} for row in csv.DictReader(table)]
-
-
-def run_app(folder: Path, *words: str) -> None:
-    """Do in a forked process what `python -m my_hearts` does in the app's folder."""
-    os.chdir(folder)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
-    sys.path.insert(0, str(folder))
-    sys.argv = ["my_hearts", *words]
-    runpy.run_module("my_hearts", run_name="__main__")
-
-
-def run_app_until_killed(folder: Path, *words: str) -> None:
-    """Do the same, and be killed once two rounds are written."""
-    record = recorder.RunRecorder.record
-
-    def recorded(self: recorder.RunRecorder, finished: Round, seconds: float) -> Row:
-        if len(rows(folder / "killed" / "rounds.csv")) >= 2:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return record(self, finished, seconds)
-
-    recorder.SHARED_SECONDS = 0.0
-    recorder.RunRecorder.record = recorded  # type: ignore[method-assign]
-    run_app(folder, *words)
-
-
-@pytest.mark.slow
-def test_killed_in_mid_run_it_goes_on_to_the_same_numbers(app: Path) -> None:
-    def start(out: str, run: Callable[..., None] = run_app) -> BaseProcess:
-        process = STARTED.Process(target=run, args=(app, "num-rounds=6", f"out={out}"))
-        process.start()
-        return process
-
-    def end(process: BaseProcess) -> int | None:
-        process.join(120)
-        return process.exitcode
-
-    whole, killed = start("whole"), start("killed", run_app_until_killed)
-    assert end(killed) == -signal.SIGKILL
-    assert len(rows(app / "killed" / "rounds.csv")) >= 2
-    assert not (app / "killed" / "model.safetensors").exists()
-    assert end(start("killed")) == end(whole) == 0
-    for table in ("rounds.csv", "clients.csv"):
-        assert rows(app / "killed" / table) == rows(app / "whole" / table)
-    assert (app / "killed" / "model.safetensors").read_bytes() == (app / "whole" / "model.safetensors").read_bytes()

@@ -46,12 +46,14 @@ def test_splits_of_the_same_clients_need_the_correction() -> None:
         assert coverage_of_t(gains, float(gains.mean())) > 0.85
 
 
+@pytest.mark.slow
 def test_a_verdict_on_equal_methods_claims_in_5_percent() -> None:
     """Of 200 trials that are 10; 19 would be three standard errors more."""
     rng = np.random.default_rng(8)
     assert 1 <= sum(bool(made_comparison(rng, 5).verdict.claims) for _ in range(200)) <= 19
 
 
+@pytest.mark.slow
 def test_ten_seeds_find_a_gain_of_two_deviations() -> None:
     """As often as Holm's correction does, and no less where two of the methods are FedAvg's equals."""
     rng = np.random.default_rng(9)

@@ -3,11 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
-from benchmarks.measuring import InProcess, Measured, in_turn, times
+from benchmarks.measuring import InProcess, in_turn
 from benchmarks.memory import peak_of
-from benchmarks.tables import Row, print_table
 from benchmarks.workloads import WORKLOADS
 from fairbloom.errors import FairbloomError
 from fairbloom.server.settings import Settings
@@ -39,24 +36,6 @@ def test_a_run_in_process_says_which_engine_computed_it() -> None:
     assert loop.choice["engine"] == "loop"
     _, refused = in_turn({"turbo": InProcess("turbo")}, SETTINGS, seconds=0.1, repeats=1)
     assert "engine = 'turbo'" in refused["turbo"]
-
-
-def test_a_ratio_is_taken_repeat_by_repeat() -> None:
-    ratio = times(Measured((10.0, 30.0, 20.0), "s"), Measured((1.0, 3.0, 1.0), "s"))
-    assert ratio.values == (10.0, 10.0, 20.0)
-    assert str(ratio) == "10 × (10–20)"
-    assert str(Measured((0.0021, 0.0020, 0.0024), "s")) == "2.1 ms (2–2.4)"
-
-
-def test_rows_with_other_columns_share_a_table(capsys: pytest.CaptureFixture[str]) -> None:
-    rows: list[Row] = [
-        {"by": "plain", "a round": "1 s"},
-        {"by": "loop", "a round": "–", "ratio": Measured((2.0,), "×")},
-    ]
-    print_table("Title", rows, as_csv=True)
-    assert capsys.readouterr().out.splitlines()[:4] == ["Title", "by,a round,ratio", "plain,1 s,", "loop,–,2 ×"]
-    print_table("Title", rows)
-    assert "2 ×" in capsys.readouterr().out
 
 
 def test_memory_of_children_counts(tmp_path: Path) -> None:

@@ -27,15 +27,3 @@ def test_a_client_takes_so_many_steps_a_round(name: str) -> None:
     examples = len(task.splits(task.clients[-1]).train)
     assert math.ceil(examples / (settings.batch_size or examples)) == STEPS[name]
     assert round(settings.fraction * len(task.clients)) == workload.drawn
-
-
-def test_data_follow_the_seed_and_no_clients_share_them() -> None:
-    task, again, other = (
-        load_task({**WORKLOADS["lenet"].settings().run_config(), "seed": seed, "learning-rate": rate})
-        for seed, rate in ((0, 0.1), (0, 0.2), (1, 0.1))
-    )
-    first, second = task.clients[:2]
-    inputs = task.splits(first).train.inputs
-    assert inputs.equal(again.splits(first).train.inputs)
-    assert not inputs.equal(other.splits(first).train.inputs)
-    assert not inputs.equal(task.splits(second).train.inputs)

@@ -3,7 +3,6 @@
 import importlib
 import re
 import shlex
-import traceback
 from pathlib import Path
 from shutil import copytree
 
@@ -15,7 +14,7 @@ from fairbloom.deploy.device.cli import DEFAULT, WithDefault
 from tests.commands import forked
 
 from .pages import ELSEWHERE, PAGES, ROOT, blocks
-from .reader import Reader, follow, is_shown
+from .reader import follow
 
 READ = [page for page in PAGES if any(not block.elsewhere for block in blocks(page))]
 
@@ -74,106 +73,3 @@ def test_the_readme_starts_a_federation_as_its_guide_does() -> None:
 
 def test_the_readme_has_at_most_900_words() -> None:
     assert len((ROOT / "README.md").read_text().split()) <= 900
-
-
-def test_there_are_pages_and_commands() -> None:
-    assert {"README.md", "docs/index.md"} <= set(READ)
-    assert len(commands("docs/deployment.md")) >= 8
-
-
-# The reader itself --------------------------------------------------------------------------------------------------
-
-GOOD = """
-# A page
-
-```python
-a = 40
-```
-
-```python
-# doubling.py
-def double(a): return 2 * a
-```
-
-```python
-# doubling.py
-def quadruple(a): return double(double(a))
-```
-
-```python
-from doubling import quadruple
-print("four times", quadruple(a) + 1.5)
-```
-
-```text
-four times 161.4
-```
-
-```sh
-fairbloom tasks --json \\
-    --help
-echo one two
-```
-
-```text
-one … two
-```
-
-```sh
-fairbloom run --method nobody
-```
-
-```text
-error: … nobody …
-```
-"""
-
-BAD = {
-    "```yaml\na: 1\n```": "line 2: nobody runs a block whose language is 'yaml'",
-    "# A\n\n```python\na = 1\nb = 1 / 0\n```": 'page.md", line 5',
-    "```python\n# mine.py\nimport nothing_such\n```": "No module named",
-    "```sh\nfairbloom run --method nobody\n```": "ended with 2",
-    "```sh\nfalse\ntrue\n```": "false ended with 1",
-    "```sh\npip install 'fairbloom[wings]'\n```": "there is no extra wings",
-    "```sh\nmake coffee\n```": "ended with 2",
-    "```sh\nfairbloom server --dir a\n```": "name the test that runs fairbloom server",
-    "```sh\necho a 10\n```\n```text\na 12\n```": "printed was",
-    "```toml\na = 1\n```": "say in the first line which file this is",
-    "```toml\n# client.toml\ncolour = 1\n```": "unknown setting colour",
-    "```python\nfrom flwr.serverapp import ServerApp\napp = ServerApp()\n@app.main()\n"
-    "def main(grid, context): 1 / len(list(grid.get_node_ids())[4:])\n```": "ZeroDivisionError",
-}
-"""Pages that do not work, each with words of what is said."""
-
-
-def test_a_page_that_works_is_read_to_its_end(folder: Path) -> None:
-    (folder / "page.md").write_text(GOOD)
-    reader = Reader()
-    reader.follow(str(folder / "page.md"))
-    assert (folder / "doubling.py").exists()
-    assert "nobody" in reader.printed
-
-
-def test_what_does_not_work_is_said_with_its_line(folder: Path) -> None:
-    for text, words in BAD.items():
-        (folder / "page.md").write_text(text)
-        with pytest.raises(Exception) as wrong:  # noqa: PT011 (what a cell raises is anything)
-            Reader().follow(str(folder / "page.md"))
-        assert words in "".join(traceback.format_exception(wrong.value)), text
-
-
-@pytest.mark.parametrize(
-    ("shown", "printed", "same"),
-    [
-        ("a  1.0", "first\na 1.05\n", True),
-        ("a 10", "a 12", False),
-        ("a … c", "x a b b c", True),
-        ("a …", "b", False),
-        ("a b", "xa b", False),
-        ("a", "a b", False),
-        ("± 3.0 −2", "± 3.1 −2.1", True),
-        ("−2", "2", False),
-    ],
-)
-def test_what_is_printed_is_compared(shown: str, printed: str, same: bool) -> None:
-    assert is_shown(shown, printed) == same

@@ -5,10 +5,9 @@ import shlex
 from pathlib import Path
 
 import pytest
-from matplotlib.figure import Figure
 
 from docs.demo import COMMAND, IMAGES, draw
-from docs.figures import DARK, INK, PAPER, dark_rules, follow_dark_mode, svg_of, themed
+from docs.figures import INK, dark_rules, follow_dark_mode
 
 from .pages import ROOT
 
@@ -51,23 +50,3 @@ def test_a_figures_numbers_keep_their_digits() -> None:
     small = follow_dark_mode(svg).decode()
     assert 'd="M 1.23 2.5"' in small
     assert ">0.12345<" in small
-
-
-def test_each_colour_hidden_on_dark_pages_has_another() -> None:
-    with themed():
-        figure = Figure()
-        axes = figure.subplots()
-        axes.set_title("A title")
-        axes.plot([0, 1], color=INK, markerfacecolor=PAPER, marker="o")
-        svg = svg_of(figure).decode()
-    colours = set(re.findall(r'style="[^"]*?(?:fill|stroke): (#\w{6})', svg))
-    assert {INK, PAPER} <= colours
-    assert {each for each in colours if luminance(each) < 0.2} <= set(DARK)
-    assert all(luminance(dark) > 0.25 for light, dark in DARK.items() if luminance(light) < 0.02)
-
-
-def luminance(colour: str) -> float:
-    """Return the relative luminance of WCAG, from 0 to 1."""
-    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    red, green, blue = (each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in parts)
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue

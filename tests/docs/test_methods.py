@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from flwr.app import Array, ArrayRecord
 from typer.testing import CliRunner
 
@@ -19,7 +18,6 @@ from fairbloom.rounds.server_optimizer import COMMON_DESCENT
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.strategies import METHODS, FairStrategy, FedAvg
-from fairbloom.tasks import TASKS, load_task
 
 from .pages import ROOT
 from .reader import simple_clients
@@ -130,44 +128,6 @@ def test_guidance_ends_nearer_to_equal_losses_than_the_mean_does(name: str) -> N
         return float(abs(np.log(steep / flat)))
 
     assert gap(name) < 0.5 * gap("fedavg")
-
-
-def test_the_plain_mean_neglects_the_flat_client() -> None:
-    course = toy.run("fedavg", toy.STARTS[0])
-    assert course.losses("flat")[-1] > 2 * course.losses("steep")[-1]
-
-
-def test_personal_models_leave_the_global_one_alone() -> None:
-    ditto, local, fedavg = (toy.run(name, toy.STARTS[0]) for name in ("ditto", "local", "fedavg"))
-    np.testing.assert_array_equal(ditto.globally, fedavg.globally)
-    assert (local.globally == toy.STARTS[0]).all()
-    for name, client in toy.CLIENTS.items():
-        np.testing.assert_allclose(local.personally[name][-1], client.target, atol=5e-3)
-        assert ditto.losses(name)[-1] < fedavg.losses(name)[-1]
-
-
-@pytest.mark.parametrize("name", toy.CLIENTS)
-def test_clients_train_on_the_quadratic_that_is_drawn(name: str) -> None:
-    with toy.registered():
-        task = load_task(Settings.of({"task": "quadratics", "clients": 2}).run_config())
-    point, quadratic = np.array([0.7, -1.3]), toy.CLIENTS[name]
-    model = task.model()
-    model.load_state_dict({"w": torch.from_numpy(point)})
-    for split in task.splits(name):
-        inputs, targets = split[0 : len(split)]
-        loss = task.loss(model(*inputs), targets)
-        np.testing.assert_allclose(loss.detach(), [quadratic.loss(point)] * toy.LOCAL_STEPS, rtol=1e-12)
-        (gradient,) = torch.autograd.grad(loss.mean(), model.parameters())
-        np.testing.assert_allclose(gradient, quadratic.curvature @ (point - quadratic.target), rtol=1e-12)
-        scores = task.scores[task.score](model(*inputs), targets)
-        np.testing.assert_allclose(scores.detach(), 1 / (1 + loss.detach()), rtol=1e-12)
-
-
-def test_the_figures_task_is_known_only_while_they_are_drawn() -> None:
-    toy.run.__wrapped__("fedavg", toy.STARTS[0])
-    assert "quadratics" not in TASKS
-    with toy.registered(), pytest.raises(FairbloomError, match="clients = 20: task quadratics has 2"):
-        load_task(Settings.of({"task": "quadratics"}).run_config())
 
 
 AS_THEY_ARE = [name for name in METHODS if "clients written for Flower's own FedAvg will do" in needs(describe(name))]

@@ -32,15 +32,3 @@ def test_the_summary_has_the_gains_of_each_method() -> None:
 def test_the_page_shows_the_summary_and_links_the_tables() -> None:
     assert ":file: data/tuned/summary.csv\n" in PAGE
     assert [name for name in WORKLOADS if f"[{name}](data/tuned/{name}.csv)" not in PAGE] == []
-
-
-def test_sentences_count_the_methods_that_help() -> None:
-    helped = {name: [row["method"] for row in table_of("summary") if row[name].startswith("**+")] for name in WORKLOADS}
-    page = " ".join(PAGE.split())
-    assert f"(`digits`), {len(helped['digits'])} of {len(TRIED) - 1} methods help" in page
-    named = re.search(r"\(`shards`\), (\d) do: (.+?)\.", page)
-    assert named
-    assert {*re.findall(r"\w+", named[2])} - {"and"} == {*helped["shards"]}
-    assert int(named[1]) == len(helped["shards"])
-    assert helped["hospitals"] == []
-    assert {"FedLF", "FedDyn", "FedFa"} == {*helped["digits"]} & {*helped["shards"]} - {"Ditto", "Local"}

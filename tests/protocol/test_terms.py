@@ -82,15 +82,6 @@ def as_list(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def test_plain_terms_are_the_round_alone() -> None:
-    assert Terms(server_round=7).to_config() == {"server-round": 7}
-
-
-def test_strengths_of_zero_are_told_where_none_is_the_default() -> None:
-    told = Terms(server_round=1, personal_lambda=0.0, client_momentum=0.0).to_config()
-    assert told == {"server-round": 1, "personal-lambda": 0.0, "client-momentum": 0.0}
-
-
 def test_what_another_app_tells_comes_back_among_the_others() -> None:
     config = {"server-round": 2, "lr": 0.1, "others": "mine", "local_steps": 3, "__class__": "x"}
     received = Terms.of(config)

@@ -1,14 +1,11 @@
 """Frozen parameters: they are sent once, and nobody changes them."""
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
-from safetensors.numpy import load_file
 
 from fairbloom.client.app import app
 from fairbloom.client.frozen import frozen_of
@@ -19,7 +16,6 @@ from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.loop import Rounds
 from fairbloom.rounds.round import Round, size_on_the_wire
 from fairbloom.rounds.updates import Layout, Updates
-from fairbloom.server.app import federate
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.strategies import FedAvg
@@ -149,21 +145,6 @@ def test_a_client_that_has_lost_them_misses_one_round() -> None:
     assert grid.whole(2, MessageType.EVALUATE) == [False, False, True, False]
     assert [list(finished.refused) for finished in rounds] == [[], [], ["client-2"], []]
     assert "frozen parameters" in rounds[2].refused["client-2"]
-
-
-def test_a_resumed_run_is_the_same_and_its_files_hold_all_arrays(tmp_path: Path) -> None:
-    def federated(folder: str, **changes: Any) -> dict[str, Any]:
-        settings = Settings.of({**SETTINGS, "out": str(tmp_path / folder), **changes})
-        path = federate(settings, lambda method: FlowerClients(method, Grid(settings), 60.0))
-        return load_file(path / "model.safetensors")
-
-    expected = federated("whole", **{"num-rounds": 4})
-    federated("parts", **{"num-rounds": 2})
-    found = federated("parts", **{"num-rounds": 4})
-    assert bits(found) == bits(expected)
-    module = load_task(Settings.of(SETTINGS).run_config()).model()
-    module.load_state_dict({name: torch.from_numpy(array) for name, array in found.items()})
-    assert (found["second.weight"] == method_and_model(Settings.of(SETTINGS))[1]["second.weight"]).all()
 
 
 def test_flowers_hooks_send_whole_models() -> None:

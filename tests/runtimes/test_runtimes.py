@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.app import Context, RecordDict
 
 from fairbloom.server.settings import Settings
-from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.simulation.run import simulate
 from tests import test_import_strings as theirs
 from tests.client import changed
@@ -143,55 +141,3 @@ def test_a_new_app_runs_with_all_clients(local: Flower, tmp_path: Path, monkeypa
     run_on_ray(local, {"out": str(out), "num-rounds": 2}, tmp_path / "hearts", clients=8)
     assert [row["replies_used"] for row in rounds(out)] == ["8", "8"]
     assert {row["client"] for row in table(out / "clients.csv")} == {f"client-{i}" for i in range(8)}
-
-
-WITHOUT_PYTORCH = """
-import numpy as np
-from flwr.app import Array, ArrayRecord
-from flwr.serverapp import ServerApp
-from fairbloom import RunFolder
-from fairbloom.strategies import QFedAvg
-
-app = ServerApp()
-
-
-@app.main()
-def main(grid, context):
-    arrays = ArrayRecord({"coef": Array(np.zeros((10, 64))), "intercept": Array(np.zeros(10))})
-    RunFolder(context.run_config["out"]).start(QFedAvg(q=1.0, lipschitz=1.0), grid, arrays, num_rounds=2)
-"""
-"""A ServerApp for the clients with scikit-learn in docs/flower.md."""
-
-ITS_PROJECT = """
-[project]
-name = "without"
-version = "1.0.0"
-dependencies = []
-[tool.flwr.app]
-publisher = "nobody"
-[tool.flwr.app.components]
-serverapp = "without.server_app:app"
-clientapp = "without.sklearn_client:app"
-[tool.flwr.app.config]
-out = ""
-"""
-
-
-def test_clients_with_scikit_learn_give_the_run_in_process(local: Flower, tmp_path: Path) -> None:
-    package = tmp_path / "app" / "without"
-    package.mkdir(parents=True)
-    client = (ROOT / "docs" / "apps" / "sklearn_client.py").read_text()
-    for name, text in (("__init__", ""), ("sklearn_client", client), ("server_app", WITHOUT_PYTORCH)):
-        (package / f"{name}.py").write_text(text)
-    (tmp_path / "app" / "pyproject.toml").write_text(ITS_PROJECT)
-    run_on_ray(local, {"out": str(tmp_path / "run")}, tmp_path / "app")
-    namespace: dict[str, Any] = {}
-    exec(client, namespace)  # noqa: S102 (our own page)
-    names: dict[str, Any] = {}
-    exec(WITHOUT_PYTORCH, names)  # noqa: S102 (as above)
-    config = {"out": str(tmp_path / "here")}
-    context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=config)
-    names["app"](InProcessGrid(namespace["app"], {}, CLIENTS), context)
-    simulated, here = (table(tmp_path / name / "clients.csv") for name in ("run", "here"))
-    assert simulated == here
-    assert {row["client"] for row in simulated} == {"site-0", "site-1"}

@@ -10,9 +10,8 @@ from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import Mark, SettingsError, marked
 from fairbloom.rounds.fits import PLAIN_SGD
 from fairbloom.server.settings import Settings
-from fairbloom.simulation.run import simulate
 from fairbloom.strategies import METHODS
-from tests.simulation.helpers import Outcome, checkpoints_every, run, small, table
+from tests.simulation.helpers import run
 
 PLAIN_SGD_ALONE = {name for name, method in METHODS.items() if PLAIN_SGD in method.requires}
 
@@ -65,25 +64,6 @@ MODERN: dict[str, Any] = {
     "personal_lambda": 0.5,
     "model": "mlp",
 }
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("engine", ["loop", "stacked"])
-def test_a_run_that_is_continued_in_its_midst_has_the_same_bits(engine: str, tmp_path: Path) -> None:
-    chosen = {**MODERN, "engine": engine}
-    whole = run(tmp_path / "whole", **chosen)
-
-    class Killed(BaseException):
-        pass
-
-    def kill(recorded: Any) -> None:
-        if recorded.row["round"] == 3:
-            raise Killed
-
-    with pytest.raises(Killed), checkpoints_every(1):
-        simulate(small(tmp_path / "resumed", **chosen), on_round=kill)
-    assert 0 < len(table(tmp_path / "resumed" / "rounds.csv")) < 6
-    assert Outcome.of(run(tmp_path / "resumed", **chosen)) == Outcome.of(whole)
 
 
 def test_a_run_whose_schedule_goes_by_its_rounds_cannot_be_extended(tmp_path: Path) -> None:

@@ -121,20 +121,6 @@ def two(seen: Sight) -> FloatArray:
     return seen.own[:2]
 
 
-def test_an_attacked_run_continues_to_the_bit(tmp_path: Path) -> None:
-    for attack, attack_from in (("noise", 2), ("label-flip", 1)):
-        changes: dict[str, Any] = {
-            "method": "fedfv",
-            "attack": attack,
-            "attackers": HOSTILE,
-            "attack_from": attack_from,
-        }
-        changes |= {"fraction": 0.8, "num_rounds": 4, "engine": "loop", "defence": "clip"}
-        whole = Outcome.of(run(tmp_path / attack / "loop", **changes))
-        run(tmp_path / attack / "half", **changes | {"num_rounds": 2})
-        assert not Outcome.of(run(tmp_path / attack / "half", **changes)).differences(whole), attack
-
-
 def test_an_attack_of_the_users_own_changes_the_reply(tmp_path: Path) -> None:
     own: dict[str, Any] = {"attack": OWN_HALF, "attackers": HOSTILE}
     runs = [run(tmp_path / str(bool(more)), num_rounds=1, fraction=1.0, **more) for more in ({}, own)]

@@ -19,6 +19,21 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "personal": {"personal-lambda": 0.5, "momentum": 0.9},
     "stragglers, averaged models": {"stragglers": 0.5, "local-epochs": 3, "average-models": True},
 }
+ALONE: dict[str, tuple[str, dict[str, Any]]] = {
+    "noise in updates": ("fedfv", {"attack": "noise", "attackers": "client-1", "attack-from": 2, "defence": "clip"}),
+    "false labels": ("fedavg", {"attack": "label-flip", "attackers": "client-1", "defence": "krum"}),
+    "adamw on a schedule": (
+        "ditto",
+        {
+            **{"optimizer": "adamw", "learning-rate": 0.01, "weight-decay": 0.01, "gradient-clip": 1.0},
+            **{"schedule": "cosine", "warmup": 1, "model": "mlp", "engine": "stacked"},
+        },
+    ),
+    "frozen parameters": ("fedfv", {"model": "tests.nets:Adapted"}),
+    "an adaptive server": ("fedavg", {"server-optimizer": "adam", "server-optimizer-lr": 0.05}),
+}
+"""Objectives that are tried with one method."""
+
 REFUSED = {
     *(("proximal", name) for name in ("fedprox", "mgdaprox")),
     *(("personal", name) for name in ("ditto", "fcfl", "feddyn", "qfedsgd", "scaffold")),
@@ -53,11 +68,13 @@ def bits(folder: Path) -> dict[str, Any]:
     [
         *((name, "plain") for name in METHODS),
         *((name, each) for each in OBJECTIVES for name in KINDS if (each, name) not in REFUSED),
+        *((name, each) for each, (name, _) in ALONE.items()),
     ],
 )
 def test_a_run_repeats_and_resumes_to_the_same_bits(method: str, objective: str, tmp_path: Path) -> None:
     """The second run, which is interrupted, repeats two rounds of the first before it goes on from its folder."""
-    config = {**SMALL, **OBJECTIVES.get(objective, {}), "method": method, **GROUPED.get(method, {})}
+    _, alone = ALONE.get(objective, ("", {}))
+    config = {**SMALL, **OBJECTIVES.get(objective, {}), **alone, "method": method, **GROUPED.get(method, {})}
     whole, resumed = (Settings.of({**config, "out": str(tmp_path / name)}) for name in "ab")
     expected = bits(simulate(whole))
     assert all(np.isfinite(array).all() for array in load_file(tmp_path / "a" / "model.safetensors").values())

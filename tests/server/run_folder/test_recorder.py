@@ -23,7 +23,7 @@ from fairbloom.server.run_folder.rows import ClientTable, parse_refusals, round_
 from fairbloom.server.run_folder.stopping import EarlyStopping
 from fairbloom.server.settings import Settings
 from fairbloom.strategies import Round
-from tests.simulation.helpers import Outcome, assert_whole, run, small, table
+from tests.simulation.helpers import Outcome, assert_whole, run, table
 
 from ..test_checkpoint import full_disk
 
@@ -251,13 +251,6 @@ def test_tables_and_checkpoint_agree_after_a_run(tmp_path: Path) -> None:
     for name, size in state["tables"].items():
         assert (folder / name).stat().st_size == size
         assert_whole(folder / name)
-
-
-def test_a_run_folder_can_be_opened_without_writing_to_it(tmp_path: Path) -> None:
-    folder = run(tmp_path / "run", num_rounds=2)
-    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    assert records(folder, small(folder, num_rounds=2)).finished
-    assert {path: path.read_bytes() for path in before} == before
 
 
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
