@@ -176,7 +176,7 @@ class Schema(_Table):
         """The columns that the model sees."""
         return {name: field for name, field in self.fields.items() if name != self.target and field.input}
 
-    @cached_property
+    @property
     def groupings(self) -> tuple[GroupBy, ...]:
         """What rows are grouped by."""
         return parse_groups("groups", ",".join(self.groups))

@@ -7,6 +7,7 @@ clients are people with a doctorate and those without, as in AFL, q-FFL and FedM
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -30,7 +31,7 @@ from ..partition import (
     splits_of,
 )
 from ..preprocessing import TABLE, Preprocessing, encode_columns, input_columns
-from ..schema import Constraints, Field, Schema
+from ..schema import Schema, parse_schema
 from ..task import Setup, Splits, Task
 from .classification import classify, numbered
 from .store import locate
@@ -42,61 +43,20 @@ COLUMNS = (
 )
 """The columns of the files, of which `income` is the target."""
 
-CATEGORIES: dict[str, tuple[str, ...]] = {
-    "workclass": (
-        *("Private", "Self-emp-not-inc", "Self-emp-inc", "Federal-gov", "Local-gov", "State-gov", "Without-pay"),
-        "Never-worked",
-    ),
-    "education": (
-        *("Bachelors", "Some-college", "11th", "HS-grad", "Prof-school", "Assoc-acdm", "Assoc-voc", "9th", "7th-8th"),
-        *("12th", "Masters", "1st-4th", "10th", "Doctorate", "5th-6th", "Preschool"),
-    ),
-    "marital-status": (
-        *("Married-civ-spouse", "Divorced", "Never-married", "Separated", "Widowed", "Married-spouse-absent"),
-        "Married-AF-spouse",
-    ),
-    "occupation": (
-        *("Tech-support", "Craft-repair", "Other-service", "Sales", "Exec-managerial", "Prof-specialty"),
-        *("Handlers-cleaners", "Machine-op-inspct", "Adm-clerical", "Farming-fishing", "Transport-moving"),
-        *("Priv-house-serv", "Protective-serv", "Armed-Forces"),
-    ),
-    "relationship": ("Wife", "Own-child", "Husband", "Not-in-family", "Other-relative", "Unmarried"),
-    "race": ("White", "Asian-Pac-Islander", "Amer-Indian-Eskimo", "Other", "Black"),
-    "sex": ("Female", "Male"),
-    "native-country": (
-        *("United-States", "Cambodia", "England", "Puerto-Rico", "Canada", "Germany", "Outlying-US(Guam-USVI-etc)"),
-        *("India", "Japan", "Greece", "South", "China", "Cuba", "Iran", "Honduras", "Philippines", "Italy", "Poland"),
-        *("Jamaica", "Vietnam", "Mexico", "Portugal", "Ireland", "France", "Dominican-Republic", "Laos", "Ecuador"),
-        *("Taiwan", "Haiti", "Columbia", "Hungary", "Guatemala", "Nicaragua", "Scotland", "Thailand", "Yugoslavia"),
-        *("El-Salvador", "Trinadad&Tobago", "Peru", "Hong", "Holand-Netherlands"),
-    ),
-}
+SCHEMA = parse_schema(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+"""What both files hold."""
+
+CATEGORIES = {name: field.categories for name, field in SCHEMA.inputs.items()}
 """The categories of each column in the order of adult.names, in which the inputs stand."""
 
-INCOMES = ("<=50K", ">50K")
-"""The classes; adult.test writes a dot after them."""
+INCOMES = SCHEMA.predicted.categories
+"""The classes."""
 
 PHD = "phd"
 """The partition, and the client, of people with a doctorate."""
 
 SLOTS = 2048
 """The slots of the hash table of a Python set of 413 numbers, which decide the order of iteration."""
-
-SCHEMA = Schema(
-    target=COLUMNS[-1],
-    ignore=tuple(name for name in COLUMNS[:-1] if name not in CATEGORIES),
-    missing="fill",
-    fields={
-        **{name: Field(type="string", categories=known) for name, known in CATEGORIES.items()},
-        COLUMNS[-1]: Field(
-            type="string",
-            categories=INCOMES,
-            spellings={name: (f"{name}.",) for name in INCOMES},
-            constraints=Constraints(required=True),
-        ),
-    },
-)
-"""What both files hold."""
 
 People = Mapping[str, Labels]
 """People by column: the place of each one's category, -1 where it is not known, shape (n,)."""
@@ -177,7 +137,7 @@ def _find_names(setup: Setup) -> tuple[str, ...]:
 
 def _deal(train: People, test: People, setup: Setup, names: Sequence[str], groups: str) -> list[Dealt]:
     if setup.partition not in (PHD, *CATEGORIES):
-        return deal(train[COLUMNS[-1]].astype(np.int64), setup, test[COLUMNS[-1]].astype(np.int64))
+        return deal(train[SCHEMA.target].astype(np.int64), setup, test[SCHEMA.target].astype(np.int64))
     parts = [Dealt(*(_find_members(people, setup.partition, k) for people in (train, test))) for k in range(len(names))]
     if groups == "published":
         used = published(*(part.examples for part in parts))

@@ -25,7 +25,7 @@ from ..files.rows import ColumnValues, is_missing
 from ..known import TASKS
 from ..measures import AUC, BALANCED_ACCURACY, auc, balanced_accuracy, group_scores_of_classes
 from ..partition import Indices, Labels, Parts, name_clients, split, splits_of
-from ..schema import Field, Schema
+from ..schema import parse_schema
 from ..task import Setup, Splits, Task, is_highest
 from .classification import classify, numbered
 from .store import locate
@@ -34,36 +34,23 @@ from .uci import describe_columns, read_columns
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "long-beach")
 """The clients, in the order of their files."""
 
+SCHEMA = parse_schema(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+"""What the files hold."""
+
 COLUMNS = (
     *("age", "sex", "cp", "trestbps", "chol", "fbs", "restecg"),
     *("thalach", "exang", "oldpeak", "slope", "ca", "thal", "num"),
 )
-"""The columns of the files; `num`, from 0 to 4, is the target: 0 for no disease."""
+"""The columns of the files."""
 
-DROPPED = ("slope", "ca", "thal")
-"""The columns that are left out."""
+ONE_HOT = ("cp", "restecg")
+"""The columns that have an input of each category but the first."""
 
-CATEGORIES = {"cp": tuple("1234"), "restecg": tuple("012")}
-"""The kinds of chest pain and of electrocardiogram; the first of each has no input."""
-
-NUMBERS = tuple(name for name in COLUMNS[:-1] if name not in (*DROPPED, *CATEGORIES))
+NUMBERS = tuple(name for name in SCHEMA.inputs if name not in ONE_HOT)
 """The columns that are inputs as they are."""
 
-INPUTS = len(NUMBERS) + sum(len(known) - 1 for known in CATEGORIES.values())
+INPUTS = len(NUMBERS) + sum(len(SCHEMA.fields[name].categories) - 1 for name in ONE_HOT)
 """The length of an example, 13."""
-
-SCHEMA = Schema(
-    target=COLUMNS[-1],
-    ignore=DROPPED,
-    missing="drop",
-    fields={
-        **{name: Field(type="number") for name in NUMBERS},
-        "sex": Field(type="string", categories=("female", "male"), spellings={"female": ("0",), "male": ("1",)}),
-        **{name: Field(type="string", categories=known) for name, known in CATEGORIES.items()},
-        COLUMNS[-1]: Field(type="string", categories=tuple("01234")),
-    },
-)
-"""What the files hold."""
 
 TRAINED = 0.66
 """The share of a hospital's patients that it trains on."""
@@ -148,6 +135,6 @@ def read_patients(path: Path) -> dict[str, ColumnValues]:
 
 def encode_patients(patients: Mapping[str, ColumnValues]) -> tuple[NDArray[np.float64], Labels]:
     """Return patients' inputs, shape (n, 13), and which of them are ill, shape (n,)."""
-    one_hot = [patients[name] == place for name, known in CATEGORIES.items() for place in range(1, len(known))]
+    one_hot = [patients[name] == place for name in ONE_HOT for place in range(1, len(SCHEMA.fields[name].categories))]
     inputs = np.stack([*(patients[name].astype(np.float64) for name in NUMBERS), *one_hot], axis=1)
     return inputs, (patients["num"] > 0).astype(np.int64)

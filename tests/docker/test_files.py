@@ -84,7 +84,7 @@ def test_wheel_bundle_and_images_have_every_package() -> None:
     assert links == {name: f"../{name}" for name in packages - {"fairbloom"}}
     # Those that server and clients of a run need.
     bundled = packages - {"prediction", "simulation", "deploy", "experiments", "scaffold"}
-    assert set(tool["flwr"]["app"]["fab-include"]) == {f"{name}/**/*.py" for name in bundled}
+    assert set(tool["flwr"]["app"]["fab-include"]) == {*(f"{name}/**/*.py" for name in bundled), "tasks/**/*.toml"}
     dockerfile = (DOCKER / "Dockerfile").read_text()
     assert set(re.findall(r"^COPY (\w+) \1$", dockerfile, re.M)) == packages
     assert packages <= set(re.findall(r"^!(\w+)$", (ROOT / ".dockerignore").read_text(), re.M))

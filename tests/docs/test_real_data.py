@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fairbloom.experiments.recipe import load_recipe, names
-from fairbloom.tasks.known import KNOWN
+from fairbloom.tasks import TASKS
 from fairbloom.tasks.models import MODELS
 
 from .pages import ROOT, blocks
@@ -19,7 +19,7 @@ README, MEASURED, DATA_SETS, YOUR_MODEL = (
     for name in ("README.md", *(f"docs/{page}.md" for page in ("measured", "data-sets", "your-model")))
 )
 
-SHIPPED = [info for info in KNOWN if not info.reads]
+SHIPPED = [info for info in TASKS.values() if not info.reads]
 """The data sets that are known by name, without those tasks that read a user's own files."""
 
 
