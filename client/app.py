@@ -23,7 +23,7 @@ from fairbloom.protocol import names as wire
 from fairbloom.protocol.settings import Mark, marked
 from fairbloom.protocol.terms import Terms
 from fairbloom.protocol.version import check_protocol
-from fairbloom.tasks import find_task, forget_user_defined_tasks
+from fairbloom.tasks import find_task, forget_tasks
 from fairbloom.tasks.schema import with_files
 
 from .limits import FEWEST_ROWS, LIMIT_ROWS
@@ -111,7 +111,7 @@ def _answer(message: Message, context: Context, work: Callable[[LocalClient, Sta
 
     with redact_data_errors(context):
         terms = _terms(message)
-        local = client_of(context, terms.server_round)
+        local = client_of(context)
         content = work(local, _received(message, local), terms)
         if wire.FROZEN in message.content.config_records[wire.CONFIG]:
             said = content.config_records.get(wire.CLIENT, ConfigRecord())
@@ -121,8 +121,8 @@ def _answer(message: Message, context: Context, work: Callable[[LocalClient, Sta
 
 @lru_cache(maxsize=1)
 def begin_run(run_id: int) -> None:
-    """Load a user's own task again for the first message of another run: its files may have changed since the last."""
-    forget_user_defined_tasks()
+    """Load tasks again for the first message of another run: their files may have changed since the last."""
+    forget_tasks()
 
 
 def is_deployed(context: Context) -> bool:
@@ -134,8 +134,8 @@ def is_deployed(context: Context) -> bool:
     return "num-partitions" not in node or any(node.get(key) for key in PLACES)
 
 
-def client_of(context: Context, server_round: int | None = None) -> LocalClient:
-    """Return the client of a context; once a round, check whether its files have changed."""
+def client_of(context: Context) -> LocalClient:
+    """Return the client of a context."""
     from .local import LocalClient
 
     config, partition, name = _who(context)
@@ -144,8 +144,7 @@ def client_of(context: Context, server_round: int | None = None) -> LocalClient:
             "pooled = true: the training data of all clients lie together in one process only: leave it out with "
             "deployed clients, or use fairbloom run"
         )
-    since = None if server_round is None else (context.run_id, server_round)
-    return LocalClient.of(config, partition, name, load_states(context), since)
+    return LocalClient.of(config, partition, name, load_states(context))
 
 
 def load_states(context: Context) -> dict[str, dict[int, StateDict]]:

@@ -1,6 +1,6 @@
 """One client: its data, its model and its work on a server's terms. It knows neither Flower nor messages."""
 
-from collections.abc import Hashable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache, partial
 from types import MappingProxyType
@@ -101,17 +101,14 @@ class LocalClient:
         partition: object,
         name: str | None = None,
         states: Mapping[str, Mapping[int, StateDict]] | None = None,
-        since: Hashable = None,
     ) -> "LocalClient":
         """Return the client of a partition, a place among the task's clients from 0.
 
-        The server calls it `name`, or as the task.
-
-        `states` are the versions of what it keeps, by name and round, where they are in memory; `since` is as in
-        `load_task`.
+        The server calls it `name`, or as the task. `states` are the versions of what it keeps, by name and round, where
+        they are in memory.
         """
         folder, settings = partial(folder_of, settings), RunSettings.of(settings)
-        task, model = load_task_and_model(settings, since)
+        task, model = load_task_and_model(settings)
         key = find_client_key(settings, task, partition, name)
         keep_preprocessing(folder(key), task, key)
         kept, splits = ClientStates(folder(key), states), task.splits(key)
@@ -355,9 +352,9 @@ def find_client_key(settings: RunSettings, task: Task, partition: object, name: 
     )
 
 
-def load_task_and_model(settings: RunSettings, since: Hashable = None) -> tuple[Task, torch.nn.Module]:
-    """Return the task and a model on the settings' device, the same ones for both; `since` is as in `load_task`."""
-    return _load_for_device(load_task(settings, since), settings.device)
+def load_task_and_model(settings: RunSettings) -> tuple[Task, torch.nn.Module]:
+    """Return the task and a model on the settings' device, the same ones for both."""
+    return _load_for_device(load_task(settings), settings.device)
 
 
 @lru_cache(maxsize=2)

@@ -13,7 +13,7 @@ from fairbloom.server.run_folder.files import SCORES
 from fairbloom.server.run_folder.recorded import OnRound, RecordedRound, ignore
 from fairbloom.server.settings import Settings, check_used
 from fairbloom.strategies import name_of
-from fairbloom.tasks import forget_user_defined_tasks
+from fairbloom.tasks import forget_tasks
 
 from . import pages as pages  # which registers the pages of results
 from .arms import Named, parse_arms, settings_of_method, title
@@ -136,7 +136,7 @@ def run(
     chosen = Settings.of(config)
     check_used(config, [chosen.method], chosen.task)
     folder = choose_run_folder(chosen)
-    forget_user_defined_tasks()  # a notebook's earlier run may have loaded them from files that have changed
+    forget_tasks()  # a notebook's earlier run may have loaded them from files that have changed
     with progress_bar(shown=progress and not debug) as bar:
         shown = RunBar(bar, title(chosen.method), chosen.num_rounds)
 

@@ -1,6 +1,6 @@
 """What is learned: data split into clients, a model and a loss. One file a data set."""
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -34,9 +34,6 @@ __all__ = [
     "model_loss",
 ]
 
-Stamps = tuple[tuple[Path, int, int], ...]
-"""Files, each with the time of its last change in nanoseconds and its size in bytes."""
-
 
 def find_task(name: str) -> TaskInfo:
     """Return what is known of a task: one of ours by its name, or a user's by its import string.
@@ -56,7 +53,7 @@ def find_task(name: str) -> TaskInfo:
     return TASKS[name]
 
 
-def load_task(settings: RunSettings | Mapping[str, Any], since: Hashable = None) -> Task:
+def load_task(settings: RunSettings | Mapping[str, Any]) -> Task:
     """Return the task of a run; the same one again for the same settings, and files where it reads some.
 
     Parameters
@@ -64,8 +61,6 @@ def load_task(settings: RunSettings | Mapping[str, Any], since: Hashable = None)
     settings
         The run's settings, or its run config, of which this reads the task's name, what `Setup` has, the task's
         parameters, and whether the clients' training examples are pooled.
-    since
-        Such as a run and its round: calls with the same value look once whether files have changed. None looks again.
 
     Raises
     ------
@@ -79,10 +74,10 @@ def load_task(settings: RunSettings | Mapping[str, Any], since: Hashable = None)
         raise ReportableError(f"task {info.name} needs the text of a schema: submit the run with --schema FILE")
     setup = info.setup(settings)
     info.check(setup)
-    stamps = (_read_stamps if since is None else _stamps_since)(info, setup.data_dir, since)
-    task = (_load_user_defined if info.is_user_defined else _load_known)(
-        info, setup, tuple(info.check_parameters(settings.parameters).items()), stamps
+    stamps = tuple(
+        (file, (about := file.stat()).st_mtime_ns, about.st_size) for file in info.find_files(setup.data_dir)
     )
+    task = _load(info, setup, tuple(info.check_parameters(settings.parameters).items()), stamps)
     if settings.scores:
         from .further import add_scores  # imported late: it needs PyTorch
 
@@ -107,11 +102,9 @@ def check_data(settings: RunSettings | Mapping[str, Any]) -> None:
     info = find_task(settings.task)
     setup = info.setup(settings)
     info.check_readable(setup.data_dir)
-    if info.files:
+    if info.files or (info.is_user_defined and settings.validation_share):
         task = load_task(settings)
         task.splits(task.clients[0])
-    if info.is_user_defined and settings.validation_share > 0.0:
-        _check_validation(settings)
     if info.reads:
         _check_clients(settings, info)
 
@@ -135,20 +128,6 @@ def _check_clients(settings: RunSettings, info: TaskInfo) -> None:
         raise FairbloomError(f"the data of client {first} cannot be used: {reason}{more}") from reason
 
 
-def _check_validation(settings: RunSettings) -> None:
-    """Raise FairbloomError where validation examples are asked for and a user's task sets none apart."""
-    task = load_task(settings)
-    try:
-        found = any(task.splits(client).validation is not None for client in task.clients)
-    except Exception:  # whatever a user's task raises for a client: a run leaves that one out, and says why
-        return
-    if not found:
-        raise FairbloomError(
-            f"validation-share = {settings.validation_share:g}: task {settings.task} sets no validation examples "
-            "apart: let it return Splits(train, test, validation), with setup.validation_share of the examples"
-        )
-
-
 def digests(settings: RunSettings | Mapping[str, Any]) -> dict[str, str]:
     """Return a checksum of each file that a run's clients read in this process; none where no folder is named.
 
@@ -159,9 +138,9 @@ def digests(settings: RunSettings | Mapping[str, Any]) -> dict[str, str]:
     setup = info.setup(settings)
     if info.files:
         return digest_files(info, setup)
+    files = info.find_files(setup.data_dir)
     path = Path(setup.data_dir).expanduser()
     root = path if path.is_dir() else path.parent
-    files = [file for file, *_ in _read_stamps(info, setup.data_dir)]
     return {file.relative_to(root).as_posix(): digest_of(file, "sha256") for file in files}
 
 
@@ -197,38 +176,19 @@ def _read_user_defined(name: str) -> TaskInfo:
     return TaskInfo.of(name)
 
 
-def forget_user_defined_tasks() -> None:
-    """Let user-defined tasks be loaded again: nothing says whether files that they read have changed."""
-    _load_user_defined.cache_clear()
+def forget_tasks() -> None:
+    """Let tasks be loaded again: nothing says whether files that user-defined ones read elsewhere have changed."""
+    _load.cache_clear()
 
 
 @lru_cache(maxsize=4)
-def _load_user_defined(info: TaskInfo, setup: Setup, parameters: tuple[tuple[str, Value], ...], stamps: Stamps) -> Task:
+def _load(
+    info: TaskInfo, setup: Setup, parameters: tuple[tuple[str, Value], ...], stamps: tuple[tuple[Path, int, int], ...]
+) -> Task:
+    """Return a task; `stamps` are its files, with the times of their last changes and their sizes."""
+    task = info.load(setup, dict(parameters))
+    if not info.is_user_defined:
+        return task
     from .checks import guard_task  # imported late, as PyTorch is with it
 
-    return guard_task(info.loader, info.load(setup, dict(parameters)))
-
-
-@lru_cache(maxsize=4)
-def _load_known(info: TaskInfo, setup: Setup, parameters: tuple[tuple[str, Value], ...], stamps: Stamps) -> Task:
-    return info.load(setup, dict(parameters))
-
-
-def _read_stamps(info: TaskInfo, place: str, since: Hashable = None) -> Stamps:
-    """Return path, time of change and size of the files that a task reads in a folder; for a user's task, of all."""
-    if not place or not (info.reads or info.is_user_defined):
-        return ()
-    path = Path(place).expanduser()
-    if path.is_file():
-        files = [path]
-    elif info.is_user_defined:
-        files = [each for each in path.rglob("*") if each.is_file()]
-    else:  # as deep as the task's files lie, hidden ones left out
-        found = path.glob("/".join(["[!.]*"] * info.levels))
-        files = [each for each in found if each.suffix.lower() in info.reads and each.is_file()]
-    return tuple((file, (about := file.stat()).st_mtime_ns, about.st_size) for file in sorted(files))
-
-
-@lru_cache(maxsize=2)
-def _stamps_since(info: TaskInfo, place: str, since: Hashable) -> Stamps:
-    return _read_stamps(info, place)
+    return guard_task(info.loader, task, setup.validation_share)

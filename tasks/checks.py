@@ -22,7 +22,7 @@ SMALL_INTEGERS = {torch.int8, torch.int16, torch.int32, torch.uint8}
 """The dtypes of whole numbers that PyTorch's losses do not take for classes."""
 
 
-def guard_task(name: str, task: Task) -> Task:
+def guard_task(name: str, task: Task, validation_share: float = 0.0) -> Task:
     """Return the same task, which says in words what is wrong with its examples and losses."""
     for fault in _find_wrong_names(task):
         raise FairbloomError(f"task = {name!r}: {fault}")
@@ -34,6 +34,11 @@ def guard_task(name: str, task: Task) -> Task:
         if not isinstance(made, Splits) or not all(isinstance(each, Examples | CollatedExamples) for each in made):
             got = f"Splits of {type(made.train).__name__}" if isinstance(made, Splits) else type(made).__name__
             raise FairbloomError(f"task = {name!r}: splits({client!r}) must return Splits of two Examples, got {got}")
+        if validation_share and made.validation is None:
+            raise FairbloomError(
+                f"validation-share = {validation_share:g}: task {name} sets no validation examples apart: let it "
+                "return Splits(train, test, validation), with setup.validation_share of the examples"
+            )
         for which, examples in (("training", made.train), ("test", made.test), ("validation", made.validation)):
             for fault in _find_faults(examples, task) if examples is not None else ():
                 raise FairbloomError(f"task = {name!r}: the {which} examples of client {client}: {fault}")

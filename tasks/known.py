@@ -79,7 +79,7 @@ SETTINGS: Mapping[str, tuple[Parameter, ...]] = {
 
 def _read_info(name: str, table: Mapping[str, Any]) -> TaskInfo:
     """Return what known.toml says of a data set."""
-    about = {"settings": SETTINGS.get(name, ())} if "loader" in table else {**WITH_TEST_SET}
+    about: dict[str, Any] = {"settings": SETTINGS.get(name, ())} if "loader" in table else {**WITH_TEST_SET}
     about |= {key: _as_tuple(value) for key, value in table.items()}
     files = tuple(DataFile(*each) for each in about.pop("files", ()))
     return (PictureSet if "labels" in about else TaskInfo)(name=name, files=files, **about)

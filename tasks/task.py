@@ -217,6 +217,17 @@ class TaskInfo:
         chosen_by = float(settings.get("validation-share", 0.0)) * (1.0 - self.held_out)
         return tested / (1.0 - tested - chosen_by)
 
+    def find_files(self, place: str) -> list[Path]:
+        """Return the files that the task reads in a folder, sorted; for a user's task, all of them."""
+        if not place or not (self.reads or self.is_user_defined):
+            return []
+        path = Path(place).expanduser()
+        if path.is_file():
+            return [path]
+        # As deep as the task's files lie, hidden ones left out.
+        found = path.rglob("*") if self.is_user_defined else path.glob("/".join(["[!.]*"] * self.levels))
+        return sorted(e for e in found if (self.is_user_defined or e.suffix.lower() in self.reads) and e.is_file())
+
     def infer_schema(self, setup: Setup, parameters: Mapping[str, Value]) -> str:
         """Return the text of the schema that the files suggest."""
         self.check_readable(setup.data_dir)

@@ -107,31 +107,3 @@ def _on_categories(field: Field, sites: Mapping[str, ColumnValues]) -> Iterator[
                 site,
                 f"its categories, {own}, are at no other site: if they mean the same, make them spellings of one",
             )
-
-
-# Rows that clients share ----------------------------------------------------------------------------------------------
-
-
-def find_shared_rows(sites: Mapping[str, Mapping[str, ColumnValues]]) -> dict[str, str]:
-    """Return a warning for each client that has many rows of another one, where rows tell cases apart."""
-    rows = {name: _pack_rows(columns) for name, columns in sites.items()}
-    telling = {name: set(each) for name, each in rows.items() if len({*each}) >= 0.9 * len(each)}
-    found: dict[str, str] = {}
-    for name, own in telling.items():
-        for other, theirs in telling.items():
-            shared = len(own & theirs)
-            if other == name or 2 * shared < min(len(own), len(theirs)):
-                continue
-            found[name] = (
-                f"{shared} of its {len(rows[name])} rows are in the data of {other}, too: if they are the same "
-            )
-            found[name] += "cases, leave them out of one of the two"
-            if own == theirs:
-                found[name] = f"it has the same rows as {other}: leave one of the two out"
-                break
-    return found
-
-
-def _pack_rows(columns: Mapping[str, ColumnValues]) -> list[bytes]:
-    cells = np.stack([columns[name].astype(np.float64) + 0.0 for name in sorted(columns)], axis=1)  # 0 in place of -0
-    return [row.tobytes() for row in cells]

@@ -19,8 +19,8 @@ from .folders import files_in
 from .infer import infer_schema
 from .read import Table, read_file
 from .reasons import CellError, DataError
-from .remarks import find_remarks, find_shared_rows, present_values
-from .rows import ColumnValues, SiteRows, faults, is_missing, preprocessing_of, read_column, rows_of_clients
+from .remarks import find_remarks, present_values
+from .rows import SiteRows, faults, is_missing, preprocessing_of, read_column, rows_of_clients
 from .targets import Target, join_names
 
 
@@ -108,7 +108,6 @@ class CsvFiles:
         """Return a row of each client, of each fault, of each client's columns, and of each remark."""
         clients: list[dict[str, str | int]] = []
         wrong: list[dict[str, str | int]] = []
-        usable: dict[str, Mapping[str, ColumnValues]] = {}
         tables: dict[str, Table] = {}
         for name in self.clients:
             found: list[FairbloomError] = []
@@ -117,16 +116,12 @@ class CsvFiles:
                 found += faults(tables[name], self._schema)
                 if not found:
                     clients.append({"client": name, **self.rows_of(name).describe()})
-                    usable[name] = self.rows_of(name).values
             except FairbloomError as error:
                 found += [error, *getattr(error, "others", ())]
             if found:
                 wrong += [_describe_fault(name, each) for each in found]
                 problem = f"{len(found)} fault{'s' * (len(found) != 1)}, listed below"
                 clients.append({"client": name, "problem": problem})
-        shared = find_shared_rows(usable)
-        for each in clients:
-            each |= {"warning": shared[str(each["client"])]} if each["client"] in shared else {}
         return {"clients": clients, "faults": wrong, **self._describe_columns(tables)}
 
     def _describe_columns(self, tables: Mapping[str, Table]) -> Described:

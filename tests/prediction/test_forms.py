@@ -15,9 +15,11 @@ import fairbloom
 from fairbloom.errors import FairbloomError
 from fairbloom.prediction.predictor import load_predictor
 from fairbloom.protocol.scores import ACCURACY
-from fairbloom.tasks import _read_user_defined, forget_user_defined_tasks, load_task
-from fairbloom.tasks.datasets.adult import CATEGORIES, COLUMNS, read_people
+from fairbloom.tasks import _read_user_defined, forget_tasks, load_task
+from fairbloom.tasks.datasets.adult import COLUMNS, SCHEMA
 from fairbloom.tasks.datasets.store import folder_of
+from fairbloom.tasks.datasets.uci import read_columns
+from fairbloom.tasks.preprocessing import encode_columns, input_columns
 from fairbloom.tasks.task import Setup
 from tests.originals import needs
 
@@ -149,7 +151,8 @@ def test_people_of_adult_become_the_inputs_of_training(tmp_path: Path) -> None:
     path = folder_of(Setup.of({})) / "adult" / "adult.data"
     people = pandas.read_csv(path, header=None, names=list(COLUMNS), skipinitialspace=True).iloc[:2000]
     found = run.predict(people)
-    expected = run.predictor().outputs(torch.from_numpy(read_people(path).inputs([*CATEGORIES])[:2000])).softmax(dim=1)
+    inputs = encode_columns(input_columns(SCHEMA, {}), read_columns(path, COLUMNS, SCHEMA))
+    expected = run.predictor().outputs(inputs[:2000]).softmax(dim=1)
     np.testing.assert_allclose(found[["probability_<=50K", "probability_>50K"]], expected.double(), rtol=1e-5)
 
 
@@ -208,7 +211,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def forget_module() -> None:
     """Let the module be read again, as another process would."""
     sys.modules.pop("points_of_mine", None)
-    forget_user_defined_tasks()
+    forget_tasks()
     _read_user_defined.cache_clear()
 
 

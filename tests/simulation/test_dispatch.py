@@ -18,7 +18,7 @@ from fairbloom.rounds.method import Method
 from fairbloom.simulation.loop import LoopClients
 from fairbloom.simulation.workers import WorkerClients
 from fairbloom.strategies import DRFA, FedAvg
-from fairbloom.tasks import forget_user_defined_tasks
+from fairbloom.tasks import forget_tasks
 
 from .harmed import BUFFERS, FIVE, SHARED
 from .helpers import all_of, both_of, config_of, is_gone, model_of
@@ -89,7 +89,7 @@ def test_rounds_of_changing_cohorts_have_the_bits_of_the_loop(start: Start) -> N
 
 
 def test_a_client_that_fails_is_refused_in_the_words_of_the_loop(start: Start, place: Path) -> None:
-    forget_user_defined_tasks()  # so that data are read
+    forget_tasks()  # so that data are read
     method, config = personal(), config_of(**CONFIG)
     clients, loop, model = start(method), LoopClients(method, config), model_of(config)
     terms = method.terms(1)

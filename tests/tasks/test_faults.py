@@ -1,28 +1,18 @@
-"""What `fairbloom data` finds in a folder of tables: every fault, spellings, and rows that clients share."""
+"""What `fairbloom data` finds in a folder of tables: every fault, and spellings."""
 
 import csv
 import io
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pytest
-
 from fairbloom.tasks import describe_data
 from fairbloom.tasks.files.reasons import MAX_FAULTS
-from fairbloom.tasks.files.remarks import find_shared_rows
 
-from ..commands import fairbloom
 from .tables import SCHEMA, Folder, config, csv_of, schema_with
 
 
 def faults(folder: Path, schema: str = "") -> list[dict[str, Any]]:
     return [dict(row) for row in describe_data(config(folder, schema))["faults"]]
-
-
-def warnings(folder: Path, **settings: Any) -> dict[str, str]:
-    rows = describe_data(config(folder, **settings))["clients"]
-    return {str(row["client"]): str(row["warning"]) for row in rows if "warning" in row}
 
 
 def change(text: str, column: str, **values: str) -> str:
@@ -90,35 +80,3 @@ def test_the_list_of_faults_is_bounded(folder: Folder) -> None:
     for row in range(1, 60):
         text = change(text, "age", **{f"row{row}": f"x{row}"})
     assert len(faults(folder(a=text, b=csv_of(30, 1)))) == MAX_FAULTS
-
-
-# Rows that clients share ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_a_copied_file_is_warned_of(folder: Folder, tmp_path: Path) -> None:
-    found = warnings(folder(a=csv_of(40), b=csv_of(40), c=csv_of(40, 2)))
-    assert found == {"a": "it has the same rows as b: leave one of the two out", "b": found["b"]}
-    done = fairbloom(tmp_path, "data", "data")
-    assert done.returncode == 1
-    assert "it has the same rows as b" in done.stdout
-    assert all(line == line.rstrip() for line in done.stdout.splitlines())
-
-
-def test_rows_of_one_client_in_another_file_are_warned_of(folder: Folder) -> None:
-    own, lines = csv_of(40), csv_of(80, 2).splitlines()
-    columns = [2, 0, 3, 1]  # in another order, and written otherwise
-    other = ["ward,age,target,dose", *(",".join(line.split(",")[k] for k in columns) for line in lines[1:])]
-    copied = [",".join((f"{row[0]}0", *row[1:])) for row in (line.split(",") for line in own.splitlines()[1:])]
-    other += [",".join(line.split(",")[k] for k in columns) for line in copied]
-    found = warnings(folder(a=own, b="\n".join(other)))
-    assert "40 of its 40 rows are in the data of b" in found["a"]
-    assert "40 of its 120 rows are in the data of a" in found["b"]
-
-
-def test_rows_of_few_values_are_no_warning() -> None:
-    random = np.random.default_rng(1)
-    for columns in (1, 2, 3) * 10:
-        sizes = {"a": 60, "b": 200, "c": 900}
-        drawn = {name: {"x": random.integers(0, 10**columns, size)} for name, size in sizes.items()}
-        assert find_shared_rows(drawn) == {}

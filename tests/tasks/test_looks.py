@@ -1,4 +1,4 @@
-"""How often folders are looked into: a run's once for each client, a device's once a round, others never."""
+"""How often folders are looked into: once for each client of a run."""
 
 import sys
 from collections.abc import Callable
@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from PIL import Image
 
 from fairbloom.protocol.settings import RunSettings
@@ -74,15 +73,3 @@ def test_only_files_that_the_task_reads_are_looked_at(tmp_path: Path) -> None:
     assert load_task(config) is before
     (tmp_path / "a.csv").write_text("x,y\n" + "".join(f"{i},{i % 2}\n" for i in range(30)))
     assert load_task(config) is not before
-
-
-@pytest.mark.parametrize("task", ["csv", "image-folder"])
-def test_files_are_looked_at_once_a_round(task: str, tmp_path: Path) -> None:
-    folder = tmp_path / "mine"
-    folder.mkdir()
-    (write_table if task == "csv" else lambda place: write_images(place, 2))(folder)
-    config = {"task": task, "data-dir": str(folder)}
-    first = load_task(config, since=("run", 1))
-    assert looks(folder, lambda: load_task(config, since=("run", 1))) == []
-    assert looks(folder, lambda: load_task(config, since=("run", 2))) != []
-    assert load_task(config, since=("run", 2)) is first
