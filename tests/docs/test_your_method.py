@@ -20,7 +20,6 @@ from fairbloom.rounds.cohort import Cohort
 from fairbloom.rounds.method import Method
 from fairbloom.strategies import FedAvg
 from tests.commands import fairbloom
-from tests.docs.reader import Reader
 from tests.federation import BUFFERS, MemoryGrid, quadratics
 from tests.federation import run as run_strategy
 
@@ -39,7 +38,6 @@ METHODS = [
 
 (IMPORTS,) = (block for block in PYTHON if "import FairStrategy\n" in block)
 (IN_PYTHON,) = (block for block in PYTHON if "check_method(WorstHalf" in block)
-(SERVER_APP,) = (block for block in PYTHON if "ServerApp()" in block)
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +62,7 @@ def my_methods(folder: Path) -> Iterator[ModuleType]:
 def test_every_block_of_python_is_run_by_a_test() -> None:
     classes = [block for block in PYTHON if block.startswith("class ")]
     assert len(classes) == GUIDE.count("\nclass ") == 4
-    assert sorted(PYTHON) == sorted([IMPORTS, IN_PYTHON, SERVER_APP, *classes])
+    assert sorted(PYTHON) == sorted([IMPORTS, IN_PYTHON, *classes])
 
 
 @pytest.mark.usefixtures("my_methods")
@@ -128,16 +126,6 @@ def test_the_command_runs(command: str, folder: Path) -> None:
     done = fairbloom(folder, *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout
-
-
-def test_the_server_app_runs_the_method(
-    folder: Path, my_methods: ModuleType, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The reader's clients reply what they are asked for."""
-    names: dict[str, object] = {}
-    exec(SERVER_APP, names)  # noqa: S102 (our own page)
-    Reader().try_apps(names.values())
-    assert len(re.findall(r"^[123] \{.+: (?:1\.0|0\.5)", capsys.readouterr().out, re.MULTILINE)) == 3
 
 
 # Complete and true --------------------------------------------------------------------------------------------------
