@@ -4,13 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import pytest
 from flwr.app import Message, MessageType
 from numpy.typing import NDArray
 
 from fairbloom.protocol.names import ARRAYS_DISPARITY
 from fairbloom.rounds.cohort import Cohort, Kept, Probed
-from fairbloom.rounds.loop import NothingLearnedError
 from fairbloom.rounds.round import Round, size_on_the_wire
 from fairbloom.rounds.updates import FloatArray
 from fairbloom.strategies import FairStrategy
@@ -161,9 +159,3 @@ def test_second_updates_are_compared_with_each_other() -> None:
     for factor in (1e4, 1e-4):
         (one,) = rounds_of(Both(buffers=BUFFERS), clients=clients_of(4, **dict.fromkeys("0123", factor)))
         assert one.refused == {}
-
-
-def test_when_all_lack_the_record_the_run_says_what_it_needs() -> None:
-    faults = {(f"site-{k}", 1): without(ARRAYS_DISPARITY) for k in range(4)}
-    with pytest.raises(NothingLearnedError, match="all since ArrayRecord 'arrays-disparity' is missing"):
-        rounds_of(Both(buffers=BUFFERS), faults=faults)

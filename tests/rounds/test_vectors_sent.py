@@ -106,14 +106,3 @@ def test_a_row_of_another_model_ends_the_run_with_the_remedy() -> None:
         Sending(frozen=["bias"]).start(
             MemoryGrid(quadratics(2)), initial_arrays=record(initial_model()), num_rounds=2, resume=state[0]
         )
-
-
-def test_a_client_that_knows_nothing_of_them_takes_part_as_ever() -> None:
-    """The record is one more in a message; who does not look at it trains as without it."""
-    plain, sending = (
-        method.start(MemoryGrid(quadratics(3)), initial_arrays=record(initial_model()), num_rounds=2).arrays
-        for method in (type("Plain", (Sending,), {"sends": lambda self: {}})(), Sending())
-    )
-    assert {name: array.tobytes() for name, array in unpack(plain).items()} == {
-        name: array.tobytes() for name, array in unpack(sending).items()
-    }

@@ -1,6 +1,5 @@
 """Whom a run on deployed clients waits for when it begins and when it resumes, and when it goes on without them."""
 
-import logging
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -36,21 +35,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-@pytest.fixture
-def said(caplog: pytest.LogCaptureFixture) -> Iterator[list[str]]:
-    logger, words = logging.getLogger("flwr"), list[str]()
-
-    class Handler(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            words.append(record.getMessage())
-
-    handler = Handler()
-    logger.addHandler(handler)
-    with caplog.at_level(logging.INFO, "flwr"):
-        yield words
-    logger.removeHandler(handler)
-
-
 def windows(away: Mapping[str, tuple[float, float]]) -> dict[str, Times]:
     return {name: (window,) for name, window in away.items()}
 
@@ -81,12 +65,17 @@ def test_a_new_run_waits_for_all_clients_as_long_as_its_patience_lasts(clock: Cl
     assert quorum.fewest == 2
 
 
-def test_after_that_it_goes_on_without_the_late_ones_where_enough_are_there(clock: Clock, said: list[str]) -> None:
+def test_after_that_it_goes_on_without_the_late_ones_where_enough_are_there(
+    clock: Clock, said: pytest.LogCaptureFixture
+) -> None:
     assert arrive(clock, {"site-3": NEVER}, patience=0.0).fewest == 2
     assert clock.now == 0.0
     quorum = arrive(clock, {"site-3": NEVER}, patience=100.0)
     assert 100.0 <= clock.now < 102.0
-    assert any("goes on without those who are late" in words and "3 of 4 clients are online" in words for words in said)
+    assert any(
+        "goes on without those who are late" in words and "3 of 4 clients are online" in words
+        for words in said.messages
+    )
     assert quorum.fewest == 2
 
 
@@ -109,11 +98,11 @@ def enroll(folder: Path, monkeypatch: pytest.MonkeyPatch, roll: dict[str, bool])
 
 
 def test_in_a_federation_the_awaited_are_named_before_the_first_round(
-    clock: Clock, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    clock: Clock, said: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     enroll(tmp_path, monkeypatch, dict.fromkeys(NAMES, False) | {"gone": True})
     arrive(clock, {"site-2": (0.0, 11.0), "site-3": (0.0, 1e9)}, patience=50.0)
-    waiting, going_on = (words for words in said if "awaited" in words)
+    waiting, going_on = (words for words in dict.fromkeys(said.messages) if "awaited" in words)
     assert waiting.startswith("2 of 4 clients are online; awaited: site-2, site-3. ")
     assert going_on.endswith("3 of 4 clients are online; awaited: site-3")
 
@@ -144,12 +133,12 @@ def test_and_it_waits_for_the_first_and_for_min_clients(clock: Clock) -> None:
 
 
 def test_a_resumed_run_waits_for_those_it_began_with_by_name_whoever_else_is_there(
-    clock: Clock, said: list[str]
+    clock: Clock, said: pytest.LogCaptureFixture
 ) -> None:
     began = ("site-0", "site-1", "site-4")
     arrive(clock, {"site-4": (0.0, 360.0)}, clients=5, expected=3, began=began)
     assert 360.0 <= clock.now < 362.0
-    assert any("4 of 3 clients are online; awaited: site-4. " in words for words in said)
+    assert any("4 of 3 clients are online; awaited: site-4. " in words for words in said.messages)
 
 
 def test_it_does_not_wait_for_more_than_it_began_with(clock: Clock) -> None:
@@ -207,7 +196,9 @@ def test_in_a_simulation_a_users_strategy_does_not_wait_for_more(clock: Clock) -
     assert clock.now < 5.0
 
 
-def test_in_a_simulation_a_refusal_is_logged_at_once_in_words_of_an_app(tmp_path: Path, said: list[str]) -> None:
+def test_in_a_simulation_a_refusal_is_logged_at_once_in_words_of_an_app(
+    tmp_path: Path, said: pytest.LogCaptureFixture
+) -> None:
     grid = type("InMemoryGrid", (InProcessGrid,), {})(app, {}, 4)
     for config, words in (
         ({"method": "fedvf"}, "method = 'fedvf': unknown method"),
@@ -217,7 +208,7 @@ def test_in_a_simulation_a_refusal_is_logged_at_once_in_words_of_an_app(tmp_path
         context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=config)
         with pytest.raises(FairbloomError, match=re.escape(words)):
             main(grid, context)
-        assert words in said[-1]
+        assert words in said.messages[-1]
 
 
 # How many examples clients say they have ------------------------------------------------------------------------------

@@ -104,12 +104,6 @@ def test_model_and_state_come_back_as_they_were(
     assert_same(load_checkpoint(path), (model, state))
 
 
-def test_names_that_the_format_uses_are_names_of_a_state_too(path: Path) -> None:
-    state = {"array": "a name", "dict": {"array": {"array": np.arange(3)}, "dict": {}}, "rows": [[], {}], "zero": -0.0}
-    save_checkpoint(path, {}, state)
-    assert_same(load_checkpoint(path)[1], state)
-
-
 def test_arrays_that_are_views_come_back_by_value(path: Path) -> None:
     whole = np.arange(24, dtype=np.float32).reshape(4, 6)
     save_checkpoint(path, {"w": whole.T, "v": whole[::2, 1::3]}, {"row": whole[:, 2]})

@@ -1,11 +1,8 @@
 """Every method file keeps to the pattern: exported, documented as it is checked, short."""
 
-import ast
 import importlib
 import inspect
-import io
 import re
-import tokenize
 from pathlib import Path
 
 from fairbloom import strategies
@@ -69,26 +66,6 @@ def test_the_common_options_are_documented_once() -> None:
 
 
 # Size ---------------------------------------------------------------------------------------------------------------
-
-
-def code_lines(path: Path) -> int:
-    """How many lines hold code: no docstrings, comments or blank lines."""
-    source = path.read_text(encoding="utf-8")
-    strings = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            strings |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-    no_code = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
-    lines = set()
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type not in no_code:
-            lines |= set(range(token.start[0], token.end[0] + 1))
-    return len(lines - strings)
-
-
-def test_a_method_file_has_at_most_90_lines_of_code() -> None:
-    for path in {Path(inspect.getfile(method)) for method in PUBLIC}:
-        assert code_lines(path) <= 90, path.name
 
 
 def test_only_strategy_py_knows_flower_and_simplex_py_the_solver() -> None:

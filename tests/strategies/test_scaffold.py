@@ -1,7 +1,5 @@
 """SCAFFOLD, and control variates as an option of methods whose weights are fixed."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,10 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairbloom.rounds.cohort import Kept
-from fairbloom.rounds.updates import FloatArray
-from fairbloom.server.checkpoint import load_checkpoint, save_checkpoint
 from fairbloom.server.settings import Settings, SettingsError
-from fairbloom.strategies import SCAFFOLD, Ditto, FedAvg, FedDyn, FedProx
+from fairbloom.strategies import SCAFFOLD, Ditto, FedAvg, FedProx
 from tests.federation import QUIET, descend, follow, keeping, metrics, minimiser_of_means
 from tests.strategies.helpers import cohort_of
 
@@ -21,14 +17,6 @@ CONTROL = "control"
 
 
 # Reductions ---------------------------------------------------------------------------------------------------------
-
-
-def test_its_first_round_is_fedavgs_to_the_bit() -> None:
-    for weighting in ("examples", "uniform"):
-        ours = follow(SCAFFOLD(weighting=weighting, **QUIET), keeping(4), 1)
-        theirs = follow(FedAvg(weighting=weighting, **QUIET), keeping(4), 1)
-        assert ours.models[1].tobytes() == theirs.models[1].tobytes()
-        assert ours.rounds[0].coefficients == theirs.rounds[0].coefficients
 
 
 def test_scaffold_is_the_option_of_another_method() -> None:
@@ -62,19 +50,6 @@ def test_a_joiner_leaves_the_resting_point_where_it_is() -> None:
     """A running mean in place of the sum would bias it for good."""
     path = descend(SCAFFOLD(**QUIET), keeping(5).values(), 200, joins={"site-4": 40})
     np.testing.assert_allclose(path[-1], minimiser_of_means(keeping(5).values(), by_examples=True), atol=1e-8)
-
-
-def test_clients_are_sent_the_sum_over_the_roster() -> None:
-    clients = keeping(5)
-    method = SCAFFOLD(fraction_train=0.4, seed=1, **QUIET)
-    rows: dict[int, FloatArray] = {}
-    course = follow(method, clients, 4, after=lambda each: rows.update({len(each.models): each.row}))
-    total = sum(client.examples for client in clients.values())
-    assert 1 not in course.controls
-    for number in (2, 3, 4):
-        assert len(course.controls[number]) == 2
-        for sent in course.controls[number].values():
-            np.testing.assert_allclose(sent, rows[number] / total, rtol=1e-14)
 
 
 @given(seed=st.integers(0, 2**32 - 1), m=st.integers(1, 5), uniform=st.booleans(), idle=st.integers(0, 4))
@@ -130,23 +105,3 @@ def test_in_a_run_they_are_refused_by_the_settings() -> None:
 def test_scaffold_has_them_with_or_without_the_option() -> None:
     """So that methods of a comparison can share it."""
     assert SCAFFOLD().terms(1) == SCAFFOLD(control_variates=True).terms(1)
-
-
-# Kill and resume ----------------------------------------------------------------------------------------------------
-
-
-def test_a_killed_run_resumes_after_a_round_too_many(tmp_path: Path) -> None:
-    """Killed after round 4 was recorded; or in round 5, when clients had replied already, and went on from there."""
-    options: dict[str, Any] = {"fraction_train": 0.6, "seed": 5, **QUIET}
-    for method in (SCAFFOLD, FedDyn):
-        whole = follow(method(**options), keeping(5), 8)
-        for rounds in (4, 5):
-            clients, path = keeping(5), tmp_path / "4.safetensors"
-            killed = follow(method(**options), clients, rounds)
-            save_checkpoint(path, {"w": killed.models[4]}, killed.states[3])
-            model, state = load_checkpoint(path)
-            resumed = follow(method(**options), clients, 8, first=model["w"], resume=state)
-            assert [each.tobytes() for each in resumed.models[1:]] == [each.tobytes() for each in whole.models[5:]]
-            assert resumed.rounds[-1].refused == {}
-            assert resumed.row.tobytes() == whole.row.tobytes()
-            assert json.dumps(resumed.states[-1]["states"]) == json.dumps(whole.states[-1]["states"])

@@ -120,7 +120,7 @@ def test_a_wrapper_around_flowers_own_strategy_is_refused_with_what_to_take(tmp_
 
 
 def test_clients_that_reply_no_snapshot_end_a_run_of_drfa(tmp_path: Path) -> None:
-    with pytest.raises(NothingLearnedError, match="lack the ArrayRecord 'snapshot', which DRFA needs"):
+    with pytest.raises(NothingLearnedError, match="all since ArrayRecord 'snapshot' is missing"):
         start(tmp_path / "run", DRFA(gamma=0.01))
 
 
@@ -185,29 +185,11 @@ class WithLogin(Falling):
 class WithLoop(Falling):
     """Has a loop of its own, as Flower's examples write one."""
 
-    def start(  # type: ignore[override]
-        self,
-        grid: Grid,
-        initial_arrays: ArrayRecord,
-        num_rounds: int = 3,
-        timeout: float = 3600,
-        train_config: ConfigRecord | None = None,
-        evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: Any = None,
-    ) -> Result:
-        train_config, evaluate_config = train_config or ConfigRecord(), evaluate_config or ConfigRecord()
-        result, arrays = Result(), initial_arrays
+    def start(self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, **given: Any) -> Result:
+        result = Result()
         for number in range(1, num_rounds + 1):
-            replies = grid.send_and_receive(self.configure_train(number, arrays, train_config, grid), timeout=timeout)
-            after, metrics = self.aggregate_train(number, replies)
-            if after is not None:
-                result.arrays = arrays = after
-            if metrics is not None:
-                result.train_metrics_clientapp[number] = metrics
-            asked = self.configure_evaluate(number, arrays, evaluate_config, grid)
-            self.aggregate_evaluate(number, grid.send_and_receive(asked, timeout=timeout))
-            if evaluate_fn is not None:
-                evaluate_fn(number, arrays)
+            asked = self.configure_train(number, initial_arrays, given["train_config"], grid)
+            self.aggregate_train(number, grid.send_and_receive(asked))
         return result
 
 
