@@ -35,10 +35,9 @@ from .metrics import (
 )
 from .plan import client_work, global_work, own_works
 from .preprocessing import keep_preprocessing
-from .reporting import apply_reporting
 from .round import ClientRound
 from .rules.at_work import RuleAtWork
-from .rules.base import HOOKS, Arrays, Copied, Corrector, Rule, Shift, StepsTaken
+from .rules.base import HOOKS, Arrays, Copy, Corrector, Rule, Shift, StepsTaken
 from .rules.registry import rules_of
 from .states import RULE, ClientStates, StateDict, Version, folder_of
 from .training import measure, train, with_channels_last
@@ -249,9 +248,9 @@ class _ClientTraining(ClientRound):
         correct = None if started is None else started.correct
         watching = [rule for rule in self._rules if "after_step" in rule.hooks()]
 
-        def after_step(step: int, parameters: Copied, last: bool) -> None:
+        def after_step(step: int, copy: Copy, last: bool) -> None:
             for rule in watching:
-                rule.after_step(step, parameters, last=last)
+                rule.after_step(step, copy, last=last)
 
         with left_as_they_are(client.model):
             self._steps = train(
@@ -296,12 +295,15 @@ class _ClientTraining(ClientRound):
 def report_all(
     clients: Sequence[LocalClient], measurement: Measurement, found: Sequence[Mapping[str, float]], terms: Terms
 ) -> list[dict[str, float]]:
-    """Return what was measured at clients of one run as each reports it, by names on the wire."""
-    if measurement.examples == TRAIN and clients and clients[0].settings.reported_loss != "mean":
-        found = [
-            apply_reporting(scores, len(each.splits.train), each.settings)
-            for each, scores in zip(clients, found, strict=True)
-        ]
+    """Return what was measured at clients of one run as each reports it, by names on the wire.
+
+    With `reported-loss` = batches, the loss of n training examples is a total over batches: n / b times the mean with
+    batches of b examples, and of all n where there are fewer.
+    """
+    if measurement.examples == TRAIN and clients and clients[0].settings.reported_loss == "batches":
+        of, counts = clients[0].settings.batch_size, [len(each.splits.train) for each in clients]
+        weights = [count / min(of or count, count) for count in counts]
+        found = [{**each, wire.LOSS: each[wire.LOSS] * w} for each, w in zip(found, weights, strict=True)]
     reports, names = list[dict[str, float]](), dict[str, str]()
     measured: Set[str] = set()
     for scores in found:

@@ -6,8 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +23,7 @@ from fairbloom.tasks.task import AnyExamples, is_of_model
 from .device import in_double
 from .groups import measure_groups
 from .linear import linear_step
-from .rules.base import Copied, StepsTaken
+from .rules.base import Copy, StepsTaken
 from .work import LocalWork, descend
 
 StateDict = dict[str, Tensor]
@@ -52,25 +51,11 @@ def drawing_from(seed: int, device: torch.device) -> Iterator[None]:
             each.set_state(state)
 
 
-class ModelNow(NamedTuple):
-    """A model in the midst of its steps."""
+CorrectStep = Callable[[Sequence[Tensor], int], Sequence[Tensor]]
+"""(gradients, number of the step, from 1) → those that it goes down, both in the model's order."""
 
-    model: nn.Module
-
-    def copy(self) -> StateDict:
-        """Return a copy of its arrays, as they are now."""
-        return copy.deepcopy(self.model.state_dict())
-
-
-class CorrectStep(Protocol):
-    """Corrects the gradients of a step."""
-
-    def __call__(self, gradients: Sequence[Tensor], step: int) -> Sequence[Tensor]:
-        """Return those that step number `step`, from 1, goes down, both in the model's order."""
-
-
-AfterStep = Callable[[int, Copied, bool], None]
-"""(number of the step, from 1, the model after it, whether it was the last): looks at the model."""
+AfterStep = Callable[[int, Copy, bool], None]
+"""(number of the step, from 1, returns a copy of the model after it, whether it was the last): looks at the model."""
 
 
 def train(
@@ -113,7 +98,7 @@ def train(
             )
         gradients = gradients_of(loss, parameters)
         with torch.no_grad():
-            corrected = None if correct is None else partial(correct, step=taken + 1)
+            corrected = None if correct is None else lambda each: correct(each, taken + 1)
             descend(parameters, gradients, received, velocity, work, optimizer=optimizer, correct=corrected)
 
     step_at_once = None
@@ -127,7 +112,7 @@ def train(
             taken += 1
             over = time.monotonic() > ends
             if after_step is not None:
-                after_step(taken, ModelNow(model), over or taken == steps)
+                after_step(taken, lambda: copy.deepcopy(model.state_dict()), over or taken == steps)
             if over:
                 break
     return StepsTaken((work.learning_rate,) * taken)

@@ -1,23 +1,27 @@
 """What a rule is: the hooks by which it changes a client's round."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Parameters, Terms, keys_of
-from fairbloom.tasks import Splits, Task
 
-from ..metrics import Measurement
 from ..states import RULE, ClientStates, StateDict, Version
 from ..work import LocalWork
 
+if TYPE_CHECKING:
+    from ..local import LocalClient
+
 Arrays = Mapping[str, Tensor]
 """Tensors by name: those of trainable parameters have their names and shapes, and the dtype in which they travel."""
+
+Copy = Callable[[], Any]
+"""Returns a copy of a model in the midst of its steps, or of the models of several clients."""
 
 Scores = Mapping[str, float]
 """Numbers that a client reports, by their names on the wire."""
@@ -38,48 +42,6 @@ class StepsTaken:
     def rate_sum(self) -> float:
         """H, the sum of their learning rates."""
         return fsum(self.learning_rates)
-
-
-class Trainee(Protocol):
-    """What a rule sees of the client: its data, its model and what it keeps."""
-
-    @property
-    def key(self) -> str:
-        """What its random streams are drawn from."""
-
-    @property
-    def settings(self) -> RunSettings:
-        """The run's."""
-
-    @property
-    def task(self) -> Task:
-        """The task."""
-
-    @property
-    def splits(self) -> Splits:
-        """Its examples."""
-
-    @property
-    def model(self) -> nn.Module:
-        """Its model, which holds the received one at each hook and must hold it again afterwards."""
-
-    @property
-    def states(self) -> ClientStates:
-        """What it keeps between rounds."""
-
-    @property
-    def smallest_group(self) -> int:
-        """Fewest examples of a group that is reported."""
-
-    def report(self, measurement: Measurement, scores: Scores, terms: Terms) -> dict[str, float]:
-        """Return what was measured as this client reports it, by names on the wire."""
-
-
-class Copied(Protocol):
-    """A model in the midst of its steps, or the models of several clients."""
-
-    def copy(self) -> Any:
-        """Return a copy of it, as it is now."""
 
 
 class Rule:
@@ -148,15 +110,15 @@ class Rule:
 
     # The parts of a round, in their order -----------------------------------------------------------------------------
 
-    def before(self, client: Trainee) -> Scores:
+    def before(self, client: "LocalClient") -> Scores:
         """Work before everything else, and return what is reported of that."""
         return {}
 
-    def report(self, client: Trainee) -> Scores:
+    def report(self, client: "LocalClient") -> Scores:
         """Return what is reported of the received model."""
         return {}
 
-    def step_beside(self, client: Trainee, received: StateDict, learning_rate: float) -> Scores:
+    def step_beside(self, client: "LocalClient", received: StateDict, learning_rate: float) -> Scores:
         """Make the second model from the received one; return what is reported of that."""
         return {}
 
@@ -174,8 +136,8 @@ class Rule:
         """
         return gradients
 
-    def after_step(self, step: int, parameters: Copied, *, last: bool) -> None:
-        """Look at the parameters after a step, from 1."""
+    def after_step(self, step: int, copy: Copy, *, last: bool) -> None:
+        """Look at the model after a step, from 1."""
 
     def finish(self, received: Arrays, trained: Arrays, state: Any, steps: StepsTaken) -> tuple[Arrays, Arrays]:
         """Return the trainable parameters to reply, which are `trained` for most rules, and what the client keeps."""

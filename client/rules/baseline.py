@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,7 +17,10 @@ from ..metrics import OF_BASELINE
 from ..states import BASELINE
 from ..training import measure, train
 from ..work import LocalWork, run_work
-from .base import Rule, Scores, Trainee
+from .base import Rule, Scores
+
+if TYPE_CHECKING:
+    from ..local import LocalClient
 
 
 class Baseline(Rule):
@@ -25,7 +29,7 @@ class Baseline(Rule):
     reads = BaselineTerms
     keeps = BASELINE
 
-    def before(self, client: Trainee) -> Scores:
+    def before(self, client: "LocalClient") -> Scores:
         """Return what the client reports of its best model, which it finds first where it has none.
 
         It keeps nothing where no model that it met had a finite loss: the reply is then refused, and the next model
@@ -44,7 +48,7 @@ class Baseline(Rule):
             client.model.load_state_dict(received)
         return client.report(OF_BASELINE, {name: score.item() for name, score in found.items()}, self.terms)
 
-    def _reach_alone(self, client: Trainee) -> Mapping[str, float]:
+    def _reach_alone(self, client: "LocalClient") -> Mapping[str, float]:
         """Return loss and scores of the best model that is met, which is measured first and after every epoch."""
         terms, model, task, examples = self.terms, client.model, client.task, client.splits.train
         found = [measure(model, task, examples)]

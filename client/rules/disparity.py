@@ -7,7 +7,7 @@ all counts.
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,10 @@ from fairbloom.tasks.task import AnyExamples
 from ..metrics import GROUP_COUNTS
 from ..training import EVALUATION_BATCH, StateDict, drawing_from, outputs_of
 from ..work import LocalWork, descend
-from .base import Rule, Scores, Trainee
+from .base import Rule, Scores
+
+if TYPE_CHECKING:
+    from ..local import LocalClient
 
 
 class DisparityStep(Rule):
@@ -54,7 +57,7 @@ class DisparityStep(Rule):
                 f"{self} goes with the gradient of the plain loss: leave out weight-decay = {settings.weight_decay!r}"
             )
 
-    def step_beside(self, client: Trainee, received: StateDict, learning_rate: float) -> Scores:
+    def step_beside(self, client: "LocalClient", received: StateDict, learning_rate: float) -> Scores:
         """Take the step from the received model; return the disparity."""
         disparity = measure_disparity(client.model, client.task, client.splits.train, self.terms, client.smallest_group)
         self._stepped = step_down(client.model, received, disparity.gradient, learning_rate)
@@ -74,7 +77,7 @@ class GroupCounts(Rule):
 
     reports = GROUP_COUNTS
 
-    def report(self, client: Trainee) -> Scores:
+    def report(self, client: "LocalClient") -> Scores:
         """Return the counts."""
         examples = client.splits.train
         return count_hits(client.model, client.task, examples, client.smallest_group)

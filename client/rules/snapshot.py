@@ -5,7 +5,7 @@ from typing import Any
 from fairbloom.protocol.names import SNAPSHOT
 from fairbloom.protocol.terms import SnapshotTerms, Terms
 
-from .base import Copied, Rule
+from .base import Copy, Rule
 
 
 class SnapshotRule(Rule):
@@ -21,10 +21,10 @@ class SnapshotRule(Rule):
         super().__init__(terms)
         self._taken: Any = None
 
-    def after_step(self, step: int, parameters: Copied, *, last: bool) -> None:
+    def after_step(self, step: int, copy: Copy, *, last: bool) -> None:
         """Keep a copy after that step."""
         if self._taken is None and (last or step == self.terms.snapshot_step):
-            self._taken = parameters.copy()
+            self._taken = copy()
 
     def second(self) -> Any:
         """Return the copy, None where there was no step."""

@@ -30,7 +30,7 @@ from fairbloom.client.metrics import (
 from fairbloom.client.plan import epochs_in_time, global_work, own_works
 from fairbloom.client.round import ClientRound
 from fairbloom.client.rules.at_work import RuleAtWork
-from fairbloom.client.rules.base import Copied, Shift, StepsTaken
+from fairbloom.client.rules.base import Copy, Shift, StepsTaken
 from fairbloom.client.rules.registry import Rules, rules_of
 from fairbloom.client.states import StateDict
 from fairbloom.client.training import measure
@@ -359,9 +359,9 @@ class _Block(ClientRound):
         shift = [torch.stack([each[name] for each in shifts]) for name in training.layout.trainable] if shifts else []
         watching = [rule for rule in self._rules if "after_step" in rule.hooks()]
 
-        def after_step(step: int, parameters: Copied) -> None:
+        def after_step(step: int, copy: Copy) -> None:
             for rule in watching:
-                rule.after_step(step, parameters, last=step == last)
+                rule.after_step(step, copy, last=step == last)
 
         first = train_together(
             self._program,
@@ -435,12 +435,12 @@ def train_together(
     steps: Iterable[Step],
     work: LocalWork,
     shift: Sequence[Tensor] = (),
-    after_step: Callable[[int, Rows], None] | None = None,
+    after_step: Callable[[int, Copy], None] | None = None,
 ) -> Tensor | None:
     """Take the local steps of many clients in place, as `train` does for one.
 
     Return the mean loss of each one's first batch; without steps, there are none. `shift` is what a rule adds to their
-    gradients, shape (k, *shape); `after_step` is called with the number of the step and the models after it.
+    gradients, shape (k, *shape); `after_step` is called with the number of a step and what copies the models.
     """
     anchor = rows.anchor if work.pull > 0.0 else []
     optimizer = None if work.optimizer == SGD else RowOptimizer(rows.arrays, work)
@@ -460,7 +460,7 @@ def train_together(
         if first is None:
             first = step.means(losses.double())
         if after_step is not None:
-            after_step(number, rows)
+            after_step(number, rows.copy)
     return first
 
 

@@ -8,7 +8,6 @@ import torch
 from flwr.app import Context, MessageType
 
 from fairbloom.client.plan import StragglerError, epochs_in_time
-from fairbloom.client.reporting import apply_reporting
 from fairbloom.client.rules.propfair import propfair
 from fairbloom.protocol.settings import RunSettings
 
@@ -94,20 +93,11 @@ MESSAGES = [(MessageType.TRAIN, ALL), (MessageType.EVALUATE, AFTERWARDS)]
 LOSSES = ("0 loss-before", "0 loss-after", "1 train-loss")
 
 
-def test_a_total_is_over_batches() -> None:
-    for kind, batch_size, examples, expected in (
-        ("mean", 10, 413, 0.5),
-        ("batches", 10, 413, 41.3 * 0.5),
-        *(("batches", 10, 3, 0.5), ("batches", 0, 413, 0.5)),
-    ):
-        settings = RunSettings.of({"reported-loss": kind, "batch-size": batch_size})
-        found = apply_reporting({"loss": 0.5, "accuracy": 0.5}, examples, settings)
-        assert found == {"loss": pytest.approx(expected, rel=1e-12), "accuracy": 0.5}
-
-
-def test_only_losses_of_training_data_are_reported_otherwise() -> None:
-    plain, total = told(), told(reported_loss="batches")
-    assert set(plain) == set(total)
-    assert set(LOSSES) < set(plain)
-    for name, value in plain.items():
-        assert total[name] == pytest.approx(plain["0 num-examples"] / 10 * value if name in LOSSES else value), name
+def test_only_losses_of_training_data_are_totals_over_batches() -> None:
+    for batch_size in (10, 0, 10**6):
+        plain, total = told(batch_size=batch_size), told(batch_size=batch_size, reported_loss="batches")
+        assert set(plain) == set(total)
+        assert set(LOSSES) < set(plain)
+        batches = plain["0 num-examples"] / 10 if batch_size == 10 else 1.0
+        for name, value in plain.items():
+            assert total[name] == pytest.approx(batches * value if name in LOSSES else value), name
