@@ -31,9 +31,6 @@ if TYPE_CHECKING:
     Places = NDArray[np.int64]
 
 
-LABEL_PARTITIONS = ("shards", "classes", "dirichlet", "sizes", "iid")
-"""The partitions that deal examples with labels to clients."""
-
 OWN_PARTITION = "yours as my_module:deal"
 """In words, the partition that every task has which deals its examples."""
 

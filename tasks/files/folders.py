@@ -3,9 +3,10 @@
 from collections.abc import Iterable
 from pathlib import Path
 
+from ..known import TASKS
 from .reasons import DataError
 
-ENDINGS = (".csv", ".tsv", ".parquet", ".xlsx")
+ENDINGS = TASKS["csv"].reads
 """The endings of all tables that are read."""
 
 UNREAD = (".feather", ".gz", ".ods", ".xls", ".xlsm", ".zip")
@@ -13,7 +14,7 @@ UNREAD = (".feather", ".gz", ".ods", ".xls", ".xlsm", ".zip")
 
 REMEDY = "save it as .csv, .parquet or .xlsx"
 
-PICTURES = (".png", ".jpg", ".jpeg")
+PICTURES = TASKS["image-folder"].reads
 """The endings of images."""
 
 

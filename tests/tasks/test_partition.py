@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 from fairbloom.client.settings import SettingRefusedError, accepted_settings
 from fairbloom.errors import FairbloomError
 from fairbloom.server.settings import Settings
-from fairbloom.tasks import Setup, Task, load_task
+from fairbloom.tasks import TASKS, Setup, Task, load_task
 from fairbloom.tasks.partition import PARTITIONS, Indices, classes, deal, iid, shards, split
 from fairbloom.tasks.split import Split
-from fairbloom.tasks.task import LABEL_PARTITIONS
 
 Labels = NDArray[np.int64]
 
@@ -61,7 +60,7 @@ def test_every_example_is_dealt_exactly_once(kind: str, labels: Labels, clients:
 
 def test_the_same_seed_deals_the_same_and_another_seed_otherwise() -> None:
     labels = ten_balanced_labels()
-    assert tuple(PARTITIONS) == LABEL_PARTITIONS
+    assert tuple(PARTITIONS) == TASKS["digits"].partitions
     for kind in PARTITIONS:
         once, again, other = (np.concatenate(parts_of(kind, labels, 20, seed)).tolist() for seed in (7, 7, 8))
         assert once == again
