@@ -1,4 +1,4 @@
-"""A round as it was recorded; progress bars, the metrics page and a caller's function are called with it."""
+"""A round as it was recorded; progress bars and a caller's function are called with it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
