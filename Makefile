@@ -1,10 +1,11 @@
-# make alone explains the targets. TORCH chooses another torch build: make demo TORCH="torch==2.13.0+cpu", for example.
+# make alone explains the targets. TORCH chooses another PyTorch: make demo TORCH="torch==2.15.0", for example; without it
+# a machine that has no NVIDIA driver gets the CPU build, if pip can get that.
 # Everything is installed with hashes from the lock files; another torch than those in locks/ is not checked.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-TORCH ?= $(shell grep -o '^torch==[^ ]*' locks/torch.lock)
+TORCH ?=
 INSTALL = -m pip install --quiet --quiet
 DEMO := runs/demo
 SHIPPED := $(VENV)/shipped# the wheel, unpacked: types and imports are checked on what ships
@@ -24,7 +25,7 @@ $(VENV)/ready: pyproject.toml requirements.lock locks/build.lock locks/torch.loc
 	@echo "Installing; PyTorch is large, this can take a few minutes the first time."
 	$(BIN)/python $(INSTALL) --require-hashes --requirement locks/build.lock
 	$(BIN)/python $(INSTALL) --no-deps --require-hashes --requirement requirements.lock
-	$(BIN)/python locks/pytorch.py "$(TORCH)" > $(VENV)/torch.txt
+	$(BIN)/python locks/pytorch.py $(TORCH) > $(VENV)/torch.txt
 	$(BIN)/python $(INSTALL) --requirement $(VENV)/torch.txt
 	$(BIN)/python $(INSTALL) --no-deps --no-build-isolation --editable .
 	$(BIN)/python -m pip check
@@ -50,7 +51,7 @@ test-federation: setup ## run the tests that start federations, or take a part o
 test-latest-flower: ## run the tests, those of real nodes too, on the newest Flower that can be installed
 	$(PYTHON) -m venv .venv-latest
 	.venv-latest/bin/python $(INSTALL) --upgrade "pip>=25.1"
-	.venv-latest/bin/python $(INSTALL) "$(TORCH)"
+	.venv-latest/bin/python $(INSTALL) "$(or $(TORCH),torch)"
 	.venv-latest/bin/python $(INSTALL) --editable ".[all]" --group dev
 	.venv-latest/bin/python $(INSTALL) --upgrade "flwr[simulation]"
 	.venv-latest/bin/pytest --numprocesses $(WORKERS) --dist loadfile -m "$(ANYWHERE)" --ignore tests/test_supply_chain.py

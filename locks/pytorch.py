@@ -1,8 +1,13 @@
 """Print what pip is to install for a PyTorch requirement: the lock file that has it, or else the requirement itself.
 
 python locks/pytorch.py torch==2.13.0+cpu > torch.txt && pip install --requirement torch.txt
+
+Without a requirement it is the registry's build; on Linux without an NVIDIA driver the CPU build, where pip can get it.
 """
 
+import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -13,7 +18,7 @@ LOCKS = ("torch.lock", "torch-cpu.lock")
 def wanted(requirement: str) -> str:
     """Return the lines of the lock file that pins this requirement, or the requirement with a word on stderr."""
     for name in LOCKS:
-        lock = (Path(__file__).parent / name).read_text()
+        lock = read(name)
         if f"\n{requirement} \\\n" in lock:
             return lock
     print(
@@ -22,5 +27,26 @@ def wanted(requirement: str) -> str:
     return f"{requirement}\n"
 
 
+def chosen() -> str:
+    """Return the lines of the lock file for this machine, with a word on stderr where it is the CPU build's."""
+    cpu = re.findall(r"^torch==(\S+)", read("torch-cpu.lock"), re.MULTILINE)[0]
+    if sys.platform != "linux" or shutil.which("nvidia-smi") or not can_get(cpu):
+        return read("torch.lock")
+    print(f"No NVIDIA driver here: taking PyTorch's CPU build, torch {cpu}; TORCH chooses another.", file=sys.stderr)
+    return read("torch-cpu.lock")
+
+
+def can_get(version: str) -> bool:
+    """Return whether pip finds this version of PyTorch."""
+    command = [sys.executable, "-m", "pip", "index", "versions", "torch"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 (this Python)
+    return version in re.split(r"[\s,]+", found.stdout)
+
+
+def read(name: str) -> str:
+    """Return the text of a lock file."""
+    return (Path(__file__).parent / name).read_text()
+
+
 if __name__ == "__main__":
-    print(wanted(sys.argv[1]), end="")
+    print(wanted(sys.argv[1]) if len(sys.argv) > 1 else chosen(), end="")

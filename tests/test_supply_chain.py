@@ -240,20 +240,39 @@ def test_the_environment_is_the_locked_one() -> None:
     assert set(installed) <= {*here, *apart, "setuptools"}, "something is installed that is not locked"
 
 
-def torch_for(requirement: str) -> subprocess.CompletedProcess[str]:
-    script = [sys.executable, ROOT / "locks" / "pytorch.py", requirement]
-    return subprocess.run(script, capture_output=True, text=True, check=True)
+def torch_for(*requirement: str, path: str | None = None) -> subprocess.CompletedProcess[str]:
+    script = [sys.executable, ROOT / "locks" / "pytorch.py", *requirement]
+    environment = os.environ | ({} if path is None else {"PATH": path})
+    return subprocess.run(script, capture_output=True, text=True, check=True, env=environment)
 
 
 def test_the_pytorch_that_is_installed_by_default_comes_with_hashes() -> None:
     (of_images,) = re.findall(r"^ARG TORCH=(.*)$", DOCKERFILE, re.MULTILINE)
-    (command,) = re.findall(r"^TORCH \?= \$\(shell (.*)\)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    of_laptops = subprocess.check_output(["bash", "-c", command], text=True, cwd=ROOT).strip()
-    for requirement in (of_images, of_laptops):
-        told = torch_for(requirement)
-        assert told.stdout in (LOCKS["torch"].read_text(), LOCKS["torch-cpu"].read_text())
-        assert f"\n{requirement} \\\n    --hash=sha256:" in told.stdout
-        assert not told.stderr
+    told = torch_for(of_images)
+    assert told.stdout == LOCKS["torch-cpu"].read_text()
+    assert f"\n{of_images} \\\n    --hash=sha256:" in told.stdout
+    assert not told.stderr
+    assert torch_for().stdout in (LOCKS["torch"].read_text(), LOCKS["torch-cpu"].read_text())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there is one build")
+def test_without_a_driver_pytorchs_cpu_build_is_taken_if_pip_has_it(tmp_path: Path) -> None:
+    (tmp_path / "nvidia-smi").touch(mode=0o755)
+    with_driver = torch_for(path=str(tmp_path))
+    assert (with_driver.stdout, with_driver.stderr) == (LOCKS["torch"].read_text(), "")
+    (tmp_path / "nvidia-smi").unlink()
+    (tmp_path / "pip.py").write_text("print('Available versions: 2.15.0, 2.13.0+cpu, 2.13.0')")
+    for module, lock in (("pip", "torch-cpu"), ("missing", "torch")):
+        code = (ROOT / "locks" / "pytorch.py").read_text().replace('"-m", "pip"', f'"-m", "{module}"')
+        (tmp_path / "pytorch.py").write_text(code)
+        for name in ("torch", "torch-cpu"):
+            (tmp_path / f"{name}.lock").write_text(LOCKS[name].read_text())
+        told = subprocess.run(
+            [sys.executable, "pytorch.py"],
+            **{"cwd": tmp_path, "env": {"PATH": "", "PYTHONPATH": str(tmp_path)}, "capture_output": True, "text": True},
+        )
+        assert told.stdout == LOCKS[lock].read_text()
+        assert ("No NVIDIA driver here" in told.stderr) == (lock == "torch-cpu")
 
 
 @pytest.mark.parametrize("requirement", ["torch", "torch==2.15", "torch==2.13.0+cu130", "torch>=2.6"])
