@@ -40,7 +40,7 @@ ROOMS: Mapping[str, int] = {
 PACKAGES, TESTS = 43_630, 51_930
 """The most lines of Python in all packages, and in the tests."""
 
-DOCS_WORDS, DEPENDENCIES = 29_961, 15
+DOCS_WORDS, DEPENDENCIES = 29_977, 15
 """The most words in docs/, and the most direct dependencies of a bare install."""
 
 OUTSIDE = ("tests", "docs", "benchmarks", "locks")
