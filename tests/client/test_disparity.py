@@ -195,20 +195,6 @@ def test_with_a_small_group_there_is_no_disparity_and_no_step() -> None:
         assert count_hits(model, task_of(), examples, 4) == dict.fromkeys(COUNTS, 0)
 
 
-def test_groups_of_the_smallest_size_count() -> None:
-    model, task = linear(), task_of()
-    examples = with_groups([0] * 10 + [1] * 8 + [2], [1] * 5 + [0] * 5 + [1] * 4 + [0] * 4 + [1])
-    parity, opportunity = (
-        [measure_disparity(model, task, examples, terms_of(kind), smallest).smooth != 0.0 for smallest in (4, 5, 8, 9)]
-        for kind in KINDS
-    )
-    assert parity == [True, True, True, False]
-    assert opportunity == [True, False, False, False]
-    assert count_hits(model, task, examples, 4)["positives-0"] == 5
-    assert count_hits(model, task, examples, 4)["positives-1"] == 4
-    assert count_hits(model, task, examples, 5) == dict.fromkeys(COUNTS, 0)
-
-
 def test_a_disparity_of_zero_has_no_gradient() -> None:
     """Two groups of the same people: Δ is 0, where |Δ| has no slope, and 0 is taken."""
     half = drawn(count=20, groups=1)

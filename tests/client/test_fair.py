@@ -4,8 +4,6 @@ import copy
 import importlib
 import math
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -178,17 +176,6 @@ def test_methods_end_where_flowers_own_do(quickstart: Modules) -> None:
         measured = expected.evaluate_metrics_clientapp[1]
         assert {name: found.evaluate_metrics_clientapp[1][name] for name in measured} == pytest.approx(dict(measured))
         assert set(measured) == {"eval_loss", "eval_acc"}
-
-
-@pytest.mark.slow
-def test_importing_the_helper_imports_no_data_and_no_server() -> None:
-    code = (
-        "import sys, fairbloom.client.fair\n"
-        "names = {'sklearn', 'fairbloom.rounds', 'fairbloom.strategies', 'fairbloom.server'}\n"
-        "print(sorted(names & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
 
 
 def test_the_recipe_for_differential_privacy_clips() -> None:

@@ -97,14 +97,6 @@ def test_personal_models_are_trained_by_plain_sgd() -> None:
     assert (ours.momentum, ours.nesterov, ours.weight_decay) == (0.0, False, 0.0)
 
 
-def test_a_step_that_gives_a_gradient_is_one_of_plain_sgd() -> None:
-    asked = replace(ROUND, full_batch_step=True)
-    for key, value in {"optimizer": "adam", "momentum": 0.9, "gradient-clip": 1.0}.items():
-        with pytest.raises(ReportableError, match=f"full-batch-step = True .*: leave out {key} = "):
-            global_work(RunSettings.of({key: value}), asked)
-    assert global_work(RunSettings.of({"weight-decay": 0.1}), asked).weight_decay == 0.1
-
-
 def test_a_servers_momentum_needs_an_optimizer_that_has_one() -> None:
     model, asked = network(torch.float32), replace(ROUND, client_momentum=0.9)
     todo = replace(global_work(RunSettings.of({"optimizer": "adam"}), asked), random=np.random.default_rng(0))

@@ -117,19 +117,6 @@ def test_without_a_step_the_state_stays_as_it_is() -> None:
         assert first.any()
 
 
-def test_steps_that_are_not_of_plain_sgd_are_refused_by_name() -> None:
-    cases: list[tuple[Changes, Changes, str]] = [
-        ({"momentum": 0.5}, {"control_variates": True}, "leave out momentum = 0.5"),
-        ({"optimizer": "adamw"}, {"dynamic_alpha": 0.5}, "leave out optimizer = 'adamw'"),
-        ({"gradient_clip": 1.0, "client_rule": f"{OWN}Plain"}, {}, "leave out gradient-clip = 1.0"),
-        ({}, {"control_variates": True, "client_momentum": 0.9}, "leave out client-momentum = 0.9"),
-        ({}, {"control_variates": True, "dynamic_alpha": 0.1}, "control-variates = True and dynamic-alpha = 0.1"),
-    ]
-    for settings, asked, words in cases:
-        with pytest.raises(FairbloomError, match=words):
-            reply(client(**settings), np.zeros(3), **asked)
-
-
 def test_a_control_variate_of_other_arrays_is_refused_by_name() -> None:
     x, bias = torch.zeros(2), torch.zeros(())
     for control, words in (
