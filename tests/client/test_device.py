@@ -23,6 +23,7 @@ from fairbloom.simulation.clients import answer_of
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.strategies import FedAvg
 from fairbloom.tasks import load_task
+from fairbloom.tasks.models import arrays_of
 
 from .helpers import run_config
 
@@ -76,8 +77,8 @@ def test_auto_goes_on_without_a_gpu_that_is_busy(
 def test_cuda_has_full_precision_and_gives_models_back() -> None:
     device = choose_device("cuda")
     assert device.type == "cuda"
-    assert not (torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32)
-    assert not torch.backends.cudnn.benchmark
+    flags = (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark)
+    assert flags == (False, False, False)
     assert torch.are_deterministic_algorithms_enabled()
     model = {"a": torch.rand(2, 3), "b": torch.rand(4), "c": torch.arange(3), "d": torch.rand(())}
     found = arrays_of({name: each.to(device) for name, each in model.items()})
