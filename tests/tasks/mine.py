@@ -1,7 +1,6 @@
 """Tasks as a user writes them; they are named by import strings."""
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,7 +14,7 @@ asked: list[str] = []
 """The clients whose splits were asked for."""
 
 
-def line(setup: Setup, *, noise: float = 0.1, slope: int = 2, bent: bool = False, counted: str = "") -> Task:
+def line(setup: Setup, *, noise: float = 0.1, slope: int = 2, bent: bool = False) -> Task:
     """Points on a line, a line for each client.
 
     Parameters
@@ -26,15 +25,10 @@ def line(setup: Setup, *, noise: float = 0.1, slope: int = 2, bent: bool = False
         Slope of the line.
     bent : bool, default False
         Whether it is a parabola.
-    counted : str, default ""
-        File in which every client whose splits are asked for is noted.
     """
 
     def splits(client: str) -> Splits:
         asked.append(client)
-        if counted:
-            with Path(counted).open("a") as file:
-                file.write(f"{client}\n")
         number = int(client.removeprefix("line-"))
         random = np.random.default_rng([setup.seed, number])
         x = torch.from_numpy(random.normal(size=(40, 1))).float()

@@ -1,8 +1,6 @@
 """Tables by a schema: how columns become inputs, targets and groups of examples."""
 
 import json
-import subprocess
-import sys
 from itertools import product
 from pathlib import Path
 
@@ -251,22 +249,3 @@ def test_categories_are_in_order_of_numbers_or_the_alphabet() -> None:
         assert sort_classes(names) == sort_classes(names[::-1])
     assert sort_classes(["10", "9", "-1.5"]) == ["-1.5", "9", "10"]
     assert sort_classes(["b", "10", "9"]) == ["10", "9", "b"]
-
-
-@pytest.mark.slow
-def test_tables_are_read_without_pandas(folder: Folder) -> None:
-    there = folder(a=with_gaps(), b=csv_of(20))
-    text = schema_with(('target = "target"', 'target = "target"\nmissing = "drop"'))
-    code = f"""
-import sys
-
-class NoPandas:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == "pandas":
-            raise ImportError(name)
-
-sys.meta_path.insert(0, NoPandas())
-from fairbloom.tasks import load_task
-load_task({{"task": "csv", "data-dir": {str(there)!r}, "schema": {text!r}}}).splits("a")
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)

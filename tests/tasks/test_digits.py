@@ -6,7 +6,7 @@ import torch
 from sklearn.datasets import load_digits
 
 from fairbloom.server.settings import Settings, Value
-from fairbloom.tasks import TASKS, Task, load_task
+from fairbloom.tasks import Task, load_task
 
 from .made import everything
 
@@ -43,14 +43,3 @@ def test_every_digit_is_with_one_client_which_tests_on_a_fifth() -> None:
         for name in task.clients:
             train, test = map(len, task.splits(name))
             assert test == (train + test) // 5 >= 1
-
-
-def test_what_the_task_says_of_itself_is_so() -> None:
-    info = TASKS["digits"]
-    assert "1,797" in info.summary
-    task = load()
-    labels = {int(label) for name in task.clients for label in everything(task.splits(name).train)[1]}
-    assert sorted(labels) == list(range(10))
-    for model in info.models:
-        for partition in info.partitions:
-            assert load(model=model, partition=partition).clients

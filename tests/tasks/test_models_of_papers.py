@@ -54,17 +54,6 @@ def test_models_have_the_papers_numbers_of_parameters() -> None:
         assert f"{count:,}" in str(MODELS[name].__doc__)
 
 
-def test_layers_have_the_shapes_of_the_paper() -> None:
-    for name, shape, outputs, weights in (
-        ("mlp", COLOURS, 10, [(200, 3072), (200, 200), (10, 200)]),
-        ("mnist-cnn", MNIST, 10, [(32, 1, 5, 5), (64, 32, 5, 5), (512, 3136), (10, 512)]),
-        ("lenet", MNIST, 10, [(10, 1, 5, 5), (20, 10, 5, 5), (50, 320), (10, 50)]),
-        ("cifar-cnn", COLOURS, 10, [(64, 3, 5, 5), (64, 64, 5, 5), (384, 1600), (192, 384), (10, 192)]),
-    ):
-        expected = [each for weight in weights for each in (weight, weight[:1])]
-        assert [tuple(parameter.shape) for parameter in made(name, shape, outputs).parameters()] == expected
-
-
 def test_models_of_images_take_them_from_the_smallest_on() -> None:
     for name, least in SMALLEST.items():
         for shape in ((2, 33, 30), (1, least, least)):

@@ -1,8 +1,5 @@
 """Which optimizers there are, and what is said of those that cannot be had."""
 
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,17 +44,3 @@ def test_what_cannot_be_is_named_with_its_remedy() -> None:
         make_optimizer(f"{__name__}:returning_a_list", weights, learning_rate=0.1)
     with pytest.raises(FairbloomError, match=r"optimizer = 'sgd' .*momentum=-1"):
         make_optimizer("sgd", weights, learning_rate=0.1, momentum=-1)
-
-
-@pytest.mark.slow
-def test_plain_sgd_imports_nothing_of_pytorchs_compiler(tmp_path: Path) -> None:
-    code = """
-import sys
-from fairbloom.server.settings import Settings
-from fairbloom.simulation.run import simulate
-simulate(Settings.of({"clients": 3, "num-rounds": 1, "engine": "loop", "momentum": 0.5, "out": sys.argv[1]}))
-assert "torch._dynamo" not in sys.modules
-"""
-    command = [sys.executable, "-c", code, str(tmp_path / "run")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr

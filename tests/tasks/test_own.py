@@ -3,7 +3,6 @@
 import csv
 import json
 import re
-from collections import Counter
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,7 +26,6 @@ from fairbloom.tasks import (
 )
 from fairbloom.tasks.checks import guard_task
 from fairbloom.tasks.task import is_highest
-from tests.experiments.helpers import fairbloom
 
 from . import mine
 
@@ -55,7 +53,6 @@ def test_a_functions_settings_are_its_keyword_parameters() -> None:
         ("line.noise", 0.1, "Standard deviation of the targets."),
         ("line.slope", 2, "Slope of the line."),
         ("line.bent", False, "Whether it is a parabola."),
-        ("line.counted", "", "File in which every client whose splits are asked for is noted."),
     ]
 
 
@@ -87,22 +84,6 @@ def test_only_those_who_are_drawn_or_evaluated_load_their_data(tmp_path: Path) -
     task.splits("line-3")
     task.splits("line-3")
     assert mine.asked == ["line-3"]
-
-
-@pytest.mark.slow
-def test_it_is_compared_in_two_processes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "hers.py").write_text(Path(mine.__file__).read_text())
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    command = ["compare", "--task", "hers:line", "--methods", "fedavg,fedfv", "--seeds", "2", "--jobs", "2"]
-    command += ["--clients", "4", "--rounds", "2", "--out", "cmp", "--set", "line.noise=0.3"]
-    assert fairbloom(*command, "--set", "line.counted=asked.txt") == 0
-    assert "mean absolute error" in capsys.readouterr().out
-    with Path("cmp", "comparison.csv").open(newline="") as file:
-        assert Counter(row["method"] for row in csv.DictReader(file)) == {"FedAvg": 2, "FedFV": 2}
-    assert set(Path("asked.txt").read_text().split()) == {f"line-{k}" for k in range(4)}
 
 
 # What is wrong with it ----------------------------------------------------------------------------------------------

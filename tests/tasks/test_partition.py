@@ -11,7 +11,6 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fairbloom.client.settings import SettingRefusedError, accepted_settings
 from fairbloom.errors import FairbloomError
 from fairbloom.server.settings import Settings
 from fairbloom.tasks import TASKS, Setup, Task, load_task
@@ -307,11 +306,3 @@ def test_a_function_deals_a_test_set_alike(mine: str) -> None:
     for client, (examples, tests) in enumerate(deal(labels, by_label, tested)):
         assert set(labels[examples] % 4) == set(tested[tests] % 4) == {client}
     assert [len(each.tested) for each in deal(labels, by_label, np.repeat([1, 2, 3], 5))] == [1, 4, 5, 5]
-
-
-def test_a_device_refuses_a_function_its_owner_has_not_allowed(mine: str) -> None:
-    for taken in (f"{mine}:halves", "os:system"):
-        config = Settings.of({"task": "digits"}).run_config() | {"partition": taken}
-        with pytest.raises(SettingRefusedError, match="the run sets partition = "):
-            accepted_settings(config)
-        assert accepted_settings(config, allow=[taken])["partition"] == taken

@@ -74,14 +74,6 @@ def test_an_example_is_80_characters_and_the_speakers_next(folder: Path) -> None
         assert read(splits.test) == windows[count + 79 :]
 
 
-def test_the_examples_take_no_more_memory(tmp_path: Path) -> None:
-    made.shakespeare(tmp_path, list(PLAY.items()))
-    task = load("shakespeare", tmp_path)
-    splits = [split for name in task.clients for split in task.splits(name)]
-    assert len({split.inputs.data_ptr() for split in splits}) == 1
-    assert splits[0].inputs.untyped_storage().nbytes() == 8 * sum(map(len, PLAY.values()))
-
-
 # Who speaks -----------------------------------------------------------------------------------------------------------
 
 

@@ -174,13 +174,6 @@ def longer_than_it_is(handler: Archive, name: str, value: str) -> None:
     SimpleHTTPRequestHandler.send_header(handler, name, value)
 
 
-def test_a_download_that_is_something_else_is_refused(web: tuple[TaskInfo, Path, list[str]], tmp_path: Path) -> None:
-    info, served, _ = web
-    (served / "b").write_bytes(b"<html>an error page</html>")
-    with pytest.raises(FairbloomError, match=r"things/b is not the original of things"):
-        locate(info, setup_of(tmp_path / "data"))
-
-
 def test_a_place_that_cannot_be_written_to_is_said(web: tuple[TaskInfo, Path, list[str]], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(FairbloomError, match=r"things/raw/a is not in .*file.* cannot be downloaded"):
