@@ -210,15 +210,3 @@ def disparities_of(counts: FloatArray) -> FloatArray:
 def seconds_of(U: FloatArray) -> FloatArray:
     """Second updates where a test says none: each is half as long as the first one, and points elsewhere."""
     return 0.5 * np.roll(U, 1, axis=1)
-
-
-@st.composite
-def histories(draw: st.DrawFn, lowest: float = 0.0) -> list[dict[str, float]]:
-    """Losses of random participants over some rounds; clients come in one by one."""
-    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    names, rounds = client_names(6), []
-    for t in range(draw(st.integers(1, 8))):
-        known = names[: 2 + t]
-        present = [name for name in known if rng.random() < 0.6] or [known[0]]
-        rounds.append({name: float(rng.uniform(lowest, 3.0)) for name in present})
-    return rounds

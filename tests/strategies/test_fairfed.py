@@ -5,15 +5,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fairbloom.rounds.cohort import Cohort
 from fairbloom.strategies import FairFed
 from tests.federation import MemoryGrid, metrics, quadratics, run
 
-from .helpers import client_names, cohort_of
-from .reference import Seen, fairfed_weights
+from .helpers import cohort_of
 
 COUNTS = ("positives-0", "positives-1", "hits-0", "hits-1")
 Row = tuple[int, int, int, int]
@@ -43,19 +40,6 @@ def after(method: FairFed, cohort: Cohort) -> dict[str, float]:
     return weights
 
 
-@st.composite
-def client_rows(draw: st.DrawFn, min_size: int = 1) -> tuple[list[Row], list[float], list[float]]:
-    """Return counts of groups, numbers of examples and accuracies; some clients lack positives in a group."""
-    rows, counts, accuracies = [], [], []
-    for _ in range(draw(st.integers(min_size, 6))):
-        positives = [draw(st.integers(0, 30)) for _ in range(2)]
-        hits = [draw(st.integers(0, most)) for most in positives]
-        rows.append((*positives, *hits))
-        counts.append(float(draw(st.integers(60, 500))))
-        accuracies.append(draw(st.floats(0.0, 1.0)))
-    return rows, counts, accuracies  # type: ignore[return-value]
-
-
 # By hand ------------------------------------------------------------------------------------------------------------
 
 
@@ -69,32 +53,6 @@ def test_weights_are_those_of_a_hand_computed_round() -> None:
     method = FairFed(beta=0.6)
     np.testing.assert_allclose(method.weigh(there), omega, rtol=1e-12)
     assert list(after(method, there).values()) == pytest.approx(omega.tolist(), rel=1e-12)
-
-
-# Properties ---------------------------------------------------------------------------------------------------------
-
-
-@given(st.lists(client_rows(), min_size=1, max_size=5), st.floats(0.0, 1.0), st.integers(0, 10**6))
-def test_rounds_with_other_clients_are_those_of_the_reference(
-    rounds: list[tuple[list[Row], list[float], list[float]]], beta: float, seed: int
-) -> None:
-    """Newcomers enter at their share of all that are known by then, and who is absent keeps its weight."""
-    random, method, history = np.random.default_rng(seed), FairFed(beta=beta), list[Seen]()
-    known: dict[str, float] = {}
-    sizes = dict(zip(client_names(9), random.integers(60, 500, 9).astype(float).tolist(), strict=True))
-    for number, (rows, _, accuracies) in enumerate(rounds, 1):
-        names = sorted(random.choice(list(sizes), len(rows), replace=False).tolist())
-        known |= {name: sizes[name] for name in names}
-        there = cohort(
-            rows, [sizes[name] for name in names], accuracies, names=names, roster=dict(sorted(known.items()))
-        )
-        columns = [there.metrics[metric].tolist() for metric in COUNTS]
-        groups = {m: dict(zip(names, column, strict=True)) for m, column in zip(COUNTS, columns, strict=True)}
-        updates = {name: np.zeros(1) for name in names}
-        counts, right = {name: sizes[name] for name in names}, dict(zip(names, accuracies, strict=True))
-        history.append(Seen(number, 5, updates, {}, counts, right, {}, {}, groups, dict(known)))
-        expected = fairfed_weights(history, beta)
-        assert after(method, there) == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
 
 # Memory and edges ---------------------------------------------------------------------------------------------------

@@ -15,10 +15,8 @@ from fairbloom.strategies.fcfl import share_of_loss
 from fairbloom.strategies.simplex import steepest_common_weights
 
 from .helpers import client_names, cohort_of
-from .reference import Seen, fcfl
 
 seeds = st.integers(0, 2**32 - 1)
-sizes = st.integers(1, 6)
 
 
 def drawn(seed: int, m: int, *, d: int = 8, alike: float = 0.5) -> dict[str, Any]:
@@ -116,47 +114,6 @@ def test_opposite_gradients_have_no_common_direction(seed: int, m: int) -> None:
     weights = steepest_common_weights(R @ R.T, (R @ R.T).mean(axis=1))
     assert weights.min() >= 0.0
     np.testing.assert_allclose(weights @ R, 0.0, atol=1e-6)
-
-
-# The vectors themselves -----------------------------------------------------------------------------------------------
-
-
-def seen_of(replies: dict[str, Any], number: int) -> Seen:
-    names = client_names(len(replies["losses"]))
-
-    def by_name(values: Any) -> dict[str, Any]:
-        return dict(zip(names, values, strict=True))
-
-    return Seen(
-        number,
-        10,
-        by_name(replies["U"]),
-        by_name(replies["losses"]),
-        by_name(np.ones(len(names))),
-        rates=by_name(replies["rates"]),
-        seconds=by_name(replies["seconds"]),
-        disparities=by_name(replies["disparities"]),
-    )
-
-
-OWN = st.sampled_from([{}, {"client-000": 0.3, "client-001": 0.05}])
-
-
-@given(seed=seeds, m=sizes, stage1=st.sampled_from([0, 2, 9]), budget=st.sampled_from([0.0, 0.1, 1.0]), own=OWN)
-def test_rounds_are_those_of_the_vectors(seed: int, m: int, stage1: int, budget: float, own: dict[str, float]) -> None:
-    """With temperatures that fall on the way, and budgets of single clients; stage 2 by another solver."""
-    falling = {"delta": 0.4, "delta_decay": 0.5, "delta_factor": 0.2}
-    arguments: dict[str, Any] = {"budget": budget, "budgets": own, "stage1_rounds": stage1, **falling}
-    method, history = FCFL(**arguments), list[Seen]()
-    for number in range(1, 5):
-        replies = drawn((seed + number) % 2**32, m)
-        cohort = cohort_of(**replies, round=number)
-        c = method.weigh(cohort)
-        history.append(seen_of(replies, number))
-        expected = fcfl(history, **arguments)
-        step = c @ np.vstack([replies["U"], replies["seconds"]])
-        np.testing.assert_allclose(step, expected, rtol=1e-5, atol=1e-6 * np.abs(replies["U"]).max())
-        method.remember(cohort, c, {})
 
 
 # Memory ---------------------------------------------------------------------------------------------------------------

@@ -1,13 +1,9 @@
 """FedDyn: clients that keep the linear term of their loss, and a server that keeps the sum of all updates."""
 
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
 
-from fairbloom.rounds.cohort import Kept
 from fairbloom.strategies import FedAvg, FedDyn
 from tests.federation import QUIET, descend, follow, keeping, minimiser_of_means
-from tests.strategies.helpers import cohort_of
 
 ALPHA = 0.3
 
@@ -31,21 +27,3 @@ def test_it_rests_at_the_mean_minimum_where_fedavg_does_not() -> None:
         np.testing.assert_allclose(path[-1], best, atol=1e-8)
     plain = descend(FedAvg(weighting="uniform", **QUIET), keeping(4).values(), 60)
     assert np.abs(plain[-1] - best).max() > 0.03
-
-
-# Properties ---------------------------------------------------------------------------------------------------------
-
-
-@given(seed=st.integers(0, 2**32 - 1), m=st.integers(1, 5), absent=st.integers(0, 4))
-def test_its_step_is_the_papers_with_all_known_clients(seed: int, m: int, absent: int) -> None:
-    rng = np.random.default_rng(seed)
-    U, R = rng.normal(size=(m, 4)), rng.normal(size=4)
-    roster = {f"client-{k:03}": 1.0 for k in range(m + absent)}
-    method = FedDyn(alpha=ALPHA)
-    cohort = cohort_of(U, memory={Kept("total", 3): R}, round=4, roster=roster)
-    rows, coefficients = np.vstack([U, R]), method.weigh(cohort)
-    total = R + U.sum(axis=0)
-    np.testing.assert_allclose(coefficients @ rows, U.mean(axis=0) + total / (m + absent), atol=1e-12)
-    ((kept, mix),) = method.remember(cohort, coefficients, {}).items()
-    assert kept.round == 4
-    np.testing.assert_allclose(mix @ rows, total, atol=1e-12)

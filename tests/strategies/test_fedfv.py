@@ -1,15 +1,11 @@
 from typing import Any
 
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
 
-from fairbloom.rounds.cohort import Kept
 from fairbloom.rounds.updates import FloatArray
 from fairbloom.strategies import FedFV
 
-from .helpers import client_names, cohort_of
-from .reference import Seen, fedfv
+from .helpers import cohort_of
 
 
 def step(strategy: FedFV, U: FloatArray, **cohort: Any) -> FloatArray:
@@ -36,34 +32,6 @@ def test_so_many_top_loss_clients_keep_their_update() -> None:
         common = np.ones((m, m)) * -0.1 + np.eye(m)  # every pair conflicts
         A = FedFV(alpha=alpha, tau=0)._projected(cohort_of(common, losses=np.arange(m)))
         assert [k for k in range(m) if np.array_equal(A[k], np.eye(m)[k])] == list(range(m - kept, m))
-
-
-# Properties ---------------------------------------------------------------------------------------------------------
-
-
-@given(
-    seed=st.integers(0, 2**32 - 1),
-    tau=st.integers(0, 4),
-    alpha=st.sampled_from((0.0, 0.1, 0.5, 0.9, 1.0)),
-    order=st.sampled_from(("loss", "reverse", "random")),
-)
-def test_the_whole_history_is_respected_as_in_the_paper(seed: int, tau: int, alpha: float, order: str) -> None:
-    """Random participation over ten rounds, one of them skipped; the memory goes through `remember` alone."""
-    rng, strategy = np.random.default_rng(seed), FedFV(tau=tau, alpha=alpha, order=order, seed=seed % 4)
-    memory: dict[Kept, FloatArray] = {}
-    history: list[Seen] = []
-    for t in range(1, 11):
-        names = [name for name in client_names(7) if rng.random() < 0.5]
-        if not names or t == 4:
-            continue
-        U, losses = rng.normal(size=(len(names), 6)), rng.uniform(size=len(names))
-        history.append(Seen(t, 10, dict(zip(names, U, strict=True)), dict(zip(names, losses, strict=True)), {}))
-        cohort = cohort_of(U, losses=losses, names=names, round=t, memory=memory)
-        rows = np.vstack([U, *memory.values()])
-        c = strategy.weigh(cohort)
-        np.testing.assert_allclose(c @ rows, fedfv(history, alpha, tau, order, seed % 4), rtol=1e-6, atol=1e-8)
-        memory = {kept: mix @ rows for kept, mix in strategy.remember(cohort, c, {}).items()}
-        assert all(t - tau < kept.round <= t for kept in memory)
 
 
 # Edge cases ---------------------------------------------------------------------------------------------------------

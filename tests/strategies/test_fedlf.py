@@ -4,12 +4,11 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from fairbloom.rounds.aggregation import rows_after
-from fairbloom.rounds.cohort import Cohort, Kept
-from fairbloom.rounds.updates import FloatArray, Vectors
+from fairbloom.rounds.cohort import Cohort
+from fairbloom.rounds.updates import FloatArray
 from fairbloom.server.settings import Settings
 from fairbloom.strategies import FedLF
 from tests.federation import BUFFERS, MemoryGrid, initial_model, quadratics, record
@@ -97,41 +96,6 @@ def test_gram_form_equals_the_papers_vectors(U: FloatArray, losses: list[float],
     F = losses[: len(U)]
     expected = fedlf([seen_of(U, F)], guidance=guidance, layers=COLUMNS)
     assert_as_in_vectors(step(FedLF(guidance=guidance), U, LAYERS, losses=F), expected, groups_of(U, F, guidance))
-
-
-@settings(max_examples=4)
-@given(seed=st.integers(0, 2**32 - 1), history=st.booleans(), guidance=GUIDANCE)
-def test_absent_clients_are_respected_as_in_the_paper(seed: int, history: bool, guidance: str) -> None:
-    """Random participation over ten rounds, one of them skipped; the memory goes through `remember` alone."""
-    rng, strategy = np.random.default_rng(seed), FedLF(history=history, guidance=guidance)
-    everybody, progress = client_names(5), strategy.progress
-    past: list[Seen] = []
-    for t in range(1, 11):
-        names = [name for name in everybody if rng.random() < 0.4]
-        if not names or t == 4:
-            continue
-        U, F = rng.normal(size=(len(names), 7)) + 0.3, rng.uniform(size=len(names))
-        U[rng.random(len(names)) < 0.2, :3] = 0.0
-        recalled = {kept: row for kept, row in progress.kept.items() if strategy.recalls(kept, names, t)}
-        respected = latest(past).items() if history else ()
-        rounds = len(latest(past)) // len(names)
-        assert set(recalled) == {Kept(name, r) for name, r in respected if name not in names and r >= t - rounds}
-        past.append(seen_of(U, F.tolist(), t, names))
-        memory = {kept: row.blocks[0][0] for kept, row in recalled.items()}
-        cohort = {"losses": F, "names": names, "round": t, "memory": memory, "online": everybody}
-        expected = fedlf(past, history, guidance, layers=COLUMNS)
-        groups = fedlf_groups(past, history, guidance, COLUMNS)
-        assert_as_in_vectors(step(strategy, U, LAYERS, **cohort), expected, groups)
-        made = cohort_of(U, arrays=LAYERS, **cohort)
-        rows = np.vstack([U, *memory.values()])
-        remembered = strategy.remember(made, strategy.weigh(made), {})
-        progress.kept = rows_after(strategy, remembered, Vectors((rows,)))
-        kept_on = {Kept(name, r) for name, r in latest(past).items() if history and r > t - len(everybody)}
-        assert set(progress.kept) == kept_on
-
-
-def latest(past: Sequence[Seen]) -> dict[str, int]:
-    return {name: seen.round for seen in past for name in seen.updates}
 
 
 def test_inner_products_are_made_only_with_rows_that_count() -> None:

@@ -1,5 +1,6 @@
 """What holds for every method beside what `fairbloom check` tries: formulas, reductions, weighting and options."""
 
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from typing import Any
 
@@ -9,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairbloom.protocol.names import ARRAYS_DISPARITY
-from fairbloom.rounds.updates import FloatArray
+from fairbloom.rounds.aggregation import rows_after
+from fairbloom.rounds.updates import FloatArray, Vectors
 from fairbloom.strategies import METHODS
 
 from .helpers import (
@@ -33,14 +35,22 @@ from .helpers import (
 from .reference import WEIGHTING, Seen, expected_step
 
 
-def seen_of(U: FloatArray, losses: FloatArray, counts: FloatArray, round: int = 1) -> Seen:
+def seen_of(
+    U: FloatArray,
+    losses: FloatArray,
+    counts: FloatArray,
+    round: int = 1,
+    names: Sequence[str] = (),
+    roster: Mapping[str, float] | None = None,
+) -> Seen:
+    def by_name(column: Iterable[Any]) -> dict[str, Any]:
+        return dict(zip(names or client_names(len(U)), column, strict=True))
+
     columns = (U, losses, counts, accuracies_of(losses), rates_of(counts), draws_of(counts))
-    by_name = [dict(zip(client_names(len(U)), column, strict=True)) for column in columns]
-    groups = group_counts_of(losses, counts).items()
-    of_groups = {name: dict(zip(by_name[0], column, strict=True)) for name, column in groups}
+    groups = {name: by_name(column) for name, column in group_counts_of(losses, counts).items()}
     others = {"baselines": baselines_of(losses), "seconds": seconds_of(U), "disparities": disparities_of(counts)}
-    others = {name: dict(zip(by_name[0], column, strict=True)) for name, column in others.items()}
-    return Seen(round, 10, *by_name, of_groups, **others)
+    others = {name: by_name(column) for name, column in others.items()}
+    return Seen(round, 10, *map(by_name, columns), groups, dict(roster or {}), **others)
 
 
 def weighting_of(name: str, arguments: dict[str, Any]) -> str:
@@ -78,6 +88,36 @@ def test_gram_form_equals_the_vector_form(U: FloatArray) -> None:
     for name, arguments in CASES:
         expected = expected_step(name, arguments, [seen_of(U, losses, counts)])
         assert_same_step(step_of(name, arguments, U, losses, counts), expected, U, (name, arguments))
+
+
+def test_rounds_of_changing_clients_are_those_of_the_vectors() -> None:
+    """Clients come in one by one, and one known client never; the memory goes through `remember` alone."""
+    everybody = [f"site-{k}" for k in range(5)]
+    for (name, arguments), seed in product(CASES, range(4)):
+        rng, method, history = np.random.default_rng(seed), make(name, arguments), list[Seen]()
+        sizes, roster = dict(zip(everybody, rng.integers(60, 500, 5).astype(float), strict=True)), {"away": 77.0}
+        for t in range(1, 10):
+            names = [client for client in everybody[: 2 + t] if rng.random() < 0.5]
+            if not names or t == 4:
+                continue
+            roster = dict(sorted({**roster, **{client: sizes[client] for client in names}}.items()))
+            counts, losses = np.array([sizes[client] for client in names]), rng.uniform(0.8, 1.2, len(names))
+            U, progress = rng.normal(size=(len(names), 8)) + 0.3 * (seed % 2), method.progress
+            progress.roster = roster
+            kept = {each: row.blocks[0][0] for each, row in progress.kept.items() if method.recalls(each, names, t)}
+            cohort = cohort_of(
+                U,
+                **{"losses": losses, "counts": counts, "weighting": weighting_of(name, arguments), "round": t},
+                **{"names": names, "memory": kept, "roster": roster, "online": everybody},
+                draws=draws_of(counts) if name == "drfa" else None,
+                seconds=seconds_of(U) if method.second == ARRAYS_DISPARITY else None,
+                sent={key: factor for key, (_, factor) in method.sends().items()},
+            )
+            rows, c = np.vstack([rows_of(name, U), *kept.values()]), method.weigh(cohort)
+            history.append(seen_of(U, losses, counts, t, names, roster))
+            expected = expected_step(name, arguments, history)
+            assert_same_step(c.ravel() @ rows, expected, U, (name, arguments, seed, t))
+            progress.kept = rows_after(method, method.remember(cohort, c, {}), Vectors((rows,)))
 
 
 def test_one_client_alone_is_stepped_along() -> None:
