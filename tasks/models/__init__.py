@@ -25,7 +25,6 @@ MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "cnn": networks.cnn,
     "mnist-cnn": networks.mnist_cnn,
     "femnist-cnn": networks.femnist_cnn,
-    "lenet": networks.lenet,
     "cifar-cnn": networks.cifar_cnn,
     "resnet18-gn": networks.resnet18_gn,
     "lstm": networks.LSTM,

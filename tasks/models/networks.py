@@ -117,27 +117,6 @@ def _two_convolutions(name: str, shape: Shape, outputs: int, hidden: int) -> nn.
     )
 
 
-def lenet(shape: Shape, outputs: int) -> nn.Module:
-    """Return FedMGDA+'s CNN for Fashion-MNIST, that of PyTorch's MNIST example: 21,840 parameters on 28×28 pixels.
-
-    It takes images from 16×16 pixels. Departure: without the dropout of FedMGDA+'s code, so that a round's clients can
-    be computed together.
-    """
-    channels, height, width = _image("lenet", shape, 16)
-    return nn.Sequential(
-        nn.Conv2d(channels, 10, 5),
-        nn.MaxPool2d(2),
-        nn.ReLU(),
-        nn.Conv2d(10, 20, 5),
-        nn.MaxPool2d(2),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(20 * _left(height) * _left(width), 50),
-        nn.ReLU(),
-        nn.Linear(50, outputs),
-    )
-
-
 def cifar_cnn(shape: Shape, outputs: int) -> nn.Module:
     """Return FedMGDA+'s CNN for CIFAR-10: 797,962 parameters on coloured images of 32×32 pixels and ten classes.
 

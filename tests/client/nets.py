@@ -171,18 +171,6 @@ class FrozenBFloat(BFloat):
         self.first.requires_grad_(False)
 
 
-class Complex(Net):
-    """Weights that no message can hold."""
-
-    def __init__(self, outputs: int) -> None:
-        super().__init__(outputs)
-        self.first.weight = nn.Parameter(self.first.weight.to(torch.complex64))
-
-    def forward(self, images: Tensor) -> Tensor:
-        weight = self.first.weight.real
-        return self.last(torch.relu(linear(images.flatten(1), weight, self.first.bias)))  # type: ignore[no-any-return]
-
-
 class Auxiliary(Net):
     """A second output in training, as GoogLeNet has."""
 

@@ -391,16 +391,6 @@ def test_draws_depend_on_client_round_and_the_seeds() -> None:
     assert draws({}, seeded=False) != draws({}, seeded=False)
 
 
-def test_the_strategys_seed_reaches_the_clients() -> None:
-    seen: list[Any] = []
-    app = ClientApp()
-    app.train()(lambda message, where: seen.append(message.content["config"].get("seed")) or reply(message))  # type: ignore[func-returns-value]
-    for seed in (0, 3):
-        strategy = FedAvg(seed=seed, fraction_evaluate=0.0)
-        strategy.start(InProcessGrid(app, {}, 1), ArrayRecord(Point().state_dict()), 1)
-    assert seen == [None, 3]
-
-
 def test_a_handler_draws_alike_in_the_whole_run_and_no_further() -> None:
     app, drawn = fair(train_point, measure_point), list[Any]()
     handler = lambda message, where: drawn.append(draw()) or reply(message)  # type: ignore[func-returns-value]  # noqa: E731

@@ -22,7 +22,6 @@ from fairbloom.deploy.fleet.app_process import reason_of
 from fairbloom.server.settings import Settings
 from fairbloom.tasks import load_task
 from fairbloom.tasks.files.reasons import REASONS
-from tests.tasks.workbooks import write_workbook
 
 HEADER = "patient,age,sexus,diagnosis,outcome"
 PEOPLE = [
@@ -251,56 +250,6 @@ def test_no_cell_of_a_file_is_in_what_its_device_sends(
     assert usable or told or len(messages[0]) < 400
     assert not (usable and told)
     assert usable or which not in ("a good file", "old Mac lines", "decimal commas")
-
-
-def in_another_format(path: Path, names: str, *lines: str) -> None:
-    """Write a table as the format that a file's ending names, with texts alone."""
-    cells = [line.split(",") for line in (names, *lines)]
-    if path.suffix == ".parquet":
-        parquet = pytest.importorskip("pyarrow.parquet")
-        table = pytest.importorskip("pyarrow").table(
-            dict(zip(cells[0], map(list, zip(*cells[1:], strict=True)), strict=True))
-        )
-        parquet.write_table(table, path)
-    else:
-        pytest.importorskip("python_calamine")
-        write_workbook(path, {"Haraldsen's ward": cells})
-
-
-OTHER_FORMATS: list[tuple[tuple[str, ...], str, bool]] = [
-    ((HEADER, *rows()), "", True),
-    ((rows()[0].replace("Astrid Lindqvist", "Astrid"), *rows()), STRANGE, False),
-    ((HEADER, *rows(), "Petrovic,old,male,asthma,recovered"), "row 3", False),
-]
-"""Lines, what the server is told of them, and whether they can be used."""
-
-
-@pytest.mark.parametrize("ending", [".parquet", ".xlsx"])
-@pytest.mark.parametrize(("lines", "told", "fits"), OTHER_FORMATS)
-def test_no_cell_of_another_format_is_in_what_a_device_sends(
-    tmp_path: Path, lines: tuple[str, ...], told: str, fits: bool, ending: str
-) -> None:
-    (tmp_path / "Kungsgatan").mkdir()
-    in_another_format(tmp_path / "Kungsgatan" / f"site{ending}", *lines)
-    messages, usable = everything_sent(context_of(tmp_path / "Kungsgatan", {"schema": SCHEMA}, name="site"))
-    assert usable == fits
-    assert told in messages[0]
-    words = words_of([*lines, "Haraldsen's ward", "Kungsgatan"]) - words_of(HEADER.split(",")) - SENTENCES
-    for message in messages:
-        assert not (words - words_of(GOOD)) & words_of([message]), message[:500]
-
-
-def test_noise_in_another_format_is_told_to_be_no_table(tmp_path: Path) -> None:
-    for package in ("pyarrow", "python_calamine"):
-        pytest.importorskip(package)
-    for ending in (".parquet", ".xlsx", ".xls", ".csv.gz"):
-        file = tmp_path / f"site{ending}"
-        file.write_bytes(packed() if ending == ".xlsx" else noise(900) + PEOPLE[0].encode())
-        messages, usable = everything_sent(context_of(tmp_path, {"schema": SCHEMA}, name="site"))
-        assert not usable
-        assert messages[0] == REASONS["no-table" if ending == ".xlsx" else "other-format"], ending
-        assert not words_of(messages) & words_of([*PEOPLE, tmp_path.parent.name])
-        file.unlink()
 
 
 # Images and tasks of one's own ----------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 import copy
 import itertools
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,8 +17,6 @@ from fairbloom.client.training import EVALUATION_BATCH, batches, drawing_from, m
 from fairbloom.client.work import LocalWork, clip_norms
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.terms import Terms
-from fairbloom.server.settings import Settings
-from fairbloom.simulation.run import simulate
 from fairbloom.tasks import Examples, Task
 
 from . import nets
@@ -133,16 +130,6 @@ def test_whatever_the_model_a_step_is_torch_sgds_bit_for_bit() -> None:
         assert all(torch.equal(found[name], tensor) for name, tensor in expected.items()), net
 
 
-def test_frozen_and_unused_parameters_stay_as_they_are() -> None:
-    for (net, still), todo in itertools.product(((nets.Frozen, "first"), (nets.Untouched, "idle")), ({}, EVERYTHING)):
-        task, model = fresh(run_config(model=f"{nets.__name__}:{net.__name__}"))
-        before = copy.deepcopy(model.state_dict())
-        anchor = [parameter.detach() + 1.0 for parameter in model.parameters() if parameter.requires_grad]
-        train(model, task, some(task), work(**todo), anchor)
-        for name, tensor in model.state_dict().items():
-            assert torch.equal(tensor, before[name]) == name.startswith(still), name
-
-
 def test_a_personal_model_keeps_frozen_layers() -> None:
     client = LocalClient.of(run_config(model=f"{nets.__name__}:Frozen"), 0)
     received = {name: tensor.clone() for name, tensor in client.model.state_dict().items()}
@@ -150,12 +137,6 @@ def test_a_personal_model_keeps_frozen_layers() -> None:
     for name, tensor in client.model.state_dict().items():  # which is the personal one now
         assert torch.equal(tensor, received[name]) == name.startswith("first"), name
     assert client.personal(before=2).keys() == {name for name in received if not name.startswith("first")}
-
-
-def test_an_unsendable_model_is_refused_before_round_1(tmp_path: Path) -> None:
-    settings = Settings.of({"model": f"{nets.__name__}:Complex", "device": "cpu", "out": str(tmp_path)})
-    with pytest.raises(FairbloomError, match=r"'first\.weight' has dtype torch\.complex64"):
-        simulate(settings)
 
 
 def test_training_leaves_no_gradients_behind_even_when_it_fails() -> None:
