@@ -117,7 +117,6 @@ WORKLOADS = {
     "mlp-full": Workload(IMAGES, "mlp", 100, 10, 0),
     "mlp-adam": Workload(IMAGES, "mlp", 100, 10, 20, {"optimizer": "adam", "learning-rate": 0.001}),
     "mlp-step": Workload(IMAGES, "mlp", 100, 100, 0, {"images.examples": 64}),
-    "cnn": Workload(IMAGES, "cnn", 10, 10, 50),
     "cifar": Workload(IMAGES, "cifar-cnn", 10, 10, 10, {**COLOURED, "images.examples": 100}),
     "cifar-100": Workload(IMAGES, "cifar-cnn", 10, 10, 100, {**COLOURED, "images.examples": 200}),
     "resnet": Workload(IMAGES, "resnet18-gn", 4, 4, 10, {**COLOURED, "images.examples": 20}),
