@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ from fairbloom.rounds.cohort import Cohort, Kept, Probed
 from fairbloom.rounds.updates import FloatArray, Layout
 from fairbloom.strategies import FairStrategy, FedFV, Round
 from tests.federation import (
-    BUFFERS,
     KINDS,
     OPTIONS,
     TRAINABLE,
@@ -131,17 +129,6 @@ def test_a_round_without_usable_replies_keeps_all_and_counts() -> None:
             row["values"].tobytes() for row in states[0]["rows"]
         ]
         assert_model(result.arrays, expected_model(name, ARGUMENTS[name][0], finished), name)
-
-
-def test_zero_updates_end_where_the_papers_vectors_end() -> None:
-    for name, zero in product(KINDS, (["site-1"], [*quadratics(3)])):
-        arguments = ARGUMENTS[name][0]
-        clients = quadratics(3)
-        for each in zero:
-            clients[each].target = flat(initial_model())
-        result, (finished,) = run(make(name, arguments, buffers=BUFFERS), MemoryGrid(clients), rounds=1)
-        assert finished.refused == {}
-        assert_model(result.arrays, expected_model(name, arguments, [finished], clients), (name, arguments, zero))
 
 
 def sizes_in(value: Any) -> list[int]:

@@ -92,7 +92,7 @@ def fedavg(history: Sequence[Seen], weighting: str = "examples") -> FloatArray:
 
 
 def scaffold(history: Sequence[Seen], server_lr: float = 1.0, weighting: str = "examples") -> FloatArray:
-    """The control variates change what clients do; test_scaffold.py tests them."""
+    """The control variates change what clients do; test_corrections.py tests them."""
     return server_lr * fedavg(history, weighting)
 
 

@@ -8,7 +8,6 @@ import pytest
 
 from fairbloom.rounds.cohort import Cohort
 from fairbloom.strategies import FairFed
-from tests.federation import MemoryGrid, metrics, quadratics, run
 
 from .helpers import cohort_of
 
@@ -66,38 +65,8 @@ def test_a_size_counts_as_it_was_first_known() -> None:
     assert FairFed(beta=0.0).weigh(grown).tolist() == pytest.approx([0.25, 0.75])
 
 
-def test_negative_weights_are_used_and_counted() -> None:
-    method, there = FairFed(beta=5.0), cohort(ROWS, [100.0, 200.0, 100.0])
-    c = method.weigh(there)
-    assert c.min() < 0.0
-    assert c.sum() == pytest.approx(1.0)
-    assert method.own_metrics(there, c) == {"negative-weights": float((c < 0.0).sum())}
-
-
 def test_without_positive_weights_examples_count() -> None:
     method = FairFed(beta=0.0)
     method.memory = {"weights": {"a": -0.5, "b": 0.2}}
     there = cohort(ROWS[:2], [100.0, 300.0], names=["a", "b"])
     assert method.weigh(there).tolist() == pytest.approx([0.25, 0.75])
-
-
-# What replies may say -----------------------------------------------------------------------------------------------
-
-
-def test_counts_that_no_groups_can_have_are_refused_by_name() -> None:
-    said: list[tuple[dict[str, Any], str]] = [
-        ({"positives-0": -1}, "'positives-0' must be a whole number from 0"),
-        ({"positives-1": 3, "hits-1": 4}, "'hits-1' must be a whole number from 0 to 3, got 4"),
-        ({"positives-0": 10**6}, "'positives-0' must be a whole number from 0 to"),
-        ({"positives-1": 2.5}, "'positives-1' must be a whole number"),
-        ({"num-examples": 9, "positives-0": 5, "positives-1": 5, "hits-0": 0, "hits-1": 0}, "10 together, of 9 exam"),
-        ({"hits-0": float("nan")}, "'hits-0' must be a finite number"),
-        ({"positives-1": None}, "'positives-1'"),
-        ({"accuracy-before": 1.5}, "accuracy-before"),
-    ]
-    for numbers, words in said:
-        grid = MemoryGrid(quadratics(4), faults={("site-2", 1): metrics(numbers)})
-        _, (finished,) = run(FairFed(), grid, rounds=1)
-        assert set(finished.refused) == {"site-2"}, words
-        assert words in finished.refused["site-2"]
-        assert set(finished.coefficients) == {"site-0", "site-1", "site-3"}

@@ -13,6 +13,7 @@ from fairbloom.protocol.names import ARRAYS_DISPARITY
 from fairbloom.rounds.aggregation import rows_after
 from fairbloom.rounds.updates import FloatArray, Vectors
 from fairbloom.strategies import METHODS
+from tests.federation import MemoryGrid, quadratics, run
 
 from .helpers import (
     ARGUMENTS,
@@ -187,6 +188,21 @@ def test_reductions_to_fedavg(weighting: str, U: FloatArray) -> None:
     for name, arguments in PLAIN.items():
         coefficients = make(name, arguments, weighting=weighting).weigh(cohort)
         np.testing.assert_allclose(coefficients, expected, rtol=1e-13, err_msg=name)
+
+
+NEGATIVE = {"vred": {"beta": 5.0}, "semivred": {"beta": 5.0}, "eagle": {"lam": 5.0}, "fairfed": {"beta": 30.0}}
+"""The arguments with which methods that report negative weights have some."""
+
+
+def test_negative_weights_are_used_and_counted() -> None:
+    assert {name for name, method in METHODS.items() if "negative-weights" in method.reports} == {*NEGATIVE}
+    for name, arguments in NEGATIVE.items():
+        result, (finished,) = run(make(name, arguments), MemoryGrid(quadratics(5)), rounds=1)
+        weights = list(finished.coefficients.values())
+        assert min(weights) < 0.0, name
+        assert sum(weights) == pytest.approx(1.0)
+        assert finished.metrics["negative-weights"] == sum(each < 0.0 for each in weights)
+        assert result.train_metrics_clientapp[1]["negative-weights"] == finished.metrics["negative-weights"]
 
 
 def test_weighting_is_as_documented_and_others_are_refused() -> None:

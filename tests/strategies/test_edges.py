@@ -1,0 +1,215 @@
+"""Single methods where their formulas have an edge: ties, floors, limits and decay, by hand or by a closed form."""
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairbloom.rounds.updates import FloatArray
+from fairbloom.strategies import (
+    AFL,
+    EAGLE,
+    TERM,
+    DeltaFL,
+    FairStrategy,
+    FedAvgN,
+    FedFa,
+    FedMGDA,
+    FedMGDAPlus,
+    GiFair,
+    QFedAvg,
+)
+
+from .helpers import client_names, cohort_of
+
+Numbers = Sequence[float] | FloatArray
+
+
+def weigh(method: FairStrategy, losses: Numbers, counts: Numbers | None = None, **others: Numbers) -> FloatArray:
+    """Return c of clients with these losses, by examples where there are counts of them."""
+    weighting = "uniform" if counts is None else "examples"
+    return method.weigh(cohort_of(np.eye(len(losses)), losses=losses, counts=counts, weighting=weighting, **others))
+
+
+def drawn_counts(m: int, seed: int) -> FloatArray:
+    return np.random.default_rng(seed).integers(1, 1000, m).astype(np.float64)
+
+
+# q-FFL --------------------------------------------------------------------------------------------------------------
+
+
+def in_logarithms(F: FloatArray, squared_norms: FloatArray, q: float, L: float) -> FloatArray:
+    """The paper's c without an overflow, from logarithms in Python floats."""
+    log_weight = [math.log(L) + q * math.log(f) for f in np.maximum(F, 1e-10)]
+    log_h = [*log_weight]
+    for f, s in zip(np.maximum(F, 1e-10), squared_norms, strict=True):
+        if q * s > 0:
+            log_h.append(math.log(q) + (q - 1) * math.log(f) + 2 * math.log(L) + math.log(s))
+    return np.exp(np.array(log_weight) - np.logaddexp.reduce(log_h))
+
+
+def test_qffl_follows_the_formula_at_extremes() -> None:
+    losses = ([0.0, 1.0], [0.0, 0.0], [1e-30, 1e30], [1e30, 1e30], [1e-11, 1e-12], [-1.0, 2.0])
+    for q, F, length in product((0.0, 0.01, 0.5, 1.0, 15.0), losses, (0.0, 1e-30, 1.0, 1e30)):
+        U = length * np.array([[1.0, 0.0], [0.6, 0.8]])
+        c = QFedAvg(q=q, lipschitz=10.0).weigh(cohort_of(U, losses=F))
+        expected = in_logarithms(np.array(F), np.sum(U**2, axis=1), q, 10.0)
+        np.testing.assert_allclose(c, expected, rtol=1e-9, atol=1e-300)
+
+
+# TERM, AFL, Δ-FL ----------------------------------------------------------------------------------------------------
+
+
+@given(losses=st.lists(st.floats(0.0, 20.0), min_size=2, max_size=6), temperature=st.floats(0.05, 20.0))
+def test_fedeba_is_term_with_the_reciprocal_of_its_temperature(losses: list[float], temperature: float) -> None:
+    """FedEBA: of all mixtures with the same mean loss, the one whose entropy is largest, with multiplier 1/τ."""
+    F = np.array(losses)
+    c = weigh(TERM(tilt=1.0 / temperature, weighting="uniform"), F)
+    constant = np.array([np.ones(len(F)), F])
+    entropy = lambda q: -np.sum(q * np.log(q))  # noqa: E731
+    for move in np.linalg.svd(constant)[2][np.linalg.matrix_rank(constant) :]:  # which keep the sum and the mean loss
+        for q in (c + 1e-3 * c.min() * move, c - 1e-3 * c.min() * move):
+            assert entropy(q) <= entropy(c) * (1.0 + 1e-12) + 1e-15
+
+
+def test_term_of_equal_losses_and_of_infinite_tilts() -> None:
+    """Equal losses leave the prior, however large they are; an infinite tilt takes the worst clients, or the best."""
+    for tilt, loss in product((-1e3, -1.0, 1e-300, 1.0, 1e3), (0.0, 1e-30, 1.0, 1e6, 1e30)):
+        np.testing.assert_allclose(weigh(TERM(tilt=tilt), [loss] * 3, [10, 30, 60]), [0.1, 0.3, 0.6], rtol=1e-9)
+    for tilt in (1e3, 1e30, 1e308):
+        worst, best = (weigh(TERM(tilt=each), [1.0, 3.0, 3.0], [10, 20, 60]) for each in (tilt, -tilt))
+        np.testing.assert_allclose(worst, [0.0, 0.25, 0.75], atol=1e-12)
+        np.testing.assert_allclose(best, [1.0, 0.0, 0.0], atol=1e-12)
+
+
+def ascended(method: AFL, losses: Numbers) -> list[float]:
+    """Return the weights after a round with these losses."""
+    cohort = cohort_of(np.eye(len(losses)), losses=losses, weighting="uniform")
+    method.remember(cohort, method.weigh(cohort), {})
+    return [*method.memory["weights"].values()]
+
+
+def test_afl_at_extremes() -> None:
+    """Clients without mass are averaged by their prior."""
+    lowest, even = [0.0, 1.0], [0.5, 0.5]
+    for F, expected in (([0.0, 0.0], even), ([0.0, 1e30], lowest), ([1.0, 1.7e308], lowest), ([-1.7e308, 1.0], lowest)):
+        for gamma in (1e-9, 1.0, 1e30):
+            np.testing.assert_allclose(ascended(AFL(gamma=gamma, weighting="uniform"), F), expected, atol=1e-15)
+    method = AFL(gamma=10.0)
+    assert ascended(method, [9.0, 0.0, 0.0]) == [1.0, 0.0, 0.0]
+    method.memory["examples"] = dict(zip(client_names(3), (1.0, 1.0, 3.0), strict=True))
+    massless = cohort_of(np.eye(2), losses=[0, 0], counts=[1, 3], weighting="examples", names=client_names(3)[1:])
+    assert method.weigh(massless) == pytest.approx([0.25, 0.75])
+
+
+def tail_of(theta: float, counts: Numbers) -> list[int]:
+    """Return which clients are in the tail, of losses that rise from client to client."""
+    c = weigh(DeltaFL(theta=theta, weighting="examples"), np.arange(len(counts), dtype=np.float64), counts)
+    return [int(k) for k in np.flatnonzero(c)]
+
+
+def test_deltafl_meets_ties_of_prior_and_theta_exactly() -> None:
+    """With theta = j/m the m − j lowest losses hold exactly 1 − theta: the (m − j)-th of them is Q, in the tail."""
+    for m in (2, 3, 7, 10, 49, 100):
+        for j in range(1, m + 1):
+            position = next(i for i in range(1, m + 1) if Fraction(i, m) >= 1 - Fraction(j, m))
+            assert tail_of(j / m, np.ones(m)) == [*range(position - 1, m)], (m, j)
+    for beside, tail in ((-1e-7, 2), (1e-7, 3)):  # what is no tie is none
+        assert len(tail_of(0.5 + beside, np.ones(4))) == tail
+
+
+@given(n=st.lists(st.integers(1, 20), min_size=2, max_size=9), data=st.data())
+def test_deltafl_meets_ties_of_unequal_priors_exactly(n: list[int], data: st.DataObject) -> None:
+    position = data.draw(st.integers(1, len(n) - 1))
+    assert tail_of(float(1 - Fraction(sum(n[:position]), sum(n))), n) == [*range(position - 1, len(n))]
+
+
+@given(
+    losses=st.lists(st.sampled_from((0.0, 0.5, 1.0, 2.0, 3.5)), min_size=1, max_size=9),
+    theta=st.floats(1e-3, 1.0),
+    seed=st.integers(0, 99),
+)
+def test_deltafls_tail_is_the_highest_losses_by_prior(losses: list[float], theta: float, seed: int) -> None:
+    F, n = np.array(losses), drawn_counts(len(losses), seed)
+    c, p = weigh(DeltaFL(theta=theta), F, n), n / n.sum()
+    tail = c > 0
+    assert not (~tail).any() or F[tail].min() > F[~tail].max()
+    np.testing.assert_allclose(c[tail], p[tail] / p[tail].sum(), rtol=1e-12)
+    assert p[tail].sum() >= theta - 1e-9
+    assert p[F[tail].min() < F].sum() <= theta + 1e-9
+
+
+# GIFAIR, EAGLE, FedFa -----------------------------------------------------------------------------------------------
+
+
+@given(
+    losses=st.lists(st.sampled_from((0.0, 0.5, 1.0, 1e-30, 1e30)), min_size=1, max_size=9),
+    strength=st.floats(0.0, 0.999999),
+    seed=st.integers(0, 9),
+)
+def test_gifairs_weights_are_positive_and_sum_to_one(losses: list[float], strength: float, seed: int) -> None:
+    c = weigh(GiFair(strength=strength), losses, drawn_counts(len(losses), seed) ** 3)
+    assert c.min() > 0.0
+    assert c.sum() == pytest.approx(1.0, abs=1e-12)
+
+
+def test_ties_count_for_nothing_in_gifair() -> None:
+    # r = (1, 1, -2), λ = 0.9 · ⅓ / 2
+    method = GiFair(strength=0.9, weighting="uniform")
+    assert weigh(method, [2.0, 2.0, 1.0]) == pytest.approx([1 / 3 + 0.15, 1 / 3 + 0.15, 1 / 3 - 0.3])
+
+
+@given(seed=st.integers(0, 99), m=st.integers(1, 8), lam=st.floats(0.0, 2.0))
+def test_eagles_weights_are_the_gradient_of_mean_loss_and_gap_variance(seed: int, m: int, lam: float) -> None:
+    (F, L), n, h = np.random.default_rng(seed).uniform(0.0, 5.0, (2, m)), drawn_counts(m, seed), 1e-5
+    p = n / n.sum()
+
+    def penalised(x: FloatArray) -> float:
+        gaps = x - L
+        return float(p @ x + lam * p @ (gaps - p @ gaps) ** 2)
+
+    numeric = [(penalised(F + h * e) - penalised(F - h * e)) / (2 * h) for e in np.eye(m)]
+    np.testing.assert_allclose(weigh(EAGLE(lam=lam, weighting="examples"), F, n, baselines=L), numeric, atol=1e-4)
+
+
+def test_fedfas_accuracies_are_floored_at_1e_minus_6() -> None:
+    for A in ([0.0, 0.0], [0.0, 1.0], [1e-30, 1.0], [1e-6, 1.0], [1.0, 1.0, 0.0], [-1.0, 0.5]):
+        floored = np.maximum(A, 1e-6)
+        bits = -np.log2(floored / floored.sum())
+        found = weigh(FedFa(alpha=1.0, beta=0.0), np.ones(len(A)), accuracies=A)
+        np.testing.assert_allclose(found, bits / bits.sum(), rtol=1e-12)
+
+
+# FedMGDA, FedAvg-n --------------------------------------------------------------------------------------------------
+
+
+def test_the_step_size_decays_every_hundred_rounds() -> None:
+    U = np.random.default_rng(1).normal(size=(3, 4))
+    for method in (FedAvgN, FedMGDA, FedMGDAPlus):
+        for round, num_rounds, decay, left in (
+            (99, 1000, 0.1, 1.0),
+            (100, 1000, 0.1, 0.1**0.1),
+            (299, 1000, 0.1, 0.1**0.2),
+            (1000, 1000, 0.1, 0.1),
+            (100, 50, 0.5, 0.25),
+            (1000, 1000, 1.0, 1.0),
+            (1000, None, 0.0, 1.0),
+        ):
+            c = method(server_lr=3.0, decay=decay).weigh(cohort_of(U, round=round, num_rounds=num_rounds))
+            np.testing.assert_allclose(c, 3.0 * left * method().weigh(cohort_of(U)), rtol=1e-12)
+
+
+def test_updates_of_fedmgda_by_hand() -> None:
+    """A zero update stops FedMGDA alone."""
+    U = np.array([[1.0, 0.0], [0.0, 2.0]])
+    assert FedMGDA().weigh(cohort_of(U)) == pytest.approx([0.8, 0.2], abs=1e-9)
+    assert FedMGDA(epsilon=0.1).weigh(cohort_of(U)) == pytest.approx([0.6, 0.4], abs=1e-9)
+    assert FedMGDAPlus().weigh(cohort_of(U)) == pytest.approx([0.5, 0.25], abs=1e-9)
+    still = np.array([[0.0, 0.0], [3.0, 4.0]])
+    assert FedMGDA().weigh(cohort_of(still)) @ still == pytest.approx([0.0, 0.0], abs=1e-6)
+    assert FedMGDAPlus().weigh(cohort_of(still)) @ still == pytest.approx([0.6, 0.8])
