@@ -3,7 +3,7 @@
 from collections.abc import Collection
 
 from .names import ARRAYS_DISPARITY, BETWEEN_GROUPS, LOSS_BASELINE, SNAPSHOT, STATE_ROUND, TRAIN_LOSS
-from .terms import RULES, MomentumTerms, ProximalTerms, keys_of
+from .terms import CLIENT_MOMENTUM, PROXIMAL, RULES
 
 HELPER = "app = fair(train_fn, test_fn)"
 """This line stands in place of `app = ClientApp()`; `train_fn = app.train_fn` follows it."""
@@ -19,7 +19,7 @@ OF_A_TASK = (
 
 _BEYOND_FUNCTIONS = frozenset(
     {*BETWEEN_GROUPS, ARRAYS_DISPARITY, LOSS_BASELINE, STATE_ROUND, SNAPSHOT, TRAIN_LOSS}
-    | {key for rule in RULES if rule not in (ProximalTerms, MomentumTerms) for key in keys_of(rule)}
+    | {key for rule in RULES if rule not in (PROXIMAL, CLIENT_MOMENTUM) for key in rule.keys}
 )
 
 

@@ -3,7 +3,7 @@
 from fairbloom.errors import ReportableError
 
 from .settings import RunSettings
-from .terms import STATEFUL, OwnRuleTerms, Terms
+from .terms import OWN_RULE, STATEFUL, Terms
 
 
 def check_rule(settings: RunSettings, terms: Terms) -> str:
@@ -18,7 +18,7 @@ def check_rule(settings: RunSettings, terms: Terms) -> str:
     names = [
         f"{rule.asked_by.replace('_', '-')} = {getattr(terms, rule.asked_by)!r}"
         for rule in terms.rules
-        if rule in STATEFUL and rule is not OwnRuleTerms
+        if rule in STATEFUL and rule is not OWN_RULE
     ]
     names += [f"client-rule = {settings.client_rule!r}"] if settings.client_rule else []
     if not names:

@@ -1,12 +1,12 @@
 """The terms of a round's work, which the server sends to clients.
 
-A method may ask clients for more than plain local steps. Each such thing is a rule. The parameters of a rule are one
-class here, and what a client does of it is one class in `fairbloom.client.rules`.
+A method may ask clients for more than plain local steps. Each such thing is a rule: what asks for it is a Request here,
+and what a client does of it is one class in `fairbloom.client.rules`.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 from .names import FROZEN, PROTOCOL
 
@@ -16,191 +16,58 @@ DEMOGRAPHIC_PARITY, EQUAL_OPPORTUNITY = "demographic-parity", "equal-opportunity
 """The disparities between two groups that a client can step down: over all examples, and over the positive ones."""
 
 
-class Parameters:
-    """The parameters of one rule. A field is a key on the wire, with hyphens, and is not sent at its default.
+@dataclass(frozen=True)
+class Request:
+    """Fields of the terms that ask for one rule; each is a key on the wire, with hyphens, and not sent at its default.
 
     Attributes
     ----------
-    asked_by
-        The field that asks for the rule; the others say more about it.
+    names
+        The fields, of which the first asks for the rule; the others say more about it.
     must_be_honoured
         Whether a client must say that it acts on these keys. Where it need not, its reply shows whether it did.
     """
 
-    asked_by: ClassVar[str]
-    must_be_honoured: ClassVar[bool] = True
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProximalTerms(Parameters):
-    """A proximal term of strength mu: (mu/2)‖x − w‖², w the received model."""
-
-    asked_by = "proximal_mu"
-
-    proximal_mu: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class PersonalTerms(Parameters):
-    """A personal model, which the client also trains and keeps: its pull to w, and passes over the local data.
-
-    None: none.
-    """
-
-    asked_by = "personal_lambda"
-
-    personal_lambda: float | None = None
-    personal_epochs: int | None = None
+    names: tuple[str, ...]
+    must_be_honoured: bool = True
 
     @property
-    def has_personal_models(self) -> bool:
-        """Whether clients have personal models."""
-        return self.personal_lambda is not None
+    def asked_by(self) -> str:
+        """The field that asks for the rule."""
+        return self.names[0]
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys of all fields on the wire."""
+        return tuple(name.replace("_", "-") for name in self.names)
 
 
-@dataclass(frozen=True, kw_only=True)
-class LocalOnlyTerms(Parameters):
-    """No step on the global model: the client's reply has no weight."""
+PROXIMAL = Request(("proximal_mu",))
+PERSONAL_MODEL = Request(("personal_lambda", "personal_epochs"))
+LOCAL_ONLY = Request(("local_only",), must_be_honoured=False)
+CLIENT_MOMENTUM = Request(("client_momentum",))
+FULL_BATCH = Request(("full_batch_step",))
+STEP_COUNT = Request(("local_steps",), must_be_honoured=False)
+SNAPSHOT_STEP = Request(("snapshot_step",), must_be_honoured=False)
+LOSS_TRANSFORM = Request(("loss_transform", "propfair_baseline", "propfair_epsilon"))
+DISPARITY_STEP = Request(("disparity", "disparity_sharpness"))
+BASELINE_TRAINING = Request(("baseline_epochs", "baseline_patience", "baseline_tolerance"))
+CONTROL_VARIATES = Request(("control_variates",))
+DYNAMIC = Request(("dynamic_alpha",))
+OWN_RULE = Request(("client_rule",))
 
-    asked_by, must_be_honoured = "local_only", False
-
-    local_only: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class MomentumTerms(Parameters):
-    """A momentum of local SGD in place of the run's; None: the run's."""
-
-    asked_by = "client_momentum"
-
-    client_momentum: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class FullBatchTerms(Parameters):
-    """One plain step on all examples, so that the update is the gradient times the learning rate."""
-
-    asked_by = "full_batch_step"
-
-    full_batch_step: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepCountTerms(Parameters):
-    """A number of steps in place of epochs; None: epochs."""
-
-    asked_by, must_be_honoured = "local_steps", False
-
-    local_steps: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class SnapshotTerms(Parameters):
-    """A second model in the reply, that after this step of the work; None: none. A reply that lacks it is refused."""
-
-    asked_by, must_be_honoured = "snapshot_step", False
-
-    snapshot_step: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class LossTerms(Parameters):
-    """A transform of a minibatch's mean loss: "propfair" with its M (baseline) and ε, or "" for none."""
-
-    asked_by = "loss_transform"
-
-    loss_transform: str = ""
-    propfair_baseline: float | None = None
-    propfair_epsilon: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class DisparityTerms(Parameters):
-    """A second model in the reply: the received one after a step down the disparity between two groups.
-
-    `disparity` is DEMOGRAPHIC_PARITY, EQUAL_OPPORTUNITY or "" for none; the sharpness is the factor of the logits in
-    its smoothed decisions, 10 where it is None.
-    """
-
-    asked_by = "disparity"
-
-    disparity: str = ""
-    disparity_sharpness: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class BaselineTerms(Parameters):
-    """Training alone, once, before the first reply.
-
-    A client trains alone until its loss fell by less than the share `baseline_tolerance` of itself over
-    `baseline_patience` epochs, or `baseline_epochs` were run, and keeps the least loss that it met.
-    """
-
-    asked_by = "baseline_epochs"
-
-    baseline_patience: int | None = None
-    baseline_tolerance: float | None = None
-    baseline_epochs: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ControlTerms(Parameters):
-    """Control variates: each step is corrected by the server's, sent as a record, and by the client's own."""
-
-    asked_by = "control_variates"
-
-    control_variates: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class DynamicTerms(Parameters):
-    """FedDyn's dynamic regularizer of strength alpha, whose linear term the client keeps; None: there is none."""
-
-    asked_by = "dynamic_alpha"
-
-    dynamic_alpha: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class OwnRuleTerms(Parameters):
-    """A user's own rule of local work, as the setting `client-rule` names it; "": none."""
-
-    asked_by = "client_rule"
-
-    client_rule: str = ""
-
-
-RULES: tuple[type[Parameters], ...] = (
-    *(ProximalTerms, PersonalTerms, LocalOnlyTerms, MomentumTerms, FullBatchTerms, StepCountTerms, SnapshotTerms),
-    *(LossTerms, DisparityTerms, BaselineTerms, ControlTerms, DynamicTerms, OwnRuleTerms),
+RULES: tuple[Request, ...] = (
+    *(PROXIMAL, PERSONAL_MODEL, LOCAL_ONLY, CLIENT_MOMENTUM, FULL_BATCH, STEP_COUNT, SNAPSHOT_STEP),
+    *(LOSS_TRANSFORM, DISPARITY_STEP, BASELINE_TRAINING, CONTROL_VARIATES, DYNAMIC, OWN_RULE),
 )
-"""The parameters of each rule, in the order in which they are sent; `Terms` has the fields of all of them."""
+"""What asks for each rule, in the order in which it is sent."""
 
-STATEFUL: tuple[type[Parameters], ...] = (ControlTerms, DynamicTerms, OwnRuleTerms)
+STATEFUL: tuple[Request, ...] = (CONTROL_VARIATES, DYNAMIC, OWN_RULE)
 """The rules that correct each step by a state which the client keeps between rounds; a client follows one of them."""
 
 
-def keys_of(rule: type[Parameters]) -> tuple[str, ...]:
-    """Return the keys of a rule on the wire."""
-    return tuple(each.name.replace("_", "-") for each in fields(rule))  # type: ignore[arg-type] # each is a dataclass
-
-
 @dataclass(frozen=True, kw_only=True)
-class Terms(
-    ProximalTerms,
-    PersonalTerms,
-    LocalOnlyTerms,
-    MomentumTerms,
-    FullBatchTerms,
-    StepCountTerms,
-    SnapshotTerms,
-    LossTerms,
-    DisparityTerms,
-    BaselineTerms,
-    ControlTerms,
-    DynamicTerms,
-    OwnRuleTerms,
-):
+class Terms:
     """The terms of a client's work in one round; on the wire, a ConfigRecord of these names with hyphens.
 
     What is at its default here is not sent, so that clients of others need not know it.
@@ -221,6 +88,37 @@ class Terms(
         The strategy's seed, on which random numbers of a user's app depend; 0 is not sent.
     others
         What a user's app sends to its clients in addition to these, by its name on the wire.
+    proximal_mu
+        Strength mu of a proximal term: (mu/2)‖x − w‖², w the received model.
+    personal_lambda, personal_epochs
+        A personal model, which the client also trains and keeps: its pull to w, and passes over the local data. None:
+        none.
+    local_only
+        Whether no step is taken on the global model: the client's reply has no weight.
+    client_momentum
+        A momentum of local SGD in place of the run's; None: the run's.
+    full_batch_step
+        Whether one plain step is taken on all examples: the update is then the gradient times the learning rate.
+    local_steps
+        A number of steps in place of epochs; None: epochs.
+    snapshot_step
+        The reply has a second model, that after this step of the work; None: none. A reply that lacks it is refused.
+    loss_transform, propfair_baseline, propfair_epsilon
+        A transform of a minibatch's mean loss: "propfair" with its M and ε, or "" for none.
+    disparity, disparity_sharpness
+        The reply has a second model: the received one after a step down this disparity between two groups,
+        DEMOGRAPHIC_PARITY, EQUAL_OPPORTUNITY or "" for none. The sharpness is the factor of the logits in its smoothed
+        decisions, 10 where it is None.
+    baseline_epochs, baseline_patience, baseline_tolerance
+        The client trains alone, once, before its first reply, until its loss fell by less than the share
+        `baseline_tolerance` of itself over `baseline_patience` epochs, or `baseline_epochs` were run, and keeps the
+        least loss that it met.
+    control_variates
+        Whether each step is corrected by the server's control variate, sent as a record, and by the client's own.
+    dynamic_alpha
+        Strength of FedDyn's dynamic regularizer, whose linear term the client keeps; None: there is none.
+    client_rule
+        A user's own rule of local work, as the setting `client-rule` names it; "": none.
     """
 
     server_round: int
@@ -229,9 +127,33 @@ class Terms(
     state_rounds: Mapping[str, int] = field(default_factory=dict)
     seed: int = 0
     others: Mapping[str, Any] = field(default_factory=dict)
+    proximal_mu: float = 0.0
+    personal_lambda: float | None = None
+    personal_epochs: int | None = None
+    local_only: bool = False
+    client_momentum: float | None = None
+    full_batch_step: bool = False
+    local_steps: int | None = None
+    snapshot_step: int | None = None
+    loss_transform: str = ""
+    propfair_baseline: float | None = None
+    propfair_epsilon: float | None = None
+    disparity: str = ""
+    disparity_sharpness: float | None = None
+    baseline_patience: int | None = None
+    baseline_tolerance: float | None = None
+    baseline_epochs: int | None = None
+    control_variates: bool = False
+    dynamic_alpha: float | None = None
+    client_rule: str = ""
 
     @property
-    def rules(self) -> tuple[type[Parameters], ...]:
+    def has_personal_models(self) -> bool:
+        """Whether clients have personal models."""
+        return self.personal_lambda is not None
+
+    @property
+    def rules(self) -> tuple[Request, ...]:
         """The rules that are asked for."""
         of_this = vars(self)
         return tuple(rule for rule in RULES if of_this[rule.asked_by] != _DEFAULTS[rule.asked_by])
@@ -263,9 +185,9 @@ class Terms(
         return cls(**known, measure=tuple(config.get("measure", ())), others=others)
 
 
-_NAMES = (*(each.name for rule in RULES for each in fields(rule)), "state_round", "seed")  # type: ignore[arg-type]
+_NAMES = (*(name for rule in RULES for name in rule.names), "state_round", "seed")
 _FIELDS: Mapping[str, str] = {name.replace("_", "-"): name for name in _NAMES}
 _DEFAULTS: Mapping[str, Any] = {each.name: each.default for each in fields(Terms) if each.name in _NAMES}
 
-WORK = tuple(key for rule in RULES if rule.must_be_honoured for key in keys_of(rule))
+WORK = tuple(key for rule in RULES if rule.must_be_honoured for key in rule.keys)
 """The keys by which a client's local work may be changed; a client says which of them it honours."""

@@ -15,7 +15,7 @@ from fairbloom.errors import ReportableError
 from fairbloom.protocol import names as wire
 from fairbloom.protocol.helper import advice_on
 from fairbloom.protocol.streams import generator
-from fairbloom.protocol.terms import ProximalTerms, Terms, keys_of
+from fairbloom.protocol.terms import PROXIMAL, Terms
 from fairbloom.protocol.version import check_protocol
 
 from ..generators import all_seeded
@@ -134,7 +134,7 @@ def _train_on_terms(train: Callable[P, R], *args: P.args, **kwargs: P.kwargs) ->
 
 def _without_proximal_term(message: Message) -> Message:
     """Return a message whose config says that the proximal term is 0: the app adds it, so the handler must not."""
-    other, (key,) = copy.copy(message), keys_of(ProximalTerms)
+    other, (key,) = copy.copy(message), PROXIMAL.keys
     configs = {name: each for name, each in message.content.config_records.items() if key in each}
     other.content = RecordDict({**message.content, **{n: ConfigRecord({**c, key: 0.0}) for n, c in configs.items()}})
     return other

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fairbloom.protocol.settings import RunSettings
-from fairbloom.protocol.terms import Parameters, Terms, keys_of
+from fairbloom.protocol.terms import Request, Terms
 
 from ..states import RULE, ClientStates, StateDict, Version
 from ..work import LocalWork
@@ -53,7 +53,7 @@ class Rule:
     Attributes
     ----------
     reads
-        The parameters that it reads: their fields are its keys on the wire. None: it has none.
+        What asks for it in the terms: its keys on the wire. None: nothing does.
     reports
         Names of the metrics that it reports on request; a request alone asks for the rule.
     replies
@@ -62,7 +62,7 @@ class Rule:
         What the client's kept versions of its state are called; "": it keeps nothing.
     """
 
-    reads: ClassVar[type[Parameters] | None] = None
+    reads: ClassVar[Request | None] = None
     reports: ClassVar[tuple[str, ...]] = ()
     replies: ClassVar[str] = ""
     keeps: ClassVar[str] = ""
@@ -79,7 +79,7 @@ class Rule:
     @classmethod
     def wire_keys(cls) -> tuple[str, ...]:
         """Return its keys on the wire."""
-        return () if cls.reads is None else keys_of(cls.reads)
+        return () if cls.reads is None else cls.reads.keys
 
     @classmethod
     def hooks(cls) -> frozenset[str]:

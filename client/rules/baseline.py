@@ -11,7 +11,7 @@ import torch
 from fairbloom.protocol.names import LOSS
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.streams import generator, seed_of
-from fairbloom.protocol.terms import BaselineTerms
+from fairbloom.protocol.terms import BASELINE_TRAINING
 
 from ..metrics import OF_BASELINE
 from ..states import BASELINE
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class Baseline(Rule):
     """Trains alone once, from the model that it then receives, and keeps loss and scores of the best model it met."""
 
-    reads = BaselineTerms
+    reads = BASELINE_TRAINING
     keeps = BASELINE
 
     def before(self, client: "LocalClient") -> Scores:

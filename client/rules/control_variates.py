@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from fairbloom.protocol.names import CONTROL
-from fairbloom.protocol.terms import ControlTerms
+from fairbloom.protocol.terms import CONTROL_VARIATES
 
 from ..device import in_double
 from .arrays import check_arrays, like, update_of
@@ -19,7 +19,7 @@ class ControlVariates(Shift):
     Source: Karimireddy et al., ICML 2020, Algorithm 1, option II.
     """
 
-    reads = ControlTerms
+    reads = CONTROL_VARIATES
 
     def start(self, received: Arrays, kept: Arrays, sent: Mapping[str, Arrays]) -> "Control":
         """Return c_k, c and their difference."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fairbloom.errors import ReportableError
 from fairbloom.protocol import names as wire
 from fairbloom.protocol.settings import RunSettings
-from fairbloom.protocol.terms import DEMOGRAPHIC_PARITY, EQUAL_OPPORTUNITY, DisparityTerms, Terms
+from fairbloom.protocol.terms import DEMOGRAPHIC_PARITY, DISPARITY_STEP, EQUAL_OPPORTUNITY, Terms
 from fairbloom.tasks import Task
 from fairbloom.tasks.collated import BATCH, CollatedExamples
 from fairbloom.tasks.groups import find_two_groups
@@ -36,7 +36,7 @@ class DisparityStep(Rule):
     Source: Cui et al., NeurIPS 2021 (FCFL).
     """
 
-    reads = DisparityTerms
+    reads = DISPARITY_STEP
     reports = (wire.DISPARITY, wire.DISPARITY_HARD)
     replies = wire.ARRAYS_DISPARITY
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from fairbloom.protocol.terms import DynamicTerms
+from fairbloom.protocol.terms import DYNAMIC
 
 from ..device import in_double
 from .arrays import like, update_of
@@ -17,7 +17,7 @@ class DynamicRegularizer(Shift):
     Source: Acar et al., ICLR 2021, Algorithm 1.
     """
 
-    reads = DynamicTerms
+    reads = DYNAMIC
 
     def pull(self) -> float:
         """Return alpha."""

@@ -8,7 +8,7 @@ from torch import Tensor
 from fairbloom.errors import FairbloomError
 from fairbloom.imports import imported, is_import_string
 from fairbloom.protocol.settings import SettingsError
-from fairbloom.protocol.terms import OwnRuleTerms, Terms
+from fairbloom.protocol.terms import OWN_RULE, Terms
 
 from .base import Arrays, Corrector, StepsTaken
 
@@ -32,7 +32,7 @@ class ClientRule(Protocol):
 class OwnRule(Corrector):
     """A user's own rule at its client, found by its import string."""
 
-    reads = OwnRuleTerms
+    reads = OWN_RULE
 
     def __init__(self, terms: Terms, name: str) -> None:
         super().__init__(terms)

@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 
-from fairbloom.protocol.terms import PersonalTerms, Terms
+from fairbloom.protocol.terms import PERSONAL_MODEL, Terms
 from fairbloom.tasks.optimizers import SGD
 
 from ..states import PERSONAL, ClientStates, Version
@@ -17,7 +17,7 @@ class PersonalModel(Rule):
     Source: Li et al., ICML 2021 (Ditto), Algorithm 1.
     """
 
-    reads = PersonalTerms
+    reads = PERSONAL_MODEL
     keeps = PERSONAL
 
     @classmethod

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fairbloom.errors import ReportableError
-from fairbloom.protocol.terms import LossTerms, Terms
+from fairbloom.protocol.terms import LOSS_TRANSFORM, Terms
 
 from .base import Rule
 
@@ -14,7 +14,7 @@ from .base import Rule
 class PropFairLoss(Rule):
     """Minimises −log(M − f) in place of each mean loss f."""
 
-    reads = LossTerms
+    reads = LOSS_TRANSFORM
 
     def __init__(self, terms: Terms) -> None:
         super().__init__(terms)

@@ -1,6 +1,6 @@
 """The proximal term of FedProx, and of every other method that is asked for one."""
 
-from fairbloom.protocol.terms import ProximalTerms
+from fairbloom.protocol.terms import PROXIMAL
 
 from .base import Rule
 
@@ -11,7 +11,7 @@ class ProximalTerm(Rule):
     Source: Li et al., MLSys 2020 (FedProx), eq. 2.
     """
 
-    reads = ProximalTerms
+    reads = PROXIMAL
 
     def pull(self) -> float:
         """Return mu."""

@@ -8,7 +8,7 @@ from torch import Tensor
 from fairbloom.errors import ReportableError
 from fairbloom.protocol.rules import check_rule
 from fairbloom.protocol.settings import RunSettings
-from fairbloom.protocol.terms import Parameters, Terms
+from fairbloom.protocol.terms import Request, Terms
 
 from ..work import Transform, unchanged
 from .base import Rule
@@ -29,7 +29,7 @@ RULES: tuple[type[Rule], ...] = (
 )
 """The rules in their order: where several have the same hook, that of the first is called first."""
 
-_BY_PARAMETERS: Mapping[type[Parameters] | None, type[Rule]] = {rule.reads: rule for rule in RULES if rule.reads}
+_BY_PARAMETERS: Mapping[Request | None, type[Rule]] = {rule.reads: rule for rule in RULES if rule.reads}
 _BY_METRIC: Mapping[str, type[Rule]] = {name: rule for rule in RULES for name in rule.reports}
 
 Rules = tuple[Rule, ...]

@@ -3,7 +3,7 @@
 from typing import Any
 
 from fairbloom.protocol.names import SNAPSHOT
-from fairbloom.protocol.terms import SnapshotTerms, Terms
+from fairbloom.protocol.terms import SNAPSHOT_STEP, Terms
 
 from .base import Copy, Rule
 
@@ -14,7 +14,7 @@ class SnapshotRule(Rule):
     Source: Deng et al., NeurIPS 2020 (DRFA), Algorithm 1.
     """
 
-    reads = SnapshotTerms
+    reads = SNAPSHOT_STEP
     replies = SNAPSHOT
 
     def __init__(self, terms: Terms) -> None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from fairbloom.errors import ReportableError
 from fairbloom.protocol.settings import RunSettings
-from fairbloom.protocol.terms import FullBatchTerms, LocalOnlyTerms, MomentumTerms, StepCountTerms
+from fairbloom.protocol.terms import CLIENT_MOMENTUM, FULL_BATCH, LOCAL_ONLY, STEP_COUNT
 
 from ..work import LocalWork
 from .base import Rule
@@ -13,7 +13,7 @@ from .base import Rule
 class LocalOnly(Rule):
     """Takes no step on the global model, as with Local."""
 
-    reads = LocalOnlyTerms
+    reads = LOCAL_ONLY
 
     def replace_steps(self, work: LocalWork) -> LocalWork:
         """Return no step."""
@@ -23,7 +23,7 @@ class LocalOnly(Rule):
 class ClientMomentum(Rule):
     """Has SGD take the method's momentum in place of the run's, as FedFa's clients do."""
 
-    reads = MomentumTerms
+    reads = CLIENT_MOMENTUM
 
     @property
     def momentum(self) -> float | None:
@@ -41,7 +41,7 @@ class FullBatchStep(Rule):
     q-FedSGD and FCFL read the gradient off it.
     """
 
-    reads = FullBatchTerms
+    reads = FULL_BATCH
 
     def check(self, settings: RunSettings) -> None:
         """Raise FairbloomError where steps are not those of plain SGD."""
@@ -56,7 +56,7 @@ class FullBatchStep(Rule):
 class StepCount(Rule):
     """Takes a number of steps in place of epochs."""
 
-    reads = StepCountTerms
+    reads = STEP_COUNT
 
     def replace_steps(self, work: LocalWork) -> LocalWork:
         """Return this many steps."""
