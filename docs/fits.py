@@ -5,9 +5,19 @@
 
 import csv
 import io
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from fairbloom.rounds.fits import table
+from fairbloom.rounds.fits import (
+    MIXED_UPDATES,
+    OTHER_STEPS,
+    OTHER_WEIGHTS,
+    SERVER_MOMENTUM,
+    WEIGHT_DECAY,
+    WEIGHTING,
+    Option,
+    misfit,
+)
 from fairbloom.strategies import METHODS
 
 from .toy import strategy
@@ -15,6 +25,35 @@ from .toy import strategy
 PAGE = Path(__file__).with_name("training.md")
 TABLE = Path(__file__).parent / "data" / "fits.csv"
 HEAD = "<!-- written by docs/fits.py -->\n"
+
+ADAPTIVE_SERVER = Option('server_optimizer="adam"')
+
+OPTIONS = (
+    *(WEIGHTING, MIXED_UPDATES, OTHER_WEIGHTS, SERVER_MOMENTUM, ADAPTIVE_SERVER),
+    *(OTHER_STEPS, WEIGHT_DECAY, Option("proximal_mu"), Option("personal_lambda")),
+)
+"""The options in the order of the table's columns."""
+
+
+def table(methods: Mapping[str, tuple[Collection[str], str]]) -> tuple[list[list[str]], list[str]]:
+    """Return the rows of the table, heads first, and the reasons, which its cells number from 1.
+
+    `methods` has each method's needs, and what it says of its step that no longer holds with a server optimizer.
+    """
+    reasons: dict[str, int] = {}
+
+    def cell(needs: Collection[str], lost: str, option: Option) -> str:
+        need = misfit(needs, option)
+        turned = lost if option in (SERVER_MOMENTUM, ADAPTIVE_SERVER) else ""
+        if need is None and not turned:
+            return "yes"
+        reason = f"No: it {need.why}." if need else f"Yes, but this no longer holds: {turned}."
+        number = reasons.setdefault(reason, len(reasons) + 1)
+        return f"no ({number})" if need else f"yes ({number})"
+
+    rows = [[name, *(cell(needs, lost, option) for option in OPTIONS)] for name, (needs, lost) in methods.items()]
+    heads = ["method", *(f"`{option.name}`" if " " not in option.name else option.name for option in OPTIONS)]
+    return [heads, *rows], [*reasons]
 
 
 def format_table() -> tuple[str, str]:

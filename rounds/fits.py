@@ -20,8 +20,7 @@ PLAIN_SGD, ONE_MOMENTUM, WHOLE_UPDATES = "plain sgd", "one momentum", "whole upd
 REQUIREMENTS = frozenset({GRAM, GRAM_BY_ARRAY, EXACT_GRAM, ROSTER, PLAIN_SGD, ONE_MOMENTUM, WHOLE_UPDATES})
 """What a class may name in `requires`."""
 
-PRIOR_FREE, VARYING_WEIGHTS = "no prior", "varying weights"
-CORRECTED_SGD, PLAIN_LOSS = "corrected sgd", "plain loss"
+PRIOR_FREE, CORRECTED_SGD, PLAIN_LOSS = "no prior", "corrected sgd", "plain loss"
 CLIENT_MOMENTUM, OWN_WEIGHTS = "client momentum", "own weights"
 """What a method needs by what it is: see `Method.all_needs`."""
 
@@ -31,7 +30,6 @@ class Needing(Protocol):
 
     requires: frozenset[str]
     default_weighting: ClassVar[str | None]
-    control_variates: bool
 
     @property
     def weighs_by_prior(self) -> bool:
@@ -60,17 +58,11 @@ NEEDS: Mapping[str, Requirement] = {
         "{method} has no prior: leave {option} out, got {value!r}",
         lambda method: method.default_weighting is None,
     ),
-    VARYING_WEIGHTS: Requirement(
-        "computes new weights in each round",
-        "{option} = {value}: control variates need the same weights in every round, but {method} computes new ones: "
-        "leave {option} out, or choose FedAvg, FedProx, Ditto or PropFair",
-        lambda method: not method.weighs_by_prior,
-    ),
     WHOLE_UPDATES: Requirement(
         "keeps state on the clients that follows from their whole updates",
         "{option} = {value!r}: with {method}, clients keep state that follows from their whole updates: leave {option} "
         "out",
-        lambda method: WHOLE_UPDATES in method.requires or method.control_variates,
+        lambda method: WHOLE_UPDATES in method.requires,
     ),
     ONE_MOMENTUM: Requirement(
         "has a momentum of its own on the server",
@@ -120,20 +112,11 @@ class Option:
 
 
 WEIGHTING = Option("weighting", frozenset({PRIOR_FREE}))
-CONTROL_VARIATES = Option("control_variates", frozenset({VARYING_WEIGHTS}))
 MIXED_UPDATES = Option('defence="nnm"', frozenset({WHOLE_UPDATES}))
 SERVER_MOMENTUM = Option('server_optimizer="avgm"', frozenset({ONE_MOMENTUM}))
-ADAPTIVE_SERVER = Option('server_optimizer="adam"')
 OTHER_STEPS = Option("other client optimizer", frozenset({PLAIN_SGD, CORRECTED_SGD, CLIENT_MOMENTUM}))
 WEIGHT_DECAY = Option("weight-decay", frozenset({PLAIN_LOSS}))
 OTHER_WEIGHTS = Option('defence="krum"', frozenset({WHOLE_UPDATES, OWN_WEIGHTS}))
-PROXIMAL, PERSONAL = Option("proximal_mu"), Option("personal_lambda")
-
-OPTIONS = (
-    *(WEIGHTING, MIXED_UPDATES, OTHER_WEIGHTS, SERVER_MOMENTUM, ADAPTIVE_SERVER),
-    *(CONTROL_VARIATES, OTHER_STEPS, WEIGHT_DECAY, PROXIMAL, PERSONAL),
-)
-"""The options in the order of the table's columns."""
 
 
 def misfit(needs: Collection[str], option: Option) -> Requirement | None:
@@ -145,24 +128,3 @@ def check_fit(method: str, needs: Collection[str], option: Option, name: str, va
     """Raise ValueError where an option, given under this name with this value, changes what a method needs."""
     if (need := misfit(needs, option)) is not None:
         raise ValueError(need.refusal.format(method=method, option=name, value=value))
-
-
-def table(methods: Mapping[str, tuple[Collection[str], str]]) -> tuple[list[list[str]], list[str]]:
-    """Return the rows of the table, heads first, and the reasons, which its cells number from 1.
-
-    `methods` has each method's needs, and what it says of its step that no longer holds with a server optimizer.
-    """
-    reasons: dict[str, int] = {}
-
-    def cell(needs: Collection[str], lost: str, option: Option) -> str:
-        need = misfit(needs, option)
-        turned = lost if option in (SERVER_MOMENTUM, ADAPTIVE_SERVER) else ""
-        if need is None and not turned:
-            return "yes"
-        reason = f"No: it {need.why}." if need else f"Yes, but this no longer holds: {turned}."
-        number = reasons.setdefault(reason, len(reasons) + 1)
-        return f"no ({number})" if need else f"yes ({number})"
-
-    rows = [[name, *(cell(needs, lost, option) for option in OPTIONS)] for name, (needs, lost) in methods.items()]
-    heads = ["method", *(f"`{option.name}`" if " " not in option.name else option.name for option in OPTIONS)]
-    return [heads, *rows], [*reasons]

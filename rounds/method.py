@@ -27,9 +27,6 @@ from .states import States
 from .updates import FloatArray as FloatArray
 from .updates import Layout, Model, Vectors
 
-WEIGHTS_PAIR = ("fixed_weights", "weigh")
-"""What says whether weights are the prior, and what computes them."""
-
 NEGATIVE_WEIGHTS = "negative-weights"
 """A method that declares this in `reports` reports how many of its coefficients are negative."""
 
@@ -78,9 +75,6 @@ class Method:
         Share of the mean squared step that "adam" and "yogi" keep.
     server_optimizer_tau
         What "adagrad", "adam" and "yogi" add to the root of the squared steps.
-    control_variates
-        Whether clients correct their steps by control variates, which they and the server keep, as in SCAFFOLD. Methods
-        whose weights change from round to round refuse it: the correction presumes the weights that it was made with.
     client_rule : import string, default none
         Names a class of the user's, as my_module:MyRule, that corrects clients' local steps by what they keep between
         rounds. The run's setting of the same name must say the same.
@@ -175,9 +169,6 @@ class Method:
         self.server_optimizer = ServerOptimizer.of({**plain, LR: options.get(LR)})
         if self.server_optimizer is not None and self.server_optimizer.name == AVGM:
             self.check_fit(fits.SERVER_MOMENTUM, "server_optimizer", AVGM)
-        self.control_variates: bool = plain["control_variates"]
-        if self.control_variates:
-            self.check_fit(fits.CONTROL_VARIATES, "control_variates", True)
         self.client_rule: str = plain["client_rule"]
         self.max_growth: float = plain["max_growth"]
         self.loss_limit: float = plain["loss_limit"]
@@ -257,16 +248,9 @@ class Method:
         return self.second not in ("", SNAPSHOT)
 
     @property
-    def fixed_weights(self) -> bool:
-        """Whether its weights are the prior in every round, so that clients may use control variates."""
-        return False
-
-    @property
     def weighs_by_prior(self) -> bool:
-        """Whether `fixed_weights` is True of `weigh` as it is: a subclass that weighs otherwise has to say so again."""
-        order = type(self).__mro__
-        says, weighs = (next(n for n, each in enumerate(order) if name in vars(each)) for name in WEIGHTS_PAIR)
-        return self.fixed_weights and says <= weighs
+        """Whether its weights are the prior in every round, so that a defence may replace them."""
+        return False
 
     @property
     def keeps_states(self) -> bool:
@@ -333,7 +317,6 @@ class Method:
             proximal_mu=self.proximal_mu,
             personal_lambda=self.personal_lambda if personal else None,
             personal_epochs=1 if personal else None,
-            control_variates=self.control_variates,
             client_rule=self.client_rule,
         )
 
@@ -375,11 +358,11 @@ class Method:
             "first-counts": dict(self.progress.first_counts),
             "lengths": self.progress.lengths.state_dict(),
         }
-        state |= {"average": self.progress.average.state_dict()} if self.average_models else {}
+        state |= {"average": dict(vars(self.progress.average))} if self.average_models else {}
         state |= {"roster": dict(self.progress.roster)} if fits.ROSTER in self.requires else {}
         if self.server_optimizer is not None:
             state[SERVER_OPTIMIZER] = state_of(self.server_optimizer, self.progress.moments)
-        state |= {"states": self.progress.states.state_dict()} if self.keeps_states else {}
+        state |= {"states": dict(vars(self.progress.states))} if self.keeps_states else {}
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -407,9 +390,9 @@ class Method:
             },
             first_counts=dict(state["first-counts"]),
             lengths=Lengths.of_state(state["lengths"]),
-            average=Average.of_state(state["average"]) if self.average_models and "average" in state else Average(),
+            average=Average(**state["average"]) if self.average_models and "average" in state else Average(),
             roster=dict(state.get("roster", {})),
             moments=moments_of(state.get(SERVER_OPTIMIZER), self.server_optimizer),
-            states=States.of_state(state["states"]) if "states" in state else States(),
+            states=States(**state["states"]) if "states" in state else States(),
         )
         self.memory = copy.deepcopy(state["memory"])

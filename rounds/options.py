@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypedDict, get_type_hints
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol import options as of_runs
 from fairbloom.protocol.names import ARRAYS, CONFIG, NUM_EXAMPLES
-from fairbloom.protocol.parameters import Default, Parameter, Range, annotated, arguments_of, readable_signature
+from fairbloom.protocol.parameters import Default, Parameter, Range, annotated, arguments_of
 
 Aggregate = Callable[[list[Any], str], Any]
 """(Flower's RecordDicts of the used replies, the name of their weight) → a MetricRecord."""
@@ -34,7 +34,6 @@ class OptionsWithoutPrior(TypedDict, total=False):
     server_optimizer_beta1: of_runs.Beta1
     server_optimizer_beta2: of_runs.Beta2
     server_optimizer_tau: of_runs.Tau
-    control_variates: of_runs.ControlVariates
     client_rule: of_runs.ClientRule
     max_growth: of_runs.MaxGrowth
     loss_limit: of_runs.LossLimit
@@ -93,5 +92,4 @@ def checking(construct: Callable[..., None]) -> Callable[..., None]:
                 "super().__init__(**options): call it first"
             )
 
-    vars(checked)["__signature__"] = readable_signature(construct)
     return checked

@@ -60,7 +60,6 @@ TOGETHER: list[dict[str, Any]] = [
     {"server-optimizer": "avgm", "method": "fedfa"},
     {"weighting": "uniform", "method": "fedfv"},
     {"weighting": "examples", "method": "qfedavg"},
-    {"control-variates": True, "method": "fedfv"},
     {"momentum": 0.9, "method": "scaffold"},
     {"proximal-mu": 0.5, "method": "fedprox"},
     {"attackers": "a"},
