@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 from numbers import Integral, Real
-from typing import Annotated, Any, Unpack, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_origin
 
 from fairbloom.errors import FairbloomError, did_you_mean
 
@@ -290,20 +290,6 @@ def arguments_of(function: Callable[..., Any]) -> Mapping[str, Parameter | None]
         return {}
     named = [each for each in found if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)]
     return {each.name: annotated(each.name, each.annotation, None) for each in named}
-
-
-def readable_signature(function: Callable[..., Any]) -> inspect.Signature:
-    """Return a signature as `help` shows it well: with types alone, without what else annotations declare."""
-    signature = inspect.signature(function)
-    try:
-        hints = get_type_hints(function)
-    except NameError:  # of names that only a type checker imports
-        return signature
-    plain = {name: get_args(hint)[0] if get_origin(hint) is Unpack else hint for name, hint in hints.items()}
-    parameters = [
-        each.replace(annotation=plain.get(each.name, each.annotation)) for each in signature.parameters.values()
-    ]
-    return signature.replace(parameters=parameters, return_annotation=plain.get("return", signature.return_annotation))
 
 
 def described(docstring: str) -> dict[str, str]:

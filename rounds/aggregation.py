@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
 
 import numpy as np
 
@@ -128,27 +127,18 @@ def compute_coefficients(method: Method, cohort: Cohort) -> FloatArray:
     return coefficients.astype(np.float64, copy=False)
 
 
-class Defended(NamedTuple):
-    """The coefficients of a round's rows; and, behind a defence, what the method returned and saw, and the mixing.
+def defended(method: Method, cohort: Cohort) -> tuple[FloatArray, FloatArray, Cohort, FloatArray | None]:
+    """Return the coefficients of a round's rows; those of the mixed rows; the cohort that the method saw; the mixing.
 
-    `own` are the coefficients of the mixed rows, which the method returned; `seen` is the cohort that it saw, and
-    `mixing` the matrix that mixed the rows, None where they are not mixed.
+    The last is the matrix by which a defence mixed the rows, None where they are not mixed. Errors are those of
+    `compute_coefficients`.
     """
-
-    coefficients: FloatArray
-    own: FloatArray
-    seen: Cohort
-    mixing: FloatArray | None
-
-
-def defended(method: Method, cohort: Cohort) -> Defended:
-    """Return the coefficients of a round; errors are those of `compute_coefficients`."""
     defence = method.defence
     mixing = defence.mixing(cohort) if defence else None
     seen = cohort if mixing is None else mixed(cohort, mixing)
     replaced = defence.weights(cohort) if defence else None
     own = compute_coefficients(method, seen) if replaced is None else replaced
-    return Defended(own if mixing is None else own @ mixing, own, seen, mixing)
+    return own if mixing is None else own @ mixing, own, seen, mixing
 
 
 def absurd_metric(cohort: Cohort) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
@@ -28,12 +28,3 @@ class Average:
             return last
         means = {name: np.asarray(total / self.rounds, last[name].dtype) for name, total in self.sums.items()}
         return {name: means.get(name, array) for name, array in last.items()}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the sum as numbers, arrays and dicts."""
-        return {"rounds": self.rounds, "sums": dict(self.sums)}
-
-    @classmethod
-    def of_state(cls, state: Mapping[str, Any]) -> Self:
-        """Return what `state_dict` returned."""
-        return cls(state["rounds"], dict(state["sums"]))

@@ -1,16 +1,16 @@
 """The seam between a round and those who compute it: Flower's nodes, or clients in this process."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fairbloom.protocol.names import SNAPSHOT
 from fairbloom.protocol.terms import Terms
 
-from .memory import Memory
 from .refusals import Refusals
 from .updates import FloatArray, Layout, Model, Updates, Vectors
 
@@ -26,21 +26,26 @@ NOTHING: Mapping[str, Model] = MappingProxyType({})
 class Replies:
     """The replies of a round's evaluation: what the usable ones report, and why others cannot be used, by name.
 
-    `more_sent` and `more_received` are extra bytes: frozen arrays and repeated messages. Arrays that a round changes
-    are counted elsewhere. `hostile` are the clients that attack in an experiment: means leave them out.
+    `bytes_sent` is the size of all arrays that went out, `sizes` that of those in each reply, as messages hold them.
+    `hostile` are the clients that attack in an experiment: means leave them out.
     """
 
     metrics: Reports
     refused: Refusals
     missing: tuple[str, ...] = ()
-    more_sent: int = 0
-    more_received: int = 0
+    bytes_sent: int = 0
+    sizes: Mapping[str, int] = field(default_factory=dict)
     hostile: frozenset[str] = frozenset()
 
     @property
     def names(self) -> tuple[str, ...]:
         """The clients with usable replies, in the order of names."""
         return tuple(self.metrics)
+
+    @property
+    def bytes_received(self) -> int:
+        """The size of the arrays in the usable replies."""
+        return sum(self.sizes.get(name, 0) for name in self.metrics)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,28 +66,22 @@ class Trained(Replies):
         refused: Refusals,
         missing: Sequence[str] = (),
         second: str = "",
-        rows: int | None = None,
-        memory: Memory | None = None,
+        matrices: Sequence[NDArray[Any]] = (),
         hostile: frozenset[str] = frozenset(),
     ) -> Self:
         """Return an object without replies yet; `second` names the record of each reply's second model.
 
-        With `rows`, up to so many flat models are written into matrices, and `memory` decides where these lie; without,
-        models are added as they are.
+        Flat models are written into the rows of the `matrices`, where there are some; else models are added as they
+        are.
         """
-
-        def updates(layout: Layout, of: str = "") -> Updates:
-            room = memory or Memory()
-            matrix = None if rows is None else room.matrix(rows, layout.size, layout.dtype, of=2 if second else 1)
-            return Updates(layout, matrix, of)
-
+        first, other = matrices or (None,), matrices[1:] or (None,)
         return cls(
             metrics={},
             refused=refused,
             missing=tuple(missing),
             hostile=hostile,
-            updates=updates(layout),
-            second=updates(layout_of_second(layout, second), second) if second else None,
+            updates=Updates(layout, first[0]),
+            second=Updates(layout_of_second(layout, second), other[0], second) if second else None,
         )
 
     def add(self, name: str, report: dict[str, float], arrays: Model, second: Model) -> None:

@@ -155,14 +155,6 @@ class Cohort:
         return self.declared_roster
 
     @property
-    def updates(self) -> FloatArray:
-        """Raise MethodError: a method sees no updates."""
-        raise MethodError(
-            "a method sees no updates: weigh them by their inner products, cohort.gram, their lengths, "
-            "cohort.squared_norms, or by what clients report, cohort.metrics"
-        )
-
-    @property
     def losses(self) -> FloatArray:
         """F_k, the loss of the received model on each client's whole training set, shape (m,)."""
         return self.metrics[LOSS_BEFORE]

@@ -8,8 +8,10 @@ A weighing defence replaces the weights of the average.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .cohort import Cohort
 from .updates import FloatArray, Vectors
@@ -176,7 +178,8 @@ def trimmed_mean(vectors: Vectors, tolerance: int) -> tuple[FloatArray, FloatArr
     """
     m = len(vectors)
     mean, weights = np.empty(vectors.size), np.zeros(m)
-    for place, values in vectors.chunks(True):
+
+    def take(place: slice, values: NDArray[Any]) -> FloatArray:
         middle = np.sort(values, axis=0)[tolerance : m - tolerance]
         mean[place] = middle.mean(axis=0)
         used = ((middle[0] < values) & (values < middle[-1])).astype(np.float64)
@@ -184,5 +187,8 @@ def trimmed_mean(vectors: Vectors, tolerance: int) -> tuple[FloatArray, FloatArr
         for end in (middle[0], middle[-1]):
             equal = values == end
             used += equal * (ends * (middle == end).sum(axis=0) / equal.sum(axis=0))
-        weights += used.sum(axis=1)
+        return np.asarray(used.sum(axis=1))
+
+    for weight in vectors.each_chunk(True, take):
+        weights += weight
     return mean, weights / (vectors.size * (m - 2 * tolerance))

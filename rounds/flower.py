@@ -33,13 +33,12 @@ from .records import (
     read_honoured,
     record_of,
     reported,
-    size_of_record,
+    size_of,
     usable_arrays,
     usable_second,
 )
 from .refusals import Refusals
 from .roster import Roster
-from .round import size_on_the_wire
 from .screening import usable_evaluation, usable_metrics
 from .updates import Layout, Model
 
@@ -242,7 +241,6 @@ class FlowerClients:
         for name in names:
             asked = terms.of_client(name).to_config()
             self._training.messages[name] = self._message(MessageType.TRAIN, name, arrays, asked, vectors)
-        self._training.more_sent = len(names) * self._size_of_frozen(self._layout.arrays)
         return list(self._training.messages.values())
 
     def trained(self, replies: Iterable[Message]) -> Trained:
@@ -256,19 +254,18 @@ class FlowerClients:
         contents = self._take(asked, replies, refused)
         honours = self._honoured_by(contents)
         trained = Trained.empty(self._layout, refused=refused, missing=asked.missing, second=method.second)
-        more_received: dict[str, int] = {}
         for name, content in contents:
             try:
                 check_honoured(self._work, honours[name])
                 report = usable_metrics(reported(content), method.weighted_by_key, method.needs)
-                second, ignored = usable_second(content, method.second, trained.second)
+                second = usable_second(content, method.second, trained.second)
                 arrays = usable_arrays(content, method.arrayrecord_key, self._layout, method.second)
                 trained.add(name, report, arrays, second)
-                more_received[name] = self._size_of_frozen(arrays) + self._size_of_frozen(second) + ignored
             except ValueError as reason:
                 refused.add(name, reason)
         screen_updates(method, trained, asked.server_round)
-        return replace(trained, more_sent=asked.more_sent, more_received=sum(more_received[n] for n in trained.names))
+        sizes = {name: size_of(content) for name, content in contents}
+        return replace(trained, bytes_sent=asked.bytes_sent, sizes=sizes)
 
     def _honoured_by(self, contents: Sequence[tuple[str, RecordDict]]) -> dict[str, frozenset[str]]:
         """Return which terms each client honours, by its reply and by what its node answers when asked.
@@ -306,8 +303,6 @@ class FlowerClients:
         for name in names:
             config = asked if terms.measure and name in participants else plain
             self._evaluation.messages[name] = self._message(MessageType.EVALUATE, name, arrays, config)
-        if self._method.frozen:
-            self._evaluation.more_sent = len(names) * self._size_of_frozen(model_of(arrays))
         return list(self._evaluation.messages.values())
 
     def evaluated(self, replies: Iterable[Message]) -> Replies:
@@ -319,7 +314,7 @@ class FlowerClients:
                 reports[name] = usable_evaluation(reported(content), self._method.weighted_by_key)
             except ValueError as reason:
                 refused.add(name, reason)
-        return Replies(metrics=reports, refused=refused, missing=tuple(asked.missing), more_sent=asked.more_sent)
+        return Replies(metrics=reports, refused=refused, missing=tuple(asked.missing), bytes_sent=asked.bytes_sent)
 
     def keep(self, since: int) -> None:
         """Do nothing: deployed clients store what they keep before they reply."""
@@ -381,12 +376,7 @@ class FlowerClients:
             named = ConfigRecord({**content.config_records[config], FROZEN: self._digest})
             message.content = RecordDict({**content, config: named})
             if message.metadata.dst_node_id in self._have_frozen:
-                changing = ArrayRecord({name: each for name, each in whole.items() if name not in frozen})
-                message.content[arrays] = changing
-                asked.more_sent -= size_of_record(whole) - size_of_record(changing)
-
-    def _size_of_frozen(self, arrays: Model) -> int:
-        return sum(size_on_the_wire(arrays[name]) for name in self._method.frozen if name in arrays)
+                message.content[arrays] = ArrayRecord({n: each for n, each in whole.items() if n not in frozen})
 
     def _note_debts(self, exchange: "Exchange") -> None:
         for name in exchange.missing:
@@ -407,19 +397,23 @@ class FlowerClients:
 class Exchange:
     """The Flower messages of one phase of a round, and which were answered, by client name.
 
-    `strays` are the ids of late replies to other messages. `more_sent` counts bytes as `Replies` does.
+    `strays` are the ids of late replies to other messages.
     """
 
     server_round: int = 0
     messages: dict[str, Message] = field(default_factory=dict)
     answered: set[str] = field(default_factory=set)
     strays: set[str] = field(default_factory=set)
-    more_sent: int = 0
 
     @property
     def missing(self) -> list[str]:
         """The clients that were sent a message and did not answer, in the order of names."""
         return sorted(set(self.messages) - self.answered)
+
+    @property
+    def bytes_sent(self) -> int:
+        """The size of all arrays in the messages."""
+        return sum(size_of(message.content) for message in self.messages.values())
 
     def sort(
         self, replies: Iterable[Message], online: Mapping[str, int], refused: Refusals

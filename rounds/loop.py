@@ -29,12 +29,11 @@ from .fits import ROSTER
 from .method import Method
 from .refusals import NotFiniteMetricError
 from .roster import sample, share
-from .round import Round, size_on_the_wire
+from .round import Round
 from .screening import (
     Usual,
     check_model,
     check_step,
-    explain_not_finite,
     out_of_proportion,
     screen_buffers,
     screen_lengths,
@@ -52,10 +51,6 @@ Metrics = dict[str, Any]
 
 class NothingLearnedError(FairbloomError):
     """A run without any step; the message says what the clients lack and what to do."""
-
-
-class DivergedError(NothingLearnedError):
-    """A run without steps because replies hold numbers that are not finite."""
 
 
 class Rounds:
@@ -103,12 +98,10 @@ class Rounds:
         self._trained: Replies | None = None
         self._evaluated: Replies | None = None
         self._asked_to_evaluate: list[str] = []
-        self._in_second: Sequence[str] = ()
-        self._probed, self._more_probed = 0, 0
+        self._bytes_of_probe = 0
         self._coefficients: dict[str, float] = {}
         self._left_out: tuple[str, ...] = ()
         self._sent: Mapping[str, float] = {}
-        self._vector_bytes = 0
         self._state_rounds: Mapping[str, int] = {}
         self._lost_states: tuple[str, ...] = ()
 
@@ -173,7 +166,6 @@ class Rounds:
             check_row(method, f"an update of round {kept.round}", row.size, layout)
             sent[record] = layout.arrays_of(row.blocks[0][0] * factor)
         self._sent = {record: factor for record, (_, factor) in sends.items()}
-        self._vector_bytes = sum(size_on_the_wire(array) for arrays in sent.values() for array in arrays.values())
         return sent
 
     def train(self, number: int, trained: Trained) -> tuple[Model | None, Metrics]:
@@ -189,10 +181,8 @@ class Rounds:
         method = self._method
         # Without the updates, which are as large as all models: they are no longer needed once the step is taken.
         self._trained = Replies(**{each.name: getattr(trained, each.name) for each in fields(Replies)})
-        self._in_second = () if trained.second is None else tuple(trained.second.layout.arrays)
         usual = self._screen(number, trained)
         trained.refused.log()
-        broken = explain_not_finite(trained, number)
         method.progress.finished_rounds = number
         after: Model | None = None
         reported: Metrics = {}
@@ -202,13 +192,11 @@ class Rounds:
                 after, reported = self._take(number, trained, usual)
             except NoStepError as reason:
                 why = str(reason)
-        elif broken:
-            why = broken
         if method.keeps_states:
             self._note_states(number, () if after is None else trained.names)
         self._why = why
         if why:
-            said = not usual and not trained.missing and not broken and trained.refused.count  # in the lines before
+            said = not usual and not trained.missing and trained.refused.count  # in the lines before
             log.warning("round %d is skipped, and the model stays as it is%s", number, "" if said else f": {why}")
         self._count(number, why)
         reported |= {STATES_LOST: len(self._lost_states)} if method.keeps_states else {}
@@ -313,11 +301,6 @@ class Rounds:
         for name, reason in (evaluated.refused.reasons if evaluated else {}).items():
             reasons[name] = "; ".join([*([reasons[name]] if name in reasons else []), f"evaluation: {reason}"])
         hostile = trained.hostile.union(evaluated.hostile if evaluated else ())
-        frozen = frozenset(self._method.frozen)
-        sizes = {name: size_on_the_wire(array) for name, array in model.items() if name not in frozen}
-        size = sum(sizes.values())
-        size_of_second = sum(sizes.get(name, 0) for name in self._in_second)
-        more_sent = trained.more_sent + self._more_probed + (evaluated.more_sent if evaluated else 0)
         return Round(
             number=number,
             participants=tuple(self._draws) if self._answered else (),
@@ -336,10 +319,8 @@ class Rounds:
             evaluations=evaluated.metrics if evaluated else {},
             hostile=hostile,
             clients=len(self.online) + len(self._away) - len(hostile),
-            bytes_sent=size * (len(self._draws) + self._probed + len(self._asked_to_evaluate))
-            + self._vector_bytes * len(self._draws)
-            + more_sent,
-            bytes_received=(size + size_of_second) * len(trained.names) + trained.more_received,
+            bytes_sent=trained.bytes_sent + self._bytes_of_probe + (evaluated.bytes_sent if evaluated else 0),
+            bytes_received=trained.bytes_received,
         )
 
     # Parts ----------------------------------------------------------------------------------------------------------
@@ -502,26 +483,16 @@ class Rounds:
             return {}
         free = self._training(self.clients.free())
         names = sample(free, min(self._draws.total(), len(free)), self._method.seed, "losses", cohort.round)
-        self._probed = len(names)
         terms = Terms(server_round=cohort.round, measure=(TRAIN_LOSS,))
         replies = self.clients.evaluate(names, model, terms, names)
-        self._more_probed = replies.more_sent
-        losses, refused = self._screen_probed(replies)
-        for name, why in refused.items():
-            trained.refused.add(name, f"loss at the snapshot: {why}")
-        return losses
-
-    def _screen_probed(self, replies: Replies) -> tuple[Probed, Mapping[str, str]]:
-        losses = {name: report[TRAIN_LOSS] for name, report in replies.metrics.items() if TRAIN_LOSS in report}
+        self._bytes_of_probe = replies.bytes_sent
+        told = {name: {TRAIN_LOSS: each[TRAIN_LOSS]} for name, each in replies.metrics.items() if TRAIN_LOSS in each}
         missing = f"metric {TRAIN_LOSS!r} is missing or no finite number"
-        reports = {name: {TRAIN_LOSS: loss} for name, loss in losses.items()}
-        too_large = out_of_proportion(reports, {TRAIN_LOSS}, self._method.loss_limit)
-        refused = {
-            **replies.refused.reasons,
-            **dict.fromkeys(replies.metrics.keys() - losses.keys(), missing),
-            **too_large,
-        }
-        return {name: loss for name, loss in losses.items() if name not in too_large}, refused
+        silent = replies.metrics.keys() - told.keys()
+        too_large = out_of_proportion(told, {TRAIN_LOSS}, self._method.loss_limit)
+        for name, why in {**replies.refused.reasons, **dict.fromkeys(silent, missing), **too_large}.items():
+            trained.refused.add(name, f"loss at the snapshot: {why}")
+        return {name: each[TRAIN_LOSS] for name, each in told.items() if name not in too_large}
 
     def _summed_up(self, asked: int, replies: Replies) -> Metrics:
         honest = {name: report for name, report in replies.metrics.items() if name not in replies.hostile}

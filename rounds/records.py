@@ -40,9 +40,9 @@ def frozen_digest(content: RecordDict) -> str:
     return said if isinstance(said, str) else ""
 
 
-def size_of_record(arrays: ArrayRecord) -> int:
-    """Return the bytes of the arrays of a record."""
-    return sum(len(array.data) for array in arrays.values())
+def size_of(content: RecordDict) -> int:
+    """Return the bytes of all arrays in a message."""
+    return sum(len(array.data) for record in content.array_records.values() for array in record.values())
 
 
 def name_in(reply: Message) -> str:
@@ -118,23 +118,22 @@ def usable_arrays(content: RecordDict, key: str, layout: Layout, second: str = "
     return _readable(_only(content.array_records, key, "ArrayRecord", second), layout)
 
 
-def usable_second(content: RecordDict, record: str, into: Updates | None) -> tuple[Model, int]:
-    """Return the second model of a reply, checked as a first one is, and the bytes of arrays that are ignored.
+def usable_second(content: RecordDict, record: str, into: Updates | None) -> Model:
+    """Return the second model of a reply, checked as a first one is.
 
     Of a record that is no snapshot, arrays that are no part of an update are ignored.
     """
     if into is None:
-        return {}, 0
+        return {}
     if record not in content.array_records:
         which = ", the model after `snapshot-step` of the `local-steps` steps" if record == SNAPSHOT else ""
         raise ValueError(f"ArrayRecord {record!r} is missing{which}: {advice_on([record])}")
     received, layout = content.array_records[record], into.layout
     used = {name: array for name, array in received.items() if record == SNAPSHOT or name in layout.arrays}
     try:
-        arrays = _readable(used, layout)
+        return _readable(used, layout)
     except ValueError as error:
         raise ValueError(f"ArrayRecord {record!r}: {error}") from error
-    return arrays, sum(len(array.data) for name, array in received.items() if name not in used)
 
 
 def _readable(record: Mapping[str, Array], layout: Layout) -> Model:

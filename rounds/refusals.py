@@ -53,10 +53,6 @@ class Refusals:
             them = f" ({listed(names)})" if len(names) > 1 else ""
             log.warning("refused %s%s: %s", who, them, reason)
 
-    def explain(self, name: str, words: str) -> None:
-        """Add the cause to the last reason of a client that is refused already."""
-        self._reasons[name][-1] += f"; {words}"
-
     @property
     def reasons(self) -> dict[str, str]:
         """The reasons by client, in the order of names."""

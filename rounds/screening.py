@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 
 from fairbloom.errors import FairbloomError
-from fairbloom.logs import log
 from fairbloom.protocol.names import (
     ACCURACY,
     DISPARITY,
@@ -379,28 +378,8 @@ def check_step(method: Method, layout: Layout, step: float, longest_update: floa
 # Models -------------------------------------------------------------------------------------------------------------
 
 
-def explain_not_finite(trained: Trained, server_round: int) -> str:
-    """Return what is wrong with the received model where replies are not finite because of it, else "".
-
-    The reasons of these replies say so then: no client is to be blamed for a model that another one broke.
-    """
-    names = [*trained.refused.not_finite]
-    if not names or (len(names) == 1 and trained.names):  # of one among several, it is that client's fault
-        return ""
-    layout = trained.updates.layout
-    words = describe_broken({name: layout.finite_part(name, array) for name, array in layout.arrays.items()})
-    if words:
-        log.error("round %d: %s", server_round, words)
-        for name in names:
-            trained.refused.explain(name, words)
-    return words
-
-
 def check_model(method: Method, model: Model) -> None:
-    """Raise BrokenModelError where what is trained of the first model is not finite, or where it has integers alone.
-
-    Log where it is broken but finite.
-    """
+    """Raise BrokenModelError where what is trained of the first model is not finite, or where it has integers alone."""
     if model and all(array.dtype.kind in "iub" for array in model.values()):
         arrays = ", ".join(f"{name} ({array.dtype})" for name, array in model.items())
         raise BrokenModelError(
@@ -412,20 +391,10 @@ def check_model(method: Method, model: Model) -> None:
     statistics = [name for name in model if name.endswith(STATISTICS)]
     untrained = {*method.frozen, *(statistics if method.buffers is None else method.buffers)}
     finite = {name: array[np.isfinite(array)] if name in untrained else array for name, array in model.items()}
-    words = describe_broken(finite)
-    if not all(np.isfinite(array).all() for array in finite.values()):
-        raise BrokenModelError(
-            f"no client can train: {words}. A constant that nobody trains, as a mask, is a buffer (register_buffer) of "
-            "a model of PyTorch; name others by frozen=(…,) or buffers=(…,) of the strategy"
-        )
-    if words:
-        log.error("%s", words)
-
-
-def describe_broken(model: Model) -> str:
-    """Return in words that a global model is not finite, or far too large, and in which array; "" where it is not."""
-    floats = {name: array for name, array in model.items() if array.dtype.kind == "f"}
-    largest = {name: float(np.abs(array).max(initial=0.0)) for name, array in floats.items()}
-    # where training fails with a larger parameter, the model is the reason
-    worst = next((name for name, value in largest.items() if not value <= 1e6), "")
-    return f"the global model is broken: array {worst!r} has an entry of {largest[worst]:g}" if worst else ""
+    for name, array in finite.items():
+        if not np.isfinite(array).all():
+            raise BrokenModelError(
+                f"no client can train: array {name!r} has an entry of {array[~np.isfinite(array)][0]:g}. A constant "
+                "that nobody trains, as a mask, is a buffer (register_buffer) of a model of PyTorch; name others by "
+                "frozen=(…,) or buffers=(…,) of the strategy"
+            )

@@ -6,7 +6,6 @@ used. So a reply that was refused or lost, and a server that goes back a round, 
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from fairbloom.protocol.names import STATE_ROUND
 
@@ -64,12 +63,3 @@ class States:
                 )
         trained.refuse(reasons)
         return tuple(lost)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return it as a checkpoint holds it; `of_state` reads it."""
-        return {"rounds": dict(self.rounds), "losses": dict(self.losses)}
-
-    @classmethod
-    def of_state(cls, state: Mapping[str, Any]) -> "States":
-        """Return what `state_dict` returned."""
-        return cls(dict(state["rounds"]), dict(state["losses"]))

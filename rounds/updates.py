@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import threading
 from bisect import bisect_right
@@ -41,8 +40,9 @@ EXACT_NUMBERS = 2_000_000
 """Up to this many numbers (rows · columns) are multiplied in float64; beyond, in the model's own dtype within a chunk,
 and summed over chunks in float64: 1.5e-7 in a cosine, at a fraction of the time."""
 
-ALIKE_SHARE = 1e-5
-"""Squared distance of two vectors, relative to their squared lengths, from which on they are surely not equal."""
+ALIKE_SHARE = 1e-13, 1e-6
+"""Squared distance of two vectors, relative to the smaller of their squared lengths, up to which products in float64,
+and in the model's own dtype, tell them apart by rounding alone."""
 
 MAX_ENTRY = 1e150
 """Entries of float64 updates beyond this have no finite square, so the reply is refused."""
@@ -92,7 +92,7 @@ class Vectors:
 
     def __len__(self) -> int:
         """Return m, the number of vectors."""
-        return len(self.blocks[0]) if len(self.blocks) == 1 else sum(map(len, self.blocks))
+        return sum(map(len, self.blocks))
 
     @classmethod
     def below(cls, parts: Sequence[Vectors]) -> Vectors:
@@ -107,8 +107,7 @@ class Vectors:
         row = place
         for block in self.blocks:
             if row < len(block):
-                only = block.only(row) if isinstance(block, Borrowed) else block[row : row + 1]
-                return Vectors((only,), self.extreme)
+                return Vectors((block[row : row + 1],), self.extreme)
             row -= len(block)
         raise IndexError(place)
 
@@ -122,37 +121,30 @@ class Vectors:
         """Whether products are made in float64, since there are so few numbers, or extreme ones."""
         return self.extreme or len(self) * self.size <= EXACT_NUMBERS
 
-    def chunks(self, exact: bool) -> Iterator[tuple[slice, NDArray[Any]]]:
-        """Yield CHUNK_COLUMNS of all rows at a time, shape (m, ≤ CHUNK_COLUMNS); in float64 if `exact`."""
-        dtype = np.dtype(np.float64) if exact else self.blocks[0].dtype
-        if (matrix := self._as_they_lie(dtype)) is not None:
-            for place in places(self.size):
-                yield place, matrix[:, place]
-            return
-        buffer = np.empty((len(self), min(CHUNK_COLUMNS, self.size)), dtype)
-        for place in places(self.size):
-            yield place, self._columns(place, buffer)
-
     def each_chunk(self, exact: bool, work: Callable[[slice, NDArray[Any]], T]) -> Iterator[T]:
-        """Yield what `work` makes of the chunks, in their order.
+        """Yield what `work` makes of CHUNK_COLUMNS of all rows at a time, shape (m, ≤ CHUNK_COLUMNS), in their order.
 
-        Threads, one for each processor core, compute borrowed updates, where there are many.
+        They are in float64 if `exact`. Threads, one for each processor core, compute borrowed updates, where there are
+        many.
         """
-        few = self.size <= CHUNKS_PER_TASK * CHUNK_COLUMNS
-        if few or not any(isinstance(block, Borrowed) for block in self.blocks):
-            for place, chunk in self.chunks(exact):
-                yield work(place, chunk)
-            return
         dtype = np.dtype(np.float64) if exact else self.blocks[0].dtype
+        (only, *more) = self.blocks
+        as_they_lie = None if more or isinstance(only, Borrowed) or only.dtype != dtype else only
         buffers = threading.local()
 
-        def compute(several: Sequence[slice]) -> list[T]:
+        def compute(place: slice) -> T:
+            if as_they_lie is not None:
+                return work(place, as_they_lie[:, place])
             if not hasattr(buffers, "own"):
                 buffers.own = np.empty((len(self), min(CHUNK_COLUMNS, self.size)), dtype)
-            return [work(place, self._columns(place, buffers.own)) for place in several]
+            return work(place, self._columns(place, buffers.own))
 
+        few = self.size <= CHUNKS_PER_TASK * CHUNK_COLUMNS
+        if few or not any(isinstance(block, Borrowed) for block in self.blocks):
+            yield from map(compute, places(self.size))
+            return
         with ThreadPoolExecutor(processors_here()) as threads:
-            for results in threads.map(compute, _in_groups(places(self.size))):
+            for results in threads.map(lambda several: [*map(compute, several)], _in_groups(places(self.size))):
                 yield from results
 
     def _columns(self, place: slice, buffer: NDArray[Any]) -> NDArray[Any]:
@@ -166,13 +158,6 @@ class Vectors:
                 part[...] = block[:, place]
             row += len(block)
         return columns
-
-    def _as_they_lie(self, dtype: np.dtype[Any]) -> NDArray[Any] | None:
-        """Return the one matrix that they are, if it has the dtype."""
-        (only, *more) = self.blocks
-        if more or isinstance(only, Borrowed) or only.dtype != dtype:
-            return None
-        return only
 
 
 def _in_groups(chunks: Iterator[slice]) -> Iterator[Sequence[slice]]:
@@ -207,6 +192,7 @@ class Layout:
     ----------
     buffers
         Float arrays (BatchNorm statistics) that are averaged and are no part of the update; None: found by their names.
+        One that is not finite, as a mask, is frozen.
     shared
         Arrays that are the same parameter as another one, by name: the update has that one, and they get its values.
     frozen
@@ -237,7 +223,8 @@ class Layout:
             if array.dtype.kind not in "fiub":
                 raise ValueError(f"array {name!r} has dtype {array.dtype}; only {DTYPES} are supported")
         self.arrays = arrays
-        self.buffers = tuple(name for name in arrays if name in buffers)
+        self.frozen |= {name for name in buffers if not np.isfinite(arrays[name]).all()}  # as a mask with −inf
+        self.buffers = tuple(name for name in arrays if name in buffers and name not in self.frozen)
         changing = {name: array for name, array in arrays.items() if name not in self.frozen}
         self.integers = tuple(name for name, array in changing.items() if array.dtype.kind != "f")
         self.trainable = tuple(
@@ -247,28 +234,14 @@ class Layout:
             if not np.isfinite(arrays[name]).all():
                 raise ValueError(f"array {name!r} of the global model is not finite")
         for name, first in self.shared.items():
-            self._check_shared(name, first)
+            if first not in self.trainable or name not in arrays or name in self.buffers:
+                wrong = first if first not in self.trainable else name
+                raise ValueError(f"shared = {{{name!r}: {first!r}}}: {wrong!r} is no parameter of the model to train")
+            if arrays[name].dtype != arrays[first].dtype or not np.array_equal(arrays[name], arrays[first]):
+                raise ValueError(f"shared = {{{name!r}: {first!r}}}: the two arrays of the model differ")
         floats = [arrays[name].dtype for name in self.trainable]
         self.dtype = np.result_type(np.float32, *floats)
         self.size = sum(arrays[name].size for name in self.trainable)
-
-    def _check_shared(self, name: str, first: str) -> None:
-        if name not in self.arrays or name in self.buffers or first not in self.trainable:
-            wrong = first if first not in self.trainable else name
-            raise ValueError(
-                f"shared = {{{name!r}: {first!r}}}: {wrong!r} is no parameter of the model that an update has"
-            )
-        one, other = self.arrays[name], self.arrays[first]
-        if one.dtype != other.dtype or not np.array_equal(one, other):
-            raise ValueError(
-                f"shared = {{{name!r}: {first!r}}}: the two arrays of the model differ, so they are not one parameter"
-            )
-
-    @cached_property
-    def constants(self) -> Mapping[str, NDArray[np.bool_]]:
-        """Which entries of arrays that are not trained are not finite, as −inf of a mask: they stay what they are."""
-        others = {name: array for name, array in self.arrays.items() if name not in self.trainable}
-        return {name: ~finite for name, array in others.items() if not (finite := np.isfinite(array)).all()}
 
     @cached_property
     def ends(self) -> tuple[int, ...]:
@@ -298,16 +271,9 @@ class Layout:
         return self.distance(None, self.trainable)
 
     def distance(self, other: Model | None, names: Sequence[str]) -> float:
-        """Return how far these arrays, as one vector, are from those of another model, or from zero.
-
-        Entries that are not finite count for nothing, since they stay what they are.
-        """
+        """Return how far these arrays, as one vector, are from those of another model, or from zero."""
         models = [self.arrays] if other is None else [self.arrays, other]
-        return math.hypot(*(length(*(self.finite_part(name, model[name]) for model in models)) for name in names))
-
-    def finite_part(self, name: str, array: NDArray[Any]) -> NDArray[Any]:
-        """Return those entries of an array, flat, which are finite in this model; of this or of another model."""
-        return array[~self.constants[name]] if name in self.constants else array.ravel()
+        return math.hypot(*(length(*(model[name].ravel() for model in models)) for name in names))
 
     def arrays_of(self, flat: NDArray[Any]) -> Model:
         """Return a flat vector as the trainable arrays, in their shapes and dtypes."""
@@ -377,12 +343,6 @@ class Borrowed:
                     np.subtract(received, model[array][where], out=target[to], casting="same_kind")
                 if rounded is not None:  # updates are of the model's dtype, whatever is made of them
                     row[:] = rounded
-
-    def only(self, row: int) -> Borrowed:
-        """Return one of the updates as the only one; it holds its model, and none of the others."""
-        other = Borrowed(self._layout)
-        other._models = [self._models[row]]
-        return other
 
     def _cut(self, place: slice) -> list[tuple[int, NDArray[Any], slice, slice]]:
         """Return which arrays have a part of these columns, the received values, where they lie, and where to."""
@@ -472,17 +432,9 @@ class Updates:
             self._note(place, {name: self._others[place][name] for name in self.layout.buffers})
 
     def _note(self, place: int, arrays: Model) -> None:
-        """Note the reply as unusable where an entry is not finite, and not what it is in the received model."""
-        for name, array in arrays.items():
-            finite = np.isfinite(array)
-            constant = self.layout.constants.get(name)
-            if constant is None:
-                same = bool(finite.all())
-            else:
-                same = bool(finite[~constant].all()) and _are_same(array[constant], self.layout.arrays[name][constant])
-            if not same:
-                self._unusable[place] = NotFiniteError(f"array {name!r}{self._of} is not finite")
-                return
+        """Note the reply as unusable where an entry is not finite."""
+        if wrong := [name for name, array in arrays.items() if not np.isfinite(array).all()]:
+            self._unusable[place] = NotFiniteError(f"array {wrong[0]!r}{self._of} is not finite")
 
     def screen(self, *, gram: bool, by_array: bool = False, below: Sequence[Vectors] = ()) -> dict[int, ValueError]:
         """Return why updates cannot be used, by their places; the pass over all that finds it also measures them.
@@ -561,7 +513,7 @@ class Updates:
         known = self._products
         if known is None or known.shape != (len(ends), len(vectors), len(vectors)) or exact:
             return gram_matrices(vectors, ends, exact=exact)
-        return _finished(vectors, known.copy())
+        return _finished(vectors, known.copy(), exact=exact)
 
     def others(self, place: int) -> Model:
         """Return the buffers and integer arrays of the model in a place."""
@@ -587,13 +539,6 @@ class Updates:
             weighted_sum(coefficients, vectors, into=flat, ends=self.layout.ends)
         return self.model_with(flat, prior, counts)
 
-    def _average_buffer(self, name: str, prior: FloatArray) -> FloatArray:
-        """Return the mean of the replies' buffers, those entries that are not finite as they are in the model."""
-        with np.errstate(invalid="ignore"):
-            mean = sum(p * other[name].astype(np.float64) for p, other in zip(prior, self._others, strict=True))
-        constant = self.layout.constants.get(name)
-        return np.asarray(mean if constant is None else np.where(constant, self.layout.arrays[name], mean))
-
     def model_with(self, flat: NDArray[Any], prior: FloatArray, counts: FloatArray) -> dict[str, NDArray[Any]]:
         """Return the model whose trainable part is `flat`; raise ValueError where it is not finite.
 
@@ -611,12 +556,13 @@ class Updates:
             if name in places:
                 after = flat[places[name]].reshape(array.shape)
             elif name in self.layout.buffers:
-                after = self._average_buffer(name, prior)
+                replied = (other[name].astype(np.float64) for other in self._others)
+                after = sum(p * buffer for p, buffer in zip(prior, replied, strict=True))
             else:
                 after = self._others[largest][name]
             with np.errstate(over="ignore"):
                 model[name] = np.asarray(after).astype(array.dtype, copy=False)
-            if not np.isfinite(self.layout.finite_part(name, model[name])).all():
+            if not np.isfinite(model[name]).all():
                 raise ValueError(f"array {name!r} after the step is beyond the range of {array.dtype}")
         return model
 
@@ -636,83 +582,52 @@ def is_extreme(row: NDArray[Any]) -> bool:
     return abs(int(np.frexp(largest)[1])) > SAFE_EXPONENT
 
 
-def gram_matrix(vectors: Vectors, *, exact: bool = False) -> FloatArray:
-    """Return the inner products of the vectors, shape (m, m), accumulated in float64; equal vectors have equal rows.
-
-    `exact` asks for float64 products however many numbers there are; see EXACT_NUMBERS.
-    """
-    return np.asarray(gram_matrices(vectors, (vectors.size,), exact=exact)[0])
-
-
 def gram_matrices(vectors: Vectors, ends: Sequence[int], *, exact: bool = False) -> FloatArray:
-    """Return the inner products of the vectors' parts up to each of the `ends`, shape (parts, m, m), in one pass."""
-    products = np.zeros((len(ends), len(vectors), len(vectors)))
+    """Return the inner products of the vectors' parts up to each of the `ends`, shape (parts, m, m), in one pass.
 
-    def work(place: slice, block: NDArray[Any]) -> list[tuple[int, NDArray[Any]]]:
-        return _products(place, block, ends)
-
-    if len(vectors) and vectors.size:
-        for parts in vectors.each_chunk(exact or vectors.in_float64, work):
-            _add(parts, products)
-    return _finished(vectors, products)
+    They are accumulated in float64, and equal vectors have equal rows. `exact` asks for float64 products however many
+    numbers there are; see EXACT_NUMBERS.
+    """
+    _, products = squares_and_products(vectors, ends, exact=exact)
+    return _finished(vectors, products, exact=exact)
 
 
-def squares_and_products(vectors: Vectors, ends: Sequence[int] = ()) -> tuple[FloatArray, FloatArray]:
-    """Return each vector's squared norm, and the products of `gram_matrices`, in one pass."""
+def squares_and_products(
+    vectors: Vectors, ends: Sequence[int] = (), *, exact: bool = False
+) -> tuple[FloatArray, FloatArray]:
+    """Return each vector's squared norm, and the products of `gram_matrices` as they are, in one pass."""
 
     def work(place: slice, block: NDArray[Any]) -> tuple[FloatArray, list[tuple[int, NDArray[Any]]]]:
         with np.errstate(over="ignore", invalid="ignore"):  # each thread has a state of its own
-            return row_squares(block), _products(place, block, ends) if ends else []
+            parts = [(number, block[:, columns]) for number, columns in split_at(ends, place)] if ends else []
+            return row_squares(block), [(number, part @ part.T) for number, part in parts]
 
     squares, products = np.zeros(len(vectors)), np.zeros((len(ends), len(vectors), len(vectors)))
     with np.errstate(over="ignore", invalid="ignore"):
-        for some, parts in vectors.each_chunk(vectors.in_float64, work) if vectors.size else ():
+        for some, parts in vectors.each_chunk(exact or vectors.in_float64, work) if vectors.size else ():
             squares += some
-            _add(parts, products)
+            for number, part in parts:
+                products[number] += part
     return squares, products
 
 
-def _products(place: slice, block: NDArray[Any], ends: Sequence[int]) -> list[tuple[int, NDArray[Any]]]:
-    return [(number, (part := block[:, columns]) @ part.T) for number, columns in split_at(ends, place)]
+def _finished(vectors: Vectors, grams: FloatArray, *, exact: bool) -> FloatArray:
+    """Give vectors that rounding alone tells apart equal rows in the products of their parts, shape (parts, m, m).
 
-
-def _add(parts: Sequence[tuple[int, NDArray[Any]]], products: FloatArray) -> None:
-    for number, part in parts:
-        products[number] += part
-
-
-def _finished(vectors: Vectors, grams: FloatArray) -> FloatArray:
-    """Give equal vectors equal rows in the products of their parts, shape (parts, m, m), in place.
-
-    Vectors whose part is next to nothing get rows of zeros.
+    Vectors whose part is next to nothing get rows of zeros. All is done in place.
     """
     for part, row in np.argwhere(np.diagonal(grams, axis1=1, axis2=2) < SMALLEST_SQUARE):
         grams[part, row] = grams[part, :, row] = 0.0
     with np.errstate(over="ignore", invalid="ignore"):
         whole = grams.sum(axis=0)
-    for row, twin in _equal_vectors(vectors, whole):
+        norms = np.diag(whole)
+        share = ALIKE_SHARE[0] if exact or vectors.in_float64 else ALIKE_SHARE[1]
+        alike = norms[:, None] + norms - 2.0 * whole <= share * np.minimum(norms[:, None], norms)
+    for row in np.flatnonzero(np.tril(alike, -1).any(axis=1)):
+        twin = int(np.argmax(alike[row]))
         grams[:, row] = grams[:, twin]
         grams[:, :, row] = grams[:, :, twin]
     return grams
-
-
-def _equal_vectors(vectors: Vectors, gram: FloatArray) -> Iterator[tuple[int, int]]:
-    """Yield each vector that equals an earlier one, with the first such; only those that seem alike are read again."""
-    norms = np.diag(gram)
-    with np.errstate(over="ignore", invalid="ignore"):
-        alike = norms[:, None] + norms - 2.0 * gram < ALIKE_SHARE * np.minimum(norms[:, None], norms)
-    np.fill_diagonal(alike, False)
-    digests = {int(row): hashlib.blake2b() for row in np.flatnonzero(alike.any(axis=0))}
-    if not digests:
-        return
-    for _, block in vectors.chunks(exact=False):
-        for row, digest in digests.items():
-            digest.update(block[row].tobytes())
-    first: dict[bytes, int] = {}
-    for row, digest in digests.items():
-        twin = first.setdefault(digest.digest(), row)
-        if twin != row:
-            yield row, twin
 
 
 def row_squares(block: NDArray[Any]) -> NDArray[Any]:

@@ -21,7 +21,7 @@ from fairbloom.protocol.terms import Terms
 from fairbloom.protocol.version import PROTOCOL
 from fairbloom.rounds.clients import Clients
 from fairbloom.rounds.flower import FlowerClients
-from fairbloom.rounds.loop import DivergedError, NothingLearnedError, Rounds
+from fairbloom.rounds.loop import NothingLearnedError, Rounds
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.quorum import Quorum, listed
 from fairbloom.rounds.round import Round, StopRun
@@ -293,8 +293,7 @@ def suggest_shorter_steps(settings: Settings, rounds: Rounds) -> Iterator[None]:
         if isinstance(error, NothingLearnedError) and not rounds.diverged:
             raise
         clip = "" if settings.gradient_clip else " and, if that is not enough, gradient-clip = 1"
-        kind = DivergedError if isinstance(error, NothingLearnedError) else BrokenModelError
-        raise kind(
+        raise type(error)(
             f"{error}. As a rule, numbers that are not finite come from steps that are too long: begin a new run with "
             f"a learning-rate below {settings.learning_rate:g}{clip}"
         ) from error

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
+from numpy.typing import NDArray
 from torch.nn import Module
 
 from fairbloom.client.device import check_device, choose_device
@@ -20,13 +21,15 @@ from fairbloom.protocol.attacks import share_in
 from fairbloom.protocol.settings import RunSettings, split_names
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.aggregation import screen_updates
-from fairbloom.rounds.clients import NOTHING, Replies, Reports, Trained
-from fairbloom.rounds.memory import Memory
+from fairbloom.rounds.clients import NOTHING, Replies, Reports, Trained, layout_of_second
+from fairbloom.rounds.memory import empty_matrix
 from fairbloom.rounds.method import Method
+from fairbloom.rounds.quorum import listed
 from fairbloom.rounds.refusals import Refusals
 from fairbloom.rounds.roster import share
+from fairbloom.rounds.round import size_on_the_wire
 from fairbloom.rounds.screening import usable_evaluation, usable_metrics
-from fairbloom.rounds.updates import Model, Updates
+from fairbloom.rounds.updates import Layout, Model, Updates
 from fairbloom.tasks import Task, load_task
 from fairbloom.tasks.models import arrays_of
 from fairbloom.tasks.task import REMEMBERED
@@ -42,10 +45,6 @@ OnTrained = Callable[[int, int], None]
 
 def ignore(done: int, of: int) -> None:
     """Do nothing with how far a round is."""
-
-
-MAX_NAMES = 20
-"""The most clients that an error lists."""
 
 
 class Reply(NamedTuple):
@@ -160,14 +159,38 @@ class LocalClients:
         while len(self._locals) > self._most:
             self._locals.popitem(last=False)
 
-    def none_trained(self, names: Sequence[str], model: Model, terms: Terms) -> Trained:
-        """Return an object for the replies of a round's training."""
-        layout, refused = self.method.layout_of(model), Refusals(terms.server_round)
-        memory = Memory(self.settings.memory)
-        second = self.method.second
-        return Trained.empty(
-            layout, refused=refused, second=second, rows=len(names), memory=memory, hostile=self._hostile
+    def none_trained(
+        self,
+        names: Sequence[str],
+        model: Model,
+        terms: Terms,
+        sent: Mapping[str, Model],
+        matrices: Sequence[NDArray[Any]] = (),
+    ) -> Trained:
+        """Return an object for the replies of a round's training, whose bytes are those that messages would have.
+
+        Models are written into the rows of the `matrices`, by default of new ones.
+        """
+        layout, second = self.method.layout_of(model), self.method.second
+        matrices = matrices or self.matrices(layout, len(names))
+        trained = Trained.empty(
+            layout, refused=Refusals(terms.server_round), second=second, matrices=matrices, hostile=self._hostile
         )
+        vectors = sum(size_on_the_wire(array) for arrays in sent.values() for array in arrays.values())
+        size = self._size_of(model)
+        reply = size + (0 if trained.second is None else self._size_of(trained.second.layout.arrays))
+        return replace(trained, bytes_sent=len(names) * (size + vectors), sizes=dict.fromkeys(names, reply))
+
+    def matrices(self, layout: Layout, rows: int) -> list[NDArray[Any]]:
+        """Return a matrix for the models of so many replies, and another one for their second models if there are."""
+        second = self.method.second
+        layouts = [layout, *([layout_of_second(layout, second)] if second else [])]
+        budget = self.settings.memory
+        return [empty_matrix(rows, each.size, each.dtype, budget, of=len(layouts)) for each in layouts]
+
+    def _size_of(self, model: Model) -> int:
+        frozen = frozenset(self.method.frozen)
+        return sum(size_on_the_wire(array) for name, array in model.items() if name not in frozen)
 
     def hand_over(self, trained: Trained, replies: Mapping[str, Reply]) -> None:
         """Take in the replies, by client in the order of names and rows; what cannot be used is refused."""
@@ -189,7 +212,7 @@ class LocalClients:
     def train(self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING) -> Trained:
         """Let these clients train the model on the terms, each on its own data."""
         self.begin(names)
-        received, trained = self.on_device(model), self.none_trained(names, model, terms)
+        received, trained = self.on_device(model), self.none_trained(names, model, terms, sent)
         vectors = {record: self.on_device(arrays) for record, arrays in sent.items()}
 
         def train(row: int, name: str) -> Reply:
@@ -210,14 +233,21 @@ class LocalClients:
         def evaluate(name: str) -> Metrics:
             return self.local(name).evaluate(received, terms if name in asked else of_others)
 
-        return self.evaluated(refuse_failed({name: self._answer(evaluate, name) for name in names}, refused), refused)
+        reports = refuse_failed({name: self._answer(evaluate, name) for name in names}, refused)
+        return self.evaluated(reports, refused, names, model)
 
-    def evaluated(self, reports: Mapping[str, Metrics], refused: Refusals) -> Replies:
-        """Return what clients measured, in the order of names, as far as it can be used; the others are refused."""
+    def evaluated(
+        self, reports: Mapping[str, Metrics], refused: Refusals, names: Sequence[str], model: Model
+    ) -> Replies:
+        """Return what clients that got the model measured, in the order of names, as far as it can be used.
+
+        The others are refused.
+        """
         usable = usable_of(reports, usable_evaluation, self.method.weighted_by_key, refused)
         if self._adversaries is not None:
             self._adversaries.lie(usable, refused.round, evaluated=True)
-        return Replies(metrics=usable, refused=refused, hostile=self._hostile)
+        bytes_sent = len(names) * self._size_of(model)
+        return Replies(metrics=usable, refused=refused, hostile=self._hostile, bytes_sent=bytes_sent)
 
     def _answer(self, compute: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | str:
         return answer_of(compute, *args, **kwargs)
@@ -243,10 +273,9 @@ def check_names(key: str, named: Sequence[str], clients: Sequence[str]) -> None:
     there = set(clients)
     for name in named:
         if name not in there:
-            more = f" and {len(clients) - MAX_NAMES} more" if len(clients) > MAX_NAMES else ""
             raise FairbloomError(
                 f"{key} names {name!r}, which is none of the clients: {did_you_mean(name, clients)}there are "
-                f"{', '.join(clients[:MAX_NAMES])}{more}"
+                f"{listed(clients)}"
             )
 
 

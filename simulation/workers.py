@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fairbloom.client.local import LocalClient, Metrics
 from fairbloom.client.rules.registry import kinds_of
@@ -25,7 +26,6 @@ from fairbloom.logs import log
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.clients import NOTHING, Replies, Trained, layout_of_second
-from fairbloom.rounds.memory import Memory
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.refusals import Refusals
 from fairbloom.rounds.updates import Layout, Model, Updates, Vectors
@@ -61,28 +61,20 @@ class Job(NamedTuple):
     states: Mapping[str, Version]
 
 
-class Unfit(NamedTuple):
-    """Why PyTorch cannot train in a process that is forked here."""
-
-    reason: str
-
-
 class SharedBuffers:
     """The memory in which this process and its workers hand models over.
 
-    It holds the model that clients get, and up to `rows` trained models and second ones.
+    It holds the model that clients get, and as many trained models and second ones as the `matrices` have rows: those
+    in a file are shared already, others are made anew.
     """
 
-    def __init__(self, layout: Layout, rows: int, memory: Memory, *, second: str) -> None:
-        def updates(layout: Layout) -> Updates:
-            matrix = memory.matrix(rows, layout.size, layout.dtype, of=2 if second else 1)
-            in_file = isinstance(matrix, np.memmap)
-            return Updates(layout, matrix if in_file else shared_array(matrix.shape, matrix.dtype))
-
-        self.rows = rows
+    def __init__(self, layout: Layout, matrices: Sequence[NDArray[Any]], *, second: str) -> None:
+        self.rows = len(matrices[0])
         self.received = {name: shared_array(array.shape, array.dtype) for name, array in layout.arrays.items()}
-        self.updates = updates(layout)
-        self.second = updates(layout_of_second(layout, second)) if second else None
+        in_file = isinstance(matrices[0], np.memmap)
+        self.matrices = matrices if in_file else [shared_array(each.shape, each.dtype) for each in matrices]
+        self.updates = Updates(layout, self.matrices[0])
+        self.second = Updates(layout_of_second(layout, second), self.matrices[1]) if second else None
 
     def fit(self, model: Model, rows: int) -> bool:
         """Return whether there is room for `rows` clients with such models."""
@@ -151,15 +143,9 @@ class Workers:
         (ready, *_) = wait([self.processes[worker].pipe for worker in computing])
         worker = next(worker for worker in computing if self.processes[worker].pipe is ready)
         try:
-            said: Reply | str | Unfit = self.processes[worker].pipe.recv()
+            return worker, self.processes[worker].pipe.recv()
         except (EOFError, OSError):
             return worker, None
-        if isinstance(said, Unfit):
-            raise FairbloomError(
-                f"engine = 'workers': a process that is forked here cannot train ({said.reason}): set engine = loop, "
-                "or hide the graphics card from a new process by CUDA_VISIBLE_DEVICES="
-            )
-        return worker, said
 
     def end(self) -> None:
         """End the workers; later calls start others."""
@@ -170,11 +156,6 @@ class Workers:
 
     def _serve(self, pipe: Connection) -> None:
         torch.set_num_threads(1)
-        try:
-            torch.autograd.backward(torch.ones(1, requires_grad=True))
-        except RuntimeError as error:  # PyTorch forbids it where the parent has trained with a graphics card in sight
-            pipe.send(Unfit(str(error)))
-            return
         received, vectors = tensors_of(self.buffers.received), dict[str, StateDict]()
         while True:
             sent, work, job, starts = pipe.recv()
@@ -222,7 +203,9 @@ class WorkerClients(LocalClients):
     def train(self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING) -> Trained:
         """Let these clients train the model on the terms, each on its own data."""
         self.begin(names)
-        trained = self._room(names, model, terms)
+        self._spare_kept()
+        matrices = self._workers_for(model, len(names)).buffers.matrices  # which the next training uses again
+        trained = self.none_trained(names, model, terms, sent, matrices)
         replies = self._replies(Call("train", terms, dict(sent)), model, names, names, trained.refused)
         for name, reply in replies.items():
             for kept, (origin, arrays) in (reply.made or {}).items():
@@ -241,7 +224,7 @@ class WorkerClients(LocalClients):
             some = names[start : start + at_once]
             replies = self._replies(Call("evaluate", terms), model, some, asked, refused)
             reports |= {name: reply.metrics for name, reply in replies.items()}
-        return self.evaluated(reports, refused)
+        return self.evaluated(reports, refused, names, model)
 
     def _replies(
         self, call: Call, model: Model, names: Sequence[str], asked: Collection[str], refused: Refusals
@@ -271,21 +254,6 @@ class WorkerClients(LocalClients):
         answers = workers.answers(call, model, [job for _, job in largest_first], on_answers)
         return refuse_failed({name: answers[name] for name in prepared}, refused)
 
-    def _room(self, names: Sequence[str], model: Model, terms: Terms) -> Trained:
-        """Return room in the shared memory, which the next training uses again.
-
-        Copy old updates that the method keeps.
-        """
-        layout, record = self.method.layout_of(model), self.method.second
-        self._spare_kept()
-        buffers = self._workers_for(model, len(names)).buffers
-        second = None
-        if buffers.second is not None:
-            second = Updates(layout_of_second(layout, record), buffers.second.matrix, of=record)
-        updates = Updates(layout, buffers.updates.matrix)
-        refused = Refusals(terms.server_round)
-        return Trained(metrics={}, refused=refused, updates=updates, second=second, hostile=self._hostile)
-
     def _workers_for(self, model: Model, rows: int, names: Collection[str] = ()) -> Workers:
         """Return workers that share enough memory, forked when this process had the data of these clients already."""
         settings, seen = self._seen
@@ -295,7 +263,7 @@ class WorkerClients(LocalClients):
         if self.workers is None or not self.workers.buffers.fit(model, rows):
             self.close()
             layout = self.method.layout_of(model)
-            buffers = SharedBuffers(layout, rows, Memory(self.settings.memory), second=self.method.second)
+            buffers = SharedBuffers(layout, self.matrices(layout, rows), second=self.method.second)
             self.workers = Workers(self._count, buffers, self.local)
         return self.workers
 
@@ -303,8 +271,7 @@ class WorkerClients(LocalClients):
         """Let the method have old updates that it keeps for itself, before the next ones are written to their rows."""
         if self.workers is None:
             return
-        kept, buffers = self.method.progress.kept, self.workers.buffers
-        matrices = [each.matrix for each in (buffers.updates, buffers.second) if each is not None]
+        kept, matrices = self.method.progress.kept, self.workers.buffers.matrices
         old = {key: row.blocks[0][:] for key, row in kept.items()}
         lying = [key for key in kept if any(np.may_share_memory(old[key], matrix) for matrix in matrices)]
         if lying and isinstance(matrices[0], np.memmap):  # they may be more than there is memory: they keep their file

@@ -1,6 +1,5 @@
 """A method as Flower's users know it: a `Strategy` with its hooks. The one file of this package that knows Flower."""
 
-import hashlib
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from fairbloom.flower import log_start
 from fairbloom.logs import log
 from fairbloom.protocol.names import FROZEN, PROTOCOL
 from fairbloom.protocol.parameters import Value
-from fairbloom.protocol.terms import RULES, keys_of
+from fairbloom.protocol.terms import RULES
 from fairbloom.rounds.clients import Replies
 from fairbloom.rounds.configs import ChangingConfig
 from fairbloom.rounds.flower import FlowerClients
@@ -109,7 +108,6 @@ class FairStrategy(Method, Strategy):
             initial_arrays, all_evaluate_last = recording.arrays or initial_arrays, True
         self._begin(grid, num_rounds, timeout, resume, wrapper, all_evaluate_last=all_evaluate_last)
         check_model(self, model_of(initial_arrays))
-        self._warn_of_tied(initial_arrays)
         self._configs = {"train": ChangingConfig(train_config), "evaluate": ChangingConfig(evaluate_config)}
         for name, changes in (resume or {}).get("configs", {}).items():
             self._configs[name].load_state_dict(changes)
@@ -122,10 +120,8 @@ class FairStrategy(Method, Strategy):
         first = self.progress.finished_rounds + 1
         stopped: StopRun | None = None
         if evaluate_fn and first == 1:
-            central, stopped = evaluate_or_stop(evaluate_fn, 0, initial_arrays)
-            log.info("Initial global evaluation results: %s", central)
-            if central is not None:
-                result.evaluate_metrics_serverapp[0] = central
+            stopped = evaluate_centrally(evaluate_fn, 0, initial_arrays, result)
+            log.info("Initial global evaluation results: %s", result.evaluate_metrics_serverapp.get(0))
         arrays = initial_arrays
         for number in range(first, num_rounds + 1) if stopped is None else ():
             log.info("")
@@ -140,13 +136,22 @@ class FairStrategy(Method, Strategy):
                 result.evaluate_metrics_clientapp[number] = evaluated
             if evaluate_fn:
                 log.info("Global evaluation")
-                central, stopped = evaluate_or_stop(evaluate_fn, number, result.arrays)
-                log.info("\t└──> MetricRecord: %s", central)
-                if central is not None:
-                    result.evaluate_metrics_serverapp[number] = central
+                stopped = evaluate_centrally(evaluate_fn, number, result.arrays, result)
+                log.info("\t└──> MetricRecord: %s", result.evaluate_metrics_serverapp.get(number))
             if on_round is not None:
-                finished = self._finished(number, arrays, trained, evaluated, result)
-                stopped = call_or_stop(on_round, finished) or stopped
+                finished = self._loop.finished_round(
+                    number,
+                    model_of(arrays),
+                    arrays,
+                    dict(trained or {}),
+                    result.arrays if self.average_models else None,
+                    evaluation_metrics=evaluated,
+                    server_metrics=result.evaluate_metrics_serverapp.get(number),
+                )
+                try:
+                    on_round(finished)
+                except StopRun as stop:
+                    stopped = stop
             if stopped is not None:
                 break
         if stopped is None:
@@ -181,20 +186,6 @@ class FairStrategy(Method, Strategy):
             log.info(AGGREGATED, metrics)
         return metrics
 
-    def _warn_of_tied(self, arrays: ArrayRecord) -> None:
-        """Warn of two arrays that are equal and not constant: tied weights, which must count once."""
-        seen: dict[bytes, str] = {}
-        for name, array in model_of(arrays).items():
-            if array.dtype.kind != "f" or name in self.shared or (array == array.flat[:1]).all():
-                continue
-            first = seen.setdefault(hashlib.sha256(repr(array.shape).encode() + array.tobytes()).digest(), name)
-            if first != name:
-                log.warning(
-                    "the arrays %s and %s are equal: if they are one parameter (tied weights), write "
-                    "shared={%r: %r}, so that the method counts it once",
-                    *(first, name, name, first),
-                )
-
     def _begin(
         self,
         grid: Grid,
@@ -221,24 +212,6 @@ class FairStrategy(Method, Strategy):
             trained.refuse(dict.fromkeys(trained.names, passed_on))
             self._loop.train(number, trained)
 
-    def _finished(
-        self,
-        number: int,
-        arrays: ArrayRecord,
-        trained: MetricRecord | None,
-        evaluated: MetricRecord | None,
-        result: Result,
-    ) -> Round:
-        return self._loop.finished_round(
-            number,
-            model_of(arrays),
-            arrays,
-            dict(trained or {}),
-            result.arrays if self.average_models else None,
-            evaluation_metrics=evaluated,
-            server_metrics=result.evaluate_metrics_serverapp.get(number),
-        )
-
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the method, what hooks have changed in the configs of messages, and wrappers' numbers."""
         configs = {name: changes for name, config in self._configs.items() if (changes := config.state_dict())}
@@ -253,29 +226,19 @@ class FairStrategy(Method, Strategy):
             vars(layer).update(values)
 
     def summary(self) -> None:
-        """Log the options, as Flower's strategies do, and the method with its parameters."""
-        log.info("\t├──> Sampling:")
-        log.info("\t│\t├──Fraction: train (%.2f) | evaluate ( %.2f)", self.fraction_train, self.fraction_evaluate)
-        log.info("\t│\t├──Minimum nodes: train (%d) | evaluate (%d)", self.min_train_nodes, self.min_evaluate_nodes)
-        log.info("\t│\t└──Minimum available nodes: %d", self.min_available_nodes)
-        log.info("\t├──> Keys in records:")
-        log.info("\t│\t├── Weighted by: '%s'", self.weighted_by_key)
-        log.info("\t│\t├── ArrayRecord key: '%s'", self.arrayrecord_key)
-        log.info("\t│\t└── ConfigRecord key: '%s'", self.configrecord_key)
-        lines = [f"{name} = {value!r}" for name, value in self._summarized().items()]
-        lines = lines or ["all options have their defaults"]
-        log.info("\t└──> %s:", type(self).__name__)
-        for line in lines[:-1]:
-            log.info("\t\t├── %s", line)
-        log.info("\t\t└── %s", lines[-1])
-
-    def _summarized(self) -> dict[str, Any]:
-        """Return the method's own parameters, and the common options that are not at their defaults."""
+        """Log the options that Flower's strategies log too, and the method with what else is not at its default."""
         usual = {**vars(Method()), "weighting": self.default_weighting or "uniform"}
-        left_out = ("memory", "progress", *AS_FLOWERS)
-        found = {name: each for name, each in vars(self).items() if not name.startswith("_") and name not in left_out}
-        found = {name: each for name, each in found.items() if name not in usual or each != usual[name]}
-        return found | ({"frozen": f"{len(self.frozen)} arrays"} if self.frozen else {})  # a large model has hundreds
+        found = {
+            name: f"{len(self.frozen)} arrays" if name == "frozen" else each  # a large model has hundreds
+            for name, each in vars(self).items()
+            if not name.startswith("_") and name not in ("memory", "progress", *AS_FLOWERS)
+            if name not in usual or each != usual[name]
+        }
+        for head, options in (
+            ("Sampling and keys", {n: getattr(self, n) for n in AS_FLOWERS}),
+            (type(self).__name__, found),
+        ):
+            log.info("\t├──> %s: %s", head, ", ".join(f"{name} = {each!r}" for name, each in options.items()))
 
     # One round, as Flower's hooks -----------------------------------------------------------------------------------
 
@@ -391,7 +354,7 @@ def plain_values(strategy: Strategy) -> dict[str, bool | int | float | str]:
     }
 
 
-OUR_KEYS = frozenset({"server-round", "state-round", "seed", FROZEN, PROTOCOL}).union(*map(keys_of, RULES))
+OUR_KEYS = frozenset({"server-round", "state-round", "seed", FROZEN, PROTOCOL}).union(*(rule.keys for rule in RULES))
 """The keys of a config by which the strategy itself tells clients what to do."""
 
 
@@ -412,23 +375,18 @@ def check_keys(configs: Mapping[str, ConfigRecord | None]) -> None:
             raise FairbloomError(f"{name} has measure = {measure!r}: give a list of names, as in ['loss-before']")
 
 
-def evaluate_or_stop(
-    evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None], number: int, arrays: ArrayRecord
-) -> tuple[MetricRecord | None, StopRun | None]:
-    """Return what the user's function makes of the model, and its request that the run stop, if it makes one."""
+def evaluate_centrally(
+    evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None], number: int, arrays: ArrayRecord, result: Result
+) -> StopRun | None:
+    """Enter what the user's function makes of the model into the result; return its request that the run stop."""
+    stopped: StopRun | None = None
     try:
-        return evaluate_fn(number, arrays), None
+        central = evaluate_fn(number, arrays)
     except StopRun as stop:
-        return (None if stop.metrics is None else MetricRecord({**stop.metrics})), stop
-
-
-def call_or_stop(on_round: Callable[[Round], None], finished: Round) -> StopRun | None:
-    """Call a function with a round, and return its request that the run stop, if it makes one."""
-    try:
-        on_round(finished)
-    except StopRun as stop:
-        return stop
-    return None
+        stopped, central = stop, None if stop.metrics is None else MetricRecord({**stop.metrics})
+    if central is not None:
+        result.evaluate_metrics_serverapp[number] = central
+    return stopped
 
 
 AGGREGATED = "\t└──> Aggregated MetricRecord: %s"
@@ -437,7 +395,7 @@ AS_FLOWERS = (
     *("fraction_train", "fraction_evaluate", "min_train_nodes", "min_evaluate_nodes", "min_available_nodes"),
     *("weighted_by_key", "arrayrecord_key", "configrecord_key"),
 )
-"""The options that Flower's strategies have too, and show in their own lines."""
+"""The options that Flower's strategies have too."""
 
 
 def log_replies(what: str, replies: Collection[Message]) -> None:

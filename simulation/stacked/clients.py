@@ -5,7 +5,6 @@ with the weights that it would have.
 """
 
 import copy
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -124,7 +123,7 @@ class StackedClients(LocalClients):
         super().__init__(method, settings)
         self._block = block
         self._known: tuple[nn.Module, Program] | None = None
-        self._full: OrderedDict[tuple[str, ...], Step] = OrderedDict()
+        self._full: dict[tuple[str, ...], Step] = {}
         self._cached_members: tuple[object, list[Member]] = (None, [])
         self._reasons: set[str] = set()
 
@@ -134,7 +133,7 @@ class StackedClients(LocalClients):
         if work is None:
             return super().train(names, model, terms, sent)
         self.begin(names)
-        trained, received = self.none_trained(names, model, terms), self.on_device(model)
+        trained, received = self.none_trained(names, model, terms, sent), self.on_device(model)
         if self.method.frozen:  # which programs take from the model
             self.task_and_model()[1].load_state_dict(received)
         vectors = {record: self.on_device(arrays) for record, arrays in sent.items()}
@@ -159,7 +158,7 @@ class StackedClients(LocalClients):
             reports = self._measures(names, self.on_device(model), terms, set(participants))
         except Exception:  # computed one by one, the failing client shows
             return super().evaluate(names, model, terms, participants)
-        return self.evaluated(reports, Refusals(terms.server_round))
+        return self.evaluated(reports, Refusals(terms.server_round), names, model)
 
     def _plan(self, terms: Terms) -> LocalWork | None:
         """Return the work on the global model; None where clients are computed one by one on these terms."""
@@ -202,14 +201,11 @@ class StackedClients(LocalClients):
     def _full_batch(self, block: Sequence[Member]) -> Step:
         """Return the step that takes all examples; small ones are remembered, since the next rounds take them too."""
         names = tuple(member.local.name for member in block)
-        if names in self._full:
-            self._full.move_to_end(names)
-            return self._full[names]
-        step = full_batch(examples_of(block))
-        self._full[names] = step
-        while sum(each.nbytes for each in self._full.values()) > 2**26:  # bytes
-            self._full.popitem(last=False)
-        return step
+        if names not in self._full:
+            if sum(each.nbytes for each in self._full.values()) > 2**26:  # bytes
+                self._full.clear()
+            self._full[names] = full_batch(examples_of(block))
+        return self._full[names]
 
     def _members(self, names: Sequence[str], terms: Terms, work: LocalWork, refused: Refusals) -> list[Member]:
         """Return the clients that can train, the same ones for the same names and work; the others are refused."""

@@ -33,8 +33,6 @@ def test_a_roster_that_was_not_asked_for_is_an_error() -> None:
             run(reading(read)(**OPTIONS), rounds=1)
     with pytest.raises(UnneededMetricError, match=r"loss-before.*needs = frozenset"):
         run(reading("losses")(**OPTIONS), rounds=1)
-    with pytest.raises(MethodError, match=r"sees no updates.*cohort\.gram"):
-        run(reading("updates")(**OPTIONS), rounds=1)
 
 
 def test_a_constructor_without_its_bases_one_is_refused() -> None:

@@ -24,10 +24,11 @@ from fairbloom.rounds.updates import (
     Updates,
     Vectors,
     gram_matrices,
-    gram_matrix,
 )
 from fairbloom.strategies import FairStrategy, FedMGDA
 from tests.federation import BUFFERS, flat, initial_model, quadratics, run, unpack
+
+from .helpers import gram_matrix
 
 SHAPES: Sequence[tuple[int, ...]] = ((), (0,), (1,), (3,), (2, 3), (0, 4), (50,), (4, 5, 6))
 """A single number, no numbers, and arrays with which a chunk of 1 to 100 columns has parts of many or of one."""
@@ -95,14 +96,15 @@ def test_equal_updates_have_equal_products_in_every_array(monkeypatch: pytest.Mo
     U = np.random.default_rng(0).normal(size=(5, 2 * CHUNK_COLUMNS + 3)).astype(np.float32)
     U[3] = U[1]
     monkeypatch.setattr(updates, "EXACT_NUMBERS", 0)
-    products = updates._products
+    products = updates.squares_and_products
 
-    def uneven(place: slice, block: np.ndarray, ends: Sequence[int]) -> Any:
+    def uneven(vectors: Vectors, ends: Sequence[int], *, exact: bool) -> Any:
         """The products as a processor may make them whose rounding goes by the place of a row."""
+        squares, found = products(vectors, ends, exact=exact)
         error = np.random.default_rng(1).normal(scale=1e-7, size=(5, 5))
-        return [(number, part * (1.0 + error + error.T)) for number, part in products(place, block, ends)]
+        return squares, found * (1.0 + error + error.T)
 
-    monkeypatch.setattr(updates, "_products", uneven)
+    monkeypatch.setattr(updates, "squares_and_products", uneven)
     grams = gram_matrices(Vectors((U,)), (4, CHUNK_COLUMNS + 9, 2 * CHUNK_COLUMNS + 3))
     for gram in grams:
         np.testing.assert_array_equal(gram[3], gram[1])

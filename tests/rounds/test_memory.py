@@ -1,7 +1,7 @@
 """A round's updates lie in memory or in a file: its numbers are the same to the bit."""
 
-import os
 import shutil
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -10,21 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairbloom.errors import FairbloomError
-from fairbloom.rounds import memory, updates
-from fairbloom.rounds.clients import Trained
-from fairbloom.rounds.memory import GIGABYTE, Memory
-from fairbloom.rounds.refusals import Refusals
+from fairbloom.rounds import updates
+from fairbloom.rounds.memory import GIGABYTE, empty_matrix
 from fairbloom.rounds.updates import (
     CHUNK_COLUMNS,
     Layout,
     Updates,
     Vectors,
     combine,
-    gram_matrix,
     weighted_sum,
 )
 
-from .helpers import squared_norms
+from .helpers import gram_matrix, squared_norms
 
 TINY = 1e-9
 """A budget of one byte."""
@@ -56,7 +53,7 @@ def test_updates_in_a_file_have_the_bits_of_those_in_memory(seed: int, m: int, d
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(updates, "EXACT_NUMBERS", 10**9 if few else 0)
         for gigabytes in (TINY, 1.0):
-            matrix = Memory(gigabytes).matrix(m, d, np.float32)
+            matrix = empty_matrix(m, d, np.float32, gigabytes)
             assert isinstance(matrix, np.memmap) == (gigabytes == TINY)
             stored = taken_in(matrix, models)
             kept = Vectors.of(own[0])
@@ -79,64 +76,22 @@ def test_updates_in_a_file_have_the_bits_of_those_in_memory(seed: int, m: int, d
 
 
 def test_the_budget_is_for_all_matrices_of_a_round() -> None:
-    layout = Layout({"w": np.zeros(1000, np.float32)})
-
-    def in_files(gigabytes: float, snapshots: bool) -> list[bool]:
-        none = Trained.empty(
-            layout, refused=Refusals(1), second="snapshot" if snapshots else "", rows=5, memory=Memory(gigabytes)
-        )
-        return [isinstance(each.matrix, np.memmap) for each in (none.updates, none.second) if each is not None]
-
     size = 5 * 1000 * 4 / GIGABYTE
-    assert in_files(size, snapshots=False) == [False]
-    assert in_files(size, snapshots=True) == [True, True]
-    assert in_files(2 * size, snapshots=True) == [False, False]
+    for gigabytes, of, in_file in ((size, 1, False), (size, 2, True), (2 * size, 2, False), (0.0, 2, False)):
+        assert isinstance(empty_matrix(5, 1000, np.float32, gigabytes, of=of), np.memmap) == in_file
 
 
-def test_the_file_has_no_name_while_it_is_used(tmp_path: Path) -> None:
-    matrix = Memory(TINY, tmp_path).matrix(3, 5, np.float32)
+def test_the_file_has_no_name_while_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    matrix = empty_matrix(3, 5, np.float32, TINY)
     matrix[:] = 1.0
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_disk_without_room_is_told_before_the_round_begins(tmp_path: Path) -> None:
+def test_a_disk_without_room_is_told_before_the_round_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     free = shutil.disk_usage(tmp_path).free
     with pytest.raises(FairbloomError, match=r"memory = 0\.5 allows.*has no room for them.*raise memory") as error:
-        Memory(0.5, tmp_path).matrix(1000, 2 * free // 4000, np.float32)
+        empty_matrix(1000, 2 * free // 4000, np.float32, 0.5)
     assert str(tmp_path) in str(error.value)
     assert shutil.disk_usage(tmp_path).free > free // 2
-
-
-# The memory that there is -------------------------------------------------------------------------------------------
-
-
-CONTAINERS: list[tuple[str | None, dict[str, str], int | None]] = [
-    ("0::/\n", {"memory.max": "3000000"}, 3_000_000),
-    ("0::/\n", {"memory.max": "max"}, None),
-    ("0::/system.slice/a.service\n", {"system.slice/a.service/memory.max": "4000000"}, 4_000_000),
-    ("0::/a/b\n", {"a/b/memory.max": "max", "a/memory.max": "5000000"}, 5_000_000),
-    ("2:cpu:/\n", {"memory.max": "1"}, None),
-    (None, {}, None),
-]
-"""A process's groups, the files of their limits, and the bytes that it may use; None: all that the machine has."""
-
-
-def test_half_of_the_memory_is_half_of_what_a_container_may_use(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(memory, "physical_memory", memory.physical_memory.__wrapped__)  # it looks only once
-    for number, (groups, limits, expected) in enumerate(CONTAINERS):
-        place = tmp_path / str(number)
-        place.mkdir()
-        monkeypatch.setattr(memory, "CGROUPS", place / "cgroup")
-        monkeypatch.setattr(memory, "HIERARCHY", place / "sys")
-        if groups is not None:
-            (place / "cgroup").write_text(groups)
-        for file, limit in limits.items():
-            (place / "sys" / file).parent.mkdir(parents=True, exist_ok=True)
-            (place / "sys" / file).write_text(f"{limit}\n")
-        machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        assert memory.physical_memory() == (expected or machine)
-        fits, too_large = ((expected or 8_000_000) // 2 + more for more in (0, 1))
-        assert not isinstance(Memory().matrix(1, fits, np.uint8), np.memmap)
-        assert isinstance(Memory().matrix(1, too_large, np.uint8), np.memmap) == (expected is not None)

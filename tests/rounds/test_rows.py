@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairbloom.rounds import updates
-from fairbloom.rounds.updates import Layout, Model, Updates, Vectors, combine, gram_matrices, gram_matrix
+from fairbloom.rounds.updates import Layout, Model, Updates, Vectors, combine, gram_matrices
 
-from .helpers import squared_norms
+from .helpers import gram_matrix, squared_norms
 
 BUFFERS = ("mean",)
 TIED = {"twin": "a"}
@@ -144,18 +144,6 @@ def test_one_pass_screens_updates_and_multiplies_kept_rows(monkeypatch: pytest.M
             patch.setattr(updates.Borrowed, "read", None)  # no number is read again
             found = stored.grams(rows, exact=False) if by_array else stored.gram(rows, exact=False)[None]
         np.testing.assert_array_equal(found, expected)
-
-
-def test_a_kept_row_of_a_borrowed_model_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(updates, "EXACT_NUMBERS", 0)
-    stored = borrowed(*small(4))
-    stored.screen(gram=False)
-    expected = stored.vectors.blocks[0][2].tobytes()
-    with monkeypatch.context() as patch:
-        patch.setattr(updates.Borrowed, "read", None)
-        row = combine(np.eye(4)[2], stored.vectors)
-    stored.remove(2)
-    assert row.blocks[0][0].tobytes() == expected
 
 
 def test_borrowed_models_are_not_copied() -> None:

@@ -152,7 +152,7 @@ def test_who_loses_it_twice_is_refused_also_after_a_kill(name: str) -> None:
     killed = follow(made(name), clients, 4, before=losing(clients, {3: "site-1"}))
     state = json.loads(json.dumps(killed.states[3]["states"]))
     assert state == {"rounds": dict.fromkeys(clients, 4), "losses": {"site-1": 1}}
-    assert States.of_state(state).state_dict() == state
+    assert vars(States(**state)) == state
     resumed: Course = follow(
         made(name),
         clients,

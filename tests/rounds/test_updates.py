@@ -12,11 +12,10 @@ from fairbloom.rounds.updates import (
     Updates,
     Vectors,
     combine,
-    gram_matrix,
     weighted_sum,
 )
 
-from .helpers import squared_norms
+from .helpers import gram_matrix, squared_norms
 
 SIZES = st.sampled_from((1, 2, CHUNK_COLUMNS - 1, CHUNK_COLUMNS, CHUNK_COLUMNS + 1, 3 * CHUNK_COLUMNS))
 LARGE = (-1e30, -1.0, -1e-30, 0.0, 1e-30, 1e-40, 1.0, 1e30)

@@ -40,9 +40,8 @@ def test_places_that_are_left_out_and_soft_labels_are_learned(tmp_path: Path) ->
 
 
 def test_a_loss_that_is_nan_at_all_clients_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FairbloomError, match=r"loss-before is NaN at all \d clients in round 1") as refused:
+    with pytest.raises(FairbloomError, match=r"in round 3, .* 'loss-before' .* got nan") as refused:
         run(tmp_path / "run", task=f"{ODD}:nan_loss", method="fedfv", num_rounds=3)
-    assert "division" in str(refused.value)
     for words in ("fair(", "learning-rate"):
         assert words not in str(refused.value)
 

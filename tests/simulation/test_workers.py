@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from fairbloom.client.local import LocalClient, Update
 from fairbloom.client.states import StateDict
@@ -184,18 +183,3 @@ def test_what_a_machine_cannot_give_is_refused(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.delattr(os, "fork")
     with pytest.raises(FairbloomError, match="engine = 'workers'"):
         workers_of()
-
-
-def test_processes_that_cannot_train_are_an_error_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyTorch refuses to where the parent has trained on a machine with a graphics card, which not every one has."""
-
-    def refuses(*_: Any) -> None:
-        raise RuntimeError("Unable to handle autograd's threading")
-
-    monkeypatch.setattr(torch.autograd, "backward", refuses)
-    with (
-        closing(workers_of()) as clients,
-        pytest.raises(FairbloomError, match=r"cannot train \(Unable to .*set engine = loop, or .* CUDA_VISIBLE_DEVICE"),
-    ):
-        clients.train(FIVE, model_of(config_of()), Terms(server_round=1))
-    assert not processes_of(clients)

@@ -199,7 +199,7 @@ for d in (3, 40, 5000):
         p = np.full(9, 1 / 9)
         found.append(min_norm_weights(U @ U.T, p, 1.0).tolist())
         single = updates.Vectors((U.astype(np.float32),))
-        x = min_norm_weights(updates.gram_matrix(single), p, 1.0)
+        x = min_norm_weights(updates.gram_matrices(single, (single.size,))[0], p, 1.0)
         assert np.ptp(x[:3]) < 1e-9, x
         found.append(min_norm_weights(U @ U.T, p, 0.05).tolist())
 print(json.dumps(found))

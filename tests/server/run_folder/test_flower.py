@@ -264,16 +264,3 @@ def test_keys_of_the_strategy_are_refused_in_a_users_config(tmp_path: Path) -> N
             with pytest.raises(FairbloomError, match=f"{name} has .*{key}"):
                 start(tmp_path / name / key, FedAvg(), **{name: ConfigRecord({key: value})})
         start(tmp_path / name / "own", FedAvg(), 1, **{name: ConfigRecord({"lr": 0.1, "measure": ["loss-before"]})})
-
-
-def test_equal_arrays_that_nobody_called_shared_are_named(caplog: pytest.LogCaptureFixture) -> None:
-    numbers = np.arange(3, dtype=np.float32)
-    model = {"in": numbers, "out": numbers.copy(), "zeros": np.zeros(3, np.float32), "more": np.zeros(3, np.float32)}
-    arrays = ArrayRecord({name: Array(array) for name, array in model.items()})
-    grid = InProcessGrid(app, {}, 2)
-    for shared, warned in (({}, True), ({"out": "in"}, False)):
-        caplog.clear()
-        with pytest.raises(FairbloomError):  # the client replies another array
-            FedAvg(shared=shared, unused_rounds=1).start(grid, arrays, 1)
-        found = [each.getMessage() for each in caplog.records if "tied weights" in each.getMessage()]
-        assert ["shared={'out': 'in'}" in each for each in found] == [True] * warned
