@@ -12,8 +12,9 @@ from pydantic.dataclasses import dataclass
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import Mark, marked
 from fairbloom.tasks import TASKS
+from fairbloom.tasks.schema import shorten_value
 
-from .settings import SettingRefusedError, shorten_value, work_settings
+from .settings import SettingRefusedError, work_settings
 
 LIMIT_ROWS = "limit-rows"
 """Key of Flower's node config, which belongs to the device, for `rows`."""

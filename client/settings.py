@@ -22,6 +22,7 @@ from fairbloom.protocol.settings import (
     marked,
 )
 from fairbloom.tasks import TASKS, find_task
+from fairbloom.tasks.schema import shorten_value
 
 PLAIN = re.compile(r"[A-Za-z0-9_-]([A-Za-z0-9_.-]{0,62}[A-Za-z0-9_-])?")
 """A plain word is neither a path nor an import string: it has no colon, no separator and no dot at either end."""
@@ -120,9 +121,3 @@ def fingerprint(config: Mapping[str, Any]) -> str:
     defaults = {key: each.default for key, each in SETTINGS.items()}
     about = {key: value for key, value in expand_own_settings(config).items() if key not in others}
     return digest({key: value for key, value in about.items() if value != defaults.get(key)})
-
-
-def shorten_value(value: object) -> str:
-    """Return how a value is written, cut off where it is long."""
-    written = repr(value)
-    return written if len(written) <= 60 else f"{written[:60]}…"

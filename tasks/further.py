@@ -35,7 +35,9 @@ def add_scores(task: Task, names: tuple[str, ...]) -> Task:
     for score in wanted:
         if misfit := find_misfit(task, score):
             raise ReportableError(f"scores = {score.name!r}: {misfit}: leave it out")
-    added: dict[Score, Measure] = {score: _measure_of(task, score) for score in wanted}
+    of: dict[Score, Measure] = {BRIER: partial(brier, positive=task.positive), CALIBRATION_ERROR: calibration_error}
+    of |= {score: partial(measure, positive=task.positive) for score, measure in OF_TWO_CLASSES.items()}
+    added = {score: of[score] for score in wanted}
     return replace(task, scores={**task.scores, **added})
 
 
@@ -46,12 +48,6 @@ def find_misfit(task: Task, score: Score) -> str:
     if score in OF_TWO_CLASSES and task.classes not in (None, 2):
         return f"it is of two classes, and there are {task.classes}"
     return ""
-
-
-def _measure_of(task: Task, score: Score) -> Measure:
-    if score in OF_TWO_CLASSES:
-        return partial(OF_TWO_CLASSES[score], positive=task.positive)
-    return partial(brier, positive=task.positive) if score is BRIER else calibration_error
 
 
 # Of two classes -------------------------------------------------------------------------------------------------------

@@ -179,17 +179,12 @@ def by_function(sets: Sequence[Labels], setup: Setup) -> list[list[Indices]]:
 
 def _find_fault(dealt: Sequence[NDArray[Any]], clients: int, examples: int) -> str:
     """Return why what a user's function deals cannot be dealt, "" where it can."""
+    wanted = f"it must deal {clients} arrays of whole numbers, the places of each client's examples"
     if len(dealt) != clients or any(each.ndim != 1 or (len(each) and each.dtype.kind not in "iu") for each in dealt):
-        shapes = ", ".join(f"{each.dtype} {each.shape}" for each in dealt[:3])
-        return (
-            f"it must deal {clients} arrays of whole numbers, the places of each client's examples; it deals "
-            f"{len(dealt)}: {shapes}"
-        )
-    places = np.sort(np.concatenate([each.astype(np.int64) for each in dealt]))
-    wrong = places[(places < 0) | (places >= examples) | np.append(places[1:] == places[:-1], False)]
-    if len(wrong):
-        return f"it deals the place {wrong[0]}, and places are from 0 to {examples - 1}, each for one client alone"
-    return ""
+        return f"{wanted}; it deals {len(dealt)}: {', '.join(f'{each.dtype} {each.shape}' for each in dealt[:3])}"
+    places, counts = np.unique(np.concatenate([each.astype(np.int64) for each in dealt]), return_counts=True)
+    wrong = places[(places < 0) | (places >= examples) | (counts > 1)]
+    return f"{wanted}, from 0 to {examples - 1}, each for one client; it deals {wrong[0]}" if len(wrong) else ""
 
 
 PARTITIONS = {"shards": shards, "classes": classes, "dirichlet": dirichlet, "sizes": sizes, "iid": iid}

@@ -290,7 +290,7 @@ def _explain(error: ValidationError) -> str:
         ]
         return f"{path} is unknown: {did_you_mean(str(fault['loc'][-1]), known)}correct it, or leave it out"
     says = fault["msg"].removeprefix("Value error, ")
-    return f"{path} = {_shorten(fault['input'])}: {says[0].lower()}{says[1:]}"
+    return f"{path} = {shorten_value(fault['input'])}: {says[0].lower()}{says[1:]}"
 
 
 def _find_contradictions(schema: Schema) -> Iterator[str]:
@@ -326,7 +326,7 @@ def _find_wrong_names(schema: Schema) -> Iterator[str]:
     keys = {"fields": [*schema.fields], "ignore": schema.ignore, "client": [schema.client] if schema.client else []}
     for key, name in [(key, name) for key, names in keys.items() for name in names]:
         if not name or len(name) > MAX_TEXT:
-            yield f"{key}.{_shorten(name)}: the name of a column has 1 to {MAX_TEXT} characters: shorten it"
+            yield f"{key}.{shorten_value(name)}: the name of a column has 1 to {MAX_TEXT} characters: shorten it"
         if fold(name) in seen:
             yield f"{key} has {name!r}, and {seen[fold(name)]!r} is the same in another case of letters: name it once"
         seen[fold(name)] = name
@@ -369,6 +369,7 @@ def find_wrong_groups(schema: Schema, key: str = "groups") -> Iterator[str]:
             yield f"{key} = {by.name!r}: {hint}the categories are {', '.join(field.categories)}"
 
 
-def _shorten(value: object) -> str:
+def shorten_value(value: object) -> str:
+    """Return how a value is written, cut off where it is long."""
     written = repr(value)
     return written if len(written) <= 60 else f"{written[:60]}…"

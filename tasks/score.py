@@ -18,14 +18,22 @@ def decide_score(
 ) -> Score:
     """Return the score that fairness is measured in: the setting's, or that which a continued run has `recorded`.
 
-    Otherwise the task's first, but balanced accuracy where clients that come with the data have two unbalanced classes
-    and the task reports it.
+    Otherwise the task's first, but balanced accuracy where the task reports it and clients that come with the data have
+    two unbalanced classes: a client with test examples of both has more than two thirds of them in one.
     """
     settings = RunSettings.of(settings)
     there = {score.name: score for score in (*task.scores, LOSS_SCORE)}
     name = settings.score or recorded
     if not name:
-        unbalanced = not deployed and has_natural_clients(settings) and _is_unbalanced(task)
+        if (
+            deployed
+            or not has_natural_clients(settings)
+            or BALANCED_ACCURACY not in task.scores
+            or not has_two_classes(task)
+        ):
+            return task.score
+        found = [count_classes(task.splits(client).test) for client in task.clients]
+        unbalanced = any(each and each[0] and each[1] > 2 / 3 * sum(each) for each in found)
         return BALANCED_ACCURACY if unbalanced else task.score
     if name not in there:
         known = [*there, *(each for each, further in FURTHER.items() if not find_misfit(task, further))]
@@ -53,11 +61,3 @@ def count_classes(examples: AnyExamples) -> tuple[int, int] | None:
         return None
     smaller, larger = sorted(targets.bincount(minlength=2).tolist())
     return smaller, larger
-
-
-def _is_unbalanced(task: Task) -> bool:
-    """Return whether a client that has test examples of two classes has more than two thirds of them in one."""
-    if BALANCED_ACCURACY not in task.scores or not has_two_classes(task):
-        return False
-    found = (count_classes(task.splits(client).test) for client in task.clients)
-    return any(each and each[0] and each[1] > 2 / 3 * sum(each) for each in found)

@@ -69,7 +69,8 @@ def load(setup: Setup, *, groups: str, group: str, left_out: str) -> Task:
             f"adult.groups = 'published': it says who is a client of partition = {PHD}; leave it out with partition = "
             f"{setup.partition}"
         )
-    names = _find_names(setup)
+    given = (PHD, f"non-{PHD}") if setup.partition == PHD else CATEGORIES.get(setup.partition)
+    names = number_clients(setup.clients) if given is None else name_clients(setup, given)
     schema = describe_columns(_leave_out(left_out), "adult.group", group)
     columns = input_columns(schema, {})
 
@@ -127,12 +128,6 @@ def _leave_out(columns: str) -> Schema:
 
 
 # Who belongs to which client ------------------------------------------------------------------------------------------
-
-
-def _find_names(setup: Setup) -> tuple[str, ...]:
-    """Return the clients' names, which need no data."""
-    groups = (PHD, f"non-{PHD}") if setup.partition == PHD else CATEGORIES.get(setup.partition)
-    return number_clients(setup.clients) if groups is None else name_clients(setup, groups)
 
 
 def _deal(train: People, test: People, setup: Setup, names: Sequence[str], groups: str) -> list[Dealt]:

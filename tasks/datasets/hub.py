@@ -15,18 +15,13 @@ from fairbloom.errors import FairbloomError
 def read_columns(path: Path, *names: str) -> Mapping[str, Any]:
     """Return columns of a parquet file, as Arrow's arrays, by their names; of images, their files' content."""
     try:
-        columns = parquet.ParquetFile(path).read(columns=names).select(names)
+        table = parquet.ParquetFile(path).read(columns=names).select(names)
+        columns = {name: table.column(name).combine_chunks() for name in names}
+        return {name: each.field("bytes") if each.type.num_fields else each for name, each in columns.items()}
     except (OSError, ValueError, KeyError) as error:
         raise FairbloomError(
             f"{path} cannot be read ({' '.join(str(error).split())}): put the original in its place"
         ) from error
-    return {name: _extract_content(columns.column(name).combine_chunks()) for name in names}
-
-
-def _extract_content(column: Any) -> Any:
-    """Return a column, and of one of images, each with its content and its path, the contents."""
-    fields = [column.type.field(place).name for place in range(column.type.num_fields)]
-    return column.field("bytes") if "bytes" in fields else column
 
 
 def to_labels(path: Path, column: Any, classes: int) -> NDArray[np.int64]:

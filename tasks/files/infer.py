@@ -230,7 +230,14 @@ def _draft_target(name: str, looks: Mapping[str, Look], kind: str, numeric: bool
         center, scale = measure_moments(np.concatenate([each.numbers for each in looks.values()])) or (0.0, 1.0)
         return ['type = "number"', f"center = {center!r}", f"scale = {scale or 1.0!r}"]
     if kind == "auto":  # a text among numbers is a fault
-        looks = {site: _without_texts(each) if each.are_numbers else each for site, each in looks.items()}
+        looks = {
+            site: replace(
+                each, texts=Counter({t: count for t, count in each.texts.items() if parse_number(t) is not None})
+            )
+            if each.are_numbers
+            else each
+            for site, each in looks.items()
+        }
     _check_classes(name, looks.values())
     sets = {site: frozenset(text.casefold() for text in each.texts) for site, each in looks.items()}
     known = set(Counter(sets.values()).most_common(1)[0][0])
@@ -243,11 +250,6 @@ def _draft_target(name: str, looks: Mapping[str, Look], kind: str, numeric: bool
 
 def _add(looks: Iterable[Look]) -> Counter[str]:
     return sum((each.texts for each in looks), Counter())
-
-
-def _without_texts(look: Look) -> Look:
-    kept = {text: count for text, count in look.texts.items() if parse_number(text) is not None}
-    return replace(look, texts=Counter(kept))
 
 
 def _check_classes(name: str, looks: Collection[Look]) -> None:

@@ -275,10 +275,10 @@ def test_each_client_has_what_the_function_deals_by_the_seed(mine: str) -> None:
 
 IMPOSSIBLE = {
     "too_many": "4 arrays .* 5: int64",
-    "twice": "place 0, .* 0 to 1796",
-    "twice_alone": "place 7, ",
-    "beyond": "place 1797, .* 0 to 1796",
-    "below": "place -1, ",
+    "twice": "0 to 1796, .* deals 0$",
+    "twice_alone": "deals 7$",
+    "beyond": "0 to 1796, .* deals 1797$",
+    "below": "deals -1$",
     "floats": "4 arrays .*: float64",
     "masks": "4 arrays .*: bool",
     "fails": "KeyError: 'share'",
