@@ -24,6 +24,7 @@ from fairbloom.rounds.updates import (
     Updates,
     Vectors,
     gram_matrices,
+    squares_and_products,
 )
 from fairbloom.strategies import FairStrategy, FedMGDA
 from tests.federation import BUFFERS, flat, initial_model, quadratics, run, unpack
@@ -45,7 +46,7 @@ def models(draw: st.DrawFn) -> tuple[Layout, list[dict[str, np.ndarray]], np.ran
     def made(frozen: np.ndarray) -> dict[str, np.ndarray]:
         scale = rng.choice(scales)
         model = {name: np.asarray(scale * rng.normal(size=shape), np.float32) for name, shape in names.items()}
-        model |= {"mean": rng.normal(size=2).astype(np.float32), "base": frozen, "steps": np.array(3)}
+        model |= {"mean": rng.normal(size=2).astype(np.float32), "base": frozen, "steps": np.array(rng.integers(99))}
         return model | ({"twin": model["layer-0.weight"]} if shapes else {})
 
     base = rng.normal(size=4).astype(np.float32)
@@ -74,22 +75,33 @@ CHUNKS = st.sampled_from((1, 7, 100))
 
 
 @given(drawn=models(), chunk=CHUNKS, few=st.booleans())
-def test_each_arrays_gram_matrix_is_of_its_part_of_the_updates(drawn: Any, chunk: int, few: bool) -> None:
+def test_inner_products_are_those_of_the_trained_entries(drawn: Any, chunk: int, few: bool) -> None:
+    """Each array's, and the whole ones: a parameter of two names counts once, and buffers and frozen arrays never."""
     layout, replies, _ = drawn
-    rounding = 1e-12 if few else 1e-6
+    rounding, tiny = (1e-12, 1e-300) if few else (1e-6, 1e-36)  # the least square of float32
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(updates, "CHUNK_COLUMNS", chunk)
         patch.setattr(updates, "EXACT_NUMBERS", 10**9 if few else 0)
         stored = taken_in(layout, replies)
+        assert stored.screen(gram=False) == {}
         grams = stored.grams(stored.vectors, exact=False)
         whole, parts = stored.gram(stored.vectors, exact=False), fragments(stored)
+        squares = squares_and_products(stored.vectors)[0]
+    assert list(layout.trainable) == [name for name in layout.arrays if name.startswith("layer-")]
     assert grams.shape == (len(layout.trainable), len(replies), len(replies))
     norms = np.sqrt(np.diag(whole))
-    for gram, U in zip(grams, parts, strict=True):
+    for gram, U, name in zip(grams, parts, layout.trainable, strict=True):
+        received, after = (
+            np.array([model[name].ravel() for model in models], np.float64)
+            for models in ([layout.arrays] * len(replies), replies)
+        )
+        largest = np.abs(received).max(initial=0.0) + np.abs(after).max(initial=0.0)
+        np.testing.assert_allclose(U, received - after, atol=1e-6 * largest)
         lengths = np.linalg.norm(U, axis=1)
-        np.testing.assert_array_less(np.abs(gram - U @ U.T), rounding * np.outer(lengths, lengths) + 1e-300)
+        np.testing.assert_array_less(np.abs(gram - U @ U.T), rounding * np.outer(lengths, lengths) + tiny)
         np.testing.assert_array_equal(gram, gram.T)
     assert (np.abs(grams.sum(axis=0) - whole) <= rounding * np.outer(norms, norms)).all()
+    np.testing.assert_allclose(squares, sum(((U**2).sum(axis=1) for U in parts), np.zeros(len(replies))), rtol=rounding)
 
 
 def test_equal_updates_have_equal_products_in_every_array(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,24 +137,30 @@ def test_a_part_next_to_nothing_has_products_of_zero() -> None:
 # Steps --------------------------------------------------------------------------------------------------------------
 
 
-@given(drawn=models(), chunk=CHUNKS, few=st.booleans())
-def test_each_array_is_stepped_by_its_own_coefficients(drawn: Any, chunk: int, few: bool) -> None:
+@given(drawn=models(), chunk=CHUNKS, few=st.booleans(), by_array=st.booleans())
+def test_each_array_is_stepped_by_its_own_coefficients(drawn: Any, chunk: int, few: bool, by_array: bool) -> None:
+    """Or all by the same; buffers are averaged by examples, and integers are those of the client with the most."""
     layout, replies, rng = drawn
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(updates, "CHUNK_COLUMNS", chunk)
         patch.setattr(updates, "EXACT_NUMBERS", 10**9 if few else 0)
         stored = taken_in(layout, replies)
         assert stored.screen(gram=False) == {}
-        C = rng.normal(size=(len(layout.trainable), len(replies)))
-        counts = np.arange(1.0, len(replies) + 1)
+        C = rng.normal(size=(len(layout.trainable), len(replies)) if by_array else len(replies))
+        counts = rng.integers(1, 9, len(replies)).astype(np.float64)
         after, parts = stored.model_after(C, stored.vectors, counts / counts.sum(), counts), fragments(stored)
-    for name, row, U in zip(layout.trainable, C, parts, strict=True):
+    for number, (name, U) in enumerate(zip(layout.trainable, parts, strict=True)):
         received = layout.arrays[name].astype(np.float64)
-        expected = received - (row @ U).reshape(received.shape)
+        expected = received - ((C[number] if by_array else C) @ U).reshape(received.shape)
         largest = np.abs(U).max(initial=0.0) + np.abs(received).max(initial=0.0)
         np.testing.assert_allclose(after[name], expected, atol=1e-5 * largest)
+    kept = {name: (type(array), array.dtype, array.shape) for name, array in layout.arrays.items()}
+    assert {name: (type(array), array.dtype, array.shape) for name, array in after.items()} == kept
     assert list(after) == list(layout.arrays)
-    np.testing.assert_array_equal(after["base"], layout.arrays["base"])
+    assert after["base"] is layout.arrays["base"]
+    assert after["steps"] == replies[int(np.argmax(counts))]["steps"]
+    mean = np.average([reply["mean"] for reply in replies], axis=0, weights=counts)
+    np.testing.assert_allclose(after["mean"], mean, rtol=1e-5, atol=1e-6)
     if "twin" in layout.shared:
         np.testing.assert_array_equal(after["twin"], after["layer-0.weight"])
 

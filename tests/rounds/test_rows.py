@@ -1,4 +1,4 @@
-"""Models in a matrix are to the bit what the same models are, borrowed; one pass screens and measures them."""
+"""Models in a matrix, in memory or in a file, are to the bit what they are, borrowed; one pass screens them all."""
 
 from typing import Any
 
@@ -8,9 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairbloom.rounds import updates
+from fairbloom.rounds.memory import empty_matrix
 from fairbloom.rounds.updates import Layout, Model, Updates, Vectors, combine, gram_matrices
 
 from .helpers import gram_matrix, squared_norms
+
+TINY = 1e-9
+"""Gigabytes that hold one byte."""
 
 BUFFERS = ("mean",)
 TIED = {"twin": "a"}
@@ -23,9 +27,11 @@ def model_of(flat: Any, dtypes: tuple[str, str] = ("float32", "float32")) -> dic
     return {"twin": a, "a": a, "mean": np.float32(flat[5:7]), "b": b, "steps": np.array(7 * len(flat))}
 
 
-def written(layout: Layout, models: list[dict[str, np.ndarray]], cut: int = 0) -> Updates:
-    """Write models into the rows of a matrix, as an engine does it, and add them: `cut` of them first."""
-    stored = Updates(layout, np.empty((len(models), layout.size), layout.dtype))
+def written(layout: Layout, models: list[dict[str, np.ndarray]], cut: int = 0, gigabytes: float = 1.0) -> Updates:
+    """Write models into the rows of a matrix, in memory or in a file, and add them: `cut` of them first."""
+    matrix = empty_matrix(len(models), layout.size, layout.dtype, gigabytes)
+    assert isinstance(matrix, np.memmap) == (gigabytes == TINY)
+    stored = Updates(layout, matrix)
     for start, stop in ((0, cut), (cut, len(models))):
         for k in range(start, stop):
             for name, place in layout.slices:
@@ -86,10 +92,11 @@ ODDS = st.sampled_from((0.0, 0.02, 0.3))
     cache=st.sampled_from((1, 12, 10**6)),
     chunk=st.sampled_from((1, 2, 3, 100)),
     large=st.booleans(),
+    gigabytes=st.sampled_from((1.0, TINY)),
 )
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast")
 def test_models_in_a_matrix_have_the_bits_of_borrowed_ones(
-    seed: int, cut: int, odd: float, dtypes: tuple[str, str], cache: int, chunk: int, large: bool
+    seed: int, cut: int, odd: float, dtypes: tuple[str, str], cache: int, chunk: int, large: bool, gigabytes: float
 ) -> None:
     try:
         layout, models = drawn(seed, 8, odd, dtypes)
@@ -100,7 +107,7 @@ def test_models_in_a_matrix_have_the_bits_of_borrowed_ones(
         patch.setattr(updates, "CHUNK_COLUMNS", chunk)
         # of 30, products are made in float64 once few are left
         patch.setattr(updates, "EXACT_NUMBERS", 0 if large else 30)
-        stored, expected = written(layout, models, cut), borrowed(layout, models)
+        stored, expected = written(layout, models, cut, gigabytes), borrowed(layout, models)
         wrong = screened(stored, gram=large)
         assert wrong == screened(expected)
         np.testing.assert_array_equal(

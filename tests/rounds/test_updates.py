@@ -136,57 +136,6 @@ def test_the_model_after_the_step_is_rounded_once(seed: int, m: int) -> None:
     np.testing.assert_allclose(after(stored, *c)["w"], exact, rtol=1.2e-7, atol=1e-14)
 
 
-def test_names_shapes_and_dtypes_are_kept() -> None:
-    w = model(
-        a=np.ones((2, 2), np.float32),
-        b=np.array(1.0, np.float64),
-        c=np.ones(2, np.float16),
-        n=np.array(3, np.int32),
-        mask=np.array([True]),
-        mean=np.ones(2, np.float32),
-        empty=np.ones((0, 3), np.float32),
-    )
-    result = after(added(w, w, w, buffers=("mean",)), 0.5, 0.5)
-    assert {k: (v.dtype, v.shape) for k, v in result.items()} == {k: (v.dtype, v.shape) for k, v in w.items()}
-    assert list(result) == list(w)
-    assert all(type(v) is np.ndarray for v in result.values())
-
-
-def test_integers_are_taken_over_and_buffers_averaged_by_hand() -> None:
-    w = model(w=np.zeros(2, np.float32), n=np.array(1), mean=np.float32([0, 0]))
-    replies = [
-        model(w=np.float32([2, 0]), n=np.array(10), mean=np.float32([1, 0])),
-        model(w=np.float32([0, 4]), n=np.array(20), mean=np.float32([0, 2])),
-        model(w=np.float32([0, 0]), n=np.array(30), mean=np.float32([4, 4])),
-    ]
-    stored = added(w, *replies, buffers=("mean",))
-    assert gram_matrix(stored.vectors).tolist() == [[4.0, 0.0, 0.0], [0.0, 16.0, 0.0], [0.0, 0.0, 0.0]]
-    result = after(stored, 0.5, 0.25, 0.0, counts=(1.0, 2.0, 1.0))
-    assert result["w"].tolist() == [1.0, 1.0]
-    assert result["n"] == 20
-    assert result["mean"].tolist() == [1.25, 2.0]
-    assert after(stored, 1.0, 0.0, 0.0, counts=(3.0, 5.0, 5.0))["n"] == 20
-
-
-SHARED = {"twin": "a", "again": "a"}
-
-
-@given(seed=st.integers(0, 99), m=st.integers(1, 3))
-def test_a_shared_parameter_counts_once(seed: int, m: int) -> None:
-    a, b, U = drawn(seed, 2, 5), drawn(seed + 1, 1, 3)[0], drawn(seed + 2, m, 13)
-    once = model(a=a, b=b)
-    w = model(twin=a, a=a, b=b, again=a)  # a name may come before the one that stands for it
-    replies = [model(a=a + u[:10].reshape(2, 5), b=b + u[10:]) for u in U]
-    named = [model(twin=r["a"], a=r["a"], b=r["b"], again=r["a"]) for r in replies]
-    stored, expected = added(w, *named, shared=SHARED), added(once, *replies)
-    np.testing.assert_array_equal(gram_matrix(stored.vectors), gram_matrix(expected.vectors))
-    c = np.random.default_rng(seed).normal(size=m)
-    result, single = after(stored, *c), after(expected, *c)
-    assert list(result) == list(w)
-    for name, array in result.items():
-        np.testing.assert_array_equal(array, single[SHARED.get(name, name)])
-
-
 def test_of_a_shared_parameter_the_first_name_is_taken() -> None:
     w = model(a=np.zeros(2, np.float32), twin=np.zeros(2, np.float32))
     for other in (5.0, np.nan):
