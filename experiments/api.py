@@ -266,8 +266,8 @@ def search(
         The method that the others are compared with, by its best arm. In a search within one method, the best arm is
         compared with the baseline as it is written.
     budget
-        How many minutes the search may take. All methods are tried with one seed after the other, and judged by those
-        that all have finished; the tests with fresh seeds come on top.
+        After so many minutes no further seed is begun. All methods are tried with one seed after the other; the tests
+        with fresh seeds come on top.
     seeds
         The number of seeds to choose by, and of fresh ones to test with, which begin 1000 later.
     out

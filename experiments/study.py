@@ -30,11 +30,8 @@ Kind = Literal["compare", "search", "reproduce"]
 NOUNS: Mapping[str, str] = {"compare": "comparison", "search": "search", "reproduce": "reproduction"}
 """What sentences call a study of each kind."""
 
-RunKey = tuple[str, int]
-"""What a run is called among several: the label of its arm, and the seed."""
-
-Runs = Mapping[RunKey, Settings]
-"""The settings of each run."""
+Runs = Mapping[str, Settings]
+"""The settings of runs by their folders in the study's."""
 
 
 @dataclass(frozen=True)
@@ -154,21 +151,15 @@ class Study:
 
     def is_done(self, arm: Arm, seed: int, out: Path) -> bool:
         """Return whether a run is finished, with as many rounds as it is to have; nothing is imported for this."""
-        folder = out / self.folder(arm, seed)
         default = Settings.model_fields["num_rounds"].default
         rounds = arm.settings.get("num-rounds", self.settings.get("num-rounds", default))
-        return is_finished(folder) and CONFIG.read(folder).num_rounds == rounds
+        return _has_rounds(out / self.folder(arm, seed), rounds)
 
-    def runs(self, out: Path) -> dict[RunKey, Settings]:
-        """Return the settings of all runs, each once, seed by seed, so that every arm has a number early on."""
-        return self.runs_of([(arm, seed) for seed in self.seeds for arm in self.arms], out)
-
-    def runs_of(self, keys: Iterable[tuple[Arm, int]], out: Path) -> dict[RunKey, Settings]:
-        """Return the settings of runs, each folder once."""
-        once: dict[str, tuple[Arm, int]] = {}
-        for arm, seed in keys:
-            once.setdefault(self.folder(arm, seed), (arm, seed))
-        return {(arm.label, seed): self.run(arm, seed, out) for arm, seed in once.values()}
+    def runs(self, out: Path, keys: Iterable[tuple[Arm, int]] | None = None) -> dict[str, Settings]:
+        """Return runs of arms with seeds: by default all, seed by seed, so that every arm has a number early on."""
+        wanted = ((arm, seed) for seed in self.seeds for arm in self.arms) if keys is None else keys
+        once = {self.folder(arm, seed): (arm, seed) for arm, seed in wanted}
+        return {name: self.run(*key, out) for name, key in once.items()}
 
     def failures(self, arm: Arm) -> dict[int, str]:
         """Return why runs of an arm failed, by their seeds."""
@@ -196,6 +187,15 @@ class Study:
                 "with it: choose another one by --baseline"
             )
         return replace(self, seeds=seeds, arms=[arm for arm in self.arms if not {*self.failures(arm)} & {*seeds}])
+
+
+def is_done(run: Settings) -> bool:
+    """Return whether a run is finished, with as many rounds as it is to have."""
+    return _has_rounds(Path(run.out), run.num_rounds)
+
+
+def _has_rounds(folder: Path, rounds: Value) -> bool:
+    return is_finished(folder) and CONFIG.read(folder).num_rounds == rounds
 
 
 def kind_of(folder: Path) -> str:

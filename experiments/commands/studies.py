@@ -2,6 +2,7 @@
 
 import json
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 import typer
@@ -32,16 +33,18 @@ def run(*, debug: bool = False, **values: Any) -> None:
         raise typer.Exit(CORRECTABLE) from None
 
 
-@command(api.compare)
-def compare(**values: Any) -> None:
-    """Compare, and show the comparison."""
-    api.compare(**values).show()
+def shown(function: Callable[..., Any], **about: Any) -> Callable[..., None]:
+    """Return the command that calls a function and shows what it returns."""
+
+    def carry_out(*, as_json: bool = False, **values: Any) -> None:
+        show_result(function(**values), as_json)
+
+    return command(function, **about)(carry_out)
 
 
-@command(api.search, like=api.compare)
-def search(*, as_json: bool = False, **values: Any) -> None:
-    """Search, and show what was found."""
-    show_result(api.search(**values), as_json)
+compare = shown(api.compare)
+search = shown(api.search, like=api.compare)
+evaluate = shown(api.evaluate, run="RUN")
 
 
 @command(api.reproduce, like=api.compare, name="[NAME]")
@@ -63,9 +66,3 @@ def reproduce(*, name: str | None = None, as_list: bool = False, as_json: bool =
         raise SettingsError("no recipe is named: fairbloom reproduce --list names them")
     else:
         show_result(api.reproduce(name, **values), as_json)
-
-
-@command(api.evaluate, run="RUN")
-def evaluate(*, as_json: bool = False, **values: Any) -> None:
-    """Evaluate, and show the scores."""
-    show_result(api.evaluate(**values), as_json)

@@ -23,7 +23,7 @@ from .other_scores import find_contradictions
 from .presentation import Shown
 from .run import Run, final_of, frame, load, measures
 from .shared_data import SharedData
-from .verdict import CLAIMED, MEAN, WORST, Findings, Verdict, verdict_of
+from .verdict import CLAIMED, Verdict, verdict_of
 
 if TYPE_CHECKING:
     import pandas
@@ -286,25 +286,17 @@ class Comparison(Shown):
         """In sentences the clients of which another score says the opposite, those that gain most first."""
         return find_contradictions(self.finals, self.baseline, self.scores, self.clients_compared)
 
+    @property
+    def tested(self) -> Mapping[str, float]:
+        """On how many examples each client was tested under the baseline, with the first seed that has it."""
+        scored = self.finals[(self.finals["method"] == self.baseline) & (self.finals["score"] == self.score.name)]
+        tested = dict(zip(scored["client"][::-1], scored["tested"][::-1], strict=True))
+        return {client: tested[client] for client in max(self.values[self.baseline], key=len)}
+
     @cached_property
     def verdict(self) -> Verdict:
         """What the comparison shows, in sentences."""
-        scored = self.finals[(self.finals["method"] == self.baseline) & (self.finals["score"] == self.score.name)]
-        tested = dict(zip(scored["client"][::-1], scored["tested"][::-1], strict=True))  # of the first seed, if there
-        return verdict_of(
-            Findings(
-                self.baseline,
-                self.score,
-                len(self.seeds),
-                self.claims,
-                {method: self.spread(method, MEAN)[0] for method in self.methods},
-                self.spread(self.baseline, WORST)[0],
-                {client: tested[client] for client in max(self.values[self.baseline], key=len)},
-                {method: row for method in self.methods if (row := self.personal_row(method))},
-                self.contradictions,
-                self.failed,
-            )
-        )
+        return verdict_of(self)
 
     def _pairs(self, method: str, measure: str) -> list[tuple[float, float]]:
         """Return a measure under a method and under the baseline, for each seed that has both."""

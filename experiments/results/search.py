@@ -286,8 +286,8 @@ def _describe_limits(study: Study, judged: Sequence[Judged], run: Run) -> list[s
     said = []
     if study.found and len(study.found.judged) < len(study.seeds):
         said.append(
-            f"Judged by {len(study.found.judged)} of {len(study.seeds)} seeds, which all arms finished in "
-            f"{study.minutes:g} minutes; a higher --budget goes on."
+            f"Judged by {len(study.found.judged)} of {len(study.seeds)} seeds, begun in {study.minutes:g} minutes: the "
+            "same command goes on."
         )
     failed = [each for each in judged if each.fault]
     said += [f"{each.arm.label} was not judged: {each.fault}." for each in failed[:NAMED]]

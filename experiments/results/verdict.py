@@ -6,6 +6,7 @@ tests: where nothing differs, a verdict claims something in 5 % of comparisons a
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from fairbloom.protocol.scores import Score
 from fairbloom.server.fairness import count_of_share
@@ -14,15 +15,15 @@ from fairbloom.tasks.files.targets import join_names
 from .caveats import FEW_CLIENTS, FEWEST_EXAMPLES, join_all
 from .differences import FEWEST_SEEDS, Difference
 
+if TYPE_CHECKING:
+    from .comparison import Comparison
+
 WORST, MEAN = "worst_10", "mean"
 CLAIMED = (WORST, MEAN)
 """The measures that sentences may claim by: the worst-served tenth under each method, and the mean over all clients."""
 
 MOST_WORDS, MOST_LISTED = 60, 3
 """Of a verdict, and of a list of methods in a sentence."""
-
-Claims = Mapping[tuple[str, str], Difference]
-"""By method and measure: its difference to the baseline, with a p-value that is corrected for all of them."""
 
 
 @dataclass(frozen=True)
@@ -62,67 +63,52 @@ class Verdict:
         return " ".join((self.headline, *self.sentences, *self.further))
 
 
-@dataclass(frozen=True)
-class Findings:
-    """What a verdict is about."""
-
-    baseline: str
-    score: Score  # that fairness is measured in
-    seeds: int
-    claims: Claims
-    means: Mapping[str, float]  # over clients and seeds, by method, the baseline among them
-    worst: float  # the score of the worst-served tenth under the baseline
-    tested: Mapping[str, float]  # by client, on how many examples
-    personal: Mapping[str, str]  # by method, what its personal models are called
-    contradictions: Sequence[str]  # where another score of a client says the opposite, in sentences
-    failed: Mapping[str, str]  # by label, in words with how many seeds
-
-    @property
-    def is_single(self) -> bool:
-        """Whether the worst-served tenth is one client."""
-        return count_of_share(10, len(self.tested)) == 1
-
-    def sign(self, method: str, measure: str) -> int:
-        """Return 1 where a method is significantly better than the baseline by a measure, -1 if worse, else 0."""
-        found = self.claims[method, measure]
-        return 0 if not found.significant else 1 if found.mean > 0.0 else -1
-
-
-def verdict_of(found: Findings) -> Verdict:
+def verdict_of(found: "Comparison") -> Verdict:
     """Return what a comparison shows."""
-    methods = [method for method in found.means if method != found.baseline]
-    best_first = sorted(methods, key=lambda method: -found.score.better(found.means[method], 0.0))
-    improving = [m for m in best_first if found.sign(m, WORST) > 0 and found.sign(m, MEAN) >= 0]
+    means = {method: found.spread(method, MEAN)[0] for method in found.methods}
+    methods = [method for method in means if method != found.baseline]
+    best_first = sorted(methods, key=lambda method: -found.score.better(means[method], 0.0))
+    improving = [m for m in best_first if _sign(found, m, WORST) > 0 and _sign(found, m, MEAN) >= 0]
     claims = tuple(Claim(*key, each.mean) for key, each in found.claims.items() if each.significant)
+    tested = found.tested
     sentences = [
         *_answer(found, improving),
         *_effects(found, [method for method in best_first if method not in improving[:1]]),
         *_equals(found, methods),
         *found.contradictions[:3],
-        *_warnings(found),
+        *_warnings(tested),
         *_failures(found),
     ]
-    room = MOST_WORDS - len((headline := _level(found)).split())
+    room = MOST_WORDS - len((headline := _level(found, means[found.baseline], len(tested))).split())
     shown: list[str] = []
     while sentences and (room := room - len(sentences[0].split())) >= 0:
         shown.append(sentences.pop(0))
     return Verdict(headline, tuple(shown), tuple(sentences), claims, tuple(improving))
 
 
-def _level(found: Findings) -> str:
+def _sign(found: "Comparison", method: str, measure: str) -> int:
+    """Return 1 where a method is significantly better than the baseline by a measure, -1 if worse, else 0."""
+    difference = found.claims[method, measure]
+    return 0 if not difference.significant else 1 if difference.mean > 0.0 else -1
+
+
+def _level(found: "Comparison", mean: float, clients: int) -> str:
     """Return how the baseline serves the worst-served clients, and the mean."""
-    whom = "the worst-served client has" if found.is_single else "the worst-served 10 % of clients have"
+    single = count_of_share(10, clients) == 1
+    whom = "the worst-served client has" if single else "the worst-served 10 % of clients have"
     lower = "" if found.score.higher_is_better else " (lower is better)"
-    worst, mean = found.score.written(found.worst), found.score.written(found.means[found.baseline])
-    return f"Under {found.baseline} {whom} a test {found.score.words} of {worst}{lower}; the mean is {mean}."
+    worst, written = found.spread(found.baseline, WORST)[0], found.score.written
+    said = f"{whom} a test {found.score.words} of {written(worst)}{lower}; the mean is {written(mean)}."
+    return f"Under {found.baseline} {said}"
 
 
-def _answer(found: Findings, improving: Sequence[str]) -> Iterator[str]:
+def _answer(found: "Comparison", improving: Sequence[str]) -> Iterator[str]:
     """Yield which methods do better there without doing worse on the mean, or that none does."""
-    if len(found.means) == 1:
+    seeds, methods = len(found.seeds), len(found.methods)
+    if methods == 1:
         yield f"No other method {'has finished' if found.failed else 'was run'}, so there is nothing to compare."
-    elif found.seeds < FEWEST_SEEDS:
-        yield f"{'A single seed does' if found.seeds == 1 else 'Two seeds do'} not show which method is better: use 5."
+    elif seeds < FEWEST_SEEDS:
+        yield f"{'A single seed does' if seeds == 1 else 'Two seeds do'} not show which method is better: use 5."
     elif improving:
         first, also = improving[0], "without a significant loss in the mean"
         if (mean := found.claims[first, MEAN]).significant:
@@ -131,18 +117,18 @@ def _answer(found: Findings, improving: Sequence[str]) -> Iterator[str]:
         yield f"{first} significantly improves the worst served, by {gain}, {also}."
     elif any(each.significant for each in found.claims.values()):
         yield "No method significantly improves the worst served without worsening the mean."
-    elif len(found.means) == 2:
-        (other,) = (method for method in found.means if method != found.baseline)
+    elif methods == 2:
+        (other,) = (method for method in found.methods if method != found.baseline)
         yield f"{other} does not differ significantly from {found.baseline}, for the worst served or in the mean."
     else:
         yield f"No method differs significantly from {found.baseline}, for the worst served or in the mean."
 
 
-def _effects(found: Findings, methods: Sequence[str]) -> Iterator[str]:
+def _effects(found: "Comparison", methods: Sequence[str]) -> Iterator[str]:
     """Yield what methods significantly improve and worsen, those with the same effects together."""
     verbs = {1: "improve", -1: "worsen"}
     for worst, mean in ((1, 1), (1, 0), (1, -1), (0, 1), (0, -1), (-1, 1), (-1, 0), (-1, -1)):
-        alike = [m for m in methods if (found.sign(m, WORST), found.sign(m, MEAN)) == (worst, mean)]
+        alike = [m for m in methods if (_sign(found, m, WORST), _sign(found, m, MEAN)) == (worst, mean)]
         s = "s" if len(alike) == 1 else ""
         effects = [f"{verbs[worst]}{s} the worst served"] if worst else []
         effects += [f"{verbs[mean]}{s} the mean"] if mean else []
@@ -155,28 +141,28 @@ def _list(methods: Sequence[str], said: str) -> Iterator[str]:
         yield f"{join_all(methods) if len(methods) <= MOST_LISTED else join_names(methods, MOST_LISTED)} {said}."
 
 
-def _equals(found: Findings, methods: Sequence[str]) -> Iterator[str]:
+def _equals(found: "Comparison", methods: Sequence[str]) -> Iterator[str]:
     """Yield which methods equal the baseline with every seed, and where their personal models are."""
     same = [method for method in methods if all(found.claims[method, measure].is_zero for measure in CLAIMED)]
     yield from _list(same, f"{'equals' if len(same) == 1 else 'equal'} {found.baseline} with every seed")
-    if rows := [found.personal[method] for method in same if method in found.personal]:
+    if rows := [row for method in same if (row := found.personal_row(method))]:
         yield f"Look at {join_all(rows)}."
 
 
-def _warnings(found: Findings) -> Iterator[str]:
+def _warnings(tested: Mapping[str, float]) -> Iterator[str]:
     """Yield what could mislead: few clients, and clients with few test examples."""
-    if len(found.tested) < FEW_CLIENTS:
-        yield f"There are only {len(found.tested)} clients." if len(found.tested) > 1 else "There is only one client."
-    few = sum(count < FEWEST_EXAMPLES for count in found.tested.values())
+    if len(tested) < FEW_CLIENTS:
+        yield f"There are only {len(tested)} clients." if len(tested) > 1 else "There is only one client."
+    few = sum(count < FEWEST_EXAMPLES for count in tested.values())
     if few:
         verb = "is" if few == 1 else "are"
-        yield f"{few} of {len(found.tested)} clients {verb} tested on fewer than {FEWEST_EXAMPLES} examples."
+        yield f"{few} of {len(tested)} clients {verb} tested on fewer than {FEWEST_EXAMPLES} examples."
 
 
-def _failures(found: Findings) -> Iterator[str]:
+def _failures(found: "Comparison") -> Iterator[str]:
     """Yield which methods failed, and what became of them."""
     for method, words in found.failed.items():
-        yield f"{method} {words}, so {'these seeds are left out' if method in found.means else 'it is not compared'}."
+        yield f"{method} {words}, so {'these seeds are left out' if method in found.methods else 'it is not compared'}."
 
 
 def _sized(found: Difference, score: Score) -> str:

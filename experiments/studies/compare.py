@@ -14,7 +14,7 @@ from ..results.presentation import write_figure, write_report
 from ..results.run import REPORT
 from ..study import NOUNS, Study
 from .on_ray import OnRay
-from .running import carry_out, fix_score, with_failures, write_tables
+from .running import carry_out, fix_score, write_tables
 
 OPTIONS = {"method": "--methods", "seed": "--seed and --seeds", "out": "--out"}
 """The settings that differ from run to run of a study, and the options that say which values they take."""
@@ -26,19 +26,19 @@ def compare_arms(
     baseline: str,
     seeds: Sequence[int],
     out: Path,
-    jobs: int | OnRay,
+    place: int | OnRay,
     on_run: Callable[[], None] = lambda: None,
 ) -> Comparison:
-    """Run each arm with each seed, `jobs` at a time, and write tables and figure into `out`.
+    """Run each arm with each seed at a place, and write tables and figure into `out`.
 
     A run that fails ends no other; the same call tries it again. `baseline` is as `baseline_of` takes it, and `on_run`
     is called after each finished run. No run is started where an error can be known before.
     """
     out = out.absolute()
     study = prepare(Study("compare", arms, list(seeds), baseline_of(baseline, arms), config), out)
-    with carry_out(study, out, jobs, on_run) as work:
+    with carry_out(study, out, place, on_run) as work:
         work.run(study.runs(out))
-        study = with_failures(study, work)
+        study = replace(study, failed=work.failed)
         study.write(out)
         comparison = read_comparison(out, study)
         write_comparison(comparison)

@@ -3,7 +3,7 @@
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -13,8 +13,8 @@ from fairbloom.protocol.settings import SettingsError
 from fairbloom.server.settings import Settings
 from fairbloom.system.processors import processors_here
 
-from ..study import Runs
-from .pool import Workers, is_done
+from ..study import Runs, is_done
+from .pool import Ended
 
 
 @dataclass(frozen=True)
@@ -36,36 +36,29 @@ def place_of(jobs: int | None, pool: Pool, gpus_per_run: float) -> int | OnRay:
     return jobs or processors_here()
 
 
-class RayWorkers(Workers):
-    """A Ray cluster in place of processes; all its hosts have the folders under the same path.
+def run_on_cluster(runs: Runs, place: OnRay, log_level: int, ended: Ended) -> None:
+    """Run on a Ray cluster; all its hosts have the folders under the same path.
 
     A run whose host is lost goes on from its folder on another one.
     """
-
-    def __init__(self, place: OnRay, log_level: int, on_run: Callable[[], None]) -> None:
-        super().__init__(1, log_level, on_run)
-        self._gpus = place.gpus_per_run
-
-    def _carry_out(self, unfinished: Runs, until: float | None) -> None:
-        ray, given = connect(self._gpus), (self._log_level, str(Path.cwd()), sys.path)
-        task = ray.remote(run_on_host).options(num_gpus=self._gpus)
-        started = {task.remote(run, *given): key for key, run in unfinished.items()}
-        try:
-            while started:
-                (done,), _ = ray.wait([*started], num_returns=1)
-                key = started.pop(done)
-                try:
-                    ray.get(done)
-                    if not is_done(unfinished[key]):
-                        raise FairbloomError("its folder is not here: put --out on storage that all hosts share")
-                except FairbloomError as error:  # of the run, it is a RayTaskError as well, with the cause
-                    self.failed[key] = getattr(error, "cause", error)
-                except (ray.exceptions.WorkerCrashedError, ray.exceptions.NodeDiedError) as error:
-                    lost = f"its host was lost ({type(error).__name__}): the same command continues"
-                    self.failed[key] = FairbloomError(lost)
-                self._on_run()
-        finally:  # with an error, Ctrl-C too, this ends the tasks that are left
-            ray.shutdown()
+    ray, given = connect(place.gpus_per_run), (log_level, str(Path.cwd()), sys.path)
+    task = ray.remote(run_on_host).options(num_gpus=place.gpus_per_run)
+    started = {task.remote(run, *given): name for name, run in runs.items()}
+    try:
+        while started:
+            (done,), _ = ray.wait([*started], num_returns=1)
+            name, failed = started.pop(done), None
+            try:
+                ray.get(done)
+                if not is_done(runs[name]):
+                    raise FairbloomError("its folder is not here: put --out on storage that all hosts share")
+            except FairbloomError as error:  # of the run, it is a RayTaskError as well, with the cause
+                failed = getattr(error, "cause", error)
+            except (ray.exceptions.WorkerCrashedError, ray.exceptions.NodeDiedError) as error:
+                failed = FairbloomError(f"its host was lost ({type(error).__name__}): the same command continues")
+            ended(name, failed)
+    finally:  # with an error, Ctrl-C too, this ends the tasks that are left
+        ray.shutdown()
 
 
 def connect(gpus: float) -> Any:

@@ -3,7 +3,7 @@
 import contextlib
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,8 +20,8 @@ from ..results.reproduction import Reproduction, choose_arm, read_reproduction, 
 from ..results.run import REPORT, OpenedRuns
 from ..study import STUDY, Study
 from .on_ray import OnRay, Pool, place_of
-from .progress import study_progress
-from .running import QUIET, carry_out, check_measures, fix_score, raise_if_all_failed, with_failures, write_tables
+from .progress import StudyBar, study_progress
+from .running import QUIET, carry_out, check_measures, fix_score, write_tables
 
 
 def reproduce(
@@ -75,11 +75,9 @@ def reproduce(
     study = study_of(recipe, choose_rows(recipe, rows), range(count), quick=quick, overrides=overrides)
     study = replace(study, recipe=str(Path(name).absolute()) if name.endswith(".toml") else name)
     folder = Path(out or Path("runs", "reproduce", f"{recipe.name}-quick" if quick else recipe.name)).absolute()
-    first = _first_runs(recipe, study)
-    searched = [arms for arms in study.groups.values() if len(arms) > 1]
-    later = sum(count - len(seeds_of(recipe, arms, study)) for arms in searched)  # at the points that are found
-    with study_progress(recipe.name, len(study.runs_of(first, folder)) + later, shown=progress) as bar:
-        return _carry_out(recipe, study, folder, place_of(jobs, pool, gpus_per_run), bar.count)
+    place = place_of(jobs, pool, gpus_per_run)
+    with study_progress(recipe.name, None, shown=progress) as bar:
+        return _carry_out(recipe, study, folder, place, bar)
 
 
 def choose_rows(recipe: Recipe, words: Sequence[str]) -> list[Row]:
@@ -189,13 +187,7 @@ def _shorten(config: Mapping[str, Value]) -> dict[str, Value]:
 # How it is run ------------------------------------------------------------------------------------------------------
 
 
-def _first_runs(recipe: Recipe, study: Study) -> list[tuple[Arm, int]]:
-    """Return the runs of all rows before the grids are decided, seed by seed; without grids these are all."""
-    seeds = {arm.label: seeds_of(recipe, arms, study) for arms in study.groups.values() for arm in arms}
-    return [(arm, seed) for seed in study.seeds for arm in study.arms if seed in seeds[arm.label]]
-
-
-def _carry_out(recipe: Recipe, study: Study, out: Path, jobs: int | OnRay, on_run: Callable[[], None]) -> Reproduction:
+def _carry_out(recipe: Recipe, study: Study, out: Path, place: int | OnRay, bar: StudyBar) -> Reproduction:
     """Run what is missing of a recipe, and write what came out, where no rows are left out."""
     kept = study
     if len(study.groups) < len(recipe.rows):
@@ -203,24 +195,27 @@ def _carry_out(recipe: Recipe, study: Study, out: Path, jobs: int | OnRay, on_ru
             kept = Study.read(out)
     for arm in _first_of_tasks(study).values():
         check_measures(recipe.measures, study.run(arm, study.seeds[0], out), f"recipe {recipe.name}: measures")
-    with carry_out(kept if kept.kind == study.kind else study, out, jobs, on_run, QUIET) as work:
-        first = study.runs_of(_first_runs(recipe, study), out)
-        work.run(first)
-        raise_if_all_failed(first, work)
+    seeds = {arm.label: seeds_of(recipe, arms, study) for arms in study.groups.values() for arm in arms}
+    first = study.runs(out, [(arm, seed) for seed in study.seeds for arm in study.arms if seed in seeds[arm.label]])
+    later = sum(len(study.seeds) - len(seeds[arms[0].label]) for arms in study.groups.values())  # where grids end
+    bar.expect(len(first) + later)
+    with carry_out(kept if kept.kind == study.kind else study, out, place, bar.count, QUIET) as work:
+        work.run(first, some=True)
         opened = OpenedRuns(study, out)
         found = [choose_arm(recipe, arms, opened)[0] for arms in study.groups.values()]
-        best = [(arm, seed) for seed in study.seeds for arm in found if arm is not None]
-        done = {settings.out for settings in first.values()}
-        work.run({key: run for key, run in study.runs_of(best, out).items() if run.out not in done})
+        best = study.runs(out, [(arm, seed) for seed in study.seeds for arm in found if arm is not None])
+        work.run({name: run for name, run in best.items() if name not in first})
         whole = kept is study
-        study = with_failures(study, work)
+        study = replace(study, failed=work.failed)
         if whole:
             study.write(out)
         reproduction = read_reproduction(recipe, study, out, opened)
         if all(outcome.fault for outcome in reproduction.outcomes):
             raise FairbloomError(f"row {study.arms[0].row!r}: {reproduction.outcomes[0].fault}")
         if reproduction.whole:
-            _write(reproduction)
+            write_tables(out, {"results.csv": reproduction.rows()})
+            write_figure(reproduction, out / "figure")
+            write_report(reproduction, out / REPORT)
         return reproduction
 
 
@@ -232,10 +227,3 @@ def load_reproduction(folder: Path, *, trust: bool = False) -> Reproduction:
             return read_reproduction(load_recipe(study.recipe), study, folder)
     except FairbloomError as error:
         raise FairbloomError(f"{folder / STUDY}: {error}") from error
-
-
-def _write(reproduction: Reproduction) -> None:
-    """Write what was reproduced: results.csv, the figure and the report."""
-    write_tables(reproduction.folder, {"results.csv": reproduction.rows()})
-    write_figure(reproduction, reproduction.folder / "figure")
-    write_report(reproduction, reproduction.folder / REPORT)

@@ -3,7 +3,7 @@
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,41 +19,59 @@ from fairbloom.tasks import Task, check_data, load_task
 from fairbloom.tasks.groups import NAMING
 
 from ..results.measures import CLIENT, GAP, parse_gap
-from ..study import NOUNS, STUDY, Runs, Study
-from .on_ray import OnRay, RayWorkers
-from .pool import Workers, check_runs
+from ..study import NOUNS, STUDY, Runs, Study, is_done
+from .on_ray import OnRay, run_on_cluster
+from .pool import check_runs, run_in_processes
 
 QUIET = logging.ERROR
 """From which level on log lines are printed: hundreds of runs have too many warnings; rounds.csv has what they say."""
 
 
+@dataclass
+class Work:
+    """What carries out the runs of a study: processes of this machine, so many at a time, or a Ray cluster.
+
+    `on_run` is called after each run, and for each that was finished before; `failed` has why runs failed, by their
+    folders in the study's.
+    """
+
+    place: int | OnRay
+    on_run: Callable[[], None]
+    log_level: int
+    failed: dict[str, str] = field(default_factory=dict)
+
+    def run(self, runs: Runs, *, some: bool = False) -> None:
+        """Run what is not finished; raise FairbloomError if `some` must succeed and all fail."""
+        unfinished = {name: run for name, run in runs.items() if not is_done(run)}
+        for _ in range(len(runs) - len(unfinished)):
+            self.on_run()
+        if unfinished:
+            if isinstance(self.place, OnRay):
+                run_on_cluster(unfinished, self.place, self.log_level, self._note_end)
+            else:
+                run_in_processes(unfinished, self.place, self.log_level, self._note_end)
+        if some and self.failed.keys() >= runs.keys():
+            name = next(iter(runs))
+            raise FairbloomError(f"{name}: {self.failed[name]}")
+
+    def _note_end(self, name: str, error: FairbloomError | None) -> None:
+        if error is not None:
+            self.failed[name] = str(error)
+        self.on_run()
+
+
 @contextlib.contextmanager
 def carry_out(
-    study: Study, out: Path, jobs: int | OnRay, on_run: Callable[[], None], log_level: int = logging.WARNING
-) -> Iterator[Workers]:
+    study: Study, out: Path, place: int | OnRay, on_run: Callable[[], None], log_level: int = logging.WARNING
+) -> Iterator[Work]:
     """Check and lock the folder of a study, write study.json, and yield what carries out its runs.
 
-    Up to `jobs` runs go on at a time, each in a process of its own, whose log lines are printed from `log_level` on; or
-    as many as a Ray cluster has room for. `on_run` is called after each run, and for each that was finished before.
+    Lines that runs log are printed from `log_level` on.
     """
     check_runs(study.runs(out))
-    place = RayWorkers(jobs, log_level, on_run) if isinstance(jobs, OnRay) else Workers(jobs, log_level, on_run)
-    with _locked(study, out), place as workers:
+    with _locked(study, out):
         study.write(out)
-        yield workers
-
-
-def with_failures(study: Study, work: Workers) -> Study:
-    """Return a study with the failures of what has carried out its runs."""
-    arms = {arm.label: arm for arm in study.arms}
-    return replace(study, failed={study.folder(arms[key[0]], key[1]): str(e) for key, e in work.failed.items()})
-
-
-def raise_if_all_failed(runs: Runs, work: Workers) -> None:
-    """Raise the error of the first of these runs, with its name, where all of them failed."""
-    if runs and work.failed.keys() >= runs.keys():
-        label, seed = key = next(iter(runs))
-        raise FairbloomError(f"{label} with seed {seed}: {work.failed[key]}") from work.failed[key]
+        yield Work(place, on_run, log_level)
 
 
 def write_tables(folder: Path, tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:

@@ -1,6 +1,7 @@
 """A search: a grid of arms is judged on validation examples, and the best of each method tested with fresh seeds."""
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -34,8 +35,7 @@ from ..results.search import Judged, Search, choose, read_search
 from ..study import Found, Study
 from .compare import OPTIONS, prepare, tables_of
 from .on_ray import OnRay
-from .pool import Workers
-from .running import QUIET, carry_out, check_measures, raise_if_all_failed, with_failures, write_tables
+from .running import QUIET, Work, carry_out, check_measures, write_tables
 
 ALL = "all"
 """What names all methods."""
@@ -190,7 +190,7 @@ def _evaluated(arm: Arm, shared: Mapping[str, Value]) -> Literal["global", "pers
 def search_arms(
     study: Study,
     out: Path,
-    jobs: int | OnRay,
+    place: int | OnRay,
     on_run: Callable[[], None] = lambda: None,
     on_count: Callable[[int], None] = lambda count: None,
 ) -> Search:
@@ -202,48 +202,36 @@ def search_arms(
     out = out.absolute()
     study = prepare(_with_validation(study), out)
     check_measures([study.criterion], study.run(study.arms[0], study.seeds[0], out), "criterion")
-    before = _found_before(study, out)
     count = len(study.runs(out))
     on_count(count)
-    with carry_out(study, out, jobs, on_run, QUIET) as work:
-        judged = before or _run_seeds(study, out, work)
-        study = with_failures(replace(study, found=Found(judged)), work)
+    with carry_out(study, out, place, on_run, QUIET) as work:
+        judged = _run_seeds(study, out, work)
+        study = replace(study, found=Found(judged), failed=work.failed)
         best = _choose(read_search(out, study))
-        fresh = [study.seeds[0] + FRESH_FROM + place for place in range(len(study.seeds))]
+        fresh = [study.seeds[0] + FRESH_FROM + k for k in range(len(study.seeds))]
         study = replace(study, found=Found(judged, best, fresh))
         study.write(out)
         runs = study.of(best, fresh).runs(out)
         on_count(count + len(runs))
         work.run(runs)
-        study = with_failures(study, work)
+        study = replace(study, failed=work.failed)
         study.write(out)
         search = read_search(out, study)
-        _write(search)
+        if search.comparison is not None:
+            write_tables(out, tables_of(search.comparison))
+        write_report(search, out / REPORT)
         return search
 
 
-def _run_seeds(study: Study, out: Path, work: Workers) -> list[int]:
-    """Run the arms with all seeds, or with those that time allows; return the seeds that all arms have finished."""
-    runs = study.runs(out)
-    if study.minutes is None:
-        work.run(runs)
-        raise_if_all_failed(runs, work)
-        return list(study.seeds)
-    until, judged = time.monotonic() + 60.0 * study.minutes, list[int]()
-    for seed in study.seeds:
-        failed = {label for label, _ in work.failed}
-        of_seed = {key: run for key, run in runs.items() if key[1] == seed and key[0] not in failed}
-        try:
-            work.run(of_seed, until)
-        except TimeoutError:
+def _run_seeds(study: Study, out: Path, work: Work) -> list[int]:
+    """Run the arms with all seeds, or seed by seed until time is over; return the seeds that were run."""
+    until, judged = time.monotonic() + 60.0 * (study.minutes or math.inf), list[int]()
+    for seeds in [study.seeds] if study.minutes is None else [[seed] for seed in study.seeds]:
+        if judged and time.monotonic() >= until:
             break
-        raise_if_all_failed(of_seed, work)
-        judged.append(seed)
-    if not judged:
-        raise SettingsError(
-            f"budget = {study.minutes:g} minutes: not all arms have finished the first seed: raise --budget, and the "
-            "same command goes on, or try fewer arms"
-        )
+        arms = [arm for arm in study.arms if not any(study.folder(arm, seed) in work.failed for seed in judged)]
+        work.run(study.runs(out, [(arm, seed) for seed in seeds for arm in arms]), some=True)
+        judged += seeds
     return judged
 
 
@@ -264,16 +252,6 @@ def _choose(search: Search) -> list[str]:
     return [each.arm.label for each in sorted(kept, key=lambda each: measure.better(0.0, each.mean, score))]
 
 
-def _found_before(study: Study, out: Path) -> Sequence[int]:
-    """Return by which seeds the same search was judged before, in the same time; none where it was not."""
-    try:
-        before = Study.read(out)
-    except FairbloomError:
-        return ()
-    same = replace(before, found=None, failed={}) == replace(study, arms=list(study.arms), seeds=list(study.seeds))
-    return before.found.judged if same and before.found and study.minutes is not None else ()
-
-
 # What is refused ------------------------------------------------------------------------------------------------------
 
 
@@ -286,10 +264,3 @@ def _with_validation(study: Study) -> Study:
             f"validation-share = {VALIDATION_SHARE:g}, or leave it out"
         )
     return study if share else replace(study, settings={**study.settings, "validation-share": VALIDATION_SHARE})
-
-
-def _write(search: Search) -> None:
-    """Write comparison.csv, differences.csv and clients.csv of the test examples, and the report."""
-    if search.comparison is not None:
-        write_tables(search.folder, tables_of(search.comparison))
-    write_report(search, search.folder / REPORT)
