@@ -64,25 +64,25 @@ def judge_arms(measure: Measure, arms: Sequence[Arm], runs: Sequence[Sequence[Ru
     An arm that lacks a run, or the score of a client that others have, cannot be chosen. Test examples are read only
     of runs that set no validation examples apart, as recipes of papers do that say no more.
     """
-    served: list[list[Served] | str] = []
+    served, faults = list[list[Served]](), list[str]()
     for arm, by_seed in zip(arms, runs, strict=True):
-        finished = [run for run in by_seed if run is not None]
         try:
-            served.append([serve(run, arm.evaluated) for run in finished] if len(finished) == len(by_seed) else [])
+            served.append([serve(run, arm.evaluated) for run in by_seed if run is not None])
+            faults.append("")
         except FairbloomError as error:
-            served.append(str(error))
-    there = [by_seed for by_seed in served if by_seed and not isinstance(by_seed, str)]
-    wanted = [set[str]().union(*(each.values for each in of_seed)) for of_seed in zip(*there, strict=True)]
-    return [_judge(measure, arm, by_seed, wanted) for arm, by_seed in zip(arms, served, strict=True)]
+            served.append([])
+            faults.append(str(error))
+        if len(served[-1]) < len(by_seed):
+            served[-1] = []
+    wanted = [set[str]().union(*(each.values for each in of)) for of in zip(*filter(None, served), strict=True)]
+    return [_judge(measure, *each, wanted) for each in zip(arms, served, faults, strict=True)]
 
 
 def serve(run: Run, evaluated: str) -> Served:
     """Return how a run serves its clients on validation examples, or on test examples where it set none apart."""
-    model, split = run.serves if evaluated == "global" else evaluated, "validation"
-    if float(run.settings.get("validation-share", 0.0)) > 0.0:
-        scores = run.final(model=model, split=split)
-    else:
-        scores, split = run.final(model=model, hostile=True), "test"
+    tests = not float(run.settings.get("validation-share", 0.0)) > 0.0
+    model, split = run.serves if evaluated == "global" else evaluated, "test" if tests else "validation"
+    scores = run.final(model=model, split=split, hostile=tests)
     if not scores:
         of_which = " of personal models" if model == "personal" else ""
         raise FairbloomError(
@@ -92,21 +92,17 @@ def serve(run: Run, evaluated: str) -> Served:
     return Served(scores, run.score, groups=run.by_group(model, split))
 
 
-def _judge(measure: Measure, arm: Arm, by_seed: Sequence[Served] | str, wanted: Sequence[set[str]]) -> Judged:
-    if isinstance(by_seed, str) or not by_seed:
-        return Judged(arm, fault=str(by_seed or ""))
-    score = by_seed[0].score
-    lacking = {name for mine, clients in zip(by_seed, wanted, strict=True) for name in clients - {*mine.values}}
+def _judge(measure: Measure, arm: Arm, by_seed: Sequence[Served], fault: str, wanted: Sequence[set[str]]) -> Judged:
+    if not by_seed:
+        return Judged(arm, fault=fault)
+    lacking = set[str]().union(*(names.difference(mine.values) for mine, names in zip(by_seed, wanted, strict=True)))
+    values = [measure.of(each) for each in by_seed]
     if lacking:
-        return Judged(
-            arm,
-            fault=f"it lacks the validation {score.words} of {', '.join(sorted(lacking))}, which others have: see what "
-            f"was refused or missing in {ROUNDS.name} of its runs",
-        )
-    values, mean = [measure.of(each) for each in by_seed], find_measure("mean")
-    if not all(map(math.isfinite, values)):
-        return Judged(arm, fault=f"there is no {measure.name} of so few validation examples")
-    return Judged(arm, values, [mean.of(each) for each in by_seed])
+        what = f"the validation {by_seed[0].score.words} of {', '.join(sorted(lacking))}, which others have"
+        fault = f"it lacks {what}: see what was refused or missing in {ROUNDS.name} of its runs"
+    elif not all(map(math.isfinite, values)):
+        fault = f"there is no {measure.name} of so few validation examples"
+    return Judged(arm, fault=fault) if fault else Judged(arm, values, [find_measure("mean").of(s) for s in by_seed])
 
 
 def choose(
@@ -203,24 +199,24 @@ class Search(Shown):
     @property
     def sentences(self) -> tuple[str, ...]:
         """The answer in words, and what limits it."""
+        return (self._answer(), *self.notes)
+
+    def _answer(self) -> str:
+        """Return which arm is best, and what it gains."""
         if not self.best:
-            return ("Nothing is chosen yet: the same command continues.", *self.notes)
+            return "Nothing is chosen yet: the same command continues."
         measure = self.measure
         title = measure.title(self.comparison.client_count if self.comparison else 0)
         said = f"{self.best} is best by the {title} on validation examples"
         if (found := self.difference(self.best)) is None:
-            return (f"{said}{'' if self.best == self.baseline else ': it is not tested yet'}.", *self.notes)
+            return f"{said}{'' if self.best == self.baseline else ': it is not tested yet'}."
         unit = f" {self.score.unit}" if measure.unit and self.score.unit else ""
-        promised = f"where validation had promised {self.promise(self.best):+.3g}{unit}"
-        seeds = f"on the test examples of {len(self.found.fresh)} fresh seeds"
+        promised = f"{self.baseline}, where validation had promised {self.promise(self.best):+.3g}{unit}."
+        said += f"; on the test examples of {len(self.found.fresh)} fresh seeds it"
         if not (found.low > 0.0 or found.high < 0.0):
-            return (f"{said}; {seeds} it does not clearly differ from {self.baseline}, {promised}.", *self.notes)
-        verb = "loses" if found.mean < 0.0 else "gains"
-        return (
-            f"{said}; {seeds} it {verb} {abs(found.mean):.3g}{unit} ({found.low:+.3g} to {found.high:+.3g}) against "
-            f"{self.baseline}, {promised}.",
-            *self.notes,
-        )
+            return f"{said} does not clearly differ from {promised}"
+        verb, interval = "loses" if found.mean < 0.0 else "gains", f"({found.low:+.3g} to {found.high:+.3g})"
+        return f"{said} {verb} {abs(found.mean):.3g}{unit} {interval} against {promised}"
 
     def _arm_as_json(self, each: Judged) -> dict[str, Any]:
         """Return what an arm is worth on validation examples, and by how much it gains on test examples."""
