@@ -34,7 +34,10 @@ def expand_options(function: Function) -> Function:
     """Let a function's signature name the common options in place of `**options`, and let it refuse all other names."""
     types = get_type_hints(CommonOptions)
     signature = inspect.signature(function)
-    signature = signature.replace(parameters=[*without_options(signature), *map(optional, types, types.values())])
+    own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+    by_name = inspect.Parameter.KEYWORD_ONLY
+    common = [inspect.Parameter(name, by_name, default=None, annotation=kind) for name, kind in types.items()]
+    signature = signature.replace(parameters=[*own, *common])
 
     @wraps(function)
     def checked(*values: Any, **named: Any) -> Any:
@@ -46,16 +49,6 @@ def expand_options(function: Function) -> Function:
 
     vars(checked)["__signature__"] = signature
     return checked  # type: ignore[return-value]  # what type checkers know of it is unchanged
-
-
-def without_options(signature: inspect.Signature) -> list[inspect.Parameter]:
-    """Return the parameters of a signature without its `**options`."""
-    return [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
-
-
-def optional(name: str, annotation: Any) -> inspect.Parameter:
-    """Return a parameter that is given by its name, and that is None where it is not."""
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
 def as_settings(options: Mapping[str, Any]) -> dict[str, Value | None]:

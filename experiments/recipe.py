@@ -224,12 +224,11 @@ class Recipe(Section):
 
 def names() -> list[str]:
     """Return the names of the recipes that come with the library; Table 8 comes before Table 10."""
-    return sorted((path.stem for path in FOLDER.glob("*.toml")), key=_numbers_apart)
 
+    def words_and_numbers(name: str) -> list[tuple[str, int]]:
+        return [(word, int(number or 0)) for word, number in re.findall(r"(\D+)(\d*)", name)]
 
-def _numbers_apart(name: str) -> list[tuple[str, int]]:
-    """Return the words of a name, each with the number that follows it, for ordering."""
-    return [(word, int(number or 0)) for word, number in re.findall(r"(\D+)(\d*)", name)]
+    return sorted((path.stem for path in FOLDER.glob("*.toml")), key=words_and_numbers)
 
 
 def load_shipped() -> Iterator[Recipe]:
@@ -270,15 +269,10 @@ def _explain(error: Mapping[str, Any]) -> str:
     where = ".".join(str(part + 1) if isinstance(part, int) else str(part) for part in error["loc"])
     reason = str(error["msg"]).removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
-        known = [name.replace("_", "-") for name in _keys_of(error["loc"])]
+        part = Row if error["loc"][0] == "rows" and len(error["loc"]) > 1 else Recipe
+        known = [name.replace("_", "-") for name in part.model_fields if (part, name) != (Recipe, "name")]
         key = str(error["loc"][-1])
         return f"unknown key {where}: {did_you_mean(key, known)}there are {', '.join(known)}"
     if error["type"] == "missing":
         return f"{where} is missing: give it"
     return f"{where} = {error['input']!r}: {reason}" if where else reason
-
-
-def _keys_of(loc: Sequence[str | int]) -> list[str]:
-    """Return the keys of the part of a recipe in which a key is not known."""
-    part = Row if loc[0] == "rows" and len(loc) > 1 else Recipe
-    return [name for name in part.model_fields if (part, name) != (Recipe, "name")]

@@ -70,13 +70,11 @@ def evaluate_site(run: Path, data_dir: str = "", client: str = "", model: str = 
         raise SiteError(f"{name} has no test examples: it needs more rows")
     scores = put_first(local.task.scores, decide_score(local.settings, local.task, deployed=True))
     values = {each.name: each.shown(found[each.name]) for each in scores if each.name in found}
-    interval = _wilson(found[ACCURACY.name], count) if ACCURACY in scores else None
+    interval = None
+    if ACCURACY in scores:
+        wilson = binomtest(round(found[ACCURACY.name] * count), count).proportion_ci(method="wilson")
+        interval = ACCURACY.shown(float(wilson.low)), ACCURACY.shown(float(wilson.high))
     return SiteScores(name, len(local.splits.train), count, scores, values, interval)
-
-
-def _wilson(accuracy: float, count: int) -> tuple[float, float]:
-    interval = binomtest(round(accuracy * count), count).proportion_ci(method="wilson")
-    return ACCURACY.shown(float(interval.low)), ACCURACY.shown(float(interval.high))
 
 
 def _clients_in(settings: dict[str, Any]) -> Sequence[str]:

@@ -27,9 +27,6 @@ class Status(Enum):
     NOT_APPLICABLE = "not applicable"
 
 
-SIGNS = dict(zip(Status, ("[green]✓[/]", "[yellow]![/]", "[red]✗[/]", "[dim]–[/]"), strict=True))
-
-
 class PropertyResult(NamedTuple):
     """The outcome of one property, and what was found."""
 
@@ -51,11 +48,12 @@ class CheckReport:
 
     def show(self, console: Console) -> None:
         """Print one row per property."""
+        signs = dict(zip(Status, ("[green]✓[/]", "[yellow]![/]", "[red]✗[/]", "[dim]–[/]"), strict=True))
         table = Table(box=None, title=escape(self.name), title_justify="left", show_header=False, pad_edge=False)
         for fold in (False, False, True):
             table.add_column(no_wrap=not fold, overflow="fold")
         for name, (status, message) in self.results.items():
-            table.add_row(SIGNS[status], name, escape(message))
+            table.add_row(signs[status], name, escape(message))
         console.print(table)
 
 

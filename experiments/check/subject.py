@@ -93,8 +93,13 @@ class Subject:
         """Return the next rounds of a method with six real clients, which learn digits in this process.
 
         They take one step in a round unless `work`, settings by their names in Python, says something else. What they
-        keep between rounds is stored in `state_dir`, if it is given.
+        keep between rounds is stored in `state_dir`, if it is given. Every step is taken, so that it shows where one is
+        too long.
         """
+        if unknown := unknown_metrics(method):
+            words = f"Fairbloom's clients do not report {', '.join(unknown)}, so no round can be run with them."
+            raise NotApplicable(words)
+        method.update_limit = math.inf
         with self.explain_errors("In rounds with real clients, "):
             clients = real_clients(method, **self.work, **work)
             first = initial_model(clients) if model is None else model
@@ -202,6 +207,12 @@ class MethodUnderTest(Subject):
             known = {**method.progress.roster, ABSENT: 20.0, **dict(zip(names, counts.tolist(), strict=True))}
             method.progress.roster = dict(sorted(known.items()))
         with self.explain_errors(f"Given {replies.description}, "):
+            sends = method.sends()
+            if unknown := [row for row, _ in sends.values() if row not in method.progress.kept]:
+                raise Failure(
+                    f"sends returned {sends!r}, and no row is kept as {unknown[0]}: it must return {{record: (row of "
+                    "self.progress.kept, factor)}."
+                )
             cohort, vectors = cohort_of(
                 method,
                 trained,
@@ -209,19 +220,9 @@ class MethodUnderTest(Subject):
                 num_rounds=ROUNDS,
                 online=names,
                 draws=dict(zip(names, map(int, replies.draws), strict=True)),
-                sent=self._factors_sent(method),
+                sent={record: float(factor) for record, (_, factor) in sends.items()},
             )
         return Seen(cohort, vectors, trained.updates)
-
-    def _factors_sent(self, method: FairStrategy) -> dict[str, float]:
-        """Return the factors of the kept rows that a method sends, by record."""
-        sends = method.sends()
-        if unknown := [row for row, _ in sends.values() if row not in method.progress.kept]:
-            raise Failure(
-                f"sends returned {sends!r}, and no row is kept as {unknown[0]}: it must return {{record: (row of "
-                "self.progress.kept, factor)}."
-            )
-        return {record: float(factor) for record, (_, factor) in sends.items()}
 
     def weigh(self, method: FairStrategy, cohort: Cohort, description: str) -> FloatArray:
         """Return the coefficients of a cohort, by the code that asks for them in a run."""
@@ -251,34 +252,21 @@ class MethodUnderTest(Subject):
             coefficients = self.weigh(method, cohort, description)
             yield cohort
             with self.explain_errors(f"Given {description}, "):
-                rows = self._remember(method, cohort, coefficients)
+                asked = method.probe(cohort, coefficients) is not None
+                losses = np.linspace(0.5, 1.5, cohort.size).tolist() if asked else ()
+                rows = method.remember(cohort, coefficients, dict(zip(cohort.names, losses, strict=False)))
+                if not isinstance(rows, Mapping) or not all(_is_row(*each, cohort.rows) for each in rows.items()):
+                    raise Failure(
+                        f"remember returned {rows!r}: it must return {{Kept(key, cohort.round): row}}, where a row "
+                        f"has one finite number for each update and kept row, shape {(cohort.rows,)}, and {{}} to keep "
+                        "none."
+                    )
                 method.progress.kept = rows_after(method, rows, seen.vectors)
             method.progress.finished_rounds = number
 
-    def _remember(
-        self, method: FairStrategy, cohort: Cohort, coefficients: FloatArray
-    ) -> Mapping[Kept, FloatArray | None]:
-        asked = method.probe(cohort, coefficients) is not None
-        probed = dict(zip(cohort.names, np.linspace(0.5, 1.5, cohort.size).tolist(), strict=True)) if asked else {}
-        rows = method.remember(cohort, coefficients, probed)
-        right = isinstance(rows, Mapping) and all(
-            isinstance(key, Kept) and (row is None or (np.shape(row) == (cohort.rows,) and np.isfinite(row).all()))
-            for key, row in rows.items()
-        )
-        if not right:
-            raise Failure(
-                f"remember returned {rows!r}: it must return {{Kept(key, cohort.round): row}}, where a row has one "
-                f"finite number for each update and kept row, shape {(cohort.rows,)}, and {{}} to keep none."
-            )
-        return rows
 
-    def run_rounds(self, method: FairStrategy, rounds: int, model: Model | None = None, **work: Value) -> list[Round]:
-        """Return rounds with real clients, as far as these report what the method needs; every step is taken."""
-        if unknown := unknown_metrics(method):
-            words = f"Fairbloom's clients do not report {', '.join(unknown)}, so no round can be run with them."
-            raise NotApplicable(words)
-        method.update_limit = math.inf  # so that it shows where a step is too long
-        return super().run_rounds(method, rounds, model, **work)
+def _is_row(key: object, row: FloatArray | None, length: int) -> bool:
+    return isinstance(key, Kept) and (row is None or (np.shape(row) == (length,) and bool(np.isfinite(row).all())))
 
 
 def as_arrays(flat: FloatArray) -> Model:

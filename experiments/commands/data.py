@@ -51,7 +51,11 @@ def data(
     check_used(config, ["fedavg"], task)
     chosen = Settings.of(config)
     if write_schema is not None:
-        write_new_schema(write_schema, infer_schema(chosen))
+        if write_schema.exists():
+            raise RunFolderError(f"{write_schema} is there already: name another file, or delete it")
+        with explain_write_errors(write_schema.name, write_schema.parent):
+            write_whole(write_schema, infer_schema(chosen).encode())
+        print(f"{write_schema} is written: read it, correct it, and pass it by --schema {write_schema}")
         return
     described = describe_data(chosen)
     if as_json:
@@ -62,12 +66,3 @@ def data(
             show_table(Table(name, name, headings, cells))
     if any("problem" in row for row in described["clients"]):
         raise typer.Exit(1)
-
-
-def write_new_schema(file: Path, text: str) -> None:
-    """Write an inferred schema into a new file; raise RunFolderError where there is one already."""
-    if file.exists():
-        raise RunFolderError(f"{file} is there already: name another file, or delete it")
-    with explain_write_errors(file.name, file.parent):
-        write_whole(file, text.encode())
-    print(f"{file} is written: read it, correct it, and pass it by --schema {file}")

@@ -132,14 +132,10 @@ def describe_task(task: TaskInfo) -> dict[str, Any]:
     }
 
 
-def default_of(parameter: Parameter) -> str:
-    """Return a parameter's default as a user writes it, "required" where there is none."""
-    return REQUIRED if parameter.default is None else format_value(parameter.default)
-
-
 def _describe(parameter: Parameter) -> dict[str, str]:
-    words = {"key": parameter.key, "range": parameter.range}
-    return words | {"default": default_of(parameter), "description": parameter.description}
+    default = REQUIRED if parameter.default is None else format_value(parameter.default)
+    about = {"key": parameter.key, "range": parameter.range}
+    return about | {"default": default, "description": parameter.description}
 
 
 def _show_described(described: Sequence[Mapping[str, Any]], as_json: bool) -> None:

@@ -64,9 +64,12 @@ def brief_sections(comparison: Comparison) -> list[Section]:
     """Return the methods, the clients, gaps between groups, and what limits the numbers."""
     sections = [_methods_section(comparison), _clients_section(comparison)]
     sections += [Section("gaps", "Gaps between groups", "", gaps)] if (gaps := gap_tables(comparison)) else []
-    return present(
-        [*sections, caveats_section([*comparison.verdict.further, *comparison.caveats, *_left_out(comparison)])]
-    )
+    left_out = [
+        f"Left out with seed {seed} (no test {comparison.score.words} under some method): {', '.join(clients)}."
+        for seed, clients in comparison.left_out.items()
+        if clients
+    ]
+    return present([*sections, caveats_section([*comparison.verdict.further, *comparison.caveats, *left_out])])
 
 
 def detailed_sections(comparison: Comparison, lines: Sequence[Line]) -> list[Section]:
@@ -101,15 +104,6 @@ def by_name(comparison: Comparison, method: str) -> dict[str, float]:
     by_seed = comparison.values[method][:1] if _first_only(comparison) else comparison.values[method]
     names = dict.fromkeys(name for values in by_seed for name in values)
     return {name: statistics.fmean(values[name] for values in by_seed if name in values) for name in names}
-
-
-def _left_out(comparison: Comparison) -> list[str]:
-    """Return which clients are left out because they have no score under some method, a sentence a seed."""
-    return [
-        f"Left out with seed {seed} (no test {comparison.score.words} under some method): {', '.join(clients)}."
-        for seed, clients in comparison.left_out.items()
-        if clients
-    ]
 
 
 def _labels(comparison: Comparison) -> list[str]:

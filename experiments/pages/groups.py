@@ -25,7 +25,16 @@ def subgroups_section(scene: Scene, reports: Reports, *more: Table) -> Section |
     blocks: list[Block] = []
     for place, grouping in enumerate(first.grouped.groupings, 1):
         blocks.append(_group_charts(scene, reports, grouping, first.scores, f"groups-{place}"))
-    blocks += [_groups_table(reports, first), *more, *_inside_clients(scene, reports, first)]
+    scores = [score.title for score in first.scores]
+    cells = [row for label, by_seed in reports.items() for row in _group_rows(label, by_seed, [ALL], first)]
+    note = "Over the examples of all clients that report the group; means over the seeds with which some client does."
+    headings, rows = ["method", "grouping", "group", "examples", *scores], [[row[0], *row[2:]] for row in cells]
+    blocks.append(Table("groups", "Groups over all clients", headings, rows, note, folded=len(rows) > 12))
+    blocks += more
+    inside = [row for label, by_seed in reports.items() for row in _group_rows(label, by_seed, scene.shown, first)]
+    if inside and not scene.first_only:  # else each seed has clients of its own
+        headings = ["method", "client", "grouping", "group", "examples", *scores]
+        blocks.append(Table("groups-by-client", "Groups inside each client", headings, inside, folded=True))
     left_out = {
         f"By {grouping}, {report.left_out(grouping)}."
         for grouping in first.grouped.groupings
@@ -67,15 +76,6 @@ def _by_name(by_seed: Sequence[GroupReport], client: str, grouping: str) -> dict
     return found
 
 
-def _groups_table(reports: Reports, first: GroupReport) -> Table:
-    """Return counts and scores of each group over all clients."""
-    cells = [row for label, by_seed in reports.items() for row in _group_rows(label, by_seed, [ALL], first)]
-    headings = ["method", "grouping", "group", "examples", *(score.title for score in first.scores)]
-    cut = [[row[0], *row[2:]] for row in cells]
-    note = "Over the examples of all clients that report the group; means over the seeds with which some client does."
-    return Table("groups", "Groups over all clients", headings, cut, note, folded=len(cut) > 12)
-
-
 def gaps_table(reports: Reports) -> Table:
     """Return the gaps between groups over all clients."""
     rows, first = [], next(iter(reports.values()))[0]
@@ -94,15 +94,6 @@ def gaps_table(reports: Reports) -> Table:
     headings = ["method", "grouping", "score", "gap", "seeds", "lowest group"]
     note = "The highest of the groups less the lowest; mean ± standard deviation over the seeds that have it."
     return Table("gaps", "Gaps between groups over all clients", headings, rows, note)
-
-
-def _inside_clients(scene: Scene, reports: Reports, first: GroupReport) -> list[Block]:
-    """Return counts and scores of each group inside each client, unless each seed has clients of its own."""
-    cells = [row for label, by_seed in reports.items() for row in _group_rows(label, by_seed, scene.shown, first)]
-    if not cells or scene.first_only:
-        return []
-    headings = ["method", "client", "grouping", "group", "examples", *(score.title for score in first.scores)]
-    return [Table("groups-by-client", "Groups inside each client", headings, cells, folded=True)]
 
 
 def _group_rows(

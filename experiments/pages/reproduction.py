@@ -8,7 +8,7 @@ from ..results.presentation import page_of
 from ..results.reproduction import Outcome, Reproduction
 from . import charts
 from .cells import NONE, Digits
-from .sections import files_of, in_seconds, present
+from .sections import files_of, in_seconds
 
 AGREES = {True: "yes", False: "no", None: "–"}
 """Whether a row agrees with what was printed, in words."""
@@ -23,7 +23,16 @@ def page_of_reproduction(done: Reproduction) -> Page:
     written = done.whole and (folder / "results.csv").exists()
     files = files_of(folder, "table, figure and runs" if written else "runs")
     said = [line for line in (recipe.what, recipe.source) if line]
-    sections = present([_rows_section(done), _notes_section(done)])
+    intro = "Lines and ± are standard deviations over the seeds. " if len(done.study.seeds) > 1 or done.printed else ""
+    if done.printed:
+        intro += "A row agrees where it is within two combined standard errors of what was printed, or one point "
+        intro += "where no ± is printed."
+    shown = "Printed and measured" if done.printed else "What was measured"
+    sections = [Section("rows", shown, intro, [_rows_table(done), _rows_charts(done)])]
+    faults = [f"{outcome.name}: {outcome.fault}" for outcome in done.outcomes if outcome.fault]
+    notes = [f"{recipe.name_of(outcome.row)}: {outcome.row.note}" for outcome in done.outcomes if outcome.row.note]
+    if known := list(dict.fromkeys([*faults, *notes, *recipe.notes])):
+        sections.append(Section("notes", "What is known of the differences", "", [Note(known)]))
     figure = partial(_rows_charts, done)
     verdict = " ".join(filter(None, (_progress(done), _agreement(done))))
     return Page(recipe.title, verdict, said, facts, sections, lambda: [_cost_section(done)], files, figure)
@@ -54,16 +63,6 @@ def _agreement(done: Reproduction) -> str:
         within += "".join(f", or {value:g} in {measure_title(m)}" for m, value in done.recipe.tolerance.items())
     verb = "agrees" if len(judged) == 1 else "agree"
     return f"{sum(judged)} of {len(judged)} rows {verb} with what was printed: within {within}."
-
-
-def _rows_section(done: Reproduction) -> Section:
-    """Return the rows with what was printed and measured: a table, and a chart a measure."""
-    intro = "Lines and ± are standard deviations over the seeds. " if len(done.study.seeds) > 1 or done.printed else ""
-    if done.printed:
-        intro += "A row agrees where it is within two combined standard errors of what was printed, or one point "
-        intro += "where no ± is printed."
-    title = "Printed and measured" if done.printed else "What was measured"
-    return Section("rows", title, intro, [_rows_table(done), _rows_charts(done)])
 
 
 def _rows_charts(done: Reproduction) -> Charts:
@@ -130,11 +129,3 @@ def _cost_section(done: Reproduction) -> Section:
     headings = ["row", "runs", "time of their rounds together"]
     table = Table("cost", "How long the rounds took to compute", headings, cells, folded=True)
     return Section("cost", "Time", "", [table])
-
-
-def _notes_section(done: Reproduction) -> Section | None:
-    """Return what is known of the differences, and why runs failed."""
-    faults = [f"{outcome.name}: {outcome.fault}" for outcome in done.outcomes if outcome.fault]
-    notes = [f"{done.recipe.name_of(outcome.row)}: {outcome.row.note}" for outcome in done.outcomes if outcome.row.note]
-    said = list(dict.fromkeys([*faults, *notes, *done.recipe.notes]))
-    return Section("notes", "What is known of the differences", "", [Note(said)]) if said else None

@@ -46,15 +46,13 @@ class Line:
     @cached_property
     def shares(self) -> "list[pandas.DataFrame]":
         """Run by run, in percent of each `round`'s weights, the `value` of each client that took part."""
-        return [_read_shares(run) for run in self.runs]
-
-
-def _read_shares(run: Run) -> "pandas.DataFrame":
-    """Return the coefficients of each round in percent of the round's, without signs."""
-    written = COEFFICIENTS.exists_in(run.folder)
-    table = _pick(run, read_frame(COEFFICIENTS, run.folder) if written else run.clients[:0], "coefficient")
-    total = table["value"].abs().groupby(table["round"]).transform("sum")
-    return table.assign(value=100.0 * table["value"] / total.where(total > 0.0))
+        found = []
+        for run in self.runs:
+            written = COEFFICIENTS.exists_in(run.folder)
+            table = _pick(run, read_frame(COEFFICIENTS, run.folder) if written else run.clients[:0], "coefficient")
+            total = table["value"].abs().groupby(table["round"]).transform("sum")
+            found.append(table.assign(value=100.0 * table["value"] / total.where(total > 0.0)))
+        return found
 
 
 def _pick(run: Run, table: "pandas.DataFrame", column: str) -> "pandas.DataFrame":

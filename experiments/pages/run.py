@@ -5,7 +5,7 @@ from functools import partial
 
 from fairbloom.server.run_folder.rows import SHARE_OF_LARGER_CLASS
 
-from ..render.page import Block, Cell, Page, Section, Table
+from ..render.page import Cell, Page, Section, Table
 from ..results.caveats import caveats_of_run
 from ..results.comparison import personal_label
 from ..results.measures import LARGER_CLASS, measure_title
@@ -113,8 +113,11 @@ def _clients_section(scene: Scene, columns: Mapping[str, Values]) -> Section | N
     )
     run = scene.lines[0].runs[0]
     intro = f"The {scene.score.words} of the final model on each client's own test examples."
-    blocks: list[Block] = [drawn, _measures_table(run), _clients_table(scene, run, columns)]
-    return Section("clients", "How each client is served", intro, blocks)
+    shares = run.column(SHARE_OF_LARGER_CLASS)
+    after: dict[str, Values] = {"test examples": run.test_examples(), **({LARGER_CLASS: shares} if shares else {})}
+    caption = f"Each client, the worst served first: test {run.score.title}"
+    clients = table_of_clients(caption, scene.shown, scene.clients, run.score, columns, after=after)
+    return Section("clients", "How each client is served", intro, [drawn, _measures_table(run), clients])
 
 
 def _measures_table(run: Run) -> Table:
@@ -129,14 +132,6 @@ def _measures_table(run: Run) -> Table:
     headings = ["test score", "clients", *(measure_title(key, len(run.final())) for key in keys)]
     note = " ".join(f"{sentence}." for sentence in sentences_of(found))
     return Table("measures", f"{run.label} after round {run.rounds_done}, over clients", headings, cells, note)
-
-
-def _clients_table(scene: Scene, run: Run, columns: Mapping[str, Values]) -> Table:
-    """Return the score of each client under some models, with its number of test examples."""
-    shares = run.column(SHARE_OF_LARGER_CLASS)
-    after: dict[str, Values] = {"test examples": run.test_examples(), **({LARGER_CLASS: shares} if shares else {})}
-    caption = f"Each client, the worst served first: test {run.score.title}"
-    return table_of_clients(caption, scene.shown, scene.clients, run.score, columns, after=after)
 
 
 def _metrics_section(run: Run) -> Section | None:

@@ -27,7 +27,11 @@ def render(page: Page) -> str:
     sections = [*page.sections, *page.details()]
     groups = [block for section in sections for block in section.blocks if isinstance(block, Charts)]
     charts = [chart for group in groups for chart in group.charts]
-    style = _theme() + (HERE / "page.css").read_text(encoding="utf-8")
+    light, dark = ("".join(f"--{name}:{pair[i]};" for name, pair in COLOURS.items()) for i in (0, 1))  # print is light
+    style = (
+        f":root{{color-scheme:light dark;{light}}}@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}\n"
+    )
+    style += (HERE / "page.css").read_text(encoding="utf-8")
     scripts = [*([_library()] if charts else []), (HERE / "page.js").read_text(encoding="utf-8")]
     return _fill(
         "page.html",
@@ -62,13 +66,8 @@ def as_script_data(value: Mapping[str, Any]) -> Markup:
 
 def render_fragment(page: Page) -> str:
     """Return what a notebook shows of a page: what it shows in brief, and its figure."""
-    return _fill("fragment.html", page=page, figure=Markup(_image(page.figure())) if page.figure else "")  # noqa: S704 (ours)
-
-
-def _image(charts: Charts) -> str:
-    """Return charts as an HTML image that holds its file."""
-    picture = base64.b64encode(draw_png(spec_of(charts))).decode()
-    return f'<img alt="figure" style="max-width:100%" src="data:image/png;base64,{picture}">'
+    picture = base64.b64encode(draw_png(spec_of(page.figure()))).decode() if page.figure else ""
+    return _fill("fragment.html", page=page, picture=picture)
 
 
 def _fill(template: str, **values: Any) -> str:
@@ -76,12 +75,6 @@ def _fill(template: str, **values: Any) -> str:
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
     return environment.get_template(template).render(values)
-
-
-def _theme() -> str:
-    """Return the colours of the page, light and dark, as CSS variables; print is light."""
-    light, dark = ("".join(f"--{name}:{pair[i]};" for name, pair in COLOURS.items()) for i in (0, 1))
-    return f":root{{color-scheme:light dark;{light}}}@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}\n"
 
 
 @cache

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -74,12 +73,16 @@ def difference_of(differences: Sequence[float], *, test_share: float = 0.0) -> D
     set, else 0. Splits of one data set are not independent, so the variance of the mean is (1/n + test_share) s² in
     place of s²/n: Nadeau and Bengio, Inference for the Generalization Error, Machine Learning 52 (2003), equation 9.
     """
-    x = _checked(differences, test_share)
+    x = np.asarray(differences, np.float64)
+    if not x.size or not np.isfinite(x).all():
+        raise ValueError(f"there must be differences, all of them finite, got {list(differences)}")
+    if not test_share >= 0.0:
+        raise ValueError(f"test_share must be at least 0, got {test_share}")
     n, mean = x.size, float(x.mean())
     better, worse = int((x > 0.0).sum()), int((x < 0.0).sum())
     if n < FEWEST_SEEDS:
         return Difference(mean, math.nan, math.nan, math.nan, better, worse, n, 1.0)
-    if _is_constant(x):
+    if np.ptp(x) <= 1e-9 * np.abs(x).max() or x.std() == 0.0:
         # One value again and again does not say how others would scatter.
         return Difference(mean, 0.0, math.nan, math.nan, better, worse, n, 1.0)
     from scipy.stats import t
@@ -110,16 +113,3 @@ def correct_by_holm(p_values: Sequence[float]) -> list[float]:
     corrected = np.empty_like(p)
     corrected[order] = np.minimum(np.maximum.accumulate(p[order] * np.arange(p.size, 0, -1)), 1.0)
     return [float(each) for each in corrected]
-
-
-def _checked(differences: Sequence[float], test_share: float) -> NDArray[np.float64]:
-    x = np.asarray(differences, np.float64)
-    if not x.size or not np.isfinite(x).all():
-        raise ValueError(f"there must be differences, all of them finite, got {list(differences)}")
-    if not test_share >= 0.0:
-        raise ValueError(f"test_share must be at least 0, got {test_share}")
-    return x
-
-
-def _is_constant(x: NDArray[np.float64]) -> bool:
-    return bool(np.ptp(x) <= 1e-9 * np.abs(x).max() or x.std() == 0.0)

@@ -97,7 +97,8 @@ def find_measure(name: str) -> Measure:
         client = name.removeprefix(CLIENT)
         return Measure(name, lambda served: served.values.get(client, math.nan))
     if re.fullmatch(rf"{GAP}[a-z0-9-]+(:.+)?", name, re.DOTALL):
-        return Measure(name, _gap(*parse_gap(name)), "low")
+        score, client = parse_gap(name)
+        return Measure(name, lambda s: s.groups.sizes(client).get(score, math.nan) if s.groups else math.nan, "low")
     if (key := name.replace("-", "_")) not in REGISTRY:
         there = ", ".join((*REGISTRY, *NAMED))
         raise FairbloomError(f"unknown measure {name!r}: {did_you_mean(key, REGISTRY)}there are {there}")
@@ -116,11 +117,6 @@ def _spread(name: str) -> Callable[[Served], float]:
 
 def _percentile(percent: int) -> Callable[[Served], float]:
     return lambda served: float(np.percentile([*served.values.values()], percent))
-
-
-def _gap(score: str, client: str) -> Callable[[Served], float]:
-    """Return the function of how far groups are apart in a score: over all clients, or those of one client."""
-    return lambda served: served.groups.sizes(client).get(score, math.nan) if served.groups else math.nan
 
 
 def _uniform(served: Served) -> float:

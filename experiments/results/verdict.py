@@ -13,7 +13,7 @@ from fairbloom.server.fairness import count_of_share
 from fairbloom.tasks.files.targets import join_names
 
 from .caveats import FEW_CLIENTS, FEWEST_EXAMPLES, join_all
-from .differences import FEWEST_SEEDS, Difference
+from .differences import FEWEST_SEEDS
 
 if TYPE_CHECKING:
     from .comparison import Comparison
@@ -77,7 +77,10 @@ def verdict_of(found: "Comparison") -> Verdict:
         *_equals(found, methods),
         *found.contradictions[:3],
         *_warnings(tested),
-        *_failures(found),
+        *(
+            f"{method} {words}, so {'these seeds are left out' if method in found.methods else 'it is not compared'}."
+            for method, words in found.failed.items()
+        ),
     ]
     room = MOST_WORDS - len((headline := _level(found, means[found.baseline], len(tested))).split())
     shown: list[str] = []
@@ -113,8 +116,9 @@ def _answer(found: "Comparison", improving: Sequence[str]) -> Iterator[str]:
         first, also = improving[0], "without a significant loss in the mean"
         if (mean := found.claims[first, MEAN]).significant:
             also = f"and the mean, by {_points(mean.mean, found.score)}"
-        gain = _sized(found.claims[first, WORST], found.score)
-        yield f"{first} significantly improves the worst served, by {gain}, {also}."
+        gain = found.claims[first, WORST]
+        size, low, high = _points(gain.mean, found.score), *(_number(end, found.score) for end in (gain.low, gain.high))
+        yield f"{first} significantly improves the worst served, by {size} ({low} to {high}), {also}."
     elif any(each.significant for each in found.claims.values()):
         yield "No method significantly improves the worst served without worsening the mean."
     elif methods == 2:
@@ -157,17 +161,6 @@ def _warnings(tested: Mapping[str, float]) -> Iterator[str]:
     if few:
         verb = "is" if few == 1 else "are"
         yield f"{few} of {len(tested)} clients {verb} tested on fewer than {FEWEST_EXAMPLES} examples."
-
-
-def _failures(found: "Comparison") -> Iterator[str]:
-    """Yield which methods failed, and what became of them."""
-    for method, words in found.failed.items():
-        yield f"{method} {words}, so {'these seeds are left out' if method in found.methods else 'it is not compared'}."
-
-
-def _sized(found: Difference, score: Score) -> str:
-    """Return the size of a difference with its interval."""
-    return f"{_points(found.mean, score)} ({_number(found.low, score)} to {_number(found.high, score)})"
 
 
 def _points(value: float, score: Score) -> str:

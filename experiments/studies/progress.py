@@ -53,7 +53,8 @@ class RunBar:
     def count(self, recorded: RecordedRound, score: Score) -> None:
         """Count a recorded round."""
         if recorded.scores:
-            self._measured = _describe_spread(score, recorded)
+            mean, worst = (score.written(recorded.measures[name]) for name in ("mean", "worst_10"))
+            self._measured = f"mean {mean}, {measure_title('worst_10', len(recorded.scores))} {worst}"
         self._rounds, self._began = recorded.number, time.monotonic()
         self._bar.update(self._task, completed=recorded.number, measured=self._measured)
 
@@ -66,12 +67,6 @@ class RunBar:
     def end(self) -> None:
         """Show that all rounds are done, those of a finished run too."""
         self._bar.update(self._task, completed=self._num_rounds, measured=self._measured)
-
-
-def _describe_spread(score: Score, recorded: RecordedRound) -> str:
-    """Return in words the mean of a score over the clients of a round, and the mean of the worst tenth of them."""
-    mean, worst = (score.written(recorded.measures[name]) for name in ("mean", "worst_10"))
-    return f"mean {mean}, {measure_title('worst_10', len(recorded.scores))} {worst}"
 
 
 @contextmanager

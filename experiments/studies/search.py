@@ -33,7 +33,7 @@ from ..results.presentation import write_report
 from ..results.run import REPORT
 from ..results.search import Judged, Search, choose, read_search
 from ..study import Found, Study
-from .compare import OPTIONS, prepare, tables_of
+from .compare import OPTIONS, prepare
 from .on_ray import OnRay
 from .running import QUIET, Work, carry_out, check_measures, write_tables
 
@@ -70,7 +70,9 @@ def arms_of(
     method than the baseline's is searched, the baseline as it is written comes first.
     """
     texts = [words] if isinstance(words, str | type) else list(words)
-    named = parse_arms(_all_methods(criterion) if texts == [ALL] else texts, shared)
+    gaps = criterion.startswith(GAP)
+    every = [name for name, cls in METHODS.items() if _declared(cls) and (gaps or not cls.needs & BETWEEN_GROUPS)]
+    named = parse_arms(every if texts == [ALL] else texts, shared)
     (base,) = parse_arms([baseline], shared)
     if not any(base.method == arm.method for arm in named):
         named.append(base)
@@ -100,12 +102,6 @@ def arms_of(
             "in alpha=0,0.1,0.5"
         )
     return label_arms(arms)
-
-
-def _all_methods(criterion: str) -> list[str]:
-    """Return the methods that declare something to try, those for groups where the criterion is a gap between some."""
-    gaps = criterion.startswith(GAP)
-    return [name for name, cls in METHODS.items() if _declared(cls) and (gaps or not cls.needs & BETWEEN_GROUPS)]
 
 
 def parse_grid(words: Iterable[str]) -> dict[str, list[Value]]:
@@ -218,7 +214,7 @@ def search_arms(
         study.write(out)
         search = read_search(out, study)
         if search.comparison is not None:
-            write_tables(out, tables_of(search.comparison))
+            write_tables(out, search.comparison.tables)
         write_report(search, out / REPORT)
         return search
 

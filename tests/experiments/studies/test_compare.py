@@ -251,7 +251,7 @@ def test_a_failing_comparison_ends_no_process_of_the_caller(tmp_path: Path) -> N
     other.start()
     for method in ("fedavg", "fedfv"):
         block_run(tmp_path, method)
-    with pytest.raises(FairbloomError, match=r"seed0: .*\.lock"):
+    with pytest.raises(FairbloomError, match=r"with seed 0: .*\.lock"):
         compare(methods="fedfv,fedavg", seeds=1, clients=5, rounds=300, jobs=2, out=tmp_path, progress=False)
     try:
         assert other.is_alive()
