@@ -43,7 +43,7 @@ from fairbloom.tasks.files.targets import join_names
 from fairbloom.tasks.inputs import Inputs, split_inputs, tensors_of
 from fairbloom.tasks.models import frozen_parameters
 from fairbloom.tasks.preprocessing import TABLE, Preprocessing
-from fairbloom.tasks.schema import Decimal, parse_schema
+from fairbloom.tasks.schema import parse_schema
 
 from .new_data import NewData, data_of_rows, read_new_data
 from .rows import NewRows
@@ -147,10 +147,12 @@ class Predictor:
         preprocessing = self._preprocessing()
         source = read_new_data(path, preprocessing)
         predictions = self._predict(source)
-        texts = {
-            name: (_format_cell(value, source.decimal) for value in values.tolist())
-            for name, values in predictions.items()
-        }
+
+        def write(value: str | float) -> str:  # a number with the decimal mark of the other columns
+            text = isinstance(value, str)
+            return str(escape_formula(value)) if text else str(value).replace(".", source.decimal)
+
+        texts = {name: map(write, values.tolist()) for name, values in predictions.items()}
         columns = {**source.columns, **texts}
         with explain_write_errors(out.name, out.parent), whole_file(out) as file:
             text = TextIOWrapper(file, "utf-8", newline="")
@@ -207,8 +209,11 @@ def load_predictor(folder: Path, *, client: str = "", model: str = LAST, trust: 
     if per_client:
         need = "each client has its own means and deviations, unless the schema states center and scale"
     own = _own_folder(folder, settings, client, need)
-    if own is not None and per_client:
-        preprocessing = _own_preprocessing(folder, own)
+    if own is not None and per_client and (preprocessing := PREPROCESSING.read(own)) is None:
+        raise PredictionError(
+            f"the means and deviations of client {own.name} are not in {folder}: predict on its own device, or restore "
+            "the folder clients from a copy"
+        )
     if preprocessing is not None and client and preprocessing.client not in ("", client):
         raise PredictionError(
             f"client = {client!r}: {folder} is that of client {preprocessing.client}: leave the client out"
@@ -236,11 +241,6 @@ def check_new(out: Path) -> None:
         raise RunFolderError(f"{out} is there already: name another file by --out, or delete it")
     if not out.parent.is_dir():
         raise RunFolderError(f"{out.parent} is no folder: make it, or name a file in another one by --out")
-
-
-def _format_cell(value: str | float, mark: Decimal) -> str:
-    """Return a class as it is, or a number with the decimal mark of the other columns."""
-    return str(escape_formula(value)) if isinstance(value, str) else str(value).replace(".", mark)
 
 
 def _load_task(folder: Path, settings: Mapping[str, Any]) -> Task:
@@ -303,17 +303,6 @@ def _own_folder(folder: Path, settings: Mapping[str, Any], client: str, need: st
         )
     state = settings.get("state-dir") or str(PERSONAL.path_in(folder))
     return folder_of({**settings, "state-dir": state}, client) if client else None
-
-
-def _own_preprocessing(folder: Path, own: Path) -> Preprocessing:
-    """Return the preprocessing of one client from its own folder; raise FairbloomError if it is not on this machine."""
-    found = PREPROCESSING.read(own)
-    if found is None:
-        raise PredictionError(
-            f"the means and deviations of client {own.name} are not in {folder}: predict on its own device, or restore "
-            "the folder clients from a copy"
-        )
-    return found
 
 
 def _personal_arrays(folder: Path, own: Path, frozen: Sequence[str]) -> Mapping[str, Any]:

@@ -123,14 +123,6 @@ def check_needs(subject: MethodUnderTest) -> str:
     for metric in unknown:
         if close := difflib.get_close_matches(metric, MEASURED, n=1, cutoff=0.8):
             raise Failure(f"needs asks for {metric!r}, which no client reports: {close[0]!r} is meant?")
-    _check_terms(subject, method)
-    if unknown:
-        raise Remark(f"Fairbloom's clients do not report {', '.join(unknown)}: a run whose clients lack it stops.")
-    return f"It asks for {', '.join(sorted(method.needs)) or 'no metric'}."
-
-
-def _check_terms(subject: MethodUnderTest, method: FairStrategy) -> None:
-    """Raise Failure where the terms of the clients' work are none, or do not go with what they send beside it."""
     with subject.explain_errors("In round 7, "):
         terms: object = method.terms(7)
     if not isinstance(terms, Terms) or terms.server_round != 7:
@@ -145,6 +137,9 @@ def _check_terms(subject: MethodUnderTest, method: FairStrategy) -> None:
             f"second = {method.second!r}, and terms have disparity = {terms.disparity!r}: a step down the difference "
             f"between two groups needs both, second = {wire.ARRAYS_DISPARITY!r} and a disparity."
         )
+    if unknown:
+        raise Remark(f"Fairbloom's clients do not report {', '.join(unknown)}: a run whose clients lack it stops.")
+    return f"It asks for {', '.join(sorted(method.needs)) or 'no metric'}."
 
 
 # Coefficients -------------------------------------------------------------------------------------------------------
@@ -155,7 +150,6 @@ def check_finite(subject: MethodUnderTest) -> str:
     for m in SIZES:
         replies, method = ordinary_replies(m), subject.create()
         subject.weigh(method, subject.show(method, replies).cohort, replies.description)
-    _check_probe(subject)
     kept = max(len(cohort.memory) for cohort in subject.iterate_rounds(subject.create(), len(TAKING_PART)))
     extremes = list(extreme_replies())
     for replies in extremes:
@@ -168,20 +162,6 @@ def check_finite(subject: MethodUnderTest) -> str:
             )
     counts = ", ".join(map(str, SIZES))
     return f"One finite number per client, with {counts} of them, {kept} kept rows, and in {len(extremes)} extremes."
-
-
-def _check_probe(subject: MethodUnderTest) -> None:
-    """Raise Failure where the probe is no mixture of snapshots."""
-    replies, method = ordinary_replies(4), subject.create()
-    cohort = subject.show(method, replies).cohort
-    coefficients = subject.weigh(method, cohort, replies.description)
-    with subject.explain_errors(f"Given {replies.description}, "):
-        mix = method.probe(cohort, coefficients)
-    if mix is not None and not (method.second == wire.SNAPSHOT and np.shape(mix) == (cohort.size,)):
-        raise Failure(
-            f"probe returned shape {np.shape(mix)} for 4 clients: it must return a number for each snapshot, shape "
-            "(4,), and snapshots need second = 'snapshot'."
-        )
 
 
 def check_permutation(subject: MethodUnderTest) -> str:
@@ -314,12 +294,6 @@ def check_resume(subject: MethodUnderTest) -> str:
         "A checkpoint holds self.memory and the kept rows: what weigh uses of earlier rounds must be in self.memory, "
     )
     said = subject.check_resumed(create, f"{kept}or in the rows that remember returns.")
-    _check_paced(subject)
-    return said
-
-
-def _check_paced(subject: MethodUnderTest) -> None:
-    """Raise Failure where a run of more rounds would have taken other steps, and the method does not say so."""
     method, replies = subject.create(), ordinary_replies(5)
     cohort = subject.show(method, replies, ROUNDS // 2).cohort
     longer = replace(cohort, num_rounds=2 * ROUNDS)
@@ -330,6 +304,7 @@ def _check_paced(subject: MethodUnderTest) -> None:
             f"{2 * ROUNDS}. A finished run that is extended by more rounds would then be neither: say so by a property "
             "paced that returns True, and such a run is refused in words."
         )
+    return said
 
 
 def check_determinism(subject: MethodUnderTest) -> str:

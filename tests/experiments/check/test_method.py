@@ -209,7 +209,6 @@ WRONG: list[tuple[str, type[FairStrategy], str]] = [
     ("needs", broken(second="arrays-disparity"), "second = 'arrays-disparity'"),
     ("needs", broken(**DISPARITY), "second = ''"),
     ("finite", broken(weigh=lambda self, cohort: cohort.losses), "'loss-before'"),
-    ("finite", broken(probe=lambda self, cohort, coefficients: coefficients), "second = 'snapshot'"),
     ("finite", broken(**SECOND), "shape (2,)"),
     ("finite", broken(**BY_ARRAY, weigh=lambda self, cohort: np.tile(cohort.prior, (4, 1))), "shape (3, 1)"),
     ("finite", broken(**BY_ARRAY, weigh=divide_by_arrays), "zero updates"),
