@@ -14,7 +14,7 @@ from rich.markup import escape
 from typer.core import TyperCommand
 
 from fairbloom.errors import find_nearest
-from fairbloom.protocol.settings import SETTINGS, Value, key_of, parse_assignments
+from fairbloom.protocol.settings import SETTINGS, Value, key_of, parse_assignments, parsed
 from fairbloom.server.settings import default_config
 from fairbloom.system.processors import processors_here
 
@@ -69,6 +69,19 @@ class SettingsCommand(TyperCommand):
             say = f"write --set {key}=VALUE." if nearest == key else f"did you mean --set {nearest}=VALUE?"
             message = f"No such option {error.option_name!r}: {say}"
             raise click.NoSuchOption(error.option_name, message, ctx=ctx) from None
+
+
+class OneValue(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.2 on
+    """The value of an option that stands for a setting, whose own words say what it may be."""
+
+    def __init__(self, key: str) -> None:
+        self._setting = SETTINGS[key]
+        self.name = {int: "integer", float: "float"}[self._setting.kind]
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Value:
+        """Return the value; raise SettingsError where the setting cannot have it."""
+        called = param.opts[0] if param else ""
+        return self._setting.checked(parsed(value) if isinstance(value, str) else value, called)
 
 
 def settings_of(assignments: Iterable[str]) -> dict[str, Value]:
@@ -142,10 +155,13 @@ def _declare(parameter: inspect.Parameter, said: str, argument: str | None) -> i
         if argument.startswith("[") and default is parameter.empty:
             kind, default = kind | None, None
     else:
+        (key,) = as_settings({name: None})
+        number = parameter.default is None and key in SETTINGS and SETTINGS[key].kind in (int, float)
         path = "FILE" if Path in (kind, *get_args(kind)) else None
         declared = typer.Option(
             "--set" if name == "settings" else f"--{name.removeprefix('as_').replace('_', '-')}",
             metavar=METAVARS.get(name, path),
+            click_type=OneValue(key) if number else None,
             min=1 if name == "jobs" else None,
             help=said,
         )
