@@ -28,27 +28,13 @@ PART = rf"(?:[^,()\"']|{QUOTED}|\((?:[^()\"']|{QUOTED})*\))*"
 
 @dataclass(frozen=True)
 class Arm:
-    """A method with settings of its own, next to those that all runs of a study share.
+    """A method with settings of its own, next to those that all runs of a study share."""
 
-    Attributes
-    ----------
-    label
-        What tables call it: `QFedAvg (q=1)`.
-    method
-        The method as settings have it.
-    settings
-        Its own settings, by their run-config keys.
-    evaluated
-        Which models are judged: "global", or the clients' "personal" ones.
-    row
-        In a reproduction, the name of its row, whose other arms are the other points of its grid.
-    """
-
-    label: str
-    method: str
-    settings: Mapping[str, Value] = field(default_factory=dict)
-    evaluated: Literal["global", "personal"] = "global"
-    row: str = ""
+    label: str  # what tables call it: `QFedAvg (q=1)`
+    method: str  # as settings have it
+    settings: Mapping[str, Value] = field(default_factory=dict)  # its own, by their run-config keys
+    evaluated: Literal["global", "personal"] = "global"  # which models are judged
+    row: str = ""  # in a reproduction, the name of its row, whose other arms are the other points of its grid
 
     @property
     def config(self) -> dict[str, Value]:

@@ -36,61 +36,32 @@ Runs = Mapping[str, Settings]
 
 @dataclass(frozen=True)
 class Found:
-    """What a search has found on validation examples.
+    """What a search has found on validation examples."""
 
-    Attributes
-    ----------
-    judged
-        The seeds that all arms have finished, by which they were judged.
-    best
-        The labels of the best arm of each method, the best of all first; the baseline's is among them.
-    fresh
-        The seeds with which these are tested.
-    """
-
-    judged: Sequence[int] = ()
-    best: Sequence[str] = ()
-    fresh: Sequence[int] = ()
+    judged: Sequence[int] = ()  # the seeds that all arms have finished, by which they were judged
+    best: Sequence[str] = ()  # the labels of the best arm of each method, the best of all first, with the baseline's
+    fresh: Sequence[int] = ()  # the seeds with which these are tested
 
 
 @dataclass(frozen=True)
 class Study:
-    """Arms that are each run with several seeds.
+    """Arms that are each run with several seeds."""
 
-    Attributes
-    ----------
-    kind
-        The command that runs it.
-    arms
-        What is run.
-    seeds
-        The seeds of each arm.
-    baseline
-        The label of the arm that the others are compared with; in a search, the name of its method.
-    settings
-        The settings of all runs beside those of their arm, but for the seed and the folder.
-    failed
-        Why runs failed, by their folders in the study's.
-    criterion, mean_within, minutes
-        In a search: the name of the measure by which arms are judged, how far their mean may be below the baseline's,
-        and how long the search may take.
-    found
-        In a search: what it has found; None before it has ended.
-    recipe, quick, overrides
-        In a reproduction: the name or file of the recipe, whether its runs are cut short, and the settings that the
-        user has set.
-    """
-
-    kind: Kind
+    kind: Kind  # the command that runs it
     arms: Sequence[Arm]
     seeds: Sequence[int]
-    baseline: str = ""
-    settings: Mapping[str, Value] = field(default_factory=dict)
-    failed: Mapping[str, str] = field(default_factory=dict)
+    baseline: str = ""  # the label of the arm that the others are compared with; in a search, the name of its method
+    settings: Mapping[str, Value] = field(default_factory=dict)  # of all runs, but for the seed and the folder
+    failed: Mapping[str, str] = field(default_factory=dict)  # why runs failed, by their folders in the study's
+
+    # Of a search: the name of the measure by which arms are judged, how many points their mean may be below the
+    # baseline's, after how many minutes no further seed is begun, and what was found; None before it has ended.
     criterion: str = ""
     mean_within: float | None = None
     minutes: float | None = None
     found: Found | None = None
+
+    # Of a reproduction: the name or file of the recipe, whether its runs are cut short, and what the user has set.
     recipe: str = ""
     quick: bool = False
     overrides: Mapping[str, Value] = field(default_factory=dict)

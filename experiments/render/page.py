@@ -91,31 +91,15 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """What is shown of a result.
-
-    Attributes
-    ----------
-    title, facts
-        What it is a page of.
-    headline, sentences
-        What the result shows, the most important sentence first.
-    sections
-        The sections in brief, which a terminal and a notebook have as well as a report.
-    details
-        Returns the sections that a report has beside them, which take longer to make.
-    files
-        Where files lie, by what they are; a report does not say it.
-    figure
-        Returns the charts of the figure.
-    """
+    """What is shown of a result: what it is, and what it shows, the most important sentence first."""
 
     title: str
     headline: str
     sentences: Sequence[str]
     facts: Sequence[tuple[str, str]]
-    sections: Sequence[Section]
-    details: Callable[[], Sequence[Section]] = tuple
-    files: Sequence[tuple[str, str]] = ()
+    sections: Sequence[Section]  # in brief, which a terminal and a notebook have as well as a report
+    details: Callable[[], Sequence[Section]] = tuple  # what a report has beside them, which takes longer to make
+    files: Sequence[tuple[str, str]] = ()  # where files lie, by what they are; a report does not say it
     figure: Callable[[], Charts] | None = None
 
     def make_figure(self) -> Charts:

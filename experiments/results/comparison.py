@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.scores import ACCURACY, GroupScore, Score, accuracy_first
 from fairbloom.server.run_folder.errors import RunFolderError
-from fairbloom.server.run_folder.files import CLIENTS, GROUPS, ROUNDS
+from fairbloom.server.run_folder.files import ROUNDS
 from fairbloom.server.run_folder.rows import MEASURES, SHARE_OF_LARGER_CLASS
 
 from ..study import Study
@@ -317,7 +317,7 @@ class Comparison(Shown):
     @cached_property
     def table(self) -> "pandas.DataFrame":
         """A row a method: the mean over the seeds of each measure of fairness."""
-        by_seed = frame(self._rows).drop(columns=["seed", "score"])
+        by_seed = frame(self.rows()).drop(columns=["seed", "score"])
         return by_seed.groupby("method", sort=False).mean()
 
     @cached_property
@@ -327,28 +327,29 @@ class Comparison(Shown):
         wide = wide.reindex([*self.methods], level="method")
         return wide[[score.name for score in accuracy_first(self.scores)]].reset_index()
 
-    @cached_property
-    def tables(self) -> dict[str, list[dict[str, Any]]]:
-        """The rows of the tables by the names of their files; None in place of numbers that there are not.
+    def group_rows(self) -> list[dict[str, Any]]:
+        """Return a row a method, seed, client and group: over all clients together, and client by client."""
+        return self._of_groups(GroupReport.rows)
 
-        comparison.csv has a row a method and seed, differences.csv one a method and measure; clients.csv, groups.csv
-        and gaps.csv have one a method, seed and client, the latter two over all clients together as well.
-        """
-        reports = [
-            ({"method": method, "seed": seed}, report)
-            for method, by_seed in self.by_group.items()
-            for seed, report in zip(self.seeds, by_seed, strict=True)
+    def gap_rows(self) -> list[dict[str, Any]]:
+        """Return a row a method, seed, client, grouping and score: over all clients together, and client by client."""
+        return self._of_groups(GroupReport.gap_rows)
+
+    def _of_groups(self, rows: Callable[[GroupReport], list[dict[str, Any]]]) -> list[dict[str, Any]]:
+        return [
+            {"method": method, "seed": seed, **row}
+            for method, reports in self.by_group.items()
+            for seed, report in zip(self.seeds, reports, strict=True)
+            for row in rows(report)
         ]
-        return {
-            "comparison.csv": self._rows,
-            "differences.csv": self.difference_rows(),
-            CLIENTS.name: self.clients.astype(object).where(self.clients.notna(), None).to_dict("records"),
-            GROUPS.name: [about | row for about, report in reports for row in report.rows()],
-            "gaps.csv": [about | row for about, report in reports for row in report.gap_rows()],
-        }
 
-    @property
-    def _rows(self) -> list[dict[str, Any]]:
+    def client_rows(self) -> list[dict[str, Any]]:
+        """Return the rows of clients.csv: those of `clients`, with None where there is no score."""
+        rows: list[dict[str, Any]] = self.clients.astype(object).where(self.clients.notna(), None).to_dict("records")
+        return rows
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the rows of comparison.csv: one a method and seed."""
         return [
             {"method": method, "seed": seed, "score": self.score.title, **measured}
             for method in self.methods
@@ -400,11 +401,11 @@ class Comparison(Shown):
             "verdict": asdict(self.verdict),
             "failed": dict(self.failed),
             "caveats": list(self.caveats),
-            "differences": self.tables["differences.csv"],
-            "methods": self.tables["comparison.csv"],
-            "clients": self.tables[CLIENTS.name],
+            "differences": self.difference_rows(),
+            "methods": self.rows(),
+            "clients": self.client_rows(),
             "left_out": {str(seed): [*clients] for seed, clients in self.left_out.items()},
-            **({"groups": self.tables[GROUPS.name], "gaps": self.tables["gaps.csv"]} if self.by_group else {}),
+            **({"groups": self.group_rows(), "gaps": self.gap_rows()} if self.by_group else {}),
         }
 
     def __repr__(self) -> str:

@@ -40,27 +40,13 @@ class Served:
 
 @dataclass(frozen=True)
 class Measure:
-    """A measure.
+    """A measure."""
 
-    Attributes
-    ----------
-    name
-        What files, options and recipes call it: "worst_10"; options may write "worst-10".
-    of
-        Returns the measure; NaN where a client or a gap is not there.
-    good
-        Whether clients are better served where it is "high", where it is "low", or as their score is: "as score".
-    decimals
-        With how many decimals tables of recipes have it, as papers print it.
-    unit
-        Whether it is in the unit of the score; others have none, but for the radians of the angle.
-    """
-
-    name: str
-    of: Callable[[Served], float]
-    good: Literal["as score", "high", "low"] = "as score"
-    decimals: int = 2
-    unit: bool = True
+    name: str  # what files, options and recipes call it: "worst_10"; options may write "worst-10"
+    of: Callable[[Served], float]  # NaN where a client or a gap is not there
+    good: Literal["as score", "high", "low"] = "as score"  # where it is, clients are better served
+    decimals: int = 2  # in tables of recipes, as papers print it
+    unit: bool = True  # whether it is in the unit of the score; others have none, but for the radians of the angle
 
     def is_good_high(self, score: Score) -> bool:
         """Return whether a higher number is better for the clients."""

@@ -27,24 +27,12 @@ NAMED = 3
 
 @dataclass(frozen=True)
 class Judged:
-    """What an arm is worth by a measure, over the seeds by which it is judged.
-
-    Attributes
-    ----------
-    arm
-        The arm.
-    values
-        The measure by seed; empty where it cannot be chosen.
-    means
-        The mean over the clients by seed.
-    fault
-        Why it cannot be chosen though its runs are finished, or which of them failed; "" where it can.
-    """
+    """What an arm is worth by a measure, over the seeds by which it is judged."""
 
     arm: Arm
-    values: Sequence[float] = ()
-    means: Sequence[float] = ()
-    fault: str = ""
+    values: Sequence[float] = ()  # the measure by seed; empty where it cannot be chosen
+    means: Sequence[float] = ()  # the mean over the clients by seed
+    fault: str = ""  # why it cannot be chosen though its runs are finished, or which of them failed; "" where it can
 
     @property
     def mean(self) -> float:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fairbloom.protocol.settings import SettingsError, Value
+from fairbloom.server.run_folder.files import CLIENTS, GROUPS
 from fairbloom.server.settings import check_used
 
 from ..arms import Arm, baseline_of
@@ -40,7 +41,7 @@ def compare_arms(
         study = replace(study, failed=work.failed)
         study.write(out)
         comparison = read_comparison(out, study)
-        write_tables(out, comparison.tables)
+        write_tables(out, tables_of(comparison))
         write_figure(comparison, out / "clients")
         write_report(comparison, out / REPORT)
         return comparison
@@ -56,3 +57,14 @@ def prepare(study: Study, out: Path) -> Study:
     first = study.run(study.arms[0], study.seeds[0], out)
     check_used(study.settings, [arm.method for arm in study.arms], first.task)
     return replace(study, settings={**study.settings, **fix_score(first)})
+
+
+def tables_of(comparison: Comparison) -> dict[str, Sequence[Mapping[str, object]]]:
+    """Return the tables of a comparison by the names of their files."""
+    return {
+        "comparison.csv": comparison.rows(),
+        "differences.csv": comparison.difference_rows(),
+        CLIENTS.name: comparison.client_rows(),
+        GROUPS.name: comparison.group_rows(),
+        "gaps.csv": comparison.gap_rows(),
+    }

@@ -31,15 +31,8 @@ def check_runs(runs: Runs) -> None:
     """Raise FairbloomError where a run cannot be started or continued, as far as that can be known before."""
     read: dict[tuple[str, str], Mapping[str, str]] = {}
     for run in runs.values():
-        for key, name in {
-            "task": run.task,
-            "model": run.model,
-            "method": run.method,
-            "partition": run.partition,
-            "optimizer": run.optimizer,
-            "client-rule": run.client_rule,
-        }.items():
-            check_seen(key, name, "the processes of several runs")
+        for key in ("task", "model", "method", "partition", "optimizer", "client-rule"):
+            check_seen(key, getattr(run, key.replace("-", "_")), "the processes of several runs")
         check_data(run)
         check_folder(Path(run.out), run.run_config())
         place = (run.task, run.data_dir)

@@ -33,7 +33,7 @@ from ..results.presentation import write_report
 from ..results.run import REPORT
 from ..results.search import Judged, Search, choose, read_search
 from ..study import Found, Study
-from .compare import OPTIONS, prepare
+from .compare import OPTIONS, prepare, tables_of
 from .on_ray import OnRay
 from .running import QUIET, Work, carry_out, check_measures, write_tables
 
@@ -214,7 +214,7 @@ def search_arms(
         study.write(out)
         search = read_search(out, study)
         if search.comparison is not None:
-            write_tables(out, search.comparison.tables)
+            write_tables(out, tables_of(search.comparison))
         write_report(search, out / REPORT)
         return search
 

@@ -164,7 +164,7 @@ def test_a_client_without_a_score_is_left_out_of_all_methods() -> None:
     base: Scored = [{"a": 0.5, "b": 0.7, "c": 0.1}, {"a": 0.5, "b": 0.7, "c": 0.2}]
     fair: Scored = [{"a": 0.6, "b": 0.8}, {"a": 0.6, "b": 0.8, "c": 0.3}]
     comparison = compared_by_hand(F1, FedAvg=base, FedFV=fair)
-    assert [row["worst"] for row in comparison.tables["comparison.csv"]] == [0.5, 0.2, 0.6, 0.3]
+    assert [row["worst"] for row in comparison.rows()] == [0.5, 0.2, 0.6, 0.3]
     assert comparison.left_out == {0: ["c"], 1: []}
 
 

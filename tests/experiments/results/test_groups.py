@@ -168,15 +168,15 @@ def test_a_comparison_has_gaps_by_method_and_files_of_them(here: Path, capsys: p
     comparison = api.load(out)
     assert list(comparison.by_group) == ["FedAvg", "Ditto", "Ditto (personal)"]
     report = report_of(api.load(out / "runs" / "fedavg-seed1"))
-    chosen = [row for row in comparison.tables["groups.csv"] if (row["method"], row["seed"]) == ("FedAvg", 1)]
+    chosen = [row for row in comparison.group_rows() if (row["method"], row["seed"]) == ("FedAvg", 1)]
     assert [row["count"] for row in chosen] == [row["count"] for row in report.rows()]
     personal = api.load(out / "runs" / "ditto-seed0").by_group("personal")
     assert personal is not None
-    found = comparison.tables["gaps.csv"]
+    found = comparison.gap_rows()
     mine = [row["gap"] for row in found if (row["method"], row["seed"]) == ("Ditto (personal)", 0)]
     assert mine == [row["gap"] for row in personal.gap_rows()]
     assert [row["gap"] for row in table(out / "gaps.csv")] == [str(row["gap"]) for row in found]
-    assert len(table(out / "groups.csv")) == len(comparison.tables["groups.csv"])
+    assert len(table(out / "groups.csv")) == len(comparison.group_rows())
     page = Parsed.of((out / REPORT).read_text(encoding="utf-8"))
     for score in report.scores:
         shown = [row for row in page.rows("gaps") if (row["method"], row["score"]) == ("FedAvg", score.title)]
@@ -192,7 +192,7 @@ def test_a_comparison_has_gaps_by_method_and_files_of_them(here: Path, capsys: p
     with pytest.raises(FairbloomError, match="'group-gap:auc'"):
         comparison.difference("Ditto", "group-gap:auc")
     assert fairbloom("show", out, "--json") == 0
-    assert json.loads(capsys.readouterr().out)["gaps"] == comparison.tables["gaps.csv"]
+    assert json.loads(capsys.readouterr().out)["gaps"] == comparison.gap_rows()
 
 
 # Over which clients a score is a mean ---------------------------------------------------------------------------------

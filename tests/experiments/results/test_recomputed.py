@@ -62,7 +62,7 @@ def test_numbers_of_a_comparison_are_those_of_its_runs(score: Score, tmp_path: P
             return served[method, seed][measure.removeprefix("client:")]
         return float(RECOMPUTED[measure](sign * np.sort(sign * np.array([*served[method, seed].values()]))))
 
-    for row in found.tables["comparison.csv"]:
+    for row in found.rows():
         assert {key: row[key] for key in RECOMPUTED} == pytest.approx(
             {key: measured(row["method"], row["seed"], key) for key in RECOMPUTED}
         )
