@@ -9,7 +9,7 @@ from typing import Any, Literal, Unpack
 from fairbloom.imports import only_trusted_imports
 from fairbloom.protocol.scores import Score
 from fairbloom.protocol.settings import SettingsError, Value
-from fairbloom.server.run_folder.files import SCORES
+from fairbloom.server.run_folder.files import CLIENTS, SCORES
 from fairbloom.server.run_folder.recorded import OnRound, RecordedRound, ignore
 from fairbloom.server.settings import Settings, check_used
 from fairbloom.strategies import name_of
@@ -19,7 +19,7 @@ from . import pages as pages  # which registers the pages of results
 from .arms import Named, parse_arms, settings_of_method, title
 from .options import CommonOptions, as_settings, expand_options, merge_settings
 from .results.comparison import Comparison, read_comparison
-from .results.evaluation import Evaluation, scores_of_clients
+from .results.evaluation import Evaluation
 from .results.measures import find_measure
 from .results.reproduction import Reproduction
 from .results.run import Run
@@ -378,4 +378,10 @@ def evaluate(
     folder = Path(run)
     with only_trusted_imports(trust):
         found = evaluate_site(folder, "" if data_dir is None else os.fspath(data_dir), client, model)
-    return Evaluation(*found, run=folder, model=model, clients=scores_of_clients(folder, found.scores))
+    clients: dict[str, dict[str, float]] = {}
+    if CLIENTS.exists_in(folder):  # a client keeps none of the others' numbers
+        of = load_run(folder)
+        names = {score.name for score in of.scores} & {score.name for score in found.scores}
+        scores = [score for score in found.scores if score.name in names]
+        clients = {score.name: values for score in scores if (values := of.final(score, "global"))}
+    return Evaluation(*found, run=folder, model=model, clients=clients)

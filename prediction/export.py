@@ -32,10 +32,6 @@ TOLERANCE = 1e-4
 """Largest difference of a probability, or of a quantity in units of its deviation in training."""
 
 
-class ExportError(FairbloomError):
-    """A model cannot be exported; the message says why, and what would do."""
-
-
 def export_onnx(predictor: Predictor, out: Path | None = None) -> Path:
     """Write a model as an ONNX file and return the file: `out`, or by default one in the run folder.
 
@@ -44,7 +40,7 @@ def export_onnx(predictor: Predictor, out: Path | None = None) -> Path:
     """
     how = predictor.preprocessing
     if how is None:
-        raise ExportError(
+        raise FairbloomError(
             f"task {predictor.task_name} does not say how raw data become inputs: give its Task a preprocessing, or "
             "export the module alone, by torch.onnx.export(run.model(), …)"
         )
@@ -52,7 +48,7 @@ def export_onnx(predictor: Predictor, out: Path | None = None) -> Path:
         try:
             import_module(name)
         except ModuleNotFoundError as error:
-            raise ExportError(
+            raise FairbloomError(
                 f"an export needs {name}, which is not installed: pip install 'fairbloom[onnx]'"
             ) from error
     client = [folder_name(predictor.client)] if predictor.client else []
@@ -101,7 +97,7 @@ def _convert(predictor: Predictor, how: Preprocessing, inputs: Tensor) -> bytes:
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """Turn a library's error into an ExportError. Nothing is logged, warned of or printed: PyTorch prints graphs."""
+    """Turn a library's error into an FairbloomError. Nothing is logged, warned of or printed: PyTorch prints graphs."""
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
@@ -112,7 +108,7 @@ def _explained() -> Iterator[None]:
         while isinstance(earlier := cause.__cause__ or cause.__context__, Exception):
             cause, place = earlier, place_of(earlier) or place
         said = f"{type(cause).__name__}: {str(cause).strip().partition(chr(10))[0].rstrip('.')}"
-        raise ExportError(
+        raise FairbloomError(
             f"this model cannot be exported: {said}{f' ({place})' if place else ''}. Change the module, or use it in "
             "PyTorch: run.model()"
         ) from error
@@ -154,7 +150,7 @@ def _predict(content: bytes, how: Preprocessing, raw: Any) -> Predictions:
 
 
 def _check(found: Predictions, own: Predictions, how: Preprocessing) -> None:
-    """Raise ExportError where an export predicts something else than the model itself."""
+    """Raise FairbloomError where an export predicts something else than the model itself."""
     numbers, expected = (each.values if each.probabilities is None else each.probabilities for each in (found, own))
     apart = np.abs(numbers - expected).reshape(ROWS, -1).max(axis=1) / (1.0 if how.classes else how.target_scale)
     wrong = ~(apart <= TOLERANCE)  # a NaN is beyond it
@@ -163,7 +159,7 @@ def _check(found: Predictions, own: Predictions, how: Preprocessing) -> None:
         wrong |= (top[:, -1] - top[:, -2] > 2 * TOLERANCE) & (found.values != own.values)
     if wrong.any():
         row = int(np.argmax(wrong))
-        raise ExportError(
+        raise FairbloomError(
             f"the exported model predicts {found.values[row]!r}, {numbers[row]}, for row {row} of {ROWS} rows, and the "
             f"model itself {own.values[row]!r}, {expected[row]}: {TOLERANCE:g} is the largest difference. Nothing was "
             "written: compute in float32"

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fairbloom.client.training import EVALUATION_BATCH
+from fairbloom.errors import FairbloomError
 from fairbloom.tasks.files.folders import PICTURES
 from fairbloom.tasks.files.reasons import DataError
 from fairbloom.tasks.files.targets import join_names
@@ -17,7 +18,7 @@ from fairbloom.tasks.images import image_inputs, size_of
 from fairbloom.tasks.preprocessing import ARRAYS, TABLE, Preprocessing
 from fairbloom.tasks.schema import Decimal
 
-from .rows import NewRows, UnreadableRowsError, list_problems
+from .rows import NewRows, list_problems
 
 IMAGES_AT_ONCE = 256
 
@@ -50,18 +51,18 @@ def data_of_rows(rows: NewRows, preprocessing: Preprocessing) -> NewData:
 def _read_arrays(path: Path, preprocessing: Preprocessing) -> NewData:
     x = _load_x(path)
     if x.ndim < 1 or not len(x) or x[0].size != np.prod(preprocessing.shape):
-        raise UnreadableRowsError(
+        raise FairbloomError(
             f"{path}: x has shape {x.shape}, and the model takes one or more examples of "
             f"{'×'.join(map(str, preprocessing.shape))} numbers each: the first dimension is that of examples"
         )
     try:
         inputs = preprocessing.array_inputs(x)
     except ValueError as error:
-        raise UnreadableRowsError(f"{path}: x {error}") from error
+        raise FairbloomError(f"{path}: x {error}") from error
     strange = np.flatnonzero(~np.isfinite(inputs.numpy().reshape(len(x), -1)).all(axis=1))
     if len(strange):
         problems = [(int(row), f"example {row} holds NaN, or a number that float32 cannot hold") for row in strange]
-        raise UnreadableRowsError(list_problems(str(path), problems, len(x), "examples"))
+        raise FairbloomError(list_problems(str(path), problems, len(x), "examples"))
     return NewData({"example": map(str, range(len(x)))}, iter(inputs.split(EVALUATION_BATCH)))  # type: ignore[no-untyped-call]
 
 
@@ -71,9 +72,9 @@ def _load_x(path: Path) -> NDArray[Any]:
             arrays = {name: file[name] for name in file.files if name == "x"}
             names = join_names(sorted(file.files)) or "nothing"
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
-        raise UnreadableRowsError(f"{path} cannot be read ({error}): write it again, by numpy.savez") from error
+        raise FairbloomError(f"{path} cannot be read ({error}): write it again, by numpy.savez") from error
     if "x" not in arrays:
-        raise UnreadableRowsError(f"{path} holds {names}: it needs the array x, as numpy.savez(file, x=…) writes it")
+        raise FairbloomError(f"{path} holds {names}: it needs the array x, as numpy.savez(file, x=…) writes it")
     x: NDArray[Any] = arrays["x"]
     return x
 
@@ -81,13 +82,13 @@ def _load_x(path: Path) -> NDArray[Any]:
 def _read_images(path: Path, preprocessing: Preprocessing) -> NewData:
     """Return the images in a folder and all below it, hidden ones passed over, by their paths there; or the one."""
     if not path.exists():
-        raise UnreadableRowsError(f"{path} cannot be read: there is no such folder or image")
+        raise FairbloomError(f"{path} cannot be read: there is no such folder or image")
     there = [path] if path.is_file() else [each for each in path.rglob("*") if each.suffix.lower() in PICTURES]
     folder = path.parent if path.is_file() else path
     named = {each.relative_to(folder).as_posix(): each for each in there if each.is_file()}
     names = sorted(name for name in named if path.is_file() or not any(part[0] == "." for part in name.split("/")))
     if not names:
-        raise UnreadableRowsError(f"{path} has no images ({', '.join(PICTURES)})")
+        raise FairbloomError(f"{path} has no images ({', '.join(PICTURES)})")
     files = [named[name] for name in names]
     _check_sizes(path, files, preprocessing)
     starts = range(0, len(files), IMAGES_AT_ONCE)
@@ -96,7 +97,7 @@ def _read_images(path: Path, preprocessing: Preprocessing) -> NewData:
 
 
 def _check_sizes(path: Path, files: Sequence[Path], preprocessing: Preprocessing) -> None:
-    """Raise UnreadableRowsError where images cannot be read, or are of another size and would not be resized."""
+    """Raise FairbloomError where images cannot be read, or are of another size and would not be resized."""
     _, height, width = preprocessing.shape
     problems = []
     for place, file in enumerate(files):
@@ -108,4 +109,4 @@ def _check_sizes(path: Path, files: Sequence[Path], preprocessing: Preprocessing
         if size != (width, height) and not preprocessing.resized:
             problems.append((place, f"{file} has {size[0]}×{size[1]} pixels, and the model takes {width}×{height}"))
     if problems:
-        raise UnreadableRowsError(list_problems(str(path), problems, len(files), "images"))
+        raise FairbloomError(list_problems(str(path), problems, len(files), "images"))

@@ -55,10 +55,6 @@ LAST, BEST_MODEL, PERSONAL_MODEL = MODELS = ("last", "best", "personal")
 """The models of a run: the final one, the one with the best mean score, and a client's personal one."""
 
 
-class PredictionError(FairbloomError):
-    """Something that keeps a run from predicting; the message says what to do."""
-
-
 @dataclass(frozen=True, eq=False)
 class Predictor:
     """A model with what makes its inputs of new data.
@@ -100,7 +96,7 @@ class Predictor:
     def reading_by(self, schema: str) -> "Predictor":
         """Return the same model, which reads new tables by another schema: other spellings, units, ways to write files.
 
-        `schema` is its text; PredictionError where its inputs are others than those of the run.
+        `schema` is its text; FairbloomError where its inputs are others than those of the run.
         """
         preprocessing = self._preprocessing()
         found, known = (
@@ -109,7 +105,7 @@ class Predictor:
         )
         if found != known:
             differing = sorted(name for name in {*found, *known} if found.get(name) != known.get(name))
-            raise PredictionError(
+            raise FairbloomError(
                 f"schema: {join_names(differing)} {'is' if len(differing) == 1 else 'are'} not as in the run: "
                 "inputs and their categories must be those of the run's schema"
             )
@@ -127,7 +123,7 @@ class Predictor:
         """
         preprocessing = self._preprocessing()
         if preprocessing.form != TABLE:
-            raise PredictionError(
+            raise FairbloomError(
                 f"{self.run} was trained on {preprocessing.form}, and a data frame is a table: predict a file, or call "
                 "Predictor.outputs with a tensor"
             )
@@ -169,7 +165,7 @@ class Predictor:
 
     def _preprocessing(self) -> Preprocessing:
         if self.preprocessing is None:
-            raise PredictionError(
+            raise FairbloomError(
                 f"task {self.task_name} does not say how files become inputs (Task.preprocessing): call "
                 "Predictor.outputs with a tensor of inputs"
             )
@@ -186,7 +182,7 @@ class Predictor:
             names = [f"probability_{name}" for name in preprocessing.classes]
             columns |= dict(zip(names, np.concatenate(probabilities).T, strict=True))
         if clash := [name for name in columns if name in source.columns]:
-            raise PredictionError(f"there is a column {clash[0]!r} already, as a prediction is called: rename it")
+            raise FairbloomError(f"there is a column {clash[0]!r} already, as a prediction is called: rename it")
         return columns
 
 
@@ -198,7 +194,7 @@ def load_predictor(folder: Path, *, client: str = "", model: str = LAST, trust: 
     """
     folder = find_model(Path(folder).absolute())
     if model not in MODELS:
-        raise PredictionError(f"model = {model!r}: {did_you_mean(model, MODELS)}there are {', '.join(MODELS)}")
+        raise FairbloomError(f"model = {model!r}: {did_you_mean(model, MODELS)}there are {', '.join(MODELS)}")
     settings = settings_in(folder)
     with only_trusted_imports(trust):
         task = _load_task(folder, settings)
@@ -210,12 +206,12 @@ def load_predictor(folder: Path, *, client: str = "", model: str = LAST, trust: 
         need = "each client has its own means and deviations, unless the schema states center and scale"
     own = _own_folder(folder, settings, client, need)
     if own is not None and per_client and (preprocessing := PREPROCESSING.read(own)) is None:
-        raise PredictionError(
+        raise FairbloomError(
             f"the means and deviations of client {own.name} are not in {folder}: predict on its own device, or restore "
             "the folder clients from a copy"
         )
     if preprocessing is not None and client and preprocessing.client not in ("", client):
-        raise PredictionError(
+        raise FairbloomError(
             f"client = {client!r}: {folder} is that of client {preprocessing.client}: leave the client out"
         )
     if own is not None and model == PERSONAL_MODEL:
@@ -230,7 +226,7 @@ def load_predictor(folder: Path, *, client: str = "", model: str = LAST, trust: 
     try:
         module.load_state_dict({name: torch.as_tensor(array) for name, array in arrays.items()})
     except RuntimeError as error:
-        raise PredictionError(f"the run's arrays do not fit its model: {error}") from error
+        raise FairbloomError(f"the run's arrays do not fit its model: {error}") from error
     client = client or ("" if preprocessing is None else preprocessing.client)
     return Predictor(folder, str(settings["task"]), client, model, module.eval(), preprocessing, task.output)
 
@@ -268,7 +264,7 @@ def settings_in(folder: Path) -> Mapping[str, Any]:
         raise RunFolderError(f"{folder} holds no run: name a run folder, with a {CONFIG.name}, or a device's state-dir")
     settings = CONFIG.read(folder).settings
     if "task" not in settings:
-        raise PredictionError(
+        raise FairbloomError(
             f"{folder} is of your own Flower app, which has no task, so that nothing says how its model is built: "
             "build it, and load the arrays of fairbloom.load(run).arrays() into it"
         )
@@ -295,9 +291,9 @@ def _own_folder(folder: Path, settings: Mapping[str, Any], client: str, need: st
         return folder.parent / str(kept["states"])
     names = tuple(sorted({row["client"] for row in CLIENTS.read(folder)})) or KNOWN.read(folder).known
     if not client and need:
-        raise PredictionError(f"{folder}: {need}: name a client by --client with one of {join_names(names)}")
+        raise FairbloomError(f"{folder}: {need}: name a client by --client with one of {join_names(names)}")
     if client and client not in names:
-        raise PredictionError(
+        raise FairbloomError(
             f"client = {client!r}: no client of {folder} is called like that: {did_you_mean(client, names)}there are "
             f"{join_names(names)}"
         )
@@ -309,7 +305,7 @@ def _personal_arrays(folder: Path, own: Path, frozen: Sequence[str]) -> Mapping[
     """Return a client's last personal model, with the frozen parameters of the global one."""
     found = load_last(own)
     if found is None:
-        raise PredictionError(
+        raise FairbloomError(
             f"{own} has no personal model: a run has them with a method for personal models (ditto), or with the "
             "setting personal-lambda, and a deployed client keeps its own on its device"
         )
@@ -321,7 +317,7 @@ def _personal_arrays(folder: Path, own: Path, frozen: Sequence[str]) -> Mapping[
 def global_arrays(folder: Path, model: str, settings: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the last or the best global model of a run with these settings; FairbloomError where there is none."""
     if model == BEST_MODEL and not BEST.exists_in(folder):
-        raise PredictionError(f"{folder} has no {BEST.name}: no round was evaluated, or a device keeps it; take last")
+        raise FairbloomError(f"{folder} has no {BEST.name}: no round was evaluated, or a device keeps it; take last")
     arrays = BEST.read(folder) if model == BEST_MODEL else _last_arrays(folder)
     serves = read_kept(folder).get("serves")
     if serves is None:  # a device keeps it with the model, and lacks the solver of methods
@@ -329,7 +325,7 @@ def global_arrays(folder: Path, model: str, settings: Mapping[str, Any]) -> Mapp
 
         serves = served_model(str(settings.get("method", "")))
     if serves == PERSONAL_MODEL:
-        raise PredictionError(
+        raise FairbloomError(
             f"the run in {folder} trains no global model: take model personal, of one of the clients, or to evaluate a "
             "site a run of another method"
         )
@@ -340,7 +336,7 @@ def _last_arrays(folder: Path) -> Mapping[str, Any]:
     """Return the global model after the last round."""
     arrays = read_model(folder)
     if arrays is None:
-        raise PredictionError(f"{folder} has no {MODEL.name} yet: no round is finished")
+        raise FairbloomError(f"{folder} has no {MODEL.name} yet: no round is finished")
     if not is_finished(folder):
         log.warning("the run in %s is not finished: its last checkpoint predicts", folder)
     return arrays

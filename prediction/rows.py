@@ -18,10 +18,6 @@ if TYPE_CHECKING:
     import pandas
 
 
-class UnreadableRowsError(FairbloomError):
-    """New rows that cannot be predicted; the message names columns, or lines and columns."""
-
-
 @dataclass(frozen=True, eq=False)
 class NewRows:
     """Rows to predict, as they were read."""
@@ -45,7 +41,7 @@ class NewRows:
         columns: dict[str, Any] = {}
         for place, name in enumerate(map(str, frame.columns)):
             if name.lower() in {each.lower() for each in columns}:
-                raise UnreadableRowsError(f"the data frame has two columns called {name!r}: rename or remove one")
+                raise FairbloomError(f"the data frame has two columns called {name!r}: rename or remove one")
             cells = frame.iloc[:, place].astype(object).where(~frame.iloc[:, place].isna(), "")
             columns[name] = pa.chunked_array([list(map(str, cells))], pa.string())
         return cls(Table(Path("the data frame"), columns, np.arange(len(frame)), "row"))
@@ -56,14 +52,14 @@ class NewRows:
         return [""] * len(self) if cells is None else ["" if each is None else str(each) for each in cells.to_pylist()]
 
     def values(self, preprocessing: Preprocessing) -> dict[str, NDArray[Any]]:
-        """Return the values of the columns that the model takes; raise UnreadableRowsError with all that is wrong."""
+        """Return the values of the columns that the model takes; raise FairbloomError with all that is wrong."""
         schema, table = preprocessing.dictionary, self.table
         if not len(self):
-            raise UnreadableRowsError(f"{table.path} has no rows below the names of its columns: nothing to predict")
+            raise FairbloomError(f"{table.path} has no rows below the names of its columns: nothing to predict")
         found, faults = read_columns(table, schema, [*schema.inputs])
         wrong = [each for each in faults if isinstance(each, CellError)]
         if of_columns := [str(each) for each in wrong if each.row is None]:
-            raise UnreadableRowsError("; ".join(of_columns))
+            raise FairbloomError("; ".join(of_columns))
         problems = [(each.line, str(each)) for each in wrong if each.why != "missing"]
         for name, column in found.items():
             if schema.missing_of(name) != "fill":
@@ -71,7 +67,7 @@ class NewRows:
                 words = f"column {name!r} has no value, and training filled none in"
                 problems += [(line, f"{table.unit} {line}, {words}") for line in lines]
         if problems:
-            raise UnreadableRowsError(list_problems(str(table.path), problems, len(self), "rows"))
+            raise FairbloomError(list_problems(str(table.path), problems, len(self), "rows"))
         return found
 
 

@@ -26,10 +26,6 @@ from .predictor import global_arrays, schema_in, settings_in
 MODELS = ("last", "best")
 
 
-class SiteError(FairbloomError):
-    """A run that cannot be evaluated on a site's data; the message says why, and what to do."""
-
-
 class SiteScores(NamedTuple):
     """How a model serves a site, as `fairbloom.Evaluation` has it."""
 
@@ -49,12 +45,12 @@ def evaluate_site(run: Path, data_dir: str = "", client: str = "", model: str = 
     """
     run = find_model(run.absolute())
     if model not in MODELS:
-        raise SiteError(f"model = {model!r}: {did_you_mean(model, MODELS)}there are {', '.join(MODELS)}")
+        raise FairbloomError(f"model = {model!r}: {did_you_mean(model, MODELS)}there are {', '.join(MODELS)}")
     own = {"data-dir": data_dir, "state-dir": "", "device": "auto", "pooled": False}
     settings: dict[str, Any] = {**settings_in(run), **own}
     settings["schema"] = schema_in(run, settings)
     if not is_finished(run):
-        raise SiteError(f"the run in {run} is not finished: evaluate it when it is over")
+        raise FairbloomError(f"the run in {run} is not finished: evaluate it when it is over")
     arrays = global_arrays(run, model, settings)
     find_task(str(settings["task"])).check_readable(data_dir)
     clients = _clients_in(settings)
@@ -62,12 +58,12 @@ def evaluate_site(run: Path, data_dir: str = "", client: str = "", model: str = 
     try:
         local = LocalClient.of(settings, clients.index(name), name)
     except FairbloomError as error:
-        raise SiteError(f"the data of {name} do not fit the run in {run}: {error}") from error
+        raise FairbloomError(f"the data of {name} do not fit the run in {run}: {error}") from error
     received = {each: torch.as_tensor(np.array(array)) for each, array in arrays.items()}
     found = local.evaluate(received, Terms(server_round=1))
     count = int(found[NUM_EXAMPLES])
     if not count:
-        raise SiteError(f"{name} has no test examples: it needs more rows")
+        raise FairbloomError(f"{name} has no test examples: it needs more rows")
     scores = put_first(local.task.scores, decide_score(local.settings, local.task, deployed=True))
     values = {each.name: each.shown(found[each.name]) for each in scores if each.name in found}
     interval = None
@@ -90,12 +86,12 @@ def _clients_in(settings: dict[str, Any]) -> Sequence[str]:
 
 def _find_client(clients: Sequence[str], client: str, where: str) -> str:
     if client and client not in clients:
-        raise SiteError(
+        raise FairbloomError(
             f"client = {client!r}: {where} has no data of a client that is called like that: "
             f"{did_you_mean(client, clients)}there are {join_names(clients)}"
         )
     if not client and len(clients) != 1:
-        raise SiteError(
+        raise FairbloomError(
             f"{where} has the data of {len(clients)} clients: say which one by --client: {join_names(clients)}"
         )
     return client or clients[0]

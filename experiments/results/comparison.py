@@ -15,15 +15,13 @@ from fairbloom.server.run_folder.files import ROUNDS
 from fairbloom.server.run_folder.rows import MEASURES, SHARE_OF_LARGER_CLASS
 
 from ..study import Study
-from .caveats import caveats_of_comparison
+from .caveats import SharedData, caveats_of_comparison
 from .differences import FEWEST_SEEDS, Difference, difference_of, differences_of
 from .groups import GroupReport
 from .measures import CLIENT, GAP, Served, find_measure
-from .other_scores import find_contradictions
 from .presentation import Shown
 from .run import Run, final_of, frame, load, measures
-from .shared_data import SharedData
-from .verdict import CLAIMED, Verdict, verdict_of
+from .verdict import CLAIMED, Verdict, find_contradictions, verdict_of
 
 if TYPE_CHECKING:
     import pandas
@@ -284,7 +282,7 @@ class Comparison(Shown):
     @cached_property
     def contradictions(self) -> list[str]:
         """In sentences the clients of which another score says the opposite, those that gain most first."""
-        return find_contradictions(self.finals, self.baseline, self.scores, self.clients_compared)
+        return find_contradictions(self)
 
     @property
     def tested(self) -> Mapping[str, float]:

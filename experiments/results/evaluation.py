@@ -1,16 +1,14 @@
 """How a run's model serves a site that took no part in it, beside how it serves the run's clients."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fairbloom.protocol.scores import ACCURACY, Score
-from fairbloom.server.run_folder.files import CLIENTS
 
 from .caveats import FEWEST_EXAMPLES
 from .presentation import Shown
-from .run import load
 
 
 @dataclass(frozen=True)
@@ -100,15 +98,3 @@ class Evaluation(Shown):
     def __repr__(self) -> str:
         """Return it in a line."""
         return f"Evaluation({str(self.run)!r} at {self.site}, {self.scores[0].name}: {self.written(self.scores[0])})"
-
-
-def scores_of_clients(folder: Path, scores: Sequence[Score]) -> dict[str, dict[str, float]]:
-    """Return of each score the numbers of a run's clients under its final global model, by name.
-
-    They are empty where the folder does not have them: a client keeps none of the others' numbers.
-    """
-    if not CLIENTS.exists_in(folder):
-        return {}
-    run = load(folder)
-    there = [score for score in scores if score.name in {each.name for each in run.scores}]
-    return {score.name: values for score in there if (values := run.final(score, "global"))}

@@ -16,6 +16,8 @@ from .caveats import FEW_CLIENTS, FEWEST_EXAMPLES, join_all
 from .differences import FEWEST_SEEDS
 
 if TYPE_CHECKING:
+    import pandas
+
     from .comparison import Comparison
 
 WORST, MEAN = "worst_10", "mean"
@@ -24,6 +26,10 @@ CLAIMED = (WORST, MEAN)
 
 MOST_WORDS, MOST_LISTED = 60, 3
 """Of a verdict, and of a list of methods in a sentence."""
+
+
+AGAINST = ("auc", "balanced-accuracy")
+"""The scores that may say the opposite: neither rises where a model takes more examples for the larger class."""
 
 
 @dataclass(frozen=True)
@@ -170,3 +176,40 @@ def _points(value: float, score: Score) -> str:
 def _number(value: float, score: Score) -> str:
     """Return a number, of which one that rounds to zero has no minus."""
     return f"{round(value, 1) + 0.0:.1f}" if score.percent else f"{value + 0.0:.3g}"
+
+
+# Other scores --------------------------------------------------------------------------------------------------------
+
+
+def find_contradictions(compared: "Comparison") -> list[str]:
+    """Return in sentences which clients gain by the first score while others fall, those that gain most first.
+
+    Each score needs three seeds in which the client has it under both methods, and moves so in most of these.
+    """
+    found, finals = list[tuple[float, str]](), compared.finals
+    first, *others = compared.scores
+    scores = [first, *(score for score in others if score.name in AGAINST)]
+    for method in compared.methods:
+        gains = [_gains(finals[finals["score"] == score.name], method, compared.baseline, score) for score in scores]
+        for client in compared.clients_compared if method != compared.baseline else ():
+            gain, *fallen = (each.get(client, 0.0) for each in gains)
+            lost = [_size(each, score) for each, score in zip(fallen, scores[1:], strict=True) if each < 0.0]
+            if gain > 0.0 and lost:
+                said = f"{client} gains {_size(gain, first)} under {method}, but loses {' and '.join(lost)}."
+                found.append((gain, said))
+    return [said for _, said in sorted(found, key=lambda each: -each[0])]
+
+
+def _gains(finals: "pandas.DataFrame", method: str, baseline: str, score: Score) -> "pandas.Series[float]":
+    """Return the mean gain of clients by a score; 0 with too few seeds, or where most of them do not go that way."""
+    values = finals.set_index(["seed", "client"])["value"]
+    mine, base = (values[(finals["method"] == each).to_numpy()] for each in (method, baseline))
+    by_client = (score.better(1.0, 0.0) * (mine - base)).dropna().groupby("client")
+    mean = by_client.mean()
+    agree = by_client.agg(lambda gains: (gains * gains.mean() > 0.0).mean())
+    return mean.where((by_client.size() >= FEWEST_SEEDS) & (agree > 0.5), 0.0)
+
+
+def _size(gain: float, score: Score) -> str:
+    """Return a gain without its sign, in words: "10.1 points of balanced accuracy"."""
+    return f"{f'{abs(gain):.1f} points' if score.percent else f'{abs(gain):.3g}'} of {score.words}"

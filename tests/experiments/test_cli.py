@@ -4,9 +4,7 @@ import json
 import os
 import re
 import signal
-import socket
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,15 +21,13 @@ from fairbloom.experiments.commands.lists import GROUPS
 from fairbloom.experiments.options import CommonOptions, as_settings
 from fairbloom.protocol.settings import SETTINGS
 from fairbloom.rounds.round import Round
-from fairbloom.server.checkpoint import list_checkpoints
 from fairbloom.server.run_folder import recorder
 from fairbloom.server.run_folder.rows import Row
 from fairbloom.server.settings import Settings, default_config, parameters
 from fairbloom.simulation.run import simulate
 from fairbloom.strategies import METHODS
 from fairbloom.tasks import TASKS
-from tests.commands import STARTED, forked
-from tests.commands import fairbloom as in_a_process
+from tests.commands import forked
 from tests.simulation.helpers import Outcome, table
 
 from .helpers import ROOT, SMALL, fairbloom
@@ -142,17 +138,6 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     return line
 
 
-def test_damaged_checkpoints_are_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for rounds in (2, 3):  # a run that is extended has a checkpoint of before
-        fairbloom("run", *SMALL, "--rounds", rounds, "--out", "a")
-    (tmp_path / "a" / "model.safetensors").unlink()
-    for path in list_checkpoints(tmp_path / "a" / "checkpoint"):
-        path.write_bytes(b"")
-    line = refusal(capsys, "run", *SMALL, "--out", "a")
-    assert "3.safetensors is damaged: it is empty; " in line
-    assert "2.safetensors is damaged: it is empty. Put back a copy, or choose another folder (--out)" in line
-
-
 def before_each_round(act: Callable[[], None]) -> None:
     """Let the runs of this process write each round at once, and do something before they record one."""
     record = recorder.RunRecorder.record
@@ -165,17 +150,6 @@ def before_each_round(act: Callable[[], None]) -> None:
     recorder.RunRecorder.record = recorded  # type: ignore[method-assign]
 
 
-def run_when_allowed(go: Path, words: list[str]) -> None:
-    """Run a command in a process of its own; its runs wait for a file before they record a round."""
-
-    def wait() -> None:
-        while not go.exists():
-            time.sleep(0.01)
-
-    before_each_round(wait)
-    sys.exit(fairbloom(*words))
-
-
 def run_until_interrupted(rows: str, *words: str) -> None:
     """Run a command in a process of its own to which Ctrl-C comes once a run has written three rounds."""
 
@@ -185,25 +159,6 @@ def run_until_interrupted(rows: str, *words: str) -> None:
 
     before_each_round(interrupt)
     sys.exit(fairbloom(*words))
-
-
-def test_two_runs_into_one_folder_are_one_run_and_a_refusal(tmp_path: Path) -> None:
-    words = ["run", *SMALL, "--method", "fedfv", "--out", str(tmp_path / "a")]
-    first, lock = STARTED.Process(target=run_when_allowed, args=(tmp_path / "go", words)), tmp_path / "a" / ".lock"
-    first.start()
-    while first.is_alive() and not (lock.exists() and lock.read_text()):
-        time.sleep(0.005)
-    second = in_a_process(ROOT, *words)
-    (tmp_path / "go").touch()
-    who = f"process {first.pid} on {socket.gethostname()}"
-    assert (second.returncode, second.stdout) == (2, "")
-    told = f"error: {tmp_path}/a is written by {who}: wait for it to end, or choose another folder (--out)"
-    assert told in second.stderr
-    assert "Traceback" not in second.stderr
-    first.join()
-    assert first.exitcode == 0
-    assert fairbloom(*words[:-1], tmp_path / "b") == 0
-    assert not Outcome.of(tmp_path / "a").differences(Outcome.of(tmp_path / "b"))
 
 
 def test_an_interrupted_run_ends_with_130_and_can_be_finished(tmp_path: Path) -> None:

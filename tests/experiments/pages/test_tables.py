@@ -14,8 +14,8 @@ from fairbloom.experiments.pages.comparison import client_table, method_table
 from fairbloom.experiments.render import terminal
 from fairbloom.experiments.render.page import Cell, Table
 from fairbloom.experiments.render.terminal import Output, show_table, tables_within
+from fairbloom.experiments.results.caveats import SharedData
 from fairbloom.experiments.results.comparison import Comparison
-from fairbloom.experiments.results.shared_data import SharedData
 from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.server.settings import default_config
 from fairbloom.strategies import METHODS

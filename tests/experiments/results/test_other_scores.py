@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from fairbloom.experiments.results.caveats import SharedData
 from fairbloom.experiments.results.comparison import Comparison
-from fairbloom.experiments.results.shared_data import SharedData
 from fairbloom.protocol.scores import ACCURACY, F1, LOSS_SCORE, Score
 from fairbloom.tasks.measures import AUC, BALANCED_ACCURACY
 

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from fairbloom.experiments.results.caveats import caveats_of_data
+from fairbloom.experiments.results.caveats import SharedData, caveats_of_data
 from fairbloom.experiments.results.run import Run
-from fairbloom.experiments.results.shared_data import SharedData
 from fairbloom.protocol.scores import ACCURACY
 from fairbloom.tasks import TASKS
 from fairbloom.tasks.datasets.heart_disease import TRAINED

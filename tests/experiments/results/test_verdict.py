@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import stats
 
+from fairbloom.experiments.results.caveats import SharedData
 from fairbloom.experiments.results.comparison import Comparison
 from fairbloom.experiments.results.differences import difference_of, differences_of
 from fairbloom.experiments.results.measures import measure_title
-from fairbloom.experiments.results.shared_data import SharedData
 from fairbloom.experiments.results.verdict import Verdict
 from fairbloom.protocol.scores import ACCURACY, Score
 
