@@ -247,21 +247,15 @@ def load_recipe(name: str) -> Recipe:
         text = tomllib.loads(path.read_bytes().decode())
         if "name" in text:
             raise FairbloomError("unknown key name: a recipe is called what its file is called")
-        return recipe_of({"title": path.stem, **text, "name": path.stem})
+        return Recipe.model_validate({"title": path.stem, **text, "name": path.stem})
     except OSError as error:
         raise FairbloomError(f"{path} cannot be read: {error.strerror}: give the path of a recipe") from error
     except FairbloomError as error:
         raise FairbloomError(f"recipe {path.stem}: {error}") from error
+    except ValidationError as error:
+        raise FairbloomError(f"recipe {path.stem}: {'; '.join(map(_explain, error.errors()))}") from error
     except (ValueError, RecursionError) as error:
         raise FairbloomError(f"recipe {path.stem} is no valid TOML: {error}: correct {path}") from error
-
-
-def recipe_of(content: Mapping[str, Any]) -> Recipe:
-    """Return the recipe of a file's content; errors name the key and the remedy."""
-    try:
-        return Recipe.model_validate(content)
-    except ValidationError as error:
-        raise FairbloomError("; ".join(map(_explain, error.errors()))) from error
 
 
 def _explain(error: Mapping[str, Any]) -> str:

@@ -25,7 +25,7 @@ import logging
 import multiprocessing
 import warnings
 import flwr.common.logger
-from fairbloom.experiments.studies.log_records import print_records, send_records
+from fairbloom.experiments.studies.pool import print_records, send_records
 from fairbloom.logs import colour_on_terminals_alone
 
 def warn(sent, turn):

@@ -13,8 +13,7 @@ from .. import api
 from ..render.terminal import console
 from ..results.listing import find_runs
 from ..results.presentation import write_figure, write_report
-from ..results.run import REPORT, Run, load
-from ..results.scored import scores_of
+from ..results.run import REPORT, Run, load, scores_of
 from ..study import NOUNS, Study, kind_of
 from .command import command_of
 from .lists import show_runs

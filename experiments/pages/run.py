@@ -10,8 +10,7 @@ from ..results.caveats import caveats_of_run
 from ..results.comparison import personal_label
 from ..results.measures import LARGER_CLASS, measure_title
 from ..results.presentation import page_of
-from ..results.run import Run, measures
-from ..results.scored import scores_of, sentences_of
+from ..results.run import Run, measures, scores_of, sentences_of
 from .cells import SHOWN, Digits
 from .groups import gaps_table, subgroups_section
 from .rows import NAMED, Line, Scene, shown_of, worst_first
