@@ -49,7 +49,15 @@ def data_of_rows(rows: NewRows, preprocessing: Preprocessing) -> NewData:
 
 
 def _read_arrays(path: Path, preprocessing: Preprocessing) -> NewData:
-    x = _load_x(path)
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files if name == "x"}
+            names = join_names(sorted(file.files)) or "nothing"
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
+        raise FairbloomError(f"{path} cannot be read ({error}): write it again, by numpy.savez") from error
+    if "x" not in arrays:
+        raise FairbloomError(f"{path} holds {names}: it needs the array x, as numpy.savez(file, x=…) writes it")
+    x: NDArray[Any] = arrays["x"]
     if x.ndim < 1 or not len(x) or x[0].size != np.prod(preprocessing.shape):
         raise FairbloomError(
             f"{path}: x has shape {x.shape}, and the model takes one or more examples of "
@@ -64,19 +72,6 @@ def _read_arrays(path: Path, preprocessing: Preprocessing) -> NewData:
         problems = [(int(row), f"example {row} holds NaN, or a number that float32 cannot hold") for row in strange]
         raise FairbloomError(list_problems(str(path), problems, len(x), "examples"))
     return NewData({"example": map(str, range(len(x)))}, iter(inputs.split(EVALUATION_BATCH)))  # type: ignore[no-untyped-call]
-
-
-def _load_x(path: Path) -> NDArray[Any]:
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files if name == "x"}
-            names = join_names(sorted(file.files)) or "nothing"
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
-        raise FairbloomError(f"{path} cannot be read ({error}): write it again, by numpy.savez") from error
-    if "x" not in arrays:
-        raise FairbloomError(f"{path} holds {names}: it needs the array x, as numpy.savez(file, x=…) writes it")
-    x: NDArray[Any] = arrays["x"]
-    return x
 
 
 def _read_images(path: Path, preprocessing: Preprocessing) -> NewData:

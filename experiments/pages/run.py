@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from fairbloom.server.run_folder.rows import SHARE_OF_LARGER_CLASS
+from fairbloom.tasks.files.targets import join_names
 
 from ..render.page import Cell, Page, Section, Table
 from ..results.caveats import caveats_of_run
@@ -48,13 +49,16 @@ def page_of_run(run: Run) -> Page:
     lines += [Line(personal_label(run.label), [run], "personal", same_runs_as=run.label)] if personal else []
     scene = Scene(lines, run.score, shown_of(worst_first(final, run.score)), False, len(final))
     headline, sentences = _words(run, final)
+    counts = [f"{name} {count}" for name, count in run.left_out()]
+    defence = f"Left out by the defence {run.settings.get('defence')}, in rounds of {run.rounds_done}"
+    left_out = [f"{defence}: {join_names(counts, 6)}."] if counts else []
     groups = {line.label: [each] for line in lines if (each := run.by_group(line.model)) is not None}
     sections = [
         _clients_section(scene, dict(zip((line.label for line in lines), (final, personal), strict=False))),
         subgroups_section(scene, groups, *([gaps_table(groups)] if groups else [])),
         _metrics_section(run),
         absences_section(lines[:1]),
-        caveats_section([*_describe_left_out(run), *(caveats_of_run(run) if final else [])]),
+        caveats_section([*left_out, *(caveats_of_run(run) if final else [])]),
         settings_section(lines[:1]),
     ]
     facts = {
@@ -147,12 +151,3 @@ def _metrics_section(run: Run) -> Section | None:
     ]
     table = Table("metrics", f"Metrics of round {last}", headings, rows)
     return Section("metrics", "Metrics of the app", "", [table])
-
-
-def _describe_left_out(run: Run) -> list[str]:
-    """Return whom the defence left out, and in how many rounds; nothing where it left nobody out."""
-    found = run.left_out()
-    shown = ", ".join(f"{name} {count}" for name, count in found[:6])
-    more = f", and {len(found) - 6} more" if len(found) > 6 else ""
-    defence = run.settings.get("defence")
-    return [f"Left out by the defence {defence}, in rounds of {run.rounds_done}: {shown}{more}."] if found else []

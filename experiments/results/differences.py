@@ -23,29 +23,16 @@ FEWEST_SEEDS = 3
 class Difference:
     """How much better a method is than the baseline by one measure, from differences that are paired by seed.
 
-    Attributes
-    ----------
-    mean
-        The mean difference; positive is better, whatever the direction of the score.
-    error
-        Its standard error; NaN with fewer than three seeds.
-    low, high
-        Its 95 % interval; NaN with fewer than three seeds, or where all differences are the same.
-    better, worse
-        With how many seeds the method is better, and worse; with the others it is equal.
-    seeds
-        The number of seeds.
-    p_value
-        Two-sided, of the t test that there is no difference, after Holm's correction where several differences are
-        tested. It is 1 where nothing can be tested: with fewer than three seeds, or differences that do not vary; and
-        NaN where nothing is to be tested.
+    The p-value is two-sided, of the t test that there is no difference, after Holm's correction where several
+    differences are tested. It is 1 where nothing can be tested: with fewer than three seeds, or differences that do not
+    vary; and NaN where nothing is to be tested.
     """
 
-    mean: float
-    error: float
-    low: float
+    mean: float  # positive is better, whatever the direction of the score
+    error: float  # the standard error; NaN with fewer than three seeds
+    low: float  # of the 95 % interval; NaN with fewer than three seeds, or where all differences are the same
     high: float
-    better: int
+    better: int  # with how many seeds the method is better; with others it is worse, or equal
     worse: int
     seeds: int
     p_value: float

@@ -43,25 +43,16 @@ class Claim:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a comparison shows.
+    """What a comparison shows: headline and sentences have 60 words together.
 
-    Attributes
-    ----------
-    headline, sentences
-        The most important, of 60 words together.
-    further
-        The sentences for which there is no room there.
-    claims
-        What differs significantly.
-    improving
-        The methods that significantly improve the worst-served clients and do not significantly worsen the mean, first
-        the one with the best mean.
+    `improving` are the methods that significantly improve the worst-served clients and do not significantly worsen the
+    mean, first the one with the best mean.
     """
 
     headline: str
     sentences: tuple[str, ...] = ()
-    further: tuple[str, ...] = ()
-    claims: tuple[Claim, ...] = ()
+    further: tuple[str, ...] = ()  # the sentences for which there is no room
+    claims: tuple[Claim, ...] = ()  # what differs significantly
     improving: tuple[str, ...] = ()
 
     def __str__(self) -> str:

@@ -195,8 +195,15 @@ def search_arms(
     `on_run` is called after each finished run, `on_count` with the number of runs as far as it is known. No run is
     started where an error can be known before.
     """
+    share = study.settings.get("validation-share")
+    if share == 0:
+        raise SettingsError(
+            "validation-share = 0: a search chooses by validation examples, never by test examples: set "
+            f"validation-share = {VALIDATION_SHARE:g}, or leave it out"
+        )
     out = out.absolute()
-    study = prepare(_with_validation(study), out)
+    with_share = {**study.settings, "validation-share": share or VALIDATION_SHARE}
+    study = prepare(replace(study, settings=with_share), out)
     check_measures([study.criterion], study.run(study.arms[0], study.seeds[0], out), "criterion")
     count = len(study.runs(out))
     on_count(count)
@@ -246,17 +253,3 @@ def _choose(search: Search) -> list[str]:
     found = [choose(measure, score, among, study.mean_within, base) for among in methods.values()]
     kept = [base, *(each for each in found if each is not None and each is not base)]
     return [each.arm.label for each in sorted(kept, key=lambda each: measure.better(0.0, each.mean, score))]
-
-
-# What is refused ------------------------------------------------------------------------------------------------------
-
-
-def _with_validation(study: Study) -> Study:
-    """Return a search that sets validation examples apart; raise SettingsError where it is not to."""
-    share = study.settings.get("validation-share")
-    if share == 0:
-        raise SettingsError(
-            "validation-share = 0: a search chooses by validation examples, never by test examples: set "
-            f"validation-share = {VALIDATION_SHARE:g}, or leave it out"
-        )
-    return study if share else replace(study, settings={**study.settings, "validation-share": VALIDATION_SHARE})
