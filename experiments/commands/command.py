@@ -100,16 +100,10 @@ def command(
 ) -> Callable[[Callable[..., Any]], Callable[..., None]]:
     """Return a decorator that makes the command of a function, carried out by what is decorated.
 
-    That is given all values by their names. Its own parameters are options as well, after the function's.
-
-    Parameters
-    ----------
-    function
-        Its parameters are options, and its docstring is the help.
-    like
-        Another one whose docstring describes parameters. What is described nowhere is as in `fairbloom.run`.
-    arguments
-        The parameters that stand without a name, and what the help calls their values; [NAME] may be left out.
+    The function's parameters are options, and its docstring is the help; `like` is another one whose docstring
+    describes parameters, and what is described nowhere is as in `fairbloom.run`. What carries it out is given all
+    values by their names; its own parameters are options as well, after the function's. `arguments` are the parameters
+    that stand without a name, with what the help calls their values; [NAME] may be left out.
     """
 
     def decorate(carry_out: Callable[..., Any]) -> Callable[..., None]:

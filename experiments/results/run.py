@@ -65,17 +65,9 @@ LABELLED = frozenset(key for key, setting in COMMON.items() if Mark.SENT_TO_CLIE
 
 
 def load(folder: str | os.PathLike[str]) -> "Run":
-    """Return the run in a folder, finished or not.
+    """Return the run in a folder, finished or not; raise FairbloomError where it holds none, or cannot be read.
 
-    Parameters
-    ----------
-    folder
-        The run folder, of `fairbloom run`, of a comparison, of a deployed run, or of a user's ServerApp.
-
-    Raises
-    ------
-    FairbloomError
-        When the folder holds no run, or cannot be read.
+    It may be the run folder of `fairbloom run`, of a comparison, of a deployed run, or of a user's ServerApp.
     """
     path = Path(folder).absolute()
     if kind := kind_of(path):

@@ -20,11 +20,7 @@ def read_frame(file: TableFile, folder: Path) -> "pandas.DataFrame":
     """Return a table of a run folder; an empty cell is NaN, or "" where the column holds words.
 
     Of an unfinished run the file may be missing and the last line torn; there are no rows then, or it is left out.
-
-    Raises
-    ------
-    RunFolderError
-        When the file cannot be read, holds something else or, of a finished run, is not whole.
+    RunFolderError is raised where it cannot be read, holds something else or, of a finished run, is not whole.
     """
     path, finished = file.path_in(folder), is_finished(folder)
     remedy = "Restore it from a copy" + (", or run again with another folder (--out)" if finished else "")

@@ -60,9 +60,13 @@ def test_a_run_is_named_shown_and_not_run_again(tmp_path: Path, capsys: pytest.C
     assert re.search(rf"first: .+\nclient .+\n─+\n{worst['client']} +{float(worst[column]):.1f} ", printed)
     assert f"{sum(float(row[column]) for row in last) / 5:.1f}" in printed
     written = (folder / "model.safetensors").stat().st_mtime_ns
-    assert fairbloom(*words) == 0
-    assert capsys.readouterr().out == printed
+    for again in (words, ("show", folder)):
+        assert fairbloom(*again) == 0
+        assert capsys.readouterr().out == printed
     assert (folder / "model.safetensors").stat().st_mtime_ns == written
+    assert printed.startswith("FedFV (tau=3) on digits\nclients 5, rounds 3, seed 0, state finished, engine ")
+    for key, value in {"clients": 5, "num-rounds": 3, "score": "accuracy", "device": "cpu", "fedfv.tau": 3}.items():
+        assert re.search(rf"^{key} +{value}$", printed, re.MULTILINE)
 
 
 REFUSED: list[tuple[list[str], tuple[str, ...]]] = [

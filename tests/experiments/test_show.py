@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 import socket
 from collections.abc import Callable
@@ -44,18 +43,6 @@ def as_json(capsys: pytest.CaptureFixture[str], *words: object) -> Any:
 
 
 # show ---------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("there")
-def test_a_run_is_shown_as_when_it_ended(capsys: pytest.CaptureFixture[str]) -> None:
-    assert fairbloom("show", "runs/a") == 0
-    shown = capsys.readouterr().out
-    assert shown.startswith("FedFV (tau=2) on digits\nclients 5, rounds 3, seed 0, state finished, engine ")
-    for key, value in {"clients": 5, "num-rounds": 3, "score": "accuracy", "device": "cpu", "fedfv.tau": 2}.items():
-        assert re.search(rf"^{key} +{value}$", shown, re.MULTILINE)
-    assert fairbloom("run", *SMALL, "--method", "fedfv", "--set", "fedfv.tau=2", "--out", "runs/a") == 0
-    assert capsys.readouterr().out == shown
 
 
 def test_a_run_as_json_has_its_measures_settings_and_clients(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
