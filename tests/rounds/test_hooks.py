@@ -34,7 +34,6 @@ from tests.federation import (
     error,
     flat,
     initial_model,
-    metrics,
     no_reply,
     quadratics,
     record,
@@ -269,36 +268,6 @@ def test_flowers_fedavg_arguments_have_flowers_defaults() -> None:
             assert getattr(method(**{name: parameter.default}), name) == parameter.default
 
 
-def extremes(contents: list[RecordDict], weighted_by_key: str) -> MetricRecord:
-    """Return what a mean does not tell, and whose replies were given in which order."""
-    records = [content.metric_records["metrics"] for content in contents]
-    key = "loss-before" if "loss-before" in records[0] else "loss"
-    return MetricRecord(
-        {
-            "highest": max(float(str(record[key])) for record in records),
-            "weights": [int(str(record[weighted_by_key])) for record in records],
-        }
-    )
-
-
-def test_own_aggregation_of_metrics_replaces_the_means() -> None:
-    clients = quadratics(4)
-    grid = MemoryGrid(clients, faults={("site-1", 1): error, ("site-2", 1): metrics({"loss-before": 1e9})})
-    own: Any = {"train_metrics_aggr_fn": extremes, "evaluate_metrics_aggr_fn": extremes}
-    result, (finished,) = run(FedFV(**own), grid, rounds=1)
-    before, after = initial_model(), unpack(result.arrays)
-    used = [clients["site-0"], clients["site-3"]]
-    trained, evaluated = result.train_metrics_clientapp[1], result.evaluate_metrics_clientapp[1]
-    assert trained["highest"] == pytest.approx(max(client.loss(before) for client in used))
-    assert trained["weights"] == [client.examples for client in used]
-    assert (trained["participants"], trained["replies-used"], trained["replies-refused"]) == (4, 2, 2)
-    assert "loss-before" not in trained
-    assert evaluated["highest"] == pytest.approx(max(client.loss(after) for client in clients.values()))
-    assert evaluated["weights"] == [client.examples for client in clients.values()]
-    assert "loss" not in evaluated
-    assert finished.metrics == dict(trained)
-
-
 def test_own_aggregation_is_not_called_without_usable_replies() -> None:
     def never(contents: list[RecordDict], weighted_by_key: str) -> MetricRecord:
         raise AssertionError("there is nothing to aggregate")
@@ -307,10 +276,6 @@ def test_own_aggregation_is_not_called_without_usable_replies() -> None:
     strategy = FedAvg(train_metrics_aggr_fn=never, unused_rounds=0)
     result, _ = run(strategy, MemoryGrid(quadratics(3), faults=faults), rounds=1)
     assert result.train_metrics_clientapp[1]["replies-used"] == 0
-    plain, _ = run(FedMGDA(), MemoryGrid(quadratics(3)), rounds=1)
-    own, _ = run(FedMGDA(train_metrics_aggr_fn=extremes), MemoryGrid(quadratics(3)), rounds=1)
-    for name in FedMGDA.reports:
-        assert own.train_metrics_clientapp[1][name] == plain.train_metrics_clientapp[1][name]
 
 
 # Flower's log lines -------------------------------------------------------------------------------------------------

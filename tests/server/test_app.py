@@ -1,6 +1,5 @@
 """Where a run is written, and what a run on deployed clients records of who was there."""
 
-import csv
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from fairbloom.server.run_folder.files import KNOWN
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.simulation.run import simulate
+from tests.simulation.helpers import table
 
 
 def test_what_may_change_while_a_run_goes_on_does_not_move_its_folder() -> None:
@@ -61,8 +61,7 @@ def deployed(out: Path, online: Mapping[int, int], **changes: Any) -> list[dict[
     looks = (max((at, many) for at, many in online.items() if at <= look)[1] for look in range(100_000))
     context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=settings.run_config())
     main(Coming(settings, looks), context)
-    with (out / "rounds.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
+    return table(out / "rounds.csv")
 
 
 def test_a_run_records_whom_it_began_with_and_each_round_who_was_offline(

@@ -9,28 +9,18 @@ import pytest
 
 from fairbloom.server.checkpoint import list_checkpoints
 from fairbloom.server.run_folder.errors import RunFolderError
-from fairbloom.server.run_folder.recorded import RecordedRound
 from fairbloom.simulation.run import simulate
-from tests.simulation.helpers import Outcome, checkpoints_every, drafts, run, small, table
+from tests.simulation.helpers import Outcome, StoppedError, checkpoints_every, drafts, run, small, stop_after, table
 
 ROUNDS = 6
 
 Damage = Callable[[Path], None]
 
 
-class EndedError(Exception):
-    """A run is cut off here."""
-
-
 def run_up_to(folder: Path, last: int, method: str, **changes: Any) -> None:
     """Begin a run that is cut off after round `last`."""
-
-    def end(recorded: RecordedRound) -> None:
-        if recorded.number == last:
-            raise EndedError
-
-    with pytest.raises(EndedError):
-        simulate(small(folder, method=method, num_rounds=ROUNDS, **changes), end)
+    with pytest.raises(StoppedError):
+        simulate(small(folder, method=method, num_rounds=ROUNDS, **changes), stop_after(last))
 
 
 def cut_at(share: float) -> Damage:

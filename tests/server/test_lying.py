@@ -1,6 +1,5 @@
 """A client that lies about its numbers, from its reply to the run folder: the run ends as without it."""
 
-import csv
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from fairbloom.rounds.flower import FlowerClients
 from fairbloom.server.app import federate
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
+from tests.simulation.helpers import table
 
 LIAR = "client-1"
 Lie = Callable[[Message, Message], Message]
@@ -63,8 +63,7 @@ def run(out: Path, lie: Lie, **changes: Any) -> tuple[dict[str, bytes], list[dic
     settings = Settings.of(plain | changes)
     grid = LyingGrid(settings, out.with_suffix(".state"), lie)
     folder = federate(settings, lambda method: FlowerClients(method, grid))
-    with (folder / "rounds.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = table(folder / "rounds.csv")
     return {name: array.tobytes() for name, array in load_file(folder / "model.safetensors").items()}, rows
 
 

@@ -3,7 +3,7 @@
 import csv
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,9 +16,11 @@ from safetensors.numpy import load_file
 
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.clients import Clients, Replies, Trained
+from fairbloom.rounds.round import Round
 from fairbloom.rounds.updates import Model
 from fairbloom.server import app
 from fairbloom.server.run_folder import recorder
+from fairbloom.server.run_folder.recorded import RecordedRound
 from fairbloom.server.run_folder.rows import Row
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
@@ -62,9 +64,27 @@ def assert_same_model(folder: Path, other: Path) -> None:
         np.testing.assert_allclose(model[name], array, rtol=0, atol=1e-5)
 
 
+def without_seconds(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a table without the seconds, which no two runs share."""
+    return [{key: value for key, value in row.items() if key != "seconds"} for row in table(path)]
+
+
 def rounds(folder: Path) -> list[dict[str, str]]:
-    """Return the rows of rounds.csv without the seconds, which no two runs share."""
-    return [{key: value for key, value in row.items() if key != "seconds"} for row in table(folder / "rounds.csv")]
+    return without_seconds(folder / "rounds.csv")
+
+
+class StoppedError(Exception):
+    """A run is cut off here."""
+
+
+def stop_after(number: int) -> Callable[[Any], None]:
+    """Return what cuts a run off once a round is recorded."""
+
+    def on_round(finished: Round | RecordedRound) -> None:
+        if finished.number == number:
+            raise StoppedError
+
+    return on_round
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """Hostile clients: what each attack makes of a reply, that a run continues, and what results leave out."""
 
-import csv
 import re
 from pathlib import Path
 from typing import Any
@@ -192,8 +191,7 @@ def test_results_leave_the_attacker_out_and_say_so(turned: Path) -> None:
     assert loaded.attackers == {HOSTILE}
     assert set(loaded.final()) == {f"client-{k}" for k in range(5)} - {HOSTILE}
     assert set(loaded.final(hostile=True)) == {f"client-{k}" for k in range(5)}
-    with (turned / "rounds.csv").open() as file:
-        last = list(csv.DictReader(file))[-1]
+    last = table(turned / "rounds.csv")[-1]
     mean = float(np.mean([*loaded.final().values()]))
     assert float(last["test_accuracy_of_global_model_mean"]) == pytest.approx(mean)
     words = "client-1 attacks by sign-flip, as set: all measures are over the honest clients."

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from fairbloom.server.run_folder.recorded import RecordedRound
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
 from fairbloom.strategies import METHODS
 from tests.federation import KINDS
 from tests.rounds.implementations import GROUPED
+
+from .helpers import StoppedError, stop_after
 
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "proximal": {"proximal-mu": 0.1},
@@ -43,15 +44,6 @@ REFUSED = {
 SMALL: dict[str, Any] = {"clients": 5, "num-rounds": 3, "fraction": 0.6, "device": "cpu"}
 
 
-class KilledError(Exception):
-    pass
-
-
-def kill_after_round_two(recorded: RecordedRound) -> None:
-    if recorded.number == 2:
-        raise KilledError
-
-
 def bits(folder: Path) -> dict[str, Any]:
     personal = {str(path.relative_to(folder)): path.read_bytes() for path in folder.glob("clients/*/*/3.safetensors")}
     return {
@@ -78,8 +70,8 @@ def test_a_run_repeats_and_resumes_to_the_same_bits(method: str, objective: str,
     whole, resumed = (Settings.of({**config, "out": str(tmp_path / name)}) for name in "ab")
     expected = bits(simulate(whole))
     assert all(np.isfinite(array).all() for array in load_file(tmp_path / "a" / "model.safetensors").values())
-    with pytest.raises(KilledError):
-        simulate(resumed, kill_after_round_two)
+    with pytest.raises(StoppedError):
+        simulate(resumed, stop_after(2))
     assert bits(simulate(resumed)) == expected
     has_personal_models = "personal" in objective or method in ("ditto", "local")
     assert bool(expected["personal"]) == has_personal_models

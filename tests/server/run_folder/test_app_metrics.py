@@ -13,10 +13,10 @@ from flwr.serverapp.strategy import Result
 import fairbloom
 from fairbloom import RunFolder, Score
 from fairbloom.errors import FairbloomError
-from fairbloom.rounds.round import Round
 from fairbloom.server.run_folder.metrics import LONGEST_NAME, MOST_METRICS
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.strategies import FairStrategy, FedAvg
+from tests.simulation.helpers import StoppedError, stop_after
 
 ROUNDS = 4
 SCORES = [Score("eval_acc", percent=True), "auc"]
@@ -132,17 +132,10 @@ def test_what_the_server_evaluates_is_there_from_the_initial_model_on(tmp_path: 
 def test_a_run_that_goes_on_has_the_table_of_one_that_was_not_stopped(tmp_path: Path) -> None:
     """With a metric that comes in round 3, and one that a single client has."""
 
-    class StoppedError(Exception):
-        pass
-
-    def stop(finished: Round) -> None:
-        if finished.number == 2:
-            raise StoppedError
-
     app = clients(of_last={"extra": 1.5})
     start(tmp_path / "whole", app)
     with pytest.raises(StoppedError):
-        start(tmp_path / "run", app, on_round=stop)
+        start(tmp_path / "run", app, on_round=stop_after(2))
     start(tmp_path / "run", app)
     whole, run = ((tmp_path / name / "metrics.csv").read_bytes() for name in ("whole", "run"))
     assert whole == run

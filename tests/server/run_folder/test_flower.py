@@ -1,6 +1,5 @@
 """The run folder of a user's ServerApp."""
 
-import csv
 import json
 import os
 from pathlib import Path
@@ -16,11 +15,11 @@ from safetensors.numpy import load_file
 import fairbloom
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.scores import Score
-from fairbloom.rounds.round import Round
 from fairbloom.server.checkpoint import load_checkpoint, save_checkpoint
 from fairbloom.server.run_folder.flower import RunFolder
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.strategies import FairStrategy, FedAvg, FedAvgN, FedFV, FedMGDAPlus
+from tests.simulation.helpers import StoppedError, stop_after, table, without_seconds
 
 ROUNDS = 6
 SCORE = Score("eval_acc", percent=True)
@@ -63,27 +62,6 @@ def start(
     return RunFolder(folder, score=score, wait=False).start(
         strategy, InProcessGrid(app, {}, 4), arrays, rounds, **given
     )
-
-
-def table(path: Path) -> list[dict[str, str]]:
-    with path.open() as file:
-        return list(csv.DictReader(file))
-
-
-def without_seconds(path: Path) -> list[dict[str, str]]:
-    return [{key: value for key, value in row.items() if key != "seconds"} for row in table(path)]
-
-
-class StoppedError(Exception):
-    pass
-
-
-def stop_after(number: int) -> Any:
-    def on_round(finished: Round) -> None:
-        if finished.number == number:
-            raise StoppedError
-
-    return on_round
 
 
 def test_each_client_and_round_is_recorded_in_the_score_that_is_named(tmp_path: Path) -> None:

@@ -18,14 +18,13 @@ from fairbloom.server.observability import summarize_row
 from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.server.run_folder.files import CLIENTS, GROUPED, GROUPS, MODEL, ROUNDS
 from fairbloom.server.run_folder.groups import Grouped, format_groups
-from fairbloom.server.run_folder.recorded import RecordedRound
 from fairbloom.server.run_folder.rows import ClientTable, format_round
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.simulation.loop import LoopClients
 from fairbloom.simulation.run import simulate
 from fairbloom.tasks.measures import TRUE_POSITIVE_RATE
-from tests.simulation.helpers import checkpoints_every, table
+from tests.simulation.helpers import StoppedError, checkpoints_every, stop_after, table, without_seconds
 from tests.tasks.tables import grouped, inferred
 from tests.tasks.test_groups import patients
 
@@ -98,8 +97,7 @@ def test_grouping_changes_no_number_and_without_it_there_is_no_file(finished: Pa
     plain = run(data, tmp_path / "run", engine="loop", schema=inferred(data))
     for file in (CLIENTS, MODEL):
         assert file.path_in(plain).read_bytes() == file.path_in(finished).read_bytes()
-    columns = [{k: v for k, v in row.items() if k != "seconds"} for row in table(plain / ROUNDS.name)]
-    assert columns == [{k: v for k, v in row.items() if k != "seconds"} for row in table(finished / ROUNDS.name)]
+    assert without_seconds(plain / ROUNDS.name) == without_seconds(finished / ROUNDS.name)
     assert not GROUPED.exists_in(plain)
     assert not GROUPS.exists_in(plain)
 
@@ -107,16 +105,9 @@ def test_grouping_changes_no_number_and_without_it_there_is_no_file(finished: Pa
 def test_a_run_that_was_killed_goes_on_with_the_same_rows(finished: Path, data: Path, tmp_path: Path) -> None:
     settings = Settings.of({**PLAIN, **on(data), "out": str(tmp_path / "run"), "engine": "loop", "fraction": 1.0})
 
-    class Killed(BaseException):
-        pass
-
-    def kill(recorded: RecordedRound) -> None:
-        if recorded.number == 2:
-            raise Killed
-
     with checkpoints_every(1):
-        with pytest.raises(Killed):
-            federate(settings, lambda method: LoopClients(method, settings), kill)
+        with pytest.raises(StoppedError):
+            federate(settings, lambda method: LoopClients(method, settings), stop_after(2))
         with (tmp_path / "run" / GROUPS.name).open("a") as file:
             file.write("3,a,global,se")  # torn
         federate(settings, lambda method: LoopClients(method, settings))

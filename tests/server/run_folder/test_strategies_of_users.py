@@ -21,8 +21,9 @@ from fairbloom.rounds.loop import NothingLearnedError
 from fairbloom.rounds.round import Round
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.strategies import DRFA, FairStrategy, FedAvg, FedFV
+from tests.simulation.helpers import StoppedError, stop_after, without_seconds
 
-from .test_flower import StoppedError, app, stop_after, without_seconds
+from .test_flower import app
 
 ROUNDS, CLIENTS = 5, 4
 
