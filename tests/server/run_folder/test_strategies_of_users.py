@@ -20,7 +20,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.rounds.loop import NothingLearnedError
 from fairbloom.rounds.round import Round
 from fairbloom.simulation.grid import InProcessGrid
-from fairbloom.strategies import DRFA, FairStrategy, FedAvg, FedFV
+from fairbloom.strategies import DRFA, FairStrategy, FedAvg, FedFV, FedMGDA
 from tests.simulation.helpers import StoppedError, stop_after, without_seconds
 
 from .test_flower import app
@@ -58,63 +58,63 @@ def with_mod(mod: Any) -> ClientApp:
     return changed
 
 
-def server_fixed(strategy: Strategy, noise: float, norm: float) -> Strategy:
-    return flowers.DifferentialPrivacyServerSideFixedClipping(strategy, noise, norm, CLIENTS)
-
-
-def client_fixed(strategy: Strategy, noise: float, norm: float) -> Strategy:
-    return flowers.DifferentialPrivacyClientSideFixedClipping(strategy, noise, norm, CLIENTS)
-
-
-def server_adaptive(strategy: Strategy, noise: float, norm: float) -> Strategy:
-    return flowers.DifferentialPrivacyServerSideAdaptiveClipping(
-        strategy, noise, CLIENTS, initial_clipping_norm=norm, clipped_count_stddev=0.0 if not noise else None
-    )
-
-
-def client_adaptive(strategy: Strategy, noise: float, norm: float) -> Strategy:
-    return flowers.DifferentialPrivacyClientSideAdaptiveClipping(
-        strategy, noise, CLIENTS, initial_clipping_norm=norm, clipped_count_stddev=0.0 if not noise else None
-    )
-
-
-Wrap = Callable[[Strategy, float, float], Strategy]
-WRAPPERS: dict[str, tuple[Wrap, ClientApp]] = {
-    "server fixed": (server_fixed, app),
-    "client fixed": (client_fixed, with_mod(fixedclipping_mod)),
-    "server adaptive": (server_adaptive, app),
-    "client adaptive": (client_adaptive, with_mod(adaptiveclipping_mod)),
+WRAPPERS: dict[str, tuple[type[Strategy], ClientApp]] = {
+    "server fixed": (flowers.DifferentialPrivacyServerSideFixedClipping, app),
+    "client fixed": (flowers.DifferentialPrivacyClientSideFixedClipping, with_mod(fixedclipping_mod)),
+    "server adaptive": (flowers.DifferentialPrivacyServerSideAdaptiveClipping, app),
+    "client adaptive": (flowers.DifferentialPrivacyClientSideAdaptiveClipping, with_mod(adaptiveclipping_mod)),
 }
+
+
+def wrap(name: str, strategy: Strategy, noise: float, norm: float) -> Strategy:
+    """Return a strategy in one of Flower's wrappers."""
+    given: dict[str, Any] = {"noise_multiplier": noise, "num_sampled_clients": CLIENTS}
+    if "adaptive" in name:
+        given |= {"initial_clipping_norm": norm, "clipped_count_stddev": None if noise else 0.0}
+    else:
+        given |= {"clipping_norm": norm}
+    return WRAPPERS[name][0](strategy, **given)
 
 
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_a_wrapper_is_part_of_the_run_that_it_goes_on_with_to_the_bit(tmp_path: Path, name: str) -> None:
     """With the norm that it had adapted."""
-    wrap, client = WRAPPERS[name]
-    start(tmp_path / "noisy", wrap(FedAvg(), 0.2, 0.1), rounds=1, client=client)
+    client = WRAPPERS[name][1]
+    start(tmp_path / "noisy", wrap(name, FedAvg(), 0.2, 0.1), rounds=1, client=client)
     recorded = (tmp_path / "noisy" / "config.toml").read_text()
-    assert f'wrapped-in = "{type(wrap(FedAvg(), 0.2, 0.1)).__name__}(' in recorded
+    assert f'wrapped-in = "{WRAPPERS[name][0].__name__}(' in recorded
     assert "noise_multiplier=" in recorded
     with pytest.raises(FairbloomError, match="wrapped-in = "):
-        start(tmp_path / "noisy", wrap(FedAvg(), 0.3, 0.1), rounds=2, client=client)
+        start(tmp_path / "noisy", wrap(name, FedAvg(), 0.3, 0.1), rounds=2, client=client)
     with pytest.raises(FairbloomError, match="wrapped-in = "):
         start(tmp_path / "noisy", FedAvg(), rounds=2)
-    start(tmp_path / "whole", wrap(FedFV(fraction_train=1.0), 0.0, 0.3), client=client)
+    start(tmp_path / "whole", wrap(name, FedFV(fraction_train=1.0), 0.0, 0.3), client=client)
     with pytest.raises(StoppedError):
-        start(tmp_path / "run", wrap(FedFV(), 0.0, 0.3), client=client, on_round=stop_after(2))
-    start(tmp_path / "run", wrap(FedFV(), 0.0, 0.3), client=client)
+        start(tmp_path / "run", wrap(name, FedFV(), 0.0, 0.3), client=client, on_round=stop_after(2))
+    start(tmp_path / "run", wrap(name, FedFV(), 0.0, 0.3), client=client)
     assert_equal(tmp_path / "run", tmp_path / "whole")
 
 
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_a_wrapper_that_neither_clips_nor_adds_noise_is_exact(tmp_path: Path, name: str) -> None:
+    for method in (FedAvg, FedFV, FedMGDA):
+        for folder, strategy in (("plain", method()), ("wrapped", wrap(name, method(), 0.0, 1e9))):
+            start(
+                tmp_path / folder / method.__name__, strategy, client=WRAPPERS[name][1] if folder == "wrapped" else app
+            )
+        found, due = (np.frombuffer(model(tmp_path / each / method.__name__), "<f4") for each in ("wrapped", "plain"))
+        np.testing.assert_allclose(found, due, rtol=1e-5)
+
+
 def test_a_strategy_is_found_two_wrappers_deep_and_both_are_recorded(tmp_path: Path) -> None:
-    start(tmp_path / "run", server_fixed(client_fixed(FedAvg(), 0.0, 10.0), 0.0, 20.0), client=app)
+    start(tmp_path / "run", wrap("server fixed", wrap("client fixed", FedAvg(), 0.0, 10.0), 0.0, 20.0), client=app)
     recorded = fairbloom.load(tmp_path / "run").settings["wrapped-in"]
     assert recorded.index("ServerSide") < recorded.index("ClientSide")
 
 
 def test_a_wrapper_around_flowers_own_strategy_is_refused_with_what_to_take(tmp_path: Path) -> None:
     """And so is Flower's own strategy alone."""
-    for theirs in (server_fixed(flowers.FedAvg(), 0.0, 1.0), flowers.FedAvg()):
+    for theirs in (wrap("server fixed", flowers.FedAvg(), 0.0, 1.0), flowers.FedAvg()):
         with pytest.raises(FairbloomError, match=r"FedAvg.* take the one of fairbloom\.strategies"):
             start(tmp_path / "run", theirs)
         assert not (tmp_path / "run").exists()
@@ -144,7 +144,7 @@ def failing(rounds: Iterable[int]) -> ClientApp:
 def test_a_round_that_a_wrapper_skips_is_recorded_as_skipped_with_the_reasons(tmp_path: Path) -> None:
     """Flower's wrappers pass no replies on where one is an error."""
     seen: list[Round] = []
-    start(tmp_path / "run", server_fixed(FedAvg(), 0.0, 10.0), client=failing([2]), on_round=seen.append)
+    start(tmp_path / "run", wrap("server fixed", FedAvg(), 0.0, 10.0), client=failing([2]), on_round=seen.append)
     assert [bool(finished.coefficients) for finished in seen] == [True, False, True, True, True]
     assert "it has no battery" in seen[1].refused["site-0"]
     assert "ServerSideFixedClipping has passed no replies on" in seen[1].refused["site-2"]
