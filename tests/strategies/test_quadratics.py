@@ -14,7 +14,7 @@ from scipy.optimize import minimize
 
 from fairbloom.rounds.updates import FloatArray
 from fairbloom.strategies import METHODS, FromTorchJD
-from tests.federation import Bowl, descend, minimiser_of_means
+from tests.federation import Bowl, descend
 
 DIM = 3
 RATE = 0.2
@@ -109,48 +109,86 @@ def near(x: FloatArray, target: FloatArray, tolerance: float) -> bool:
     return bool(np.linalg.norm(x - target) <= tolerance)
 
 
-# Averages -----------------------------------------------------------------------------------------------------------
+# Methods with a smooth objective --------------------------------------------------------------------------------------
+
+Objective = Callable[[FloatArray, FloatArray], float]
+"""Of the losses F and the prior p."""
 
 
-def test_fedavg_reaches_the_minimiser_of_the_weighted_mean_loss() -> None:
-    clients = bowls(4)
-    for weighting, p in (("examples", shares(clients)), ("uniform", np.full(4, 0.25))):
-        target = minimiser_of_means(clients, by_examples=weighting == "examples")
-        assert near(end("fedavg", clients, 150, weighting=weighting), target, 1e-9)
-        assert near(target, minimiser(lambda x, p=p: p @ losses(clients, x)), 1e-6)
+def apart(m: int = 4) -> list[Bowl]:
+    """Clients whose losses differ at every point near the solution, so that objectives of ranks are smooth there."""
+    clients = bowls(m)
+    for level, client in enumerate(clients):
+        client.b = 0.2 + 10.0 * level
+    return clients
+
+
+def slow(m: int = 4) -> list[Bowl]:
+    """Clients with short steps, for objectives that are more curved than the losses."""
+    clients = bowls(m)
+    for client in clients:
+        client.rates = [0.1]
+    return clients
+
+
+def unlike() -> list[Bowl]:
+    return bowls(4, rates=True)
+
+
+def tilted(tilt: float) -> Objective:
+    return lambda F, p: float(np.log(p @ np.exp(tilt * F)) / tilt) if tilt else float(p @ F)
+
+
+def pairwise_differences(F: FloatArray, p: FloatArray) -> float:
+    return float(p @ F + 0.6 * p.min() / 3 * np.abs(F[:, None] - F).sum() / 2)
+
+
+SMOOTH: list[tuple[str, dict[str, Any], Callable[..., list[Bowl]], Objective]] = [
+    *(("fedavg", {"weighting": each}, bowls, lambda F, p: float(p @ F)) for each in ("examples", "uniform")),
+    *(
+        (name, {"q": q, "lipschitz": lipschitz}, clients, lambda F, p, q=q: float(np.mean(F ** (q + 1.0))))
+        # q-FedSGD also where the clients' learning rates differ, which q-FedAvg's one L can't know
+        for name, clients, lipschitz in (("qfedavg", bowls, 1.0 / RATE), ("qfedsgd", unlike, 2.0))
+        for q in (0.0, 0.5, 1.0, 5.0)
+    ),
+    *(
+        ("term", {"tilt": tilt, "weighting": weighting}, slow, tilted(tilt))
+        for tilt, weighting in ((0.0, "examples"), (1.0, "uniform"), (2.0, "examples"), (-0.2, "examples"))
+    ),
+    # the client at the quantile counts in full, so the superquantile is that of the tail's share
+    *(
+        ("deltafl", {"theta": theta, "weighting": "uniform"}, apart, lambda F, p, k=tail: float(np.mean(F[-k:])))
+        for theta, tail in ((1.0, 4), (0.6, 3), (0.4, 2), (0.1, 1))
+    ),
+    *(("gifair", {"strength": 0.6, "weighting": w}, apart, pairwise_differences) for w in ("examples", "uniform")),
+    *(
+        (
+            name,
+            {"beta": 0.3, "weighting": w},
+            bowls,
+            lambda F, p, low=low: float(p @ F + 0.3 * p @ np.maximum(F - p @ F, low) ** 2),
+        )
+        for name, low in (("vred", -np.inf), ("semivred", 0.0))
+        for w in ("examples", "uniform")
+    ),
+    ("fedfa", {}, bowls, lambda F, p: float(np.mean(F))),
+    ("propfair", {"baseline": 8.0}, bowls, lambda F, p: float(-p @ np.log(np.maximum(8.0 - F, 1e-3)))),
+]
+
+
+def test_a_method_reaches_the_minimiser_of_its_objective() -> None:
+    for name, arguments, made, objective in SMOOTH:
+        clients = made(4) if made is not unlike else made()
+        p = np.full(4, 0.25) if arguments.get("weighting") == "uniform" else shares(clients)
+        target = minimiser(lambda x, c=clients, p=p, f=objective: f(losses(c, x), p))
+        found = end(name, clients, {"propfair": 400, "term": 200}.get(name, 150), **arguments)
+        assert near(found, target, 1e-5), (name, arguments)
 
 
 def test_fedavgn_ends_where_the_unit_gradients_cancel() -> None:
     clients = spread(bowls(4, seed=1))
     g = gradients(clients, end("fedavgn", clients, 250, server_lr=0.6))
     assert np.linalg.norm((g / np.linalg.norm(g, axis=1, keepdims=True)).mean(axis=0)) <= 1e-6
-
-
-# Reweighting by loss ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("q", [0.0, 0.5, 1.0, 5.0])
-@pytest.mark.parametrize("name", ["qfedavg", "qfedsgd"])
-def test_qffl_reaches_the_minimiser_of_the_losses_powers(name: str, q: float) -> None:
-    """q-FedSGD also where the clients' learning rates differ, which q-FedAvg's one L can't know."""
-    clients = bowls(4, rates=name == "qfedsgd")
-    target = minimiser(lambda x: float(np.mean(losses(clients, x) ** (q + 1.0))))
-    lipschitz = 1.0 / RATE if name == "qfedavg" else 2.0
-    assert near(end(name, clients, 150, q=q, lipschitz=lipschitz), target, 1e-5)
-
-
-@pytest.mark.parametrize(
-    ("tilt", "weighting"), [(0.0, "examples"), (1.0, "uniform"), (2.0, "examples"), (-0.2, "examples")]
-)
-def test_term_reaches_the_minimiser_of_the_tilted_loss(tilt: float, weighting: str) -> None:
-    clients = bowls(4)
-    p = shares(clients) if weighting == "examples" else np.full(4, 0.25)
-    target = minimiser(
-        lambda x: float(np.log(p @ np.exp(tilt * losses(clients, x))) / tilt) if tilt else float(p @ losses(clients, x))
-    )
-    for client in clients:
-        client.rates = [0.1]  # the tilted loss is the more curved the larger the tilt
-    assert near(end("term", clients, 200, tilt=tilt, weighting=weighting), target, 1e-5)
 
 
 def test_afl_reaches_the_minimax_point() -> None:
@@ -172,67 +210,6 @@ def test_drfa_reaches_the_minimax_point_on_average() -> None:
     plain = losses(clients, end("fedavg", clients, 100, weighting="uniform")).max()
     assert losses(clients, mean).max() <= best + 0.15 * (plain - best)
     assert near(mean, target, 0.1)
-
-
-@pytest.mark.parametrize(("theta", "tail"), [(1.0, 4), (0.6, 3), (0.4, 2), (0.1, 1)])
-def test_deltafl_reaches_the_superquantiles_minimiser(theta: float, tail: int) -> None:
-    """The client at the quantile counts in full, so the superquantile is that of the tail's share: here tail / 4."""
-    clients = bowls(4)
-    for level, client in enumerate(clients):  # losses so far apart that their order is the same everywhere
-        client.b = 100.0 * level
-    worst = clients[-tail:]
-    target = minimiser(lambda x: float(np.mean(losses(worst, x))))
-    assert near(end("deltafl", clients, 180, theta=theta, weighting="uniform"), target, 1e-6)
-
-
-def spread_out(m: int = 4) -> list[Bowl]:
-    """Clients whose losses differ at every point near the solution, so that objectives of ranks are smooth there."""
-    clients = bowls(m)
-    for level, client in enumerate(clients):
-        client.b = 0.2 + 10.0 * level
-    return clients
-
-
-@pytest.mark.parametrize("weighting", ["examples", "uniform"])
-def test_gifair_reaches_the_minimiser_with_pairwise_differences(weighting: str) -> None:
-    clients, strength = spread_out(), 0.6
-    p = shares(clients) if weighting == "examples" else np.full(4, 0.25)
-    lam = strength * p.min() / 3
-
-    def objective(x: FloatArray) -> float:
-        F = losses(clients, x)
-        return float(p @ F + lam * sum(abs(F[i] - F[j]) for i in range(4) for j in range(i)))
-
-    assert near(end("gifair", clients, 150, strength=strength, weighting=weighting), minimiser(objective), 1e-5)
-
-
-@pytest.mark.parametrize("weighting", ["examples", "uniform"])
-@pytest.mark.parametrize("name", ["vred", "semivred"])
-def test_vred_reaches_the_minimiser_of_loss_plus_variance(name: str, weighting: str) -> None:
-    clients, beta = bowls(4), 0.3
-    p = shares(clients) if weighting == "examples" else np.full(4, 0.25)
-
-    def objective(x: FloatArray) -> float:
-        F = losses(clients, x)
-        deviation = F - p @ F
-        return float(p @ F + beta * p @ (deviation if name == "vred" else np.maximum(deviation, 0.0)) ** 2)
-
-    assert near(end(name, clients, 150, beta=beta, weighting=weighting), minimiser(objective), 1e-5)
-
-
-def test_fedfa_reaches_the_unweighted_minimiser() -> None:
-    clients = bowls(4)
-    target = minimiser(lambda x: float(np.mean(losses(clients, x))))
-    assert near(end("fedfa", clients, 120), target, 1e-6)
-
-
-def test_propfair_reaches_the_maximiser_of_utilities() -> None:
-    clients = bowls(4)
-    p, M = shares(clients), 8.0
-    target = minimiser(lambda x: float(-p @ np.log(np.maximum(M - losses(clients, x), 1e-3))))
-    assert near(end("propfair", clients, 400, baseline=M), target, 1e-5)
-    plain = minimiser(lambda x: float(p @ losses(clients, x)))
-    assert not near(target, plain, 1e-3)
 
 
 # Common descent directions ------------------------------------------------------------------------------------------
