@@ -1,5 +1,6 @@
 """What is learned: data split into clients, a model and a loss. One file a data set."""
 
+from collections import Counter
 from collections.abc import Mapping
 from functools import cache, lru_cache
 from pathlib import Path
@@ -164,11 +165,19 @@ def describe_data(settings: RunSettings | Mapping[str, Any]) -> Described:
     task = load_task(settings)
     if task.describe is not None:
         return task.describe()
-    rows: list[Mapping[str, str | int]] = []
-    for client in task.clients:
+    return {"clients": [_describe_client(task, client) for client in task.clients]}
+
+
+def _describe_client(task: Task, client: str) -> dict[str, str | int]:
+    try:
         train, test = task.splits(client)
-        rows.append({"client": client, "train": len(train), "test": len(test)})
-    return {"clients": rows}
+    except FairbloomError as error:
+        return {"client": client, "problem": str(error)}
+    found: dict[str, str | int] = {"client": client, "train": len(train), "test": len(test)}
+    if not task.class_names:
+        return found
+    counts = Counter([*train.all_targets.tolist(), *test.all_targets.tolist()])
+    return found | {"target": ", ".join(f"{name}: {counts[place]}" for place, name in enumerate(task.class_names))}
 
 
 @cache

@@ -4,7 +4,7 @@ Pixels are from 0 to 1, as people see them: turned as their camera says, on whit
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fairbloom.errors import FairbloomError, did_you_mean
+from fairbloom.errors import did_you_mean
 from fairbloom.protocol.settings import split_names
 
 from . import models
@@ -23,7 +23,7 @@ from .files.targets import Target, as_targets, join_names, sort_classes
 from .partition import MIN_EXAMPLES, split, splits_of
 from .preprocessing import IMAGES, Preprocessing
 from .schema import ImageSchema, parse_image_schema
-from .task import Described, Setup, Splits, Task
+from .task import Setup, Splits, Task
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -88,19 +88,6 @@ def load(setup: Setup, *, size: int, grey: bool, classes: str) -> Task:
     def splits(client: str) -> Splits:
         return _load_client(folders[client], client, setup, schema)
 
-    def describe() -> Described:
-        rows: list[Mapping[str, str | int]] = []
-        for name in folders:
-            try:
-                parts = splits(name)
-                counts = torch.cat([each.all_targets for each in parts]).bincount(minlength=len(schema.classes))
-                held = [f"{each}: {count}" for each, count in zip(schema.classes, counts.tolist(), strict=True)]
-                about = {"shape": "×".join(map(str, schema.shape)), "target": join_names(held)}
-                rows.append({"client": name, "train": len(parts.train), "test": len(parts.test), **about})
-            except FairbloomError as error:
-                rows.append({"client": name, "problem": str(error)})
-        return {"clients": rows}
-
     def preprocessing(client: str) -> Preprocessing:
         classes, shape, resized = schema.classes, schema.shape, schema.resize
         return Preprocessing(form=IMAGES, target="class", classes=classes, shape=shape, resized=resized, client=client)
@@ -111,7 +98,6 @@ def load(setup: Setup, *, size: int, grey: bool, classes: str) -> Task:
         loss=target.loss,
         splits=splits,
         scores=target.scores(),
-        describe=describe,
         preprocessing=preprocessing,
         classes=len(schema.classes),
         class_names=schema.classes,
