@@ -20,10 +20,10 @@ from flwr.clientapp import ClientApp
 from fairbloom.errors import FairbloomError, ReportableError, reportable
 from fairbloom.logs import log
 from fairbloom.protocol import names as wire
-from fairbloom.protocol.settings import Mark, marked
+from fairbloom.protocol.settings import Mark, RunSettings, marked
 from fairbloom.protocol.terms import Terms
 from fairbloom.protocol.version import check_protocol
-from fairbloom.tasks import find_task, forget_tasks
+from fairbloom.tasks import find_task, forget_tasks, load_task
 from fairbloom.tasks.schema import with_files
 
 from .limits import FEWEST_ROWS, LIMIT_ROWS
@@ -62,13 +62,17 @@ def redact_data_errors(context: Context) -> Iterator[None]:
 @app.query()
 def query(message: Message, context: Context) -> Message:
     """Reply this client's name, that it honours all terms, and its number of training examples."""
-    from .local import HONOURED, describe_data
+    from .local import HONOURED, find_client_key
 
     config = message.content.config_records.get(wire.CONFIG, ConfigRecord())
     check_protocol(config)
     with redact_data_errors(context):
-        name, examples = describe_data(*_who(context))
-    answer = ConfigRecord({wire.NAME: name, wire.NUM_EXAMPLES: examples, wire.HONOURS: HONOURED.keys})
+        told, partition, name = _who(context)
+        settings = RunSettings.of(told)
+        task = load_task(settings)
+        key = find_client_key(settings, task, partition, name)
+        examples = len(task.splits(key).train)
+    answer = ConfigRecord({wire.NAME: name or key, wire.NUM_EXAMPLES: examples, wire.HONOURS: HONOURED.keys})
     return Message(RecordDict({wire.CLIENT: answer}), reply_to=message)
 
 

@@ -169,7 +169,8 @@ class LocalClient:
         """Return a rule that corrects steps, in this round."""
         version = self.states.of_rule(terms)
         trainable = {name: received[name] for name, _ in self.trainable()}
-        if version.made and isinstance(rule, Shift) and shapes_of(version.state) != shapes_of(trainable):
+        shapes, kept = ({name: each.shape for name, each in of.items()} for of in (trainable, version.state))
+        if version.made and isinstance(rule, Shift) and kept != shapes:
             log.warning(
                 "the state that client %s keeps belongs to another model: the client begins again without state",
                 self.name,
@@ -311,21 +312,6 @@ def report_all(
             names, measured = measurement.names(scores, terms.measure), scores.keys()
         reports.append({name: scores[score] for name, score in names.items()})
     return reports
-
-
-def shapes_of(arrays: Arrays) -> dict[str, torch.Size]:
-    """Return the shapes of tensors by name."""
-    return {name: array.shape for name, array in arrays.items()}
-
-
-def describe_data(
-    settings: RunSettings | Mapping[str, Any], partition: object, name: str | None = None
-) -> tuple[str, int]:
-    """Return a client's name, and its number of training examples."""
-    settings = RunSettings.of(settings)
-    task = load_task(settings)
-    key = find_client_key(settings, task, partition, name)
-    return name or key, len(task.splits(key).train)
 
 
 def find_client_key(settings: RunSettings, task: Task, partition: object, name: str | None) -> str:

@@ -86,7 +86,8 @@ def train(
     has_velocity = optimizer is None and work.momentum > 0.0
     velocity = [torch.zeros_like(parameter) for parameter in parameters] if has_velocity else []
     ends = time.monotonic() + work.time_budget
-    fewest = fewest_examples(model)
+    # BatchNorm takes the variance of a batch, which one example has not.
+    fewest = 1 + any(isinstance(module, _BatchNorm) and module.training for module in model.modules())
     steps, taken = count_steps(len(examples), work, fewest), 0
 
     def by_autograd(inputs: Inputs, targets: Tensor) -> None:
@@ -183,11 +184,6 @@ def _order(count: int, size: int, work: LocalWork) -> Tensor:
     if work.random is None:
         raise ValueError(f"batches of {size} of {count} examples need an order: give the work a random generator")
     return torch.from_numpy(work.random.permutation(count))
-
-
-def fewest_examples(model: nn.Module) -> int:
-    """Return how many examples a step needs: two where BatchNorm takes the variance of a batch, which one has not."""
-    return 2 if any(isinstance(module, _BatchNorm) and module.training for module in model.modules()) else 1
 
 
 def outputs_of(model: nn.Module, inputs: Inputs, output: str = "") -> Tensor:
