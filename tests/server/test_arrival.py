@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tomli_w
@@ -23,7 +24,7 @@ from tests.federation import initial_model, record
 from tests.rounds.test_waits import Day as Clock
 from tests.rounds.test_waits import Nodes, Times
 
-NEVER = (0.0, 1e9)
+NEVER = 1e9
 NAMES = tuple(f"site-{k}" for k in range(4))
 
 
@@ -35,58 +36,66 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def windows(away: Mapping[str, tuple[float, float]]) -> dict[str, Times]:
-    return {name: (window,) for name, window in away.items()}
+def until(second: float, *names: str) -> dict[str, Times]:
+    """Return that clients are away until a second."""
+    return dict.fromkeys(names, ((0.0, second),))
 
 
-def arrive(
-    clock: Clock,
-    away: dict[str, tuple[float, float]],
-    *,
-    clients: int = 4,
-    expected: int = 4,
-    began: tuple[str, ...] = (),
-    min_clients: int = 0,
-    patience: float = 3600.0,
-    among: tuple[str, ...] = (),
-) -> Quorum:
-    quorum = Quorum(patience, among)
-    there = FlowerClients(FedAvg(), Nodes(clock, away=windows(away), clients=clients), 5.0, quorum)
-    wait_for_clients(there, quorum, expected=expected, began=began, min_clients=min_clients, patience=patience)
+def arrive(clock: Clock, away: Mapping[str, Times], *, clients: int = 4, **given: Any) -> Quorum:
+    given = {"expected": clients, "began": (), "min_clients": 0, "patience": 3600.0} | given
+    quorum = Quorum(given["patience"])
+    there = FlowerClients(FedAvg(), Nodes(clock, away=away, clients=clients), 5.0, quorum)
+    wait_for_clients(there, quorum, **given)
     return quorum
 
 
-# A new run ----------------------------------------------------------------------------------------------------------
+NEW_IN_TURN = until(8.0, "site-1") | until(16.0, "site-2") | until(NEVER, "site-3")
+FIRST_LATE = until(500.0, "site-0") | until(700.0, "site-1") | until(NEVER, "site-2", "site-3")
+
+ARRIVALS: list[tuple[Mapping[str, Times], dict[str, Any], float, int]] = [
+    # a new run waits for all clients as long as its patience lasts, and goes on without the late ones
+    (until(3000.0, "site-3"), {}, 3000.0, 2),
+    (until(NEVER, "site-3"), {"patience": 0.0}, 0.0, 2),
+    (until(NEVER, "site-3"), {"patience": 100.0}, 100.0, 2),
+    # where nobody says how many there are: ten seconds without another one, of those that it begins with
+    (NEW_IN_TURN, {"expected": 0}, 26.0, 2),
+    (FIRST_LATE, {"expected": 0}, 510.0, 1),
+    (FIRST_LATE, {"expected": 0, "min_clients": 2}, 710.0, 2),
+    # a resumed run waits for those it began with by name, whoever else is there, and for no more
+    (until(360.0, "site-4"), {"clients": 5, "expected": 3, "began": ("site-0", "site-1", "site-4")}, 360.0, 2),
+    (until(NEVER, "site-3"), {"began": NAMES[:3]}, 0.0, 2),
+    (until(NEVER, *NAMES[1:]), {"began": NAMES, "patience": 50.0, "min_clients": 1}, 50.0, 1),
+]
+"""Who is away until when, and what the run says; when it goes on, and the fewest clients that its rounds need."""
+
+TOO_FEW: list[tuple[Mapping[str, Times], dict[str, Any], float, str]] = [
+    (
+        *(until(NEVER, *(f"site-{k}" for k in range(1, 20))), {"clients": 20, "patience": 200.0}, 200.0),
+        r"1 of 20 clients is online; awaited: others, and at least 10 are needed",
+    ),
+    (until(NEVER, *NAMES), {"expected": 0, "patience": 60.0}, 60.0, "0 of 1 clients are online"),
+    (
+        *(until(NEVER, *NAMES[1:]), {"began": NAMES, "patience": 50.0}, 50.0),
+        r"awaited: site-1, site-2, site-3.*at least 2 are needed \(min-clients\).*or lower min-clients",
+    ),
+]
+"""The same where too few come; when the run ends, and what it says."""
 
 
-def test_a_new_run_waits_for_all_clients_as_long_as_its_patience_lasts(clock: Clock) -> None:
-    quorum = arrive(clock, {"site-3": (0.0, 3000.0)})
-    assert 3000.0 <= clock.now < 3002.0
-    assert quorum.fewest == 2
+def test_a_run_waits_for_its_clients_and_no_longer(clock: Clock) -> None:
+    for away, given, at, fewest in ARRIVALS:
+        clock.now = 0.0
+        assert arrive(clock, away, **given).fewest == fewest, given
+        assert at <= clock.now < at + 2.0, given
 
 
-def test_after_that_it_goes_on_without_the_late_ones_where_enough_are_there(
-    clock: Clock, said: pytest.LogCaptureFixture
-) -> None:
-    assert arrive(clock, {"site-3": NEVER}, patience=0.0).fewest == 2
-    assert clock.now == 0.0
-    quorum = arrive(clock, {"site-3": NEVER}, patience=100.0)
-    assert 100.0 <= clock.now < 102.0
-    assert any(
-        "goes on without those who are late" in words and "3 of 4 clients are online" in words
-        for words in said.messages
-    )
-    assert quorum.fewest == 2
-
-
-def test_one_device_of_twenty_never_trains_alone(clock: Clock) -> None:
-    away = {f"site-{k}": NEVER for k in range(1, 20)}
-    with pytest.raises(
-        QuorumError, match=r"1 of 20 clients is online; awaited: others, and at least 10 are needed"
-    ) as ended:
-        arrive(clock, away, clients=20, expected=20, patience=200.0)
-    assert isinstance(ended.value, FairbloomError)
-    assert 200.0 <= clock.now < 202.0
+def test_a_run_ends_where_too_few_clients_come(clock: Clock) -> None:
+    for away, given, at, words in TOO_FEW:
+        clock.now = 0.0
+        with pytest.raises(QuorumError, match=words) as ended:
+            arrive(clock, away, **given)
+        assert isinstance(ended.value, FairbloomError)
+        assert at <= clock.now < at + 2.0, given
 
 
 def enroll(folder: Path, monkeypatch: pytest.MonkeyPatch, roll: dict[str, bool]) -> None:
@@ -101,50 +110,10 @@ def test_in_a_federation_the_awaited_are_named_before_the_first_round(
     clock: Clock, said: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     enroll(tmp_path, monkeypatch, dict.fromkeys(NAMES, False) | {"gone": True})
-    arrive(clock, {"site-2": (0.0, 11.0), "site-3": (0.0, 1e9)}, patience=50.0)
+    arrive(clock, until(11.0, "site-2") | until(NEVER, "site-3"), patience=50.0)
     waiting, going_on = (words for words in dict.fromkeys(said.messages) if "awaited" in words)
     assert waiting.startswith("2 of 4 clients are online; awaited: site-2, site-3. ")
     assert going_on.endswith("3 of 4 clients are online; awaited: site-3")
-
-
-# Where nobody says how many there are -------------------------------------------------------------------------------
-
-
-def test_where_nobody_says_how_many_there_are_ten_seconds_without_another_one_begin_the_run(clock: Clock) -> None:
-    quorum = arrive(clock, {"site-1": (0.0, 8.0), "site-2": (0.0, 16.0), "site-3": NEVER}, expected=0)
-    assert 26.0 <= clock.now < 28.0
-    assert quorum.fewest == 2  # of the three that it begins with
-
-
-def test_and_it_waits_for_the_first_and_for_min_clients(clock: Clock) -> None:
-    away = {"site-0": (0.0, 500.0), "site-1": (0.0, 700.0), "site-2": NEVER, "site-3": NEVER}
-    assert arrive(clock, away, expected=0).fewest == 1
-    assert 510.0 <= clock.now < 512.0
-    clock.now = 0.0
-    assert arrive(clock, away, expected=0, min_clients=2).fewest == 2
-    assert 710.0 <= clock.now < 712.0
-    clock.now = 0.0
-    with pytest.raises(QuorumError, match="0 of 1 clients are online"):
-        arrive(clock, dict.fromkeys(NAMES, NEVER), expected=0, patience=60.0)
-    assert 60.0 <= clock.now < 62.0
-
-
-# A run that is resumed ----------------------------------------------------------------------------------------------
-
-
-def test_a_resumed_run_waits_for_those_it_began_with_by_name_whoever_else_is_there(
-    clock: Clock, said: pytest.LogCaptureFixture
-) -> None:
-    began = ("site-0", "site-1", "site-4")
-    arrive(clock, {"site-4": (0.0, 360.0)}, clients=5, expected=3, began=began)
-    assert 360.0 <= clock.now < 362.0
-    assert any("4 of 3 clients are online; awaited: site-4. " in words for words in said.messages)
-
-
-def test_it_does_not_wait_for_more_than_it_began_with(clock: Clock) -> None:
-    quorum = arrive(clock, {"site-3": NEVER}, expected=4, began=NAMES[:3])
-    assert clock.now == 0.0
-    assert quorum.fewest == 2
 
 
 def test_it_does_not_wait_for_revoked_ones_who_do_not_count_either(
@@ -156,17 +125,9 @@ def test_it_does_not_wait_for_revoked_ones_who_do_not_count_either(
     with monkeypatch.context() as patch:
         patch.delenv(arrival.CLIENTS_FOLDER)
         assert drop_revoked(NAMES) == list(NAMES)  # without a federation nobody is revoked
-    quorum = arrive(clock, dict.fromkeys(NAMES[1:], NEVER), expected=4, began=NAMES)
+    quorum = arrive(clock, until(NEVER, *NAMES[1:]), began=NAMES)
     assert clock.now == 0.0
     assert quorum.fewest == 1
-
-
-def test_it_ends_where_too_few_of_them_come_and_its_remedy_helps(clock: Clock) -> None:
-    away = dict.fromkeys(NAMES[1:], NEVER)
-    with pytest.raises(QuorumError, match=r"awaited: site-1, site-2, site-3.*or lower min-clients") as ended:
-        arrive(clock, away, began=NAMES, patience=50.0)
-    assert re.search(r"at least 2 are needed \(min-clients\)", str(ended.value))
-    assert arrive(clock, away, began=NAMES, patience=50.0, min_clients=1).fewest == 1
 
 
 # Flower's simulation --------------------------------------------------------------------------------------------------
@@ -180,9 +141,7 @@ def test_in_a_simulation_too_few_nodes_end_the_run_at_once(clock: Clock) -> None
     for began, remedy in (((), "clients = 4"), ((*NAMES, "site-9"), "a run of 4 clients")):
         clock.now, quorum = 0.0, Quorum(3600.0)
         wanted = len(began) or 20
-        there = FlowerClients(
-            FedAvg(), InMemoryGrid(clock, away=dict.fromkeys(NAMES, ((0.0, 0.4),)), clients=4), 5.0, quorum
-        )
+        there = FlowerClients(FedAvg(), InMemoryGrid(clock, away=until(0.4, *NAMES), clients=4), 5.0, quorum)
         with pytest.raises(
             SimulationError, match=f"4 of {wanted} .*--federation-config num-supernodes={wanted}.*{remedy}"
         ):
