@@ -184,7 +184,7 @@ def through(mod: Callable[..., Message], client: Answer) -> Answer:
 
 def completes(strategy: Strategy, mod: Callable[..., Message] | None = None) -> bool:
     """Return whether a run of two rounds uses each reply."""
-    clients = {name: through(mod, client) if mod else client for name, client in quadratics(4).items()}
+    clients = {name: through(mod, client) if mod else client for name, client in quadratics(3).items()}
     try:
         result = strategy.start(MemoryGrid(clients), record(initial_model()), num_rounds=2)
     except (NothingLearnedError, QuorumError, ValueError, ZeroDivisionError):
@@ -198,7 +198,7 @@ def test_flowers_noise_works_with_the_methods_of_the_page(monkeypatch: pytest.Mo
     monkeypatch.setattr("fairbloom.rounds.flower.PATIENCE_SECONDS", 0.0)
     methods = [(name, ARGUMENTS[name][0]) for name in (*KINDS, "local")]
     mod = LocalDpMod(clipping_norm=1.0, sensitivity=0.01, epsilon=15.0, delta=1e-5)
-    central: dict[str, Any] = {"noise_multiplier": 0.01, "clipping_norm": 1.0, "num_sampled_clients": 4}
+    central: dict[str, Any] = {"noise_multiplier": 0.01, "clipping_norm": 1.0, "num_sampled_clients": 3}
     fails = [
         {name for name, arguments in methods if not completes(make(name, arguments), mod)},
         {

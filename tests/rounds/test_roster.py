@@ -25,14 +25,6 @@ def draw(names: list[str], fraction: float, minimum: int = 1, seed: int = 0, num
 # The draw -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_fraction_is_counted_exactly() -> None:
-    for percent in range(1, 101):
-        for total in (1, 7, 35, 100):
-            wanted = math.ceil(Fraction(percent, 100) * total)
-            assert share(percent / 100, total, 1) == wanted
-            assert len(draw(NAMES[:total], percent / 100)) == wanted
-
-
 @given(
     total=st.integers(0, 100), fraction=st.floats(0.001, 1.0), minimum=st.integers(1, 120), seed=st.integers(0, 10**20)
 )

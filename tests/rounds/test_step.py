@@ -5,12 +5,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from flwr.app import ArrayRecord, Message, MessageType, MetricRecord, RecordDict
 
 from fairbloom.rounds.cohort import Cohort, Kept, Probed
 from fairbloom.rounds.updates import FloatArray, Layout
-from fairbloom.strategies import FairStrategy, FedFV, Round
+from fairbloom.strategies import FairStrategy, Round
 from tests.federation import (
     KINDS,
     OPTIONS,
@@ -196,31 +195,6 @@ def test_no_vector_of_the_models_length_reaches_the_method() -> None:
         _, rounds = run(strategy, MemoryGrid(clients), rounds=3, initial_arrays=initial)
         assert all(r.coefficients for r in rounds), name
         assert max(seen) <= 8**2 < D, name
-
-
-def test_batch_norms_statistics_are_buffers_by_default() -> None:
-    """Clients whose weights conflict, and whose statistics are far from 0, as those of unscaled features are."""
-    received = {f"norm.{name}": value.numpy() for name, value in torch.nn.BatchNorm1d(2).state_dict().items()}
-    examples, lengths = np.random.default_rng(0).normal(size=(64, 2)).astype(np.float32), {"a": 30.0, "b": 3.0}
-
-    def client(name: str) -> Callable[[Message], Message]:
-        def answer(message: Message) -> Message:
-            if message.metadata.message_type == MessageType.QUERY:
-                return error(message, message)[0]
-            arrays = dict(unpack(message.content.array_records["arrays"]))
-            values = lengths[name] * examples
-            arrays["norm.weight"] = arrays["norm.weight"] + np.float32(1.0 if name == "a" else -2.0)
-            arrays["norm.running_mean"], arrays["norm.running_var"] = values.mean(axis=0), values.var(axis=0)
-            numbers = MetricRecord({"num-examples": 64, "loss-before": 1.0})
-            return Message(RecordDict({"metrics": numbers, "arrays": record(arrays)}), reply_to=message)
-
-        return answer
-
-    expected = np.mean([(length * examples).var(axis=0) for length in lengths.values()], axis=0)
-    for buffers in (None, ["norm.running_mean", "norm.running_var"]):
-        grid = MemoryGrid({name: client(name) for name in lengths})
-        result = FedFV(fraction_evaluate=0.0, buffers=buffers).start(grid, record(received), num_rounds=4)
-        np.testing.assert_allclose(unpack(result.arrays)["norm.running_var"], expected, rtol=1e-5)
 
 
 def test_a_parameter_may_have_the_name_of_a_statistic() -> None:

@@ -15,7 +15,6 @@ from safetensors.numpy import load_file
 import fairbloom
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.scores import Score
-from fairbloom.server.checkpoint import load_checkpoint, save_checkpoint
 from fairbloom.server.run_folder.flower import RunFolder
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.strategies import FairStrategy, FedAvg, FedAvgN, FedFV, FedMGDAPlus
@@ -132,17 +131,6 @@ def test_a_run_that_stops_goes_on_to_the_same_bits(
         assert without_seconds(tmp_path / "run" / name) == without_seconds(tmp_path / "whole" / name)
     one, other = (load_file(tmp_path / run / "model.safetensors")["w"].tobytes() for run in ("run", "whole"))
     assert one == other
-
-
-def test_a_checkpoint_without_a_key_of_the_method_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(StoppedError):
-        start(tmp_path / "run", FedAvg(), 3, on_round=stop_after(1))
-    path = tmp_path / "run" / "checkpoint" / "1.safetensors"
-    arrays, state = load_checkpoint(path)
-    del state["strategy"]["skipped"]
-    save_checkpoint(path, arrays, state)
-    with pytest.raises(FairbloomError, match=r"has no 'skipped'.*\(RunFolder\(path\)\)"):
-        start(tmp_path / "run", FedAvg(), 3)
 
 
 def test_a_finished_run_is_extended_to_the_bits_of_a_longer_one(tmp_path: Path) -> None:

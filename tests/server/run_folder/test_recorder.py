@@ -68,14 +68,6 @@ def rounds_in(path: Path) -> list[int]:
 # Which run a folder belongs to ---------------------------------------------------------------------------------------
 
 
-def test_the_settings_are_written_as_used(tmp_path: Path) -> None:
-    chosen = settings(method="fedfv", **{"fedfv.alpha": 0.3})
-    records(tmp_path / "run", chosen)
-    written = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
-    assert written.pop("run-folder-format") == FORMAT
-    assert written == chosen.run_config()
-
-
 def test_a_run_with_other_settings_is_refused_with_what_differs(tmp_path: Path) -> None:
     records(tmp_path, settings(method="fedfv", seed=1))
     with pytest.raises(RunFolderError) as refusal:
