@@ -22,7 +22,7 @@ from fairbloom.protocol.scores import ACCURACY
 from fairbloom.rounds.loop import Rounds
 from fairbloom.rounds.updates import FloatArray
 from fairbloom.server.settings import Settings
-from fairbloom.simulation.loop import LoopClients
+from fairbloom.simulation.clients import LocalClients
 from fairbloom.strategies import METHODS, FairStrategy
 from fairbloom.strategies.torchjd import by_name
 from fairbloom.tasks import TASKS, Examples, Setup, Splits, Task, TaskInfo
@@ -231,7 +231,7 @@ def run(name: str, start: tuple[float, float], epochs: int = 1) -> Course:
     with registered(), errors_alone():
         config = Settings.of({"task": TASK.name, "clients": len(CLIENTS), "device": "cpu", **work}).run_config()
         method = strategy(name)
-        clients = LoopClients(method, config)
+        clients = LocalClients(method, config)
         rounds = Rounds(method, clients, ROUNDS).run({"w": first}, measure=lambda number: (), measure_after=())
         for finished in rounds:
             course.append(finished.arrays["w"])

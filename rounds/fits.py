@@ -6,9 +6,7 @@ something which a method needs is refused, with the reason. The table in docs/tr
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
-
-from fairbloom.protocol.terms import Terms
+from typing import Any
 
 GRAM, GRAM_BY_ARRAY, EXACT_GRAM, ROSTER = "gram", "gram by array", "exact gram", "roster"
 """What `weigh` reads: the inner products of all rows, those within each array, in float64 however large the work, and
@@ -25,31 +23,13 @@ CLIENT_MOMENTUM, OWN_WEIGHTS = "client momentum", "own weights"
 """What a method needs by what it is: see `Method.all_needs`."""
 
 
-class Needing(Protocol):
-    """What shows the needs of a method."""
-
-    requires: frozenset[str]
-    default_weighting: ClassVar[str | None]
-
-    @property
-    def weighs_by_prior(self) -> bool:
-        """Whether its weights are the prior in every round."""
-
-    @property
-    def corrects_clients(self) -> bool:
-        """Whether its clients correct their steps."""
-
-    def terms(self, server_round: int) -> Terms:
-        """Return the terms of the clients' work."""
-
-
 @dataclass(frozen=True)
 class Requirement:
-    """Something that methods need of a round: what the table says, an error's text, and whether a method needs it."""
+    """Something that methods need of a round: what the table says, an error's text, and whether a Method needs it."""
 
     why: str
     refusal: str
-    is_of: Callable[[Needing], bool]
+    is_of: Callable[[Any], bool]
 
 
 NEEDS: Mapping[str, Requirement] = {

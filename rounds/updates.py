@@ -690,8 +690,12 @@ def total(
 
 
 def combine(coefficients: FloatArray, vectors: Vectors) -> Vectors:
-    """Return Σ_k c_k u_k as one new vector, or the very vector where one coefficient is 1 and the others 0."""
+    """Return Σ_k c_k u_k as one new vector; where one coefficient is 1 and the others 0, to the bit that one.
+
+    That one stays where it is if it lies in a file, since there may be no memory for it.
+    """
     (used,) = coefficients.nonzero()
     if len(used) == 1 and coefficients[used[0]] == 1.0:
-        return vectors[int(used[0])]
+        (row,) = vectors[int(used[0])].blocks
+        return Vectors((row if isinstance(row, np.memmap) else np.array(row),), vectors.extreme)
     return Vectors.of(total(coefficients, vectors, vectors.blocks[0].dtype), extreme=vectors.extreme)

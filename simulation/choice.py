@@ -28,7 +28,6 @@ from fairbloom.tasks import Task
 from fairbloom.tasks.task import AnyExamples
 
 from .clients import LocalClients
-from .loop import LoopClients
 from .processes import can_fork
 from .stacked.clients import StackedClients, find_unsupported
 from .stacked.programs import UnstackableError, make_program
@@ -82,7 +81,7 @@ class Choice:
             case "workers":
                 return WorkerClients(method, settings, workers=self.workers)
             case "loop":
-                return LoopClients(method, settings)
+                return LocalClients(method, settings)
         raise FairbloomError(f"engine = {self.engine!r}: there are loop, stacked and workers: name one of them")
 
 

@@ -62,7 +62,7 @@ class Reply(NamedTuple):
 
 
 class LocalClients:
-    """All clients of a run, computed on this machine; one after the other, where an engine knows no other way.
+    """All clients of a run, computed on this machine; one after the other (`loop`), where an engine knows no other way.
 
     The reply of a client that raises is refused, with its error as the reason.
     """
@@ -255,6 +255,13 @@ class LocalClients:
     def on_device(self, model: Model) -> StateDict:
         """Return a copy of a model as tensors on the device."""
         return {name: torch.tensor(array, device=self.device) for name, array in model.items()}
+
+
+class DebuggedClients(LocalClients):
+    """The same, where the first error of a client ends the run with its traceback, and a debugger works."""
+
+    def _answer(self, compute: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | str:
+        return compute(*args, **kwargs)
 
 
 def check_tolerance(method: Method, clients: int) -> None:

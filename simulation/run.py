@@ -18,8 +18,7 @@ from fairbloom.system.processors import processors_here
 from fairbloom.tasks import check_data
 
 from .choice import Choice, choose
-from .clients import OnTrained
-from .loop import DebuggedClients, LoopClients
+from .clients import DebuggedClients, LocalClients, OnTrained
 
 
 def simulate(
@@ -66,7 +65,7 @@ def simulate(
                 clients.on_trained = on_trained
             return clients, asdict(choice)
 
-        first = DebuggedClients if debug else LoopClients
+        first = DebuggedClients if debug else LocalClients
         return federate(settings, lambda method: first(method, config), on_round, engine=engine)
 
 

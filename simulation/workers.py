@@ -28,7 +28,7 @@ from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.clients import NOTHING, Replies, Trained, layout_of_second
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.refusals import Refusals
-from fairbloom.rounds.updates import Layout, Model, Updates, Vectors
+from fairbloom.rounds.updates import Layout, Model, Updates
 from fairbloom.tasks.models import arrays_of
 
 from .clients import LocalClients, Reply, answer_of, refuse_failed, store_reply
@@ -203,7 +203,10 @@ class WorkerClients(LocalClients):
     def train(self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING) -> Trained:
         """Let these clients train the model on the terms, each on its own data."""
         self.begin(names)
-        self._spare_kept()
+        in_file = self.workers is not None and isinstance(self.workers.buffers.matrices[0], np.memmap)
+        if in_file and self.method.progress.kept:  # rows in that file, which may be more than there is memory
+            self.close()
+            self.workers = None
         matrices = self._workers_for(model, len(names)).buffers.matrices  # which the next training uses again
         trained = self.none_trained(names, model, terms, sent, matrices)
         replies = self._replies(Call("train", terms, dict(sent)), model, names, names, trained.refused)
@@ -266,20 +269,6 @@ class WorkerClients(LocalClients):
             buffers = SharedBuffers(layout, self.matrices(layout, rows), second=self.method.second)
             self.workers = Workers(self._count, buffers, self.local)
         return self.workers
-
-    def _spare_kept(self) -> None:
-        """Let the method have old updates that it keeps for itself, before the next ones are written to their rows."""
-        if self.workers is None:
-            return
-        kept, matrices = self.method.progress.kept, self.workers.buffers.matrices
-        old = {key: row.blocks[0][:] for key, row in kept.items()}
-        lying = [key for key in kept if any(np.may_share_memory(old[key], matrix) for matrix in matrices)]
-        if lying and isinstance(matrices[0], np.memmap):  # they may be more than there is memory: they keep their file
-            self.close()
-            self.workers = None
-            return
-        for key in lying:
-            kept[key] = Vectors((np.array(old[key]),), kept[key].extreme)
 
 
 def tensors_of(arrays: Model) -> StateDict:

@@ -29,7 +29,7 @@ from fairbloom.rounds.round import Round
 from fairbloom.rounds.updates import FloatArray, Model, Updates, Vectors
 from fairbloom.server.checkpoint import load_checkpoint, save_checkpoint
 from fairbloom.server.settings import Settings
-from fairbloom.simulation.loop import LoopClients
+from fairbloom.simulation.clients import LocalClients
 from fairbloom.strategies import FairStrategy
 
 from .replies import Replies, ordinary_replies
@@ -133,15 +133,15 @@ class Subject:
         return "Continued after round 2 from what was stored, rounds 3 and 4 are the same to the bit."
 
 
-def real_clients(method: Method, **work: Value) -> LoopClients:
+def real_clients(method: Method, **work: Value) -> LocalClients:
     """Return six real clients, which learn digits in this process; those of a method that compares groups have two."""
     task = EVEN if method.compares_groups else "digits"
     small: dict[str, Value] = {"task": task, "clients": 6, "device": "cpu", "batch-size": 0, "learning-rate": 0.5}
     given = {name.replace("_", "-"): value for name, value in work.items()}
-    return LoopClients(method, Settings.of(small | given).run_config())
+    return LocalClients(method, Settings.of(small | given).run_config())
 
 
-def initial_model(clients: LoopClients) -> Model:
+def initial_model(clients: LocalClients) -> Model:
     """Return the model that clients begin with."""
     task, _ = clients.task_and_model()
     return {name: tensor.detach().numpy().copy() for name, tensor in task.model().state_dict().items()}

@@ -13,7 +13,7 @@ from fairbloom.rounds.round import Round
 from fairbloom.rounds.screening import Usual
 from fairbloom.rounds.updates import FloatArray
 from fairbloom.server.settings import Settings
-from fairbloom.simulation.loop import LoopClients
+from fairbloom.simulation.clients import LocalClients
 from fairbloom.simulation.run import simulate
 from fairbloom.tasks import load_task
 from fairbloom.tasks.models import float_buffers, shared_parameters
@@ -55,7 +55,7 @@ def rounds_of(*, zero: bool = False, **changes: Any) -> list[Round]:
     module = load_task(config).model()
     method.buffers, method.shared = float_buffers(module), shared_parameters(module)
     model = {name: tensor.detach().numpy() * (not zero) for name, tensor in module.state_dict().items()}
-    loop = Rounds(method, LoopClients(method, config), settings.num_rounds)
+    loop = Rounds(method, LocalClients(method, config), settings.num_rounds)
     return list(loop.run(model, measure=lambda number: (), measure_after=()))
 
 

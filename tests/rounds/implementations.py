@@ -20,7 +20,6 @@ from fairbloom.rounds.updates import Model, Updates
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.clients import LocalClients
 from fairbloom.simulation.grid import InProcessGrid
-from fairbloom.simulation.loop import LoopClients
 from fairbloom.simulation.stacked.clients import StackedClients
 from fairbloom.simulation.workers import WorkerClients
 from fairbloom.strategies import METHODS, FairStrategy
@@ -30,7 +29,7 @@ from fairbloom.tasks.models import frozen_parameters
 Config = dict[str, Any]
 
 IMPLEMENTATIONS: dict[str, Callable[[Method, Config], Clients]] = {
-    "local": LoopClients,
+    "local": LocalClients,
     "workers": lambda method, config: WorkerClients(method, config, workers=2),
     "flower": lambda method, config: FlowerClients(method, InProcessGrid(app, config, config["clients"]), timeout=60.0),
 }

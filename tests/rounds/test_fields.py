@@ -27,7 +27,6 @@ from fairbloom.rounds.clients import Clients, Replies, Trained
 from fairbloom.rounds.method import Method
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.clients import LocalClients
-from fairbloom.simulation.loop import LoopClients
 from fairbloom.simulation.stacked import clients as stacked
 from fairbloom.simulation.stacked.clients import StackedClients
 from fairbloom.strategies import DRFA, FedAvg
@@ -214,7 +213,7 @@ ONE_BY_ONE = {
 
 
 ENGINES: Mapping[str, Callable[[Method, Config], LocalClients]] = {
-    "local": LoopClients,
+    "local": LocalClients,
     "stacked": lambda method, config: StackedClients(method, config, block=3),
 }
 EXPECTED = "local"

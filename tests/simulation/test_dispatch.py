@@ -15,7 +15,7 @@ import pytest
 
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.method import Method
-from fairbloom.simulation.loop import LoopClients
+from fairbloom.simulation.clients import LocalClients
 from fairbloom.simulation.workers import WorkerClients
 from fairbloom.strategies import DRFA, FedAvg
 from fairbloom.tasks import forget_tasks
@@ -65,7 +65,7 @@ def halfway() -> Method:
 def in_the_loop(method: Method, numbers: list[int]) -> list[list[dict[str, Any]]]:
     """Return what all clients reply in these rounds, one after the other in this process."""
     config = config_of(**CONFIG)
-    loop, model = LoopClients(method, config), model_of(config)
+    loop, model = LocalClients(method, config), model_of(config)
     return [both_of(loop, FIVE, model, method.terms(number)) for number in numbers]
 
 
@@ -81,7 +81,7 @@ def test_rounds_of_changing_cohorts_have_the_bits_of_the_loop(start: Start) -> N
     config, model = config_of(**CONFIG), model_of(config_of(**CONFIG))
     for method in (personal(), halfway()):
         found = list[list[list[dict[str, Any]]]]()
-        for clients in (start(method), LoopClients(method, config)):
+        for clients in (start(method), LocalClients(method, config)):
             cohorts = enumerate((FIVE, FIVE[2:4], [], FIVE[:3], [FIVE[4]], FIVE), start=1)
             found.append([both_of(clients, names, model, method.terms(number)) for number, names in cohorts])
         assert found[0] == found[1]
@@ -91,7 +91,7 @@ def test_rounds_of_changing_cohorts_have_the_bits_of_the_loop(start: Start) -> N
 def test_a_client_that_fails_is_refused_in_the_words_of_the_loop(start: Start, place: Path) -> None:
     forget_tasks()  # so that data are read
     method, config = personal(), config_of(**CONFIG)
-    clients, loop, model = start(method), LoopClients(method, config), model_of(config)
+    clients, loop, model = start(method), LocalClients(method, config), model_of(config)
     terms = method.terms(1)
     (place / "no-data").touch()
     trained, evaluated = both_of(clients, FIVE, model, terms)
@@ -130,7 +130,7 @@ def test_workers_killed_in_and_between_rounds_are_replaced(
 
 def test_a_client_that_ends_workers_is_refused_in_that_round(start: Start, place: Path) -> None:
     method, config = personal(), config_of(**CONFIG)
-    clients, loop, model = start(method), LoopClients(method, config), model_of(config)
+    clients, loop, model = start(method), LocalClients(method, config), model_of(config)
     others = [name for name in FIVE if name != "client-3"]
     (place / "deadly").touch()
     trained = all_of(clients.train(FIVE, model, method.terms(1)))

@@ -13,7 +13,7 @@ import pytest
 from fairbloom.client.states import state_folder
 from fairbloom.rounds.loop import Rounds
 from fairbloom.server.checkpoint import load_model
-from fairbloom.simulation.loop import LoopClients
+from fairbloom.simulation.clients import LocalClients
 from fairbloom.simulation.stacked.clients import StackedClients
 from fairbloom.strategies import SCAFFOLD
 from tests.client.quadratic import minimiser
@@ -34,7 +34,7 @@ def test_a_state_that_cannot_be_stored_is_no_silent_loss(tmp_path: Path) -> None
     config = config_of(**QUADRATIC, **SCAFFOLDS, clients=3, state_dir=str(tmp_path))
     method, folder = SCAFFOLD(), state_folder(config)
     assert folder is not None
-    with closing(LoopClients(method, config)) as clients:
+    with closing(LocalClients(method, config)) as clients:
         list(Rounds(method, clients, 1).run(model_of(config), measure=lambda number: [], measure_after=[]))
         folder.mkdir(parents=True)
         (folder / "b").write_bytes(b"")

@@ -14,7 +14,7 @@ from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.clients import Replies, Trained
 from fairbloom.rounds.method import Method
 from fairbloom.server.settings import Settings
-from fairbloom.simulation.loop import LoopClients
+from fairbloom.simulation.clients import LocalClients
 from fairbloom.simulation.stacked.blocks import PADDING, Member, divide_into_blocks
 from fairbloom.simulation.stacked.clients import StackedClients
 from fairbloom.simulation.stacked.programs import Chain, Mapped, UnstackableError, make_program
@@ -41,13 +41,13 @@ def config_of(**changes: Any) -> dict[str, Any]:
 
 def both(
     config: dict[str, Any], method: Method | None = None, block: int = 64
-) -> tuple[LoopClients, StackedClients, dict[str, Any]]:
+) -> tuple[LocalClients, StackedClients, dict[str, Any]]:
     """Return the two engines, and a model that is not the initial one."""
     chosen = method or FedAvg(frozen=frozen_parameters(load_task(config).model()))
     model = {name: tensor.numpy() for name, tensor in load_task(config).model().state_dict().items()}
     random = np.random.default_rng(7)
     model = {name: array + 0.05 * random.standard_normal(array.shape) for name, array in model.items()}
-    return LoopClients(chosen, config), StackedClients(chosen, config, block=block), model
+    return LocalClients(chosen, config), StackedClients(chosen, config, block=block), model
 
 
 def assert_same(ours: Trained, expected: Trained, tolerance: float = 1e-12) -> None:

@@ -24,9 +24,9 @@ from fairbloom.errors import FairbloomError
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.cohort import Kept
 from fairbloom.rounds.method import Method
-from fairbloom.rounds.updates import Vectors
+from fairbloom.rounds.updates import Vectors, combine
 from fairbloom.simulation import processes
-from fairbloom.simulation.loop import LoopClients
+from fairbloom.simulation.clients import LocalClients
 from fairbloom.simulation.processes import shared_array
 from fairbloom.simulation.workers import WorkerClients
 from fairbloom.strategies import FedAvg
@@ -69,7 +69,7 @@ def test_a_task_of_a_notebook_is_as_in_the_loop(tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     settings = {"task": "__main__:notebook", "batch_size": 8}
     config, terms = config_of(**settings), Terms(server_round=1)
-    expected = both_of(LoopClients(FedAvg(), config), FIVE, model_of(config), terms)
+    expected = both_of(LocalClients(FedAvg(), config), FIVE, model_of(config), terms)
     with closing(workers_of(**settings)) as clients:
         assert both_of(clients, FIVE, model_of(config), terms) == expected
 
@@ -81,8 +81,9 @@ def test_old_updates_that_a_method_keeps_stay_as_they_are() -> None:
         method = FedAvg()
         with closing(workers_of(method, memory=memory)) as clients:
             vectors = clients.train(FIVE, model, Terms(server_round=1)).updates.vectors
-            method.progress.kept = {Kept("a", 1): vectors[2], Kept("b", 1): Vectors.of(np.ones(vectors.size))}
-            before = [row.blocks[0].tobytes() for row in (vectors[2], Vectors.of(np.ones(vectors.size)))]
+            third = combine(np.eye(len(FIVE))[2], vectors)
+            method.progress.kept = {Kept("a", 1): third, Kept("b", 1): Vectors.of(np.ones(vectors.size))}
+            before = [row.blocks[0].tobytes() for row in method.progress.kept.values()]
             clients.train(FIVE, model, Terms(server_round=2))
             kept = [row.blocks[0] for row in method.progress.kept.values()]
             assert [row.tobytes() for row in kept] == before

@@ -20,8 +20,8 @@ from fairbloom.server.run_folder.files import CLIENTS, GROUPED, GROUPS, MODEL, R
 from fairbloom.server.run_folder.groups import Grouped, format_groups
 from fairbloom.server.run_folder.rows import ClientTable, format_round
 from fairbloom.server.settings import Settings
+from fairbloom.simulation.clients import LocalClients
 from fairbloom.simulation.grid import InProcessGrid
-from fairbloom.simulation.loop import LoopClients
 from fairbloom.simulation.run import simulate
 from fairbloom.tasks.measures import TRUE_POSITIVE_RATE
 from tests.simulation.helpers import StoppedError, checkpoints_every, stop_after, table, without_seconds
@@ -107,10 +107,10 @@ def test_a_run_that_was_killed_goes_on_with_the_same_rows(finished: Path, data: 
 
     with checkpoints_every(1):
         with pytest.raises(StoppedError):
-            federate(settings, lambda method: LoopClients(method, settings), stop_after(2))
+            federate(settings, lambda method: LocalClients(method, settings), stop_after(2))
         with (tmp_path / "run" / GROUPS.name).open("a") as file:
             file.write("3,a,global,se")  # torn
-        federate(settings, lambda method: LoopClients(method, settings))
+        federate(settings, lambda method: LocalClients(method, settings))
     assert (tmp_path / "run" / GROUPS.name).read_bytes() == (finished / GROUPS.name).read_bytes()
 
 
