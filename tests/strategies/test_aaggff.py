@@ -1,14 +1,11 @@
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairbloom.rounds.updates import FloatArray
-from fairbloom.strategies import AAggFF, aaggff
+from fairbloom.strategies import AAggFF
 from fairbloom.strategies.aaggff import CDFS, responses
-from fairbloom.strategies.simplex import min_norm_weights
 
 from .helpers import client_names, cohort_of
 from .reference import RESPONSES
@@ -73,21 +70,6 @@ def test_a_loss_of_0_or_less_counts_alike_and_all_as_the_mean() -> None:
 
 
 # Few clients: an online Newton step ---------------------------------------------------------------------------------
-
-
-def test_each_decision_is_solved_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one after a round's losses is the one before the next round's, but where clients have joined."""
-    sizes: list[int] = []
-
-    def counted(gram: FloatArray, prior: FloatArray, epsilon: float) -> FloatArray:
-        sizes.append(len(prior))
-        return min_norm_weights(gram, prior, epsilon)
-
-    monkeypatch.setattr(aaggff, "min_norm_weights", counted)
-    play(
-        AAggFF(), [{"a": 1.25, "b": 3.5}, {"a": 2.0, "b": 2.5}, {"b": 1.0}, {"b": 1.0, "c": 2.0}, {"a": 1.0, "c": 3.0}]
-    )
-    assert sizes == [2, 2, 2, 2, 3, 3, 3]
 
 
 def test_clients_without_any_share_of_the_decision_are_averaged() -> None:
