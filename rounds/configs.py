@@ -21,8 +21,8 @@ class ChangingConfig:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Change the config as it had been."""
-        self._config.update({key: _as_bytes(value) for key, value in state["changed"].items()})
-        for key in state["removed"]:
+        self._config.update({key: _as_bytes(value) for key, value in state.get("changed", {}).items()})
+        for key in state.get("removed", ()):
             self._config.pop(key, None)
 
 

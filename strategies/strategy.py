@@ -106,12 +106,15 @@ class FairStrategy(Method, Strategy):
         if recording is not None:
             on_round, resume, wrapper = recording.on_round, recording.resume, recording.outer
             initial_arrays, all_evaluate_last = recording.arrays or initial_arrays, True
-        self._begin(grid, num_rounds, timeout, resume, wrapper, all_evaluate_last=all_evaluate_last)
-        check_model(self, model_of(initial_arrays))
+        self.reset()
+        self._outer = outer = self if wrapper is None else wrapper
         self._configs = {"train": ChangingConfig(train_config), "evaluate": ChangingConfig(evaluate_config)}
-        for name, changes in (resume or {}).get("configs", {}).items():
-            self._configs[name].load_state_dict(changes)
-        outer = self._outer
+        if resume is not None:
+            self.load_state_dict(resume)
+        self._flower = FlowerClients(self, grid, timeout)
+        rounds = whole(0, num_rounds=num_rounds)
+        self._loop = Rounds(self, self._flower, rounds, all_evaluate_last=all_evaluate_last)
+        check_model(self, model_of(initial_arrays))
         log.info("Starting %s strategy:", type(outer).__name__)
         log_start(num_rounds, initial_arrays, train_config, evaluate_config)
         outer.summary()
@@ -186,24 +189,6 @@ class FairStrategy(Method, Strategy):
             log.info(AGGREGATED, metrics)
         return metrics
 
-    def _begin(
-        self,
-        grid: Grid,
-        num_rounds: int,
-        timeout: float,
-        resume: Mapping[str, Any] | None,
-        wrapper: Strategy | None = None,
-        *,
-        all_evaluate_last: bool = False,
-    ) -> None:
-        self.reset()
-        self._outer, self._configs = self if wrapper is None else wrapper, {}
-        if resume is not None:
-            self.load_state_dict(resume)
-        self._flower = FlowerClients(self, grid, timeout)
-        rounds = whole(0, num_rounds=num_rounds)
-        self._loop = Rounds(self, self._flower, rounds, all_evaluate_last=all_evaluate_last)
-
     def _note_skipped(self, number: int, replies: Collection[Message]) -> None:
         """Count a round as skipped in which a wrapper, as Flower's do after an error, has passed no replies on."""
         if self.progress.finished_rounds < number:
@@ -220,8 +205,10 @@ class FairStrategy(Method, Strategy):
         return super().state_dict() | {name: value for name, value in added.items() if value}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state_dict` returned; `start` restores the configs."""
+        """Continue from what `state_dict` returned."""
         super().load_state_dict(state)
+        for name, config in self._configs.items():
+            config.load_state_dict(state.get("configs", {}).get(name, {}))
         for layer, values in zip(layers(self._outer)[:-1], state.get("wrappers", ()), strict=False):
             vars(layer).update(values)
 
