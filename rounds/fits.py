@@ -102,9 +102,3 @@ OTHER_WEIGHTS = Option('defence="krum"', frozenset({WHOLE_UPDATES, OWN_WEIGHTS})
 def misfit(needs: Collection[str], option: Option) -> Requirement | None:
     """Return what a method needs and an option changes, None where the two fit."""
     return next((need for name, need in NEEDS.items() if name in option.changes and name in needs), None)
-
-
-def check_fit(method: str, needs: Collection[str], option: Option, name: str, value: object) -> None:
-    """Raise ValueError where an option, given under this name with this value, changes what a method needs."""
-    if (need := misfit(needs, option)) is not None:
-        raise ValueError(need.refusal.format(method=method, option=name, value=value))

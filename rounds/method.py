@@ -229,7 +229,8 @@ class Method:
     def check_fit(self, option: fits.Option, name: str, value: object) -> None:
         """Raise ValueError where an option, given under this name with this value, changes what the method needs."""
         needs = {need for need in option.changes if fits.NEEDS[need].is_of(self)}
-        fits.check_fit(type(self).__name__, needs, option, name, value)
+        if (need := fits.misfit(needs, option)) is not None:
+            raise ValueError(need.refusal.format(method=type(self).__name__, option=name, value=value))
 
     @property
     def all_needs(self) -> frozenset[str]:
