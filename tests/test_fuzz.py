@@ -13,8 +13,6 @@ import shutil
 import tarfile
 import tempfile
 import tomllib
-import warnings
-import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import cache, partial
@@ -73,15 +71,6 @@ def table(structure: Structure) -> bytes:
 def safetensors(structure: Structure) -> bytes:
     header = as_json(structure["header"])
     return len(header).to_bytes(8, "little") + header + structure["data"]
-
-
-def zipped(structure: Structure) -> bytes:
-    """Return a zip of [name, content] pairs; a content that is a structure becomes TOML."""
-    content = io.BytesIO()
-    with zipfile.ZipFile(content, "w") as archive, warnings.catch_warnings(action="ignore"):  # about double names
-        for name, each in structure:
-            archive.writestr(name, toml(each) if isinstance(each, dict) else each)
-    return content.getvalue()
 
 
 def packed(structure: Structure) -> bytes:

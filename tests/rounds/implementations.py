@@ -68,14 +68,6 @@ CASES: dict[str, Config] = {
         **{"optimizer": "adamw", "learning-rate": 0.01, "weight-decay": 0.01, "gradient-clip": 0.5, "model": "mlp"},
         **{"schedule": "cosine", "warmup": 1, "num-rounds": 4, "personal-lambda": 0.5},
     },
-    "layers beside frozen parameters": {"model": "tests.nets:Adapted", "method": "fedlf"},
-    "layers of a model with buffers": {"model": "tests.nets:Normed", "method": "fedlf", "batch-size": 20},
-    "averaged models": {"method": "fedfv", "average-models": True},
-    "an adaptive server": {"method": "fedfv", "server-optimizer": "adam", "server-optimizer-lr": 0.05},
-    "momentum of the server, buffers": {
-        **{"model": "tests.nets:Normed", "method": "drfa", "batch-size": 20},
-        **{"server-optimizer": "avgm", "server-optimizer-lr": 0.5},
-    },
     "control variates, a proximal term, personal models, stragglers": {
         **{"method": "scaffold", "proximal-mu": 0.1, "personal-lambda": 0.5, "weighting": "uniform"},
         **{"stragglers": 0.5, "local-epochs": 3, "schedule": "cosine"},
@@ -91,7 +83,6 @@ CASES: dict[str, Config] = {
         **{"client-rule": "tests.client.own_rules:Momentum", "method": "fedfv", "personal-lambda": 0.5},
     },
     "a rule that replies something else": {"client-rule": "tests.client.own_rules:Half"},
-    "averaged models with buffers": {"model": "tests.nets:Normed", "average-models": True, "batch-size": 20},
     "averaged and personal models": {"personal-lambda": 0.5, "average-models": True},
     "losses of full batches": {"method": "qfedavg", "reported-loss": "batches", "batch-size": 0},
     "losses of batches, of which two are false": {
@@ -115,9 +106,6 @@ CASES: dict[str, Config] = {
     "false labels": {"method": "fedmgdaplus", "attack": "label-flip", "attackers": "client-0"},
     "an attack that sees the others, on snapshots": {
         **{"method": "drfa", "attack": "alie", "attackers": "client-2", "fraction": 1.0, "defence": "clip"},
-    },
-    "weights by examples, and momentum of the server": {
-        **{"weighting": "examples", "server-optimizer": "avgm", "server-optimizer-lr": 0.5},
     },
     "few clients train": {"method": "drfa", "training-clients": "client-4,client-0,client-1"},
     "a rate that decays": {"method": "qfedsgd", "personal-lambda": 0.5, "learning-rate-decay": 0.5},
