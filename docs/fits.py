@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from fairbloom.rounds.fits import (
+    CONTROL_VARIATES,
     MIXED_UPDATES,
     OTHER_STEPS,
     OTHER_WEIGHTS,
@@ -30,7 +31,7 @@ ADAPTIVE_SERVER = Option('server_optimizer="adam"')
 
 OPTIONS = (
     *(WEIGHTING, MIXED_UPDATES, OTHER_WEIGHTS, SERVER_MOMENTUM, ADAPTIVE_SERVER),
-    *(OTHER_STEPS, WEIGHT_DECAY, Option("proximal_mu"), Option("personal_lambda")),
+    *(CONTROL_VARIATES, OTHER_STEPS, WEIGHT_DECAY, Option("proximal_mu"), Option("personal_lambda")),
 )
 """The options in the order of the table's columns."""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from torchjd import aggregation
 
 from fairbloom.experiments.arms import format_value
-from fairbloom.experiments.commands.lists import default_of
+from fairbloom.experiments.commands.lists import REQUIRED
 from fairbloom.protocol.names import (
     ACCURACY_AFTER,
     ACCURACY_BEFORE,
@@ -346,7 +346,12 @@ def parameters(method: MethodDoc) -> str:
     prior = f"`weighting` is `{method.weighting}` if nothing else is said."
     prior = "It has no prior and refuses a `weighting`." if method.weighting == "no prior" else prior
     rows = [
-        (f"`{parameter.key}`", parameter.range, f"`{default_of(parameter)}`", parameter.description)
+        (
+            f"`{parameter.key}`",
+            parameter.range,
+            f"`{REQUIRED if parameter.default is None else format_value(parameter.default)}`",
+            parameter.description,
+        )
         for parameter in method.parameters
     ]
     own = table(("Key in a run", "Range", "Default", "Meaning"), rows) if rows else "It has none of its own."

@@ -151,6 +151,10 @@ class RunSettings(Setup):
     server_optimizer_tau: options.Tau = _of_methods(
         options.Tau, "Number that the server's adagrad, adam or yogi adds to the root of the squared steps"
     )
+    control_variates: options.ControlVariates = _of_methods(
+        options.ControlVariates,
+        "Whether clients correct their steps by control variates, as in scaffold; weights must be fixed",
+    )
     num_rounds: Annotated[int, Range("[1, inf)"), Mark.SENT_TO_CLIENTS, Mark.EXTENDABLE] = Field(
         50, description="Number of rounds after which the run is finished"
     )

@@ -18,7 +18,8 @@ PLAIN_SGD, ONE_MOMENTUM, WHOLE_UPDATES = "plain sgd", "one momentum", "whole upd
 REQUIREMENTS = frozenset({GRAM, GRAM_BY_ARRAY, EXACT_GRAM, ROSTER, PLAIN_SGD, ONE_MOMENTUM, WHOLE_UPDATES})
 """What a class may name in `requires`."""
 
-PRIOR_FREE, CORRECTED_SGD, PLAIN_LOSS = "no prior", "corrected sgd", "plain loss"
+PRIOR_FREE, VARYING_WEIGHTS = "no prior", "varying weights"
+CORRECTED_SGD, PLAIN_LOSS = "corrected sgd", "plain loss"
 CLIENT_MOMENTUM, OWN_WEIGHTS = "client momentum", "own weights"
 """What a method needs by what it is: see `Method.all_needs`."""
 
@@ -38,11 +39,17 @@ NEEDS: Mapping[str, Requirement] = {
         "{method} has no prior: leave {option} out, got {value!r}",
         lambda method: method.default_weighting is None,
     ),
+    VARYING_WEIGHTS: Requirement(
+        "computes new weights in each round",
+        "{option} = {value}: control variates need the same weights in every round, but {method} computes new ones: "
+        "leave {option} out, or choose FedAvg, FedProx, Ditto or PropFair",
+        lambda method: not method.weighs_by_prior,
+    ),
     WHOLE_UPDATES: Requirement(
         "keeps state on the clients that follows from their whole updates",
         "{option} = {value!r}: with {method}, clients keep state that follows from their whole updates: leave {option} "
         "out",
-        lambda method: WHOLE_UPDATES in method.requires,
+        lambda method: WHOLE_UPDATES in method.requires or method.control_variates,
     ),
     ONE_MOMENTUM: Requirement(
         "has a momentum of its own on the server",
@@ -92,6 +99,7 @@ class Option:
 
 
 WEIGHTING = Option("weighting", frozenset({PRIOR_FREE}))
+CONTROL_VARIATES = Option("control_variates", frozenset({VARYING_WEIGHTS}))
 MIXED_UPDATES = Option('defence="nnm"', frozenset({WHOLE_UPDATES}))
 SERVER_MOMENTUM = Option('server_optimizer="avgm"', frozenset({ONE_MOMENTUM}))
 OTHER_STEPS = Option("other client optimizer", frozenset({PLAIN_SGD, CORRECTED_SGD, CLIENT_MOMENTUM}))

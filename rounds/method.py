@@ -27,6 +27,9 @@ from .states import States
 from .updates import FloatArray as FloatArray
 from .updates import Layout, Model, Vectors
 
+WEIGHTS_PAIR = ("fixed_weights", "weigh")
+"""What says whether weights are the prior, and what computes them."""
+
 NEGATIVE_WEIGHTS = "negative-weights"
 """A method that declares this in `reports` reports how many of its coefficients are negative."""
 
@@ -75,6 +78,9 @@ class Method:
         Share of the mean squared step that "adam" and "yogi" keep.
     server_optimizer_tau
         What "adagrad", "adam" and "yogi" add to the root of the squared steps.
+    control_variates
+        Whether clients correct their steps by control variates, which they and the server keep, as in SCAFFOLD. Methods
+        whose weights change from round to round refuse it: the correction presumes the weights that it was made with.
     client_rule : import string, default none
         Names a class of the user's, as my_module:MyRule, that corrects clients' local steps by what they keep between
         rounds. The run's setting of the same name must say the same.
@@ -169,6 +175,9 @@ class Method:
         self.server_optimizer = ServerOptimizer.of({**plain, LR: options.get(LR)})
         if self.server_optimizer is not None and self.server_optimizer.name == AVGM:
             self.check_fit(fits.SERVER_MOMENTUM, "server_optimizer", AVGM)
+        self.control_variates: bool = plain["control_variates"]
+        if self.control_variates:
+            self.check_fit(fits.CONTROL_VARIATES, "control_variates", True)
         self.client_rule: str = plain["client_rule"]
         self.max_growth: float = plain["max_growth"]
         self.loss_limit: float = plain["loss_limit"]
@@ -249,9 +258,16 @@ class Method:
         return self.second not in ("", SNAPSHOT)
 
     @property
-    def weighs_by_prior(self) -> bool:
-        """Whether its weights are the prior in every round, so that a defence may replace them."""
+    def fixed_weights(self) -> bool:
+        """Whether its weights are the prior in every round, so that clients may use control variates."""
         return False
+
+    @property
+    def weighs_by_prior(self) -> bool:
+        """Whether `fixed_weights` is True of `weigh` as it is: a subclass that weighs otherwise has to say so again."""
+        order = type(self).__mro__
+        says, weighs = (next(n for n, each in enumerate(order) if name in vars(each)) for name in WEIGHTS_PAIR)
+        return self.fixed_weights and says <= weighs
 
     @property
     def keeps_states(self) -> bool:
@@ -318,6 +334,7 @@ class Method:
             proximal_mu=self.proximal_mu,
             personal_lambda=self.personal_lambda if personal else None,
             personal_epochs=1 if personal else None,
+            control_variates=self.control_variates,
             client_rule=self.client_rule,
         )
 

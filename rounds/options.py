@@ -34,6 +34,7 @@ class OptionsWithoutPrior(TypedDict, total=False):
     server_optimizer_beta1: of_runs.Beta1
     server_optimizer_beta2: of_runs.Beta2
     server_optimizer_tau: of_runs.Tau
+    control_variates: of_runs.ControlVariates
     client_rule: of_runs.ClientRule
     max_growth: of_runs.MaxGrowth
     loss_limit: of_runs.LossLimit

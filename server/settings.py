@@ -160,7 +160,7 @@ class Settings(RunSettings):
     def _check_rule(self, method: FairStrategy) -> None:
         """Raise SettingsError where clients cannot correct their steps as the settings, or the method, ask for it."""
         terms = method.terms(1)
-        by_method = terms.dynamic_alpha is not None or terms.control_variates
+        by_method = terms.dynamic_alpha is not None or (terms.control_variates and not self.control_variates)
         try:
             check_rule(self, terms)
         except FairbloomError as error:

@@ -1,6 +1,13 @@
-"""The plain average."""
+"""The plain average, and the control variates that correct its clients' steps."""
 
-from fairbloom.rounds.method import Cohort, FloatArray
+from collections.abc import Mapping
+from typing import Unpack
+
+import numpy as np
+
+from fairbloom.protocol.names import CONTROL, STEP_SUM
+from fairbloom.rounds.fits import CONTROL_VARIATES
+from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
 
 from .strategy import FairStrategy
 
@@ -9,6 +16,8 @@ class FedAvg(FairStrategy):
     r"""Federated averaging: the mean of the clients' models, by examples or by clients.
 
     .. math:: c_k = p_k
+
+    With `control_variates=True` the clients correct their local steps as in SCAFFOLD.
 
     Source: McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017,
     Algorithm 1, doi:10.48550/arXiv.1602.05629.
@@ -22,11 +31,45 @@ class FedAvg(FairStrategy):
     Cost: a weighted sum
     """
 
+    def __init__(self, **options: Unpack[Options]) -> None:
+        super().__init__(**options)
+        if self.control_variates:
+            self._use_control_variates()
+
     @property
-    def weighs_by_prior(self) -> bool:
-        """Whether its weights are the prior in every round: they are where a subclass weighs no otherwise."""
-        return type(self).weigh is FedAvg.weigh
+    def fixed_weights(self) -> bool:
+        """Whether its weights are the prior in every round: they are."""
+        return True
 
     def weigh(self, cohort: Cohort) -> FloatArray:
-        """Return the prior."""
-        return cohort.prior
+        """Return the prior; control variates, where they are kept, are no part of the step."""
+        return np.concatenate([cohort.prior, np.zeros(len(cohort.memory))])
+
+    # Control variates: see SCAFFOLD -----------------------------------------------------------------------------------
+
+    def _use_control_variates(self) -> None:
+        """Ask clients for the sums of their steps' learning rates, and for the roster, which C is a sum over."""
+        self.check_fit(CONTROL_VARIATES, "control_variates", True)
+        self.control_variates, self.requires = True, self.requires | {"roster"}
+        self.needs = self.needs | {STEP_SUM}
+
+    def sends(self) -> Mapping[str, tuple[Kept, float]]:
+        """Return the server's control variate c = C / Σ n_k, over the roster, once there is one."""
+        kept = next(iter(self.progress.kept), None)
+        if not self.control_variates or kept is None:
+            return {}
+        return {CONTROL: (kept, 1.0 / sum(self._size(n) for n in self.progress.roster.values()))}
+
+    def remember(self, cohort: Cohort, coefficients: FloatArray, probed: Probed) -> Mapping[Kept, FloatArray]:
+        """Keep C + Σ n_k (u_k / H_k − c), over the clients that took a step, with c as it was sent."""
+        if not self.control_variates:
+            return {}
+        H = cohort.metrics[STEP_SUM]
+        n = np.array([self._size(cohort.roster[name]) for name in cohort.names]) * (H > 0.0)
+        changed = np.divide(n, H, out=np.zeros_like(n), where=H > 0.0)
+        left = 1.0 - n.sum() * cohort.sent.get(CONTROL, 0.0)
+        return {Kept(CONTROL, cohort.round): np.concatenate([changed, np.full(len(cohort.memory), left)])}
+
+    def _size(self, examples: float) -> float:
+        """Return n_k as the control variates are weighted by it: 1 where the prior is uniform."""
+        return examples if self.weighting == "examples" else 1.0

@@ -69,13 +69,13 @@ CASES: dict[str, Config] = {
         **{"schedule": "cosine", "warmup": 1, "num-rounds": 4, "personal-lambda": 0.5},
     },
     "control variates, a proximal term, personal models, stragglers": {
-        **{"method": "scaffold", "proximal-mu": 0.1, "personal-lambda": 0.5, "weighting": "uniform"},
+        **{"control-variates": True, "proximal-mu": 0.1, "personal-lambda": 0.5, "weighting": "uniform"},
         **{"stragglers": 0.5, "local-epochs": 3, "schedule": "cosine"},
     },
     "control variates of a model with buffers": {
         **{"model": "tests.nets:Normed", "method": "scaffold", "batch-size": 20},
     },
-    "control variates beside frozen parameters": {"model": "tests.nets:Adapted", "method": "scaffold"},
+    "control variates beside frozen parameters": {"model": "tests.nets:Adapted", "control-variates": True},
     "a dynamic regularizer of a model with buffers": {
         **{"model": "tests.nets:Normed", "method": "feddyn", "batch-size": 20, "weight-decay": 0.01},
     },

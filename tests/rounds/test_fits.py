@@ -1,6 +1,7 @@
 """What fits with what: the refusals, and the table in the documentation, which is made of the same two lists."""
 
 from contextlib import nullcontext
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -20,6 +21,7 @@ GIVEN: dict[str, dict[str, Any]] = {
     "weighting": {"weighting": "uniform"},
     'server_optimizer="avgm"': {"server_optimizer": "avgm"},
     'server_optimizer="adam"': {"server_optimizer": "adam", "server_optimizer_lr": 0.1},
+    "control_variates": {"control_variates": True},
     'defence="nnm"': {"defence": "nnm"},
     'defence="krum"': {"defence": "krum"},
     "proximal_mu": {"proximal_mu": 0.1},
@@ -61,7 +63,7 @@ def test_an_option_is_refused_where_the_table_says_so() -> None:
 
 def test_no_defence_goes_with_states_of_whole_updates() -> None:
     for defence in (*MIXING, *WEIGHING):
-        for method in (SCAFFOLD, FedDyn):
+        for method in (SCAFFOLD, FedDyn, partial(FedAvg, control_variates=True)):
             with pytest.raises(ValueError, match=rf"defence = '{defence}': .*whole updates: leave defence out"):
                 method(defence=defence)
 
@@ -75,5 +77,16 @@ def test_a_class_is_known_by_its_weigh_not_by_its_name() -> None:
     other = type("FedAvg", (FedAvg,), {"weigh": lambda self, cohort: np.square(cohort.prior)})
     with pytest.raises(ValueError, match=r"defence = 'krum' replaces .* FedAvg has its own: choose one that mixes"):
         other(defence="krum")
+    with pytest.raises(ValueError, match=r"control_variates = True: .* FedAvg computes new ones"):
+        other(control_variates=True)
     same = type("Mine", (FedAvg,), {})
     assert same(defence="krum").defence is not None
+    assert same(control_variates=True).control_variates
+    said_again = type("Said", (other,), {"fixed_weights": True})
+    assert said_again(control_variates=True).control_variates
+
+
+def test_a_subclass_of_scaffold_that_weighs_otherwise_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"control_variates = True: .* Other computes new ones"):
+        type("Other", (SCAFFOLD,), {"weigh": lambda self, cohort: np.square(cohort.prior)})()
+    assert type("Same", (SCAFFOLD,), {})().control_variates

@@ -132,7 +132,7 @@ def test_another_weight_must_be_a_positive_number() -> None:
         assert finished.coefficients == {"site-0": 0.5, "site-1": 0.5}
 
 
-def test_records_of_other_names_and_floats_of_other_widths_are_used() -> None:
+def test_other_records_and_floats_of_other_widths_are_used() -> None:
     """Unless there are several of which none has the name; then that is missing."""
     expected = bits(one_faulty("fedavg", None)[0].arrays)
 

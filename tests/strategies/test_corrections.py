@@ -1,17 +1,34 @@
-"""SCAFFOLD and FedDyn, which correct the steps of clients by what these keep."""
+"""SCAFFOLD, control variates as an option of methods whose weights are fixed, and FedDyn."""
 
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fairbloom.rounds.cohort import Kept
-from fairbloom.strategies import SCAFFOLD, FairStrategy, FedAvg, FedDyn
+from fairbloom.server.settings import Settings, SettingsError
+from fairbloom.strategies import SCAFFOLD, Ditto, FairStrategy, FedAvg, FedDyn, FedProx
 from tests.federation import QUIET, descend, follow, keeping, minimiser_of_means
 from tests.strategies.helpers import cohort_of
 
 CONTROL = "control"
+
+
+# Reductions ---------------------------------------------------------------------------------------------------------
+
+
+def test_scaffold_is_the_option_of_another_method() -> None:
+    options: dict[str, Any] = {"fraction_train": 0.6, "seed": 4, **QUIET}
+    for one, other in (
+        (FedAvg(control_variates=True, **options), SCAFFOLD(**options)),
+        (FedProx(mu=0.3, control_variates=True, **options), SCAFFOLD(proximal_mu=0.3, **options)),
+        (Ditto(lam=0.7, control_variates=True, **options), SCAFFOLD(personal_lambda=0.7, **options)),
+    ):
+        ours, theirs = follow(one, keeping(5), 5), follow(other, keeping(5), 5)
+        assert [model.tobytes() for model in ours.models] == [model.tobytes() for model in theirs.models]
+        assert ours.sent == theirs.sent
 
 
 # Closed forms -------------------------------------------------------------------------------------------------------
@@ -78,3 +95,17 @@ def test_the_sum_that_it_keeps_is_that_of_the_papers_steps(seed: int, m: int, un
     expected = C + sum(weights[names[k]] * (U[k] / H[k] - c) for k in range(m) if H[k] > 0.0)
     assert kept == Kept(CONTROL, 2)
     np.testing.assert_allclose(mix @ rows, expected, atol=1e-9)
+
+
+# Where it does not compose ------------------------------------------------------------------------------------------
+
+
+def test_in_a_run_they_are_refused_by_the_settings() -> None:
+    with pytest.raises(SettingsError, match=r"control-variates = True: .*FedFV .*leave control-variates out"):
+        Settings.of({"method": "fedfv", "control-variates": True}).strategy()
+    assert Settings.of({"method": "fedprox", "control-variates": True}).strategy().control_variates
+
+
+def test_scaffold_has_them_with_or_without_the_option() -> None:
+    """So that methods of a comparison can share it."""
+    assert SCAFFOLD().terms(1) == SCAFFOLD(control_variates=True).terms(1)

@@ -165,7 +165,7 @@ def test_ties_count_for_nothing_in_gifair() -> None:
 
 
 @given(seed=st.integers(0, 99), m=st.integers(1, 8), lam=st.floats(0.0, 2.0))
-def test_eagles_weights_are_the_gradient_of_mean_loss_and_gap_variance(seed: int, m: int, lam: float) -> None:
+def test_eagles_weights_are_the_gradient_of_its_objective(seed: int, m: int, lam: float) -> None:
     (F, L), n, h = np.random.default_rng(seed).uniform(0.0, 5.0, (2, m)), drawn_counts(m, seed), 1e-5
     p = n / n.sum()
 
