@@ -25,22 +25,7 @@ class Kept:
 
 
 class MethodError(FairbloomError):
-    """A method with a `weigh` that returns what cannot be a round's coefficients."""
-
-
-class UnneededMetricError(FairbloomError):
-    """A method that reads a metric which its needs do not name."""
-
-    def __init__(self, method: str, metric: str) -> None:
-        super().__init__(
-            f"{method} reads the metric {metric!r}, which its needs do not name: write "
-            f"needs = frozenset({{{metric!r}}}) in the class"
-        )
-        self.metric = metric
-
-
-class UndeclaredRosterError(MethodError):
-    """A method that reads the roster without having asked for it."""
+    """A method that returns what cannot be a round's coefficients, or reads what it has not declared."""
 
 
 class Needed(dict[str, FloatArray]):
@@ -54,8 +39,11 @@ class Needed(dict[str, FloatArray]):
         self._method = method
 
     def __missing__(self, metric: str) -> FloatArray:
-        """Raise UnneededMetricError."""
-        raise UnneededMetricError(self._method, metric)
+        """Raise MethodError."""
+        raise MethodError(
+            f"{self._method} reads the metric {metric!r}, which its needs do not name: write needs = "
+            f"frozenset({{{metric!r}}}) in the class"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +136,7 @@ class Cohort:
         It is as first known, 0 where nothing is known yet; an error unless "roster" is in `Method.requires`.
         """
         if self.declared_roster is None:
-            raise UndeclaredRosterError(
+            raise MethodError(
                 "the method reads cohort.roster, which it does not require: write requires = "
                 'frozenset({"roster"}) in the class'
             )

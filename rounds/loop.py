@@ -43,9 +43,6 @@ from .screening import (
 from .server_optimizer import Moments
 from .updates import FloatArray, Model, Vectors, length, total
 
-STATES_LOST = "states-lost"
-"""Among a round's metrics, this counts the clients that had lost what they keep between rounds."""
-
 Metrics = dict[str, Any]
 
 
@@ -199,7 +196,6 @@ class Rounds:
             said = not usual and not trained.missing and trained.refused.count  # in the lines before
             log.warning("round %d is skipped, and the model stays as it is%s", number, "" if said else f": {why}")
         self._count(number, why)
-        reported |= {STATES_LOST: len(self._lost_states)} if method.keeps_states else {}
         return after, self._summed_up(len(self._draws) if self._answered else 0, trained) | reported
 
     def averaged(self, model: Model) -> Model:

@@ -53,8 +53,6 @@ class Choice:
         loop, stacked or workers.
     workers
         How many processes compute.
-    threads
-        With how many threads each.
     block
         The most clients that are stacked at once; 0 where none are.
     """
@@ -62,7 +60,6 @@ class Choice:
     engine: str
     reason: str
     workers: int = 1
-    threads: int = 1
     block: int = 0
 
     def within(self, processors: int) -> "Choice":

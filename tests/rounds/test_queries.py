@@ -11,7 +11,7 @@ from flwr.app.error import Error
 from flwr.clientapp import ClientApp
 
 from fairbloom.protocol.helper import ADVICE
-from fairbloom.rounds.cohort import Cohort, UndeclaredRosterError
+from fairbloom.rounds.cohort import Cohort, MethodError
 from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.loop import Rounds
 from fairbloom.rounds.updates import FloatArray
@@ -181,7 +181,7 @@ def test_all_training_clients_are_on_the_roster_by_name() -> None:
 
 def test_a_method_that_does_not_ask_for_the_roster_gets_none() -> None:
     method = type("Plain", (Noting,), {"requires": frozenset()})()
-    with pytest.raises(UndeclaredRosterError, match="requires"):
+    with pytest.raises(MethodError, match="requires"):
         rosters(method, quadratics(3))
     assert "roster" not in method.state_dict()
 
