@@ -15,7 +15,7 @@ import pytest
 from tests.checkout import ROOT
 
 ROOMS: Mapping[str, int] = {
-    "client": 2_610,
+    "client": 2_590,
     "client/rules": 1_060,
     "deploy/fleet": 2_690,
     "experiments": 1_145,
@@ -31,7 +31,7 @@ ROOMS: Mapping[str, int] = {
     "simulation": 1_265,
     "simulation/stacked": 1_134,
     "strategies": 3_415,
-    "tasks": 3_190,
+    "tasks": 3_015,
     "tasks/datasets": 1_160,
     "tasks/files": 1_710,
 }
