@@ -44,13 +44,12 @@ class OwnRule(Corrector):
         return f"client-rule = {self._name!r}"
 
     def _find(self) -> ClientRule:
-        if not is_import_string(self._name):
-            raise SettingsError(f"{self}: it must be a class of yours, as in my_module:MyRule")
-        found = imported("client-rule", self._name)
-        if not isinstance(found, type):
-            raise SettingsError(f"{self}: it is a {type(found).__name__}; a rule is a class")
-        if lacking := [each for each in ("start", "correct", "finish") if not callable(getattr(found, each, None))]:
-            raise SettingsError(f"{self}: it has no function {lacking[0]}; a rule has start, correct and finish")
+        found = imported("client-rule", self._name) if is_import_string(self._name) else None
+        functions = ("start", "correct", "finish")
+        if not (isinstance(found, type) and all(callable(getattr(found, each, None)) for each in functions)):
+            raise SettingsError(
+                f"{self}: it must be a class of yours, as in my_module:MyRule, with the functions {', '.join(functions)}"
+            )
         try:
             users: ClientRule = found()
         except Exception as error:

@@ -287,8 +287,8 @@ def test_a_rule_that_changes_what_it_is_given_harms_nobody() -> None:
 def test_what_is_wrong_with_a_rule_is_said_by_its_name() -> None:
     for name, words in (
         ("NoSuch", "has no NoSuch"),
-        ("function", "it is a function; a rule is a class"),
-        ("Lacking", "it has no function finish"),
+        ("function", "must be a class of yours"),
+        ("Lacking", "with the functions start, correct, finish"),
         ("Asking", "it cannot be made without arguments"),
         ("WithoutBias", "correct returns .*: 'bias' is missing"),
         ("Flat", r"correct returns .* shape \(2,\) for 'x', got torch.float64 of shape \(\)"),
