@@ -48,7 +48,7 @@ class OwnRule(Corrector):
         functions = ("start", "correct", "finish")
         if not (isinstance(found, type) and all(callable(getattr(found, each, None)) for each in functions)):
             raise SettingsError(
-                f"{self}: it must be a class of yours, as in my_module:MyRule, with the functions {', '.join(functions)}"
+                f"{self}: it must be a class, as in my_module:MyRule, with the functions {', '.join(functions)}"
             )
         try:
             users: ClientRule = found()

@@ -287,7 +287,7 @@ def test_a_rule_that_changes_what_it_is_given_harms_nobody() -> None:
 def test_what_is_wrong_with_a_rule_is_said_by_its_name() -> None:
     for name, words in (
         ("NoSuch", "has no NoSuch"),
-        ("function", "must be a class of yours"),
+        ("function", "must be a class"),
         ("Lacking", "with the functions start, correct, finish"),
         ("Asking", "it cannot be made without arguments"),
         ("WithoutBias", "correct returns .*: 'bias' is missing"),

@@ -128,7 +128,7 @@ def test_what_hangs_on_a_fault_is_no_fault_of_its_own() -> None:
 
 
 def test_what_is_no_rule_is_refused() -> None:
-    with pytest.raises(FairbloomError, match="it has no function start; a rule has start, correct and finish"):
+    with pytest.raises(FairbloomError, match="with the functions start, correct, finish"):
         check_rule("fairbloom.errors:FairbloomError")
 
 
