@@ -11,10 +11,8 @@ from typing import Any
 import pytest
 from safetensors.numpy import load_file
 
-from fairbloom.errors import FairbloomError
 from fairbloom.imports import imported
-from fairbloom.strategies import FedFV, find_method
-from fairbloom.tasks import find_task
+from fairbloom.strategies import FedFV
 
 from .commands import fairbloom
 
@@ -162,14 +160,6 @@ def test_a_module_that_lacks_a_library_is_told_so(here: Path) -> None:
     done = fairbloom(here, "run", *words_of({**SETTINGS, **OURS}), "--out", "a")
     assert done.returncode == 2
     assert "theirs imports no_such_library, which is not installed here: install it" in done.stderr
-
-
-def test_ours_are_found_as_tables_print_them_and_unknown_ones_get_a_hint() -> None:
-    assert find_method("FedFV") is find_method("fedfv") is FedFV
-    with pytest.raises(FairbloomError, match=r"method = 'fedfvv': unknown method: did you mean FedFV\?"):
-        find_method("fedfvv")
-    with pytest.raises(FairbloomError, match=r"task = 'digit': unknown task: did you mean digits\?"):
-        find_task("digit")
 
 
 def test_what_they_name_may_be_nested() -> None:

@@ -3,11 +3,10 @@
 from typing import Any
 
 import pytest
-from flwr.app import MessageType
 
 from fairbloom.rounds.loop import NothingLearnedError
 from fairbloom.strategies import DRFA, FedAvg
-from tests.federation import KINDS, OPTIONS, MemoryGrid, bits, initial_model, quadratics, record, run, undisturbed
+from tests.federation import KINDS, OPTIONS, MemoryGrid, bits, quadratics, run, undisturbed
 from tests.strategies.helpers import ARGUMENTS, make
 
 EVERYBODY = tuple(f"site-{k}" for k in range(6))
@@ -32,14 +31,6 @@ def test_a_seed_draws_the_same_participants_for_every_method() -> None:
     assert all(1 <= len(participants) <= 4 for participants in weighted)
     assert all(len(participants) == 4 for participants in first)
     assert len(set(first)) > 1
-
-
-def test_with_too_few_clients_a_round_is_skipped_at_the_timeout() -> None:
-    grid = MemoryGrid(quadratics(2))
-    result, rounds = run(FedAvg(min_available_nodes=3, unused_rounds=0), grid, rounds=1, timeout=0.01)
-    assert [(r.number, r.participants, r.coefficients) for r in rounds] == [(1, (), {})]
-    assert grid.sent_to(MessageType.TRAIN) == []
-    assert bits(result.arrays) == bits(record(initial_model()))
 
 
 # Some train, and all evaluate ---------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from flwr.app import ConfigRecord, Message, MessageType
 
 from fairbloom.protocol.terms import WORK, Terms
-from fairbloom.strategies import METHODS, FairStrategy, FedAvg, FedFV, FedMGDA, FedProx
+from fairbloom.strategies import METHODS, FairStrategy, FedAvg, FedFV, FedProx
 from tests.federation import BUFFERS, Answer, MemoryGrid, error, quadratics, run
 from tests.strategies.helpers import ARGUMENTS, make
 
@@ -57,23 +57,6 @@ def test_that_is_about_all_terms_and_about_no_other_key() -> None:
     assert {*(key for keys in SENT.values() for key in keys), "client-rule"} == set(WORK)
     plain = Terms(server_round=3, measure=("loss-before",), others={"lr": 0.1})
     assert plain.work == {}
-
-
-def test_methods_without_terms_take_clients_that_say_nothing() -> None:
-    """DRFA's, too: who overlooks the step of the snapshot has none to reply, and is refused for that."""
-    options = {"buffers": BUFFERS}
-    for strategy in (
-        FedAvg(**options),
-        FedMGDA(**options),
-        FedFV(**options),
-        FedProx(mu=0.0, **options),
-        method("drfa"),
-    ):
-        grid = MemoryGrid({name: client(name) for name in quadratics(3)})
-        _, (finished,) = run(strategy, grid, rounds=1)
-        assert finished.refused == {}
-        assert set(finished.coefficients) == set(finished.participants)
-    assert Terms(server_round=3, local_only=True, local_steps=5, snapshot_step=2).work == {}
 
 
 def test_a_common_option_asks_as_a_methods_own_term_does() -> None:

@@ -49,11 +49,11 @@ TERMS: dict[str, Callable[..., dict[str, Any]]] = {
 
 def test_train_messages_hold_arrays_and_config_to_the_letter() -> None:
     for name, (arguments, *_) in ARGUMENTS.items():
-        grid = MemoryGrid(quadratics(6))
+        grid = MemoryGrid(quadratics(3))
         run(make(name, arguments, **OPTIONS), grid, rounds=2, timeout=60.0)
         sent = [message for _, message in grid.sent_to(MessageType.TRAIN)]
         if name != "drfa":
-            assert [m.content.config_records["config"]["server-round"] for m in sent] == [1] * 4 + [2] * 4
+            assert [m.content.config_records["config"]["server-round"] for m in sent] == [1] * 2 + [2] * 2
         expected: dict[str, Any] = {"measure": MEASURED[name]} if name in MEASURED else {}
         expected |= {"seed": OPTIONS["seed"], **TERMS.get(name, lambda **_: {})(**arguments)}
         for message in sent:

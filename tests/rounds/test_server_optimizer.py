@@ -13,7 +13,7 @@ from fairbloom.rounds import updates
 from fairbloom.rounds.cohort import Cohort
 from fairbloom.rounds.server_optimizer import Moments, ServerOptimizer
 from fairbloom.rounds.updates import CHUNK_COLUMNS, FloatArray
-from fairbloom.strategies import FairStrategy, FedAvg, FedFa
+from fairbloom.strategies import FairStrategy, FedAvg
 from tests.federation import (
     BUFFERS,
     OPTIONS,
@@ -281,10 +281,3 @@ def test_an_impossible_option_is_refused_by_name() -> None:
     for options in IMPOSSIBLE:
         with pytest.raises(ValueError, match=next(iter(options))):
             FedAvg(**options)
-
-
-def test_a_method_with_a_momentum_of_its_own_refuses_another_one() -> None:
-    with pytest.raises(ValueError, match=f"'avgm'.*{', '.join(ADAPTIVE)}"):
-        FedFa(server_optimizer="avgm")
-    for other in ADAPTIVE:
-        FedFa(**EACH[other])

@@ -123,12 +123,6 @@ def test_what_is_short_beside_the_live_updates_is_no_step() -> None:
         np.testing.assert_allclose(d, [0.0, 7.0 * left * moves], atol=1e-6)
 
 
-def test_a_guidance_of_zero_length_is_a_row_and_stops_the_step() -> None:
-    """h = (−3, 1)/√10 combines the plain updates (1, 0) and (3, 0) to zero."""
-    U = np.array([[1.0, 0.0], [3.0, 0.0]])
-    assert step(FedMDFG(guidance="gradient"), U, losses=[1.0, 3.0]).tolist() == [0.0, 0.0]
-
-
 @given(seed=st.integers(0, 2**32 - 1), guidance=st.sampled_from(("scaled", "gradient")))
 def test_a_guidance_that_cancels_out_stops_the_step(seed: int, guidance: str) -> None:
     """Losses of (0, 0, 5) guide along −u_1 − u_2, and these are opposite; what is left may have a negative square."""

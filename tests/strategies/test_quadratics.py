@@ -269,18 +269,3 @@ def test_fedfv_of_two_clients_never_steps_against_either() -> None:
     for before, after in pairwise(path):
         g, step = gradients(clients, before), before - after
         assert (g @ step >= -1e-9 * np.linalg.norm(g, axis=1) * np.linalg.norm(step)).all()
-
-
-# Personalisation ----------------------------------------------------------------------------------------------------
-
-
-def test_dittos_global_model_goes_fedavgs_way_to_the_bit() -> None:
-    for lam in [0.0, 0.1, 1e6]:
-        clients = bowls(4)
-        fedavg = descend(METHODS["fedavg"](), clients, 20)
-        assert descend(METHODS["ditto"](lam=lam), clients, 20).tobytes() == fedavg.tobytes()
-
-
-def test_locals_global_model_never_moves() -> None:
-    path = descend(METHODS["local"](), bowls(4), 5)
-    assert (path == path[0]).all()

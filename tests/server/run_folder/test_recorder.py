@@ -111,12 +111,6 @@ def test_a_setting_that_is_newer_than_the_folder_had_its_default(tmp_path: Path)
         records(tmp_path, settings(**{"weight-decay": 0.5}))
 
 
-def test_the_same_settings_and_another_place_are_the_same_run(tmp_path: Path) -> None:
-    records(tmp_path / "here", settings(out="here"))
-    (tmp_path / "here").rename(tmp_path / "there")
-    records(tmp_path / "there", settings(out="there"))
-
-
 def test_a_place_that_cannot_hold_a_run_is_refused_and_left_alone(tmp_path: Path) -> None:
     for content in ("thesis.tex", ".hidden", "rounds.csv"):
         file = tmp_path / content.strip(".") / content
