@@ -116,17 +116,15 @@ def _mean_and_worst(served: Served) -> float:
     return 0.75 * spread["mean"] + 0.25 * spread["worst"]
 
 
-def _find_direction(name: str) -> Literal["as score", "high", "low"]:
-    if name in ("std", "var", "gap", "gini"):  # how unequal clients are
-        return "low"
-    return "high" if name in ("jain", "entropy", "cosine") else "as score"
-
-
+GOOD: Mapping[str, Literal["high", "low"]] = {
+    **dict.fromkeys(("std", "var", "gap", "gini"), "low"),  # how unequal clients are
+    **dict.fromkeys(("jain", "entropy", "cosine"), "high"),
+}
 BARE = ("jain", "gini", "entropy", "cosine")
 
 REGISTRY: Mapping[str, Measure] = {
     **{
-        name: Measure(name, _spread(name), _find_direction(name), 3 if name in BARE else 2, name not in BARE)
+        name: Measure(name, _spread(name), GOOD.get(name, "as score"), 3 if name in BARE else 2, name not in BARE)
         for name in MEASURES
     },
     "angle": Measure("angle", lambda served: math.acos(min(1.0, _spread("cosine")(served))), "low", 3, unit=False),

@@ -4,7 +4,7 @@ import contextlib
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -519,16 +519,6 @@ class Scored:
         """How many clients there are, with the score or without."""
         return len(self.values) + len(self.lacking) + self.unasked
 
-    def sentences(self) -> Iterator[str]:
-        """Yield over which clients it is a mean, a sentence a reason; nothing where all have it."""
-        name = self.score.words if self.model == "global" else f"{self.score.words} of personal models"
-        over = f"{name} is the mean of {len(self.values)} of {self.clients} clients"
-        for reason in dict.fromkeys(self.lacking.values()):
-            names = ", ".join(name for name, why in self.lacking.items() if why == reason)
-            yield f"{over}; without a test {self.score.words} ({reason}): {names}"
-        if self.unasked and not self.lacking:
-            yield f"{over}, those that were asked to evaluate"
-
     def as_row(self) -> dict[str, Any]:
         """Return it in plain values: its measures of fairness, and over which clients they are."""
         return {
@@ -557,9 +547,20 @@ def scores_of(run: Run) -> list[Scored]:
 
 
 def sentences_of(found: Sequence[Scored]) -> list[str]:
-    """Return over which clients each score is a mean; once where personal models lack it for the same clients."""
+    """Return over which clients each score is a mean, a sentence a reason; nothing of one that all have.
+
+    It is said once where personal models lack it for the same clients.
+    """
     shown: list[str] = []
     for place, each in enumerate(found):
-        if not any((each.score, each.lacking) == (before.score, before.lacking) for before in found[:place]):
-            shown += each.sentences()
+        if any((each.score, each.lacking) == (before.score, before.lacking) for before in found[:place]):
+            continue
+        words = each.score.words
+        of = words if each.model == "global" else f"{words} of personal models"
+        over = f"{of} is the mean of {len(each.values)} of {each.clients} clients"
+        for reason in dict.fromkeys(each.lacking.values()):
+            names = ", ".join(name for name, why in each.lacking.items() if why == reason)
+            shown.append(f"{over}; without a test {words} ({reason}): {names}")
+        if each.unasked and not each.lacking:
+            shown.append(f"{over}, those that were asked to evaluate")
     return shown
