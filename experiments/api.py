@@ -2,12 +2,10 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
 from fairbloom.imports import only_trusted_imports
-from fairbloom.protocol.scores import Score
 from fairbloom.protocol.settings import SettingsError, Value
 from fairbloom.server.run_folder.files import CLIENTS, SCORES
 from fairbloom.server.run_folder.recorded import OnRound, RecordedRound, ignore
@@ -140,12 +138,8 @@ def run(
     with progress_bar(shown=progress and not debug) as bar:
         shown = RunBar(bar, title(chosen.method), chosen.num_rounds)
 
-        @cache
-        def run_score() -> Score:
-            return SCORES.read(folder)[0]  # which is there once a round is
-
         def show_round(recorded: RecordedRound) -> None:
-            shown.count(recorded, run_score())
+            shown.count(recorded, SCORES.read(folder)[0])  # which is there once a round is
             on_round(recorded)
 
         simulate(chosen, show_round, on_trained=None if bar.disable else shown.show_within, debug=debug)

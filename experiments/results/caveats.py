@@ -70,8 +70,12 @@ def caveats_of_run(run: Run) -> list[str]:
 def caveats_of_comparison(runs: Mapping[str, Sequence[Run]]) -> list[str]:
     """Return what limits the numbers of a comparison, whose runs are given by the labels of the methods, one a seed."""
     every = [run for by_seed in runs.values() for run in by_seed]
-    found = _single(every, "no method had anything")
-    for labels in same_models(runs):
+    found, models = _single(every, "no method had anything"), dict[tuple[str, ...], list[str]]()
+    for label, by_seed in runs.items():
+        if by_seed[0].serves == "global":
+            digests = tuple(str(MODEL.read_about(run.folder)["sha256"]) for run in by_seed)
+            models.setdefault(digests, []).append(label)
+    for labels in (each for each in models.values() if len(each) > 1):
         found.append(f"{join_all(labels)} ended with the same models to the bit, so their numbers are equal.")
     worse = [label for label, by_seed in runs.items() if _worse_than_the_mean(by_seed[0])]
     if worse:
@@ -83,31 +87,18 @@ def caveats_of_comparison(runs: Mapping[str, Sequence[Run]]) -> list[str]:
     return [*found, *caveats_of_data(next(iter(runs.values()))), *_small_tests(every[0])]
 
 
-def same_models(runs: Mapping[str, Sequence[Run]]) -> list[list[str]]:
-    """Return the labels of methods whose final global models are the same with every seed, group by group."""
-    groups: dict[tuple[str, ...], list[str]] = {}
-    for label, by_seed in runs.items():
-        if by_seed[0].serves != "global":
-            continue
-        groups.setdefault(tuple(str(MODEL.read_about(run.folder)["sha256"]) for run in by_seed), []).append(label)
-    return [labels for labels in groups.values() if len(labels) > 1]
-
-
 def _stopped(runs: Mapping[str, Sequence[Run]]) -> list[str]:
     """Return which methods have runs that stopped before their last round, and after how many, if any has."""
-    ended = {label: [run.rounds_done for run in by_seed] for label, by_seed in runs.items()}
-    early = [label for label, by_seed in runs.items() if any(run.stopped for run in by_seed)]
-    if not early:
-        return []
-    spans = [
-        f"{label} after {min(ended[label])}"
-        + (f" to {max(ended[label])}" if len({*ended[label]}) > 1 else "")
-        + f" of {runs[label][0].num_rounds}"
-        for label in early
-    ]
-    return [
+    spans = []
+    for label, by_seed in runs.items():
+        if any(run.stopped for run in by_seed):
+            ended = sorted({run.rounds_done for run in by_seed})
+            span = " to ".join(map(str, [ended[0], *ended[1:][-1:]]))
+            spans.append(f"{label} after {span} of {by_seed[0].num_rounds}")
+    early = (
         f"Runs stopped early ({', '.join(spans)} rounds), so methods are compared after different numbers of rounds."
-    ]
+    )
+    return [early] if spans else []
 
 
 def _single(runs: Sequence[Run], who: str) -> list[str]:
