@@ -14,7 +14,7 @@ from fairbloom.strategies import name_of
 from fairbloom.tasks import forget_tasks
 
 from . import pages as pages  # which registers the pages of results
-from .arms import Named, parse_arms, settings_of_method, title
+from .arms import Named, baseline_of, parse_arms, settings_of_method, title
 from .options import CommonOptions, as_settings, expand_options, merge_settings
 from .results.comparison import Comparison, read_comparison
 from .results.evaluation import Evaluation
@@ -210,10 +210,11 @@ def compare(
     among = parse_arms(methods, config)
     if seeds < 1:
         raise SettingsError(f"seeds = {seeds}: a comparison takes at least one")
-    chosen = name_of(baseline) if baseline else ""
-    at_a_time = place_of(jobs, pool, gpus_per_run)
-    with study_progress("comparing", len(among) * seeds, shown=progress) as bar:
-        return compare_arms(config, among, chosen, range(seed, seed + seeds), Path(out), at_a_time, bar.count)
+    base = baseline_of(name_of(baseline) if baseline else "", among)
+    study = Study("compare", among, list(range(seed, seed + seeds)), base, config)
+    place = place_of(jobs, pool, gpus_per_run)
+    with study_progress("comparing", shown=progress) as bar:
+        return compare_arms(study, Path(out), place, bar)
 
 
 @expand_options
@@ -297,9 +298,9 @@ def search(
         mean_within=mean_within,
         minutes=budget,
     )
-    at_a_time = place_of(jobs, pool, gpus_per_run)
-    with study_progress("searching", None, shown=progress) as bar:
-        return search_arms(study, Path(out), at_a_time, bar.count, bar.expect)
+    place = place_of(jobs, pool, gpus_per_run)
+    with study_progress("searching", shown=progress) as bar:
+        return search_arms(study, Path(out), place, bar)
 
 
 def load(folder: str | os.PathLike[str], *, trust: bool = False) -> Any:

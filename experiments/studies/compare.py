@@ -1,42 +1,34 @@
 """A comparison: arms that are each run with the same seeds, on the same clients, draws and batches."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fairbloom.protocol.settings import SettingsError, Value
+from fairbloom.protocol.settings import SettingsError
 from fairbloom.server.run_folder.files import CLIENTS, GROUPS
 from fairbloom.server.settings import check_used
 
-from ..arms import Arm, baseline_of
 from ..results.comparison import Comparison, read_comparison
 from ..results.presentation import write_figure, write_report
 from ..results.run import REPORT
 from ..study import NOUNS, Study
 from .on_ray import OnRay
+from .progress import StudyBar
 from .running import carry_out, fix_score, write_tables
 
 OPTIONS = {"method": "--methods", "seed": "--seed and --seeds", "out": "--out"}
 """The settings that differ from run to run of a study, and the options that say which values they take."""
 
 
-def compare_arms(
-    config: Mapping[str, Value],
-    arms: Sequence[Arm],
-    baseline: str,
-    seeds: Sequence[int],
-    out: Path,
-    place: int | OnRay,
-    on_run: Callable[[], None] = lambda: None,
-) -> Comparison:
-    """Run each arm with each seed at a place, and write tables and figure into `out`.
+def compare_arms(study: Study, out: Path, place: int | OnRay, bar: StudyBar) -> Comparison:
+    """Run what is missing of a comparison, and write its tables, figure and report into `out`.
 
-    A run that fails ends no other; the same call tries it again. `baseline` is as `baseline_of` takes it, and `on_run`
-    is called after each finished run. No run is started where an error can be known before.
+    A run that fails ends no other; the same call tries it again. No run is started where an error can be known before.
     """
     out = out.absolute()
-    study = prepare(Study("compare", arms, list(seeds), baseline_of(baseline, arms), config), out)
-    with carry_out(study, out, place, on_run) as work:
+    study = prepare(study, out)
+    bar.expect(len(study.runs(out)))
+    with carry_out(study, out, place, bar) as work:
         work.run(study.runs(out))
         study = replace(study, failed=work.failed)
         study.write(out)

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fairbloom.command import Terminal
 from fairbloom.errors import FairbloomError
@@ -70,20 +70,20 @@ class RunBar:
 
 
 @contextmanager
-def study_progress(title: str, total: float | None, *, shown: bool = True) -> Iterator["StudyBar"]:
-    """Show how many runs of a study are done. `total` is None while it is not known."""
+def study_progress(title: str, *, shown: bool = True) -> Iterator["StudyBar"]:
+    """Show how many runs of a study are done."""
     with progress(shown=shown) as bar:
-        yield StudyBar(bar, bar.add_task(title, total=total, measured="runs done"))
+        yield StudyBar(bar, title)
 
 
 class StudyBar:
     """The bar of a study's runs."""
 
-    def __init__(self, bar: Progress, study: TaskID) -> None:
-        self._bar, self._study = bar, study
+    def __init__(self, bar: Progress, title: str) -> None:
+        self._bar, self._study = bar, bar.add_task(title, total=None, measured="runs done")
 
     def expect(self, total: int) -> None:
-        """Take in how many runs there will be."""
+        """Take in how many runs there will be, as far as it is known."""
         self._bar.update(self._study, total=total)
 
     def count(self) -> None:

@@ -76,7 +76,7 @@ def reproduce(
     study = replace(study, recipe=str(Path(name).absolute()) if name.endswith(".toml") else name)
     folder = Path(out or Path("runs", "reproduce", f"{recipe.name}-quick" if quick else recipe.name)).absolute()
     place = place_of(jobs, pool, gpus_per_run)
-    with study_progress(recipe.name, None, shown=progress) as bar:
+    with study_progress(recipe.name, shown=progress) as bar:
         return _carry_out(recipe, study, folder, place, bar)
 
 
@@ -199,7 +199,7 @@ def _carry_out(recipe: Recipe, study: Study, out: Path, place: int | OnRay, bar:
     first = study.runs(out, [(arm, seed) for seed in study.seeds for arm in study.arms if seed in seeds[arm.label]])
     later = sum(len(study.seeds) - len(seeds[arms[0].label]) for arms in study.groups.values())  # where grids end
     bar.expect(len(first) + later)
-    with carry_out(kept if kept.kind == study.kind else study, out, place, bar.count, QUIET) as work:
+    with carry_out(kept if kept.kind == study.kind else study, out, place, bar, QUIET) as work:
         work.run(first, some=True)
         opened = OpenedRuns(study, out)
         found = [choose_arm(recipe, arms, opened)[0] for arms in study.groups.values()]

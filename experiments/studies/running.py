@@ -2,7 +2,7 @@
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from ..results.measures import CLIENT, GAP, parse_gap
 from ..study import NOUNS, STUDY, Runs, Study, is_done
 from .on_ray import OnRay, run_on_cluster
 from .pool import check_runs, run_in_processes
+from .progress import StudyBar
 
 QUIET = logging.ERROR
 """From which level on log lines are printed: hundreds of runs have too many warnings; rounds.csv has what they say."""
@@ -31,12 +32,12 @@ QUIET = logging.ERROR
 class Work:
     """What carries out the runs of a study: processes of this machine, so many at a time, or a Ray cluster.
 
-    `on_run` is called after each run, and for each that was finished before; `failed` has why runs failed, by their
-    folders in the study's.
+    The bar counts each run, and each that was finished before; `failed` has why runs failed, by their folders in the
+    study's.
     """
 
     place: int | OnRay
-    on_run: Callable[[], None]
+    bar: StudyBar
     log_level: int
     failed: dict[str, str] = field(default_factory=dict)
 
@@ -44,7 +45,7 @@ class Work:
         """Run what is not finished; raise FairbloomError if `some` must succeed and all fail."""
         unfinished = {name: run for name, run in runs.items() if not is_done(run)}
         for _ in range(len(runs) - len(unfinished)):
-            self.on_run()
+            self.bar.count()
         if unfinished:
             if isinstance(self.place, OnRay):
                 run_on_cluster(unfinished, self.place, self.log_level, self._note_end)
@@ -57,12 +58,12 @@ class Work:
     def _note_end(self, name: str, error: FairbloomError | None) -> None:
         if error is not None:
             self.failed[name] = str(error)
-        self.on_run()
+        self.bar.count()
 
 
 @contextlib.contextmanager
 def carry_out(
-    study: Study, out: Path, place: int | OnRay, on_run: Callable[[], None], log_level: int = logging.WARNING
+    study: Study, out: Path, place: int | OnRay, bar: StudyBar, log_level: int = logging.WARNING
 ) -> Iterator[Work]:
     """Check and lock the folder of a study, write study.json, and yield what carries out its runs.
 
@@ -71,7 +72,7 @@ def carry_out(
     check_runs(study.runs(out))
     with _locked(study, out):
         study.write(out)
-        yield Work(place, on_run, log_level)
+        yield Work(place, bar, log_level)
 
 
 def write_tables(folder: Path, tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:

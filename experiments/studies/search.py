@@ -3,7 +3,7 @@
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -35,6 +35,7 @@ from ..results.search import Judged, Search, choose, read_search
 from ..study import Found, Study
 from .compare import OPTIONS, prepare, tables_of
 from .on_ray import OnRay
+from .progress import StudyBar
 from .running import QUIET, Work, carry_out, check_measures, write_tables
 
 ALL = "all"
@@ -183,17 +184,10 @@ def _evaluated(arm: Arm, shared: Mapping[str, Value]) -> Literal["global", "pers
 # How it is searched ---------------------------------------------------------------------------------------------------
 
 
-def search_arms(
-    study: Study,
-    out: Path,
-    place: int | OnRay,
-    on_run: Callable[[], None] = lambda: None,
-    on_count: Callable[[int], None] = lambda count: None,
-) -> Search:
+def search_arms(study: Study, out: Path, place: int | OnRay, bar: StudyBar) -> Search:
     """Run what is missing of a search, and write its tables and report into `out`.
 
-    `on_run` is called after each finished run, `on_count` with the number of runs as far as it is known. No run is
-    started where an error can be known before.
+    No run is started where an error can be known before.
     """
     share = study.settings.get("validation-share")
     if share == 0:
@@ -206,8 +200,8 @@ def search_arms(
     study = prepare(replace(study, settings=with_share), out)
     check_measures([study.criterion], study.run(study.arms[0], study.seeds[0], out), "criterion")
     count = len(study.runs(out))
-    on_count(count)
-    with carry_out(study, out, place, on_run, QUIET) as work:
+    bar.expect(count)
+    with carry_out(study, out, place, bar, QUIET) as work:
         judged = _run_seeds(study, out, work)
         study = replace(study, found=Found(judged), failed=work.failed)
         best = _choose(read_search(out, study))
@@ -215,7 +209,7 @@ def search_arms(
         study = replace(study, found=Found(judged, best, fresh))
         study.write(out)
         runs = study.of(best, fresh).runs(out)
-        on_count(count + len(runs))
+        bar.expect(count + len(runs))
         work.run(runs)
         study = replace(study, failed=work.failed)
         study.write(out)

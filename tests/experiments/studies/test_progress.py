@@ -31,7 +31,7 @@ def screen(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
 
 def test_a_study_has_one_bar_which_counts_its_runs(screen: io.StringIO) -> None:
     with progress.progress() as bar:
-        shown = progress.StudyBar(bar, bar.add_task("comparing", total=None, measured="runs done"))
+        shown = progress.StudyBar(bar, "comparing")
         shown.expect(2)
         shown.count()
         (task,) = bar.tasks
@@ -75,7 +75,7 @@ def test_a_log_line_is_written_above_the_bars(screen: io.StringIO) -> None:
 def test_warnings_of_runs_are_written_above_the_bars(tmp_path: Path, screen: io.StringIO) -> None:
     config: dict[str, Value] = {"clients": 4, "num-rounds": 1, "device": "cpu", "optimizer": "adam"}  # a rate too large
     study = Study("compare", [Arm("FedAvg", "fedavg")], [0, 1], "FedAvg", config)
-    with study_progress("comparing", 2) as bar, carry_out(study, tmp_path, 2, bar.count) as work:
+    with study_progress("comparing") as bar, carry_out(study, tmp_path, 2, bar) as work:
         work.run(study.runs(tmp_path))
     lines = [line for line in screen.getvalue().splitlines() if "learning-rate = 0.1 is the default" in line]
     assert len(lines) == 2
@@ -86,6 +86,6 @@ def test_warnings_of_runs_are_written_above_the_bars(tmp_path: Path, screen: io.
 
 
 def test_nothing_is_drawn_where_nobody_watches(capsys: pytest.CaptureFixture[str]) -> None:
-    with study_progress("comparing", 2) as bar:
+    with study_progress("comparing") as bar:
         bar.count()
     assert capsys.readouterr() == ("", "")
