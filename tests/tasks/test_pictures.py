@@ -14,11 +14,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis.extra import numpy as hnp
+from sklearn.datasets import load_digits
 from torch import Tensor
 
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import Value
 from fairbloom.tasks import TASKS, Task, load_task
+from fairbloom.tasks.datasets.digits import read as read_digits
 from fairbloom.tasks.datasets.pictures import Pictures, deal_pictures, read_batch, read_idx
 from fairbloom.tasks.task import Examples, PictureSet, Setup
 from tests.originals import needs
@@ -53,6 +55,13 @@ def task(
 def numbers(images: Tensor) -> list[int]:
     """Return which of the images these are, by their first pixels."""
     return (images[:, 0, 0, 0].double() * SHAPES.white).round().long().tolist()
+
+
+def test_the_digits_are_those_of_scikit_learn() -> None:
+    pixels, labels = load_digits(return_X_y=True)
+    found = read_digits()
+    np.testing.assert_array_equal(found.images.reshape(1797, 64), pixels)
+    np.testing.assert_array_equal(found.labels, labels)
 
 
 # What clients train on and are tested on ------------------------------------------------------------------------------
