@@ -20,7 +20,7 @@ from fairbloom.server.run_folder.errors import explain_write_errors
 from fairbloom.server.run_folder.files import EXPORTS
 from fairbloom.system.files import write_whole
 from fairbloom.tasks.outputs import choose_output
-from fairbloom.tasks.preprocessing import CATEGORY, TABLE, InputColumn, Predictions, Preprocessing
+from fairbloom.tasks.preprocessing import CATEGORY, TABLE, Predictions, Preprocessing
 
 from .predictor import Predictor
 from .rows import NewRows
@@ -123,19 +123,15 @@ def _make_rows(how: Preprocessing) -> Any:
         return random.random((ROWS, *how.shape), np.float32)
     import pandas  # imported late: it takes a second
 
-    return pandas.DataFrame({column.name: _make_cells(column, random) for column in how.columns})
-
-
-def _make_cells(column: InputColumn, random: np.random.Generator) -> np.ndarray[Any, Any]:
-    """Return cells, with missing values where these are allowed."""
-    gone = random.random(ROWS) < (0.1 if column.fill else 0.0)
-    if column.kind == CATEGORY:
-        cells = random.choice(np.array(column.categories, object), ROWS)
-        cells[gone] = ""
-        return cells
-    numbers = random.normal(column.center, 2.0 * (column.scale or 1.0), ROWS)
-    numbers[gone] = np.nan
-    return numbers
+    made: dict[str, Any] = {}
+    for column in how.columns:
+        gone = random.random(ROWS) < (0.1 if column.fill else 0.0)
+        if column.kind == CATEGORY:
+            made[column.name] = random.choice(np.array(column.categories, object), ROWS)
+        else:
+            made[column.name] = random.normal(column.center, 2.0 * (column.scale or 1.0), ROWS)
+        made[column.name][gone] = "" if column.kind == CATEGORY else np.nan
+    return pandas.DataFrame(made)
 
 
 def _predict(content: bytes, how: Preprocessing, raw: Any) -> Predictions:

@@ -12,6 +12,7 @@ from torch import Tensor
 from fairbloom.client.training import EVALUATION_BATCH
 from fairbloom.errors import FairbloomError
 from fairbloom.tasks.files.folders import PICTURES
+from fairbloom.tasks.files.read import read_file
 from fairbloom.tasks.files.reasons import DataError
 from fairbloom.tasks.files.targets import join_names
 from fairbloom.tasks.images import image_inputs, size_of
@@ -34,7 +35,8 @@ class NewData(NamedTuple):
 def read_new_data(path: Path, preprocessing: Preprocessing) -> NewData:
     """Return the new data in a file, or of images in a folder."""
     if preprocessing.form == TABLE:
-        return data_of_rows(NewRows.of_file(path, preprocessing), preprocessing)
+        table = read_file(path, preprocessing.dictionary.file(path.name))
+        return data_of_rows(NewRows(table), preprocessing)
     return _read_arrays(path, preprocessing) if preprocessing.form == ARRAYS else _read_images(path, preprocessing)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairbloom.errors import FairbloomError
-from fairbloom.tasks.files.read import Table, read_file
+from fairbloom.tasks.files.read import Table
 from fairbloom.tasks.files.reasons import CellError
 from fairbloom.tasks.files.rows import is_missing, read_columns
 from fairbloom.tasks.preprocessing import Preprocessing
@@ -27,11 +27,6 @@ class NewRows:
     def __len__(self) -> int:
         """Return the number of rows."""
         return len(self.table)
-
-    @classmethod
-    def of_file(cls, path: Path, preprocessing: Preprocessing) -> "NewRows":
-        """Return those of a file; raise DataError when it is no table with names."""
-        return cls(read_file(path, preprocessing.dictionary.file(path.name)))
 
     @classmethod
     def of_frame(cls, frame: "pandas.DataFrame") -> "NewRows":

@@ -23,7 +23,7 @@ ROOMS: Mapping[str, int] = {
     "experiments/pages": 1_735,
     "experiments/results": 2_630,
     "experiments/studies": 1_060,
-    "prediction": 965,
+    "prediction": 960,
     "protocol": 1_446,
     "rounds": 4_509,
     "server": 1_391,
