@@ -151,9 +151,9 @@ class Schema(_Table):
 
     `target` is the column that is predicted: a class where it has categories, of two of which `positive` is the
     positive one ("": the second), else a quantity. `client` names each row's site, where one file has the rows of
-    several. Rows are grouped by `groups`: columns with categories, or comparisons as "age>=60". Files may have the
-    columns to `ignore` besides. `missing` says what is done with a row that lacks a value, and `missingValues` what
-    stands for one. `files` says how single files are written, by name.
+    several. Rows are grouped by `groups`: columns with categories, or comparisons as "age>=60" and "race=White". Files
+    may have the columns to `ignore` besides. `missing` says what is done with a row that lacks a value, and
+    `missingValues` what stands for one. `files` says how single files are written, by name.
     """
 
     target: str

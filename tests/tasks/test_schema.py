@@ -45,6 +45,11 @@ WRONG: list[tuple[tuple[str, str], list[str]]] = [
     (('target = "target"', 'target = "target"\ngroups = ["age"]'), ["groups = 'age'", "age>=60"]),
     (('target = "target"', 'target = "target"\ngroups = ["ward>=2"]'), ["groups = 'ward>=2'", "'ward'"]),
     (('target = "target"', 'target = "target"\ngroups = ["target"]'), ["groups = 'target'"]),
+    (
+        ('target = "target"', 'target = "target"\ngroups = ["ward=noth"]'),
+        ["groups = 'ward=noth'", "did you mean north?"],
+    ),
+    (('target = "target"', 'target = "target"\ngroups = ["age=60"]'), ["groups = 'age=60'", "age>=60"]),
     (("categories = [0, 1]", "categories = [0, 1]\n[files.'a.csv']\ndelimiter = '!'"), ["files.a.csv.delimiter"]),
     (("categories = [0, 1]", "categories = [0, 1]\n[files.'a.csv']\nencoding = 'x'"), ["files.a.csv.encoding = 'x'"]),
     (("categories = [0, 1]", "categories = [0, 1]\n[files.a.fields.agee]\nfactor = 2"), ["files.a.fields.agee"]),
