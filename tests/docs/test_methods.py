@@ -121,6 +121,7 @@ def test_kept_states_reach_the_minimum_where_fedavg_drifts_off(
     assert "dashed course" not in page(describe("fedavg"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedmdfg", "fedlf"])
 def test_guidance_ends_nearer_to_equal_losses_than_the_mean_does(name: str) -> None:
     def gap(method: str) -> float:

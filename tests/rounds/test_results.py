@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, MessageType, MetricRecord
+from flwr.app import MessageType
 
 from fairbloom.rounds.loop import means
 from fairbloom.rounds.round import size_on_the_wire
@@ -16,14 +16,12 @@ from tests.federation import (
     MemoryGrid,
     bits,
     error,
-    flat,
     initial_model,
     metrics,
     no_reply,
     quadratics,
     record,
     run,
-    unpack,
 )
 
 
@@ -110,17 +108,3 @@ def test_the_size_of_an_array_on_the_wire_is_that_of_its_file() -> None:
             file = BytesIO()
             np.save(file, array)
             assert size_on_the_wire(array) == file.tell()
-
-
-def test_the_result_is_flowers_result() -> None:
-    def centrally(number: int, arrays: ArrayRecord) -> MetricRecord:
-        return MetricRecord({"norm": float(np.linalg.norm(flat(unpack(arrays))))})
-
-    result, rounds = run(FedAvg(), rounds=2, evaluate_fn=centrally)
-    assert list(result.train_metrics_clientapp) == [1, 2]
-    assert list(result.evaluate_metrics_clientapp) == [1, 2]
-    assert list(result.evaluate_metrics_serverapp) == [0, 1, 2]
-    assert bits(result.arrays) == bits(rounds[-1].arrays)
-    weights = np.array([c.examples for c in quadratics(6).values()], np.float64)
-    losses = np.array([rounds[-1].evaluations[name]["loss"] for name in quadratics(6)])
-    assert result.evaluate_metrics_clientapp[2]["loss"] == pytest.approx(weights @ losses / weights.sum())

@@ -24,7 +24,7 @@ from fairbloom.server.settings import (
     may_differ,
     parameters,
 )
-from fairbloom.strategies import METHODS, FedAvg, FedFV, Options
+from fairbloom.strategies import METHODS, FedAvg, Options
 from fairbloom.tasks import TASKS, TaskInfo, load_task
 
 
@@ -304,16 +304,6 @@ def test_an_error_in_a_methods_code_is_not_taken_for_a_setting(monkeypatch: pyte
 
 
 # What reaches the method --------------------------------------------------------------------------------------------
-
-
-def test_the_method_gets_its_parameters_and_the_common_options() -> None:
-    strategy = Settings.of(
-        {"method": "fedfv", "fedfv.alpha": 0.3, "fedfv.tau": 4, "qfedavg.q": 2.0, "fraction": 0.25, "seed": 9}
-    ).strategy(buffers=["norm"])
-    assert isinstance(strategy, FedFV)
-    assert (strategy.alpha, strategy.tau) == (0.3, 4)
-    assert (strategy.fraction_train, strategy.seed, strategy.evaluate_every) == (0.25, 9, 1)
-    assert strategy.buffers == ("norm",)
 
 
 def test_common_settings_reach_every_method_in_their_types() -> None:
