@@ -1,5 +1,6 @@
 """What a run may set of its rounds beside the method: averaged models, who trains, what is reported, pooled data."""
 
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,9 @@ from safetensors.numpy import load_file
 from fairbloom.client.training import measure
 from fairbloom.errors import FairbloomError
 from fairbloom.server.checkpoint import load_model
+from fairbloom.server.run_folder.errors import RunFolderError
+from fairbloom.server.settings import Settings
+from fairbloom.simulation.run import simulate
 from fairbloom.tasks import Examples, load_task
 from fairbloom.tasks.pooled import join
 
@@ -106,3 +110,40 @@ def test_shared_tensors_are_joined_by_rows_and_others_copied() -> None:
     assert copied.rows is None
     assert copied.targets.tolist() == [4, 0, 5, 100, 101, 102, 103, 104, 105]
     assert copied[:][0][:3].tolist() == shared[:][0].tolist()
+
+
+# The share of clients that trains -----------------------------------------------------------------------------------
+
+
+def begin(out: Path, **changes: Any) -> Path:
+    """Run one round where nothing sets which share of the clients trains."""
+    plain = {"num-rounds": 1, "device": "cpu", "evaluate-every": 0, "out": str(out)}
+    return simulate(Settings.of(plain | {key.replace("_", "-"): value for key, value in changes.items()}))
+
+
+def participants(folder: Path) -> list[str]:
+    return [row["participants"] for row in table(folder / "rounds.csv")]
+
+
+def fraction_in(folder: Path) -> float:
+    return float(tomllib.loads((folder / "config.toml").read_text())["fraction"])
+
+
+def test_all_of_up_to_nine_clients_train_and_half_of_more(tmp_path: Path) -> None:
+    """Clients that only evaluate are not counted, and pooled data train one."""
+    for clients, trained, fraction in ((2, "2", 1.0), (9, "9", 1.0), (10, "5", 0.5), (11, "6", 0.5)):
+        folder = begin(tmp_path / str(clients), clients=clients)
+        assert participants(folder) == [trained]
+        assert fraction_in(folder) == fraction
+    assert participants(begin(tmp_path / "some", clients=12, training_clients="client-01,client-02,client-03")) == ["3"]
+    assert participants(begin(tmp_path / "pooled", clients=4, pooled=True, num_rounds=2)) == ["1", "1"]
+
+
+def test_a_run_goes_on_with_the_fraction_that_it_was_begun_with(tmp_path: Path) -> None:
+    """A folder of before has 0.5, which was the default then."""
+    folder = begin(tmp_path / "a", clients=4, fraction=0.5)
+    begin(folder, clients=4, num_rounds=3)
+    assert participants(folder) == ["2"] * 3
+    assert fraction_in(folder) == 0.5
+    with pytest.raises(RunFolderError, match=r"fraction = 0\.5 there and 1\.0 here"):
+        begin(folder, clients=4, num_rounds=4, fraction=1.0)
