@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+import pytest
 from flwr.app import MessageType
 from flwr.serverapp.strategy import Strategy
 from hypothesis import given
@@ -58,6 +59,10 @@ def test_training_goes_on_from_the_last_model_not_the_mean() -> None:
 
 def test_a_resumed_run_ends_with_the_same_mean() -> None:
     assert_resumes(lambda: averaged("fedfv"), 5, (2, 5))
+    plain = FedAvg()
+    result, _ = run(plain)
+    with pytest.raises(ValueError, match="average_models"):  # which a run without them cannot resume with
+        run(FedAvg(average_models=True), initial_arrays=result.arrays, resume=plain.state_dict())
 
 
 def test_a_skipped_round_counts_with_the_model_as_it_stays() -> None:

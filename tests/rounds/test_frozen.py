@@ -228,5 +228,7 @@ def test_a_name_that_is_no_parameter_is_refused() -> None:
     for named in ("missing", "mean"):
         with pytest.raises(ValueError, match=f"frozen names '{named}'"):
             Layout({"w": np.ones(2), "mean": np.ones(2)}, ("mean",), {}, (named,))
+    with pytest.raises(ValueError, match="buffers names 'steps'"):
+        Layout({"w": np.ones(2), "steps": np.array(1)}, ("steps",))
     with pytest.raises(ValueError, match="frozen must be a list or tuple of names"):
         FedAvg(frozen="w")

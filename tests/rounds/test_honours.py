@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from flwr.app import ConfigRecord, Message, MessageType
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
 from fairbloom.protocol.terms import WORK, Terms
 from fairbloom.strategies import METHODS, FairStrategy, FedAvg, FedFV, FedProx
-from tests.federation import BUFFERS, Answer, MemoryGrid, error, quadratics, run
+from tests.federation import BUFFERS, Answer, MemoryGrid, answering, error, quadratics, run
 from tests.strategies.helpers import ARGUMENTS, make
 
 SENT = {name: [*work] for name in METHODS if (work := make(name, ARGUMENTS[name][0]).terms(1).work)}
@@ -17,7 +17,7 @@ def client(
     name: str, *, on_query: Sequence[str] | None = (), on_train: Sequence[str] = (), asked: list[str] | None = None
 ) -> Answer:
     """Return a client that honours these terms by what it says; with `on_query` None it answers QUERY with an error."""
-    answering = quadratics(4)[name]
+    honest = quadratics(4)[name]
 
     def answer(message: Message) -> Message | None:
         kind = message.metadata.message_type
@@ -25,7 +25,7 @@ def client(
             asked.append(name)
         if kind == MessageType.QUERY and on_query is None:
             return error(message, message)[0]
-        reply = answering(message)
+        reply = honest(message)
         for where, honours in ((MessageType.QUERY, on_query), (MessageType.TRAIN, on_train)):
             if kind == where:
                 about = {**reply.content.config_records.get("client", ConfigRecord())}
@@ -94,3 +94,15 @@ def test_a_client_without_the_users_rule_is_refused_by_its_key() -> None:
     ruled = FedAvg(buffers=BUFFERS, client_rule="mine:Rule", unused_rounds=0)
     _, (finished,) = run(ruled, MemoryGrid(clients), rounds=1)
     assert "client-rule" in finished.refused["site-1"]
+
+
+def test_an_answer_of_another_kind_honours_nothing() -> None:
+    for honours in ("proximal-mu", 7, [1, 2], b"proximal-mu"):
+        about = ConfigRecord({"name": "site-0", "honours": honours})
+        odd = answering(
+            quadratics(1)["site-0"],
+            query=lambda message, about=about: Message(RecordDict({"client": about}), reply_to=message),
+        )
+        strategy = FedProx(mu=0.1, buffers=BUFFERS, unused_rounds=0)
+        _, (finished,) = run(strategy, MemoryGrid({"site-0": odd}), rounds=1)
+        assert set(finished.refused) == {"site-0"}

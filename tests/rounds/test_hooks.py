@@ -243,6 +243,9 @@ def test_own_aggregation_is_not_called_without_usable_replies() -> None:
     strategy = FedAvg(train_metrics_aggr_fn=never, unused_rounds=0)
     result, _ = run(strategy, MemoryGrid(quadratics(3), faults=faults), rounds=1)
     assert result.train_metrics_clientapp[1]["replies-used"] == 0
+    own = FedMGDA(train_metrics_aggr_fn=lambda contents, weighted_by_key: MetricRecord({"mine": 1.0}))
+    result, _ = run(own, MemoryGrid(quadratics(3)), rounds=1)
+    assert {"mine", *FedMGDA.reports} <= set(result.train_metrics_clientapp[1])  # what the method reports stays
 
 
 # Flower's log lines -------------------------------------------------------------------------------------------------
