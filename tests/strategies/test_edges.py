@@ -69,7 +69,8 @@ def test_qffl_follows_the_formula_at_extremes() -> None:
 def test_fedeba_is_term_with_the_reciprocal_of_its_temperature(losses: list[float], temperature: float) -> None:
     """FedEBA: of all mixtures with the same mean loss, the one whose entropy is largest, with multiplier 1/τ."""
     F = np.array(losses)
-    c = weigh(TERM(tilt=1.0 / temperature, weighting="uniform"), F)
+    c, grown = weigh(TERM(tilt=1.0 / temperature, weighting="uniform"), F), np.exp((F - F.max()) / temperature)
+    np.testing.assert_allclose(c, grown / grown.sum(), rtol=1e-9)
     constant = np.array([np.ones(len(F)), F])
     entropy = lambda q: -np.sum(q * np.log(q))  # noqa: E731
     for move in np.linalg.svd(constant)[2][np.linalg.matrix_rank(constant) :]:  # which keep the sum and the mean loss
