@@ -13,6 +13,7 @@ from fairbloom.protocol.names import LONGEST_NAME, is_usable_name
 
 from .collated import CollatedExamples
 from .inputs import names_of, tensors_of
+from .preprocessing import Preprocessing
 from .task import AnyExamples, Examples, Splits, Task, is_of_model
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -43,7 +44,17 @@ def guard_task(name: str, task: Task, validation_share: float = 0.0) -> Task:
                 raise FairbloomError(f"task = {name!r}: the {which} examples of client {client}: {fault}")
         return made
 
-    return replace(task, splits=splits, loss=guard_loss(name, task.loss))
+    def preprocessing(client: str) -> Preprocessing:
+        made: object = task.preprocessing(client) if task.preprocessing else None
+        if not isinstance(made, Preprocessing):
+            raise FairbloomError(
+                f"task = {name!r}: preprocessing({client!r}) must return a Preprocessing, got {type(made).__name__}; "
+                "of no client, '', it is what is common to all"
+            )
+        return made
+
+    guarded = preprocessing if task.preprocessing else None
+    return replace(task, splits=splits, loss=guard_loss(name, task.loss), preprocessing=guarded)
 
 
 def _find_wrong_names(task: Task) -> Iterator[str]:

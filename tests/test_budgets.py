@@ -31,7 +31,7 @@ ROOMS: Mapping[str, int] = {
     "simulation": 1_265,
     "simulation/stacked": 1_134,
     "strategies": 3_415,
-    "tasks": 3_015,
+    "tasks": 3_025,
     "tasks/datasets": 1_160,
     "tasks/files": 1_710,
 }
