@@ -34,7 +34,7 @@ from fairbloom.tasks.models import arrays_of, check_arrays, float_buffers, froze
 from fairbloom.tasks.optimizers import usual_learning_rate
 from fairbloom.tasks.score import decide_score, has_two_classes
 
-from .arrival import CLIENTS_FOLDER, check_sizes, drop_revoked, find_first_limit, wait_for_clients
+from .arrival import CLIENTS_FOLDER, MOST_TIMES, check_sizes, drop_revoked, wait_for_clients
 from .observability import name_worst_served, summarize_row
 from .polling import PollingGrid
 from .progress import announce
@@ -192,7 +192,7 @@ def federate(
         method.buffers, method.shared = float_buffers(module), shared_parameters(module)
         method.frozen = frozen_parameters(module)
         known = record_known(path, clients.online(1)).known if deployed else ()
-        limit = find_first_limit() if deployed else math.inf
+        limit = MOST_TIMES if os.environ.get(CLIENTS_FOLDER) else math.inf  # of others' machines
         rounds = Rounds(method, clients, settings.num_rounds, drop_revoked(known), first_limit=limit)
         _run_rounds(settings, module, score, recorder, method, rounds, on_round, deployed=deployed)
     return path

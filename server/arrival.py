@@ -1,6 +1,5 @@
 """How a run on deployed clients begins and resumes: whom it waits for, and how many of them are enough."""
 
-import math
 import os
 import time
 import tomllib
@@ -92,11 +91,6 @@ def check_sizes(sizes: Mapping[str, float], enrolled: Collection[str]) -> None:
     for name, size in sizes.items():
         if name not in enrolled and (words := beyond_others(name, size, sizes, MOST_TIMES)):
             raise ImplausibleSizeError(f"client {name} says that it has {size:.0f} training examples, {words}")
-
-
-def find_first_limit() -> float:
-    """Return how many times the others' median a client's first count may be: only other machines have a limit."""
-    return MOST_TIMES if os.environ.get(CLIENTS_FOLDER) else math.inf
 
 
 def drop_revoked(names: Iterable[str]) -> list[str]:

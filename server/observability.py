@@ -6,9 +6,6 @@ from fairbloom.protocol.names import PERSONAL
 from fairbloom.protocol.scores import Score
 from fairbloom.rounds.round import Round
 
-SHOWN = 5
-"""How many of the worst served clients the log names at the end of a run."""
-
 
 def summarize_row(row: Mapping[str, object], score: Score, model: str = "global") -> str:
     """Return what a log line says of a round's row: the scores of an evaluated round, nothing of another."""
@@ -22,11 +19,11 @@ def summarize_row(row: Mapping[str, object], score: Score, model: str = "global"
 
 
 def name_worst_served(finished: Round, score: Score, model: str = "global") -> str:
-    """Return the clients with the worst scores after a round, and the one with the best, in words."""
+    """Return the five clients with the worst scores after a round, and the one with the best, in words."""
     metric = score.name if model == "global" else f"{score.name}-{PERSONAL}"
     measured = {name: score.shown(m[metric]) for name, m in finished.evaluations.items() if metric in m}
     if not measured:
         return f"no client reported its {score.name}"
     *others, best = sorted(measured, key=lambda name: (score.better(measured[name], 0.0), name))
-    shown = ", ".join(f"{name} {score.written(measured[name])}" for name in others[:SHOWN] or [best])
+    shown = ", ".join(f"{name} {score.written(measured[name])}" for name in others[:5] or [best])
     return f"{shown}; best: {best} {score.written(measured[best])}"
