@@ -240,11 +240,16 @@ def with_channels_last(model: nn.Module, examples: AnyExamples) -> nn.Module:
     try:
         inputs, _ = examples[slice(0, 2)]
         with torch.no_grad(), drawing_from(0, device_of(inputs)):
-            tried = copy.deepcopy(model).to(memory_format=torch.channels_last)
+            tried = _turn(copy.deepcopy(model))
             _answer(tried.eval(), inputs)
     except Exception:  # whatever a model raises: training by itself tells
         return model
-    return model.to(memory_format=torch.channels_last)
+    return _turn(model)
+
+
+def _turn(model: nn.Module) -> nn.Module:
+    move: Callable[..., nn.Module] = model.to  # not every PyTorch declares this argument of it
+    return move(memory_format=torch.channels_last)
 
 
 def _has_channels_last(model: nn.Module) -> bool:
