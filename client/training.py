@@ -79,7 +79,9 @@ def train(
     model.train()
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
-        raise ReportableError(f"the model, {_type(model)}, has no parameter to train: all are frozen (requires_grad)")
+        raise ReportableError(
+            f"the model, {type(model).__name__}, has no parameter to train: all are frozen (requires_grad)"
+        )
     pulled_to = (parameters if anchor is None else anchor) if work.pull > 0.0 else []
     received = [tensor.detach().clone() for tensor in pulled_to]
     optimizer = work.make_optimizer(parameters)
@@ -94,8 +96,8 @@ def train(
         loss = work.transform(losses_of(model, task, inputs, targets).mean())
         if not loss.requires_grad:
             raise ReportableError(
-                f"the loss of the model, {_type(model)}, depends on none of its parameters, so there is nothing to "
-                "learn: leave out what cuts it off from them, .detach(), torch.no_grad() or a conversion to NumPy"
+                f"the loss of the model, {type(model).__name__}, depends on none of its parameters, so there is "
+                "nothing to learn: leave out what cuts it off from them, .detach(), torch.no_grad() or a conversion to NumPy"
             )
         gradients = gradients_of(loss, parameters)
         with torch.no_grad():
@@ -215,12 +217,12 @@ def _own_losses(model: nn.Module, answer: object, count: int) -> Tensor:
     losses = answer.get(LOSS) if isinstance(answer, Mapping) else None
     if not isinstance(losses, Tensor):
         raise ReportableError(
-            f"the task takes the loss of the model, {_type(model)}, and there is none among what it returns: it must "
-            "return tensors by name, loss among them, and may need the targets among its inputs"
+            f"the task takes the loss of the model, {type(model).__name__}, and there is none among what it returns: "
+            "it must return tensors by name, loss among them, and may need the targets among its inputs"
         )
     if losses.shape != (count,):
         raise ReportableError(
-            f"the loss of the model, {_type(model)}, must be one number for each of {count} examples, shape "
+            f"the loss of the model, {type(model).__name__}, must be one number for each of {count} examples, shape "
             f"({count},), got shape {tuple(losses.shape)}: let the model take it with reduction='none', or leave the "
             "targets out of its inputs and give the task a loss of its outputs in place of model_loss"
         )
@@ -254,10 +256,6 @@ def _turn(model: nn.Module) -> nn.Module:
 
 def _has_channels_last(model: nn.Module) -> bool:
     return any(parameter.dim() == 4 and not parameter.is_contiguous() for parameter in model.parameters())
-
-
-def _type(model: nn.Module) -> str:
-    return type(model).__name__
 
 
 @torch.no_grad()

@@ -525,7 +525,7 @@ def test_a_disturbed_run_equals_that_of_what_it_used() -> None:
 
 
 @pytest.mark.slow
-def test_a_run_survives_ten_thousand_disturbances() -> None:
+def test_a_run_survives_thousands_of_disturbances() -> None:
     CASES.clear()
-    run_state_machine_as_test(Run, settings=chosen(SETTINGS, max_examples=1000, stateful_step_count=12))
-    assert CASES.total() >= 10_000, CASES
+    run_state_machine_as_test(Run, settings=chosen(SETTINGS, max_examples=300, stateful_step_count=12))
+    assert CASES.total() >= 3_000, CASES
