@@ -209,9 +209,10 @@ def test_a_run_outlives_kills_and_more_clients_take_part(checkout: Checkout, fin
     run = checkout.path / "runs" / "second"
     with experiment(checkout, "second", {"num-rounds": 15, "round-timeout": 120}, seconds=280):
         checkout.first_round_of(run, time.monotonic())
-        for service in ("client", "server"):
+        for service, scale in (("client", [f"--scale=client={CLIENTS + 1}"]), ("server", [])):
             checkout.compose("kill", service)
-            checkout.compose("up", "--detach", "--no-build", "--no-recreate", f"--scale=client={CLIENTS + 1}", service)
+            again = checkout.compose("up", "--detach", "--no-build", "--no-recreate", *scale, service)
+            assert again.returncode == 0, again.stderr[-2000:]
     rows = table(run / "rounds.csv")
     assert len(rows) == 15
     assert {row["replies_used"] for row in rows} == {str(CLIENTS + 1)}
