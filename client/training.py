@@ -97,8 +97,7 @@ def train(
         if not loss.requires_grad:
             raise ReportableError(
                 f"the loss of the model, {type(model).__name__}, depends on none of its parameters, so there is "
-                "nothing to learn: leave out what cuts it off from them, .detach(), torch.no_grad() or a conversion to "
-                "NumPy"
+                "nothing to learn: leave out what cuts it off from them: .detach(), torch.no_grad(), or .numpy()"
             )
         gradients = gradients_of(loss, parameters)
         with torch.no_grad():
