@@ -49,7 +49,7 @@ def _find_files(module: str) -> dict[str, Path]:
     folder = None if top == __package__ or top in sys.stdlib_module_names else _find_folder(top)
     if folder is None:
         return {}
-    installed = folder.name in SITE
+    installed = folder.name in SITE or any(folder.glob("*.dist-info"))  # pip install --target makes others
     if installed and not _is_installed_from_file(top):
         return {}
     found: dict[str, Path] = {}

@@ -128,3 +128,14 @@ def test_the_code_is_what_is_imported_from_the_same_folder(modules: Path) -> Non
         ["own.deep.a:Task", "fedavg", "torch.optim:Adam", "fairbloom.strategies:FedAvg", "no:thing"]
     )
     assert set(found) == {"own.deep", "own.deep.a", "own.deep.b", "own.deep.c", "own.top", "my_helper"}
+
+
+def test_a_library_in_any_folder_of_pip_is_no_code_of_the_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after `pip install --target`: Flower's own classes lie there, too."""
+    (tmp_path / "their_library.py").write_text("X = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert digest_own_code(["their_library:X"])
+    (tmp_path / "their_library-1.0.dist-info").mkdir()
+    assert digest_own_code(["their_library:X"]) == {}
