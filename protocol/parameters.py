@@ -37,6 +37,7 @@ class Mark(Enum):
     EXTENDABLE = "it may be raised when a run is continued, and a finished run is extended then"
     PLACE = "it says where a process computes or keeps things, so clients of one run may differ in it"
     DEVICE = "it is a path on a device: the owner of a deployed client sets it in client.toml, and no run does"
+    DEPLOYED = "it says how long, and for how many deployed clients, a run waits: in one process it has no effect"
     NAMES = "it holds names, of clients or scores, with commas between them"
     ROUNDING = "it changes the numbers by rounding alone: where and in what order they are computed"
     CHANGES_STEP = "with it a client's step is not that of plain SGD: methods that read gradients off updates refuse it"

@@ -68,8 +68,7 @@ class Setup(BaseModel):
         "", description='Folder of the data; "" uses FAIRBLOOM_DATA or the cache; a deployed client sets its own'
     )
     schema_: Annotated[str, Mark.SENT_TO_CLIENTS] = Field(
-        "",
-        description='File that says what the tables hold; "" infers it from the files, in one process',
+        "", description='File that says what the tables hold; "" infers it from the files, in one process'
     )
     verify_data: Annotated[bool, Mark.SENT_TO_CLIENTS] = Field(
         True, description="Whether files of a known data set must be the originals; false accepts others in that format"
@@ -251,17 +250,17 @@ class RunSettings(Setup):
     smallest_group: Annotated[int, Range("[1, inf)"), Mark.SENT_TO_CLIENTS] = Field(
         5, description="Fewest examples of a group for which a client reports counts, scores or a disparity"
     )
-    round_timeout: Annotated[float, Range("(0, inf)")] = Field(
+    round_timeout: Annotated[float, Range("(0, inf)"), Mark.DEPLOYED] = Field(
         600.0, description="Seconds that deployed clients have to reply in a round"
     )
-    min_replies: Annotated[int, Range("[0, inf)")] = Field(
+    min_replies: Annotated[int, Range("[0, inf)"), Mark.DEPLOYED] = Field(
         0, description="Number of usable replies that end a round's training on deployed clients; 0 waits for all"
     )
-    min_clients: Annotated[int, Range("[0, inf)"), Mark.FREE] = Field(
+    min_clients: Annotated[int, Range("[0, inf)"), Mark.FREE, Mark.DEPLOYED] = Field(
         0,
         description="Fewest deployed clients online; with fewer the run waits; 0: half of those at its start, or two",
     )
-    wait_for_clients: Annotated[float, Range("[0, inf)"), Mark.FREE] = Field(
+    wait_for_clients: Annotated[float, Range("[0, inf)"), Mark.FREE, Mark.DEPLOYED] = Field(
         3600.0, description="Seconds that a run waits for deployed clients before it continues without them, or ends"
     )
     unused_rounds: options.UnusedRounds = _of_methods(

@@ -30,9 +30,6 @@ from fairbloom.strategies.torchjd import TORCHJD, by_name
 from fairbloom.tasks import TASKS, find_task
 from fairbloom.tasks.optimizers import arguments_of, check_optimizer, optimizer_in
 
-DEPLOYED_ALONE = ("round-timeout", "min-replies", "min-clients", "wait-for-clients")
-"""The settings that say how long a run waits for clients, and for how many."""
-
 UNSET = ""
 """The value, in a run config, of a parameter without a default that nobody has set: Flower wants every key there."""
 
@@ -305,7 +302,7 @@ def check_used(given: Mapping[str, Value], methods: Collection[str], task: str, 
     partition = info.setup(given).partition
     chosen_methods = {find_method(name).__name__.lower() for name in methods}
     for key in given:
-        if key in DEPLOYED_ALONE and not deployed:
+        if not deployed and key in marked(Mark.DEPLOYED):
             raise SettingsError(f"{key} has no effect in one process, where every client answers: leave it out")
         owner, dot, _ = key.partition(".")
         if dot and owner in TASKS and owner != info.name:

@@ -16,7 +16,6 @@ from fairbloom.rounds.ranges import Choices, NonNegative, Range
 from fairbloom.rounds.roster import share
 from fairbloom.rounds.server_optimizer import ServerOptimizer
 from fairbloom.server.settings import (
-    DEPLOYED_ALONE,
     Settings,
     SettingsError,
     check_used,
@@ -357,7 +356,9 @@ def test_another_tasks_setting_is_refused_where_somebody_typed_it(monkeypatch: p
 
 
 def test_waiting_for_clients_has_no_effect_in_one_process() -> None:
-    for key in DEPLOYED_ALONE:
+    waiting = marked(Mark.DEPLOYED)
+    assert set(waiting) == {"round-timeout", "min-replies", "min-clients", "wait-for-clients"}
+    for key in waiting:
         assert SETTINGS[key].default is not None
         check_used(typed(key), ["fedavg"], "digits", deployed=True)
         with pytest.raises(SettingsError, match=f"{key} has no effect in one process"):
