@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Annotated, Any, Unpack
 
 import numpy as np
@@ -67,7 +68,7 @@ class AAggFF(FairStrategy):
     Good for: noisy losses, to which single rounds are no guide, and few rounds; ftrl for thousands of clients.
     Hurts when: a client's loss cannot fall: its weight grows from round to round, though never as fast as a loss does.
     Memory: K² + 2K numbers for K clients, or with ftrl one number a client
-    Cost: three QPs of K variables, or with ftrl a weighted sum
+    Cost: a QP of K variables, and another one where clients join, or with ftrl a weighted sum
     """
 
     tries = ()
@@ -137,11 +138,18 @@ def decision(A: FloatArray, b1: FloatArray, b2: FloatArray) -> FloatArray:
     On the simplex the linear term may be centred and written into the matrix, with a multiple of 11ᵀ that makes it
     positive semidefinite: p is then the shortest combination of vectors with these inner products.
     """
+    return _decision(A.tobytes(), b1.tobytes(), b2.tobytes()).copy()
+
+
+@lru_cache(maxsize=2)  # a round needs the decisions before and after its losses, and the next one begins with the last
+def _decision(*memory: bytes) -> FloatArray:
+    """Return `decision` of float64 arrays with these bytes."""
+    A, b1, b2 = (np.frombuffer(each) for each in memory)
     K = len(b1)
     b = b1 - 0.25 * K * b2
     b = b - b.mean()
     # α = 4 K L with L = 1/K, the Lipschitz constant of the decision losses
-    H = 4.0 * np.eye(K) + 0.25 * K * A + b[:, None] + b[None, :] + 0.25 * (b @ b)
+    H = 4.0 * np.eye(K) + 0.25 * K * A.reshape(K, K) + b[:, None] + b[None, :] + 0.25 * (b @ b)
     return min_norm_weights(H, np.full(K, 1.0 / K), epsilon=1.0)
 
 

@@ -30,7 +30,7 @@ ROOMS: Mapping[str, int] = {
     "server/run_folder": 2_011,
     "simulation": 1_265,
     "simulation/stacked": 1_134,
-    "strategies": 3_415,
+    "strategies": 3_423,
     "tasks": 3_025,
     "tasks/datasets": 1_160,
     "tasks/files": 1_710,
