@@ -106,12 +106,8 @@ def check_data(settings: RunSettings | Mapping[str, Any]) -> None:
     if info.files or (info.is_user_defined and settings.validation_share):
         task = load_task(settings)
         task.splits(task.clients[0])
-    if info.reads:
-        _check_clients(settings, info)
-
-
-def _check_clients(settings: RunSettings, info: TaskInfo) -> None:
-    """Raise FairbloomError where there is one client alone, or the data of some cannot be used."""
+    if not info.reads:
+        return
     task = load_task(settings.model_copy(update={"pooled": False}))
     if len(task.clients) == 1:
         alone = f"data-dir = {settings.data_dir!r} holds the data of one client alone, {task.clients[0]}"
@@ -165,19 +161,19 @@ def describe_data(settings: RunSettings | Mapping[str, Any]) -> Described:
     task = load_task(settings)
     if task.describe is not None:
         return task.describe()
-    return {"clients": [_describe_client(task, client) for client in task.clients]}
-
-
-def _describe_client(task: Task, client: str) -> dict[str, str | int]:
-    try:
-        train, test = task.splits(client)
-    except FairbloomError as error:
-        return {"client": client, "problem": str(error)}
-    found: dict[str, str | int] = {"client": client, "train": len(train), "test": len(test)}
-    if not task.class_names:
-        return found
-    counts = Counter([*train.all_targets.tolist(), *test.all_targets.tolist()])
-    return found | {"target": ", ".join(f"{name}: {counts[place]}" for place, name in enumerate(task.class_names))}
+    clients: list[dict[str, str | int]] = []
+    for client in task.clients:
+        try:
+            train, test = task.splits(client)
+        except FairbloomError as error:
+            clients.append({"client": client, "problem": str(error)})
+            continue
+        clients.append({"client": client, "train": len(train), "test": len(test)})
+        if task.class_names:
+            counts = Counter([*train.all_targets.tolist(), *test.all_targets.tolist()])
+            held = [f"{name}: {counts[place]}" for place, name in enumerate(task.class_names)]
+            clients[-1]["target"] = ", ".join(held)
+    return {"clients": clients}
 
 
 @cache

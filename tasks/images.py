@@ -171,7 +171,14 @@ def _read_pixels(image: "Image.Image", shape: tuple[int, ...]) -> NDArray[np.flo
     mode, most = "L" if channels == 1 else "RGB", np.float32(255)
     if image.mode.startswith(("I", "F")):  # grey with more than eight bits
         numbers = np.asarray(image, np.float32)
-        image, most, mode = Image.fromarray(numbers), _find_range(image, numbers), "F"
+        bits = getattr(image, "tag_v2", {}).get(BITS_PER_SAMPLE, 16)
+        most = np.float32(2 ** min(16, int(bits[0] if isinstance(bits, tuple) else bits)) - 1)
+        least, largest = float(numbers.min()), float(numbers.max())
+        if image.mode == "F" or not 0 <= least <= largest <= most:
+            raise ValueError(
+                f"its pixels of mode {image.mode} are from {least:g} to {largest:g}: at most 16 bits are read"
+            )
+        image, mode = Image.fromarray(numbers), "F"
     elif image.has_transparency_data:
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
     elif image.mode in ("1", "P"):  # whose numbers are no brightness, so that none lies between two of them
@@ -180,13 +187,3 @@ def _read_pixels(image: "Image.Image", shape: tuple[int, ...]) -> NDArray[np.flo
         image = image.resize((width, height), Image.Resampling.BILINEAR)
     pixels = np.asarray(image.convert(mode), np.float32) / most
     return np.broadcast_to(pixels, shape) if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
-
-
-def _find_range(image: "Image.Image", numbers: NDArray[np.float32]) -> np.float32:
-    """Return the largest number that a grey image of this depth can have; ValueError where it has others."""
-    bits = getattr(image, "tag_v2", {}).get(BITS_PER_SAMPLE, 16)
-    most = 2 ** min(16, int(bits[0] if isinstance(bits, tuple) else bits)) - 1
-    least, largest = float(numbers.min()), float(numbers.max())
-    if image.mode == "F" or not 0 <= least <= largest <= most:
-        raise ValueError(f"its pixels of mode {image.mode} are from {least:g} to {largest:g}: at most 16 bits are read")
-    return np.float32(most)

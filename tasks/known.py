@@ -14,17 +14,14 @@ def _read_info(name: str, tables: Mapping[str, Mapping[str, Any]]) -> TaskInfo:
     """Return what known.toml says of a task, with what it says of the tables that this one is like."""
     about = {**tables.get(tables[name].get("like", ""), {}), **tables[name]}
     about.pop("like", None)
-    settings = tuple(_read_setting(key, **table) for key, table in about.pop("settings", {}).items())
+    settings = []
+    for key, table in about.pop("settings", {}).items():
+        default, choices = table["default"], table.get("choices", ())
+        allowed = Range(table["range"]) if "range" in table else Choices(*choices) if choices else None
+        settings.append(Parameter(key, type(default), default, table["description"], allowed))
     files = tuple(DataFile(*each) for each in about.pop("files", ()))
     fields = {key: _as_tuple(value) for key, value in about.items()}
-    return (PictureSet if "labels" in about else TaskInfo)(name=name, settings=settings, files=files, **fields)
-
-
-def _read_setting(
-    name: str, default: Any, description: str, range: str = "", choices: tuple[str, ...] = ()
-) -> Parameter:
-    allowed = Range(range) if range else Choices(*choices) if choices else None
-    return Parameter(name, type(default), default, description, allowed)
+    return (PictureSet if "labels" in about else TaskInfo)(name=name, settings=tuple(settings), files=files, **fields)
 
 
 def _as_tuple(value: Any) -> Any:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from fractions import Fraction
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -171,20 +171,18 @@ def by_function(sets: Sequence[Labels], setup: Setup) -> list[list[Indices]]:
             raise FairbloomError(
                 f"partition = {setup.partition!r}: it failed with {type(error).__name__}: {said}"
             ) from error
-        if fault := _find_fault(there, clients, len(labels)):
-            raise FairbloomError(f"partition = {setup.partition!r}: {fault}")
+        strange = [each for each in there if each.ndim != 1 or (each.size and each.dtype.kind not in "iu")]
+        if len(there) != clients or strange:
+            fault = f"; it deals {len(there)}: {', '.join(f'{each.dtype} {each.shape}' for each in there[:3])}"
+        else:
+            places, counts = np.unique(np.concatenate([each.astype(np.int64) for each in there]), return_counts=True)
+            wrong = places[(places < 0) | (places >= len(labels)) | (counts > 1)]
+            fault = f", from 0 to {len(labels) - 1}, each for one client; it deals {wrong[0]}" if len(wrong) else ""
+        if fault:
+            wanted = f"it must deal {clients} arrays of whole numbers, the places of each client's examples"
+            raise FairbloomError(f"partition = {setup.partition!r}: {wanted}{fault}")
         parts.append([each.astype(np.intp) for each in there])
     return parts
-
-
-def _find_fault(dealt: Sequence[NDArray[Any]], clients: int, examples: int) -> str:
-    """Return why what a user's function deals cannot be dealt, "" where it can."""
-    wanted = f"it must deal {clients} arrays of whole numbers, the places of each client's examples"
-    if len(dealt) != clients or any(each.ndim != 1 or (len(each) and each.dtype.kind not in "iu") for each in dealt):
-        return f"{wanted}; it deals {len(dealt)}: {', '.join(f'{each.dtype} {each.shape}' for each in dealt[:3])}"
-    places, counts = np.unique(np.concatenate([each.astype(np.int64) for each in dealt]), return_counts=True)
-    wrong = places[(places < 0) | (places >= examples) | (counts > 1)]
-    return f"{wanted}, from 0 to {examples - 1}, each for one client; it deals {wrong[0]}" if len(wrong) else ""
 
 
 PARTITIONS = {"shards": shards, "classes": classes, "dirichlet": dirichlet, "sizes": sizes, "iid": iid}

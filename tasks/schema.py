@@ -295,7 +295,14 @@ def _explain(error: ValidationError) -> str:
 
 def _find_contradictions(schema: Schema) -> Iterator[str]:
     """Yield what fits no other part of a schema, each as key, value and remedy."""
-    yield from _find_wrong_names(schema)
+    seen: dict[str, str] = {}
+    keys = {"fields": [*schema.fields], "ignore": schema.ignore, "client": [schema.client] if schema.client else []}
+    for key, name in [(key, name) for key, names in keys.items() for name in names]:
+        if not name or len(name) > MAX_TEXT:
+            yield f"{key}.{shorten_value(name)}: the name of a column has 1 to {MAX_TEXT} characters: shorten it"
+        if fold(name) in seen:
+            yield f"{key} has {name!r}, and {seen[fold(name)]!r} is the same in another case of letters: name it once"
+        seen[fold(name)] = name
     if schema.target not in schema.fields:
         yield f"target = {schema.target!r}: {did_you_mean(schema.target, schema.fields)}it must be one of the fields"
         return
@@ -318,18 +325,6 @@ def _find_contradictions(schema: Schema) -> Iterator[str]:
         for name in about.fields.keys() - schema.fields.keys():
             hint = did_you_mean(name, schema.fields)
             yield f"files.{file}.fields.{name}: {hint}it must be one of the fields"
-
-
-def _find_wrong_names(schema: Schema) -> Iterator[str]:
-    """Yield columns without a usable name, or named twice: among the fields, ignored, or the clients' column."""
-    seen: dict[str, str] = {}
-    keys = {"fields": [*schema.fields], "ignore": schema.ignore, "client": [schema.client] if schema.client else []}
-    for key, name in [(key, name) for key, names in keys.items() for name in names]:
-        if not name or len(name) > MAX_TEXT:
-            yield f"{key}.{shorten_value(name)}: the name of a column has 1 to {MAX_TEXT} characters: shorten it"
-        if fold(name) in seen:
-            yield f"{key} has {name!r}, and {seen[fold(name)]!r} is the same in another case of letters: name it once"
-        seen[fold(name)] = name
 
 
 def _find_faults_of(field: Field) -> Iterator[str]:

@@ -31,7 +31,7 @@ from ..partition import (
     splits_of,
 )
 from ..preprocessing import TABLE, Preprocessing, encode_columns, input_columns
-from ..schema import Schema, parse_schema
+from ..schema import parse_schema
 from ..task import Setup, Splits, Task
 from .classification import classify, numbered
 from .store import locate
@@ -71,7 +71,17 @@ def load(setup: Setup, *, groups: str, group: str, left_out: str) -> Task:
         )
     given = (PHD, f"non-{PHD}") if setup.partition == PHD else CATEGORIES.get(setup.partition)
     names = number_clients(setup.clients) if given is None else name_clients(setup, given)
-    schema = describe_columns(_leave_out(left_out), "adult.group", group)
+    without = split_names(left_out)
+    for name in without:
+        if name not in CATEGORIES:
+            raise FairbloomError(
+                f"adult.left-out = {name!r}: columns of categories alone are inputs: "
+                f"{did_you_mean(name, CATEGORIES)}there are {', '.join(CATEGORIES)}"
+            )
+    fields = {n: each.model_copy(update={"input": n not in without}) for n, each in SCHEMA.fields.items()}
+    schema = describe_columns(SCHEMA.model_copy(update={"fields": fields}), "adult.group", group)
+    if not schema.inputs:
+        raise FairbloomError(f"adult.left-out = {left_out!r} leaves no input: name fewer columns")
     columns = input_columns(schema, {})
 
     @cache
@@ -111,29 +121,18 @@ def load(setup: Setup, *, groups: str, group: str, left_out: str) -> Task:
     )
 
 
-def _leave_out(columns: str) -> Schema:
-    """Return the schema in which some columns are no inputs."""
-    without = split_names(columns)
-    for name in without:
-        if name not in CATEGORIES:
-            raise FairbloomError(
-                f"adult.left-out = {name!r}: columns of categories alone are inputs: "
-                f"{did_you_mean(name, CATEGORIES)}there are {', '.join(CATEGORIES)}"
-            )
-    fields = {n: each.model_copy(update={"input": n not in without}) for n, each in SCHEMA.fields.items()}
-    found = SCHEMA.model_copy(update={"fields": fields})
-    if not found.inputs:
-        raise FairbloomError(f"adult.left-out = {columns!r} leaves no input: name fewer columns")
-    return found
-
-
 # Who belongs to which client ------------------------------------------------------------------------------------------
 
 
 def _deal(train: People, test: People, setup: Setup, names: Sequence[str], groups: str) -> list[Dealt]:
     if setup.partition not in (PHD, *CATEGORIES):
         return deal(train[SCHEMA.target].astype(np.int64), setup, test[SCHEMA.target].astype(np.int64))
-    parts = [Dealt(*(_find_members(people, setup.partition, k) for people in (train, test))) for k in range(len(names))]
+    doctorate = CATEGORIES["education"].index("Doctorate")
+    clients = [
+        people["education"] != doctorate if setup.partition == PHD else people[setup.partition]
+        for people in (train, test)
+    ]
+    parts = [Dealt(*(np.flatnonzero(of_each == place) for of_each in clients)) for place in range(len(names))]
     if groups == "published":
         used = published(*(part.examples for part in parts))
         parts = [Dealt(examples, part.tested) for examples, part in zip(used, parts, strict=True)]
@@ -145,13 +144,6 @@ def _deal(train: People, test: People, setup: Setup, names: Sequence[str], group
                 "needed: take another partition"
             )
     return parts
-
-
-def _find_members(people: People, partition: str, client: int) -> Indices:
-    """Return the people of a client of a partition whose clients come with the data."""
-    if partition == PHD:
-        return np.flatnonzero((people["education"] != CATEGORIES["education"].index("Doctorate")) == client)
-    return np.flatnonzero(people[partition] == client)
 
 
 def published(phd: Indices, others: Indices) -> list[Indices]:

@@ -5,7 +5,6 @@ import shutil
 import tarfile
 from contextlib import nullcontext
 from pathlib import Path
-from typing import IO
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
@@ -33,16 +32,12 @@ def fetch(file: DataFile, place: Path) -> None:
     with response:
         said = f"downloading {path.name}"
         with wrap_file(response, response.length or 0, description=said, console=Console(stderr=True)) as content:
-            _unpack(content, file.address, path, place)
-        if response.length and not file.address.endswith(".tar.gz"):  # an archive says itself where it ends
+            if file.address.endswith(".tar.gz"):
+                with tarfile.open(fileobj=content, mode="r|gz") as archive:
+                    archive.extractall(place, filter="data")
+                return
+            packed = file.address.endswith(".gz")
+            with path.open("wb") as written, gzip.open(content) if packed else nullcontext(content) as read:
+                shutil.copyfileobj(read, written)
+        if response.length:  # an archive says itself where it ends
             raise ConnectionError(f"the connection ended {response.length} bytes too early")
-
-
-def _unpack(content: IO[bytes], address: str, path: Path, place: Path) -> None:
-    """Write what an address holds: an archive into the folder, anything else to the path."""
-    if address.endswith(".tar.gz"):
-        with tarfile.open(fileobj=content, mode="r|gz") as archive:
-            archive.extractall(place, filter="data")
-        return
-    with path.open("wb") as written, gzip.open(content) if address.endswith(".gz") else nullcontext(content) as read:
-        shutil.copyfileobj(read, written)

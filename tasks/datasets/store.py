@@ -28,8 +28,12 @@ def locate(info: TaskInfo, setup: Setup, files: Sequence[DataFile] = ()) -> list
     if _missing(root, wanted):
         _download(info.name, root, wanted)
     if setup.verify_data:
-        for file in wanted:
-            _check(root / file.path, file, info.name)
+        for path, file in [(root / file.path, file) for file in wanted if file.md5]:
+            if (found := digest_of(path, "md5")) != file.md5:
+                raise FairbloomError(
+                    f"{path} is not the original of {info.name}: its md5 is {found}, and the original's {file.md5}. "
+                    "Delete it, and it is downloaded again; or take it as it is by --set verify-data=false"
+                )
     return [root / file.path for file in wanted]
 
 
@@ -61,14 +65,6 @@ def _download(name: str, root: Path, files: Sequence[DataFile]) -> None:
             f"({', '.join(file.path for file in files)}), or name the folder that has them by --data-dir or "
             f"{ENVIRONMENT}"
         ) from error
-
-
-def _check(path: Path, file: DataFile, name: str) -> None:
-    if file.md5 and (found := digest_of(path, "md5")) != file.md5:
-        raise FairbloomError(
-            f"{path} is not the original of {name}: its md5 is {found}, and the original's {file.md5}. Delete it, "
-            "and it is downloaded again; or take it as it is by --set verify-data=false"
-        )
 
 
 def digest_of(path: Path, algorithm: str) -> str:

@@ -17,7 +17,7 @@ from ..schema import EVERY_FILE, MAX_CATEGORIES, MAX_TEXT, MISSING_VALUES, Field
 from .cells import MINUS, WITH_UNIT, canonical, different_cells, parse_number, parse_numbers
 from .read import Table, Values, read_file
 from .reasons import DataError
-from .remarks import DATE, IDENTIFIER, find_remarks, look_like, nearly_all_differ
+from .remarks import find_remarks
 from .rows import measure_moments, rows_of_clients
 from .targets import join_names, sort_classes
 
@@ -34,6 +34,25 @@ MISSING = {each.casefold() for each in MISSING_VALUES}
 
 NUMBERED = re.compile(r"(.*[_ -])?(id|ids|mrn|nr|no|number|index|key|patient|case|person|record)", re.IGNORECASE)
 """Names of columns whose whole numbers, each of which is there once, are no quantities."""
+
+MONTH = r"(jan|feb|mar|m[aä]r|apr|ma[iy]|jun|jul|aug|sep|o[ck]t|nov|de[cz])[^\W\d_]*\.?"
+TIME = r"([T ]+[0-9]{1,2}:[0-9]{2}.*)?"
+DATE = re.compile(
+    rf"([0-9]{{4}}([-/.])[0-9]{{1,2}}(\2[0-9]{{1,2}})?"  # 2024-03-17, 2024-03
+    rf"|[0-9]{{1,2}}([-/.])[0-9]{{1,2}}\4([0-9]{{4}}|[0-9]{{2}})"  # 17.03.2024, 3/17/24
+    rf"|[0-9]{{1,2}}\.?[ -]?{MONTH}[ -]?[0-9]{{2,4}}"  # 17 March 2024, 17-Mar-24
+    rf"|{MONTH} ?[0-9]{{1,2}}(st|nd|rd|th)?,? [0-9]{{4}}){TIME}",  # March 17th, 2024
+    re.IGNORECASE,
+)
+
+IDENTIFIER = re.compile(
+    r"[^@\s]+@[^@\s]+\.[^@\s]+"  # an e-mail address
+    r"|(?=.*[^\W\d_])[\w./:#-]*[0-9]{4,}[\w./:#-]*"  # MRN-004711, 4711/B
+    r"|(?=.*[0-9])(?=.*[a-f])[0-9a-f]{8}[0-9a-f-]*"
+    r"|(?=(.*[0-9]){9})(?![0-9]{1,8} ?[-–] ?[0-9]{1,8}$)[+(]?[0-9][0-9 ()/.:-]*",  # a telephone number, and no range
+    re.IGNORECASE,
+)
+"""Numbers of persons or cases."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +77,10 @@ class Look:
 
 @dataclass
 class Draft:
-    """A schema in the making: lines of fields, reasons of ignored columns, comments; cells without a value."""
+    """A schema in the making: lines of fields, reasons of ignored columns, and how many cells have no value."""
 
     fields: dict[str, list[str]] = field(default_factory=dict)
     ignored: dict[str, str] = field(default_factory=dict)
-    comments: dict[str, list[str]] = field(default_factory=dict)
     lacking: int = 0
 
 
@@ -86,8 +104,13 @@ def infer_schema(paths: Mapping[str, Path], target: str = "", client: str = "", 
     if client:
         rows = rows_of_clients(first.find(_find(first, client, "csv.client")))
         sites = {name: first.take(each) for name, each in rows.items() if name}
+    names: dict[str, str] = {}  # as they are written first
+    for table in sites.values():
+        for name in table.columns:
+            names.setdefault(fold(name), normalise(name))
+    names.pop(fold(client), None)
     draft = Draft()
-    for name in _columns_of(sites, client):
+    for name in names.values():
         _draft_column(draft, name, sites, name == target, kind)
     if target not in draft.fields or len(draft.fields) == 1:
         raise DataError(f"{first.path} has no column but the target {target!r} that can be learned from")
@@ -123,16 +146,6 @@ def _find(table: Table, name: str, setting: str, usual: Collection[str] = ()) ->
     hint = did_you_mean(name, table.columns) if name else "the first line must name the columns; "
     there = join_names([*table.columns], MAX_COLUMNS_NAMED)
     raise DataError(f"{table.path} {problem}: {hint}name one of {there} by {setting}")
-
-
-def _columns_of(sites: Mapping[str, Table], client: str) -> list[str]:
-    """Return the columns of all sites as they are written first, those of the first site in its order."""
-    names: dict[str, str] = {}
-    for table in sites.values():
-        for name in table.columns:
-            names.setdefault(fold(name), normalise(name))
-    names.pop(fold(client), None)
-    return [*names.values()]
 
 
 # Columns --------------------------------------------------------------------------------------------------------------
@@ -171,7 +184,7 @@ def _draft_column(draft: Draft, name: str, sites: Mapping[str, Table], is_target
     comments = [f"not at {lacking}"] if lacking else []
     if is_target:
         lines = _draft_target(name, filled, kind, numeric, comments)
-    elif reason := (_why_no_quantity(name, filled) if numeric else _why_no_categories(filled)):
+    elif reason := _why_ignored(name, filled, numeric):
         draft.ignored[name] = reason
         return
     elif numeric:
@@ -185,32 +198,29 @@ def _draft_column(draft: Draft, name: str, sites: Mapping[str, Table], is_target
         for site, each in filled.items()
     }
     comments += [f"{site}: {remark}" if site else remark for site, remark in find_remarks(name, about, values)]
-    draft.fields[name], draft.comments[name] = lines, comments
+    draft.fields[name] = [*(f"# {_printable(each)}" for each in comments), f"[fields.{_key(name)}]", *lines]
     draft.lacking += sum(len(sites[site]) - look.present for site, look in looks.items())
 
 
-def _why_no_quantity(name: str, looks: Mapping[str, Look]) -> str:
-    """Return why a column of numbers is left out, "" where it is a quantity."""
-    are_own = [
-        len(each.numbers) >= 20
-        and len(np.unique(each.numbers)) == len(each.numbers)
-        and bool((each.numbers == np.round(each.numbers)).all())
-        for each in looks.values()
-    ]
-    return "it looks like numbers of persons or cases" if NUMBERED.fullmatch(name) and all(are_own) else ""
-
-
-def _why_no_categories(looks: Mapping[str, Look]) -> str:
-    """Return why a column of texts is left out, "" where its texts may be categories."""
+def _why_ignored(name: str, looks: Mapping[str, Look], numeric: bool) -> str:
+    """Return why a column is left out, "" where it is a quantity, or its texts may be categories."""
+    if numeric:
+        are_own = [
+            len(each.numbers) >= 20
+            and len(np.unique(each.numbers)) == len(each.numbers)
+            and bool((each.numbers == np.round(each.numbers)).all())
+            for each in looks.values()
+        ]
+        return "it looks like numbers of persons or cases" if NUMBERED.fullmatch(name) and all(are_own) else ""
     texts = _add(looks.values())
     if len(texts) > MAX_CATEGORIES:
         return f"it has {len(texts):,} different texts"
     if (longest := max(map(len, texts), default=0)) > MAX_TEXT:
         return f"a text of it has {longest:,} characters"
-    if look_like(DATE, texts):
-        return "it looks like dates"
-    if look_like(IDENTIFIER, texts):
-        return "it looks like numbers of persons or cases, or addresses"
+    kinds = {"dates": DATE, "numbers of persons or cases, or addresses": IDENTIFIER}
+    for kind, pattern in kinds.items():
+        if 2 * sum(pattern.fullmatch(each) is not None for each in texts) > len(texts):
+            return f"it looks like {kind}"
     if any(nearly_all_differ(len(each.texts), each.present) for each in looks.values()):
         return "nearly every row has a different text, which may say who it is about"
     return ""
@@ -238,7 +248,15 @@ def _draft_target(name: str, looks: Mapping[str, Look], kind: str, numeric: bool
             else each
             for site, each in looks.items()
         }
-    _check_classes(name, looks.values())
+    classes = _add(looks.values())
+    of_texts = [each.texts for each in looks.values() if any(parse_number(text) is None for text in each.texts)]
+    problem = ""
+    if len(classes) > MAX_NUMBERED_CLASSES or any(nearly_all_differ(len(each), each.total()) for each in of_texts):
+        problem = f"has {len(classes):,} different values in {classes.total():,} rows, which are no classes"
+    elif len({text.casefold() for text in classes}) < 2:
+        problem = f"is {next(iter(classes), '')!r} in each row: there is nothing to learn"
+    if problem:
+        raise DataError(f"the target, column {name!r}, {problem}: name the right column by csv.target")
     sets = {site: frozenset(text.casefold() for text in each.texts) for site, each in looks.items()}
     known = set(Counter(sets.values()).most_common(1)[0][0])
     for _ in sets:  # whoever shares a class with those that share one
@@ -250,19 +268,6 @@ def _draft_target(name: str, looks: Mapping[str, Look], kind: str, numeric: bool
 
 def _add(looks: Iterable[Look]) -> Counter[str]:
     return sum((each.texts for each in looks), Counter())
-
-
-def _check_classes(name: str, looks: Collection[Look]) -> None:
-    """Raise DataError when the target's values are no classes."""
-    classes = _add(looks)
-    of_texts = [each.texts for each in looks if any(parse_number(text) is None for text in each.texts)]
-    problem = ""
-    if len(classes) > MAX_NUMBERED_CLASSES or any(nearly_all_differ(len(each), each.total()) for each in of_texts):
-        problem = f"has {len(classes):,} different values in {classes.total():,} rows, which are no classes"
-    elif len({text.casefold() for text in classes}) < 2:
-        problem = f"is {next(iter(classes), '')!r} in each row: there is nothing to learn"
-    if problem:
-        raise DataError(f"the target, column {name!r}, {problem}: name the right column by csv.target")
 
 
 def _category_lines(texts: Counter[str]) -> list[str]:
@@ -281,6 +286,11 @@ def _category_lines(texts: Counter[str]) -> list[str]:
     return lines
 
 
+def nearly_all_differ(different: int, rows: int) -> bool:
+    """Return whether nearly every row has a different text, as with names, addresses or remarks."""
+    return rows >= 20 and different >= 0.9 * rows
+
+
 # TOML -----------------------------------------------------------------------------------------------------------------
 
 
@@ -295,11 +305,8 @@ def _lines(draft: Draft, target: str, client: str, tables: Mapping[str, Table]) 
     have = "1 cell has" if draft.lacking == 1 else f"{draft.lacking} cells have"
     remark = f'  # {have} no value: "drop" leaves such rows out, "fill" takes the mean or no category'
     yield f'missing = "error"{remark if draft.lacking else ""}'
-    for name, lines in draft.fields.items():
-        yield ""
-        yield from (f"# {_printable(comment)}" for comment in draft.comments[name])
-        yield f"[fields.{_key(name)}]"
-        yield from lines
+    for lines in draft.fields.values():
+        yield from ("", *lines)
     written = {table.path.name: (table.file.encoding, table.decimal) for table in tables.values()}
     if len({*written.values()}) == 1:
         written = {EVERY_FILE: next(iter(written.values()))}

@@ -105,20 +105,17 @@ def read_file(path: Path, file: File) -> Table:
     """Return the columns of a file of any format, by its ending; it is read again only where it has changed."""
     try:
         status = path.stat()
+        return _read(path, status.st_mtime_ns, status.st_size, file.model_dump_json())
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}", "unreadable") from error
-    return _read(path, status.st_mtime_ns, status.st_size, file.model_dump_json())
 
 
 @lru_cache(maxsize=128)
 def _read(path: Path, changed: int, size: int, how: str) -> Table:
     readers = {".parquet": _read_parquet, ".xlsx": _read_workbook}
     ending = path.suffix.lower()
-    try:
-        with path.open("rb") as content:
-            start = content.read(4)
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}", "unreadable") from error
+    with path.open("rb") as content:
+        start = content.read(4)
     found = next((kind for begin, kind in STARTS.items() if start.startswith(begin)), "")
     if found != (ending if ending in readers else ""):
         begins = f"begins like {found}" if found else "does not begin like one"
@@ -156,7 +153,13 @@ def _read_text(path: Path, file: File) -> Table:
         _check_quotes(path, content, delimiter)
     names = [name.strip() for name in next(csv.reader(StringIO(first, newline=""), delimiter=delimiter))]
     columns = _parse_rows(path, content, end + 1, delimiter, len(names), lines)
-    file = file.model_copy(update={"decimalChar": file.decimalChar or _find_decimal(columns, file.groupChar)})
+    decimal = file.decimalChar
+    if not decimal and file.groupChar in (".", ","):
+        decimal = "," if file.groupChar == "." else "."
+    elif not decimal:  # a comma where the first rows have numbers with decimal commas, and none with points
+        cells = [cell.strip() for values in columns for cell in values.slice(0, SAMPLE).to_pylist()]
+        decimal = "," if any(map(COMMA.fullmatch, cells)) and not any(map(POINT.fullmatch, cells)) else "."
+    file = file.model_copy(update={"decimalChar": decimal})
     return Table(path, _by_names(path, names, columns), lines[1:], header=int(lines[0]), file=file)
 
 
@@ -164,28 +167,25 @@ def _read_content(path: Path, given: str) -> bytes:
     """Return a text in UTF-8 with lines that end in LF; it is in the encoding of its mark, in UTF-8, or as given."""
     content = path.read_bytes()
     if not content.isascii() or b"\0" in content:
-        content = _decode(path, content, given).encode(errors="replace")
-    return content.replace(b"\r\n", b"\n").replace(b"\r", b"\n") if b"\r" in content else content
-
-
-def _decode(path: Path, content: bytes, given: str) -> str:
-    marked = next((name for mark, name in MARKS.items() if content.startswith(mark)), "")
-    text, wrong = "", None
-    for encoding in [marked] if marked else [given] if b"\0" in content else ["utf-8", given]:
-        try:
-            text, wrong = content.decode(encoding), None
-            break
-        except UnicodeDecodeError as error:
-            wrong = error
-    if "\0" in text or (wrong and not marked and b"\0" in content):
-        remedy = STATE.format("utf-16-le", path.name)
-        raise DataError(f"{path}: it has zero bytes: it is in UTF-16 without a mark, or no text: {remedy}", "utf-16")
-    if wrong:
-        line = content.count(b"\n", 0, wrong.start) + 1
-        why = "not-utf-8" if encoding.startswith("utf-8") else "other-encoding"
-        known = "not UTF-8" if why == "not-utf-8" else f"neither UTF-8 nor {encoding}"
-        raise DataError(f"{path}: line {line} is {known}: {STATE.format('cp1252', path.name)}", why, line=line)
-    return text
+        marked = next((name for mark, name in MARKS.items() if content.startswith(mark)), "")
+        text, wrong = "", None
+        for encoding in [marked] if marked else [given] if b"\0" in content else ["utf-8", given]:
+            try:
+                text, wrong = content.decode(encoding), None
+                break
+            except UnicodeDecodeError as error:
+                wrong = error
+        if "\0" in text or (wrong and not marked and b"\0" in content):
+            remedy = STATE.format("utf-16-le", path.name)
+            why = f"it has zero bytes: it is in UTF-16 without a mark, or no text: {remedy}"
+            raise DataError(f"{path}: {why}", "utf-16")
+        if wrong:
+            line = content.count(b"\n", 0, wrong.start) + 1
+            key = "not-utf-8" if encoding.startswith("utf-8") else "other-encoding"
+            known = "not UTF-8" if key == "not-utf-8" else f"neither UTF-8 nor {encoding}"
+            raise DataError(f"{path}: line {line} is {known}: {STATE.format('cp1252', path.name)}", key, line=line)
+        content = text.encode(errors="replace")
+    return content.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
 
 
 def _find_rows(content: bytes) -> tuple[int, NDArray[np.int64]]:
@@ -193,9 +193,6 @@ def _find_rows(content: bytes) -> tuple[int, NDArray[np.int64]]:
 
     A line that ends within quotation marks does not end a row.
     """
-    if content and b'"' not in content and b"\n\n" not in content and not content.startswith(b"\n"):
-        count, end = content.count(b"\n") + (not content.endswith(b"\n")), content.find(b"\n")
-        return len(content) if end < 0 else end, np.arange(1, count + 1)
     text = np.frombuffer(content, np.uint8)
     ends = np.flatnonzero(text == LINE_END)
     if not content.endswith(b"\n"):
@@ -280,14 +277,6 @@ def _parse_rows(
     return columns
 
 
-def _find_decimal(columns: Sequence[Values], group: str) -> Decimal:
-    """Return a comma where the first rows have numbers with decimal commas, and none with points."""
-    if group in (".", ","):
-        return "," if group == "." else "."
-    cells = [cell.strip() for values in columns for cell in values.slice(0, SAMPLE).to_pylist()]
-    return "," if any(map(COMMA.fullmatch, cells)) and not any(map(POINT.fullmatch, cells)) else "."
-
-
 # Parquet --------------------------------------------------------------------------------------------------------------
 
 
@@ -347,23 +336,32 @@ def _read_workbook(path: Path, file: File) -> Table:
     if importlib.util.find_spec("python_calamine") is None:
         raise DataError(f"{path} is read by python-calamine: pip install 'fairbloom[excel]'", "no-extra")
     import pyarrow as pa  # imported late: a server reads no tables
-    from python_calamine import CalamineError
+    from python_calamine import CalamineError, SheetTypeEnum, SheetVisibleEnum, load_workbook
 
+    shown = (SheetTypeEnum.WorkSheet, SheetVisibleEnum.Visible)
     try:
         _check_extent(path)
-        sheets = _read_sheets(path)
+        with load_workbook(path) as workbook:
+            names = [sheet.name for sheet in workbook.sheets_metadata if (sheet.typ, sheet.visible) == shown]
+            sheets = {name: [*workbook.get_sheet_by_name(name).iter_rows()] for name in names}
     except (BadZipFile, CalamineError, OSError, EOFError, ValueError, RuntimeError, zlib.error) as error:
         why = f"{type(error).__name__}: {error}"
         raise DataError(
             f"{path} cannot be read as .xlsx ({why}): save it again, without a password", "no-table"
         ) from error
+    sheets = {name: cells for name, cells in sheets.items() if any(str(cell).strip() for row in cells for cell in row)}
     if not sheets:
         raise DataError(f"{path} is empty: none of its sheets that are shown holds a value", "empty")
     if len(sheets) > 1:
         several = f"{len(sheets)} sheets that hold values, {', '.join(map(repr, sheets))}: remove or hide all but one"
         raise DataError(f"{path} has {several}", "several-sheets", sheets=len(sheets))
     decimal = file.decimalChar or "."
-    texts = [[_to_text(cell, decimal) for cell in row] for cells in sheets.values() for row in cells]
+
+    def as_text(cell: Any) -> str:
+        is_number = isinstance(cell, int | float) and not isinstance(cell, bool)
+        return format_number(cell, decimal) if is_number else str(cell).strip()
+
+    texts = [[as_text(cell) for cell in row] for cells in sheets.values() for row in cells]
     (header, names), *rows = [(number, row) for number, row in enumerate(texts, start=1) if any(row)]
     columns = [[row[place] for _, row in rows] for place in range(len(names))]
     kept = [place for place, cells in enumerate(columns) if names[place] or any(cells)]
@@ -384,28 +382,7 @@ def _check_extent(path: Path) -> None:
                 for cell in REFERENCE.finditer(archive.read(name)):
                     letters.add(cell[1].upper())
                     numbers.add(cell[2])
-                row, column = max(map(int, numbers)), max(map(_count_letters, letters))
+                last = max(letters, key=lambda each: (len(each), each))
+                row, column = max(map(int, numbers)), reduce(lambda number, letter: 26 * number + letter - 64, last, 0)
                 if row * column > MAX_SHEET_CELLS:
                     raise DataError(f"{path} has values as far as row {row:,} and column {column:,}: {remedy}")
-
-
-def _count_letters(letters: bytes) -> int:
-    """Return the number of a column: that of AA is 27."""
-    return reduce(lambda number, letter: 26 * number + letter - 64, letters, 0)
-
-
-def _read_sheets(path: Path) -> dict[str, list[list[Any]]]:
-    """Return the rows of the visible sheets that hold values."""
-    from python_calamine import SheetTypeEnum, SheetVisibleEnum, load_workbook
-
-    shown = (SheetTypeEnum.WorkSheet, SheetVisibleEnum.Visible)
-    with load_workbook(path) as workbook:
-        names = [sheet.name for sheet in workbook.sheets_metadata if (sheet.typ, sheet.visible) == shown]
-        sheets = {name: [*workbook.get_sheet_by_name(name).iter_rows()] for name in names}
-    return {name: rows for name, rows in sheets.items() if any(str(cell).strip() for row in rows for cell in row)}
-
-
-def _to_text(cell: Any, decimal: Decimal) -> str:
-    """Return a cell as a CSV file would have it."""
-    is_number = isinstance(cell, int | float) and not isinstance(cell, bool)
-    return format_number(cell, decimal) if is_number else str(cell).strip()

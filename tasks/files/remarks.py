@@ -1,7 +1,6 @@
 """What in the columns of several sites a person should look at, although it is no fault."""
 
-import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,35 +14,6 @@ SENTINELS = np.array([sign * (10**k - 1) for k in range(1, 6) for sign in (1, -1
 
 OTHER_UNIT = 4.0
 """A site's median that is so many times those of the others, or such a part of them, may be in another unit."""
-
-MONTH = r"(jan|feb|mar|m[aä]r|apr|ma[iy]|jun|jul|aug|sep|o[ck]t|nov|de[cz])[^\W\d_]*\.?"
-TIME = r"([T ]+[0-9]{1,2}:[0-9]{2}.*)?"
-DATE = re.compile(
-    rf"([0-9]{{4}}([-/.])[0-9]{{1,2}}(\2[0-9]{{1,2}})?"  # 2024-03-17, 2024-03
-    rf"|[0-9]{{1,2}}([-/.])[0-9]{{1,2}}\4([0-9]{{4}}|[0-9]{{2}})"  # 17.03.2024, 3/17/24
-    rf"|[0-9]{{1,2}}\.?[ -]?{MONTH}[ -]?[0-9]{{2,4}}"  # 17 March 2024, 17-Mar-24
-    rf"|{MONTH} ?[0-9]{{1,2}}(st|nd|rd|th)?,? [0-9]{{4}}){TIME}",  # March 17th, 2024
-    re.IGNORECASE,
-)
-
-IDENTIFIER = re.compile(
-    r"[^@\s]+@[^@\s]+\.[^@\s]+"  # an e-mail address
-    r"|(?=.*[^\W\d_])[\w./:#-]*[0-9]{4,}[\w./:#-]*"  # MRN-004711, 4711/B
-    r"|(?=.*[0-9])(?=.*[a-f])[0-9a-f]{8}[0-9a-f-]*"
-    r"|(?=(.*[0-9]){9})(?![0-9]{1,8} ?[-–] ?[0-9]{1,8}$)[+(]?[0-9][0-9 ()/.:-]*",  # a telephone number, and no range
-    re.IGNORECASE,
-)
-"""Numbers of persons or cases."""
-
-
-def look_like(pattern: re.Pattern[str], texts: Collection[str]) -> bool:
-    """Return whether most of these texts are dates, or identifiers."""
-    return 2 * sum(pattern.fullmatch(each) is not None for each in texts) > len(texts)
-
-
-def nearly_all_differ(different: int, rows: int) -> bool:
-    """Return whether nearly every row has a different text, as with names, addresses or remarks."""
-    return rows >= 20 and different >= 0.9 * rows
 
 
 def present_values(values: ColumnValues) -> ColumnValues:
@@ -64,23 +34,16 @@ def find_remarks(name: str, field: Field, sites: Mapping[str, ColumnValues]) -> 
     elif field.categories:
         yield from _on_categories(field, present)
     else:
-        for site, code in [(site, find_sentinel(values)) for site, values in present.items()]:
-            if code is not None:
-                count = int((present[site] == code).sum())
-                remedy = f'if it means a missing value, add "{code:g}" to missingValues of fields.{name}'
-                yield site, f"{code:g} in {count} rows, far from the others: {remedy}"
-                present[site] = present[site][present[site] != code]
+        for site, values in [*present.items()]:
+            for code in (values.min(), values.max()):
+                others = values[values != code]
+                is_repeated = code in SENTINELS and 0 < len(others) < len(values) - 1
+                if is_repeated and np.abs(others - code).min() > max(2.0 * others.std(), 1.0):
+                    remedy = f'if it means a missing value, add "{code:g}" to missingValues of fields.{name}'
+                    yield site, f"{code:g} in {len(values) - len(others)} rows, far from the others: {remedy}"
+                    present[site] = others
+                    break
         yield from _on_units(name, present)
-
-
-def find_sentinel(values: NDArray[np.float64]) -> float | None:
-    """Return a number that seems to stand for a missing value; None where there is none."""
-    for code in (values.min(), values.max()):
-        others = values[values != code]
-        is_repeated = code in SENTINELS and 0 < len(others) < len(values) - 1
-        if is_repeated and np.abs(others - code).min() > max(2.0 * others.std(), 1.0):
-            return float(code)
-    return None
 
 
 def _on_units(name: str, sites: Mapping[str, NDArray[np.float64]]) -> Iterator[tuple[str, str]]:

@@ -102,25 +102,20 @@ def _read_categories(
         place = field.places.get(text, field.places.get(canonical(text, table.decimal), UNKNOWN))
         places.append(-1 if place == UNKNOWN and text.casefold() in missing else place)
     found = np.array(places, np.int32)[codes]
+    folded = {spelling.casefold(): field.categories[place] for spelling, place in field.places.items()}
     for code in np.unique(codes[found == UNKNOWN])[:MAX_FAULTS]:
-        problem, remedy = _explain_category(cells[code], name, field)
+        text = normalise(cells[code])
+        same = folded.get(text.casefold())
+        problem = f"none of the categories {join_names(field.categories)}"
+        remedy = "differs from it in upper and lower case: " if same else ""
+        if len(text) > MAX_TEXT:
+            problem, remedy = f"a text of {len(text):,} characters", "correct it, or put the column in ignore"
+        else:
+            meant = same or find_nearest(text, field.categories) or field.categories[0]
+            example = f"fields.{name}.spellings = {{{meant!r} = [{text!r}]}}"
+            remedy += f"correct it, or add it to the spellings of the category that it means, as in {example}"
         wrong.append(_count_fault(table, name, problem, remedy, "no-category", codes == code))
     return found
-
-
-def _explain_category(cell: str, name: str, field: Field) -> tuple[str, str]:
-    """Return what is wrong with a cell that is in none of the categories, and what would do."""
-    text = normalise(cell)
-    if len(text) > MAX_TEXT:
-        return f"a text of {len(text):,} characters", "correct it, or put the column in ignore"
-    folded = {spelling.casefold(): field.categories[place] for spelling, place in field.places.items()}
-    same = folded.get(text.casefold())
-    meant = same or find_nearest(text, field.categories) or field.categories[0]
-    return (
-        f"none of the categories {join_names(field.categories)}",
-        f"{'differs from it in upper and lower case: ' if same else ''}correct it, or add it to the spellings of the "
-        f"category that it means, as in fields.{name}.spellings = {{{meant!r} = [{text!r}]}}",
-    )
 
 
 def _count_fault(table: Table, name: str, problem: str, remedy: str, why: str, rows: NDArray[np.bool_]) -> CellError:
@@ -186,16 +181,9 @@ class SiteRows:
     def __init__(self, client: str, table: Table, setup: Setup) -> None:
         self._client, self._text, self._schema = client, setup.schema_, parse_schema(setup.schema_)
         columns = encode(table, self._schema)
-        kept = self._find_usable(table, columns)
-        self.left_out = len(table) - len(kept)
-        self.values = {name: column[kept] for name, column in columns.items()}
-        self.parts: Parts = split(np.arange(len(kept)), setup, client)
-
-    def _find_usable(self, table: Table, columns: Mapping[str, ColumnValues]) -> NDArray[np.intp]:
-        """Return the rows that are learned from, as the schema says of missing values; one without a group stays."""
-        schema, usable = self._schema, np.ones(len(table), np.bool_)
-        for name in (schema.target, *schema.inputs):
-            if schema.missing_of(name) == "drop":
+        usable = np.ones(len(table), np.bool_)
+        for name in (self._schema.target, *self._schema.inputs):  # a row without a group alone stays
+            if self._schema.missing_of(name) == "drop":
                 usable &= ~is_missing(columns[name])
         rows, kept = len(table), int(usable.sum())
         if kept < MIN_EXAMPLES:
@@ -208,7 +196,9 @@ class SiteRows:
                 kept=kept,
                 fewest=MIN_EXAMPLES,
             )
-        return np.flatnonzero(usable)
+        self.left_out = rows - kept
+        self.values = {name: column[usable] for name, column in columns.items()}
+        self.parts: Parts = split(np.arange(kept), setup, client)
 
     def preprocessing(self) -> Preprocessing:
         """Return how this site's rows become inputs: numbers by mean and deviation of its training rows."""

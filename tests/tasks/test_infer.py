@@ -10,7 +10,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
 from fairbloom.tasks import describe_data
-from fairbloom.tasks.files.remarks import DATE, IDENTIFIER, nearly_all_differ
+from fairbloom.tasks.files.infer import DATE, IDENTIFIER, nearly_all_differ
 from fairbloom.tasks.schema import parse_schema
 
 from ..commands import fairbloom
