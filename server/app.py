@@ -72,39 +72,36 @@ def main(grid: Grid, context: Context) -> None:
         settings.check_deployed()
         if not is_simulated(grid):
             settings.check_schema()
-        _serve(settings, grid)
-
-
-def _serve(settings: Settings, grid: Grid) -> None:
-    folder = choose_run_folder(settings)
-    announce(folder)
-    quorum = Quorum(
-        settings.wait_for_clients, split_names(settings.training_clients), drop_revoked(KNOWN.read(folder).known)
-    )
-    patient = PollingGrid(grid, min_replies=settings.min_replies, quorum=quorum, enrolled=drop_revoked)
-
-    def wait_for_them(method: Method) -> FlowerClients:
-        clients = FlowerClients(method, patient, settings.round_timeout, quorum, protocol=PROTOCOL)
-        wait_for_clients(
-            clients,
-            quorum,
-            expected=settings.clients,
-            began=KNOWN.read(folder).began,
-            min_clients=settings.min_clients,
-            patience=settings.wait_for_clients,
+        folder = choose_run_folder(settings)
+        announce(folder)
+        quorum = Quorum(
+            settings.wait_for_clients, split_names(settings.training_clients), drop_revoked(KNOWN.read(folder).known)
         )
-        method.min_available_nodes = quorum.fewest
-        if os.environ.get(CLIENTS_FOLDER) and not ROUNDS.read(folder):  # only there, others' machines say the numbers
-            method.progress.first_counts = dict(clients.sizes(clients.online(0)))  # which bound what replies say
-            check_sizes(method.progress.first_counts, method.enrolled_sizes)
-        return clients
+        patient = PollingGrid(grid, min_replies=settings.min_replies, quorum=quorum, enrolled=drop_revoked)
 
-    # A grid may keep the replies of a round until it is saved.
-    save: Callable[[int], None] = getattr(grid, "save", lambda last: None)
-    save(0)
-    federate(settings, wait_for_them, lambda recorded: save(recorded.number), deployed=True)
-    if not is_simulated(grid):
-        send_final_model(folder, settings, patient)
+        def wait_for_them(method: Method) -> FlowerClients:
+            clients = FlowerClients(method, patient, settings.round_timeout, quorum, protocol=PROTOCOL)
+            wait_for_clients(
+                clients,
+                quorum,
+                expected=settings.clients,
+                began=KNOWN.read(folder).began,
+                min_clients=settings.min_clients,
+                patience=settings.wait_for_clients,
+            )
+            method.min_available_nodes = quorum.fewest
+            # Only there, others' machines say the numbers.
+            if os.environ.get(CLIENTS_FOLDER) and not ROUNDS.read(folder):
+                method.progress.first_counts = dict(clients.sizes(clients.online(0)))  # which bound what replies say
+                check_sizes(method.progress.first_counts, method.enrolled_sizes)
+            return clients
+
+        # A grid may keep the replies of a round until it is saved.
+        save: Callable[[int], None] = getattr(grid, "save", lambda last: None)
+        save(0)
+        federate(settings, wait_for_them, lambda recorded: save(recorded.number), deployed=True)
+        if not is_simulated(grid):
+            send_final_model(folder, settings, patient)
 
 
 def send_final_model(folder: Path, settings: Settings, grid: Grid) -> None:
@@ -220,7 +217,9 @@ def _run_rounds(
     log.info("run folder: %s", recorder.path)
     model = _resume(recorder, method, module)
     method.summary()
-    _suggest_learning_rate(settings)
+    if (usual := usual_learning_rate(settings)) is not None:
+        words = "learning-rate = %g is the default for SGD, and %s mostly needs less: set it, to %g say"
+        log.warning(words, settings.learning_rate, settings.optimizer, usual)
 
     def measure(number: int) -> list[str]:
         # For the records alone: losses cost a pass over the data, so only evaluated rounds ask for unknown ones.
@@ -263,16 +262,6 @@ def _resume(recorder: RunRecorder, method: FairStrategy, module: Module) -> Mode
             raise ValueError("its model has other arrays than the task's")
         method.load_state_dict(state)
     return model
-
-
-def _suggest_learning_rate(settings: Settings) -> None:
-    if (usual := usual_learning_rate(settings)) is not None:
-        log.warning(
-            "learning-rate = %g is the default for SGD, and %s mostly needs less: set it, to %g say",
-            settings.learning_rate,
-            settings.optimizer,
-            usual,
-        )
 
 
 def _log_round(recorder: RunRecorder, finished: Round, row: Row, score: Score, *, last: bool) -> None:

@@ -63,7 +63,10 @@ def wait_for_clients(
             instead = f"begin a run of {len(online)} clients" if awaited else f"set clients = {len(online)}"
             raise SimulationError(len(online), wanted, instead)
         words = f"{some(len(online), wanted or enough)}; awaited: {listed(named)}"
-        if not wait.goes_on(f"{words}. {_remedy(len(online), enough, new=bool(expected and not awaited))}"):
+        remedy = f"A shorter wait-for-clients goes on without them, if min-clients = {enough} are there"
+        if expected and not awaited:
+            remedy += f"; clients = {max(1, len(online))} begins a run of those who are there"
+        if not wait.goes_on(f"{words}. {remedy}"):
             if there < enough:
                 raise QuorumError(
                     f"after {patience:g} s (wait-for-clients) {words}, and at least {enough} are needed (min-clients): "
@@ -75,12 +78,6 @@ def wait_for_clients(
             break
         time.sleep(0.5)
     quorum.fewest = min_clients or quorum_of(len(quorum.counted(awaited or online)))
-
-
-def _remedy(there: int, enough: int, *, new: bool) -> str:
-    """Return in words which settings let a run go on without those who are late, or begin without them."""
-    words = f"A shorter wait-for-clients goes on without them, if min-clients = {enough} are there"
-    return f"{words}; clients = {max(1, there)} begins a run of those who are there" if new else words
 
 
 def check_sizes(sizes: Mapping[str, float], enrolled: Collection[str]) -> None:

@@ -34,7 +34,12 @@ def summarize(values: Mapping[str, float], *, lower_is_better: bool = False) -> 
     ValueError
         When there is no value, or one is not finite.
     """
-    x = np.sort(_finite(values))
+    if not values:
+        raise ValueError("there is no client to measure")
+    x = np.sort(np.array(list(values.values()), np.float64))
+    for name, value in values.items() if not np.isfinite(x).all() else ():
+        if not math.isfinite(value):
+            raise ValueError(f"the value of client {name} is {value}; it must be finite")
     worst_first = x[::-1] if lower_is_better else x
     mean = _mean_of(x)
     away = x - mean
@@ -63,26 +68,11 @@ def percent_improved(before: Mapping[str, float], after: Mapping[str, float]) ->
 
     Raises ValueError when there is no client, or the two are not of the same clients.
     """
-    _check_same(before, after)
-    return 100.0 * sum(after[name] <= before[name] for name in before) / len(before)
-
-
-def _finite(values: Mapping[str, float]) -> NDArray[np.float64]:
-    """Return the values as an array; raise ValueError where there is none, or one is not finite."""
-    if not values:
-        raise ValueError("there is no client to measure")
-    x = np.array(list(values.values()), np.float64)
-    if not (finite := np.isfinite(x)).all():
-        name, value = list(values.items())[int(finite.argmin())]
-        raise ValueError(f"the value of client {name} is {value}; it must be finite")
-    return x
-
-
-def _check_same(one: Mapping[str, float], other: Mapping[str, float]) -> None:
-    if not one:
+    if not before:
         raise ValueError("there is no client to compare")
-    if odd := sorted(set(one) ^ set(other)):
+    if odd := sorted(set(before) ^ set(after)):
         raise ValueError(f"the two are not of the same clients: only one has {', '.join(odd)}")
+    return 100.0 * sum(after[name] <= before[name] for name in before) / len(before)
 
 
 def count_of_share(percent: int, clients: int) -> int:

@@ -166,7 +166,8 @@ class PollingGrid(Grid):
             if any(reply.has_content() for reply in came):
                 absences.patience = max(GRACE_SECONDS, elapsed)
             if timeout is not None and (left := timeout - elapsed) <= 0:
-                if extended or not working or not self._may_be_offline(pending, online):
+                silent = {message.metadata.dst_node_id for message in pending.values()}
+                if extended or not working or self._quorum is None or self._quorum.would_hold(online - silent):
                     break
                 extended, timeout, left = True, timeout + GRACE_SECONDS, GRACE_SECONDS
                 watch.stood = True  # what was sent dies with the deadline
@@ -195,11 +196,6 @@ class PollingGrid(Grid):
         struck = [sent for sent, message in pending.items() if message.metadata.dst_node_id in gone]
         error = Error(ErrorCode.NODE_UNAVAILABLE, "the operator has revoked this client")
         return [Message(error, reply_to=pending.pop(sent)) for sent in struck]
-
-    def _may_be_offline(self, pending: Mapping[str, Message], online: set[int]) -> bool:
-        """Return whether those who are silent may be offline, unseen for a minute, and the others be too few."""
-        silent = {message.metadata.dst_node_id for message in pending.values()}
-        return self._quorum is not None and not self._quorum.would_hold(online - silent)
 
     def _send_again(self, pending: dict[str, Message], left: float) -> None:
         """Send again messages that have at most 2 s to live after the run waited for clients; they live `left` more."""

@@ -64,7 +64,10 @@ class Settings(RunSettings):
                 general = [key_of(name) for name in RunSettings.model_fields]
                 chosen = {find_method(method).__name__.lower(), run.task}
                 nearest_first = sorted(known, key=lambda each: each.partition(".")[0] not in chosen)
-                raise SettingsError(f"unknown setting {key} = {value!r}; {_hint(key, [*general, *nearest_first])}")
+                there = [*general, *nearest_first]
+                same = next((f"did you mean {each}?" for each in there if each.endswith(f".{key}")), "")
+                hint = same or did_you_mean(key, there).strip() or "fairbloom settings lists them"
+                raise SettingsError(f"unknown setting {key} = {value!r}; {hint}")
         unset = {key for key, each in known.items() if each.default is None and run.parameters.get(key) == UNSET}
         given = {key: value for key, value in run.given().items() if key not in unset}
         info = find_task(run.task)
@@ -152,10 +155,6 @@ class Settings(RunSettings):
                 method.check_fit(WEIGHT_DECAY, "weight-decay", self.weight_decay)
         except ValueError as error:
             raise SettingsError(str(error)) from error
-        self._check_rule(method)
-
-    def _check_rule(self, method: FairStrategy) -> None:
-        """Raise SettingsError where clients cannot correct their steps as the settings, or the method, ask for it."""
         terms = method.terms(1)
         by_method = terms.dynamic_alpha is not None or (terms.control_variates and not self.control_variates)
         try:
@@ -177,9 +176,14 @@ class Settings(RunSettings):
     def check_deployed(self) -> None:
         """Raise SettingsError where a run on deployed clients cannot have these settings."""
         if self.pooled:
-            raise SettingsError(POOLED_IN_ONE_PROCESS)
+            raise SettingsError(
+                "pooled = true: the training data of all clients lie together in one process only: leave it out with "
+                "deployed clients, or use fairbloom run"
+            )
         if self.attack:
-            raise SettingsError(ATTACK_IN_ONE_PROCESS)
+            raise SettingsError(
+                "attack: clients attack on one machine only: leave it out with deployed clients, or use fairbloom run"
+            )
 
     def check_schema(self) -> None:
         """Raise SettingsError where a run on real nodes lacks the schema that its task needs."""
@@ -276,21 +280,16 @@ def sizes_of(words: str) -> dict[str, int]:
 def check_used(given: Mapping[str, Value], methods: Collection[str], task: str, *, deployed: bool = False) -> None:
     """Raise SettingsError when a given setting belongs to another task, or to none of these methods.
 
-    Only `deployed` runs wait for clients: where clients come with the data, these alone use `clients` too. Only others
-    can pool.
+    Only `deployed` runs wait for clients: where clients come with the data, these alone use `clients` too.
     """
     if given.get("clients") == 0:
         raise SettingsError("clients = 0: give at least 1, or leave it out for as many as the task has by itself")
     if given.get("pooled"):
-        if deployed:
-            raise SettingsError(POOLED_IN_ONE_PROCESS)
         for key in ("fraction", "training-clients", "attack", "defence"):
             if key in given:
                 raise SettingsError(
                     f"{key} has no effect with pooled = true, as one client a round trains: leave it out"
                 )
-    if deployed and given.get("attack"):
-        raise SettingsError(ATTACK_IN_ONE_PROCESS)
     info = find_task(task)
     none_to_choose = {
         "model": not info.models and not info.is_user_defined,
@@ -316,18 +315,6 @@ def check_used(given: Mapping[str, Value], methods: Collection[str], task: str, 
         if info.partitions and wanted and partition not in wanted:
             remedy = f"leave it out, or set partition={wanted[0]}"
             raise SettingsError(f"{key} has no effect with partition = {partition!r}: {remedy}")
-
-
-POOLED_IN_ONE_PROCESS = (
-    "pooled = true: the training data of all clients lie together in one process only: leave it out with deployed "
-    "clients, or use fairbloom run"
-)
-"""Why deployed clients cannot train on the data of all."""
-
-ATTACK_IN_ONE_PROCESS = (
-    "attack: clients attack on one machine only: leave it out with deployed clients, or use fairbloom run"
-)
-"""Why no deployed client attacks."""
 
 
 def may_differ(*, finished: bool) -> Collection[str]:
@@ -365,9 +352,3 @@ def digest_changed(config: Mapping[str, Value], left_out: Collection[str]) -> st
     """Return eight letters for the settings that differ from their defaults; new settings do not change them."""
     defaults = default_config()
     return digest({k: v for k, v in config.items() if k not in left_out and v != defaults.get(k)})
-
-
-def _hint(key: str, known: Collection[str]) -> str:
-    """Return what was probably meant by an unknown key: a setting of a task or method by that name, or the nearest."""
-    same = [each for each in known if each.endswith(f".{key}")]
-    return f"did you mean {same[0]}?" if same else did_you_mean(key, known).strip() or "fairbloom settings lists them"

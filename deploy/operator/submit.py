@@ -140,8 +140,8 @@ def prepare(federation: Federation, given: Mapping[str, Value]) -> dict[str, Val
     named = RunSettings.of(config).given()
     check_not_pythons(named)
     settings = Settings.of(config)
-    check_used(named, [settings.method], settings.task, deployed=True)
     settings.check_deployed()
+    check_used(named, [settings.method], settings.task, deployed=True)
     settings.check_schema()
     for words in check_honoured(members, settings, named):
         say(words)

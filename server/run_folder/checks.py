@@ -33,11 +33,26 @@ def check_folder(path: Path, config: Config, code: Mapping[str, str] | None = No
         entries = [entry.name for entry in path.iterdir()] if path.exists() else []
     if begun:
         recorded, finished = CONFIG.read(path), is_finished(path)
-        _check_format(path, recorded.format)
+        if recorded.format != FORMAT:
+            written_by = f"use the version that wrote it, which {ENVIRONMENT.name} names,"
+            remedy = "upgrade fairbloom" if recorded.format > FORMAT else written_by
+            raise RunFolderError(
+                f"{path} was written by another version (run-folder-format = {recorded.format}, this version reads "
+                f"{FORMAT}): {remedy} or choose another folder (--out)"
+            )
         _check_same_settings(path, recorded, config, finished=finished)
-        _check_same_code(path, digest_code(config) if code is None else code)
+        there, here = MODULES.read(path), digest_code(config) if code is None else code
+        if there and there != here:
+            raise RunFolderError(
+                f"your code has changed since the run in {path} was begun ({_list_changed(there, here)}): choose "
+                f"another folder (--out) for runs with the new code, or delete {path} to start again there"
+            )
         if finished:
-            _check_model(path)
+            try:
+                MODEL.read(path)
+            except RunFolderError as error:
+                remedy = "Delete that file and run the same command again, which writes it again"
+                raise RunFolderError(f"{error}. {remedy} from the last checkpoint") from error
     elif any(name not in FIRST_LAID for name in entries):
         raise RunFolderError(f"{path} is there already and is no run folder: choose another folder (--out)")
 
@@ -62,16 +77,6 @@ def _list_changed(there: Mapping[str, str], here: Mapping[str, str]) -> str:
     return ", ".join(changed[:5]) + (f" and {len(changed) - 5} more" if len(changed) > 5 else "")
 
 
-def _check_format(path: Path, number: int) -> None:
-    if number != FORMAT:
-        written_by = f"use the version that wrote it, which {ENVIRONMENT.name} names,"
-        remedy = "upgrade fairbloom" if number > FORMAT else written_by
-        raise RunFolderError(
-            f"{path} was written by another version (run-folder-format = {number}, this version reads {FORMAT}): "
-            f"{remedy} or choose another folder (--out)"
-        )
-
-
 def _check_same_settings(path: Path, recorded: Recorded, config: Config, *, finished: bool) -> None:
     # A setting that is newer than the folder had its default.
     there = {key: value for key, value in default_config().items() if key in config} | {**recorded.settings}
@@ -88,36 +93,12 @@ def _check_same_settings(path: Path, recorded: Recorded, config: Config, *, fini
         raise RunFolderError(
             f"{path} belongs to a run with other settings ({', '.join(shown)}): choose another folder (--out)"
         )
-    if shorter:
-        _check_not_below(path, config)
-
-
-def _check_not_below(path: Path, config: Config) -> None:
-    """Raise RunFolderError where a run has more finished rounds than it is to have."""
-    finished = max((int(each.stem) for each in list_checkpoints(CHECKPOINTS.path_in(path))), default=0)
-    if finished > int(str(config["num-rounds"])):
+    last = next((int(each.stem) for each in list_checkpoints(CHECKPOINTS.path_in(path))), 0)
+    if shorter and last > int(str(now)):
         raise RunFolderError(
-            f"{path} already has {finished} rounds, which is more than num-rounds = {config['num-rounds']}: give at "
-            f"least {finished}, or choose another folder (--out)"
+            f"{path} already has {last} rounds, which is more than num-rounds = {now}: give at least {last}, or choose "
+            "another folder (--out)"
         )
-
-
-def _check_same_code(path: Path, digests: Mapping[str, str]) -> None:
-    there = MODULES.read(path)
-    if there and there != digests:
-        raise RunFolderError(
-            f"your code has changed since the run in {path} was begun ({_list_changed(there, digests)}): choose "
-            f"another folder (--out) for runs with the new code, or delete {path} to start again there"
-        )
-
-
-def _check_model(path: Path) -> None:
-    try:
-        MODEL.read(path)
-    except RunFolderError as error:
-        raise RunFolderError(
-            f"{error}. Delete that file and run the same command again, which writes it again from the last checkpoint"
-        ) from error
 
 
 def _show(value: object) -> str:

@@ -73,12 +73,6 @@ class File(Entry, Generic[T]):
         with explain_write_errors(self.name, folder):
             write_whole(self.path_in(folder), self.encode(value))
 
-    def write_first(self, folder: Path, beginning: Beginning) -> None:
-        """Write what the file holds when a run begins, unless the file has a content already."""
-        path = self.path_in(folder)
-        if not (path.exists() and path.stat().st_size) and (value := self.first(beginning)) is not None:
-            self.write(folder, value)
-
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TableFile(Entry):
@@ -125,10 +119,6 @@ def _decode_object(content: bytes) -> dict[str, Any]:
     return value
 
 
-def _encode_scores(scores: Sequence[Score]) -> bytes:
-    return _encode_json([{"column": score.column(), **asdict(score)} for score in scores])
-
-
 def _decode_scores(content: bytes) -> tuple[Score, ...]:
     written = json.loads(content)
     columns = [each.pop("column") for each in written]
@@ -138,24 +128,10 @@ def _decode_scores(content: bytes) -> tuple[Score, ...]:
     return scores
 
 
-def _decode_as(cls: type[T]) -> Callable[[bytes], T]:
-    return lambda content: decode_as(cls, json.loads(content))
-
-
-def _decode_split(content: bytes) -> "Split":
+def _splits() -> "type[Split]":
     from fairbloom.tasks.split import Split  # imported late, as PyTorch is with it
 
-    return Split.from_bytes(content)
-
-
-def _split_of(beginning: Beginning) -> "Split | None":
-    from fairbloom.tasks.split import Split
-
-    return None if beginning.deployed or beginning.task.dealt is None else Split.of(beginning.task)
-
-
-def _preprocessing_of(beginning: Beginning) -> Preprocessing | None:
-    return None if beginning.task.preprocessing is None else beginning.task.preprocessing("")
+    return Split
 
 
 # Files --------------------------------------------------------------------------------------------------------------
@@ -172,7 +148,7 @@ ENVIRONMENT = File[Mapping[str, Any]](name="env.json", encode=_encode_json, deco
 
 SCORES = File[Sequence[Score]](
     name="scores.json",
-    encode=_encode_scores,
+    encode=lambda scores: _encode_json([{"column": score.column(), **asdict(score)} for score in scores]),
     decode=_decode_scores,
     absent=(ACCURACY,),
 )
@@ -199,8 +175,7 @@ PREPROCESSING = File[Preprocessing | None](
     encode=lambda preprocessing: b"" if preprocessing is None else preprocessing.encode(),
     decode=Preprocessing.decode_file,
     absent=None,
-    remedy="Restore it from a copy",
-    first=_preprocessing_of,
+    first=lambda beginning: beginning.task.preprocessing("") if beginning.task.preprocessing else None,
 )
 
 MODULES = File[Mapping[str, str]](
@@ -214,9 +189,11 @@ MODULES = File[Mapping[str, str]](
 SPLIT = File["Split | None"](
     name="split.npz",
     encode=lambda split: b"" if split is None else split.to_bytes(),
-    decode=_decode_split,
+    decode=lambda content: _splits().from_bytes(content),
     absent=None,
-    first=_split_of,
+    first=lambda beginning: (
+        None if beginning.deployed or beginning.task.dealt is None else _splits().of(beginning.task)
+    ),
 )
 
 ENGINE = File["Mapping[str, Any] | None"](
@@ -231,27 +208,18 @@ ENGINE = File["Mapping[str, Any] | None"](
 KNOWN = File[Known](
     name="known.json",
     encode=lambda known: _encode_json(asdict(known)),
-    decode=_decode_as(Known),
+    decode=lambda content: decode_as(Known, json.loads(content)),
     absent=Known(),
     remedy="Restore it from a copy, or delete it",
 )
 
-ROUNDS = TableFile(
-    name="rounds.csv",
-    needed=("round",),
-)
+ROUNDS = TableFile(name="rounds.csv", needed=("round",))
 
 CLIENTS = TableFile(name="clients.csv", needed=("round", "client"))
 
-COEFFICIENTS = TableFile(
-    name="coefficients.csv",
-    needed=("round", "client", "coefficient"),
-)
+COEFFICIENTS = TableFile(name="coefficients.csv", needed=("round", "client", "coefficient"))
 
-METRICS = TableFile(
-    name="metrics.csv",
-    needed=METRIC_COLUMNS,
-)
+METRICS = TableFile(name="metrics.csv", needed=METRIC_COLUMNS)
 
 GROUPED = File["Grouped | None"](
     name="groups.json",
@@ -262,10 +230,7 @@ GROUPED = File["Grouped | None"](
     first=lambda beginning: Grouped.of(beginning.task),
 )
 
-GROUPS = TableFile(
-    name="groups.csv",
-    needed=GROUP_KEYS,
-)
+GROUPS = TableFile(name="groups.csv", needed=GROUP_KEYS)
 
 CHECKPOINTS = Entry(name="checkpoint")
 
@@ -318,10 +283,12 @@ def read_model(folder: Path) -> dict[str, NDArray[Any]] | None:
 
 
 def write_first_files(folder: Path, beginning: Beginning) -> None:
-    """Write what the files of a run hold when it begins, those that are not there yet."""
+    """Write what the files of a run hold when it begins, those that are missing or empty."""
     for entry in ENTRIES:
-        if isinstance(entry, File):
-            entry.write_first(folder, beginning)
+        if not isinstance(entry, File) or (entry.exists_in(folder) and entry.path_in(folder).stat().st_size):
+            continue
+        if (value := entry.first(beginning)) is not None:
+            entry.write(folder, value)
 
 
 def record_known(folder: Path, names: Iterable[str]) -> Known:

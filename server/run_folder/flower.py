@@ -129,7 +129,11 @@ class RunFolder:
         inner = find_fair_strategy(strategy)
         announce(self.path)
         config = {"num-rounds": arguments["num_rounds"], **collect_options(strategy)}
-        config |= _prefixed("train", arguments.get("train_config")) | ({"loss": self.loss} if self.loss else {})
+        sent = (arguments.get("train_config") or {}).items()
+        config |= {f"train.{key}": value for key, value in sent if isinstance(value, bool | int | float | str)}
+        config |= {"loss": self.loss} if self.loss else {}
+        classes = [cls for each in layers(strategy) for cls in type(each).__mro__]
+        names = (f"{cls.__module__}:{cls.__qualname__.partition('.')[0]}" for cls in classes)
         with locked_folder(self.path, wait=self._wait):
             recorder = RunRecorder(
                 self.path,
@@ -138,7 +142,7 @@ class RunFolder:
                 self.scores,
                 loss=self.loss or LOSS,
                 app_metrics=True,
-                code=digest_own_code(_name_classes(strategy)),
+                code=digest_own_code(names),
             )
             if recorder.finished:
                 log.info("%s is finished; nothing to run", self.path)
@@ -166,12 +170,6 @@ class RunFolder:
         return result
 
 
-def _name_classes(strategy: Strategy) -> Iterator[str]:
-    """Yield import strings of the classes that a strategy, and the strategies around it, are made of."""
-    for each in layers(strategy):
-        yield from (f"{cls.__module__}:{cls.__qualname__.partition('.')[0]}" for cls in type(each).__mro__)
-
-
 class RoundWriter:
     """Writes each finished round into a run folder, then hands it on."""
 
@@ -185,7 +183,15 @@ class RoundWriter:
 
     def __call__(self, finished: Round) -> None:
         """Write the round; raise FairbloomError when clients evaluated and none replied the scores, or the loss."""
-        self._check_reported(finished)
+        reported = sorted({metric for metrics in finished.evaluations.values() for metric in metrics})
+        if reported and (missing := [name for name in self._unseen if name not in reported]):
+            what = "in which fairness is to be measured" if missing[0] == self._scores[0].name else "which is named"
+            raise FairbloomError(
+                f"clients that evaluate reply {one_line(', '.join(reported))}, and not {missing[0]!r}, {what}: name "
+                "one of those, as in RunFolder(path, score=Score('eval_acc', percent=True), loss='eval_loss')"
+            )
+        if reported:
+            self._unseen = []  # they have been seen: a client that lacks one later ends no run
         if not finished.server_metrics and finished.number in self._central:
             finished = replace(finished, server_metrics=dict(self._central[finished.number]))
         if finished.number == 1 and 0 in self._central:
@@ -223,18 +229,6 @@ class RoundWriter:
         except StopRun as stop:
             self._recorder.stopped = stop.reason
             raise
-
-    def _check_reported(self, finished: Round) -> None:
-        reported = sorted({metric for metrics in finished.evaluations.values() for metric in metrics})
-        missing = [name for name in self._unseen if name not in reported]
-        if reported and missing:
-            what = "in which fairness is to be measured" if missing[0] == self._scores[0].name else "which is named"
-            raise FairbloomError(
-                f"clients that evaluate reply {one_line(', '.join(reported))}, and not {missing[0]!r}, {what}: name "
-                "one of those, as in RunFolder(path, score=Score('eval_acc', percent=True), loss='eval_loss')"
-            )
-        if reported:
-            self._unseen = []  # they have been seen: a client that lacks one later ends no run
 
 
 def find_fair_strategy(strategy: Strategy) -> FairStrategy:
@@ -309,10 +303,3 @@ def constructor_parameters(strategy: type[Strategy]) -> frozenset[str]:
     """Return the names of a strategy's parameters: those of its constructor, of its bases' ones, and common options."""
     signatures = [inspect.signature(vars(each)["__init__"]) for each in strategy.__mro__ if "__init__" in vars(each)]
     return frozenset(OPTIONS).union(*(signature.parameters for signature in signatures[:-1]))  # without object's
-
-
-def _prefixed(what: str, config: ConfigRecord | None) -> dict[str, Any]:
-    """Return the values that messages to the clients carry, each under the name of the message."""
-    return {
-        f"{what}.{key}": value for key, value in (config or {}).items() if isinstance(value, bool | int | float | str)
-    }

@@ -55,15 +55,23 @@ class Grouped:
         return decode_as(cls, json.loads(content))
 
 
+Cells = Mapping[str, float]
+"""What a client reports of one group, its count and scores, by their names without the group's."""
+
+
 def format_groups(finished: Round, grouped: Grouped) -> list[tuple[object, ...]]:
     """Return the cells of `Grouped.columns` for each group that a client reports; impossible reports are logged."""
     rows: list[tuple[object, ...]] = []
+    wanted = dict.fromkeys([COUNT, *(score.over for score in grouped.scores), *(s.name for s in grouped.scores)])
     for client, report in sorted(finished.evaluations.items()):
         for (model, split), pattern in PATTERNS.items():
             most = report[names.NUM_EXAMPLES] if split == "test" else math.inf  # of the others no number is reported
             for grouping, groups in grouped.groupings.items():
-                found = {group: _cells(report, pattern, grouping, group, grouped) for group in groups}
-                there = {group: cells for group, cells in found.items() if cells}
+                there = dict[str, Cells]()
+                for group in groups:
+                    keys = {name: pattern.format(name_in_group(name, grouping, group)) for name in wanted}
+                    if cells := {name: report[key] for name, key in keys.items() if key in report}:
+                        there[group] = cells
                 if wrong := _find_fault(there, grouped, most):
                     words = "round %d: what client %s reports of its groups by %s is left out: %s"
                     log.warning(words, finished.number, client, grouping, wrong)
@@ -73,17 +81,6 @@ def format_groups(finished: Round, grouped: Grouped) -> list[tuple[object, ...]]
                     for group, cells in there.items()
                 ]
     return rows
-
-
-Cells = Mapping[str, float]
-"""Count and scores of a group, by their names."""
-
-
-def _cells(report: Mapping[str, float], pattern: str, grouping: str, group: str, grouped: Grouped) -> Cells:
-    """Return what a client reports of one group, by its names without the group's."""
-    wanted = dict.fromkeys([COUNT, *(score.over for score in grouped.scores), *(s.name for s in grouped.scores)])
-    keys = {name: pattern.format(name_in_group(name, grouping, group)) for name in wanted}
-    return {name: report[key] for name, key in keys.items() if key in report}
 
 
 def _find_fault(there: Mapping[str, Cells], grouped: Grouped, most: float) -> str:

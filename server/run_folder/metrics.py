@@ -11,9 +11,6 @@ from fairbloom.rounds.round import Round
 METRIC_COLUMNS = ("round", "phase", "client", "metric", "value")
 """The columns of metrics.csv; the client is empty where a number is of all clients together, or of the server."""
 
-TRAIN, EVALUATE, SERVER = "train", "evaluate", "server"
-"""The phases: what clients report of training and of evaluation, and what `evaluate_fn` returns."""
-
 LONGEST_NAME, MOST_METRICS = 100, 1000
 """Limits of a metric's name, and of the metrics of one client in one phase; others are left out."""
 
@@ -21,31 +18,29 @@ MetricRow = tuple[int, str, str, str, object]
 
 
 def format_metrics(finished: Round) -> list[MetricRow]:
-    """Return the rows of a round: means, or what takes their place, before the clients in the order of names."""
+    """Return the rows of a round: means, or what takes their place, before the clients in the order of names.
+
+    The phases are what clients report of training and of evaluation, and what `evaluate_fn` returns.
+    """
     number, rows = finished.number, list[MetricRow]()
     for phase, together, by_client in (
-        (TRAIN, finished.metrics, finished.train_metrics),
-        (EVALUATE, finished.evaluation_metrics, finished.evaluations),
-        (SERVER, finished.server_metrics, {}),
+        ("train", finished.metrics, finished.train_metrics),
+        ("evaluate", finished.evaluation_metrics, finished.evaluations),
+        ("server", finished.server_metrics, {}),
     ):
-        rows += _rows(number, phase, "", together)
+        rows += format_phase(number, phase, "", together)
         for client, metrics in sorted(by_client.items()):
-            rows += _rows(number, phase, client, _bounded(number, client, metrics))
+            rows += format_phase(number, phase, client, _bounded(client, metrics))
     return rows
 
 
-def format_initial(metrics: Mapping[str, Any]) -> list[MetricRow]:
-    """Return the rows of what `evaluate_fn` returns for the initial model, which are of round 0."""
-    return _rows(0, SERVER, "", metrics)
-
-
-def _rows(number: int, phase: str, client: str, metrics: Mapping[str, Any]) -> list[MetricRow]:
+def format_phase(number: int, phase: str, client: str, metrics: Mapping[str, Any]) -> list[MetricRow]:
     """Return a row for each number; a list has none."""
     numbers = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
     return [(number, phase, client, one_line(name), value) for name, value in numbers.items()]
 
 
-def _bounded(number: int, client: str, metrics: Mapping[str, float]) -> Mapping[str, float]:
+def _bounded(client: str, metrics: Mapping[str, float]) -> Mapping[str, float]:
     """Return what a client reports as far as the table takes it; a warning says what is left out."""
     if len(metrics) <= MOST_METRICS and all(map(_is_name, metrics)):
         return metrics

@@ -21,12 +21,7 @@ from fairbloom.rounds.method import Method
 from fairbloom.rounds.round import Round
 from fairbloom.system.files import sync_folder
 
-from ..checkpoint import (
-    Arrays,
-    list_checkpoints,
-    load_last,
-    save_round,
-)
+from ..checkpoint import Arrays, list_checkpoints, load_last, save_round
 from ..settings import find_grown
 from .checks import check_folder, digest_code
 from .errors import RunFolderError, explain_write_errors
@@ -47,7 +42,7 @@ from .files import (
     is_run_folder,
 )
 from .groups import Grouped, format_groups
-from .metrics import METRIC_COLUMNS, format_initial, format_metrics
+from .metrics import METRIC_COLUMNS, format_metrics, format_phase
 from .rows import ClientTable, Row, format_round, mean_column, round_columns, with_losses_before
 from .stopping import EarlyStopping
 from .tables import TableWriter, format_cell
@@ -121,6 +116,7 @@ class RunRecorder:
         self._clients = TableWriter(CLIENTS.path_in(path), self._table.columns)
         self._coefficients = TableWriter(COEFFICIENTS.path_in(path), COEFFICIENTS.needed)
         self._name_cells: dict[str, str] = {}
+        """The names of clients as cells, which are formatted once: a round may take a millisecond."""
         self._stopping = stopping
         self._metrics = TableWriter(METRICS.path_in(path), METRIC_COLUMNS) if app_metrics else None
         self._best: Mapping[str, float] = {}
@@ -138,14 +134,29 @@ class RunRecorder:
         """Make the folder what it is to be before the first round: of a new run, a continued or an extended one."""
         check_folder(self.path, config, code)
         if not is_run_folder(self.path):
-            _lay_out(self.path, config, self._scores, code)
+            with explain_write_errors("the run folder", self.path):
+                self._checkpoints.mkdir(parents=True, exist_ok=True)
+            machine = {"machine": platform.platform(), "processors": os.cpu_count()}
+            packages = {name: version(name) for name in ("flwr", "torch", "numpy", "cvxopt")}
+            python = {"python": platform.python_version(), "fairbloom": __version__}
+            ENVIRONMENT.write(self.path, {**machine, **python, **packages})
+            SCORES.write(self.path, self._scores)
+            if code:
+                MODULES.write(self.path, code)
+            # The settings come last: a folder without them was killed while it was made, and is made again.
+            CONFIG.write(self.path, Recorded(config))
             return
         recorded = CONFIG.read(self.path)
-        grown = find_grown(recorded.settings, config)
-        if (grown or not self.finished) and recorded.num_rounds != config["num-rounds"]:
-            self._check_extensible(recorded.num_rounds, config)
-        if recorded.settings != config and (grown or not self.finished):
-            self._changed = replace(recorded, settings=config)
+        there, grown = recorded.num_rounds, find_grown(recorded.settings, config)
+        if recorded.settings == config or (self.finished and not grown):
+            return
+        if there != config["num-rounds"] and (self.method.paced or RunSettings.of(config).paced):
+            change = "be extended to" if config["num-rounds"] > there else "end after"
+            raise RunFolderError(
+                f"{self.path} holds a run whose steps decay over {there} rounds, so it cannot {change} "
+                f"{config['num-rounds']}: choose another folder (--out) for a run of that length"
+            )
+        self._changed = replace(recorded, settings=config)
 
     def begin(self) -> None:
         """Make a run that is continued, or extended, one with its new settings; what refuses it before changes nothing.
@@ -158,14 +169,6 @@ class RunRecorder:
             MODEL.path_in(self.path).unlink(missing_ok=True)
         CONFIG.write(self.path, self._changed)
         self._changed = None
-
-    def _check_extensible(self, there: int, config: Mapping[str, Any]) -> None:
-        if self.method.paced or RunSettings.of(config).paced:
-            change = "be extended to" if config["num-rounds"] > there else "end after"
-            raise RunFolderError(
-                f"{self.path} holds a run whose steps decay over {there} rounds, so it cannot {change} "
-                f"{config['num-rounds']}: choose another folder (--out) for a run of that length"
-            )
 
     @property
     def finished(self) -> bool:
@@ -182,7 +185,13 @@ class RunRecorder:
             self.stopped = self._stopping.reason
         with explain_write_errors(f"what is there up to round {self.saved}", self.path):
             if arrays is None:
-                self._check_not_begun()
+                rows = ROUNDS.read(self.path)
+                seconds = sum(float(row.get("seconds") or 0.0) for row in rows[:-1])
+                if len(rows) > 1 and (not self._in_process or seconds >= SHARED_SECONDS):
+                    raise RunFolderError(
+                        f"{self.path} has rows of {len(rows)} rounds and no checkpoint: restore the folder "
+                        f"{CHECKPOINTS.name} from a copy, or choose another folder (--out)"
+                    )
                 for table in self._tables:
                     table.begin()
                 return None
@@ -190,16 +199,6 @@ class RunRecorder:
                 table.cut_back(state["tables"][table.path.name])
         log.info("the run continues after round %d", self.saved)
         return arrays, state["strategy"]
-
-    def _check_not_begun(self) -> None:
-        """Raise RunFolderError where there are rows of a run whose checkpoints are gone."""
-        rows = ROUNDS.read(self.path)
-        seconds = sum(float(row.get("seconds") or 0.0) for row in rows[:-1])
-        if len(rows) > 1 and (not self._in_process or seconds >= SHARED_SECONDS):
-            raise RunFolderError(
-                f"{self.path} has rows of {len(rows)} rounds and no checkpoint: restore the folder "
-                f"{CHECKPOINTS.name} from a copy, or choose another folder (--out)"
-            )
 
     def knows_losses(self, clients: Iterable[str]) -> bool:
         """Return whether these clients need not measure the losses of the model that the next round begins with."""
@@ -214,7 +213,11 @@ class RunRecorder:
         with explain_write_errors(f"round {finished.number}", self.path):
             self._rounds.add([[row.get(column) for column in self._rounds.columns]])
             self._clients.add(self._table.rows(finished))
-            self._coefficients.add_lines(self._format_coefficients(finished))
+            for name in finished.coefficients.keys() - self._name_cells.keys():
+                self._name_cells[name] = format_cell(name)
+            coefficients = sorted(finished.coefficients.items())
+            lines = [f"{finished.number},{self._name_cells[name]},{value}\n" for name, value in coefficients]
+            self._coefficients.add_lines("".join(lines))
             if self._grouped is not None and self._groups is not None:
                 self._groups.add(format_groups(finished, self._grouped))
             if self._metrics is not None:
@@ -235,17 +238,10 @@ class RunRecorder:
             self._save()
         return row
 
-    def _format_coefficients(self, finished: Round) -> str:
-        """Return the rows of coefficients.csv; names are formatted once, as a round may take a millisecond."""
-        for name in finished.coefficients.keys() - self._name_cells.keys():
-            self._name_cells[name] = format_cell(name)
-        coefficients = sorted(finished.coefficients.items())
-        return "".join([f"{finished.number},{self._name_cells[name]},{value}\n" for name, value in coefficients])
-
     def record_initial(self, metrics: Mapping[str, Any]) -> None:
         """Write what the user's function makes of the initial model."""
         if self._metrics is not None:
-            self._metrics.add(format_initial(metrics))
+            self._metrics.add(format_phase(0, "server", "", metrics))
 
     def _save(self) -> None:
         """Write the best model and a checkpoint of the last round, where it has none."""
@@ -274,12 +270,8 @@ class RunRecorder:
             MODEL.write(self.path, arrays, {"stopped": stopped} if stopped else {})
         if stopped:
             log.info("the run is finished after round %d, before its last one: %s", self.saved, stopped)
-        self._warn_of_fall()
-
-    def _warn_of_fall(self) -> None:
-        """Warn where the mean score at the end is worse than the best one by more than half of that."""
         score, best, last = self._score, self._best.get("mean", math.nan), self._mean
-        if score.better(best, last) > abs(best) / 2.0:
+        if score.better(best, last) > abs(best) / 2.0:  # the end is worse by more than half
             log.warning(
                 "the mean %s is %s at the end; it was %s after round %d, whose model is in %s: lower the learning rate",
                 *(score.name, score.written(last), score.written(best), self._best["round"], BEST.name),
@@ -293,23 +285,6 @@ class RunRecorder:
     @property
     def _checkpoints(self) -> Path:
         return CHECKPOINTS.path_in(self.path)
-
-
-def _lay_out(path: Path, config: Mapping[str, Any], scores: Sequence[Score], code: Mapping[str, str]) -> None:
-    with explain_write_errors("the run folder", path):
-        CHECKPOINTS.path_in(path).mkdir(parents=True, exist_ok=True)
-    ENVIRONMENT.write(path, _describe_environment())
-    SCORES.write(path, scores)
-    if code:
-        MODULES.write(path, code)
-    # The settings come last: a folder without them was killed while it was made, and is made again.
-    CONFIG.write(path, Recorded(config))
-
-
-def _describe_environment() -> dict[str, object]:
-    about = {"machine": platform.platform(), "processors": os.cpu_count(), "python": platform.python_version()}
-    packages = {name: version(name) for name in ("flwr", "torch", "numpy", "cvxopt")}
-    return {**about, "fairbloom": __version__, **packages}
 
 
 def _to_numpy(arrays: Mapping[str, Any]) -> Arrays:

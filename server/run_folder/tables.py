@@ -26,34 +26,30 @@ def read_table(path: Path, columns: Collection[str], *, finished: bool) -> list[
     RunFolderError: the file cannot be read or is something else; or, of a finished run, is missing, torn, or lacks one
     of `columns`.
     """
-    return _read_whole(path, columns) if finished else _read_begun(path)
-
-
-def _read_whole(path: Path, columns: Collection[str]) -> list[Cells]:
-    with explain_read_errors(path, "Restore it from a copy, or run again with another folder (--out)"):
+    remedy = "Restore it from a copy" + (", or run again with another folder (--out)" if finished else "")
+    rows: list[Cells] = []
+    with explain_read_errors(path, remedy):
+        if not finished and not path.exists():
+            return rows
         content = path.read_bytes()
-        if not content.endswith(b"\n"):
+        whole = content[: content.rfind(b"\n") + 1]
+        if finished and whole != content:
             raise ValueError("its last line is torn")
-        header, rows = _parse(content)
-        if lacking := [column for column in columns if column not in header]:
-            raise ValueError(f"it has no column {lacking[0]}")
-        return rows
-
-
-def _read_begun(path: Path) -> list[Cells]:
-    with explain_read_errors(path, "Restore it from a copy"):
-        try:
-            content = path.read_bytes()
-        except FileNotFoundError:
-            return []
-        with _csv_reader(content[: content.rfind(b"\n") + 1]) as reader:  # without a torn line
-            _check_header(reader.fieldnames or ())
-            rows = [_unescape(row) for row in reader if None not in row.values()]
-        if any(None in row for row in rows):
-            raise ValueError("a line has more cells than the first")
-        if rows and not all(row.get("round", "").isdecimal() for row in rows):
-            raise ValueError("it is no table of rounds")
-        return rows
+        with _csv_reader(whole, strict=finished) as reader:
+            header = list(reader.fieldnames or ())
+            if twice := [name for name in header if header.count(name) > 1]:
+                raise ValueError(f"its column {twice[0]} is there twice")
+            if finished and (lacking := [column for column in columns if column not in header]):
+                raise ValueError(f"it has no column {lacking[0]}")
+            for row in reader:
+                torn = None in row.values()
+                if None in row or (finished and torn):
+                    raise ValueError(f"line {reader.line_num} has more or fewer cells than the first")
+                if not torn and not row.get("round", "").isdecimal():
+                    raise ValueError(f"the round in line {reader.line_num} is {row.get('round')!r}")
+                if not torn:
+                    rows.append(_unescape(row))
+    return rows
 
 
 def format_csv(columns: tuple[str, ...], rows: Iterable[Mapping[str, object]], *, header: bool = False) -> str:
@@ -137,27 +133,6 @@ class TableWriter:
                 file.truncate(self.size)
                 raise
         self.size += len(content)
-
-
-def _parse(content: bytes) -> tuple[list[str], list[Cells]]:
-    """Return header and rows; ValueError or csv.Error if this is no table of rounds, or torn."""
-    with _csv_reader(content, strict=True) as reader:
-        header, rows = _check_header(reader.fieldnames or ()), []
-        if "round" not in header:
-            raise ValueError("its first line has no column round")
-        for row in reader:
-            if not (row["round"] or "").isdecimal():
-                raise ValueError(f"the round in line {reader.line_num} is {row['round']!r}")
-            if None in row or None in row.values():
-                raise ValueError(f"line {reader.line_num} has more or fewer cells than the first")
-            rows.append(_unescape(row))
-    return header, rows
-
-
-def _check_header(names: Sequence[str]) -> list[str]:
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise ValueError(f"its column {twice[0]} is there twice")
-    return list(names)
 
 
 @contextmanager

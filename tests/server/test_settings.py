@@ -415,4 +415,4 @@ def test_what_has_no_effect_with_pooled_data_is_refused_where_somebody_typed_it(
         with pytest.raises(SettingsError, match=f"{next(iter(typed_too))} has no effect with pooled = true"):
             check_used({"pooled": True, **typed_too}, ["fedavg"], "digits")
     with pytest.raises(SettingsError, match=r"pooled = true: .* in one process only"):
-        check_used({"pooled": True}, ["fedavg"], "digits", deployed=True)
+        Settings.of({"pooled": True}).check_deployed()
