@@ -27,7 +27,7 @@ from fairbloom.tasks import find_task, forget_tasks, load_task
 from fairbloom.tasks.schema import with_files
 
 from .limits import FEWEST_ROWS, LIMIT_ROWS
-from .recording import recording
+from .record import recording
 
 if TYPE_CHECKING:
     from .local import LocalClient
@@ -110,14 +110,31 @@ def evaluate(message: Message, context: Context) -> Message:
 
 
 def _answer(message: Message, context: Context, work: Callable[[LocalClient, StateDict, Terms], RecordDict]) -> Message:
-    """Reply with what a client makes of the received model, and which frozen parameters it has then, if it is asked."""
-    from .frozen import digest_frozen
+    """Reply with what a client makes of the received model, and which frozen parameters it has then, if it is asked.
+
+    The client's own frozen parameters stand for those that the message leaves out.
+    """
+    from fairbloom.tasks.models import frozen_parameters
+
+    from .frozen import complete, digest_frozen
+    from .local import LocalClient
 
     with redact_data_errors(context):
-        terms = _terms(message)
-        local = client_of(context)
-        content = work(local, _received(message, local), terms)
-        if wire.FROZEN in message.content.config_records[wire.CONFIG]:
+        config = message.content.config_records[wire.CONFIG]
+        check_protocol(config)
+        terms = Terms.of(config)
+        told, partition, name = _who(context)
+        if told.get("pooled"):
+            raise ReportableError(
+                "pooled = true: the training data of all clients lie together in one process only: leave it out with "
+                "deployed clients, or use fairbloom run"
+            )
+        local = LocalClient.of(told, partition, name, load_states(context))
+        received, digest = _state(message.content.array_records[wire.ARRAYS]), config.get(wire.FROZEN)
+        if digest is not None and not received.keys() >= set(frozen_parameters(local.model)):
+            received = complete(received, local.model, str(digest))
+        content = work(local, received, terms)
+        if digest is not None:
             said = content.config_records.get(wire.CLIENT, ConfigRecord())
             content[wire.CLIENT] = ConfigRecord({**said, wire.FROZEN: digest_frozen(local.model)})
         return Message(content, reply_to=message)
@@ -136,19 +153,6 @@ def is_deployed(context: Context) -> bool:
     """
     node = context.node_config
     return "num-partitions" not in node or any(node.get(key) for key in PLACES)
-
-
-def client_of(context: Context) -> LocalClient:
-    """Return the client of a context."""
-    from .local import LocalClient
-
-    config, partition, name = _who(context)
-    if config.get("pooled"):
-        raise ReportableError(
-            "pooled = true: the training data of all clients lie together in one process only: leave it out with "
-            "deployed clients, or use fairbloom run"
-        )
-    return LocalClient.of(config, partition, name, load_states(context))
 
 
 def load_states(context: Context) -> dict[str, dict[int, StateDict]]:
@@ -204,25 +208,6 @@ def _who(context: Context) -> tuple[dict[str, Any], object, str | None]:
     if "num-partitions" not in node and find_task(str(config["task"])).reads:
         partition = None  # a device's data are its own: a number that it was enrolled with chooses nothing there
     return config, partition, None if name is None else str(name)
-
-
-def _terms(message: Message) -> Terms:
-    config = message.content.config_records[wire.CONFIG]
-    check_protocol(config)
-    return Terms.of(config)
-
-
-def _received(message: Message, local: LocalClient) -> StateDict:
-    """Return the model of a message, with the client's own frozen parameters where it leaves them out."""
-    from fairbloom.tasks.models import frozen_parameters
-
-    from .frozen import complete
-
-    arrays = _state(message.content.array_records[wire.ARRAYS])
-    digest = message.content.config_records[wire.CONFIG].get(wire.FROZEN)
-    if digest is None or arrays.keys() >= set(frozen_parameters(local.model)):
-        return arrays
-    return complete(arrays, local.model, str(digest))
 
 
 def _reply(state: StateDict, message: Message) -> ArrayRecord:

@@ -30,7 +30,13 @@ def measure_groups(
     smallest
         Fewest examples of a group that may be reported.
     """
-    values = {score: _of_each(score, of_all, len(groups)) for score, of_all in measured.items()}
+    values = {score: torch.as_tensor(of_all).cpu().double() for score, of_all in measured.items()}
+    for score, of_all in values.items():
+        if of_all.shape != (len(groups),):
+            raise ReportableError(
+                f"the score {score.name} cannot be measured in groups: it must give a number of each of {len(groups)} "
+                f"examples, got shape {tuple(of_all.shape)}: give the task group_scores that do"
+            )
     found: dict[str, int | float] = {}
     for (grouping, names), places in zip(task.groupings.items(), groups.cpu().unbind(1), strict=True):
         counts = torch.bincount(places, minlength=len(names)).tolist()
@@ -75,14 +81,3 @@ def reportable(parts: Sequence[Sequence[int]], smallest: int, among: Collection[
     held_back = [groups[place] for place in there if place not in shown]
     hidden = len(held_back) > 1 and all(sum(part) >= smallest for part in zip(*held_back, strict=True))
     return shown if hidden else []
-
-
-def _of_each(score: GroupScore, values: Tensor | float, count: int) -> Tensor:
-    """Return a score's number of each example, in float64 on the CPU."""
-    values = torch.as_tensor(values)
-    if values.shape != (count,):
-        raise ReportableError(
-            f"the score {score.name} cannot be measured in groups: it must give a number of each of {count} examples, "
-            f"got shape {tuple(values.shape)}: give the task group_scores that do"
-        )
-    return values.cpu().double()

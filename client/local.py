@@ -45,9 +45,6 @@ from .work import LocalWork
 
 Metrics = dict[str, int | float]
 
-NO_VECTORS: Mapping[str, StateDict] = MappingProxyType({})
-"""Only the model is sent."""
-
 HONOURED = Honoured(
     hooks=frozenset(HOOKS) | {"shift"},
     work=frozenset(each.name for each in fields(LocalWork)),
@@ -115,7 +112,7 @@ class LocalClient:
         gate = Gate(int(floor), task, splits) if settings.parameters.get(wire.DEPLOYED) else None
         return cls(name or key, key, settings, task, splits, model, kept, gate)
 
-    def train(self, received: StateDict, terms: Terms, sent: Mapping[str, StateDict] = NO_VECTORS) -> Update:
+    def train(self, received: StateDict, terms: Terms, sent: Mapping[str, StateDict] = MappingProxyType({})) -> Update:
         """Train the received model, and the personal one where the terms say so.
 
         Vectors are `sent` next to it, by record.
@@ -135,7 +132,7 @@ class LocalClient:
         for each in OF_EVALUATION:  # the personal model comes last, and stays in the place of the received one
             if each.applies(terms, self.splits):
                 if each.model == PERSONAL:
-                    self._load_personal(before=terms.server_round + 1)
+                    self.load_personal(before=terms.server_round + 1)
                 metrics |= self.measured(each, terms)
         return metrics
 
@@ -188,7 +185,7 @@ class LocalClient:
         """Return the trainable parameters and their names."""
         return [(name, each) for name, each in self.model.named_parameters() if each.requires_grad]
 
-    def _load_personal(self, before: int) -> None:
+    def load_personal(self, before: int) -> None:
         """Load the personal model into the global one; where there is none yet, that is the model as it is."""
         self.model.load_state_dict({**self.model.state_dict(), **self.personal(before)})
 
@@ -196,15 +193,6 @@ class LocalClient:
         """Return the last personal model of a round before this one, empty where there is none."""
         version = self.states.find(PERSONAL, before)
         return {} if version is None else version.state
-
-    def train_own(self, received: StateDict, terms: Terms, work: LocalWork) -> None:
-        """Train a model of the client's own, pulled to the received one, and keep it."""
-        self.model.load_state_dict(received)
-        anchor = [parameter.detach().clone() for parameter in self.model.parameters() if parameter.requires_grad]
-        self._load_personal(before=terms.server_round)
-        work = client_work(work, self.settings, terms, self.key, personal=True)
-        train(self.model, self.task, self.splits.train, work, anchor)
-        self.keep_personal(terms.server_round, self.model.state_dict())
 
     def keep_personal(self, number: int, model: StateDict) -> None:
         """Keep the personal model of a round, without frozen parameters: these are as in the global model."""
@@ -285,12 +273,18 @@ class _ClientTraining(ClientRound):
         self.update = Update(client.model.state_dict(), metrics, second, record)
 
     def after(self) -> None:
-        works = own_works(self._client.settings, self._terms, self._rules)
+        client, terms = self._client, self._terms
+        works = own_works(client.settings, terms, self._rules)
         if works:
             arrays = {name: tensor.clone() for name, tensor in self.update.arrays.items()}
             self.update = replace(self.update, arrays=arrays)
         for work in works:
-            self._client.train_own(self._received, self._terms, work)
+            client.model.load_state_dict(self._received)
+            anchor = [each.detach().clone() for _, each in client.trainable()]
+            client.load_personal(before=terms.server_round)
+            own = client_work(work, client.settings, terms, client.key, personal=True)
+            train(client.model, client.task, client.splits.train, own, anchor)
+            client.keep_personal(terms.server_round, client.model.state_dict())
 
 
 def report_all(

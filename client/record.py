@@ -1,5 +1,7 @@
 """The log of a device: what it was asked and what it sent, a line of JSON a message in its state folder."""
 
+from __future__ import annotations
+
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -7,10 +9,15 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fairbloom.errors import FairbloomError
+from fairbloom.errors import FairbloomError, reportable
 from fairbloom.logs import log
+from fairbloom.protocol.names import CONFIG, FROZEN
+
+if TYPE_CHECKING:
+    from flwr.app import Context, Message, RecordDict
+    from flwr.clientapp.typing import ClientAppCallable
 
 RECORD, EARLIER = "log.jsonl", "log.1.jsonl"
 
@@ -42,6 +49,42 @@ def note(folder: Path, entry: Mapping[str, Any]) -> None:
             os.close(descriptor)
     except OSError as error:
         log.warning("%s cannot be written: %s", path, error.strerror)
+
+
+def recording(message: Message, context: Context, answer: ClientAppCallable) -> Message:
+    """Note what a deployed client is asked and what it sends, where it has a state-dir, which `fairbloom client` makes.
+
+    A mod of Flower's.
+    """
+    folder = Path(str(context.node_config.get("state-dir", "")))
+    if not context.node_config.get("state-dir") or not folder.is_dir():
+        return answer(message, context)
+    config: Mapping[str, Any] = message.content.config_records.get(CONFIG) or {}
+    entry: dict[str, Any] = {"run": message.metadata.run_id, "asked": message.metadata.message_type}
+    entry["terms"] = {key: value for key, value in config.items() if key != FROZEN}
+    if entry["asked"] == "query":
+        entry["settings"] = dict(context.run_config)
+    noted: dict[str, Any] = {}
+    token = NOTED.set(noted)
+    try:
+        reply = answer(message, context)
+    except Exception as error:
+        note(folder, {**entry, "refused": reportable(error)})
+        raise
+    finally:
+        NOTED.reset(token)
+    sent = plain_values(reply.content) if reply.has_content() else {}
+    note(folder, {**entry, "sent": sent, **noted})
+    return reply
+
+
+def plain_values(content: RecordDict) -> dict[str, Any]:
+    """Return the records of a reply in plain values; of arrays their types and shapes."""
+    arrays = {
+        name: {key: f"{array.dtype}, {'×'.join(map(str, array.shape))}" for key, array in record.items()}
+        for name, record in content.array_records.items()
+    }
+    return {name: arrays.get(name) or dict(record) for name, record in content.items()}
 
 
 def read_entries(folder: Path) -> list[dict[str, Any]]:

@@ -15,16 +15,14 @@ from .settings import SettingRefusedError
 
 FOLDER, ACCEPTED, REFUSED, LATEST = "schemas", "accepted", "refused.toml", "accepted.toml"
 
-ANY = "any"
-"""The owner's word for a device that reads its tables by whatever schema a run brings."""
-
 
 def check_accepted(text: str, state_dir: Path | None, allowed: str) -> None:
     """Raise SettingRefusedError where a run's schema is one that the owner has not accepted, and keep it.
 
-    `allowed` is `schema` of the owner's limits; `state_dir` is None where the device keeps nothing.
+    `allowed` is `schema` of the owner's limits, of which "any" takes whatever schema a run brings; `state_dir` is None
+    where the device keeps nothing.
     """
-    if not text or allowed == ANY:
+    if not text or allowed == "any":
         return
     if state_dir is None:
         raise SettingRefusedError(
@@ -67,12 +65,9 @@ def describe_change(state_dir: Path, text: str) -> str:
     if latest.exists():
         before = latest.read_text(encoding="utf-8").splitlines()
         lines = list(unified_diff(before, lines, "accepted", "new", lineterm=""))
-    return "".join(f"{_make_printable(line)}\n" for line in lines)
-
-
-def _make_printable(line: str) -> str:
-    """Return a line that a stranger has written, without what a terminal would act on."""
-    return "".join(each if each.isprintable() or each == "\t" else "\ufffd" for each in line)
+    # A stranger has written them: what a terminal would act on is replaced.
+    shown = ("".join(each if each.isprintable() or each == "\t" else "\ufffd" for each in line) for line in lines)
+    return "".join(f"{line}\n" for line in shown)
 
 
 def accept_schema(state_dir: Path, text: str) -> None:

@@ -160,8 +160,15 @@ def batches(count: int, work: LocalWork, fewest: int = 1) -> Iterator[Tensor]:
             f"a batch has {size} example here, of {count} to train on, and the model's BatchNorm needs {fewest}: raise "
             "batch-size, leave out clients with a single example, or put GroupNorm or LayerNorm in its place"
         )
+    random = work.random
+    if random is None and size < count:
+        raise ValueError(f"batches of {size} of {count} examples need an order: give the work a random generator")
     epochs = range(work.epochs) if work.steps is None else itertools.count()
-    steps = (batch for _ in epochs for batch in torch.split(_order(count, size, work), size) if len(batch) >= fewest)
+    orders = (
+        torch.arange(count) if random is None or size == count else torch.from_numpy(random.permutation(count))
+        for _ in epochs
+    )
+    steps = (batch for order in orders for batch in torch.split(order, size) if len(batch) >= fewest)
     return itertools.islice(steps, work.steps)
 
 
@@ -178,14 +185,6 @@ def batch_of(count: int, work: LocalWork) -> int:
     if not count:
         raise ReportableError("there is no training example here, so nothing can be trained: leave this client out")
     return min(work.batch_size or count, count)
-
-
-def _order(count: int, size: int, work: LocalWork) -> Tensor:
-    if size == count:
-        return torch.arange(count)
-    if work.random is None:
-        raise ValueError(f"batches of {size} of {count} examples need an order: give the work a random generator")
-    return torch.from_numpy(work.random.permutation(count))
 
 
 def outputs_of(model: nn.Module, inputs: Inputs, output: str = "") -> Tensor:

@@ -37,26 +37,22 @@ class OwnRule(Corrector):
     def __init__(self, terms: Terms, name: str) -> None:
         super().__init__(terms)
         self._name = name
-        self.users = self._find()
-
-    def __str__(self) -> str:
-        """Return the setting that names it."""
-        return f"client-rule = {self._name!r}"
-
-    def _find(self) -> ClientRule:
-        found = imported("client-rule", self._name) if is_import_string(self._name) else None
+        found = imported("client-rule", name) if is_import_string(name) else None
         functions = ("start", "correct", "finish")
         if not (isinstance(found, type) and all(callable(getattr(found, each, None)) for each in functions)):
             raise SettingsError(
                 f"{self}: it must be a class, as in my_module:MyRule, with the functions {', '.join(functions)}"
             )
         try:
-            users: ClientRule = found()
+            self.users: ClientRule = found()
         except Exception as error:
             raise FairbloomError(
                 f"{self}: it cannot be made without arguments ({type(error).__name__}: {error}): give them defaults"
             ) from error
-        return users
+
+    def __str__(self) -> str:
+        """Return the setting that names it."""
+        return f"client-rule = {self._name!r}"
 
     def start(self, received: Arrays, kept: Arrays, sent: Mapping[str, Arrays]) -> Any:
         """Return what the user's rule does."""
