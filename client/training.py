@@ -17,7 +17,7 @@ from fairbloom.protocol.names import LOSS
 from fairbloom.tasks import Task
 from fairbloom.tasks.collated import BATCH, CollatedExamples
 from fairbloom.tasks.inputs import Inputs, arguments_of, count_bytes, device_of, map_inputs, split_inputs
-from fairbloom.tasks.outputs import choose_output
+from fairbloom.tasks.models import choose_output
 from fairbloom.tasks.task import AnyExamples, is_of_model
 
 from .device import in_double

@@ -19,7 +19,7 @@ from fairbloom.errors import FairbloomError, place_of
 from fairbloom.server.run_folder.errors import explain_write_errors
 from fairbloom.server.run_folder.files import EXPORTS
 from fairbloom.system.files import write_whole
-from fairbloom.tasks.outputs import choose_output
+from fairbloom.tasks.models import choose_output
 from fairbloom.tasks.preprocessing import CATEGORY, TABLE, Predictions, Preprocessing
 
 from .predictor import Predictor

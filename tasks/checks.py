@@ -18,9 +18,6 @@ from .task import AnyExamples, Examples, Splits, Task, is_of_model
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
-SMALL_INTEGERS = {torch.int8, torch.int16, torch.int32, torch.uint8}
-"""The dtypes of whole numbers that PyTorch's losses do not take for classes."""
-
 
 def guard_task(name: str, task: Task, validation_share: float = 0.0) -> Task:
     """Return the same task, which says in words what is wrong with its examples and losses."""
@@ -97,9 +94,7 @@ def guard_loss(name: str, loss: Loss) -> Loss:
 def _find_faults(examples: AnyExamples, task: Task) -> Iterator[str]:
     """Yield why examples cannot be learned from, or tested on; of a Dataset two are looked at."""
     if isinstance(examples, Examples):
-        yield from _find_wrong_inputs(examples)
-        yield from _find_wrong_rows(examples, len(examples.targets), task)
-        yield from _find_wrong_numbers(examples, task)
+        yield from _find_wrong_tensors(examples, task)
         return
     dataset = examples.dataset
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
@@ -116,8 +111,8 @@ def _find_faults(examples: AnyExamples, task: Task) -> Iterator[str]:
         yield from _find_faults(few, replace(task, groupings={}))
 
 
-def _find_wrong_inputs(examples: Examples) -> Iterator[str]:
-    """Yield what is wrong with the form of inputs and targets."""
+def _find_wrong_tensors(examples: Examples, task: Task) -> Iterator[str]:
+    """Yield what is wrong with the form of inputs and targets, with places, and with numbers, in this order."""
     inputs = examples.inputs
     if isinstance(inputs, list):
         yield (
@@ -129,13 +124,27 @@ def _find_wrong_inputs(examples: Examples) -> Iterator[str]:
     for name in names_of(inputs):
         if not isinstance(name, str):
             yield f"inputs has the key {name!r}: tensors in a dict have the names of the model's arguments"
-    for what, tensor in _tensors_by_name(examples).items():
+    names = (f"inputs[{name}]" if name else "inputs" for name in names_of(inputs))
+    tensors = {**dict(zip(names, tensors_of(inputs), strict=True)), "targets": examples.targets}
+    for what, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
             yield f"{what} must be a torch.Tensor, got {type(tensor).__name__}"
         if not tensor.dim():
             yield f"{what} must have examples as their first dimension, got a single number"
         if len(tensor) != len(examples.targets):
             yield f"each input needs one target, got {len(tensor)} {what} and {len(examples.targets)} targets"
+    yield from _find_wrong_rows(examples, len(examples.targets), task)
+    if examples.targets.dtype in (torch.int8, torch.int16, torch.int32, torch.uint8):  # which no loss takes for classes
+        yield f"targets are {examples.targets.dtype}: make them torch.int64, by targets.long()"
+    for what, tensor in tensors.items():
+        is_double = tensor.dtype == torch.float64 and what != "targets"
+        if is_double and any(each.dtype != torch.float64 for each in task.model().parameters()):
+            yield f"{what} are torch.float64, but the model is not: make them float32 by .float()"
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            strange = int((~torch.isfinite(tensor.reshape(len(tensor), -1))).any(dim=1).nonzero()[0])
+            yield (
+                f"{what} hold NaN or infinite numbers, first in row {strange}: fill them in, or leave such examples out"
+            )
 
 
 def _find_wrong_rows(examples: AnyExamples, count: int, task: Task) -> Iterator[str]:
@@ -163,24 +172,3 @@ def _find_wrong_rows(examples: AnyExamples, count: int, task: Task) -> Iterator[
                 f"groups by {name} must be places from 0 to {len(there) - 1}, got {column.min().item()} to "
                 f"{column.max().item()}: give examples without a group one of their own"
             )
-
-
-def _find_wrong_numbers(examples: Examples, task: Task) -> Iterator[str]:
-    """Yield numbers that no model learns from."""
-    if examples.targets.dtype in SMALL_INTEGERS:
-        yield f"targets are {examples.targets.dtype}: make them torch.int64, by targets.long()"
-    for what, tensor in _tensors_by_name(examples).items():
-        is_double = tensor.dtype == torch.float64 and what != "targets"
-        if is_double and any(each.dtype != torch.float64 for each in task.model().parameters()):
-            yield f"{what} are torch.float64, but the model is not: make them float32 by .float()"
-        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-            strange = int((~torch.isfinite(tensor.reshape(len(tensor), -1))).any(dim=1).nonzero()[0])
-            yield (
-                f"{what} hold NaN or infinite numbers, first in row {strange}: fill them in, or leave such examples out"
-            )
-
-
-def _tensors_by_name(examples: Examples) -> dict[str, Tensor]:
-    """Return the tensors of examples by what an error calls them, targets last."""
-    names = (f"inputs[{name}]" if name else "inputs" for name in names_of(examples.inputs))
-    return {**dict(zip(names, tensors_of(examples.inputs), strict=True)), "targets": examples.targets}

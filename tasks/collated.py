@@ -51,7 +51,24 @@ class CollatedExamples:
         rows = (places if self.rows is None else self.rows[places]).tolist()
         several = getattr(self.dataset, "__getitems__", None)  # as PyTorch's DataLoader asks
         batch = self.collate_fn(several(rows) if several else [self.dataset[row] for row in rows])
-        inputs, targets = self._inputs_and_targets(batch, len(rows))
+        inputs: Any = ()
+        targets: Any = None
+        if isinstance(batch, Mapping):
+            inputs = {str(name): each for name, each in batch.items() if name != self.target}
+            targets = batch.get(self.target)
+        elif isinstance(batch, tuple | list) and len(batch) > 1:
+            *first, targets = batch
+            inputs = first[0] if len(first) == 1 else tuple(first)
+            inputs = tuple(inputs) if isinstance(inputs, list) else inputs
+        are_tensors = all(isinstance(each, Tensor) for each in (*tensors_of(inputs), targets))
+        if not are_tensors or targets.shape[:1] != (len(rows),):
+            got = ", ".join(type(each).__name__ for each in tensors_of(inputs)) or "none"
+            shape = f" of shape {tuple(targets.shape)}" if isinstance(targets, Tensor) else ""
+            raise ReportableError(
+                f"collate_fn must return (inputs, targets), or tensors by name with {self.target!r} among them, all of "
+                f"them tensors with a row for each of {len(rows)} examples; it returned a {type(batch).__name__}, with "
+                f"the inputs {got} and the targets {type(targets).__name__}{shape}"
+            )
         return map_inputs(inputs, lambda tensor: tensor.to(self.device)), targets.to(self.device)
 
     @cached_property
@@ -74,27 +91,6 @@ class CollatedExamples:
     def to(self, device: torch.device) -> CollatedExamples:
         """Return the same examples, the batches of which are moved to `device`."""
         return replace(self, device=device)
-
-    def _inputs_and_targets(self, batch: object, count: int) -> tuple[Inputs, Tensor]:
-        inputs: Any = ()
-        targets: Any = None
-        if isinstance(batch, Mapping):
-            inputs = {str(name): each for name, each in batch.items() if name != self.target}
-            targets = batch.get(self.target)
-        elif isinstance(batch, tuple | list) and len(batch) > 1:
-            *first, targets = batch
-            inputs = first[0] if len(first) == 1 else tuple(first)
-            inputs = tuple(inputs) if isinstance(inputs, list) else inputs
-        are_tensors = all(isinstance(each, Tensor) for each in (*tensors_of(inputs), targets))
-        if not are_tensors or targets.shape[:1] != (count,):
-            got = ", ".join(type(each).__name__ for each in tensors_of(inputs)) or "none"
-            shape = f" of shape {tuple(targets.shape)}" if isinstance(targets, Tensor) else ""
-            raise ReportableError(
-                f"collate_fn must return (inputs, targets), or tensors by name with {self.target!r} among them, all of "
-                f"them tensors with a row for each of {count} examples; it returned a {type(batch).__name__}, with the "
-                f"inputs {got} and the targets {type(targets).__name__}{shape}"
-            )
-        return inputs, targets
 
 
 def join_collated(parts: Sequence[CollatedExamples]) -> CollatedExamples:

@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-BITS_PER_SAMPLE = 0x0102
-"""TIFF's tag of an image's depth, as 12 bits."""
-
 
 # Clients --------------------------------------------------------------------------------------------------------------
 
@@ -171,7 +168,7 @@ def _read_pixels(image: "Image.Image", shape: tuple[int, ...]) -> NDArray[np.flo
     mode, most = "L" if channels == 1 else "RGB", np.float32(255)
     if image.mode.startswith(("I", "F")):  # grey with more than eight bits
         numbers = np.asarray(image, np.float32)
-        bits = getattr(image, "tag_v2", {}).get(BITS_PER_SAMPLE, 16)
+        bits = getattr(image, "tag_v2", {}).get(0x0102, 16)  # TIFF's tag of an image's depth
         most = np.float32(2 ** min(16, int(bits[0] if isinstance(bits, tuple) else bits)) - 1)
         least, largest = float(numbers.min()), float(numbers.max())
         if image.mode == "F" or not 0 <= least <= largest <= most:

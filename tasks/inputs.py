@@ -66,14 +66,6 @@ def split_inputs(inputs: Inputs, lengths: Sequence[int]) -> Sequence[Inputs]:
     return [dict(zip(inputs, part, strict=True)) for part in parts]
 
 
-def are_shared(one: Inputs, other: Inputs) -> bool:
-    """Return whether two inputs are the very same tensors in memory."""
-    if one is other:
-        return True
-    alike = names_of(one) == names_of(other)
-    return alike and all(x is y for x, y in zip(tensors_of(one), tensors_of(other), strict=True))
-
-
 def names_of(inputs: Inputs) -> tuple[str, ...]:
     """Return what the tensors of inputs are called: their names, their places in a tuple, or ("",) for one tensor."""
     if isinstance(inputs, tuple):

@@ -37,7 +37,6 @@ def make_optimizer(
     learning_rate: float,
     momentum: float = 0.0,
     weight_decay: float = 0.0,
-    nesterov: bool = False,
 ) -> Optimizer:
     """Return a new optimizer; it gets momentum and weight decay if it takes them, also when they are 0.
 
@@ -47,7 +46,6 @@ def make_optimizer(
 
     chosen: dict[str, Any] = {"lr": learning_rate} if "lr" in arguments_of(name) else {}
     chosen |= _find_rates(name, momentum, weight_decay)
-    chosen |= {"nesterov": True} if nesterov else {}
     try:
         made = _maker_of(name)(list(parameters), **chosen)
     except (ValueError, TypeError) as error:

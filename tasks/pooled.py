@@ -11,7 +11,7 @@ import torch
 from fairbloom.errors import ReportableError
 
 from .collated import CollatedExamples, join_collated
-from .inputs import are_shared, combine_inputs
+from .inputs import combine_inputs, names_of, tensors_of
 from .task import AnyExamples, Examples, Splits, Task
 
 
@@ -41,10 +41,8 @@ def join(parts: Sequence[AnyExamples]) -> AnyExamples:
 def join_tensors(parts: Sequence[Examples]) -> Examples:
     """Return the examples of all parts, one after the other, in the tensors that they share, or else in a copy."""
     first, rows = parts[0], [part.rows for part in parts if part.rows is not None]
-    if len(rows) == len(parts) and all(
-        are_shared(part.inputs, first.inputs) and part.targets is first.targets and part.groups is first.groups
-        for part in parts
-    ):
+    held = [(names_of(part.inputs), [*tensors_of(part.inputs), part.targets, part.groups]) for part in parts]
+    if len(rows) == len(parts) and len({(names, *map(id, tensors)) for names, tensors in held}) == 1:
         return Examples(first.inputs, first.targets, torch.cat(rows), first.groups)
     whole = [(part.inputs, part.targets) if part.rows is None else part[:] for part in parts]
     inputs, targets = zip(*whole, strict=True)

@@ -20,7 +20,7 @@ from fairbloom.errors import place_of
 from fairbloom.tasks import Task
 from fairbloom.tasks.collated import CollatedExamples
 from fairbloom.tasks.inputs import Inputs, arguments_of, combine_inputs, device_of, map_inputs, tensors_of
-from fairbloom.tasks.outputs import choose_output
+from fairbloom.tasks.models import choose_output
 from fairbloom.tasks.task import AnyExamples, Examples, is_of_model
 
 from .optimizers import RowOptimizer

@@ -70,7 +70,14 @@ def deal_pictures(
         "channel": (x − μ)/σ of each channel; "pixel": (x − μ)/(σ + 0.001) of each pixel, from 0 to 255; "none": x from
         0 to 1. Mean and deviation are those of all official training images.
     """
-    kept = _find_classes(info, classes)
+    known = [str(number) for number in range(len(info.labels))]
+    words = [word.strip() for word in classes.split(",")] if classes else known
+    if len(set(words)) < max(len(words), 2) or not set(words) <= set(known):
+        raise FairbloomError(
+            f"{info.name}.classes = {classes!r}: name two or more different classes by their numbers, from 0 to "
+            f"{len(known) - 1}, with commas"
+        )
+    kept = tuple(map(int, words))
     labels = [info.labels[number] for number in kept]
     names = name_clients(setup, labels) if setup.partition == CLASS else number_clients(setup.clients)
     if rotated > len(names):
@@ -100,17 +107,6 @@ def deal_pictures(
 
     white = info.white if standardise == "none" else 0.0
     return classify(setup, names, info.shape, labels, splits, rows_of, white=white)
-
-
-def _find_classes(info: PictureSet, classes: str) -> tuple[int, ...]:
-    known = {str(number): number for number in range(len(info.labels))}
-    words = [word.strip() for word in classes.split(",")] if classes else [*known]
-    if len(set(words)) < max(len(words), 2) or not known.keys() >= set(words):
-        raise FairbloomError(
-            f"{info.name}.classes = {classes!r}: name two or more different classes by their numbers, from 0 to "
-            f"{len(known) - 1}, with commas"
-        )
-    return tuple(known[word] for word in words)
 
 
 class _Dealt(NamedTuple):

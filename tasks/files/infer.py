@@ -27,9 +27,6 @@ TARGETS = ("target", "label", "y")
 MAX_NUMBERED_CLASSES = 100
 """A target of more different whole numbers is a quantity, unless csv.kind says otherwise."""
 
-MAX_COLUMNS_NAMED = 100
-"""The most columns that an error names: any of them may be the one that is needed."""
-
 MISSING = {each.casefold() for each in MISSING_VALUES}
 
 NUMBERED = re.compile(r"(.*[_ -])?(id|ids|mrn|nr|no|number|index|key|patient|case|person|record)", re.IGNORECASE)
@@ -144,7 +141,7 @@ def _find(table: Table, name: str, setting: str, usual: Collection[str] = ()) ->
         return normalise(found[0])
     problem = f"has the columns {join_names(found)}" if found else f"has no column {name or join_names([*usual])}"
     hint = did_you_mean(name, table.columns) if name else "the first line must name the columns; "
-    there = join_names([*table.columns], MAX_COLUMNS_NAMED)
+    there = join_names([*table.columns], most=100)  # any of them may be the one that is needed
     raise DataError(f"{table.path} {problem}: {hint}name one of {there} by {setting}")
 
 

@@ -27,8 +27,6 @@ Values = Any
 STATE = 'state encoding = "{}" under [files.{!r}] in the schema, or save it in UTF-8 (in Excel: CSV UTF-8)'
 """What to do about a text in another encoding: a likely one and the file's name stand in the braces."""
 
-DELIMITERS = (",", ";", "\t", "|")
-
 MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 """What texts in these encodings may begin with."""
 
@@ -50,9 +48,6 @@ REFERENCE = re.compile(rb"""\br=["']([A-Z]{1,3})([0-9]{1,7})["']""", re.IGNORECA
 POINT = re.compile(r"[+-]?[0-9]*\.[0-9]+([eE][+-]?[0-9]+)?")
 COMMA = re.compile(r"(?![+-]?[0-9]{1,3}(,[0-9]{3})+$)[+-]?[0-9]*,[0-9]+")
 """Numbers with a decimal point, and those with a decimal comma that are not ones with commas between thousands."""
-
-SAMPLE = 1000
-"""The rows by which the decimal mark of a file is found."""
 
 LINE_END, QUOTE = b'\n"'
 
@@ -156,8 +151,8 @@ def _read_text(path: Path, file: File) -> Table:
     decimal = file.decimalChar
     if not decimal and file.groupChar in (".", ","):
         decimal = "," if file.groupChar == "." else "."
-    elif not decimal:  # a comma where the first rows have numbers with decimal commas, and none with points
-        cells = [cell.strip() for values in columns for cell in values.slice(0, SAMPLE).to_pylist()]
+    elif not decimal:  # a comma where the first 1,000 rows have numbers with decimal commas, and none with points
+        cells = [cell.strip() for values in columns for cell in values.slice(0, 1000).to_pylist()]
         decimal = "," if any(map(COMMA.fullmatch, cells)) and not any(map(POINT.fullmatch, cells)) else "."
     file = file.model_copy(update={"decimalChar": decimal})
     return Table(path, _by_names(path, names, columns), lines[1:], header=int(lines[0]), file=file)
@@ -209,7 +204,7 @@ def _find_delimiter(path: Path, first: str) -> str:
     if re.fullmatch(r'"?sep=."?[,;]*', first, re.IGNORECASE):
         raise DataError(f"{path}, line 1 is {first!r}, and must name the columns: delete this line", "separator-line")
     outside = re.sub(r'"[^"]*"', "", first)
-    best = max(DELIMITERS, key=outside.count)
+    best = max(",;\t|", key=outside.count)
     if best not in outside:
         why = f"line 1 names one column only, {first.strip()[:60]!r}: separate columns by comma, semicolon, tab or |"
         raise DataError(f"{path}, {why}", "one-column")

@@ -13,7 +13,6 @@ from torch.nn.parameter import is_lazy
 from fairbloom.errors import FairbloomError, ReportableError, did_you_mean
 from fairbloom.imports import imported, is_import_string
 
-from ..outputs import choose_output
 from . import networks
 from .networks import IMAGE, Shape
 
@@ -91,6 +90,27 @@ def maker_of(name: str) -> Callable[..., Any]:
             "model, so that the run's seed decides its initial weights"
         )
     return maker  # type: ignore[no-any-return]
+
+
+def choose_output(model: nn.Module, outputs: object, output: str) -> Tensor:
+    """Return the tensor that a task means of what a model returns; `output`, `logits`, or the only one."""
+    if isinstance(outputs, Tensor):
+        return outputs
+    when = "in training" if model.training else "in evaluation"
+    if not isinstance(outputs, Mapping):
+        raise ReportableError(
+            f"the model, {type(model).__name__}, returns a {type(outputs).__name__} {when}: it must return one tensor, "
+            "with a row for each example, or tensors by name; an auxiliary output or a hidden state must be left out"
+        )
+    tensors = {str(name): each for name, each in outputs.items() if isinstance(each, Tensor)}
+    name = output or ("logits" if "logits" in tensors or len(tensors) != 1 else next(iter(tensors)))
+    if name not in tensors:
+        there = ", ".join(tensors) or "no tensor"
+        said = f"the task asks for {name!r}" if output else "the task does not say which of them are its outputs"
+        raise ReportableError(
+            f"the model, {type(model).__name__}, returns {there} {when}, and {said}: name one by Task(output=...)"
+        )
+    return tensors[name]
 
 
 # What every model must be ---------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.tasks import Examples, Splits, Task, model_loss
 from fairbloom.tasks.checks import guard_task
 from fairbloom.tasks.inputs import combine_inputs, count_bytes, map_inputs, names_of, split_inputs, tensors_of
-from fairbloom.tasks.outputs import choose_output
+from fairbloom.tasks.models import choose_output
 
 X, Y = torch.arange(12.0).view(6, 2), torch.arange(6) % 2
 

@@ -71,7 +71,7 @@ CELLS = (
 def hostile_files(draw: st.DrawFn) -> bytes:
     """Draw a CSV file as programs write them, with whatever people make of it afterwards."""
     width, rows = draw(st.integers(2, 4)), draw(st.integers(0, 30))
-    delimiter, end = draw(st.sampled_from(reading.DELIMITERS)), draw(st.sampled_from(["\n", "\r\n", "\r"]))
+    delimiter, end = draw(st.sampled_from(",;\t|")), draw(st.sampled_from(["\n", "\r\n", "\r"]))
     out = io.StringIO(newline="")
     quoting = draw(st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]))
     writer = csv.writer(out, delimiter=delimiter, quoting=quoting, lineterminator=end)
@@ -96,7 +96,7 @@ def read_by_python(content: bytes) -> list[list[tuple[int, list[str]]]]:
     except UnicodeDecodeError:
         decoded = content.decode("cp1252")
     found = []
-    for delimiter in reading.DELIMITERS:
+    for delimiter in ",;\t|":
         unified = io.StringIO(decoded.replace("\r\n", "\n").replace("\r", "\n"))
         lines = csv.reader(unified, delimiter=delimiter, strict=True)
         with suppress(csv.Error):
@@ -128,7 +128,7 @@ def test_hostile_files_are_read_right_or_refused_by_name(tmp_path: Path, content
 
 def test_whatever_separates_ends_and_encodes_a_text(tmp_path: Path) -> None:
     path, cells = tmp_path / "site.csv", ["a", "b,;|\tc", "two\nlines", 'say "yes"', "nörth", ""]
-    for delimiter in reading.DELIMITERS:
+    for delimiter in ",;\t|":
         for end in ("\n", "\r\n", "\r"):
             for encoding in ("utf-8", "utf-8-sig", "utf-16", "cp1252"):
                 out = io.StringIO(newline="")
