@@ -2,6 +2,6 @@
 
 import os
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before NumPy and PyTorch are imported: tests run side by side
+os.environ["OMP_NUM_THREADS"] = "1"  # before NumPy and PyTorch are imported: bits need it, and tests run side by side
 for size in ("COLUMNS", "LINES"):  # pytest-xdist sets one, readline both, and what is printed would have another width
     os.environ.pop(size, None)

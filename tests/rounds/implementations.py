@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import numpy as np
+import pytest
+
 from fairbloom.client.app import app
 from fairbloom.protocol.names import BETWEEN_GROUPS
 from fairbloom.protocol.terms import Terms
@@ -31,9 +34,9 @@ Config = dict[str, Any]
 IMPLEMENTATIONS: dict[str, Callable[[Method, Config], Clients]] = {
     "local": LocalClients,
     "workers": lambda method, config: WorkerClients(method, config, workers=2),
+    "stacked": lambda method, config: StackedClients(method, config, block=3),
     "flower": lambda method, config: FlowerClients(method, InProcessGrid(app, config, config["clients"]), timeout=60.0),
 }
-
 """Each returns the clients of a method and a run config; the first is what the others are compared with."""
 
 PLAIN: Config = {"clients": 5, "num-rounds": 3, "fraction": 0.6, "device": "cpu", "seed": 2}
@@ -159,17 +162,7 @@ class Watched:
 
     def train(self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING) -> Trained:
         trained = self._clients.train(names, model, terms, sent)
-        self.seen.append(
-            (
-                "trained",
-                {
-                    **told(trained),
-                    "updates": rows_of(trained.updates),
-                    "snapshots": rows_of(trained.second),
-                    "asked": tuple(names),
-                },
-            )
-        )
+        self.seen.append(("trained", {**told(trained), "asked": tuple(names)}))
         return trained
 
     def evaluate(self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]) -> Replies:
@@ -180,12 +173,31 @@ class Watched:
 
 def told(replies: Replies) -> dict[str, Any]:
     """Return what clients told; reasons are each implementation's own words, so only their clients are compared."""
+    trained = isinstance(replies, Trained)
     return {
         "names": replies.names,
         "metrics": [list(report.items()) for report in replies.metrics.values()],
         "refused": list(replies.refused.reasons),
         "missing": replies.missing,
+        "updates": rows_of(replies.updates) if trained else (),
+        "snapshots": rows_of(replies.second) if trained else (),
     }
+
+
+def assert_same_replies(ours: Replies, expected: Replies, tolerance: float) -> None:
+    """Check that the same clients told the same up to a tolerance: metrics, in their order, and updates."""
+    assert ours.refused.reasons.keys() == expected.refused.reasons.keys()
+    assert {name: [*report] for name, report in ours.metrics.items()} == {
+        name: [*report] for name, report in expected.metrics.items()
+    }
+    for name, report in expected.metrics.items():
+        due = pytest.approx([*report.values()], rel=tolerance, abs=tolerance)
+        assert [*ours.metrics[name].values()] == due
+    if isinstance(ours, Trained) and isinstance(expected, Trained):
+        for updates, due in ((ours.updates, expected.updates), (ours.second, expected.second)):
+            assert (updates is None) == (due is None)
+            if updates is not None and due is not None:
+                np.testing.assert_allclose(updates.vectors.blocks[0], due.vectors.blocks[0], rtol=0, atol=tolerance)
 
 
 @dataclass(frozen=True)
@@ -205,17 +217,12 @@ def measured(loop: Rounds) -> Callable[[int], list[str]]:
     return lambda number: ["loss-before"] if loop.evaluates(number) else []
 
 
-def stacked(method: Method, config: Config) -> Clients:
-    return StackedClients(method, config, block=3)
-
-
 @cache
 def outcome(implementation: str, case: str, *, in_float64: bool = False) -> Outcome:
     """Run a case; the same object again, since several tests look at it."""
     settings = settings_of(case, in_float64=in_float64)
     method, model = method_and_model(settings)
-    make = stacked if implementation == "stacked" else IMPLEMENTATIONS[implementation]
-    engine = make(method, dict(settings.run_config()))
+    engine = IMPLEMENTATIONS[implementation](method, dict(settings.run_config()))
     clients = Watched(engine)
     loop = Rounds(method, clients, settings.num_rounds)
     rounds = list(loop.run(model, measure=measured(loop), measure_after=["train-loss"]))

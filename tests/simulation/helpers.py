@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from fairbloom.protocol.terms import Terms
-from fairbloom.rounds.clients import Clients, Replies, Trained
+from fairbloom.rounds.clients import Clients, Replies
 from fairbloom.rounds.round import Round
 from fairbloom.rounds.updates import Model
 from fairbloom.server import app
@@ -25,7 +25,7 @@ from fairbloom.server.run_folder.rows import Row
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
 from fairbloom.tasks import load_task
-from tests.rounds.implementations import rows_of
+from tests.rounds.implementations import told
 
 ROOT = Path(__file__).parents[2]
 
@@ -139,11 +139,7 @@ def model_of(config: dict[str, Any]) -> dict[str, np.ndarray]:
 
 def all_of(replies: Replies) -> dict[str, Any]:
     """Return all that is in replies, the words of refusals too."""
-    updates = {}
-    if isinstance(replies, Trained):
-        updates = {"updates": rows_of(replies.updates), "snapshots": rows_of(replies.second)}
-    metrics = [(name, list(report.items())) for name, report in replies.metrics.items()]
-    return {"metrics": metrics, "refused": replies.refused.reasons, **updates}
+    return told(replies) | {"refused": replies.refused.reasons}
 
 
 def both_of(clients: Clients, names: Sequence[str], model: Model, terms: Terms) -> list[dict[str, Any]]:

@@ -23,8 +23,6 @@ from fairbloom.tasks import forget_tasks
 from .harmed import BUFFERS, FIVE, SHARED
 from .helpers import all_of, both_of, config_of, is_gone, model_of
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 ARRAYS: Any = {"buffers": BUFFERS, "shared": SHARED}
 CONFIG: dict[str, Any] = {"task": "tests.simulation.harmed:tied", "batch_size": 8, "momentum": 0.9}
 
@@ -106,7 +104,7 @@ def test_a_client_that_fails_is_refused_in_the_words_of_the_loop(start: Start, p
 
 
 def test_workers_killed_in_and_between_rounds_are_replaced(
-    start: Start, place: Path, lost_workers: Callable[[], set[str]]
+    start: Start, place: Path, said: pytest.LogCaptureFixture
 ) -> None:
     """Personal models too: each round's are the start of the next one's."""
     method, found = personal(), list[list[dict[str, Any]]]()
@@ -116,7 +114,7 @@ def test_workers_killed_in_and_between_rounds_are_replaced(
         if number == 2:
             (place / "die-once").touch()
         found.append(both_of(clients, FIVE, model, method.terms(number)))
-    (warned,) = lost_workers()
+    (warned,) = {message for message in said.messages if message.startswith("a worker ended")}
     assert re.fullmatch(r"a worker ended \(.+\) before it had computed client \S+, which is computed again", warned)
     assert clients.workers
     killed = {worker.pid for worker in clients.workers.processes.values()}

@@ -4,14 +4,13 @@ Which engine computes a run follows a rule, and is recorded.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord
 from safetensors.numpy import load_file
 
@@ -27,15 +26,6 @@ from fairbloom.strategies import METHODS
 from tests.rounds.implementations import CASES, Outcome, bits, method_and_model, outcome, settings_of
 
 from .helpers import run, small, table
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
 
 # At the seam: what clients reply, and each round ----------------------------------------------------------------------
 

@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fairbloom.protocol.terms import Terms
-from fairbloom.rounds.clients import Replies, Trained
-from fairbloom.rounds.method import Method
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.clients import LocalClients
 from fairbloom.simulation.stacked.blocks import PADDING, Member, divide_into_blocks
@@ -22,52 +20,25 @@ from fairbloom.strategies import FedAvg
 from fairbloom.tasks import load_task
 from fairbloom.tasks.models import frozen_parameters
 from tests.client import nets
+from tests.rounds.implementations import assert_same_replies
 
-TASK = "tests.nets:doubled"
-OWN = "tests.nets"
+from .helpers import model_of
 
-PLAIN: dict[str, Any] = {"task": TASK, "clients": 9, "partition": "dirichlet", "device": "cpu", "seed": 4}
-
-
+PLAIN: dict[str, Any] = {
+    **{"task": "tests.nets:doubled", "clients": 9, "partition": "dirichlet", "device": "cpu", "seed": 4},
+}
 PLAIN_TERMS = Terms(server_round=3, measure=("loss-before",))
-
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def config_of(**changes: Any) -> dict[str, Any]:
     return Settings.of(PLAIN | changes).run_config()
 
 
-def both(
-    config: dict[str, Any], method: Method | None = None, block: int = 64
-) -> tuple[LocalClients, StackedClients, dict[str, Any]]:
+def both(config: dict[str, Any]) -> tuple[LocalClients, StackedClients, dict[str, Any]]:
     """Return the two engines, and a model that is not the initial one."""
-    chosen = method or FedAvg(frozen=frozen_parameters(load_task(config).model()))
-    model = {name: tensor.numpy() for name, tensor in load_task(config).model().state_dict().items()}
-    random = np.random.default_rng(7)
-    model = {name: array + 0.05 * random.standard_normal(array.shape) for name, array in model.items()}
-    return LocalClients(chosen, config), StackedClients(chosen, config, block=block), model
-
-
-def assert_same(ours: Trained, expected: Trained, tolerance: float = 1e-12) -> None:
-    assert ours.names == expected.names
-    assert ours.refused.reasons.keys() == expected.refused.reasons.keys()
-    for updates, due in ((ours.updates, expected.updates), (ours.second, expected.second)):
-        assert (updates is None) == (due is None)
-        if updates is not None and due is not None:
-            np.testing.assert_allclose(updates.vectors.blocks[0], due.vectors.blocks[0], rtol=0, atol=tolerance)
-    assert_same_reports(ours, expected, tolerance)
-
-
-def assert_same_reports(ours: Replies, expected: Replies, tolerance: float = 1e-12) -> None:
-    assert {name: list(report) for name, report in ours.metrics.items()} == {
-        name: list(report) for name, report in expected.metrics.items()
-    }
-    for name, report in ours.metrics.items():
-        assert list(report.values()) == pytest.approx(
-            list(expected.metrics[name].values()), rel=tolerance, abs=tolerance
-        )
+    method, random = FedAvg(frozen=frozen_parameters(load_task(config).model())), np.random.default_rng(7)
+    model = {name: array + 0.05 * random.standard_normal(array.shape) for name, array in model_of(config).items()}
+    return LocalClients(method, config), StackedClients(method, config, block=64), model
 
 
 # What cannot be stacked -----------------------------------------------------------------------------------------------
@@ -81,8 +52,8 @@ def program(model: str, **changes: Any) -> Any:
 
 def test_a_model_that_cannot_be_stacked_is_named_with_the_reason() -> None:
     for model, reason in (
-        (f"{OWN}:Contrasted", "depends on the others of its batch"),
-        (f"{OWN}:Branching", "PyTorch cannot map it over clients"),
+        ("tests.nets:Contrasted", "depends on the others of its batch"),
+        ("tests.nets:Branching", "PyTorch cannot map it over clients"),
         ("tests.client.nets:Dropping", "draws, as dropout does"),
         ("tests.client.nets:Normed", "BatchNorm keeps statistics"),
         ("tests.client.nets:Untouched", "does not touch some of its parameters|depends on the others"),
@@ -117,10 +88,8 @@ def test_a_corner_of_pytorch_is_computed_right_or_refused(net: type[nn.Module]) 
     except UnstackableError:
         return
     loop, stacked, _ = both(config)
-    model = {name: tensor.numpy() for name, tensor in load_task(config).model().state_dict().items()}
-    names = loop.online(1)
-    ours, expected = (engine.train(names, model, PLAIN_TERMS) for engine in (stacked, loop))
-    assert_same(ours, expected, 1e-2 if net in (nets.Half, nets.Autocast) else 1e-5)
+    ours, expected = (engine.train(loop.online(1), model_of(config), PLAIN_TERMS) for engine in (stacked, loop))
+    assert_same_replies(ours, expected, 1e-2 if net in (nets.Half, nets.Autocast) else 1e-5)
 
 
 def test_chains_are_products_and_other_models_are_mapped() -> None:
@@ -145,11 +114,11 @@ def test_one_bad_client_is_refused_alone() -> None:
         engine.local(names[5]).splits.train.inputs.fill_(float("inf"))
         engine.local(names[4]).splits.test.targets.fill_(10)
     ours, expected = (engine.train(names, model, PLAIN_TERMS) for engine in (stacked, loop))
-    assert_same(ours, expected)
+    assert_same_replies(ours, expected, 1e-12)
     assert set(ours.refused.reasons) == {names[2], names[5]}
     assert "is not finite" in ours.refused.reasons[names[5]] or "finite number" in ours.refused.reasons[names[5]]
     measured, due = (engine.evaluate(names, model, Terms(server_round=1), names) for engine in (stacked, loop))
-    assert_same_reports(measured, due)
+    assert_same_replies(measured, due, 1e-12)
     assert set(measured.refused.reasons) == {names[4]}
 
 
@@ -170,9 +139,9 @@ def test_a_block_beyond_memory_is_computed_in_parts(
     expected = loop.train(loop.online(1), model, PLAIN_TERMS)
     monkeypatch.setattr(engine, "train_together", short_of_memory)
     with caplog.at_level(logging.WARNING, "flwr"):
-        assert_same(stacked.train(loop.online(1), model, PLAIN_TERMS), expected)
+        assert_same_replies(stacked.train(loop.online(1), model, PLAIN_TERMS), expected, 1e-12)
         first = len(sizes)
-        assert_same(stacked.train(loop.online(1), model, PLAIN_TERMS), expected)
+        assert_same_replies(stacked.train(loop.online(1), model, PLAIN_TERMS), expected, 1e-12)
     assert max(sizes[first:]) <= 2  # it is not tried again
     assert "more memory than there is" in caplog.text
 
@@ -187,7 +156,7 @@ def test_a_failure_that_is_no_clients_own_is_told(
     loop, stacked, model = both(config_of())
     with caplog.at_level(logging.WARNING, "flwr"):
         ours = stacked.train(loop.online(1), model, PLAIN_TERMS)
-    assert_same(ours, loop.train(loop.online(1), model, PLAIN_TERMS))
+    assert_same_replies(ours, loop.train(loop.online(1), model, PLAIN_TERMS), 1e-12)
     assert "computed one by one" in caplog.text
     assert "a fault of the engine" in caplog.text
 

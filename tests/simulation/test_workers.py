@@ -36,8 +36,6 @@ from .helpers import both_of, config_of, is_gone, model_of
 
 Train = Callable[[LocalClient, StateDict, Terms], Update]
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def workers_of(method: Method | None = None, workers: int = 2, **changes: Any) -> WorkerClients:
     return WorkerClients(method or FedAvg(), config_of(**changes), workers)
