@@ -45,6 +45,13 @@ def initial_model() -> Arrays:
     }
 
 
+def in_float64() -> Arrays:
+    """Return the initial model with wider floats."""
+    return {
+        name: array.astype(np.float64) if array.dtype.kind == "f" else array for name, array in initial_model().items()
+    }
+
+
 def record(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
     return ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()})
 
@@ -155,6 +162,23 @@ class Quadratic:
 def answering(client: Answer, **others: Answer) -> Answer:
     """Return a client that answers messages of some kinds, query, train or evaluate, in other ways."""
     return lambda message: others.get(message.metadata.message_type, client)(message)
+
+
+def replying(name: str, train: Callable[[Arrays, int], Mapping[str, NDArray[Any]]], **metrics: Any) -> Answer:
+    """Return a client that maps a model and the round to its reply, and reports these metrics ("_" for a hyphen)."""
+    numbers = {"num-examples": 10} | {key.replace("_", "-"): value for key, value in metrics.items()}
+
+    def answer(message: Message) -> Message:
+        content = RecordDict({"metrics": MetricRecord(numbers)})
+        if message.metadata.message_type == MessageType.QUERY:
+            about = {"name": name, "num-examples": numbers["num-examples"], "honours": list(WORK)}
+            content = RecordDict({"client": ConfigRecord(about)})
+        if message.metadata.message_type == MessageType.TRAIN:
+            number = int(str(message.content.config_records["config"]["server-round"]))
+            content["arrays"] = record(train(unpack(message.content.array_records["arrays"]), number))
+        return Message(content, reply_to=message)
+
+    return answer
 
 
 def quadratics(n: int) -> dict[str, Quadratic]:
@@ -372,11 +396,17 @@ OPTIONS: dict[str, Any] = {"buffers": BUFFERS, "fraction_train": 0.6, "seed": 3}
 
 
 def run(
-    strategy: FairStrategy, grid: MemoryGrid | None = None, rounds: int = 4, **arguments: Any
+    strategy: FairStrategy,
+    clients: MemoryGrid | Mapping[str, Answer] | None = None,
+    rounds: int = 4,
+    faults: Mapping[tuple[str, int], Fault] | None = None,
+    **arguments: Any,
 ) -> tuple[Result, list[Round]]:
+    """Run over a grid, or over that of clients with faults: six quadratics by default."""
     finished: list[Round] = []
     arguments.setdefault("initial_arrays", record(initial_model()))
-    result = strategy.start(grid or MemoryGrid(quadratics(6)), num_rounds=rounds, on_round=finished.append, **arguments)
+    grid = clients if isinstance(clients, MemoryGrid) else MemoryGrid(clients or quadratics(6), faults=faults)
+    result = strategy.start(grid, num_rounds=rounds, on_round=finished.append, **arguments)
     return result, finished
 
 

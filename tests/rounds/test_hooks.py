@@ -13,14 +13,12 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import (
     DifferentialPrivacyClientSideFixedClipping,
     DifferentialPrivacyServerSideFixedClipping,
-    Result,
     Strategy,
 )
 from flwr.serverapp.strategy import FedAvg as FlowersFedAvg
 
 from fairbloom.rounds.loop import NothingLearnedError
 from fairbloom.rounds.quorum import QuorumError
-from fairbloom.rounds.updates import FloatArray
 from fairbloom.strategies import FedAvg, FedMGDA
 from tests.federation import (
     BUFFERS,
@@ -219,11 +217,6 @@ def test_flowers_noise_works_with_the_methods_of_the_page(monkeypatch: pytest.Mo
         {"fcfl", "local"},
         {"scaffold", "drfa", "fcfl", "local"},
     ]
-
-
-def values(result: Result) -> FloatArray:
-    """Return the trainable entries but the last, an array without dimensions, which Flower's clipping spares."""
-    return flat(unpack(result.arrays))[:-1]
 
 
 # Arguments of Flower's FedAvg ---------------------------------------------------------------------------------------

@@ -1,13 +1,13 @@
 """How long updates and steps may be: the rule, what it refuses and never refuses, and what a run remembers of it."""
 
-import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ArrayRecord
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,7 +16,7 @@ from fairbloom.rounds.progress import Lengths
 from fairbloom.rounds.screening import BrokenModelError, too_long
 from fairbloom.rounds.updates import FloatArray, length
 from fairbloom.strategies import FairStrategy, FedAvg, FedFV, Round
-from tests.federation import MemoryGrid, assert_resumes, record, unpack
+from tests.federation import Answer, assert_resumes, record, replying, run, unpack
 from tests.strategies.helpers import Arrays
 
 INF = math.inf
@@ -89,42 +89,31 @@ def test_lengths_neither_overflow_nor_vanish() -> None:
 Plan = Callable[[int], float]
 
 
-def moving(name: str, plan: Plan, examples: int = 10) -> Callable[[Message], Message]:
+ZEROS = record({"w": np.zeros(SIZE, np.float32)})
+
+
+def moving(name: str, plan: Plan, examples: int = 10) -> Answer:
     """Return a client whose update in a round is as long as `plan` says, along (1, 1, …)."""
 
-    def answer(message: Message) -> Message:
-        if message.metadata.message_type == MessageType.QUERY:
-            client = ConfigRecord({"name": name, "num-examples": examples})
-            return Message(RecordDict({"client": client}), reply_to=message)
-        numbers = {"num-examples": examples, "loss": 1.0, "accuracy": 0.5, "loss-before": 1.0, "accuracy-after": 0.5}
-        if message.metadata.message_type == MessageType.EVALUATE:
-            return Message(RecordDict({"metrics": MetricRecord(numbers)}), reply_to=message)
-        (w,) = unpack(message.content.array_records["arrays"]).values()
-        number = int(str(message.content.config_records["config"]["server-round"]))
-        after = w - np.asarray(plan(number) / math.sqrt(w.size), w.dtype)
-        numbers["learning-rate"] = 0.1
-        return Message(RecordDict({"arrays": record({"w": after}), "metrics": MetricRecord(numbers)}), reply_to=message)
+    def train(model: Arrays, number: int) -> Arrays:
+        return {"w": model["w"] - np.float32(plan(number) / math.sqrt(SIZE))}
 
-    return answer
+    return replying(name, train, num_examples=examples, loss=1.0, loss_before=1.0)
 
 
 def always(value: float) -> Plan:
     return lambda number: value
 
 
-def zeros(dtype: Any = np.float32) -> Arrays:
-    return {"w": np.zeros(SIZE, dtype)}
-
-
 def rounds_of(
-    strategy: FairStrategy, plans: Mapping[str, Plan], rounds: int = 1, model: Arrays | None = None, **arguments: Any
+    strategy: FairStrategy,
+    plans: Mapping[str, Plan],
+    rounds: int = 1,
+    sizes: Mapping[str, int] = MappingProxyType({}),
+    model: ArrayRecord = ZEROS,
 ) -> list[Round]:
-    finished: list[Round] = []
-    sizes: Mapping[str, int] = arguments.pop("sizes", {})
     clients = {name: moving(name, plan, sizes.get(name, 10)) for name, plan in plans.items()}
-    initial = record(zeros() if model is None else model)
-    strategy.start(MemoryGrid(clients), initial, num_rounds=rounds, on_round=finished.append, **arguments)
-    return finished
+    return run(strategy, clients, rounds, initial_arrays=model)[1]
 
 
 def refused_in(rounds: Sequence[Round]) -> list[list[str]]:
@@ -173,7 +162,7 @@ def test_a_skipped_round_leaves_no_length_behind() -> None:
 def test_lengths_survive_a_kill_to_the_bit() -> None:
     """Without those of before, a single participant's update in the last round would be used."""
     clients = {"a": moving("a", lambda number: 0.001 * number if number < 6 else 90.0)}
-    finished = assert_resumes(lambda: FedAvg(unused_rounds=0), 6, (1, 3, 5), clients, record(zeros()))
+    finished = assert_resumes(lambda: FedAvg(unused_rounds=0), 6, (1, 3, 5), clients, ZEROS)
     assert refused_in(finished)[-1] == ["a"]
 
 
@@ -198,20 +187,16 @@ class Leap(FedAvg):
 TWO = {"a": always(1.0), "b": always(3.0)}
 
 
-def test_a_step_that_is_too_long_is_not_taken(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_step_that_is_too_long_is_not_taken(said: pytest.LogCaptureFixture) -> None:
     strategy = Leap(factors={2: 500.0})
-    logging.getLogger("flwr").addHandler(caplog.handler)
-    try:
-        one, two, three = rounds_of(strategy, TWO, 3)
-    finally:
-        logging.getLogger("flwr").removeHandler(caplog.handler)
+    one, two, three = rounds_of(strategy, TWO, 3)
     assert two.coefficients == {}
     assert unpack(two.arrays)["w"].tobytes() == unpack(one.arrays)["w"].tobytes()
     assert three.coefficients == {"a": 0.5, "b": 0.5}
     assert strategy.memory["seen"] == [1, 3]  # what the method remembers is not changed either
-    (said,) = {r.getMessage() for r in caplog.records if "round 2 is skipped" in r.getMessage()}
-    assert "the step has the length 1000, beyond 100 times (update_limit)" in said
-    assert "client b" in said
+    (told,) = {message for message in said.messages if "round 2 is skipped" in message}
+    assert "the step has the length 1000, beyond 100 times (update_limit)" in told
+    assert "client b" in told
     _, two = rounds_of(Leap(factors={2: 500.0}, update_limit=INF), TWO, 2)
     assert set(two.coefficients) == {"a", "b"}
 
@@ -227,7 +212,7 @@ def test_steps_may_be_as_long_as_any_earlier_one() -> None:
 
 def test_a_model_that_is_not_finite_is_refused_at_once() -> None:
     with pytest.raises(BrokenModelError, match="no client can train: array 'w'"):
-        rounds_of(FedAvg(), TWO, model={"w": np.full(SIZE, np.nan, np.float32)})
+        rounds_of(FedAvg(), TWO, model=record({"w": np.full(SIZE, np.nan, np.float32)}))
 
 
 # With FedFV, what is kept -------------------------------------------------------------------------------------------

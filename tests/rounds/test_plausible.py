@@ -1,61 +1,42 @@
 """Numbers that no honest client sends: refused by name, and the round ends as without that client."""
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, Message, MessageType, MetricRecord
+from flwr.app import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fairbloom.rounds.loop import NothingLearnedError
 from fairbloom.rounds.screening import implausible_counts, largest_in_proportion, proportionate_rates
-from fairbloom.strategies import FairStrategy, FedAvg, QFedAvg, Round
-from tests.federation import BUFFERS, Fault, MemoryGrid, initial_model, metrics, quadratics, record, unpack
-from tests.strategies.helpers import ARGUMENTS, make
+from fairbloom.strategies import FedAvg, QFedAvg, VRed
+from tests.federation import (
+    BUFFERS,
+    Fault,
+    bits,
+    metrics,
+    one_faulty,
+    quadratics,
+    record,
+    run,
+    unpack,
+)
 
 INF = math.inf
 sizes_strategy = st.lists(st.floats(0.0, 1e300), min_size=1, max_size=9)
 limits = st.floats(1.0, 1e6)
 
 
-def run(
-    strategy: FairStrategy, clients: Mapping[str, Any] | None = None, rounds: int = 1, **grid: Any
-) -> tuple[dict[str, bytes], list[Round]]:
-    """Return the bits of the model, and the rounds."""
-    finished: list[Round] = []
-    initial = record(initial_model())
-    over = MemoryGrid(clients or quadratics(6), **grid)
-    result = strategy.start(over, initial, num_rounds=rounds, on_round=finished.append)
-    return bits(result.arrays), finished
-
-
-def bits(arrays: ArrayRecord) -> dict[str, bytes]:
-    return {name: array.tobytes() for name, array in unpack(arrays).items()}
-
-
-def one_lying(name: str, fault: Fault, **options: Any) -> tuple[dict[str, bytes], Round]:
-    """Return what comes of a round in which site-2 misbehaves."""
-    strategy = make(name, ARGUMENTS[name][0], buffers=BUFFERS, seed=4, **options)
-    model, (only,) = run(strategy, faults={("site-2", 1): fault})
-    return model, only
-
-
-# Reductions ---------------------------------------------------------------------------------------------------------
-
-
 def test_an_unweighable_round_is_skipped_and_names_the_client() -> None:
-    strategy = make("vred", {"beta": 5.0}, buffers=BUFFERS, loss_limit=INF, unused_rounds=1)
-    faults: dict[tuple[str, int], Fault] = {("site-2", 1): metrics({"loss-before": 1.7e308})}
+    strategy = VRed(beta=5.0, buffers=BUFFERS, loss_limit=INF, unused_rounds=1)
+    fault = metrics({"loss-before": 1.7e308})
     with (
         np.errstate(all="ignore"),
         pytest.raises(NothingLearnedError, match=r"client site-2 reports 1.7e\+308 as 'loss-before': lower loss_limit"),
     ):
-        run(strategy, faults=faults)
-    (_, finished) = one_lying("vred", metrics({"loss-before": 1.7e308}))  # with the limit, it is refused alone
-    assert list(finished.refused) == ["site-2"]
+        run(strategy, rounds=1, faults={("site-2", 1): fault})
+    assert list(one_faulty("vred", fault)[1].refused) == ["site-2"]  # with the limit, it is refused alone
 
 
 # The rule for losses ------------------------------------------------------------------------------------------------
@@ -96,7 +77,7 @@ def test_a_reply_that_is_not_finite_has_no_say_in_the_median() -> None:
 
     lie = metrics({"loss-before": 1e300})
     faults = {("site-0", 1): lie, ("site-1", 1): lie, ("site-2", 1): broken}
-    _, (finished,) = run(QFedAvg(q=1.0, lipschitz=1.0), quadratics(5), faults=faults)
+    _, (finished,) = run(QFedAvg(q=1.0, lipschitz=1.0), quadratics(5), 1, faults)
     assert list(finished.refused) == ["site-0", "site-1", "site-2"]
     assert list(finished.coefficients) == ["site-3", "site-4"]
 
@@ -117,70 +98,37 @@ def test_rates_are_compared_with_the_lower_median_of_three() -> None:
         assert proportionate_rates(rates, INF) == (0.0, INF)
 
 
-def test_an_evaluation_with_an_impossible_accuracy_is_refused() -> None:
-    clients: dict[str, Any] = dict(quadratics(3))
-    honest = clients["site-1"]
-
-    def in_percent(message: Message) -> Message:
-        reply = honest(message)
-        if message.metadata.message_type == MessageType.EVALUATE:
-            reply.content["metrics"] = MetricRecord({"num-examples": 5, "loss": 1.0, "accuracy-personal": 87.5})
-        return reply
-
-    _, (finished,) = run(FedAvg(), {**clients, "site-1": in_percent})
-    assert finished.refused == {"site-1": "evaluation: metric 'accuracy-personal' must lie in [0, 1], got 87.5"}
-    assert list(finished.evaluations) == ["site-0", "site-2"]
-    assert "site-1" in finished.coefficients
-
-
 # Counts -------------------------------------------------------------------------------------------------------------
 
 
-def counting(*counts: int) -> dict[str, Callable[[Message], Message]]:
-    """Return six clients, of which site-2 claims so many examples in rounds 1, 2, …."""
-    clients: dict[str, Callable[[Message], Message]] = dict(quadratics(6))
-    honest = clients["site-2"]
-
-    def claiming(message: Message) -> Message:
-        reply = honest(message)
-        if message.metadata.message_type == MessageType.TRAIN:
-            number = int(str(message.content.config_records["config"]["server-round"]))
-            told = {**reply.content.metric_records["metrics"], "num-examples": counts[number - 1]}
-            reply.content["metrics"] = MetricRecord(told)
-        return reply
-
-    return {**clients, "site-2": claiming}
+def counting(*counts: int | None) -> dict[tuple[str, int], Fault]:
+    """Return that site-2 claims so many examples in rounds 1, 2, …; None: it says nothing of them."""
+    return {("site-2", number): metrics({"num-examples": count}) for number, count in enumerate(counts, start=1)}
 
 
 def test_a_count_that_jumps_is_refused_and_changes_nothing_else() -> None:
-    clients = counting(50, 501, 500, 7, 500)
-    model, rounds = run(FedAvg(), clients, rounds=5)
+    result, rounds = run(FedAvg(), rounds=5, faults=counting(50, 501, 500, 7, 500))
     reason = "num-examples 501 is more than 10 times (max_growth) the 50 that it said at first"
     assert [r.refused for r in rounds] == [{}, {"site-2": reason}, {}, {}, {}]
     assert [r.train_metrics.get("site-2", {}).get("num-examples") for r in rounds] == [50, None, 500, 7, 500]
-    without = run(FedAvg(), clients, rounds=5, faults={("site-2", 2): metrics({"num-examples": None})})
-    assert model == without[0]
+    without, _ = run(FedAvg(), rounds=5, faults=counting(50, None, 500, 7, 500))
+    assert bits(result.arrays) == bits(without.arrays)
 
 
 def test_a_refused_reply_is_no_first_one() -> None:
     """Else a broken reply with many examples would open the door for later ones."""
-    broken: Fault = metrics({"num-examples": 2**50, "loss-before": 1e300})
-    faults = {("site-2", 1): broken}
-    rounds = run(QFedAvg(q=1.0, lipschitz=1.0), counting(1, 50, 501), rounds=3, faults=faults)[1]
+    broken = {("site-2", 1): metrics({"num-examples": 2**50, "loss-before": 1e300})}
+    _, rounds = run(QFedAvg(q=1.0, lipschitz=1.0), rounds=3, faults=counting(1, 50, 501) | broken)
     assert [list(r.refused) for r in rounds] == [["site-2"], [], ["site-2"]]
     assert "the 50 that it said at first" in rounds[2].refused["site-2"]
 
 
 def test_more_examples_than_enrolled_are_refused_in_round_1() -> None:
     enrolled = {"site-2": 1200, "elsewhere": 1}
-    clients = counting(100_000, 1201, 1200)
-    rounds = run(FedAvg(enrolled_sizes=enrolled), clients, rounds=3)[1]
+    _, rounds = run(FedAvg(enrolled_sizes=enrolled), rounds=3, faults=counting(100_000, 1201, 1200))
     words = "is more than the 1200 examples that it was enrolled with"
-    assert [r.refused.get("site-2") for r in rounds] == [
-        f"num-examples 100000 {words}",
-        f"num-examples 1201 {words}",
-        None,
-    ]
+    told = [f"num-examples {count} {words}" for count in (100_000, 1201)]
+    assert [r.refused.get("site-2") for r in rounds] == [*told, None]
     assert all(len(r.coefficients) >= 5 for r in rounds)
 
 

@@ -6,7 +6,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from flwr.app import Array, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import Array, Message, MetricRecord, RecordDict
 from flwr.app.error import Error
 
 from fairbloom.protocol.helper import ADVICE
@@ -21,9 +21,11 @@ from tests.federation import (
     Fault,
     MemoryGrid,
     Quadratic,
+    answering,
     arrays,
     bits,
     duplicate,
+    in_float64,
     initial_model,
     metrics,
     no_reply,
@@ -104,13 +106,10 @@ def test_an_implausible_reply_is_refused_where_it_is_needed() -> None:
         assert one_faulty("fcfl", metrics({"disparity": fine}))[1].refused == {}
 
 
-def filled(value: float) -> Fault:
-    return arrays(**{name: np.full(initial_model()[name].shape, value, np.float32) for name in TRAINABLE})
-
-
 def test_absurd_weights_and_buffers_are_refused_by_every_kind() -> None:
+    filled = {name: np.full(initial_model()[name].shape, 1e6, np.float32) for name in TRAINABLE}
     for name in KINDS:
-        check_refused(name, filled(1e6), "update_limit")
+        check_refused(name, arrays(**filled), "update_limit")
         check_refused(name, arrays(norm_mean=np.full(2, -1e20, np.float32)), "its buffers (norm.mean) change by ")
 
 
@@ -170,11 +169,10 @@ def test_all_kinds_of_broken_replies_at_once_are_each_refused() -> None:
 
 
 def test_an_update_whose_square_overflows_is_refused() -> None:
-    model = {key: a.astype(np.float64) if a.dtype.kind == "f" else a for key, a in initial_model().items()}
     for name, size in product(("fedavg", "fedlf", "fcfl", "drfa"), (1e160, 1.7e308)):
         huge = MemoryGrid(quadratics(4), faults={("site-2", 1): arrays(bias=np.full(3, size))})
         strategy = make(name, ARGUMENTS[name][0], buffers=BUFFERS, fraction_evaluate=0.0)
-        result, (finished,) = run(strategy, huge, rounds=1, initial_arrays=record(model))
+        result, (finished,) = run(strategy, huge, rounds=1, initial_arrays=record(in_float64()))
         assert list(finished.refused) == ["site-2"], name
         assert "inner products overflow" in finished.refused["site-2"]
         assert set(finished.coefficients) == set(finished.participants) - {"site-2"}
@@ -205,17 +203,17 @@ def test_a_clients_reason_is_one_printable_short_line() -> None:
 
 def test_a_broken_evaluation_is_refused_by_client_name() -> None:
     clients = quadratics(3)
-
-    def without_count(message: Message) -> Message:
-        reply = clients["site-1"](message)
-        if message.metadata.message_type == MessageType.EVALUATE:
-            reply.content["metrics"] = MetricRecord({"loss": 1.0})
-        return reply
-
-    _, (finished,) = run(FedAvg(), MemoryGrid({**clients, "site-1": without_count}), rounds=1)
-    assert list(finished.evaluations) == ["site-0", "site-2"]
-    assert list(finished.refused) == ["site-1"]
-    assert finished.refused["site-1"].startswith("evaluation: num-examples")
+    for numbers, reason in (
+        ({"loss": 1.0}, "num-examples must be an integer of at least 1, got None"),
+        ({"num-examples": 5, "loss": 1.0, "accuracy-personal": 87.5}, "metric 'accuracy-personal' must lie in [0, 1]"),
+    ):
+        told = RecordDict({"metrics": MetricRecord(numbers)})
+        broken = answering(clients["site-1"], evaluate=lambda m, told=told: Message(told, reply_to=m))
+        _, (finished,) = run(FedAvg(), {**clients, "site-1": broken}, rounds=1)
+        assert list(finished.evaluations) == ["site-0", "site-2"]
+        assert list(finished.refused) == ["site-1"]
+        assert finished.refused["site-1"].startswith(f"evaluation: {reason}")
+        assert "site-1" in finished.coefficients
 
 
 def test_a_reason_that_several_clients_share_is_one_line(caplog: pytest.LogCaptureFixture) -> None:

@@ -15,16 +15,17 @@ from fairbloom.rounds.cohort import Cohort, MethodError
 from fairbloom.rounds.loop import NothingLearnedError
 from fairbloom.rounds.round import Round, StopRun
 from fairbloom.rounds.screening import BrokenModelError
-from fairbloom.rounds.updates import FloatArray
 from fairbloom.strategies import AdaFed, FairStrategy, FedAvg, FedFV, QFedSGD
 from tests.federation import (
     BUFFERS,
     KINDS,
     Fault,
     MemoryGrid,
+    answering,
     arrays,
     bits,
     error,
+    in_float64,
     initial_model,
     metrics,
     no_reply,
@@ -66,26 +67,29 @@ def skipped(rounds: Iterable[Round]) -> list[int]:
     return [each.number for each in rounds if not each.coefficients]
 
 
-class Leap(FedAvg):
-    """Steps beyond the range of float32."""
+def returning(value: Any) -> FairStrategy:
+    """Return a method whose `weigh` returns a value, or what a function of the cohort's size returns."""
 
-    def weigh(self, cohort: Cohort) -> FloatArray:
-        return np.full(cohort.size, 1e39)
+    class Mine(FairStrategy):
+        def weigh(self, cohort: Cohort) -> Any:
+            return value(cohort.size) if callable(value) else value
 
-
-def failing_or_late() -> MemoryGrid:
-    faults = {(site, number): error if site == "site-2" else no_reply for site in SITES for number in ALWAYS}
-    return MemoryGrid(quadratics(4), faults=faults)
+    return Mine(buffers=BUFFERS)
 
 
+FAILING_OR_LATE = {(site, number): error if site == "site-2" else no_reply for site in SITES for number in ALWAYS}
 Cause = tuple[Callable[[], FairStrategy], Callable[[], MemoryGrid], str]
 
-LEAPING: Cause = (lambda: Leap(buffers=BUFFERS), lambda: grid_of(None), "array 'weight' after the step is beyond")
+LEAPING: Cause = (lambda: returning([1e39] * 4), lambda: grid_of(None), "array 'weight' after the step is beyond")
 CAUSES: list[Cause] = [
     (FedAvg, lambda: grid_of(no_reply), "4 of 4 clients did not answer"),
     (FedAvg, lambda: grid_of(error), "4 of 4 replies were refused, all since error 2: out of memory"),
     (FedAvg, lambda: grid_of(arrays(bias=np.float32([1, np.nan, 2]))), "4 of 4 replies were refused, .*'bias'"),
-    (FedAvg, failing_or_late, "3 of 4 clients did not answer .* 1 of 4 replies were refused, that of site-2"),
+    (
+        FedAvg,
+        lambda: MemoryGrid(quadratics(4), faults=FAILING_OR_LATE),
+        "3 of 4 clients did not answer .* 1 of 4 replies were refused, that of site-2",
+    ),
     LEAPING,
     (FedAvg, lambda: MemoryGrid({}), "too few clients were online"),
     (lambda: FedAvg(min_available_nodes=5), lambda: grid_of(None), "too few clients were online"),
@@ -152,26 +156,13 @@ def test_a_continued_run_counts_on_and_knows_its_steps() -> None:
 
 
 def test_evaluations_that_fail_end_no_run() -> None:
-    def failing(message: Any) -> Any:
-        return error(message, message)[0] if message.metadata.message_type == "evaluate" else client(message)
-
-    client = quadratics(1)["site-0"]
+    failing = answering(quadratics(1)["site-0"], evaluate=lambda message: error(message, message)[0])
     rounds = run(FedAvg(), MemoryGrid({"site-0": failing}))
     assert skipped(rounds) == []
     assert all(each.refused == {"site-0": "evaluation: error 2: out of memory"} for each in rounds)
 
 
 # Methods ------------------------------------------------------------------------------------------------------------
-
-
-def returning(value: Any) -> FairStrategy:
-    """Return a method whose `weigh` returns a value, or what a function of the cohort's size returns."""
-
-    class Mine(FairStrategy):
-        def weigh(self, cohort: Cohort) -> Any:
-            return value(cohort.size) if callable(value) else value
-
-    return Mine(buffers=BUFFERS)
 
 
 WRONG: list[tuple[Any, str]] = [
@@ -212,28 +203,15 @@ def test_what_a_method_raises_itself_keeps_its_traceback() -> None:
     assert [frame.name for frame in traceback.extract_tb(raised.value.__traceback__)][-2:] == ["weigh", "fails"]
 
 
-def huge(size: float) -> Fault:
-    def fault(sent: Any, reply: Any) -> list[Any]:
-        received = unpack(sent.content.array_records["arrays"])["bias"]
-        return arrays(bias=received + size)(sent, reply)
-
-    return fault
-
-
-def in_float64() -> Any:
-    return record({key: a.astype(np.float64) if a.dtype.kind == "f" else a for key, a in initial_model().items()})
-
-
 def test_updates_without_products_are_never_the_methods_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its entries are refused beyond 1e150; even without that limit a round is skipped at most."""
     for name, largest in product(KINDS, (1e150, 1e300)):
         monkeypatch.setattr("fairbloom.rounds.updates.MAX_ENTRY", largest)
-        hostile = grid_of(huge(0.99 * largest), rounds=[1])
-        hostile.faults = {key: fault for key, fault in hostile.faults.items() if key[0] == "site-2"}
+        hostile = grid_of(arrays(bias=in_float64()["bias"] + 0.99 * largest), rounds=[1], sites=["site-2"])
         options: dict[str, Any] = {"seed": 4, "unused_rounds": 0, "update_limit": np.inf}
         strategy = make(name, ARGUMENTS[name][0], buffers=BUFFERS, fraction_evaluate=0.0, **options)
         with np.errstate(all="ignore"):
-            (finished,) = run(strategy, hostile, rounds=1, initial_arrays=in_float64())
+            (finished,) = run(strategy, hostile, rounds=1, initial_arrays=record(in_float64()))
         assert "site-2" in finished.participants, name
         assert finished.refused == {}
         assert all(np.isfinite(array).all() for array in unpack(finished.arrays).values()), name

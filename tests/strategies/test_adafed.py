@@ -1,13 +1,12 @@
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fairbloom.rounds import updates
 from fairbloom.rounds.updates import FloatArray
 from fairbloom.strategies import AdaFed, FedMGDA
-from tests.federation import Answer, MemoryGrid, record, unpack
+from tests.federation import record, replying, run, unpack
 
 from .helpers import cohort_of, generic_updates
 
@@ -72,20 +71,10 @@ def test_nearly_parallel_updates_of_a_large_model_are_told_apart(monkeypatch: py
     """Gram–Schmidt takes differences of inner products: they are float64 products however large the work."""
     monkeypatch.setattr(updates, "EXACT_NUMBERS", 0)
     u, v = np.random.default_rng(7).normal(size=(2, 20_000)).astype(np.float32)
-    sent = {"a": u, "b": u + np.float32(0.01) * v}
-
-    def client(name: str, loss: float) -> Answer:
-        def answer(message: Message) -> Message:
-            if message.metadata.message_type == MessageType.QUERY:
-                about = ConfigRecord({"name": name, "num-examples": 1})
-                return Message(RecordDict({"client": about}), reply_to=message)
-            numbers = MetricRecord({"num-examples": 1, "loss-before": loss})
-            return Message(RecordDict({"arrays": record({"w": -sent[name]}), "metrics": numbers}), reply_to=message)
-
-        return answer
-
-    grid = MemoryGrid({"a": client("a", 1.0), "b": client("b", 1.1)})
-    result = AdaFed(fraction_evaluate=0.0).start(grid, record({"w": np.zeros(20_000, np.float32)}), num_rounds=1)
+    sent, losses = {"a": u, "b": u + np.float32(0.01) * v}, {"a": 1.0, "b": 1.1}
+    clients = {name: replying(name, lambda *_, u=u: {"w": -u}, loss_before=losses[name]) for name, u in sent.items()}
+    zeros = record({"w": np.zeros(20_000, np.float32)})
+    result, _ = run(AdaFed(fraction_evaluate=0.0), clients, 1, initial_arrays=zeros)
     d = -unpack(result.arrays)["w"].astype(np.float64)
     slopes = np.array([sent[name].astype(np.float64) @ d for name in "ab"]) / (d @ d)
     np.testing.assert_allclose(slopes, [1.0, 1.1], rtol=1e-4)
