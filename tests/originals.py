@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 
 
+def is_there(file: str) -> bool:
+    return Path(os.environ.get("FAIRBLOOM_DATA", ""), file).is_file()
+
+
 def needs(file: str) -> pytest.MarkDecorator:
     """Return what skips a test, visibly, where a file of real data is not there."""
-    there = Path(os.environ.get("FAIRBLOOM_DATA", ""), file).is_file()
-    return pytest.mark.skipif(not there, reason=f"FAIRBLOOM_DATA names no folder with {file}")
+    return pytest.mark.skipif(not is_there(file), reason=f"FAIRBLOOM_DATA names no folder with {file}")

@@ -1,6 +1,5 @@
 """What several tests of the pages need."""
 
-import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -28,12 +27,3 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     handler = signal.getsignal(signal.SIGINT)  # our command sets one of its own
     yield tmp_path
     signal.signal(signal.SIGINT, handler)
-
-
-@pytest.fixture
-def originals() -> None:
-    """Skip a test where the files of the data sets that it reads are not there; nothing is downloaded."""
-    root = Path(os.environ.get("FAIRBLOOM_DATA", ""))
-    needed = ("FashionMNIST/raw/train-images-idx3-ubyte", "adult/adult.data")
-    if missing := [name for name in needed if not (root / name).is_file()]:
-        pytest.skip(f"FAIRBLOOM_DATA names no folder with {missing[0]}")

@@ -17,7 +17,7 @@ QUICKSTART_DEPLOYED = (
     "tests/runtimes/test_quickstart_deployed.py::test_killed_in_mid_run_it_goes_on_and_ends_as_in_process"
 )
 OWN_DATA = "tests/deploy/test_own_data.py::test_four_nodes_with_a_file_each_give_the_run_in_process"
-HOSPITALS = "tests/docs/test_hospitals.py::test_the_commands_make_the_table_and_the_picture"
+HOSPITALS = "tests/docs/test_real_data.py::test_the_commands_make_the_hospitals_table_and_picture"
 REPRODUCED = "tests/docs/test_real_data.py::test_the_recipes_are_listed_and_one_is_run"
 ELSEWHERE = {
     "README.md#Reproduce a paper's table": REPRODUCED,
@@ -26,7 +26,7 @@ ELSEWHERE = {
         "tests/docs/test_real_data.py::test_the_commands_on_clients_that_come_with_the_data_work"
     ),
     "docs/deployment.md#A federation in six steps": FEDERATION,
-    "docs/comparing.md#Larger spaces": "tests/docs/test_optuna.py::test_optuna_asks_for_the_points_of_a_search",
+    "docs/comparing.md#Larger spaces": "tests/docs/test_real_data.py::test_optuna_asks_for_the_points_of_a_search",
     "docs/deployment.md#Keys that stay on the device": (
         "tests/deploy/test_enrolment.py::test_a_bundle_for_a_key_of_the_device_holds_nothing_secret"
     ),
@@ -45,7 +45,7 @@ ELSEWHERE = {
     "docs/nodes-device.md#Predict on a device": (
         "tests/deploy/test_device_tutorial.py::test_the_tutorial_ends_at_a_prediction_on_a_device"
     ),
-    "docs/measured.md#Few clients": "tests/docs/test_few_clients.py::test_an_own_model_helps_an_unlike_client",
+    "docs/measured.md#Few clients": "tests/docs/test_real_data.py::test_an_own_model_helps_an_unlike_client",
     "docs/measured.md#Four hospitals": HOSPITALS,
     "docs/measured.md#Papers' tables": REPRODUCED,
     "docs/schema.md#On real nodes": OWN_DATA,

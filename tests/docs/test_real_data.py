@@ -1,4 +1,4 @@
-"""What README.md and the pages say of data sets, recipes and models: it is all there, and its numbers are the same."""
+"""What README.md and the pages say of data sets, recipes, models and searches: it works, and its numbers are true."""
 
 import csv
 import re
@@ -7,12 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from docs.hospitals import picture, served, table
+from fairbloom import reproduce
+from fairbloom.experiments import api
 from fairbloom.experiments.recipe import load_recipe, names
 from fairbloom.tasks import TASKS
 from fairbloom.tasks.models import MODELS
+from tests.commands import forked
+from tests.originals import needs
 
-from .pages import ROOT, blocks
-from .reader import PROGRAMS, Reader
+from .pages import ROOT, Block, blocks
+from .reader import PROGRAMS, Reader, follow
 
 README, MEASURED, DATA_SETS, YOUR_MODEL = (
     (ROOT / name).read_text()
@@ -37,11 +42,19 @@ def rows_of(name: str) -> list[list[str]]:
         return [*csv.reader(file)]
 
 
+def section(page: str, heading: str) -> Block:
+    """Return the only block of a section."""
+    (block,) = (each for each in blocks(page) if each.section == heading)
+    return block
+
+
 # Commands -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("originals", "folder")
+@needs("FashionMNIST/raw/train-images-idx3-ubyte")
+@needs("adult/adult.data")
+@pytest.mark.usefixtures("folder")
 def test_the_commands_on_clients_that_come_with_the_data_work() -> None:
     reader = Reader()
     found = [block for block in blocks("docs/data-sets.md") if block.section == "Clients that come with the data"]
@@ -52,7 +65,48 @@ def test_the_commands_on_clients_that_come_with_the_data_work() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("originals")
+@needs("heart-disease/processed.va.data")
+def test_the_commands_make_the_hospitals_table_and_picture(tmp_path: Path) -> None:
+    """A few rows with two splits and two rounds; the page's commands have all rows, splits and rounds."""
+    rows = ["FedAvg (w", "Local", "Pooled"]
+    found = reproduce(
+        "heart-disease", seeds=2, rows=rows, settings={"num-rounds": 2}, out=tmp_path, jobs=1, progress=False
+    )
+    methods = served(found)
+    assert {each.scores.shape for each in methods} == {(2, 4)}
+    assert [each.losses is None for each in methods] == [False, False, True, False]
+    assert len(table(methods)) == 5
+    picture(methods).savefig(tmp_path / "picture.png")
+
+
+@pytest.mark.slow
+def test_an_own_model_helps_an_unlike_client(tmp_path: Path) -> None:
+    """The client that is served worst; with two seeds in place of ten."""
+    block = section("docs/measured.md", "Few clients")
+    assert block.text.count("--seeds 10 ") == 2
+    (tmp_path / "page.md").write_text(f"```sh\n{block.text.replace('--seeds 10 ', '--seeds 2 ')}```\n")
+    done = forked(tmp_path, follow, str(tmp_path / "page.md"))
+    assert done.returncode == 0, done.stderr[-5000:]
+    gains = {}
+    for name in ("alike", "unlike"):
+        values = api.load(tmp_path / "runs" / name).values
+        own, shared = (sum(min(scores.values()) for scores in values[each]) for each in ("Local", "FedAvg"))
+        gains[name] = (own - shared) / len(values["Local"])
+    assert gains["unlike"] > 5.0 > gains["alike"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("folder")
+def test_optuna_asks_for_the_points_of_a_search() -> None:
+    pytest.importorskip("optuna", reason="Optuna is not installed: the reader of the page installs it")
+    names: dict[str, object] = {}
+    exec(section("docs/comparing.md", "Larger spaces").text, names)  # noqa: S102 (a page of ours)
+    assert len(list(Path("runs/optuna").iterdir())) == 3
+
+
+@pytest.mark.slow
+@needs("FashionMNIST/raw/train-images-idx3-ubyte")
+@needs("adult/adult.data")
 def test_the_recipes_are_listed_and_one_is_run(folder: Path) -> None:
     """A row of it, cut short; the pages' command has all rows, seeds and rounds."""
     shown = [block for page in ("README.md", "docs/measured.md") for block in blocks(page)]

@@ -1,0 +1,120 @@
+"""What pages, the citation and links say of the project is what its own files say."""
+
+import csv
+import re
+import tomllib
+from pkgutil import resolve_name
+
+from benchmarks.methods import TRIED, WORKLOADS
+from docs.hospitals import FEW, HEADINGS, PICTURE, TABLE
+from fairbloom.experiments.recipe import load_recipe
+from fairbloom.server.run_folder.files import ENTRIES
+from fairbloom.server.run_folder.rows import ClientTable, round_columns
+from fairbloom.strategies import METHODS, SCAFFOLD, VRed
+
+from .pages import ROOT
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+CITATION = (ROOT / "CITATION.cff").read_text()
+DATA = ROOT / "docs" / "data"
+MEASURED, RUNS = ((ROOT / "docs" / name).read_text() for name in ("measured.md", "runs.md"))
+
+
+# The project --------------------------------------------------------------------------------------------------------
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    (cited,) = re.findall(r"^version: (.+)$", CITATION, re.MULTILINE)
+    (bibtex,) = re.findall(r"version = \{(.+)\}", (ROOT / "docs" / "citation.bib").read_text())
+    assert cited == bibtex == PROJECT["version"]
+    assert PROJECT["version"] in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_licence_and_keywords_are_the_projects() -> None:
+    assert f"license: {PROJECT['license']}\n" in CITATION
+    assert re.findall(r"^  - (?!name)(.+)$", CITATION, re.MULTILINE) == PROJECT["keywords"]
+
+
+def test_the_page_on_the_installation_has_every_extra() -> None:
+    """And says which of them `all` leaves out; those of images and devices it explains below its table."""
+    rows = re.findall(r"^\| (`fairbloom\[.+?) \| (.+) \|$", (ROOT / "docs" / "install.md").read_text(), re.MULTILINE)
+    listed = {name: what for cell, what in rows for name in re.findall(r"\[(\w+)\]", cell)}
+    extras = PROJECT["optional-dependencies"]
+    part_of_all = set(re.findall(r"\w+", extras["all"][0])) - {"fairbloom"}
+    assert listed.keys() == extras.keys() - {"client", "server"}
+    assert {name for name, what in listed.items() if "not part of `all`" not in what} == {"all", *part_of_all}
+
+
+# Run folders --------------------------------------------------------------------------------------------------------
+
+
+def test_the_table_of_files_has_those_that_are_declared() -> None:
+    names = re.findall("^`([^/`]+)", (DATA / "run-folder.csv").read_text(), re.MULTILINE)
+    assert sorted(names) == sorted(entry.name for entry in ENTRIES)
+    assert ":file: data/run-folder.csv\n" in RUNS
+
+
+def test_the_page_names_every_column() -> None:
+    """Those of the measures of a score are in a table of their own."""
+    of_clients = ClientTable(validated=True, personal=True, disparity=True).columns
+    of_rounds = (*round_columns(VRed(defence="nnm")), *round_columns(SCAFFOLD()))
+    assert {*of_clients, *(each for each in of_rounds if not each.startswith("test_"))} <= {
+        *re.findall(r"`(\w+)`", RUNS)
+    }
+
+
+# Links that Sphinx does not see -------------------------------------------------------------------------------------
+
+
+def test_linked_files_exist() -> None:
+    for page in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"):
+        links = re.findall(r"\]\((?!https?:|#)([^)#]+)[^)]*\)", (ROOT / page).read_text())
+        assert [link for link in links if not (ROOT / page).parent.joinpath(link).exists()] == [], page
+
+
+def test_files_that_pages_name_exist() -> None:
+    for page, root in (("docs/rooms.md", ""), ("CONTRIBUTING.md", ""), ("tests/README.md", "tests/")):
+        names = re.findall(r"`((?:[\w]+/)+\w+\.py)`", (ROOT / page).read_text())
+        assert [name for name in names if not (ROOT / root / name).exists()] == [], page
+
+
+def test_what_is_linked_in_flowers_reference_is_there_in_flower() -> None:
+    pages = [page for page in (ROOT / "docs").rglob("*.md") if "_build" not in page.parts]
+    reference = r"https://flower\.ai/docs/framework/ref-api/(.+?)\.html"
+    named = {name for page in pages for name in re.findall(reference, page.read_text())}
+    assert {"flwr.serverapp.ServerApp", "flwr.clientapp.ClientApp"} <= named
+    assert [name for name in named if resolve_name(name).__name__ != name.rpartition(".")[2]] == []
+
+
+# Measurements -------------------------------------------------------------------------------------------------------
+
+
+def tuned(name: str) -> list[dict[str, str]]:
+    """Return the rows of a workload's table, or of the summary, each of which is a file of its own."""
+    with (DATA / "tuned" / f"{name}.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_summary_has_the_gains_of_each_method() -> None:
+    summary = {row["method"]: row for row in tuned("summary")}
+    assert [*summary] == [METHODS[name].__name__ for name in TRIED]
+    for workload in WORKLOADS:
+        gains = {}
+        for row in tuned(workload):  # a method's personal models come after its global one
+            (gain,) = (row[head] for head in row if head.startswith("gain, worst"))
+            gains[re.sub(r" \(.*", "", row["method"])] = gain
+        assert gains == {method: row[workload] for method, row in summary.items()}
+        assert f"[{workload}](data/tuned/{workload}.csv)" in MEASURED
+    assert ":file: data/tuned/summary.csv\n" in MEASURED
+
+
+def test_the_pages_have_the_hospitals_rows_and_picture() -> None:
+    with TABLE.open(newline="") as file:
+        heads, *rows = csv.reader(file)
+    recipe = load_recipe("heart-disease")
+    assert tuple(heads) == HEADINGS
+    assert [row[0] for row in rows] == [recipe.name_of(row) for row in recipe.rows]
+    assert f":file: data/hospitals/{TABLE.name}" in MEASURED
+    assert {*FEW} <= {row[0] for row in rows}
+    assert f"images/{PICTURE.name}" in (ROOT / "docs" / "index.md").read_text()
+    assert PICTURE.exists()
