@@ -20,6 +20,7 @@ from tests.federation import (
     duplicate,
     error,
     flat,
+    in_float64,
     initial_model,
     no_reply,
     quadratics,
@@ -41,7 +42,7 @@ def expected_model(
     if name == "local":  # its clients return what they received
         return initial_model()
     steps = arguments.get("local_steps", 10) if name == "drfa" else 1
-    model = {key: a.astype(np.float64) if a.dtype.kind == "f" else a for key, a in initial_model().items()}
+    model = in_float64()
     weighting = arguments.get("weighting", WEIGHTING[name])
     for finished in rounds:
         if not finished.coefficients:
@@ -74,13 +75,6 @@ def expected_model(
     return model
 
 
-def plain(memory: Any) -> Any:
-    """Return a method's memory with its arrays as bytes, which can be compared."""
-    if isinstance(memory, np.ndarray):
-        return memory.shape, memory.tobytes()
-    return {key: plain(value) for key, value in memory.items()} if isinstance(memory, dict) else memory
-
-
 def draws_in(finished: Round) -> dict[str, int]:
     """How often DRFA drew each client, from its coefficients draws / Σ draws; test_drfa.py tests the draw itself."""
     (total,) = [
@@ -91,7 +85,7 @@ def draws_in(finished: Round) -> dict[str, int]:
     return {name: round(total * c) for name, c in finished.coefficients.items()}
 
 
-def assert_model(arrays: ArrayRecord, expected: Arrays, case: object) -> None:
+def assert_model(arrays: ArrayRecord, expected: Arrays, case: str) -> None:
     model = unpack(arrays)
     assert list(model) == list(expected)
     assert {k: (a.dtype, a.shape) for k, a in model.items()} == {
@@ -107,20 +101,17 @@ def test_a_run_ends_where_the_papers_vectors_end() -> None:
     faults = {("site-4", 1): duplicate, ("site-2", 1): error, ("site-0", 2): no_reply}
     faults |= {(client, 3): error for client in quadratics(6)}
     for name in KINDS:
-        strategy, finished, states = make(name, ARGUMENTS[name][0], **OPTIONS), list[Round](), list[dict[str, Any]]()
+        strategy, states = make(name, ARGUMENTS[name][0], **OPTIONS), list[dict[str, Any]]()
 
-        def on_round(r: Round, strategy: FairStrategy = strategy, into: list[Any] = finished, s: Any = states) -> None:
-            into.append(r)
-            s.append(copy.deepcopy(strategy.state_dict()))
+        def note(number: int, arrays: ArrayRecord, strategy: FairStrategy = strategy, into: list[Any] = states) -> None:
+            into.append(copy.deepcopy(strategy.state_dict()))
 
-        grid = MemoryGrid(quadratics(6), faults=faults)
-        result = strategy.start(grid, record(initial_model()), num_rounds=4, on_round=on_round)
-        assert [r.number for r in finished] == [state["round"] for state in states] == [1, 2, 3, 4]
+        result, finished = run(strategy, faults=faults, evaluate_fn=note)
+        assert [r.number for r in finished] == [state["round"] for state in states[1:]] == [1, 2, 3, 4]
         assert finished[2].coefficients == {}
         assert bits(finished[2].arrays) == bits(finished[1].arrays)
-        assert plain(states[2]["memory"]) == plain(states[1]["memory"]), name
-        kept = [[row["values"].tobytes() for row in state["rows"]] for state in states]
-        assert kept[2] == kept[1]
+        for kept in ("memory", "rows"):
+            np.testing.assert_equal(states[3][kept], states[2][kept], name)
         assert_model(result.arrays, expected_model(name, ARGUMENTS[name][0], finished), name)
 
 

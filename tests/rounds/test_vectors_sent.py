@@ -12,10 +12,10 @@ from fairbloom.rounds.aggregation import MethodError
 from fairbloom.rounds.cohort import Cohort, Kept, Probed
 from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.loop import Rounds
-from fairbloom.rounds.round import Round, size_on_the_wire
+from fairbloom.rounds.round import size_on_the_wire
 from fairbloom.rounds.updates import FloatArray, Model
 from fairbloom.strategies import FairStrategy
-from tests.federation import BUFFERS, TRAINABLE, MemoryGrid, initial_model, quadratics, record, unpack
+from tests.federation import BUFFERS, TRAINABLE, MemoryGrid, initial_model, quadratics, run, unpack
 
 FACTOR = 0.25
 
@@ -43,30 +43,20 @@ def vectors(grid: MemoryGrid) -> dict[int, list[Model]]:
     """Return the vectors that went out in each round, one for each message."""
     found: dict[int, list[Model]] = {}
     for _, message in grid.sent_to(MessageType.TRAIN):
-        content = message.content
-        number = int(str(content.config_records["config"]["server-round"]))
-        there = content.array_records
+        there = message.content.array_records
+        number = int(str(message.content.config_records["config"]["server-round"]))
         found.setdefault(number, []).extend([unpack(there[CONTROL])] if CONTROL in there else [])
     return found
 
 
-def expected(before: Model, after: Model) -> Model:
-    """Return a quarter of a step, over the trainable arrays."""
-    return {name: np.asarray(FACTOR * (before[name] - after[name]), np.float32) for name in TRAINABLE}
-
-
 def test_each_participant_gets_the_kept_row_times_its_factor() -> None:
-    grid, method, models = MemoryGrid(quadratics(4)), Sending(fraction_train=0.5), [initial_model()]
-    method.start(
-        grid,
-        initial_arrays=record(initial_model()),
-        num_rounds=3,
-        on_round=lambda finished: models.append(unpack(finished.arrays)),
-    )
+    grid, method = MemoryGrid(quadratics(4)), Sending(fraction_train=0.5)
+    models = [initial_model(), *(unpack(each.arrays) for each in run(method, grid, 3)[1])]
     sent = vectors(grid)
     assert {number: len(each) for number, each in sent.items()} == {1: 0, 2: 2, 3: 2}
     for number in (2, 3):
-        step = expected(models[number - 2], models[number - 1])
+        before, after = models[number - 2 : number]
+        step = {name: np.float32(FACTOR * (before[name] - after[name])) for name in TRAINABLE}
         for each in sent[number]:
             assert list(each) == list(TRAINABLE)
             for name, array in step.items():
@@ -84,25 +74,16 @@ def test_their_bytes_are_counted_and_who_evaluates_gets_none() -> None:
     each = sum(size_on_the_wire(array) for array in in_second[0].values())
     assert len(in_second) == 3
     assert second.bytes_sent - first.bytes_sent == 3 * each > 0
-    rounds, grid = list[Round](), MemoryGrid(quadratics(3))
-    arrays, plain = record(initial_model()), Sending(fraction_evaluate=0.0)
-    plain.start(grid, initial_arrays=arrays, num_rounds=2, on_round=rounds.append)
+    grid = MemoryGrid(quadratics(3))
+    _, rounds = run(Sending(fraction_evaluate=0.0), grid, 2)
     assert rounds[1].bytes_sent - rounds[0].bytes_sent == 3 * each
-    Sending().start(grid, initial_arrays=arrays, num_rounds=3)
+    run(Sending(), grid, 3)
     assert all(CONTROL not in message.content for _, message in grid.sent_to(MessageType.EVALUATE))
 
 
 def test_a_row_of_another_model_ends_the_run_with_the_remedy() -> None:
     """As where a run goes on with other parameters frozen."""
     method = Sending()
-    state: list[dict[str, Any]] = []
-    method.start(
-        MemoryGrid(quadratics(2)),
-        initial_arrays=record(initial_model()),
-        num_rounds=1,
-        on_round=lambda finished: state.append(method.state_dict()),
-    )
+    run(method, quadratics(2), 1)
     with pytest.raises(MethodError, match=r"Sending keeps an update of round 1 with 10 numbers, and 7 are trained"):
-        Sending(frozen=["bias"]).start(
-            MemoryGrid(quadratics(2)), initial_arrays=record(initial_model()), num_rounds=2, resume=state[0]
-        )
+        run(Sending(frozen=["bias"]), quadratics(2), 2, resume=method.state_dict())
