@@ -164,9 +164,11 @@ def answering(client: Answer, **others: Answer) -> Answer:
     return lambda message: others.get(message.metadata.message_type, client)(message)
 
 
-def replying(name: str, train: Callable[[Arrays, int], Mapping[str, NDArray[Any]]], **metrics: Any) -> Answer:
-    """Return a client that maps a model and the round to its reply, and reports these metrics ("_" for a hyphen)."""
-    numbers = {"num-examples": 10} | {key.replace("_", "-"): value for key, value in metrics.items()}
+def replying(
+    name: str, train: Callable[[Arrays, int], Mapping[str, NDArray[Any]]], metrics: Mapping[str, Any]
+) -> Answer:
+    """Return a client that maps a model and the round to its reply, and reports these metrics, by default of 10 examples."""
+    numbers = {"num-examples": 10, **metrics}
 
     def answer(message: Message) -> Message:
         content = RecordDict({"metrics": MetricRecord(numbers)})

@@ -27,7 +27,7 @@ from fairbloom.simulation.stacked.clients import StackedClients
 from fairbloom.simulation.workers import WorkerClients
 from fairbloom.strategies import METHODS, FairStrategy
 from fairbloom.tasks import load_task
-from fairbloom.tasks.models import frozen_parameters
+from fairbloom.tasks.models import frozen_parameters, shared_parameters
 
 Config = dict[str, Any]
 
@@ -130,7 +130,8 @@ def method_and_model(settings: Settings) -> tuple[FairStrategy, dict[str, Any]]:
     module = load_task(settings.run_config()).model()
     buffers = [name for name, buffer in module.named_buffers() if buffer.is_floating_point()]
     model = {name: tensor.detach().numpy().copy() for name, tensor in module.state_dict().items()}
-    return settings.strategy(buffers=buffers, frozen=frozen_parameters(module)), model
+    names = {"buffers": buffers, "shared": shared_parameters(module), "frozen": frozen_parameters(module)}
+    return settings.strategy(**names), model
 
 
 def bits(model: Model) -> dict[str, tuple[str, tuple[int, ...], bytes]]:

@@ -19,20 +19,14 @@ from fairbloom.rounds.updates import Layout
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.strategies import FedAvg
-from fairbloom.tasks import load_task
-from fairbloom.tasks.models import float_buffers, frozen_parameters, shared_parameters
+from fairbloom.tasks.models import frozen_parameters
 from tests.client import nets
 
-from .implementations import bits
+from .implementations import bits, method_and_model
 
-MODEL = "tests.nets:Adapted"
 SETTINGS: dict[str, Any] = {
-    "clients": 4,
-    "model": MODEL,
-    "num-rounds": 3,
-    "method": "fedfv",
-    "device": "cpu",
-    "batch-size": 0,
+    **{"clients": 4, "model": "tests.nets:Adapted", "num-rounds": 3, "method": "fedfv"},
+    **{"device": "cpu", "batch-size": 0},
 }
 
 Node = Callable[[Message, Callable[[Message], Message]], Message]
@@ -46,28 +40,17 @@ class Grid(InProcessGrid):
         super().__init__(app, settings.run_config(), settings.clients)
         self.nodes = nodes or {}
         self.sent: list[tuple[int, str, RecordDict]] = []
-        self.replied: list[tuple[int, str, RecordDict]] = []
 
     def _answer(self, message: Message) -> Message:
         place, kind = message.metadata.dst_node_id - 2, message.metadata.message_type
         self.sent.append((place, kind, message.content))
         node = self.nodes.get(place)
-        reply = super()._answer(message) if node is None else node(message, super()._answer)
-        if reply.has_content():
-            self.replied.append((place, kind, reply.content))
-        return reply
+        return super()._answer(message) if node is None else node(message, super()._answer)
 
     def whole(self, place: int, kind: str = MessageType.TRAIN) -> list[bool]:
         """Return of each message to a client whether it has the frozen parameters."""
         found = [content.array_records["arrays"] for to, what, content in self.sent if (to, what) == (place, kind)]
         return ["second.weight" in record for record in found]
-
-
-def method_and_model(settings: Settings) -> tuple[Any, dict[str, Any]]:
-    """Return the method of a run as the server sets it, and the initial model."""
-    module = load_task(settings.run_config()).model()
-    names = {"buffers": float_buffers(module), "shared": shared_parameters(module), "frozen": frozen_parameters(module)}
-    return settings.strategy(**names), {name: each.numpy().copy() for name, each in module.state_dict().items()}
 
 
 def run(nodes: Mapping[int, Node] | None = None, **changes: Any) -> tuple[Grid, list[Round]]:
@@ -77,19 +60,6 @@ def run(nodes: Mapping[int, Node] | None = None, **changes: Any) -> tuple[Grid, 
     grid = Grid(settings, nodes)
     loop = Rounds(method, FlowerClients(method, grid, 60.0), settings.num_rounds)
     return grid, list(loop.run(model, measure=lambda number: [], measure_after=[]))
-
-
-def models(rounds: list[Round]) -> list[Any]:
-    return [bits(finished.arrays) for finished in rounds]
-
-
-def silent(message: Message, answer: Callable[[Message], Message]) -> Message:
-    """Answer as an app that knows nothing of frozen parameters."""
-    config = message.content.config_records.get("config", ConfigRecord())
-    message.content = RecordDict({**message.content})
-    if FROZEN in config:
-        message.content["config"] = ConfigRecord({key: value for key, value in config.items() if key != FROZEN})
-    return answer(message)
 
 
 class Elsewhere:
@@ -125,17 +95,16 @@ def test_the_first_message_alone_has_them(plain: tuple[Grid, list[Round]]) -> No
     for place in range(4):
         assert grid.whole(place) == [True, False, False]
         assert grid.whole(place, MessageType.EVALUATE) == [False] * 3
-    _, model = method_and_model(Settings.of(SETTINGS))
-    frozen = frozen_parameters(load_task(Settings.of(SETTINGS).run_config()).model())
+    method, model = method_and_model(Settings.of(SETTINGS))
     whole = sum(map(size_on_the_wire, model.values()))
-    changing = whole - sum(size_on_the_wire(model[name]) for name in frozen)
+    changing = whole - sum(size_on_the_wire(model[name]) for name in method.frozen)
     assert changing < 0.2 * whole
     assert [finished.bytes_sent for finished in rounds] == [4 * whole + 4 * changing, 8 * changing, 8 * changing]
     assert [finished.bytes_received for finished in rounds] == [4 * whole, 4 * changing, 4 * changing]
-    travelled = [each for _, kind, content in grid.sent for each in content.array_records.values()]
-    assert sum(len(array.data) for record in travelled for array in record.values()) == sum(
-        finished.bytes_sent for finished in rounds
-    )
+    travelled = [
+        each for _, _, content in grid.sent for record in content.array_records.values() for each in record.values()
+    ]
+    assert sum(len(array.data) for array in travelled) == sum(finished.bytes_sent for finished in rounds)
 
 
 def test_a_client_that_has_lost_them_misses_one_round() -> None:
@@ -186,6 +155,14 @@ def test_clients_that_reply_others_are_refused_with_a_remedy() -> None:
     )
 
 
+def silent(message: Message, answer: Callable[[Message], Message]) -> Message:
+    """Answer as an app that knows nothing of frozen parameters."""
+    config = message.content.config_records.get("config", ConfigRecord())
+    told = ConfigRecord({key: value for key, value in config.items() if key != FROZEN})
+    message.content = RecordDict({**message.content, "config": told})
+    return answer(message)
+
+
 def claiming(digest: Any) -> Node:
     """Return a client that says something else of its frozen parameters."""
 
@@ -198,11 +175,9 @@ def claiming(digest: Any) -> Node:
     return node
 
 
-def test_clients_that_do_not_know_frozen_arrays_get_all(
-    plain: tuple[Grid, list[Round]],
-) -> None:
+def test_clients_that_do_not_know_frozen_arrays_get_all(plain: tuple[Grid, list[Round]]) -> None:
     grid, rounds = run({0: silent, 1: claiming(7), 2: claiming(["a"]), 3: claiming("0" * 64)})
-    assert models(rounds) == models(plain[1])
+    assert [bits(each.arrays) for each in rounds] == [bits(each.arrays) for each in plain[1]]
     assert [grid.whole(place) for place in range(4)] == [[True] * 3] * 4
 
 

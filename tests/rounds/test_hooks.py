@@ -3,6 +3,7 @@
 import inspect
 import logging
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from tests.federation import (
     OPTIONS,
     Answer,
     MemoryGrid,
+    answering,
     bits,
     error,
     flat,
@@ -33,11 +35,14 @@ from tests.federation import (
     no_reply,
     quadratics,
     record,
+    replying,
     run,
     undisturbed,
     unpack,
 )
-from tests.strategies.helpers import ARGUMENTS, make
+from tests.strategies.helpers import ARGUMENTS, Arrays, make
+
+FIRST = record(initial_model())
 
 
 def test_flowers_own_loop_gives_the_same_model() -> None:
@@ -45,7 +50,7 @@ def test_flowers_own_loop_gives_the_same_model() -> None:
         arguments = ARGUMENTS[name][0]
         ours, _ = undisturbed(name, arguments)
         strategy = make(name, arguments, **OPTIONS)
-        theirs = Strategy.start(strategy, MemoryGrid(quadratics(6)), record(initial_model()), num_rounds=4)
+        theirs = Strategy.start(strategy, MemoryGrid(quadratics(6)), FIRST, num_rounds=4)
         assert bits(theirs.arrays) == bits(ours.arrays), name
         assert dict(theirs.train_metrics_clientapp[4]) == dict(ours.train_metrics_clientapp[4]), name
 
@@ -53,24 +58,20 @@ def test_flowers_own_loop_gives_the_same_model() -> None:
 def test_decay_in_another_loop_is_an_error_with_a_remedy() -> None:
     strategy = FedMGDA(decay=0.5)
     with pytest.raises(ValueError, match="decay needs the number of rounds"):
-        Strategy.start(strategy, MemoryGrid(quadratics(2)), record(initial_model()), num_rounds=1)
+        Strategy.start(strategy, MemoryGrid(quadratics(2)), FIRST, num_rounds=1)
 
 
 def test_a_foreign_client_with_flowers_usual_metrics_takes_part() -> None:
-    def foreign(message: Message) -> Message:
-        if message.metadata.message_type == MessageType.QUERY:
-            return error(message, message)[0]
-        if message.metadata.message_type == MessageType.EVALUATE:
-            numbers = MetricRecord({"eval_loss": 0.5, "eval_acc": 0.9, "num-examples": 10})
-            return Message(RecordDict({"metrics": numbers}), reply_to=message)
-        after = {k: (0.5 * a).astype(a.dtype) for k, a in unpack(message.content.array_records["arrays"]).items()}
-        numbers = MetricRecord({"train_loss": 1.5, "num-examples": 10})
-        return Message(RecordDict({"arrays": record(after), "metrics": numbers}), reply_to=message)
+    def halve(model: Arrays, number: int) -> Arrays:
+        return {name: (0.5 * array).astype(array.dtype) for name, array in model.items()}
 
+    numbers = MetricRecord({"eval_loss": 0.5, "eval_acc": 0.9, "num-examples": 10, "train_loss": 1.5})
+    client = answering(replying("", halve, numbers), query=lambda message: error(message, message)[0])
     for method in (FedAvg, FedMGDA):
-        result, (finished,) = run(method(buffers=BUFFERS), MemoryGrid(dict.fromkeys("abc", foreign)), rounds=1)
+        result, (finished,) = run(method(buffers=BUFFERS), dict.fromkeys("abc", client), rounds=1)
         assert finished.refused == {}
         assert finished.metrics["train_loss"] == pytest.approx(1.5)
+        assert finished.evaluations[finished.participants[0]]["eval_acc"] == 0.9
         np.testing.assert_allclose(flat(unpack(result.arrays)), 0.5 * flat(initial_model()), rtol=1e-6)
 
 
@@ -82,7 +83,7 @@ def test_a_grid_that_only_sends_and_receives_is_enough() -> None:
         def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> list[Message]:
             return MemoryGrid.pull_messages(self, self.push_messages(messages))
 
-    _, rounds = run(FedAvg(), Bare(quadratics(3), faults={("site-1", 1): no_reply}), rounds=2)
+    _, rounds = run(FedAvg(), Bare(quadratics(3), faults={("site-1", 1): no_reply}), 2)
     assert [r.participants for r in rounds] == [("site-0", "site-1", "site-2"), ("site-0", "site-2")]
 
 
@@ -134,14 +135,13 @@ def test_a_subclass_may_return_the_arrays_of_the_next_round() -> None:
         def aggregate_train(
             self, server_round: int, replies: Iterable[Message]
         ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-            return record(initial_model()), super().aggregate_train(server_round, replies)[1]
+            return FIRST, super().aggregate_train(server_round, replies)[1]
 
     grid = MemoryGrid(quadratics(3))
     result, rounds = run(Still(buffers=BUFFERS), grid, rounds=3)
-    for arrays in (*(each.arrays for each in rounds), result.arrays):
-        assert bits(arrays) == bits(record(initial_model()))
-    for _, message in grid.sent_to(MessageType.TRAIN):
-        assert bits(message.content.array_records["arrays"]) == bits(record(initial_model()))
+    sent = [message.content.array_records["arrays"] for _, message in grid.sent_to(MessageType.TRAIN)]
+    for arrays in (*(each.arrays for each in rounds), *sent, result.arrays):
+        assert bits(arrays) == bits(FIRST)
 
 
 def test_replies_to_no_messages_of_ours_say_what_to_call() -> None:
@@ -159,64 +159,46 @@ def test_replies_to_no_messages_of_ours_say_what_to_call() -> None:
 
 
 def test_the_hooks_stop_a_run_that_learns_nothing_too() -> None:
-    faults = {(site, number): error for site in quadratics(3) for number in range(1, 9)}
-    grid = MemoryGrid(quadratics(3), faults=faults)
+    grid = MemoryGrid(dict.fromkeys("abc", lambda message: error(message, message)[0]))
     with pytest.raises(NothingLearnedError, match="for 3 rounds: in round 3, 3 of 3 replies were refused"):
-        Strategy.start(FedAvg(), grid, record(initial_model()), num_rounds=8)
+        Strategy.start(FedAvg(), grid, FIRST, num_rounds=8)
 
 
 # Flower's wrappers for differential privacy -------------------------------------------------------------------------
 
 
-def through(mod: Callable[..., Message], client: Answer) -> Answer:
-    """Return a client with one of Flower's mods on its training."""
-    context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
-
-    def answer(message: Message) -> Message | None:
-        if message.metadata.message_type != MessageType.TRAIN:
-            return client(message)
-        return mod(message, context, lambda message, context: client(message))
-
-    return answer
-
-
 def completes(strategy: Strategy, mod: Callable[..., Message] | None = None) -> bool:
-    """Return whether a run of two rounds uses each reply."""
-    clients = {name: through(mod, client) if mod else client for name, client in quadratics(3).items()}
+    """Return whether a run of two rounds uses each reply, with one of Flower's mods on its training."""
+    context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
+    clients: dict[str, Answer] = dict(quadratics(3))
+    if mod is not None:
+        for name, client in quadratics(3).items():
+            through = lambda message, client=client: mod(message, context, lambda sent, _: client(sent))  # noqa: E731
+            clients[name] = answering(client, train=through)
     try:
-        result = strategy.start(MemoryGrid(clients), record(initial_model()), num_rounds=2)
+        result = strategy.start(MemoryGrid(clients), FIRST, num_rounds=2)
     except (NothingLearnedError, QuorumError, ValueError, ZeroDivisionError):
         return False
     means = result.train_metrics_clientapp.values()
     return len(means) == 2 and all(each["replies-refused"] == each["replies-missing"] == 0 for each in means)
 
 
+CLIPPING: dict[str, Any] = {"noise_multiplier": 0.01, "clipping_norm": 1.0, "num_sampled_clients": 3}
+
+
 def test_flowers_noise_works_with_the_methods_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     # An error of a mod answers the client's reply in place of the message, so that the client seems silent.
     monkeypatch.setattr("fairbloom.rounds.flower.PATIENCE_SECONDS", 0.0)
-    methods = [(name, ARGUMENTS[name][0]) for name in (*KINDS, "local")]
     mod = LocalDpMod(clipping_norm=1.0, sensitivity=0.01, epsilon=15.0, delta=1e-5)
-    central: dict[str, Any] = {"noise_multiplier": 0.01, "clipping_norm": 1.0, "num_sampled_clients": 3}
-    fails = [
-        {name for name, arguments in methods if not completes(make(name, arguments), mod)},
-        {
-            name
-            for name, arguments in methods
-            if not completes(DifferentialPrivacyServerSideFixedClipping(make(name, arguments), **central))
-        },
-        {
-            name
-            for name, arguments in methods
-            if not completes(
-                DifferentialPrivacyClientSideFixedClipping(make(name, arguments), **central), fixedclipping_mod
-            )
-        },
-    ]
-    assert fails == [
-        {"scaffold", "drfa", "fcfl", "local"},
-        {"fcfl", "local"},
-        {"scaffold", "drfa", "fcfl", "local"},
-    ]
+    central = partial(DifferentialPrivacyServerSideFixedClipping, **CLIPPING)
+    of_clients = partial(DifferentialPrivacyClientSideFixedClipping, **CLIPPING)
+    for wrapper, mods, fails in (
+        (lambda strategy: strategy, mod, {"scaffold", "drfa", "fcfl", "local"}),
+        (central, None, {"fcfl", "local"}),
+        (of_clients, fixedclipping_mod, {"scaffold", "drfa", "fcfl", "local"}),
+    ):
+        made = {name: wrapper(make(name, ARGUMENTS[name][0])) for name in (*KINDS, "local")}
+        assert {name for name, strategy in made.items() if not completes(strategy, mods)} == fails
 
 
 # Arguments of Flower's FedAvg ---------------------------------------------------------------------------------------
@@ -232,12 +214,11 @@ def test_own_aggregation_is_not_called_without_usable_replies() -> None:
     def never(contents: list[RecordDict], weighted_by_key: str) -> MetricRecord:
         raise AssertionError("there is nothing to aggregate")
 
-    faults = {(site, 1): error for site in quadratics(3)}
-    strategy = FedAvg(train_metrics_aggr_fn=never, unused_rounds=0)
-    result, _ = run(strategy, MemoryGrid(quadratics(3), faults=faults), rounds=1)
+    faults = {(site, 1): error for site in quadratics(6)}
+    result, _ = run(FedAvg(train_metrics_aggr_fn=never, unused_rounds=0), rounds=1, faults=faults)
     assert result.train_metrics_clientapp[1]["replies-used"] == 0
     own = FedMGDA(train_metrics_aggr_fn=lambda contents, weighted_by_key: MetricRecord({"mine": 1.0}))
-    result, _ = run(own, MemoryGrid(quadratics(3)), rounds=1)
+    result, _ = run(own, rounds=1)
     assert {"mine", *FedMGDA.reports} <= set(result.train_metrics_clientapp[1])  # what the method reports stays
 
 
@@ -248,7 +229,7 @@ def steps_of(strategy: Strategy, caplog: pytest.LogCaptureFixture, start: Any) -
     """Return what a run of two rounds logs, without its numbers, the method's options and the summary."""
     caplog.clear()
     with caplog.at_level(logging.INFO, "flwr"):
-        start(strategy, MemoryGrid(quadratics(3)), record(initial_model()), num_rounds=2)
+        start(strategy, MemoryGrid(quadratics(3)), FIRST, num_rounds=2)
     steps = ("Starting", "[ROUND", "configure_", "aggregate_", "Strategy execution", "Final results:")
     lines = [line.strip() for line in caplog.messages]
     return [line.partition(":")[0].partition(" in ")[0] for line in lines if line.startswith(steps)]

@@ -98,7 +98,7 @@ def moving(name: str, plan: Plan, examples: int = 10) -> Answer:
     def train(model: Arrays, number: int) -> Arrays:
         return {"w": model["w"] - np.float32(plan(number) / math.sqrt(SIZE))}
 
-    return replying(name, train, num_examples=examples, loss=1.0, loss_before=1.0)
+    return replying(name, train, {"num-examples": examples, "loss": 1.0, "loss-before": 1.0})
 
 
 def always(value: float) -> Plan:

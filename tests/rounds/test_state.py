@@ -9,19 +9,7 @@ import pytest
 from fairbloom.rounds.cohort import Cohort, Kept, Probed
 from fairbloom.rounds.updates import FloatArray
 from fairbloom.strategies import FedAvg, FedFV
-from tests.federation import (
-    BUFFERS,
-    KINDS,
-    OPTIONS,
-    assert_resumes,
-    bits,
-    flat,
-    initial_model,
-    quadratics,
-    run,
-    unflat,
-    unpack,
-)
+from tests.federation import KINDS, OPTIONS, assert_resumes, bits, run
 from tests.strategies.helpers import ARGUMENTS, CASES, make
 
 
@@ -52,17 +40,6 @@ def test_a_state_does_not_change_while_the_run_goes_on() -> None:
     strategy = Counting(**OPTIONS)
     run(strategy, rounds=5, evaluate_fn=lambda number, arrays: states.append(strategy.state_dict()))
     assert [sum(map(len, state["memory"].get("seen", {}).values())) for state in states] == [0, 4, 8, 12, 16, 20]
-
-
-def test_a_row_of_several_updates_is_kept_as_their_combination() -> None:
-    result, _ = run(Counting(buffers=BUFFERS), rounds=3)
-    model, clients, v = {k: a.astype(np.float64) for k, a in initial_model().items()}, quadratics(6), np.zeros(10)
-    n = np.array([c.examples for c in clients.values()], np.float64)
-    for _ in range(3):
-        U = np.array([flat(model) - flat(c.trained(model)) for c in clients.values()])
-        v = 0.5 * v + n / n.sum() @ U
-        model |= unflat(flat(model) - v, model)
-    np.testing.assert_allclose(flat(unpack(result.arrays)), flat(model), rtol=2e-5)
 
 
 def test_a_second_run_of_the_same_object_starts_afresh() -> None:

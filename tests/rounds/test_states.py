@@ -29,20 +29,19 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 
 def test_what_clients_and_server_keep_agrees_after_each_round() -> None:
     """Also where clients join, and where one takes no step."""
+    joined = {4: "site-4", 6: "site-5"}
+
+    def join(number: int, grid: MemoryGrid) -> None:
+        grid.nodes = {node: site for node, site in grid.nodes.items() if number > 1 or site not in joined.values()}
+        grid.nodes |= {1000 + number: joined[number]} if number in joined else {}
+
+    def check(course: Course) -> None:
+        assert course.inconsistency < 1e-11
+
     for name, options in CASES:
-        clients, wrong = keeping(6), list[float]()
+        clients = keeping(6)
         clients["site-3"].rates = []
-
-        def join(number: int, grid: MemoryGrid) -> None:
-            joined = {4: "site-4", 6: "site-5"}
-            grid.nodes = {node: site for node, site in grid.nodes.items() if number > 1 or site not in joined.values()}
-            grid.nodes |= {1000 + number: joined[number]} if number in joined else {}
-
-        def after(course: Course, into: list[float] = wrong) -> None:
-            into.append(course.inconsistency)
-
-        course = follow(made(name, seed=2, **options), clients, 12, before=join, after=after)
-        np.testing.assert_allclose(wrong, np.zeros(12), atol=1e-11)
+        course = follow(made(name, seed=2, **options), clients, 12, before=join, after=check)
         assert any(np.abs(state).max() > 0.1 for state in course.used_states.values())
 
 
@@ -62,11 +61,11 @@ def test_a_reply_that_is_refused_or_lost_leaves_nothing_behind(name: str) -> Non
 
 
 def losing(clients: Mapping[str, Bowl], losses: Mapping[int, str]) -> Callable[[int, MemoryGrid], None]:
-    """Return what makes clients lose what they keep, each before a round."""
+    """Return what makes clients, whose names a text has, lose what they keep, each before a round."""
 
     def before(number: int, grid: MemoryGrid) -> None:
-        if number in losses:
-            clients[losses[number]].states = {}
+        for name in losses.get(number, "").split():
+            clients[name].states = {}
 
     return before
 
@@ -87,16 +86,13 @@ def test_each_client_is_sent_the_round_of_its_last_used_reply(name: str) -> None
 
 @both
 def test_a_lost_state_is_refused_by_name_and_all_begin_anew(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    clients, method = keeping(4), made(name)
-    wrong: list[float] = []
+    clients, wrong = keeping(4), list[float]()
+
+    def note(course: Course) -> None:
+        wrong.append(course.inconsistency)
+
     with caplog.at_level(logging.WARNING, "flwr"):
-        course = follow(
-            method,
-            clients,
-            8,
-            before=losing(clients, {5: "site-2"}),
-            after=lambda course: wrong.append(course.inconsistency),
-        )
+        course = follow(made(name), clients, 8, before=losing(clients, {5: "site-2"}), after=note)
     lost = course.rounds[4]
     assert set(lost.refused) == {"site-2"}
     assert "state of round 0" in lost.refused["site-2"]
@@ -118,8 +114,7 @@ def test_a_lost_state_is_refused_by_name_and_all_begin_anew(name: str, caplog: p
 @both
 def test_a_reply_without_its_state_round_is_refused(name: str) -> None:
     for value in (None, float("nan"), [2, 2]):
-        clients, method = keeping(3), made(name)
-        course = follow(method, clients, 5, faults={("site-1", 3): metrics({"state-round": value})})
+        course = follow(made(name), keeping(3), 5, faults={("site-1", 3): metrics({"state-round": value})})
         assert set(course.rounds[2].refused) == {"site-1"}
         assert "'state-round'" in course.rounds[2].refused["site-1"]
         assert course.sent[4]["site-1"]["state-round"] == 2
@@ -131,13 +126,8 @@ def test_a_reply_without_its_state_round_is_refused(name: str) -> None:
 @both
 def test_where_all_lose_theirs_the_round_is_skipped(name: str) -> None:
     """As where a server goes back further than clients keep states."""
-    clients, method = keeping(3), made(name)
-
-    def before(number: int, grid: MemoryGrid) -> None:
-        for client in clients.values() if number == 4 else ():
-            client.states = {}
-
-    course = follow(method, clients, 6, before=before)
+    clients = keeping(3)
+    course = follow(made(name), clients, 6, before=losing(clients, {4: "site-0 site-1 site-2"}))
     assert course.rounds[3].lost_states == tuple(clients)
     assert course.rounds[3].coefficients == {}
     assert course.models[3].tobytes() == course.models[4].tobytes()
@@ -152,14 +142,8 @@ def test_who_loses_it_twice_is_refused_also_after_a_kill(name: str) -> None:
     state = json.loads(json.dumps(killed.states[3]["states"]))
     assert state == {"rounds": dict.fromkeys(clients, 4), "losses": {"site-1": 1}}
     assert vars(States(**state)) == state
-    resumed: Course = follow(
-        made(name),
-        clients,
-        7,
-        first=killed.models[-1],
-        resume=killed.states[3],
-        before=losing(clients, {5: "site-1", 7: "site-1"}),
-    )
+    lost = losing(clients, {5: "site-1", 7: "site-1"})
+    resumed = follow(made(name), clients, 7, first=killed.models[-1], resume=killed.states[3], before=lost)
     assert resumed.rounds[0].lost_states == ("site-1",)
     for finished in resumed.rounds[1:]:
         assert "2 times: give it a folder that stays (state-dir" in finished.refused["site-1"]

@@ -71,8 +71,8 @@ def test_nearly_parallel_updates_of_a_large_model_are_told_apart(monkeypatch: py
     """Gram–Schmidt takes differences of inner products: they are float64 products however large the work."""
     monkeypatch.setattr(updates, "EXACT_NUMBERS", 0)
     u, v = np.random.default_rng(7).normal(size=(2, 20_000)).astype(np.float32)
-    sent, losses = {"a": u, "b": u + np.float32(0.01) * v}, {"a": 1.0, "b": 1.1}
-    clients = {name: replying(name, lambda *_, u=u: {"w": -u}, loss_before=losses[name]) for name, u in sent.items()}
+    sent, losses = {"a": u, "b": u + np.float32(0.01) * v}, {"a": {"loss-before": 1.0}, "b": {"loss-before": 1.1}}
+    clients = {name: replying(name, lambda *_, u=u: {"w": -u}, losses[name]) for name, u in sent.items()}
     zeros = record({"w": np.zeros(20_000, np.float32)})
     result, _ = run(AdaFed(fraction_evaluate=0.0), clients, 1, initial_arrays=zeros)
     d = -unpack(result.arrays)["w"].astype(np.float64)
