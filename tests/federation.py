@@ -164,10 +164,16 @@ def answering(client: Answer, **others: Answer) -> Answer:
     return lambda message: others.get(message.metadata.message_type, client)(message)
 
 
+def about_itself(client: Answer, **about: Any) -> Answer:
+    """Return a client that says this in its answer to QUERY."""
+    told = RecordDict({"client": ConfigRecord(about)})
+    return answering(client, query=lambda message: Message(told, reply_to=message))
+
+
 def replying(
     name: str, train: Callable[[Arrays, int], Mapping[str, NDArray[Any]]], metrics: Mapping[str, Any]
 ) -> Answer:
-    """Return a client that maps a model and the round to its reply, and reports these metrics, by default of 10 examples."""
+    """Return a client that maps a model and the round to its reply, and reports these metrics: of 10 examples."""
     numbers = {"num-examples": 10, **metrics}
 
     def answer(message: Message) -> Message:

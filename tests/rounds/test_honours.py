@@ -1,12 +1,13 @@
 """Which terms of local work a client acts on: it says so, or its replies are refused where a term is sent."""
 
 from collections.abc import Sequence
+from functools import partial
 
-from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Message, MessageType
 
 from fairbloom.protocol.terms import WORK, Terms
-from fairbloom.strategies import METHODS, FairStrategy, FedAvg, FedFV, FedProx
-from tests.federation import BUFFERS, Answer, MemoryGrid, answering, error, quadratics, run
+from fairbloom.strategies import METHODS, FedAvg, FedFV, FedProx
+from tests.federation import BUFFERS, Answer, MemoryGrid, about_itself, error, quadratics, run
 from tests.strategies.helpers import ARGUMENTS, make
 
 SENT = {name: [*work] for name in METHODS if (work := make(name, ARGUMENTS[name][0]).terms(1).work)}
@@ -36,20 +37,17 @@ def client(
     return answer
 
 
-def method(name: str) -> FairStrategy:
-    return make(name, ARGUMENTS[name][0], buffers=BUFFERS, unused_rounds=0)
-
-
 def test_a_client_without_a_methods_terms_is_refused_with_remedy() -> None:
     clients: dict[str, Answer] = dict(quadratics(3))
     for name, terms in SENT.items():
-        _, (finished,) = run(method(name), MemoryGrid({**clients, "site-1": client("site-1")}), rounds=1)
+        method = partial(make, name, ARGUMENTS[name][0], buffers=BUFFERS, unused_rounds=0)
+        _, (finished,) = run(method(), {**clients, "site-1": client("site-1")}, rounds=1)
         assert set(finished.refused) == {"site-1"} & set(finished.participants)
         assert set(finished.coefficients) == {"site-0", "site-2"}
         for words in ("docs/flower.md", "'honours'", *terms):
             assert all(words in reason for reason in finished.refused.values())
         honouring = client("site-1", on_query=terms)
-        _, (finished,) = run(method(name), MemoryGrid({**clients, "site-1": honouring}), rounds=1)
+        _, (finished,) = run(method(), {**clients, "site-1": honouring}, rounds=1)
         assert finished.refused == {}
 
 
@@ -98,11 +96,6 @@ def test_a_client_without_the_users_rule_is_refused_by_its_key() -> None:
 
 def test_an_answer_of_another_kind_honours_nothing() -> None:
     for honours in ("proximal-mu", 7, [1, 2], b"proximal-mu"):
-        about = ConfigRecord({"name": "site-0", "honours": honours})
-        odd = answering(
-            quadratics(1)["site-0"],
-            query=lambda message, about=about: Message(RecordDict({"client": about}), reply_to=message),
-        )
-        strategy = FedProx(mu=0.1, buffers=BUFFERS, unused_rounds=0)
-        _, (finished,) = run(strategy, MemoryGrid({"site-0": odd}), rounds=1)
+        odd = about_itself(quadratics(1)["site-0"], name="site-0", honours=honours)
+        _, (finished,) = run(FedProx(mu=0.1, buffers=BUFFERS, unused_rounds=0), {"site-0": odd}, rounds=1)
         assert set(finished.refused) == {"site-0"}

@@ -1,6 +1,7 @@
 """What travels: the records of messages, to the letter."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
@@ -27,14 +28,10 @@ TERMS: dict[str, Callable[..., dict[str, Any]]] = {
     "mgdaprox": lambda mu, **_: {"proximal-mu": mu} if mu > 0 else {},
     "qfedsgd": lambda **_: {"full-batch-step": True},
     "propfair": lambda baseline, epsilon=0.2, **_: {
-        "loss-transform": "propfair",
-        "propfair-baseline": baseline,
-        "propfair-epsilon": epsilon,
+        **{"loss-transform": "propfair", "propfair-baseline": baseline, "propfair-epsilon": epsilon},
     },
     "fcfl": lambda disparity="demographic-parity", **_: {
-        "full-batch-step": True,
-        "disparity": disparity,
-        "disparity-sharpness": 10.0,
+        **{"full-batch-step": True, "disparity": disparity, "disparity-sharpness": 10.0},
     },
     "scaffold": lambda **_: {"control-variates": True},
     "feddyn": lambda alpha=0.01: {"dynamic-alpha": alpha},
@@ -126,21 +123,17 @@ def test_measures_in_evaluation_are_asked_of_participants_alone() -> None:
 
 
 def test_other_record_keys_are_used_in_both_directions() -> None:
-    clients = quadratics(2)
+    names = {"model": "arrays", "settings": "config"}
 
     def renamed(client: Quadratic, message: Message) -> Message:
         if message.metadata.message_type == MessageType.QUERY:
             return client(message)
         assert set(message.content) == {"model", "settings"}
-        instruction = Message(RecordDict({"arrays": message.content["model"]}), reply_to=message)
-        reply = client(instruction).content
-        content = RecordDict({"metrics": reply["metrics"]})
-        if "arrays" in reply:
-            content["model"] = reply["arrays"]
-        return Message(content, reply_to=message)
+        message.content = RecordDict({names[key]: record for key, record in message.content.items()})
+        reply = client(message).content
+        return Message(RecordDict({key.replace("arrays", "model"): reply[key] for key in reply}), reply_to=message)
 
-    grid = MemoryGrid({name: lambda m, c=client: renamed(c, m) for name, client in clients.items()})
-    strategy = FedAvg(arrayrecord_key="model", configrecord_key="settings")
-    result, rounds = run(strategy, grid, rounds=1)
+    clients = {name: partial(renamed, client) for name, client in quadratics(2).items()}
+    result, rounds = run(FedAvg(arrayrecord_key="model", configrecord_key="settings"), clients, rounds=1)
     assert rounds[0].refused == {}
-    assert bits(result.arrays) == bits(run(FedAvg(), MemoryGrid(quadratics(2)), rounds=1)[0].arrays)
+    assert bits(result.arrays) == bits(run(FedAvg(), quadratics(2), rounds=1)[0].arrays)

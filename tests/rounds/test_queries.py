@@ -3,10 +3,10 @@
 import json
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
-from flwr.app import ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import Message, MessageType
 from flwr.app.error import Error
 from flwr.clientapp import ClientApp
 
@@ -21,14 +21,14 @@ from tests.federation import (
     BUFFERS,
     Answer,
     MemoryGrid,
-    Quadratic,
+    about_itself,
     answering,
-    error,
     initial_model,
     metrics,
     no_reply,
     quadratics,
     record,
+    replying,
     run,
 )
 
@@ -67,29 +67,22 @@ def test_nodes_are_asked_once_the_first_alone_the_named_never() -> None:
 
 def test_an_app_without_a_query_function_is_asked_once(caplog: pytest.LogCaptureFixture) -> None:
     app = ClientApp()  # as Flower's templates are
-
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        content = RecordDict({"arrays": message.content["arrays"], "metrics": MetricRecord({"num-examples": 3})})
-        return Message(content, reply_to=message)
-
-    @app.evaluate()
-    def evaluate(message: Message, context: Context) -> Message:
-        metrics = MetricRecord({"num-examples": 3, "eval_acc": 0.5})
-        return Message(RecordDict({"metrics": metrics}), reply_to=message)
-
-    asked: list[int] = []
+    client = replying("", lambda model, number: model, {"eval_acc": 0.5})
+    for kind in (app.train, app.evaluate):
+        kind()(lambda message, context: client(message))
 
     class Grid(InProcessGrid):
+        asked: ClassVar[list[int]] = []
+
         def push_messages(self, messages: Any) -> Any:
             messages = list(messages)
-            asked.extend(m.metadata.dst_node_id for m in messages if m.metadata.message_type == MessageType.QUERY)
+            self.asked.extend(m.metadata.dst_node_id for m in messages if m.metadata.message_type == MessageType.QUERY)
             return super().push_messages(messages)
 
     finished = list[Round]()
     with caplog.at_level(logging.INFO, "flwr"):
         FedAvg().start(Grid(app, {}, 5), record(initial_model()), 3, on_round=finished.append)
-    assert asked == [2]
+    assert Grid.asked == [2]
     assert len([each for each in caplog.messages if "answers no QUERY" in each and ADVICE in each]) == 1
     assert all(each.participants == ("2", "3", "4", "5", "6") for each in finished)
     assert all(each.evaluations["4"]["eval_acc"] == 0.5 for each in finished)
@@ -101,11 +94,11 @@ def test_a_node_without_a_name_is_called_by_its_id() -> None:
     nodes = MemoryGrid(clients).nodes
     for node, reason in ((min(nodes), "out of memory"), (max(nodes), "No query function registered")):
         bare = answering(clients[nodes[node]], query=failing(reason))
-        _, (finished,) = run(FedAvg(), MemoryGrid(clients | {nodes[node]: bare}), rounds=1)
+        _, (finished,) = run(FedAvg(), clients | {nodes[node]: bare}, rounds=1)
         assert set(finished.participants) == (clients.keys() - {nodes[node]}) | {str(node)}
     first = nodes[min(nodes)]
     silent = answering(clients[first], query=lambda message: None)
-    _, rounds = run(FedAvg(), MemoryGrid(clients | {first: silent}), rounds=2, timeout=0.001)
+    _, rounds = run(FedAvg(), clients | {first: silent}, rounds=2, timeout=0.001)
     assert [each.participants for each in rounds] == [tuple(sorted(clients.keys() - {first}))] * 2
 
 
@@ -166,12 +159,6 @@ def known(*names: str) -> dict[str, float]:
 ALL = known("site-0", "site-1", "site-2")
 
 
-def saying(client: Quadratic, number: Any) -> Answer:
-    """Return a client that says in its answer to QUERY that it has so many examples; None: it says nothing of them."""
-    about = ConfigRecord({"name": client.name, **({} if number is None else {"num-examples": number})})
-    return answering(client, query=lambda message: Message(RecordDict({"client": about}), reply_to=message))
-
-
 def test_all_training_clients_are_on_the_roster_by_name() -> None:
     clients = dict(reversed(quadratics(5).items()))
     (roster,) = rosters(Noting(fraction_train=0.2), clients)
@@ -188,7 +175,8 @@ def test_a_method_that_does_not_ask_for_the_roster_gets_none() -> None:
 
 def test_the_first_usable_reply_replaces_a_missing_number() -> None:
     for number in (None, 0, -3, 2.5, 7.0, True, "many", 2**60):
-        clients = {name: saying(client, number) for name, client in quadratics(3).items()}
+        told = {} if number is None else {"num-examples": number}
+        clients = {name: about_itself(client, name=name, **told) for name, client in quadratics(3).items()}
         first, second = rosters(Noting(), clients, 2, faults={("site-2", 1): metrics({"num-examples": 0})})
         assert first == known("site-0", "site-1") | {"site-2": 0.0}
         assert second == ALL
@@ -197,14 +185,15 @@ def test_the_first_usable_reply_replaces_a_missing_number() -> None:
 
 
 def test_an_answer_beyond_the_enrolled_size_is_not_believed() -> None:
-    clients: dict[str, Answer] = {**quadratics(3), "site-1": saying(quadratics(3)["site-1"], 10**9)}
+    boasting = about_itself(quadratics(3)["site-1"], name="site-1", **{"num-examples": 10**9})
+    clients: dict[str, Answer] = {**quadratics(3), "site-1": boasting}
     enrolled = {"enrolled_sizes": {"site-1": 200}}
     assert rosters(Noting(**enrolled), clients, faults={("site-1", 1): no_reply})[0]["site-1"] == 0.0
     assert rosters(Noting(**enrolled), clients)[0]["site-1"] == EXAMPLES["site-1"]
 
 
 def test_clients_that_answer_no_query_are_on_it_by_node_ids() -> None:
-    clients = {n: answering(c, query=lambda message: error(message, message)[0]) for n, c in quadratics(3).items()}
+    clients = {name: answering(client, query=failing("")) for name, client in quadratics(3).items()}
     grid, method = MemoryGrid(clients), Noting()
     run(method, grid, 1)
     assert method.rosters == [{str(node): float(EXAMPLES[name]) for node, name in sorted(grid.nodes.items(), key=str)}]
