@@ -290,12 +290,6 @@ def error(sent: Message, reply: Message) -> list[Message]:
     return [Message(Error(2, "out of memory"), reply_to=sent)]
 
 
-def node_unavailable(sent: Message, reply: Message) -> list[Message]:
-    gone = Message(Error(5, "node unavailable"), reply_to=sent)
-    gone.metadata.__dict__["_src_node_id"] = 1  # the server's
-    return [gone]
-
-
 def duplicate(sent: Message, reply: Message) -> list[Message]:
     return [reply, reply]
 
@@ -311,12 +305,8 @@ def arrays(**changed: Any) -> Fault:
 
     def fault(sent: Message, reply: Message) -> list[Message]:
         changes = {name.replace("_", "."): value for name, value in changed.items()}
-        kept = {**reply.content.array_records["arrays"], **changes}
-        records = {
-            name: array if isinstance(array, Array) else Array(np.asarray(array))
-            for name, array in kept.items()
-            if array is not None
-        }
+        kept = {**reply.content.array_records["arrays"], **changes}.items()
+        records = {k: a if isinstance(a, Array) else Array(np.asarray(a)) for k, a in kept if a is not None}
         content = RecordDict({**reply.content, "arrays": ArrayRecord(records)})
         return [Message(content, reply_to=sent)]
 
@@ -327,7 +317,7 @@ def metrics(changed: Mapping[str, Any]) -> Fault:
     """The same reply with metrics replaced, or left out where None is given."""
 
     def fault(sent: Message, reply: Message) -> list[Message]:
-        numbers = {**reply.content.metric_records["metrics"], **changed}
+        numbers = {**reply.content.metric_records.get("metrics", {}), **changed}
         record = MetricRecord({key: value for key, value in numbers.items() if value is not None})
         return [Message(RecordDict({**reply.content, "metrics": record}), reply_to=sent)]
 
@@ -342,50 +332,6 @@ def without(kind: str) -> Fault:
         return [Message(RecordDict(kept), reply_to=sent)]
 
     return fault
-
-
-def corrupt(data: bytes, stype: str = "numpy.ndarray") -> Array:
-    return Array(dtype="float32", shape=(3,), stype=stype, data=data)
-
-
-BROKEN: dict[str, tuple[Fault, str]] = {
-    "error": (error, "out of memory"),
-    "node unavailable": (node_unavailable, "node unavailable"),
-    "nan": (arrays(bias=np.float32([1, np.nan, 2])), "'bias' is not finite"),
-    "infinite": (arrays(bias=np.float32([1, -np.inf, 2])), "'bias' is not finite"),
-    "nan in 0-d": (arrays(scale=np.float32(np.nan)), "'scale' is not finite"),
-    "nan in buffer": (arrays(norm_mean=np.float32([np.nan, 0])), "'norm.mean' is not finite"),
-    "shape": (arrays(bias=np.zeros(4, np.float32)), "'bias' has shape (4,)"),
-    "broadcastable shape": (arrays(bias=np.zeros(1, np.float32)), "'bias' has shape (1,)"),
-    "shape of 0-d": (arrays(scale=np.zeros(1, np.float32)), "'scale' has shape (1,)"),
-    "integers for floats": (arrays(bias=np.zeros(3, np.int64)), "'bias' has dtype int64"),
-    "floats for integers": (arrays(norm_steps=np.float32(1)), "'norm.steps' has dtype float32"),
-    "complex": (arrays(bias=np.zeros(3, np.complex64)), "'bias' has dtype complex64"),
-    "text": (arrays(bias=np.array(["a", "b", "c"])), "'bias' has dtype <U1"),
-    "missing array": (arrays(bias=None), "'bias' is missing"),
-    "added array": (arrays(extra=np.float32(1)), "'extra' is not in the model"),
-    "no arrays": (without("arrays"), "'arrays' is missing"),
-    "corrupt bytes": (arrays(bias=corrupt(b"\x93NUMPY\x01\x00nonsense")), "'bias' can't be read"),
-    "no bytes": (arrays(bias=corrupt(b"")), "'bias' can't be read"),
-    "unknown serialisation": (arrays(bias=corrupt(b"abc", "pickle")), "'bias' can't be read"),
-    "no metrics": (without("metrics"), "'metrics' is missing"),
-    "no num-examples": (metrics({"num-examples": None}), "num-examples must be an integer of at least 1, got None"),
-    "zero examples": (metrics({"num-examples": 0}), "num-examples must be an integer of at least 1, got 0"),
-    "negative examples": (metrics({"num-examples": -3}), "num-examples must be an integer of at least 1, got -3"),
-    "half an example": (metrics({"num-examples": 0.5}), "num-examples must be an integer of at least 1, got 0.5"),
-    "examples as float": (metrics({"num-examples": 3.0}), "num-examples must be an integer of at least 1, got 3.0"),
-    "more examples than a float counts": (metrics({"num-examples": 2**53 + 1}), "num-examples must be at most 2**53"),
-    "examples as list": (metrics({"num-examples": [3]}), "num-examples must be an integer of at least 1, got [3]"),
-}
-"""Replies that no method can use, and what the reason for their refusal says."""
-
-UNMEASURED: dict[str, tuple[Fault, str]] = {
-    "no loss": (metrics({"loss-before": None}), "'loss-before' must be a finite number, got None"),
-    "nan loss": (metrics({"loss-before": np.nan}), "'loss-before' must be a finite number, got nan"),
-    "infinite loss": (metrics({"loss-before": np.inf}), "'loss-before' must be a finite number, got inf"),
-    "list for a loss": (metrics({"loss-before": [1.0]}), "'loss-before' must be a finite number, got [1.0]"),
-}
-"""Replies that a method which needs the loss can't use."""
 
 
 # Runs of methods ----------------------------------------------------------------------------------------------------

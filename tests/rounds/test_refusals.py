@@ -13,11 +13,9 @@ from fairbloom.protocol.helper import ADVICE
 from fairbloom.rounds.refusals import MAX_REASON_CHARACTERS, Refusals, one_line
 from fairbloom.strategies import FedAvg
 from tests.federation import (
-    BROKEN,
     BUFFERS,
     KINDS,
     TRAINABLE,
-    UNMEASURED,
     Fault,
     MemoryGrid,
     Quadratic,
@@ -25,6 +23,7 @@ from tests.federation import (
     arrays,
     bits,
     duplicate,
+    error,
     in_float64,
     initial_model,
     metrics,
@@ -35,8 +34,46 @@ from tests.federation import (
     run,
     to_unknown_message,
     unpack,
+    without,
 )
 from tests.strategies.helpers import ARGUMENTS, make
+
+
+def corrupt(data: bytes, stype: str = "numpy.ndarray") -> Array:
+    return Array(dtype="float32", shape=(3,), stype=stype, data=data)
+
+
+def node_unavailable(sent: Message, reply: Message) -> list[Message]:
+    gone = Message(Error(5, "node unavailable"), reply_to=sent)
+    gone.metadata.__dict__["_src_node_id"] = 1  # the server's
+    return [gone]
+
+
+BROKEN: list[tuple[Fault, str]] = [
+    (error, "out of memory"),
+    (node_unavailable, "node unavailable"),
+    *((arrays(bias=np.float32([1, value, 2])), "'bias' is not finite") for value in (np.nan, -np.inf)),
+    (arrays(scale=np.float32(np.nan)), "'scale' is not finite"),
+    (arrays(norm_mean=np.float32([np.nan, 0])), "'norm.mean' is not finite"),
+    (arrays(bias=np.zeros(4, np.float32)), "'bias' has shape (4,)"),
+    (arrays(bias=np.zeros(1, np.float32)), "'bias' has shape (1,)"),
+    (arrays(scale=np.zeros(1, np.float32)), "'scale' has shape (1,)"),
+    (arrays(norm_steps=np.float32(1)), "'norm.steps' has dtype float32"),
+    *((arrays(bias=np.zeros(3, dtype)), f"'bias' has dtype {dtype}") for dtype in ("int64", "complex64")),
+    (arrays(bias=np.array(["a", "b", "c"])), "'bias' has dtype <U1"),
+    (arrays(bias=None), "'bias' is missing"),
+    (arrays(extra=np.float32(1)), "'extra' is not in the model"),
+    *((without(kind), f"'{kind}' is missing") for kind in ("arrays", "metrics")),
+    (arrays(bias=corrupt(b"\x93NUMPY\x01\x00nonsense")), "'bias' can't be read"),
+    (arrays(bias=corrupt(b"")), "'bias' can't be read"),
+    (arrays(bias=corrupt(b"abc", "pickle")), "'bias' can't be read"),
+    *(
+        (metrics({"num-examples": count}), f"num-examples must be an integer of at least 1, got {count}")
+        for count in (None, 0, -3, 0.5, 3.0, [3])
+    ),
+    (metrics({"num-examples": 2**53 + 1}), "num-examples must be at most 2**53"),
+]
+"""Replies that no method can use, and what the reason for their refusal says."""
 
 
 def check_refused(name: str, fault: Fault, reason: str) -> None:
@@ -55,7 +92,7 @@ def check_refused(name: str, fault: Fault, reason: str) -> None:
 
 
 def test_a_broken_reply_is_refused_and_changes_nothing_else() -> None:
-    for fault, reason in BROKEN.values():
+    for fault, reason in BROKEN:
         check_refused("fedmgda", fault, reason)
 
 
@@ -69,8 +106,11 @@ def snapshot(sent: Message, reply: Message) -> list[Message]:
 OF_TEN = {"positives-0": 5, "positives-1": 5, "hits-0": 0, "hits-1": 0}
 
 IMPLAUSIBLE: list[tuple[str, Fault, str]] = [
-    *[("fedfv", fault, reason) for fault, reason in UNMEASURED.values()],
-    ("fedfv", UNMEASURED["no loss"][0], f"got None: {ADVICE}"),
+    *(
+        ("fedfv", metrics({"loss-before": loss}), f"'loss-before' must be a finite number, got {loss}")
+        for loss in (None, math.nan, math.inf, [1.0])
+    ),
+    ("fedfv", metrics({"loss-before": None}), f"got None: {ADVICE}"),
     ("qfedavg", metrics({"loss-before": -1e300}), "metric 'loss-before' is -1e+300, beyond"),
     ("term", metrics({"loss-before": 1e9}), "1000 times (loss_limit)"),
     ("qfedsgd", metrics({"learning-rate": 5e-324}), "metric 'learning-rate' is 4.94066e-324, outside 0.000"),
@@ -162,7 +202,7 @@ def test_pickled_objects_are_never_loaded() -> None:
 
 def test_all_kinds_of_broken_replies_at_once_are_each_refused() -> None:
     clients = {f"site-{k:02}": Quadratic(f"site-{k:02}") for k in range(len(BROKEN) + 2)}
-    faults = {(name, 1): fault for name, (fault, _) in zip(clients, BROKEN.values(), strict=False)}
+    faults = {(name, 1): fault for name, (fault, _) in zip(clients, BROKEN, strict=False)}
     _, (finished,) = run(FedAvg(buffers=BUFFERS), MemoryGrid(clients, faults=faults), rounds=1)
     assert list(finished.refused) == [name for name, _ in faults]
     assert list(finished.coefficients) == [name for name in clients if (name, 1) not in faults]

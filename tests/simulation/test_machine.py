@@ -37,7 +37,8 @@ from fairbloom.server.app import federate
 from fairbloom.server.checkpoint import load_last
 from fairbloom.server.run_folder.recorded import RecordedRound
 from fairbloom.server.settings import Settings
-from tests.federation import MemoryGrid, to_unknown_message
+from tests.federation import Fault as Mutation
+from tests.federation import MemoryGrid, arrays, metrics, to_unknown_message, without
 
 from .helpers import table
 
@@ -48,9 +49,6 @@ OFFLINE = 5
 """Flower's error code for a node that is offline."""
 
 ERRORS = {"raises": 2, "unavailable": OFFLINE}
-
-Mutation = Callable[[RecordDict], RecordDict]
-
 
 # What clients reply ------------------------------------------------------------------------------------------------
 
@@ -70,31 +68,19 @@ def reply_of(name: str, message: Message) -> RecordDict:
 
 
 def with_metric(name: str, value: Any) -> Mutation:
-    """Return what replaces a metric of a reply, or leaves it out where the value is None."""
-
-    def mutate(content: RecordDict) -> RecordDict:
-        metrics = {**content.metric_records.get("metrics", {}), name: value}
-        record = MetricRecord({key: each for key, each in metrics.items() if each is not None})
-        return RecordDict({**content, "metrics": record})
-
-    return mutate
+    return metrics({name: value})
 
 
 def with_first_array(change: Callable[[np.ndarray], np.ndarray | Array | None]) -> Mutation:
     """Return what replaces the first array of a reply, or leaves it out where the change is None."""
 
-    def mutate(content: RecordDict) -> RecordDict:
-        if not content.array_records.get("arrays"):
-            return content
-        arrays = dict(content.array_records["arrays"])
-        first = next(iter(arrays))
+    def mutate(sent: Message, reply: Message) -> list[Message]:
+        first = next(iter(reply.content.array_records.get("arrays", {})), None)
         try:
-            changed = change(arrays.pop(first).numpy())
+            changed = first and change(reply.content.array_records["arrays"][first].numpy())
         except ValueError:  # another mutation has damaged it already
-            return content
-        if changed is not None:
-            arrays[first] = changed if isinstance(changed, Array) else Array(changed)
-        return RecordDict({**content, "arrays": ArrayRecord(arrays)})
+            return [reply]
+        return arrays(**{first: changed})(sent, reply) if first else [reply]
 
     return mutate
 
@@ -109,9 +95,14 @@ def with_bytes(change: Callable[[bytes], bytes]) -> Mutation:
     return with_first_array(changed)
 
 
-def without(record: str) -> Mutation:
-    """Return what leaves a record of a reply out."""
-    return lambda content: RecordDict({key: each for key, each in content.items() if key != record})
+def flip(place: int, bits: int) -> Mutation:
+    """Return what flips bits of one byte of the first array."""
+
+    def flipped(data: bytes) -> bytes:
+        at = place % len(data)
+        return data[:at] + bytes([data[at] ^ bits]) + data[at + 1 :]
+
+    return with_bytes(flipped)
 
 
 BROKEN = st.sampled_from([math.nan, math.inf, -math.inf])
@@ -132,7 +123,7 @@ ALWAYS_REFUSED: st.SearchStrategy[Mutation] = st.one_of(
             with_bytes(lambda data: data.replace(b"<f4", b"|O8", 1)),
             without("arrays"),
             without("metrics"),
-            lambda content: RecordDict(),
+            lambda sent, reply: [Message(RecordDict(), reply_to=sent)],
         ]
     ),
 )
@@ -148,15 +139,7 @@ MAYBE_REFUSED: st.SearchStrategy[Mutation] = st.one_of(
     st.sampled_from([-1.0, -100.0, 1e6, 1e30, 0.0, 1e-40]).map(
         lambda factor: with_first_array(lambda array: (array * np.float64(factor)).astype(array.dtype))
     ),
-    st.integers(0, 200).flatmap(
-        lambda place: st.integers(1, 255).map(
-            lambda bits: with_bytes(
-                lambda data: (
-                    data[: place % len(data)] + bytes([data[place % len(data)] ^ bits]) + data[place % len(data) + 1 :]
-                )
-            )
-        )
-    ),
+    st.builds(flip, st.integers(0, 200), st.integers(1, 255)),
 )
 """What the limits of a method may or may not refuse."""
 
@@ -170,10 +153,10 @@ class Fault:
     again: tuple[Mutation, ...] = ()
     certain: bool = False
 
-    def content(self, honest: RecordDict, *, second: bool = False) -> RecordDict:
-        """Return the content of the first copy, or of the second."""
+    def copy_of(self, honest: Message, sent: Message, *, second: bool = False) -> Message:
+        """Return what becomes of the first copy of a reply, or of the second."""
         for mutate in self.again if second else self.mutations:
-            honest = mutate(honest)
+            (honest,) = mutate(sent, honest)
         return honest
 
 
@@ -299,7 +282,7 @@ class Nodes(MemoryGrid):
 
     @staticmethod
     def _copy(message: Message, fault: Fault, name: str = CLIENTS[0], *, second: bool = False) -> Message:
-        return Message(fault.content(reply_of(name, message), second=second), reply_to=message)
+        return fault.copy_of(Message(reply_of(name, message), reply_to=message), message, second=second)
 
     def _answers(self, message: Message) -> list[Message]:
         self.process.pass_event()
@@ -327,14 +310,14 @@ class NotingClients(FlowerClients):
 
     last: Trained | None = None
 
+    @property
+    def used(self) -> set[str]:
+        """Whose replies are used of the last training, nobody's where there was none."""
+        return set() if self.last is None else set(self.last.names)
+
     def trained(self, replies: Iterable[Message]) -> Trained:
         self.last = super().trained(replies)
         return self.last
-
-
-def names_in(trained: Trained | None) -> set[str]:
-    """Return whose replies are used of a training, nobody's where there was none."""
-    return set() if trained is None else set(trained.names)
 
 
 @contextmanager
@@ -368,7 +351,7 @@ def run_process(
         return made[0]
 
     def note(recorded: RecordedRound) -> None:
-        plan, used = process.plans[recorded.number], names_in(made[0].last)
+        plan, used = process.plans[recorded.number], made[0].used
         asked = process.sent.get(recorded.number, set())
         assert set(recorded.coefficients) <= used <= asked
         assert recorded.row["replies_used"] == len(used)
@@ -387,7 +370,7 @@ def run_process(
             federate(Settings.of({**config, "out": str(process.folder)}), clients_of, note, deployed=True)
     except Killed:
         if process.number in process.sent and made:  # it may have died after the checkpoint, before `note`
-            rounds[process.number] = Noted(process.sent[process.number], names_in(made[0].last))
+            rounds[process.number] = Noted(process.sent[process.number], made[0].used)
         shutil.rmtree(process.folder, ignore_errors=True)
         if (kept := process.folder.with_suffix(".killed")).exists():
             kept.rename(process.folder)
@@ -413,15 +396,8 @@ class Run(RuleBasedStateMachine):
     def begin(self, method: str, fraction: float, seed: int) -> None:
         """Choose the run."""
         self.config = {
-            "task": "synthetic",
-            "clients": len(CLIENTS),
-            "method": method,
-            "fraction": fraction,
-            "seed": seed,
-            "num-rounds": ROUNDS,
-            "min-clients": FEWEST,
-            "unused-rounds": 2,
-            "device": "cpu",
+            **{"task": "synthetic", "clients": len(CLIENTS), "method": method, "fraction": fraction, "seed": seed},
+            **{"num-rounds": ROUNDS, "min-clients": FEWEST, "unused-rounds": 2, "device": "cpu"},
         }
 
     @precondition(lambda self: len(self.plans) < ROUNDS)
