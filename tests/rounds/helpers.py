@@ -1,8 +1,18 @@
-"""What vectors are measured by."""
+"""Updates of replies, and what vectors are measured by."""
+
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from fairbloom.rounds.updates import FloatArray, Vectors, gram_matrices, squares_and_products
+from fairbloom.rounds.updates import FloatArray, Layout, Updates, Vectors, gram_matrices, squares_and_products
+
+
+def taken_in(layout: Layout, replies: Iterable[Mapping[str, np.ndarray]]) -> Updates:
+    """Return the updates of replies, whose arrays are borrowed."""
+    stored = Updates(layout)
+    for reply in replies:
+        stored.add(reply)
+    return stored
 
 
 def squared_norms(vectors: Vectors) -> FloatArray:

@@ -22,10 +22,7 @@ def test_arrival_order_and_node_ids_do_not_matter() -> None:
 
 
 def test_a_seed_draws_the_same_participants_for_every_method() -> None:
-    drawn = {}
-    for name in KINDS:
-        _, rounds = undisturbed(name, ARGUMENTS[name][0])
-        drawn[name] = [r.participants for r in rounds]
+    drawn = {name: [r.participants for r in undisturbed(name, ARGUMENTS[name][0])[1]] for name in KINDS}
     weighted, first = drawn.pop("drfa"), drawn["fedavg"]
     assert all(participants == first for participants in drawn.values())
     assert all(1 <= len(participants) <= 4 for participants in weighted)

@@ -1,6 +1,6 @@
 """Inner products and coefficients by array: what they are in vectors, however the arrays lie in chunks."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,27 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairbloom.rounds import updates
-from fairbloom.rounds.aggregation import (
-    NoStepError,
-    cohort_of,
-    compute_coefficients,
-)
+from fairbloom.rounds.aggregation import NoStepError, cohort_of, compute_coefficients
 from fairbloom.rounds.clients import Trained
 from fairbloom.rounds.cohort import Cohort, Kept, MethodError, Probed
 from fairbloom.rounds.refusals import Refusals
-from fairbloom.rounds.updates import (
-    CHUNK_COLUMNS,
-    FloatArray,
-    Layout,
-    Updates,
-    Vectors,
-    gram_matrices,
-    squares_and_products,
-)
+from fairbloom.rounds.updates import CHUNK_COLUMNS, FloatArray, Layout, Updates, Vectors, gram_matrices
 from fairbloom.strategies import FairStrategy, FedMGDA
 from tests.federation import BUFFERS, flat, initial_model, quadratics, run, unpack
 
-from .helpers import gram_matrix
+from .helpers import gram_matrix, squared_norms, taken_in
 
 SHAPES: Sequence[tuple[int, ...]] = ((), (0,), (1,), (3,), (2, 3), (0, 4), (50,), (4, 5, 6))
 """A single number, no numbers, and arrays with which a chunk of 1 to 100 columns has parts of many or of one."""
@@ -53,13 +41,6 @@ def models(draw: st.DrawFn) -> tuple[Layout, list[dict[str, np.ndarray]], np.ran
     shared = {"twin": "layer-0.weight"} if shapes else {}
     layout = Layout(made(base), ("mean",), shared, ("base",))
     return layout, [made(base) for _ in range(draw(st.integers(1, 5)))], rng
-
-
-def taken_in(layout: Layout, replies: Sequence[Mapping[str, np.ndarray]]) -> Updates:
-    stored = Updates(layout)
-    for reply in replies:
-        stored.add(reply)
-    return stored
 
 
 def fragments(stored: Updates) -> list[FloatArray]:
@@ -86,7 +67,7 @@ def test_inner_products_are_those_of_the_trained_entries(drawn: Any, chunk: int,
         assert stored.screen(gram=False) == {}
         grams = stored.grams(stored.vectors, exact=False)
         whole, parts = stored.gram(stored.vectors, exact=False), fragments(stored)
-        squares = squares_and_products(stored.vectors)[0]
+        squares = squared_norms(stored.vectors)
     assert list(layout.trainable) == [name for name in layout.arrays if name.startswith("layer-")]
     assert grams.shape == (len(layout.trainable), len(replies), len(replies))
     norms = np.sqrt(np.diag(whole))
@@ -169,7 +150,10 @@ def test_each_array_is_stepped_by_its_own_coefficients(drawn: Any, chunk: int, f
 
 
 class ByArray(FairStrategy):
-    """The weight goes by the first client, the bias by the mean of all, and the scale against the last one."""
+    """The weight goes by the first client, the bias by the mean of all, and the scale against the last one.
+
+    It keeps the mean update, and steps the scale along the one of the round before.
+    """
 
     requires = frozenset({"gram by array"})
     default_weighting = None
@@ -179,14 +163,6 @@ class ByArray(FairStrategy):
         C[cohort.arrays.index("weight"), 0] = 1.0
         C[cohort.arrays.index("bias"), : cohort.size] = 1.0 / cohort.size
         C[cohort.arrays.index("scale"), cohort.size - 1] = -1.0
-        return C
-
-
-class Remembering(ByArray):
-    """Also keeps the mean update, and steps the scale along the one of the round before."""
-
-    def weigh(self, cohort: Cohort) -> FloatArray:
-        C = super().weigh(cohort)
         C[cohort.arrays.index("scale"), cohort.size :] = 0.5
         return C
 
@@ -197,7 +173,7 @@ class Remembering(ByArray):
 
 
 def test_a_round_steps_by_array_and_records_its_coefficients() -> None:
-    _, rounds = run(Remembering(buffers=BUFFERS, fraction_train=0.6), rounds=2)
+    _, rounds = run(ByArray(buffers=BUFFERS, fraction_train=0.6), rounds=2)
     before, clients, kept = initial_model(), quadratics(6), np.zeros(10)
     for finished in rounds:
         U = np.array([flat(before) - flat(clients[name].trained(before)) for name in finished.participants])
@@ -212,7 +188,7 @@ def test_a_round_steps_by_array_and_records_its_coefficients() -> None:
         before, kept = after, U.mean(axis=0)
 
 
-def made(method: FairStrategy, U: FloatArray, sizes: Sequence[int]) -> tuple[Cohort, Vectors]:
+def made(method: FairStrategy, U: FloatArray, sizes: Sequence[int]) -> Cohort:
     """The cohort of updates of zeros, of a model with arrays of these sizes."""
     model = {f"a{k}": np.zeros(size) for k, size in enumerate(sizes)}
     names = [f"client-{k}" for k in range(len(U))]
@@ -221,21 +197,20 @@ def made(method: FairStrategy, U: FloatArray, sizes: Sequence[int]) -> tuple[Coh
         parts = dict(zip(model, np.split(-u, np.cumsum(sizes)[:-1]), strict=True))
         trained.add(name, {"num-examples": 1.0}, parts, {})
     draws = dict.fromkeys(names, 1)
-    return cohort_of(method, trained, server_round=1, num_rounds=2, online=names, draws=draws)
+    return cohort_of(method, trained, server_round=1, num_rounds=2, online=names, draws=draws)[0]
 
 
 def test_a_layerwise_gram_matrix_is_the_sum_to_the_bit() -> None:
     U = np.random.default_rng(0).normal(size=(3, 9))
-    cohort, _ = made(ByArray(), U, (2, 0, 4, 3))
+    cohort, plain = (made(method, U, (2, 0, 4, 3)) for method in (ByArray(), FedMGDA()))
     assert cohort.arrays == ("a0", "a1", "a2", "a3")
     np.testing.assert_array_equal(cohort.gram, cohort.grams.sum(axis=0))
-    plain, _ = made(FedMGDA(), U, (2, 0, 4, 3))
     np.testing.assert_allclose(plain.gram, U @ U.T, rtol=1e-12)
     np.testing.assert_allclose(plain.grams, cohort.grams, rtol=1e-12)
 
 
 def test_coefficients_of_another_shape_are_refused_by_shapes() -> None:
-    cohort, _ = made(ByArray(), np.eye(3), (2, 1))
+    cohort = made(ByArray(), np.eye(3), (2, 1))
     for shape in ((2,), (3, 2), (2, 4), (2, 3, 1), ()):
         odd = type("Odd", (FairStrategy,), {"weigh": lambda self, cohort, shape=shape: np.ones(shape)})()
         with pytest.raises(MethodError, match=r"Odd\.weigh.*shape \(3,\).*shape \(2, 3\)"):
@@ -247,9 +222,6 @@ def test_coefficients_of_another_shape_are_refused_by_shapes() -> None:
 
 
 def test_inner_products_that_are_not_finite_are_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    trained = Trained.empty(Layout({"a": np.zeros(1)}), refused=Refusals(1))
-    trained.add("client-0", {"num-examples": 1.0}, {"a": np.ones(1)}, {})
     monkeypatch.setattr(Updates, "grams", lambda *_, **__: np.full((1, 1, 1), np.inf))
-    cohort, _ = cohort_of(ByArray(), trained, server_round=1, num_rounds=1, online=(), draws={"client-0": 1})
     with pytest.raises(NoStepError, match=r"not finite; .* of the length 1, is that of client client-0"):
-        _ = cohort.grams
+        _ = made(ByArray(), np.ones((1, 1)), (1,)).grams

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from fairbloom.rounds import updates
 from fairbloom.rounds.memory import empty_matrix
-from fairbloom.rounds.updates import Layout, Model, Updates, Vectors, combine, gram_matrices
+from fairbloom.rounds.updates import Layout, Updates, Vectors, combine, gram_matrices
 
 from .helpers import gram_matrix, squared_norms
+from .helpers import taken_in as borrowed
 
 TINY = 1e-9
 """Gigabytes that hold one byte."""
@@ -37,13 +38,6 @@ def written(layout: Layout, models: list[dict[str, np.ndarray]], cut: int = 0, g
             for name, place in layout.slices:
                 stored.matrix[k, place] = models[k][name].ravel()
         stored.add_rows([{name: model[name] for name in ("mean", "steps")} for model in models[start:stop]])
-    return stored
-
-
-def borrowed(layout: Layout, models: list[dict[str, np.ndarray]]) -> Updates:
-    stored = Updates(layout)
-    for model in models:
-        stored.add(model)
     return stored
 
 
@@ -157,12 +151,9 @@ def test_borrowed_models_are_not_copied() -> None:
     layout, (model,) = drawn(1, 1, 0.0, ("float32", "float32"))
     stored = borrowed(layout, [model])
     model["b"] += np.float32(1.0)
-    expected = np.sum((layout.flat - flat(model)).astype(np.float64) ** 2)
+    after = np.concatenate([model["a"], model["b"].ravel()])
+    expected = np.sum((layout.flat - after).astype(np.float64) ** 2)
     assert gram_matrix(stored.vectors, exact=True)[0, 0] == pytest.approx(expected, rel=1e-12)
-
-
-def flat(model: Model) -> np.ndarray:
-    return np.concatenate([model["a"], model["b"].ravel()])
 
 
 def test_buffers_that_are_handed_over_may_be_overwritten() -> None:

@@ -6,16 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairbloom.rounds import updates
-from fairbloom.rounds.updates import (
-    CHUNK_COLUMNS,
-    Layout,
-    Updates,
-    Vectors,
-    combine,
-    weighted_sum,
-)
+from fairbloom.rounds.updates import CHUNK_COLUMNS, Layout, Updates, Vectors, combine, weighted_sum
 
-from .helpers import gram_matrix, squared_norms
+from .helpers import gram_matrix, squared_norms, taken_in
 
 SIZES = st.sampled_from((1, 2, CHUNK_COLUMNS - 1, CHUNK_COLUMNS, CHUNK_COLUMNS + 1, 3 * CHUNK_COLUMNS))
 LARGE = (-1e30, -1.0, -1e-30, 0.0, 1e-30, 1e-40, 1.0, 1e30)
@@ -25,30 +18,20 @@ def model(**arrays: Any) -> dict[str, np.ndarray]:
     return {name: np.asarray(array) for name, array in arrays.items()}
 
 
-def added(
-    w: dict[str, np.ndarray],
-    *replies: dict[str, np.ndarray],
-    buffers: tuple[str, ...] = (),
-    shared: dict[str, str] | None = None,
-) -> Updates:
-    stored = Updates(Layout(w, buffers, shared))
-    for reply in replies:
-        stored.add(reply)
+def added(w: dict[str, np.ndarray], *replies: dict[str, np.ndarray], shared: dict[str, str] | None = None) -> Updates:
+    stored = taken_in(Layout(w, (), shared), replies)
     for reason in stored.screen(gram=False).values():
         raise reason
     return stored
 
 
-def after(stored: Updates, *coefficients: float, counts: tuple[float, ...] | None = None) -> dict[str, np.ndarray]:
-    n = np.array(counts or np.ones(len(coefficients)))
+def after(stored: Updates, *coefficients: float) -> dict[str, np.ndarray]:
+    n = np.ones(len(coefficients))
     return stored.model_after(np.array(coefficients), stored.vectors, n / n.sum(), n)
 
 
 def drawn(seed: int, m: int, d: int, dtype: str = "float32") -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(m, d)).astype(dtype)
-
-
-NONE = Vectors(())
 
 
 def below(U: np.ndarray) -> Vectors:
@@ -96,8 +79,8 @@ def test_huge_and_tiny_updates_have_exact_products_and_steps(seed: int, sizes: l
 
 
 def test_no_updates_and_empty_models_have_empty_products() -> None:
-    assert gram_matrix(NONE).shape == (0, 0)
-    assert squared_norms(NONE).shape == (0,)
+    assert gram_matrix(Vectors(())).shape == (0, 0)
+    assert squared_norms(Vectors(())).shape == (0,)
     nothing = below(np.empty((2, 0), np.float32))
     assert gram_matrix(nothing).tolist() == [[0.0, 0.0], [0.0, 0.0]]
     assert squared_norms(nothing).tolist() == [0.0, 0.0]
