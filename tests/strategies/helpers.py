@@ -1,4 +1,4 @@
-"""Cohorts from rows, a Flower grid in memory, and clients that train or misbehave."""
+"""Arguments of each method, cohorts of rows, and the steps that methods make of them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -147,6 +147,13 @@ def cohort_of(
         second=seconds is not None,
         sent=sent or {},
     )
+
+
+def step_of(method: FairStrategy, U: FloatArray, **cohort: Any) -> FloatArray:
+    """Return the step of a method of one array in vectors: of updates, of second ones and of kept rows."""
+    seconds = cohort.get("seconds")
+    rows = np.vstack([U, *([] if seconds is None else [seconds]), *(cohort.get("memory") or {}).values()])
+    return np.asarray(method.weigh(cohort_of(U, **cohort)).ravel() @ rows)
 
 
 @st.composite

@@ -8,13 +8,13 @@ from fairbloom.rounds.updates import FloatArray
 from fairbloom.strategies import AdaFed, FedMGDA
 from tests.federation import record, replying, run, unpack
 
-from .helpers import cohort_of, generic_updates
+from .helpers import cohort_of, generic_updates, step_of
 
 gammas = st.sampled_from((0.0, 0.5, 1.0, 3.0))
 
 
 def step(U: FloatArray, losses: list[float] | FloatArray | None = None, **arguments: float) -> FloatArray:
-    return AdaFed(**arguments).weigh(cohort_of(U, losses=losses)) @ U
+    return step_of(AdaFed(**arguments), U, losses=losses)
 
 
 def random_losses(m: int) -> FloatArray:

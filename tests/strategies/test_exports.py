@@ -1,30 +1,25 @@
-"""Every method file keeps to the pattern: exported, documented as it is checked, short."""
+"""Every method file keeps to the pattern: exported, documented as it is checked, known by the name of its paper."""
 
 import importlib
 import inspect
 import re
 from pathlib import Path
 
+import pytest
+
 from fairbloom import strategies
+from fairbloom.errors import FairbloomError
 from fairbloom.protocol.parameters import described
 from fairbloom.rounds.method import Method
-from fairbloom.strategies import METHODS, FairStrategy, FromTorchJD
+from fairbloom.strategies import METHODS, FairStrategy, FromTorchJD, canonical, find_method, published_name
 
 FILES = sorted(Path(strategies.__file__).parent.glob("*.py"))
 PUBLIC = [*METHODS.values(), FromTorchJD]
 
 
 OTHERS = {
-    "Cohort",
-    "FairStrategy",
-    "FloatArray",
-    "Kept",
-    "METHODS",
-    "Options",
-    "Round",
-    "canonical",
-    "find_method",
-    "name_of",
+    *("Cohort", "FairStrategy", "FloatArray", "Kept", "METHODS", "Options", "Round"),
+    *("canonical", "find_method", "name_of"),
 }
 
 # Exports ------------------------------------------------------------------------------------------------------------
@@ -65,7 +60,39 @@ def test_the_common_options_are_documented_once() -> None:
     assert set(described(inspect.getdoc(Method) or "")) == strategies.Options.__optional_keys__
 
 
-# Size ---------------------------------------------------------------------------------------------------------------
+# Names --------------------------------------------------------------------------------------------------------------
+
+OF_PAPERS = {
+    "q-FFL": "qfedavg",
+    "qffl": "qfedavg",
+    "q-FedAvg": "qfedavg",
+    "q-FedSGD": "qfedsgd",
+    "FedAvg-n": "fedavgn",
+    "Agnostic Federated Learning": "afl",
+    "Δ-FL": "deltafl",
+    "GIFAIR-FL": "gifair",
+    "Semi-VRed": "semivred",
+    "FedMGDA+": "fedmgdaplus",
+    "MGDA-Prox": "mgdaprox",
+}
+
+
+def test_published_names_are_known() -> None:
+    for name, method in OF_PAPERS.items():
+        assert canonical(name) == method
+        assert find_method(name) is METHODS[method]
+    for name, method in METHODS.items():
+        assert canonical(published_name(name)) == canonical(method.__name__) == name
+
+
+def test_only_near_names_are_suggested_by_their_published_name() -> None:
+    near = {"q-fedsg": "q-FedSGD", "qfeadvg": "q-FedAvg", "fedmgda++": "FedMGDA+", "scafold": "SCAFFOLD"}
+    for name, published in near.items():
+        with pytest.raises(FairbloomError, match=rf"did you mean {published.replace('+', '.')}\?"):
+            find_method(name)
+    for name in ("FedNova", "qf", "fedx", "median"):
+        with pytest.raises(FairbloomError, match="unknown method: there are fedavg"):
+            find_method(name)
 
 
 def test_only_strategy_py_knows_flower_and_simplex_py_the_solver() -> None:

@@ -1,6 +1,5 @@
 """FCFL: what it reduces to, both stages in closed form and against the vectors themselves, and what it remembers."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,34 +8,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairbloom.rounds.cohort import Cohort
-from fairbloom.rounds.updates import FloatArray
 from fairbloom.strategies import FCFL
 from fairbloom.strategies.fcfl import share_of_loss
 from fairbloom.strategies.simplex import steepest_common_weights
 
-from .helpers import client_names, cohort_of
+from .helpers import client_names, cohort_of, step_of
 
 seeds = st.integers(0, 2**32 - 1)
 
 
-def drawn(seed: int, m: int, *, d: int = 8, alike: float = 0.5) -> dict[str, Any]:
+def drawn(seed: int, m: int) -> dict[str, Any]:
     """Return what m clients reply: gradients in general position, and rates that are not the same."""
     rng = np.random.default_rng(seed)
     return {
-        "U": rng.uniform(0.2, 2.0, (m, 1)) * (rng.normal(size=(m, d)) + alike * rng.normal(size=d)),
-        "seconds": rng.uniform(0.2, 2.0, (m, 1)) * (rng.normal(size=(m, d)) + alike * rng.normal(size=d)),
+        "U": rng.uniform(0.2, 2.0, (m, 1)) * (rng.normal(size=(m, 8)) + 0.5 * rng.normal(size=8)),
+        "seconds": rng.uniform(0.2, 2.0, (m, 1)) * (rng.normal(size=(m, 8)) + 0.5 * rng.normal(size=8)),
         "losses": rng.uniform(0.2, 3.0, m),
         "disparities": rng.uniform(-0.3, 0.3, m),
         "rates": rng.uniform(0.05, 0.5, m),
     }
-
-
-def step_of(method: FCFL, replies: dict[str, Any], **others: Any) -> FloatArray:
-    return method.weigh(cohort_of(**replies, **others)) @ np.vstack([replies["U"], replies["seconds"]])
-
-
-def permuted(replies: dict[str, Any], order: Sequence[int] | FloatArray) -> dict[str, Any]:
-    return {name: values[order] for name, values in replies.items()}
 
 
 # Closed forms ---------------------------------------------------------------------------------------------------------
@@ -71,13 +61,13 @@ def test_a_step_by_hand() -> None:
         "rates": [0.1, 0.1],
     }
     # g_l = (0, 2, 0), g_g = (0, −1, 0): p = 4, q = −2, so x = 2 / 6 and d = (0, 0, 0)
-    np.testing.assert_allclose(step_of(FCFL(delta=1e-4), replies), 0.0, atol=1e-12)
+    np.testing.assert_allclose(step_of(FCFL(delta=1e-4), **replies), 0.0, atol=1e-12)
     # without the second client's excess: g_g is the first one's, and d = g_l since ‖g_l‖² ≥ ⟨g_l, g_g⟩ = 0
     method = FCFL(delta=1e-4, budgets={"client-001": 0.3})
-    np.testing.assert_allclose(step_of(method, replies), 0.1 * np.array([0.0, 2.0, 0.0]), atol=1e-12)
+    np.testing.assert_allclose(step_of(method, **replies), 0.1 * np.array([0.0, 2.0, 0.0]), atol=1e-12)
     # the first beyond its own budget: q = 0 < s, so d = g_g
     method = FCFL(delta=1e-4, budgets={"client-001": 0.3, "client-000": 0.0})
-    np.testing.assert_allclose(step_of(method, replies), 0.1 * np.array([0.0, 0.0, 3.0]), atol=1e-12)
+    np.testing.assert_allclose(step_of(method, **replies), 0.1 * np.array([0.0, 0.0, 3.0]), atol=1e-12)
 
 
 # Stage 2 --------------------------------------------------------------------------------------------------------------
@@ -101,7 +91,7 @@ def test_a_disparity_without_a_gradient_is_no_row() -> None:
 
 
 def test_clients_with_equal_gradients_count_alike_in_stage_2() -> None:
-    replies = permuted(drawn(5, 3), [0, 1, 2, 1])
+    replies = {name: values[[0, 1, 2, 1]] for name, values in drawn(5, 3).items()}
     c = FCFL(stage1_rounds=0).weigh(cohort_of(**replies))
     assert c[1] == c[3]
 

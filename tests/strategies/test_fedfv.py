@@ -1,16 +1,9 @@
-from typing import Any
-
 import numpy as np
 
-from fairbloom.rounds.updates import FloatArray
 from fairbloom.strategies import FedFV
 
 from .helpers import cohort_of
-
-
-def step(strategy: FedFV, U: FloatArray, **cohort: Any) -> FloatArray:
-    return strategy.weigh(cohort_of(U, **cohort)) @ np.vstack([U, *cohort.get("memory", {}).values()])
-
+from .helpers import step_of as step
 
 # Closed forms -------------------------------------------------------------------------------------------------------
 

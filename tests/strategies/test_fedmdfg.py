@@ -1,5 +1,4 @@
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,26 +11,21 @@ from fairbloom.rounds.updates import FloatArray, Vectors
 from fairbloom.strategies import FedMDFG
 
 from .helpers import cohort_of
-from .reference import Seen
-
-
-def step(strategy: FedMDFG, U: FloatArray, **cohort: Any) -> FloatArray:
-    return strategy.weigh(cohort_of(U, **cohort)) @ np.vstack([U, *cohort.get("memory", {}).values()])
+from .helpers import step_of as step
 
 
 class Run:
     """Rounds of FedMDFG over vectors: its memory goes through `remember` alone, as in a run."""
 
-    def __init__(self, **arguments: Any) -> None:
-        self.strategy, self.history = FedMDFG(**arguments), list[Seen]()
+    def __init__(self) -> None:
+        self.strategy, self.rounds = FedMDFG(), 0
 
     def round(self, updates: dict[str, Sequence[float]], losses: dict[str, float] | None = None) -> FloatArray:
         """Return the step of the next round; equal losses where none are given."""
-        progress, names, t = self.strategy.progress, sorted(updates), len(self.history) + 1
+        self.rounds += 1
+        progress, names, t = self.strategy.progress, sorted(updates), self.rounds
         U = np.array([updates[name] for name in names], np.float64)
         F = [1.0 if losses is None else losses[name] for name in names]
-        columns = (dict(zip(names, column, strict=True)) for column in (U, F))
-        self.history.append(Seen(t, 10, *columns, {}))
         kept = {key: row for key, row in progress.kept.items() if self.strategy.recalls(key, names, t)}
         memory = {key: row.blocks[0][0] for key, row in kept.items()}
         cohort = cohort_of(U, losses=F, names=names, round=t, memory=memory)
@@ -91,14 +85,10 @@ def test_a_round_in_which_nobody_moves_takes_no_step() -> None:
     run = Run()
     run.round({"a": [2.0, 0.0], "b": [-1.0, 1.0]}, {"a": 3.0, "b": 3.0})
     before = {kept: row.blocks[0][0].tobytes() for kept, row in run.strategy.progress.kept.items()}
-    length = run.strategy.memory["length"]
+    remembered = {"expected": {"a": 2.0, "b": 3.0}, "joined": {"a": 2, "b": 2}, "length": run.strategy.memory["length"]}
     assert run.round({"a": [0.0, 0.0], "b": [0.0, 0.0]}, {"a": 1.0, "b": 5.0}).tolist() == [0.0, 0.0]
     assert {kept: row.blocks[0][0].tobytes() for kept, row in run.strategy.progress.kept.items()} == before
-    assert run.strategy.memory == {
-        "expected": {"a": 2.0, "b": 3.0},
-        "joined": {"a": 2, "b": 2},
-        "length": length,
-    }
+    assert run.strategy.memory == remembered
     assert run.round({"a": [1.0, 0.0]}) @ [-1.0, 1.0] > 0.0
 
 

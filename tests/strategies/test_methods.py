@@ -32,6 +32,7 @@ from .helpers import (
     make,
     rates_of,
     seconds_of,
+    step_of,
 )
 from .reference import WEIGHTING, Seen, expected_step
 
@@ -58,19 +59,11 @@ def weighting_of(name: str, arguments: dict[str, Any]) -> str:
     return str(arguments.get("weighting", WEIGHTING[name]) or "uniform")
 
 
-def step_of(name: str, arguments: dict[str, Any], U: FloatArray, losses: FloatArray, counts: FloatArray) -> FloatArray:
-    draws, seconds = (
-        draws_of(counts) if name == "drfa" else None,
-        seconds_of(U) if METHODS[name].second == ARRAYS_DISPARITY else None,
-    )
-    weighting = weighting_of(name, arguments)
-    cohort = cohort_of(U, losses=losses, counts=counts, weighting=weighting, draws=draws, seconds=seconds)
-    return make(name, arguments).weigh(cohort).ravel() @ rows_of(name, U)  # there is one array: a row of coefficients
-
-
-def rows_of(name: str, U: FloatArray) -> FloatArray:
-    """Return the updates, with second ones below them where the method has those."""
-    return np.vstack([U, seconds_of(U)]) if METHODS[name].second == ARRAYS_DISPARITY else U
+def replied(name: str, arguments: dict[str, Any], U: FloatArray, counts: FloatArray) -> dict[str, Any]:
+    """Return what a cohort of a method has beside updates and losses; second updates where the method has those."""
+    draws = draws_of(counts) if name == "drfa" else None
+    seconds = seconds_of(U) if METHODS[name].second == ARRAYS_DISPARITY else None
+    return {"counts": counts, "weighting": weighting_of(name, arguments), "draws": draws, "seconds": seconds}
 
 
 def assert_same_step(step: FloatArray, expected: FloatArray, U: FloatArray, whose: object = "") -> None:
@@ -88,7 +81,8 @@ def test_gram_form_equals_the_vector_form(U: FloatArray) -> None:
     losses, counts = losses_and_counts(len(U))
     for name, arguments in CASES:
         expected = expected_step(name, arguments, [seen_of(U, losses, counts)])
-        assert_same_step(step_of(name, arguments, U, losses, counts), expected, U, (name, arguments))
+        step = step_of(make(name, arguments), U, losses=losses, **replied(name, arguments, U, counts))
+        assert_same_step(step, expected, U, (name, arguments))
 
 
 def test_rounds_of_changing_clients_are_those_of_the_vectors() -> None:
@@ -106,15 +100,14 @@ def test_rounds_of_changing_clients_are_those_of_the_vectors() -> None:
             U, progress = rng.normal(size=(len(names), 8)) + 0.3 * (seed % 2), method.progress
             progress.roster = roster
             kept = {each: row.blocks[0][0] for each, row in progress.kept.items() if method.recalls(each, names, t)}
+            given = replied(name, arguments, U, counts)
             cohort = cohort_of(
                 U,
-                **{"losses": losses, "counts": counts, "weighting": weighting_of(name, arguments), "round": t},
-                **{"names": names, "memory": kept, "roster": roster, "online": everybody},
-                draws=draws_of(counts) if name == "drfa" else None,
-                seconds=seconds_of(U) if method.second == ARRAYS_DISPARITY else None,
-                sent={key: factor for key, (_, factor) in method.sends().items()},
+                **{"losses": losses, "round": t, "names": names, "memory": kept, "roster": roster, "online": everybody},
+                **{"sent": {key: factor for key, (_, factor) in method.sends().items()}, **given},
             )
-            rows, c = np.vstack([rows_of(name, U), *kept.values()]), method.weigh(cohort)
+            seconds = [] if given["seconds"] is None else [given["seconds"]]
+            rows, c = np.vstack([U, *seconds, *kept.values()]), method.weigh(cohort)
             history.append(seen_of(U, losses, counts, t, names, roster))
             expected = expected_step(name, arguments, history)
             assert_same_step(c.ravel() @ rows, expected, U, (name, arguments, seed, t))
@@ -125,12 +118,10 @@ def test_one_client_alone_is_stepped_along() -> None:
     losses, counts = np.array([0.7]), np.array([5.0])
     for (name, arguments), length in product(CASES, (1e-30, 1.0, 1e30)):
         U = length * np.array([[1.0, -2.0, 2.0]]) / 3.0
-        seconds = seconds_of(U) if METHODS[name].second == ARRAYS_DISPARITY else None
-        c = make(name, arguments).weigh(cohort_of(U, losses=losses, counts=counts, seconds=seconds)).ravel()
+        step = step_of(make(name, arguments), U, losses=losses, **replied(name, arguments, U, counts))
         expected = expected_step(name, arguments, [seen_of(U, losses, counts)])
-        assert c.shape == (len(rows_of(name, U)),)
-        assert c.sum() > 0.0 or name == "local"
-        np.testing.assert_allclose(c @ rows_of(name, U), expected, rtol=1e-9, err_msg=name)
+        assert step.any() or name == "local"
+        np.testing.assert_allclose(step, expected, rtol=1e-9, err_msg=name)
 
 
 def test_huge_and_tiny_updates_step_as_the_formula_says() -> None:
@@ -139,7 +130,7 @@ def test_huge_and_tiny_updates_step_as_the_formula_says() -> None:
         U = np.random.default_rng(3 if which == slice(None) else 4).normal(size=(4, 6))
         U[which] *= length
         expected = expected_step(name, arguments, [seen_of(U, losses, counts)])
-        step = step_of(name, arguments, U, losses, counts)
+        step = step_of(make(name, arguments), U, losses=losses, **replied(name, arguments, U, counts))
         if which == slice(None):
             assert_same_step(step, expected, U, (name, arguments))
         else:
@@ -158,8 +149,7 @@ SUM_TO_ONE = [
 def test_coefficients_sum_to_one(U: FloatArray) -> None:
     losses, counts = losses_and_counts(len(U))
     for name, arguments in ((name, arguments) for name, arguments in CASES if name in SUM_TO_ONE):
-        weighting = weighting_of(name, arguments)
-        cohort = cohort_of(U, losses=losses, counts=counts, weighting=weighting, draws=draws_of(counts))
+        cohort = cohort_of(U, losses=losses, **replied(name, arguments, U, counts))
         c = make(name, {**arguments, **({"server_lr": 1.0} if "server_lr" in arguments else {})}).weigh(cohort)
         assert c.sum() == pytest.approx(1.0, abs=1e-9), (name, arguments)
 
