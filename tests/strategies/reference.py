@@ -49,8 +49,8 @@ def combined(weights: Mapping[str, float], vectors: Vectors) -> FloatArray:
 # Between groups -----------------------------------------------------------------------------------------------------
 
 
-def fairfed_weights(history: Sequence[Seen], beta: float) -> dict[str, float]:
-    """ω after the last round of the history; `accuracies` are those of the received model."""
+def fairfed(history: Sequence[Seen], beta: float = 1.0) -> FloatArray:
+    """With ω after the last round; `accuracies` are those of the received model."""
     omega: dict[str, float] = {}
     for seen in history:
         names, of = list(seen.updates), seen.groups
@@ -73,11 +73,6 @@ def fairfed_weights(history: Sequence[Seen], beta: float) -> dict[str, float]:
         mean = sum(delta.values()) / len(names)
         for name in names:
             omega[name] = omega.get(name, seen.counts[name] / total) - beta * (delta[name] - mean)
-    return omega
-
-
-def fairfed(history: Sequence[Seen], beta: float = 1.0) -> FloatArray:
-    seen, omega = history[-1], fairfed_weights(history, beta)
     total = sum(omega[name] for name in seen.updates)
     if total <= 0.0:
         return fedavg(history)
@@ -99,19 +94,6 @@ def scaffold(history: Sequence[Seen], server_lr: float = 1.0, weighting: str = "
 def feddyn(history: Sequence[Seen], alpha: float = 0.01) -> FloatArray:
     seen, total = history[-1], sum(u for past in history for u in past.updates.values())
     return fedavg(history, "uniform") + np.asarray(total) / len(seen.roster or seen.updates)
-
-
-def eta(seen: Seen, server_lr: float, decay: float) -> float:
-    if decay == 0:
-        return server_lr
-    beta = decay ** (100 / seen.rounds)
-    return server_lr * beta ** (seen.round // 100)
-
-
-def normalised(seen: Seen) -> Seen:
-    """Unit updates; a client with a zero update takes no part."""
-    unit = {name: u / np.linalg.norm(u) for name, u in seen.updates.items() if np.any(u != 0)}
-    return seen._replace(updates=unit, counts={name: seen.counts[name] for name in unit})
 
 
 # Reweighting by loss ------------------------------------------------------------------------------------------------
@@ -152,32 +134,20 @@ def nearest_in_simplex(point: Mapping[str, float]) -> dict[str, float]:
     return dict(zip(point, np.maximum(v - high, 0.0), strict=True))
 
 
-def joined(lam: Mapping[str, float], priors: Mapping[str, float]) -> dict[str, float]:
-    """λ with newcomers at their prior and the others scaled down to make room."""
-    room = 1.0 - sum(p for name, p in priors.items() if name not in lam)
-    return {name: lam[name] * room if name in lam else p for name, p in priors.items()}
-
-
-def afl_weights(
-    history: Sequence[Seen], gamma: float, weighting: str = "examples"
-) -> tuple[dict[str, float], dict[str, float]]:
-    """λ in the last round of the history, before and after its ascent."""
+def afl(history: Sequence[Seen], gamma: float, weighting: str = "examples") -> FloatArray:
+    """With λ before the ascent of the last round."""
     lam: dict[str, float] = {}
     before: dict[str, float] = {}
     examples: dict[str, float] = {}
     for seen in history:
         examples |= seen.counts
         known = examples if weighting == "examples" else dict.fromkeys(examples, 1.0)
-        before = joined(lam, {name: n / sum(known.values()) for name, n in known.items()})
+        priors = {name: n / sum(known.values()) for name, n in known.items()}
+        room = 1.0 - sum(p for name, p in priors.items() if name not in lam)  # newcomers at their prior, others less
+        before = {name: lam[name] * room if name in lam else p for name, p in priors.items()}
         risen = {name: lam_k + gamma * seen.losses.get(name, 0.0) for name, lam_k in before.items()}
         lam = nearest_in_simplex(risen)
-    return before, lam
-
-
-def afl(history: Sequence[Seen], gamma: float, weighting: str = "examples") -> FloatArray:
-    seen = history[-1]
-    lam, _ = afl_weights(history, gamma, weighting)
-    present = {name: lam[name] for name in seen.updates}
+    present = {name: before[name] for name in seen.updates}
     mass = sum(present.values())
     if mass == 0:
         return combined(prior(seen, weighting), seen.updates)
@@ -250,8 +220,9 @@ def aaggff_responses(seen: Seen, cdf: str) -> dict[str, float]:
 
 
 def aaggff(history: Sequence[Seen], rule: str = "ons", cdf: str = "weibull") -> FloatArray:
-    weights = (online_newton if rule == "ons" else regularised_leader)(history, cdf)
-    return combined(weights, history[-1].updates)
+    """With the decision of all known clients, restricted to those of the last round."""
+    p = (online_newton if rule == "ons" else regularised_leader)(history, cdf)
+    return combined(p, history[-1].updates) / sum(p[name] for name in history[-1].updates)
 
 
 def online_newton(history: Sequence[Seen], cdf: str = "weibull") -> dict[str, float]:
@@ -278,9 +249,7 @@ def online_newton(history: Sequence[Seen], cdf: str = "weibull") -> dict[str, fl
         got = sum(q[name] * r[name] for name in names)
         g = {name: -r[name] / (1 + got) for name in names}
         past.append((g, sum(q[name] * g[name] for name in names)))
-    p = decide(known)
-    total = sum(p[name] for name in history[-1].updates)
-    return {name: p[name] / total for name in history[-1].updates}
+    return decide(known)
 
 
 def least_on_simplex(Q: FloatArray, b: FloatArray) -> FloatArray:
@@ -300,7 +269,7 @@ def least_on_simplex(Q: FloatArray, b: FloatArray) -> FloatArray:
 
 
 def regularised_leader(history: Sequence[Seen], cdf: str = "weibull") -> dict[str, float]:
-    """AAggFF-D over all N clients: entropy, and doubly robust responses in [0, C]; restricted to S at the end."""
+    """AAggFF-D over all N clients: entropy, and doubly robust responses in [0, C]."""
     sums: dict[str, float] = {}
     absent = 0.0  # of every client that was never seen
     p: dict[str, float] = {}
@@ -319,16 +288,11 @@ def regularised_leader(history: Sequence[Seen], cdf: str = "weibull") -> dict[st
         everybody = {**sums, **{f"unseen {k}": absent for k in range(N - len(sums))}}
         weights = {name: math.exp(-rate * total) for name, total in everybody.items()}
         p = {name: weight / sum(weights.values()) for name, weight in weights.items()}
-    total = sum(p[name] for name in history[-1].updates)
-    return {name: p[name] / total for name in history[-1].updates}
+    return p
 
 
 def fedfa(
-    history: Sequence[Seen],
-    alpha: float = 0.5,
-    beta: float = 0.5,
-    server_momentum: float = 0.5,
-    client_momentum: float = 0.9,
+    history: Sequence[Seen], alpha: float = 0.5, beta: float = 0.5, server_momentum: float = 0.5, **of_clients: float
 ) -> FloatArray:
     times: dict[str, int] = {}
     velocity: Any = 0.0
@@ -383,20 +347,18 @@ def fedmgda(
     seen = history[-1]
     U, p = np.array(list(seen.updates.values())), np.array(list(prior(seen, weighting).values()))
     scale = np.abs(U).max() or 1.0
-    return eta(seen, server_lr, decay) * scale * shortest(U / scale, p, epsilon)
+    decayed = decay ** (100 / seen.rounds * (seen.round // 100)) if decay else 1.0
+    return server_lr * decayed * scale * shortest(U / scale, p, epsilon)
 
 
-def fedmgdaplus(
-    history: Sequence[Seen],
-    epsilon: float = 1.0,
-    server_lr: float = 1.0,
-    decay: float = 0.0,
-    weighting: str = "uniform",
-) -> FloatArray:
-    moving = normalised(history[-1])
-    if not moving.updates:
-        return np.zeros_like(next(iter(history[-1].updates.values())))
-    return fedmgda([moving], epsilon, server_lr, decay, weighting)
+def fedmgdaplus(history: Sequence[Seen], epsilon: float = 1.0, **others: Any) -> FloatArray:
+    """FedMGDA of unit updates; a client with a zero update takes no part."""
+    seen = history[-1]
+    unit = {name: u / np.linalg.norm(u) for name, u in seen.updates.items() if np.any(u != 0)}
+    if not unit:
+        return np.zeros_like(next(iter(seen.updates.values())))
+    moving = seen._replace(updates=unit, counts={name: seen.counts[name] for name in unit})
+    return fedmgda([moving], epsilon, **others)
 
 
 def fedfv(history: Sequence[Seen], alpha: float = 0.1, tau: int = 1, order: str = "loss", seed: int = 0) -> FloatArray:

@@ -1,27 +1,30 @@
 """DRFA: the weighted draw, the second exchange of a round and the ascent of λ, replayed from what went out."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Message, MessageType
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fairbloom.protocol.streams import generator
 from fairbloom.strategies import DRFA, Round
+from tests import federation
 from tests.federation import (
     BUFFERS,
     Answer,
+    Fault,
     MemoryGrid,
-    Quadratic,
+    answering,
     error,
     flat,
     initial_model,
+    metrics,
+    no_reply,
     quadratics,
-    record,
     unflat,
     unpack,
 )
@@ -34,16 +37,13 @@ def run(
     strategy: DRFA, clients: Mapping[str, Answer] | None = None, rounds: int = 5
 ) -> tuple[list[Round], list[dict[str, float]], MemoryGrid]:
     """Return the finished rounds, λ after each, and the grid with all that was sent."""
-    finished: list[Round] = []
-    weights: list[dict[str, float]] = []
-    grid = MemoryGrid(clients or quadratics(6))
+    weights, grid = list[dict[str, float]](), MemoryGrid(clients or quadratics(6))
 
-    def on_round(one: Round) -> None:
-        finished.append(one)
+    def note(number: int, arrays: ArrayRecord) -> None:
         weights.append(dict(strategy.memory.get("weights", {})))
 
-    strategy.start(grid, record(initial_model()), num_rounds=rounds, on_round=on_round)
-    return finished, weights, grid
+    _, finished = federation.run(strategy, grid, rounds, evaluate_fn=note)
+    return finished, weights[1:], grid
 
 
 def config_of(message: Message) -> dict[str, Any]:
@@ -57,13 +57,6 @@ def asked_for_losses(grid: MemoryGrid, number: int | None = None) -> dict[str, M
         for name, message in grid.sent_to(MessageType.EVALUATE)
         if "measure" in config_of(message) and number in (None, config_of(message)["server-round"])
     }
-
-
-def drawn_by(weights: Mapping[str, float], wanted: int, seed: int, number: int) -> Counter[str]:
-    names = sorted(weights)
-    p = np.array([weights[name] for name in names])
-    picked = generator(seed, "weighted draw", number).choice(len(names), wanted, p=p / p.sum())
-    return Counter(names[i] for i in picked)
 
 
 # The whole algorithm ------------------------------------------------------------------------------------------------
@@ -80,10 +73,11 @@ def check_definition(arguments: dict[str, Any], fraction: float, *, seed: int) -
     strategy = DRFA(fraction_train=fraction, seed=seed, buffers=BUFFERS, **arguments)
     finished, weights, grid = run(strategy)
     clients, gamma, K = quadratics(6), arguments["gamma"], arguments.get("local_steps", 10)
-    w, lam = {k: a.astype(np.float64) for k, a in initial_model().items()}, dict.fromkeys(clients, 1 / 6)
+    w, lam = {k: a.astype(np.float64) for k, a in initial_model().items()}, dict.fromkeys(sorted(clients), 1 / 6)
     wanted = int(np.ceil(fraction * 6 - 1e-9))
     for number, (one, after) in enumerate(zip(finished, weights, strict=True), start=1):
-        draws = drawn_by(lam, wanted, seed, number)
+        p = np.array([*lam.values()])
+        draws = Counter(generator(seed, "weighted draw", number).choice([*lam], wanted, p=p / p.sum()).tolist())
         assert one.participants == tuple(sorted(draws))
         told = [config_of(m) for _, m in grid.sent_to(MessageType.TRAIN) if config_of(m)["server-round"] == number]
         (step,) = {config["snapshot-step"] for config in told}
@@ -107,9 +101,9 @@ def check_definition(arguments: dict[str, Any], fraction: float, *, seed: int) -
             np.testing.assert_allclose(flat(arrays), snapshot, rtol=2e-5, atol=2e-5)
             assert arrays["norm.steps"] == counted
             F[name] = 0.5 * float(clients[name].curvature @ (snapshot - clients[name].target) ** 2)
-        lam = nearest_in_simplex({c: lam[c] + K * gamma * 6 / wanted * F.get(c, 0.0) for c in sorted(clients)})
+        lam = nearest_in_simplex({c: lam[c] + K * gamma * 6 / wanted * F.get(c, 0.0) for c in lam})
         assert after == pytest.approx(lam, abs=1e-4)
-        lam = after  # so that rounding does not grow into another draw
+        lam = {c: after[c] for c in lam}  # so that rounding does not grow into another draw
 
         w |= unflat(mean, w) | {"norm.steps": counted}
         np.testing.assert_allclose(flat(unpack(one.arrays)), mean, rtol=2e-5, atol=2e-5)
@@ -173,43 +167,26 @@ def test_the_snapshot_step_is_uniform_over_the_local_steps() -> None:
 # What is refused ----------------------------------------------------------------------------------------------------
 
 
-def wrapped(
-    name: str, message_type: str, change: Callable[[Message, Message], Message | None], number: int = 1
-) -> dict[str, Answer]:
-    """Six clients of which one answers one kind of message of one round otherwise."""
-    clients: dict[str, Answer] = dict(quadratics(6))
-    good = clients[name]
+def failing(fault: Fault) -> dict[str, Answer]:
+    """Six clients of which site-2 answers the second exchange of round 1 otherwise."""
+    good = quadratics(6)["site-2"]
 
     def answer(message: Message) -> Message | None:
-        reply = good(message)
-        if message.metadata.message_type != message_type or message.metadata.message_type == MessageType.QUERY:
-            return reply
-        config = config_of(message)
-        second = message_type == MessageType.TRAIN or "measure" in config
-        return change(message, reply) if config["server-round"] == number and second else reply
+        second = "measure" in config_of(message) and config_of(message)["server-round"] == 1
+        return next(iter(fault(message, good(message))), None) if second else good(message)
 
-    return {**clients, name: answer}
-
-
-def loss_of(value: Any) -> Callable[[Message, Message], Message]:
-    def change(sent: Message, reply: Message) -> Message:
-        numbers = {**reply.content.metric_records["metrics"], "train-loss": value}
-        kept = MetricRecord({key: number for key, number in numbers.items() if number is not None})
-        return Message(RecordDict({"metrics": kept}), reply_to=sent)
-
-    return change
+    return {**quadratics(6), "site-2": answering(good, evaluate=answer)}
 
 
 def test_an_unusable_loss_is_left_out_and_its_sender_named() -> None:
     (_,), (whole,), _ = run(DRFA(gamma=0.001, fraction_evaluate=0.0), rounds=1)
-    for change, reason in (
-        (loss_of(None), "metric 'train-loss' is missing or no finite number"),
-        (loss_of(np.nan), "metric 'train-loss' is missing or no finite number"),
-        (lambda sent, reply: error(sent, reply)[0], "out of memory"),
-        (loss_of(1e30), "'train-loss' is 1e+30"),
+    for fault, reason in (
+        (metrics({"train-loss": None}), "metric 'train-loss' is missing or no finite number"),
+        (metrics({"train-loss": np.nan}), "metric 'train-loss' is missing or no finite number"),
+        (error, "out of memory"),
+        (metrics({"train-loss": 1e30}), "'train-loss' is 1e+30"),
     ):
-        clients = wrapped("site-2", MessageType.EVALUATE, change)
-        (one,), (lam,), grid = run(DRFA(gamma=0.001, fraction_evaluate=0.0), clients, rounds=1)
+        (one,), (lam,), grid = run(DRFA(gamma=0.001, fraction_evaluate=0.0), failing(fault), rounds=1)
         assert "site-2" in asked_for_losses(grid)
         assert one.refused["site-2"].startswith("loss at the snapshot: ")
         assert reason in one.refused["site-2"]
@@ -219,8 +196,7 @@ def test_an_unusable_loss_is_left_out_and_its_sender_named() -> None:
 
 
 def test_a_client_that_does_not_tell_its_loss_owes_it() -> None:
-    clients = wrapped("site-2", MessageType.EVALUATE, lambda sent, reply: None)
-    finished, _, grid = run(DRFA(gamma=0.001, fraction_evaluate=0.0), clients, rounds=4)
+    finished, _, grid = run(DRFA(gamma=0.001, fraction_evaluate=0.0), failing(no_reply), rounds=4)
     assert "site-2" in asked_for_losses(grid, 1)
     for one in finished[1:]:
         assert "site-2" not in one.participants
@@ -228,10 +204,7 @@ def test_a_client_that_does_not_tell_its_loss_owes_it() -> None:
 
 
 def test_without_any_loss_lambda_stays() -> None:
-    def silent(client: Quadratic) -> Answer:
-        return lambda m: error(m, m)[0] if m.metadata.message_type == MessageType.EVALUATE else client(m)
-
-    clients = {name: silent(client) for name, client in quadratics(4).items()}
+    clients = {name: answering(each, evaluate=lambda m: error(m, m)[0]) for name, each in quadratics(4).items()}
     finished, weights, _ = run(DRFA(gamma=1.0), clients, rounds=2)
     for lam in weights:
         np.testing.assert_allclose(list(lam.values()), 0.25, rtol=1e-12)
@@ -239,9 +212,8 @@ def test_without_any_loss_lambda_stays() -> None:
 
 
 def test_no_second_exchange_in_a_skipped_round() -> None:
-    clients = quadratics(3)
-    grid = MemoryGrid(clients, faults={(name, 1): error for name in clients})
+    grid = MemoryGrid(quadratics(3), faults={(name, 1): error for name in quadratics(3)})
     strategy = DRFA(gamma=0.1, fraction_evaluate=0.0, unused_rounds=0)
-    strategy.start(grid, record(initial_model()), num_rounds=1)
+    federation.run(strategy, grid, rounds=1)
     assert asked_for_losses(grid) == {}
     assert strategy.memory == {}
