@@ -14,10 +14,6 @@ Losses = Mapping[str, float]
 positive = st.lists(st.floats(0.01, 10.0), min_size=1, max_size=6)
 
 
-def roster_of(N: int) -> dict[str, float]:
-    return dict.fromkeys(client_names(N), 0.0)
-
-
 def play(strategy: AAggFF, rounds: Sequence[Losses], known: Sequence[int] | None = None) -> list[dict[str, float]]:
     """Return c by client name in each round, for the losses of whoever takes part; `known` is N in each."""
     steps = []
@@ -28,7 +24,7 @@ def play(strategy: AAggFF, rounds: Sequence[Losses], known: Sequence[int] | None
             losses=[losses[name] for name in names],
             names=names,
             round=t,
-            roster=roster_of(known[t - 1] if known else 0),
+            roster=dict.fromkeys(client_names(known[t - 1] if known else 0), 0.0),
         )
         c = strategy.weigh(cohort)
         assert strategy.remember(cohort, c, {}) == {}
@@ -75,12 +71,8 @@ def test_a_loss_of_0_or_less_counts_alike_and_all_as_the_mean() -> None:
 def test_clients_without_any_share_of_the_decision_are_averaged() -> None:
     strategy = AAggFF()
     # b₁ draws everything to a
-    strategy.memory = {
-        "names": ["a", "b", "c"],
-        "A": np.zeros((3, 3)),
-        "b1": np.array([-90.0, 0.0, 0.0]),
-        "b2": np.zeros(3),
-    }
+    zeros = {"A": np.zeros((3, 3)), "b2": np.zeros(3)}
+    strategy.memory = {"names": ["a", "b", "c"], "b1": np.array([-90.0, 0.0, 0.0]), **zeros}
     (step,) = play(strategy, [{"b": 1.0, "c": 1.0}])
     assert step == {"b": 0.5, "c": 0.5}
 

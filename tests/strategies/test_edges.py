@@ -43,23 +43,16 @@ def drawn_counts(m: int, seed: int) -> FloatArray:
 # q-FFL --------------------------------------------------------------------------------------------------------------
 
 
-def in_logarithms(F: FloatArray, squared_norms: FloatArray, q: float, L: float) -> FloatArray:
-    """The paper's c without an overflow, from logarithms in Python floats."""
-    log_weight = [math.log(L) + q * math.log(f) for f in np.maximum(F, 1e-10)]
-    log_h = [*log_weight]
-    for f, s in zip(np.maximum(F, 1e-10), squared_norms, strict=True):
-        if q * s > 0:
-            log_h.append(math.log(q) + (q - 1) * math.log(f) + 2 * math.log(L) + math.log(s))
-    return np.exp(np.array(log_weight) - np.logaddexp.reduce(log_h))
-
-
 def test_qffl_follows_the_formula_at_extremes() -> None:
-    losses = ([0.0, 1.0], [0.0, 0.0], [1e-30, 1e30], [1e30, 1e30], [1e-11, 1e-12], [-1.0, 2.0])
+    """The paper's c from logarithms, of which none overflows; both updates have the same length."""
+    losses, L = ([0.0, 1.0], [0.0, 0.0], [1e-30, 1e30], [1e30, 1e30], [1e-11, 1e-12], [-1.0, 2.0]), 10.0
     for q, F, length in product((0.0, 0.01, 0.5, 1.0, 15.0), losses, (0.0, 1e-30, 1.0, 1e30)):
-        U = length * np.array([[1.0, 0.0], [0.6, 0.8]])
-        c = QFedAvg(q=q, lipschitz=10.0).weigh(cohort_of(U, losses=F))
-        expected = in_logarithms(np.array(F), np.sum(U**2, axis=1), q, 10.0)
-        np.testing.assert_allclose(c, expected, rtol=1e-9, atol=1e-300)
+        c = QFedAvg(q=q, lipschitz=L).weigh(cohort_of(length * np.array([[1.0, 0.0], [0.6, 0.8]]), losses=F))
+        log_f = np.log(np.maximum(F, 1e-10))
+        log_h = weights = math.log(L) + q * log_f
+        if q * length > 0.0:
+            log_h = np.append(weights, (q - 1.0) * log_f + math.log(q) + 2.0 * math.log(L * length))
+        np.testing.assert_allclose(c, np.exp(weights - np.logaddexp.reduce(log_h)), rtol=1e-9, atol=1e-300)
 
 
 # TERM, AFL, Δ-FL ----------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ exactly; scipy.optimize computes the targets from the objectives. The rounds are
 """
 
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -21,24 +22,15 @@ RATE = 0.2
 """The clients' learning rate; the largest curvature is 2, so that every step descends."""
 
 
-def bowls(m: int, seed: int = 0, *, rates: bool = False) -> list[Bowl]:
+def bowls(m: int, seed: int = 0, *, rate: Callable[[np.random.Generator], float] = lambda rng: RATE) -> list[Bowl]:
     """m clients with curvatures in [0.5, 2], optima about 1.7 apart from the origin and losses there in [0.2, 1]."""
     rng = np.random.default_rng(seed)
     clients = []
     for k in range(m):
         Q = np.linalg.qr(rng.normal(size=(DIM, DIM)))[0]
         A = Q @ np.diag(rng.uniform(0.5, 2.0, DIM)) @ Q.T
-        rate = RATE * rng.uniform(0.5, 1.0) if rates else RATE
-        optimum, b = rng.normal(size=DIM), rng.uniform(0.2, 1.0)
-        clients.append(Bowl(f"c{k}", A, optimum, b, int(rng.integers(10, 50)), [rate]))
-    return clients
-
-
-def spread(clients: list[Bowl]) -> list[Bowl]:
-    """Put the optima at the corners of a tetrahedron, so that no client's gradient vanishes near the solution."""
-    corners = np.array([[1.0, 1.0, 1.0], [1.0, -1.0, -1.0], [-1.0, 1.0, -1.0], [-1.0, -1.0, 1.0]])
-    for client, corner in zip(clients, corners, strict=True):
-        client.a = 1.5 * corner + 0.3 * client.a
+        own, optimum, b = rate(rng), rng.normal(size=DIM), rng.uniform(0.2, 1.0)
+        clients.append(Bowl(f"c{k}", A, optimum, b, int(rng.integers(10, 50)), [own]))
     return clients
 
 
@@ -52,11 +44,6 @@ def losses(clients: list[Bowl], x: FloatArray) -> FloatArray:
 
 def gradients(clients: list[Bowl], x: FloatArray) -> FloatArray:
     return np.array([client.gradient(x) for client in clients])
-
-
-def shares(clients: list[Bowl]) -> FloatArray:
-    n = np.array([client.examples for client in clients], np.float64)
-    return n / n.sum()
 
 
 def minimiser(objective: Callable[[FloatArray], float]) -> FloatArray:
@@ -104,88 +91,80 @@ def least_norm(rows: FloatArray) -> float:
     return float(np.sqrt(max(solved.fun, 0.0)) * scale)
 
 
-def near(x: FloatArray, target: FloatArray, tolerance: float) -> bool:
-    return bool(np.linalg.norm(x - target) <= tolerance)
-
-
 # Methods with a smooth objective --------------------------------------------------------------------------------------
 
 Objective = Callable[[FloatArray, FloatArray], float]
 """Of the losses F and the prior p."""
 
 
-def apart(m: int = 4) -> list[Bowl]:
+def apart() -> list[Bowl]:
     """Clients whose losses differ at every point near the solution, so that objectives of ranks are smooth there."""
-    clients = bowls(m)
+    clients = bowls(4)
     for level, client in enumerate(clients):
         client.b = 0.2 + 10.0 * level
     return clients
 
 
-def slow(m: int = 4) -> list[Bowl]:
-    """Clients with short steps, for objectives that are more curved than the losses."""
-    clients = bowls(m)
-    for client in clients:
-        client.rates = [0.1]
-    return clients
+four, unlike = partial(bowls, 4), partial(bowls, 4, rate=lambda rng: RATE * rng.uniform(0.5, 1.0))
+slow = partial(bowls, 4, rate=lambda rng: 0.1)
+"""Clients with short steps, for objectives that are more curved than the losses."""
 
-
-def unlike() -> list[Bowl]:
-    return bowls(4, rates=True)
-
-
-def tilted(tilt: float) -> Objective:
-    return lambda F, p: float(np.log(p @ np.exp(tilt * F)) / tilt) if tilt else float(p @ F)
-
-
-def pairwise_differences(F: FloatArray, p: FloatArray) -> float:
-    return float(p @ F + 0.6 * p.min() / 3 * np.abs(F[:, None] - F).sum() / 2)
-
-
-SMOOTH: list[tuple[str, dict[str, Any], Callable[..., list[Bowl]], Objective]] = [
-    *(("fedavg", {"weighting": each}, bowls, lambda F, p: float(p @ F)) for each in ("examples", "uniform")),
+SMOOTH: list[tuple[str, dict[str, Any], Callable[[], list[Bowl]], Objective]] = [
+    *(("fedavg", {"weighting": each}, four, lambda F, p: float(p @ F)) for each in ("examples", "uniform")),
     *(
         (name, {"q": q, "lipschitz": lipschitz}, clients, lambda F, p, q=q: float(np.mean(F ** (q + 1.0))))
         # q-FedSGD also where the clients' learning rates differ, which q-FedAvg's one L can't know
-        for name, clients, lipschitz in (("qfedavg", bowls, 1.0 / RATE), ("qfedsgd", unlike, 2.0))
+        for name, clients, lipschitz in (("qfedavg", four, 1.0 / RATE), ("qfedsgd", unlike, 2.0))
         for q in (0.0, 1.0, 5.0)
     ),
     *(
-        ("term", {"tilt": tilt, "weighting": weighting}, slow, tilted(tilt))
-        for tilt, weighting in ((0.0, "examples"), (1.0, "uniform"), (2.0, "examples"), (-0.2, "examples"))
+        ("term", {"tilt": t, "weighting": w}, slow, lambda F, p, t=t: float(np.log(p @ np.exp(t * F)) / t))
+        for t, w in ((1.0, "uniform"), (2.0, "examples"), (-0.2, "examples"))
     ),
     # the client at the quantile counts in full, so the superquantile is that of the tail's share
     *(
         ("deltafl", {"theta": theta, "weighting": "uniform"}, apart, lambda F, p, k=tail: float(np.mean(F[-k:])))
         for theta, tail in ((1.0, 4), (0.6, 3), (0.1, 1))
     ),
-    *(("gifair", {"strength": 0.6, "weighting": w}, apart, pairwise_differences) for w in ("examples", "uniform")),
+    *(
+        (
+            "gifair",
+            {"strength": 0.6, "weighting": w},
+            apart,
+            lambda F, p: float(p @ F + 0.6 * p.min() / 3 * np.abs(F[:, None] - F).sum() / 2),
+        )
+        for w in ("examples", "uniform")
+    ),
     *(
         (
             name,
             {"beta": 0.3, "weighting": w},
-            bowls,
+            four,
             lambda F, p, low=low: float(p @ F + 0.3 * p @ np.maximum(F - p @ F, low) ** 2),
         )
         for name, low in (("vred", -np.inf), ("semivred", 0.0))
         for w in ("examples", "uniform")
     ),
-    ("fedfa", {}, bowls, lambda F, p: float(np.mean(F))),
-    ("propfair", {"baseline": 8.0}, bowls, lambda F, p: float(-p @ np.log(np.maximum(8.0 - F, 1e-3)))),
+    ("fedfa", {}, four, lambda F, p: float(np.mean(F))),
+    ("propfair", {"baseline": 8.0}, four, lambda F, p: float(-p @ np.log(np.maximum(8.0 - F, 1e-3)))),
 ]
 
 
 def test_a_method_reaches_the_minimiser_of_its_objective() -> None:
     for name, arguments, made, objective in SMOOTH:
-        clients = made(4) if made is not unlike else made()
-        p = np.full(4, 0.25) if arguments.get("weighting") == "uniform" else shares(clients)
+        clients = made()
+        n = np.ones(4) if arguments.get("weighting") == "uniform" else np.array([float(c.examples) for c in clients])
+        p = n / n.sum()
         target = minimiser(lambda x, c=clients, p=p, f=objective: f(losses(c, x), p))
         found = end(name, clients, {"propfair": 400, "term": 200}.get(name, 150), **arguments)
-        assert near(found, target, 1e-5), (name, arguments)
+        assert np.linalg.norm(found - target) <= 1e-5, (name, arguments)
 
 
 def test_fedavgn_ends_where_the_unit_gradients_cancel() -> None:
-    clients = spread(bowls(4, seed=1))
+    clients = bowls(4, seed=1)
+    # the optima are about the corners of a tetrahedron, so that no client's gradient vanishes near the solution
+    for client, corner in zip(clients, ((1, 1, 1), (1, -1, -1), (-1, 1, -1), (-1, -1, 1)), strict=True):
+        client.a = 1.5 * np.array(corner) + 0.3 * client.a
     g = gradients(clients, end("fedavgn", clients, 250, server_lr=0.6))
     assert np.linalg.norm((g / np.linalg.norm(g, axis=1, keepdims=True)).mean(axis=0)) <= 1e-6
 
@@ -195,7 +174,7 @@ def test_afl_reaches_the_minimax_point() -> None:
         clients = bowls(4, seed)
         target = minimax(clients)
         x = end("afl", clients, 600, gamma=0.05)
-        assert near(x, target, 1e-3)
+        assert np.linalg.norm(x - target) <= 1e-3
         assert losses(clients, x).max() <= losses(clients, target).max() + 1e-3
 
 
@@ -208,7 +187,7 @@ def test_drfa_reaches_the_minimax_point_on_average() -> None:
     mean = path[150:].mean(axis=0)
     plain = losses(clients, end("fedavg", clients, 100, weighting="uniform")).max()
     assert losses(clients, mean).max() <= best + 0.15 * (plain - best)
-    assert near(mean, target, 0.1)
+    assert np.linalg.norm(mean - target) <= 0.1
 
 
 # Common descent directions ------------------------------------------------------------------------------------------
@@ -246,18 +225,12 @@ def test_torchjds_upgrad_is_pareto_stationary_and_no_loss_rises() -> None:
     assert_no_loss_rises(clients, path, 1e-4)
 
 
-def first_rise(clients: list[Bowl], path: FloatArray) -> int:
-    """After how many rounds a client's loss rises for the first time; all where none does."""
-    F = np.array([losses(clients, x) for x in path])
-    rises = (np.diff(F, axis=0) > 1e-10).any(axis=1)
-    return int(np.argmax(rises)) if rises.any() else len(rises)
-
-
 def test_adafed_is_pareto_stationary_before_a_loss_rises() -> None:
     for m, seed, gamma in [(2, 0, 0.0), (2, 0, 1.0), (3, 1, 1.0)]:
         clients = bowls(m, seed)
         path = descend(METHODS["adafed"](gamma=gamma, fraction_evaluate=0.0), clients, 110)
-        until = first_rise(clients, path)
+        rises = (np.diff([losses(clients, x) for x in path], axis=0) > 1e-10).any(axis=1)
+        until = int(np.argmax(np.append(rises, True)))  # the rounds before a client's loss rises for the first time
         assert until > 50
         assert least_norm(gradients(clients, path[until])) <= 1e-4
 
