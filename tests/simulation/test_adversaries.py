@@ -19,7 +19,6 @@ from fairbloom.protocol.streams import generator
 from fairbloom.rounds.defences import MIXING, WEIGHING
 from fairbloom.rounds.updates import FloatArray
 from fairbloom.server.app import main
-from fairbloom.server.settings import check_used
 from fairbloom.simulation.adversaries import UPDATES, Sight
 from fairbloom.simulation.grid import InProcessGrid
 
@@ -211,8 +210,6 @@ def test_the_rounds_that_a_defence_left_clients_out_of_count(tmp_path: Path) -> 
 
 def test_deployed_clients_do_not_attack(tmp_path: Path) -> None:
     words = "attack: clients attack on one machine only: leave it out with deployed clients, or use fairbloom run"
-    with pytest.raises(SettingsError, match=words):
-        check_used({"attack": "scale", "attackers": HOSTILE}, ["fedavg"], "digits", deployed=True)
     assert not {"attack", "attackers"}.intersection(accepted_settings({"attack": "label-flip", "attackers": HOSTILE}))
     settings = dict(small(tmp_path / "run", attack="scale", attackers=HOSTILE).run_config())
     context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=settings)
