@@ -90,7 +90,7 @@ docs: $(VENV)/docs ## build the documentation into docs/_build
 
 bench: setup ## measure simulated and deployed rounds against a plain loop and against Flower's own; takes an hour
 	$(BIN)/python -m benchmarks.engines
-	$(BIN)/python -m benchmarks.rounds
+	$(BIN)/python -m benchmarks.engines --ray --engines auto --workloads logistic mlp-step mlp-all
 	$(BIN)/python -m benchmarks.memory
 	$(BIN)/python -m benchmarks.deployed
 

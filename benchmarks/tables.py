@@ -16,15 +16,12 @@ Row = Mapping[str, object]
 """A row of a table: what stands in each of its columns."""
 
 
-def parser_of(
-    about: str | None, workloads: Sequence[str] = (), usual: Sequence[str] | None = None
-) -> argparse.ArgumentParser:
-    """Return a parser of a benchmark's options: which of some workloads, by default all or the usual ones."""
+def parser_of(about: str | None, workloads: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """Return a parser of a benchmark's options: which of some workloads, by default all."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--csv", action="store_true", help="print tables as CSV")
     if workloads:
-        default = usual or workloads
-        parser.add_argument("--workloads", nargs="+", choices=workloads, default=default, metavar="NAME")
+        parser.add_argument("--workloads", nargs="+", choices=workloads, default=workloads, metavar="NAME")
     return parser
 
 
