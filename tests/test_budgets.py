@@ -29,7 +29,7 @@ ROOMS: Mapping[str, int] = {
     "server": 1_391,
     "server/run_folder": 2_011,
     "simulation": 1_265,
-    "simulation/stacked": 1_134,
+    "simulation/stacked": 1_131,
     "strategies": 3_423,
     "tasks": 3_025,
     "tasks/datasets": 1_160,

@@ -41,7 +41,7 @@ class Member(NamedTuple):
         count = len(local.splits.train)
         batch = batch_of(count, work)
         steps = epochs * math.ceil(count / batch) if work.steps is None else work.steps
-        return cls(local, place, epochs, count, batch, steps)
+        return cls(local, place, epochs, count, batch, 0 if work.idle else steps)
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,7 @@ class Rows:
     def work_done(self, row: int, work: LocalWork, steps: int) -> WorkDone:
         """Return the work of these steps, which has made the model of a row what it is now."""
         changes = lambda: [(self._received[name], array) for name, array in self.trained(row).items()]  # noqa: E731
-        return WorkDone(lambda: work.learning_rate, changes, lambda: taken(work, steps).rate_sum)
+        return WorkDone(lambda: work.learning_rate, changes, lambda: StepsTaken((work.learning_rate,) * steps).rate_sum)
 
     def write(self, matrix: NDArray[Any], places: Sequence[int]) -> None:
         """Write the models into rows of a matrix, their arrays one after the other."""
@@ -209,7 +209,7 @@ class StackedClients(LocalClients):
 
     def _members(self, names: Sequence[str], terms: Terms, work: LocalWork, refused: Refusals) -> list[Member]:
         """Return the clients that can train, the same ones for the same names and work; the others are refused."""
-        about = (tuple(names), work.batch_size, work.epochs, work.steps)
+        about = (tuple(names), work.batch_size, work.epochs, work.steps, work.idle)
         if self._cached_members[0] == about:
             return self._cached_members[1]
 
@@ -256,6 +256,8 @@ class StackedClients(LocalClients):
             requested = measurement.requested
             there = [(each, measurement.of(each.splits)) for each in (asked if requested else clients)]
             some = [(each, part) for each, part in there if requested or part]
+            if not some:
+                continue
             measuring = [each for each, _ in some]
             if measurement.model == PERSONAL:
                 found = []
@@ -306,13 +308,10 @@ class _Block(ClientRound):
         self._started: list[RuleAtWork] = []
         self._loss_before_in_first_step = False
 
-    def _load_received(self) -> None:
-        self._model.load_state_dict(self._training.received)
-
     def _call(self, hook: str) -> None:
         for rule in self._rules:
             if hook in rule.hooks():
-                self._load_received()
+                self._model.load_state_dict(self._training.received)
                 for noted, member in zip(self._scores, self._block, strict=True):
                     noted.update(getattr(rule, hook)(member.local))
 
@@ -331,7 +330,7 @@ class _Block(ClientRound):
             self._loss_before_in_first_step = True  # it is the mean loss of the first batch
             return
         else:
-            self._load_received()
+            self._model.load_state_dict(self._training.received)
             found = measure_clients(self._model, self._task, self._parts)
         self._note(measurement, found)
 
@@ -373,11 +372,8 @@ class _Block(ClientRound):
 
     def finish(self) -> None:
         for row, (member, started) in enumerate(zip(self._block, self._started, strict=False)):
-            steps = taken(self._work, self._steps_of(member))
+            steps = StepsTaken((self._work.learning_rate,) * member.steps)
             member.local.finish_rule(started, self._rows.trained(row), steps, self._terms)
-
-    def _steps_of(self, member: Member) -> int:
-        return 0 if self._work.idle else member.steps
 
     def reply(self) -> None:
         training, terms, places = self._training, self._terms, [member.place for member in self._block]
@@ -392,7 +388,7 @@ class _Block(ClientRound):
         for row, member in enumerate(self._block):
             metrics: Metrics = {wire.NUM_EXAMPLES: member.size}
             if terms.measure:
-                done = self._rows.work_done(row, self._work, self._steps_of(member))
+                done = self._rows.work_done(row, self._work, member.steps)
                 metrics |= requested_metrics(terms.measure, self._scores[row], done)
             if keeps_states and terms.of_client(member.local.name).state_round is not None:
                 metrics[wire.STATE_ROUND] = self._started[row].origin if self._started else 0
@@ -417,11 +413,6 @@ class _Block(ClientRound):
         clients = [member.local for member in self._block]
         for noted, reported in zip(self._scores, report_all(clients, which, found, self._terms), strict=True):
             noted |= reported
-
-
-def taken(work: LocalWork, steps: int) -> StepsTaken:
-    """Return so many steps of this work."""
-    return StepsTaken((work.learning_rate,) * steps)
 
 
 def train_together(

@@ -13,8 +13,7 @@ import pytest
 from tests.deploy.flower import ROOT
 
 SMALL: Mapping[str, str] = {
-    "engines": "--workloads logistic --engines loop --seconds 0.1 --repeats 1",
-    "rounds": "--workloads logistic --rounds 4 --seconds 0.1 --repeats 1",
+    "engines": "--ray --workloads logistic --engines loop --seconds 0.1 --repeats 1",
     "memory": "--workloads logistic --engines loop --rounds 4",
     "scale": "--rounds 4",
     "aggregation": "--gigabytes 0.05 --repeats 1",
