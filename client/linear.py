@@ -42,8 +42,12 @@ def linear_step(
         return None
     if loss.func is not cross_entropy or loss.args or loss.keywords != {"reduction": "none"}:
         return None
-    if targets is not None and not _are_places(targets, layer.out_features):
-        return None
+    if targets is not None:
+        if targets.dtype != torch.int64 or targets.dim() != 1:
+            return None
+        least, most = targets.aminmax()
+        if not 0 <= int(least) <= int(most) < layer.out_features:
+            return None
     weight, bias, transposed = layer.weight, layer.bias, layer.weight.t()
     rate, decay, pull = work.learning_rate, work.weight_decay, work.pull
     classes = torch.eye(layer.out_features, dtype=weight.dtype, device=weight.device)
@@ -71,13 +75,6 @@ def linear_step(
         torch._foreach_add_([weight, bias], velocity, alpha=-rate)
 
     return step
-
-
-def _are_places(targets: Tensor, classes: int) -> bool:
-    if targets.dtype != torch.int64 or targets.dim() != 1:
-        return False
-    least, most = targets.aminmax()
-    return 0 <= int(least) <= int(most) < classes
 
 
 def _layer_of(model: nn.Module) -> nn.Linear | None:

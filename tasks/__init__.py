@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ def find_task(name: str) -> TaskInfo:
         When there is no such task.
     """
     if is_import_string(name):
-        return _read_user_defined(name)
+        return TaskInfo.of(name)
     if name not in TASKS:
         hint = did_you_mean(name, TASKS)
         raise FairbloomError(
@@ -174,11 +174,6 @@ def describe_data(settings: RunSettings | Mapping[str, Any]) -> Described:
             held = [f"{name}: {counts[place]}" for place, name in enumerate(task.class_names)]
             clients[-1]["target"] = ", ".join(held)
     return {"clients": clients}
-
-
-@cache
-def _read_user_defined(name: str) -> TaskInfo:
-    return TaskInfo.of(name)
 
 
 def forget_tasks() -> None:

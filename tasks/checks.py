@@ -21,8 +21,20 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 def guard_task(name: str, task: Task, validation_share: float = 0.0) -> Task:
     """Return the same task, which says in words what is wrong with its examples and losses."""
-    for fault in _find_wrong_names(task):
-        raise FairbloomError(f"task = {name!r}: {fault}")
+    wanted = {"clients": task.clients, "class_names": task.class_names}
+    wanted |= {f"groupings[{grouping!r}]": groups for grouping, groups in task.groupings.items()}
+    for what, names in wanted.items():
+        if isinstance(names, str):  # whose letters would be the names
+            remedy = f"write ({names!r},) if it is one name"
+            raise FairbloomError(f"task = {name!r}: {what} = {names!r} must be a tuple of names: {remedy}")
+    if not task.clients:
+        raise FairbloomError(f"task = {name!r}: it has no clients: name one at least")
+    wrong: list[object] = [each for each in task.clients if not isinstance(each, str) or not is_usable_name(each)]
+    for client in wrong or [one for one, other in pairwise(task.ascending) if one == other]:
+        raise FairbloomError(
+            f"task = {name!r}: its client {client!r} needs a name that no other client has: a text of at most "
+            f"{LONGEST_NAME} printable characters"
+        )
 
     def splits(client: str) -> Splits:
         made: object = task.splits(client)
@@ -52,23 +64,6 @@ def guard_task(name: str, task: Task, validation_share: float = 0.0) -> Task:
 
     guarded = preprocessing if task.preprocessing else None
     return replace(task, splits=splits, loss=guard_loss(name, task.loss), preprocessing=guarded)
-
-
-def _find_wrong_names(task: Task) -> Iterator[str]:
-    """Yield what is wrong with the names of clients, classes and groups."""
-    wanted = {"clients": task.clients, "class_names": task.class_names}
-    wanted |= {f"groupings[{grouping!r}]": groups for grouping, groups in task.groupings.items()}
-    for what, names in wanted.items():
-        if isinstance(names, str):  # whose letters would be the names
-            yield f"{what} = {names!r} must be a tuple of names: write ({names!r},) if it is one name"
-    if not task.clients:
-        yield "it has no clients: name one at least"
-    wrong: list[object] = [each for each in task.clients if not isinstance(each, str) or not is_usable_name(each)]
-    for client in wrong or [one for one, other in pairwise(task.ascending) if one == other]:
-        yield (
-            f"its client {client!r} needs a name that no other client has: a text of at most {LONGEST_NAME} printable "
-            "characters"
-        )
 
 
 def guard_loss(name: str, loss: Loss) -> Loss:

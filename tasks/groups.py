@@ -72,7 +72,27 @@ class GroupBy:
 
 def parse_groups(key: str, text: str) -> tuple[GroupBy, ...]:
     """Return the groupings that a setting names, as "sex,age>=60" does."""
-    found = tuple(_parse_grouping(key, word) for word in split_names(text))
+    found = []
+    for word in split_names(text):
+        compared = COMPARED.fullmatch(word)
+        if compared is None:
+            found.append(GroupBy(word))
+            continue
+        column, sign, number = (part.strip() for part in compared.groups())
+        if column and sign == "=" and number:
+            found.append(GroupBy(column, sign, number))
+            continue
+        try:
+            bound = float(number)
+        except ValueError:
+            bound = np.nan
+        if not column or sign not in OPPOSITE or not np.isfinite(bound):
+            example = f"{column or 'age'}{sign if sign in OPPOSITE else '>='}60"
+            raise ReportableError(
+                f"{key} = {word!r}: compare a column with a number by >=, >, <= or <, as in {example}, or with a "
+                "category as in race=White; a column's name alone makes a group of each of its values"
+            )
+        found.append(GroupBy(column, sign, bound))
     if len(found) > MAX_GROUPINGS:
         raise ReportableError(f"{key} = {text!r} names {len(found)} groupings, and {MAX_GROUPINGS} are the most")
     columns = [each.column.lower() for each in found]
@@ -82,27 +102,7 @@ def parse_groups(key: str, text: str) -> tuple[GroupBy, ...]:
                 f"{key} = {text!r} names the column {each.column!r} twice: two groupings of one column overlap, and "
                 "the difference of their counts would show groups that are too small to be reported: name it once"
             )
-    return found
-
-
-def _parse_grouping(key: str, word: str) -> GroupBy:
-    compared = COMPARED.fullmatch(word)
-    if compared is None:
-        return GroupBy(word)
-    column, sign, number = (part.strip() for part in compared.groups())
-    if column and sign == "=" and number:
-        return GroupBy(column, sign, number)
-    try:
-        bound = float(number)
-    except ValueError:
-        bound = np.nan
-    if not column or sign not in OPPOSITE or not np.isfinite(bound):
-        example = f"{column or 'age'}{sign if sign in OPPOSITE else '>='}60"
-        raise ReportableError(
-            f"{key} = {word!r}: compare a column with a number by >=, >, <= or <, as in {example}, or with a category "
-            "as in race=White; a column's name alone makes a group of each of its values"
-        )
-    return GroupBy(column, sign, bound)
+    return tuple(found)
 
 
 def find_two_groups(task: Task) -> tuple[int, int]:

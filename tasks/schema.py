@@ -58,12 +58,9 @@ def fold(name: str) -> str:
     return normalise(name).casefold()
 
 
-def _as_text(value: object) -> object:
-    """Return a category as a text: 1 is "1"."""
-    return str(value) if type(value) in (int, float) else value
+Name = Annotated[str, BeforeValidator(lambda value: str(value) if type(value) in (int, float) else value)]
+"""A text, or a number that stands for it: 1 is "1"."""
 
-
-Name = Annotated[str, BeforeValidator(_as_text)]
 Category = Annotated[Name, Len(1, MAX_TEXT)]
 
 

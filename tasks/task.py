@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -114,6 +114,7 @@ class TaskInfo:
         object.__setattr__(self, "settings", tuple(replace(each, owner=self.name) for each in self.settings))
 
     @classmethod
+    @cache
     def of(cls, name: str) -> TaskInfo:
         """Return what an import string's function or class says: its keywords are the task's parameters."""
         maker = imported("task", name)

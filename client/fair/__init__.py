@@ -100,9 +100,14 @@ class fair(ClientApp, Generic[P, R]):  # noqa: N801 # it is called as a function
             seed=_seed(context, "train", *drawn_by) if self._seeded else None,
             is_checked=client in self._checked,
         )
+        # The app adds the proximal term itself, so the handler must not: its message says that the term is 0.
+        shown, (key,) = copy.copy(message), PROXIMAL.keys
+        configs = {name: each for name, each in message.content.config_records.items() if key in each}
+        without = {name: ConfigRecord({**each, key: 0.0}) for name, each in configs.items()}
+        shown.content = RecordDict({**message.content, **without})
         token = _SESSION.set(session)
         try:
-            reply = self._answer(_without_proximal_term(message), context, handler)
+            reply = self._answer(shown, context, handler)
         finally:
             _SESSION.reset(token)
         if reply.has_error():
@@ -130,14 +135,6 @@ def _train_on_terms(train: Callable[P, R], *args: P.args, **kwargs: P.kwargs) ->
     session = _SESSION.get()
     outcome: R = train(*args, **kwargs) if session is None else session(args, kwargs)
     return outcome
-
-
-def _without_proximal_term(message: Message) -> Message:
-    """Return a message whose config says that the proximal term is 0: the app adds it, so the handler must not."""
-    other, (key,) = copy.copy(message), PROXIMAL.keys
-    configs = {name: each for name, each in message.content.config_records.items() if key in each}
-    other.content = RecordDict({**message.content, **{n: ConfigRecord({**c, key: 0.0}) for n, c in configs.items()}})
-    return other
 
 
 def _seed(context: Context, purpose: str, *where: int) -> int:

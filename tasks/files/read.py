@@ -143,7 +143,13 @@ def _read_text(path: Path, file: File) -> Table:
     if not len(lines):
         raise DataError(f"{path} is empty: its first line must name the columns", "empty")
     first = content[:end].decode().lstrip("\n")
-    delimiter = file.delimiter or _find_delimiter(path, first)
+    if not file.delimiter and re.fullmatch(r'"?sep=."?[,;]*', first, re.IGNORECASE):
+        raise DataError(f"{path}, line 1 is {first!r}, and must name the columns: delete this line", "separator-line")
+    outside = re.sub(r'"[^"]*"', "", first)
+    delimiter: str = file.delimiter or max(",;\t|", key=outside.count)
+    if not file.delimiter and delimiter not in outside:
+        why = f"line 1 names one column only, {first.strip()[:60]!r}: separate columns by comma, semicolon, tab or |"
+        raise DataError(f"{path}, {why}", "one-column")
     if b'"' in content:
         _check_quotes(path, content, delimiter)
     names = [name.strip() for name in next(csv.reader(StringIO(first, newline=""), delimiter=delimiter))]
@@ -198,17 +204,6 @@ def _find_rows(content: bytes) -> tuple[int, NDArray[np.int64]]:
         ends, lines = ends[outside], lines[outside]
     filled = np.diff(ends, prepend=-1) > 1
     return int(ends[filled][0]) if filled.any() else 0, lines[filled]
-
-
-def _find_delimiter(path: Path, first: str) -> str:
-    if re.fullmatch(r'"?sep=."?[,;]*', first, re.IGNORECASE):
-        raise DataError(f"{path}, line 1 is {first!r}, and must name the columns: delete this line", "separator-line")
-    outside = re.sub(r'"[^"]*"', "", first)
-    best = max(",;\t|", key=outside.count)
-    if best not in outside:
-        why = f"line 1 names one column only, {first.strip()[:60]!r}: separate columns by comma, semicolon, tab or |"
-        raise DataError(f"{path}, {why}", "one-column")
-    return best
 
 
 def _check_quotes(path: Path, content: bytes, delimiter: str) -> None:

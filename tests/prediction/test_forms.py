@@ -15,7 +15,7 @@ import fairbloom
 from fairbloom.errors import FairbloomError
 from fairbloom.prediction.predictor import load_predictor
 from fairbloom.protocol.scores import ACCURACY
-from fairbloom.tasks import _read_user_defined, forget_tasks, load_task
+from fairbloom.tasks import TaskInfo, forget_tasks, load_task
 from fairbloom.tasks.datasets.adult import COLUMNS, SCHEMA
 from fairbloom.tasks.datasets.store import folder_of
 from fairbloom.tasks.datasets.uci import read_columns
@@ -212,7 +212,7 @@ def forget_module() -> None:
     """Let the module be read again, as another process would."""
     sys.modules.pop("points_of_mine", None)
     forget_tasks()
-    _read_user_defined.cache_clear()
+    TaskInfo.of.cache_clear()
 
 
 def test_a_task_without_preprocessing_gives_model_and_outputs(mine: Path, tmp_path: Path) -> None:
