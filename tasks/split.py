@@ -22,6 +22,7 @@ class Split:
     """Which client has which example and for what: one entry per example in each array.
 
     `client` is a place in `clients`, `part` one in PARTS, `row` one in the data set; `label` is the class from 0.
+    `marks` are those of the task, one for each client, "" for most.
     """
 
     clients: tuple[str, ...]
@@ -29,6 +30,7 @@ class Split:
     part: NDArray[np.uint8]
     row: NDArray[np.int64]
     label: NDArray[np.int64]
+    marks: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, task: "Task") -> "Split":
@@ -41,7 +43,8 @@ class Split:
                 for column, each in zip(columns, values, strict=True):
                     column.append(np.asarray(each, np.int64))
         client_of, part_of, row, label = (np.concatenate(column) for column in columns)
-        return cls(task.clients, client_of.astype(np.int32), part_of.astype(np.uint8), row, label)
+        marks = tuple(task.marks.get(client, "") for client in task.clients)
+        return cls(task.clients, client_of.astype(np.int32), part_of.astype(np.uint8), row, label, marks)
 
     def to_bytes(self) -> bytes:
         """Return the file split.npz: the arrays by the names of the attributes, and `parts`, compressed."""
@@ -54,6 +57,7 @@ class Split:
             part=self.part,
             row=self.row,
             label=self.label,
+            marks=np.array(self.marks, np.str_),
         )
         return file.getvalue()
 
@@ -64,10 +68,12 @@ class Split:
             with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
                 names, parts = arrays["clients"].tolist(), arrays["parts"].tolist()
                 columns = [arrays[name] for name in ("client", "part", "row", "label")]
+                marks = arrays["marks"].tolist()
         except Exception as error:  # another file, or a hostile one, raises nearly anything
             raise ValueError(f"it is no split of a data set ({error})") from error
-        if parts != [*PARTS] or not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise ValueError("it is no split of a data set: its clients or parts are no list of names")
+        words = [*names, *marks] if isinstance(names, list) and isinstance(marks, list) else [None]
+        if parts != [*PARTS] or not all(isinstance(word, str) for word in words) or len(marks) not in (0, len(names)):
+            raise ValueError("it is no split of a data set: its clients, parts or marks are no list of names")
         if len({*names}) != len(names):
             raise ValueError("it names a client twice")
         kinds = [np.int32, np.uint8, np.int64, np.int64]
@@ -76,7 +82,7 @@ class Split:
         for each, limit in zip(columns, (len(names), len(PARTS), math.inf, 2**20), strict=True):
             if each.ndim != 1 or (each.size and not 0 <= each.min() <= each.max() < limit):
                 raise ValueError("it is no split of a data set: a number in it is out of range")
-        return cls(tuple(names), *columns)
+        return cls(tuple(names), *columns, marks=tuple(marks))
 
     def counts(self) -> NDArray[np.int64]:
         """Return how many examples of each class each client has, for whatever use; shape (clients, classes)."""

@@ -511,6 +511,8 @@ class Task:
         None: inputs are taken as they are.
     schema
         The text of the schema by which the clients' files were read; "" where there is none.
+    marks
+        What sets some clients apart, in a word, by name: where results are shown, it stands behind the name.
     """
 
     clients: tuple[str, ...]
@@ -530,6 +532,7 @@ class Task:
     output: str = ""
     preprocessing: Callable[[str], Preprocessing] | None = None
     schema: str = ""
+    marks: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Let the first score be what is measured in groups, where there are groups and nothing else is said."""

@@ -179,7 +179,11 @@ def _clients_section(comparison: Comparison) -> Section:
     order = worst_first(by_name(comparison, comparison.baseline), comparison.score)
     named = len(order) <= POINTS_SHOWN and not _first_only(comparison)
     finals = {label: comparison.values[label] for label in _labels(comparison)}
-    drawn = named_charts(finals, _series(comparison), order, comparison.score) if named else sorted_charts(comparison)
+    drawn = (
+        named_charts(finals, _series(comparison), order, comparison.score, comparison.shown_name)
+        if named
+        else sorted_charts(comparison)
+    )
     intro = f"The {comparison.score.words} of the final models on each client's own test examples."
     if len(comparison.seeds) > 1:
         marks = "Points are means over the seeds, lines" if named else "Lines are means over the seeds, bands"
@@ -203,7 +207,9 @@ def client_table(comparison: Comparison) -> Table:
     caption = f"Each client, the worst served under {base} first: test {comparison.score.title}"
     caption += f", {over}" if seeds > 1 else ""
     before = {LARGER_CLASS: shares} if shares else {}
-    return table_of_clients(caption, shown_of(order), len(order), comparison.score, values, before=before)
+    return table_of_clients(
+        caption, shown_of(order), len(order), comparison.score, values, comparison.shown_name, before=before
+    )
 
 
 # Groups -------------------------------------------------------------------------------------------------------------

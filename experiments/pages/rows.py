@@ -83,6 +83,10 @@ class Scene:
         table = pandas.concat(tables[:1] if self.first_only else tables)
         return table[table["value"].notna() & table["client"].isin(self.shown)]
 
+    def shown_name(self, client: str) -> str:
+        """Return a client's name as it is shown; see Run."""
+        return self.lines[0].runs[0].shown_name(client)
+
     @property
     def series(self) -> list[Series]:
         """How the lines look."""
@@ -163,7 +167,7 @@ def score_map(scene: Scene, line: Line) -> list[Row]:
     """Return the score of each client that is shown after thinned rounds, the mean over the runs."""
     table = scene.join(line.scores)
     kept = thin(sorted(int(number) for number in table["round"].unique()), MAP_ROUNDS)
-    return _mapped(table[table["round"].isin(kept)])
+    return _mapped(scene, table[table["round"].isin(kept)])
 
 
 def weight_map(scene: Scene, line: Line) -> list[Row]:
@@ -176,7 +180,7 @@ def weight_map(scene: Scene, line: Line) -> list[Row]:
         return []
     last = int(table["round"].max())
     width = -(-last // MAP_ROUNDS)
-    return _mapped(table.assign(round=np.minimum(last, np.ceil(table["round"] / width) * width)))
+    return _mapped(scene, table.assign(round=np.minimum(last, np.ceil(table["round"] / width) * width)))
 
 
 def mean_shares(scene: Scene, line: Line) -> dict[str, float]:
@@ -185,11 +189,11 @@ def mean_shares(scene: Scene, line: Line) -> dict[str, float]:
     return {str(name): float(value) for name, value in found.items()}
 
 
-def _mapped(table: "pandas.DataFrame") -> list[Row]:
+def _mapped(scene: Scene, table: "pandas.DataFrame") -> list[Row]:
     """Return the mean value by round and client."""
     means = table.groupby(["round", "client"])["value"].mean()
     return [
-        {"round": int(number), "client": str(name), "value": short(float(value))}
+        {"round": int(number), "client": scene.shown_name(str(name)), "value": short(float(value))}
         for (number, name), value in means.items()
         if value == value
     ]

@@ -110,7 +110,7 @@ def _clients_section(scene: Scene, columns: Mapping[str, Values]) -> Section | N
         return None
     finals = {label: [by_client] for label, by_client in columns.items()}
     drawn = (
-        named_charts(finals, scene.series, scene.shown, scene.score)
+        named_charts(finals, scene.series, scene.shown, scene.score, scene.shown_name)
         if scene.clients <= NAMED
         else ordered_charts(finals, scene.series, scene.score)
     )
@@ -119,7 +119,7 @@ def _clients_section(scene: Scene, columns: Mapping[str, Values]) -> Section | N
     shares = run.column(SHARE_OF_LARGER_CLASS)
     after: dict[str, Values] = {"test examples": run.test_examples(), **({LARGER_CLASS: shares} if shares else {})}
     caption = f"Each client, the worst served first: test {run.score.title}"
-    clients = table_of_clients(caption, scene.shown, scene.clients, run.score, columns, after=after)
+    clients = table_of_clients(caption, scene.shown, scene.clients, run.score, columns, run.shown_name, after=after)
     return Section("clients", "How each client is served", intro, [drawn, _measures_table(run), clients])
 
 

@@ -48,17 +48,19 @@ Finals = Mapping[str, Sequence[Mapping[str, float]]]
 """By method, the score of each client with each seed."""
 
 
-def named_charts(finals: Finals, series: Sequence[Series], clients: Sequence[str], score: Score) -> Charts:
+def named_charts(
+    finals: Finals, series: Sequence[Series], clients: Sequence[str], score: Score, shown_name: Callable[[str], str]
+) -> Charts:
     """Return a chart with a point for each client and method."""
     rows: list[charts.Row] = [
-        {"client": client, "method": method, **mean_and_range(values)}
+        {"client": shown_name(client), "method": method, **mean_and_range(values)}
         for method, by_seed in finals.items()
         for client in clients
         if (values := [each[client] for each in by_seed if client in each])
     ]
     first = next(iter(finals))
     said = ", ".join(f"{row['client']} {score.written(row['value'])}" for row in rows if row["method"] == first)
-    spec = charts.clients_by_method(rows, series, clients, axis_title(score))
+    spec = charts.clients_by_method(rows, series, [*map(shown_name, clients)], axis_title(score))
     return Charts([Chart("clients", "Each client", f"The score of each client. Under {first}: {said}.", spec)], series)
 
 
@@ -102,6 +104,7 @@ def table_of_clients(
     clients: int,
     score: Score,
     values: Mapping[str, Mapping[str, float]],
+    shown_name: Callable[[str], str],
     *,
     before: Mapping[str, Mapping[str, float]] = {},
     after: Mapping[str, Mapping[str, float]] = {},
@@ -110,7 +113,9 @@ def table_of_clients(
     digits = Digits.of(score, (value for each in values.values() for value in each.values()))
     columns = [(Digits(0), each) for each in before.values()]
     columns += [*((digits, each) for each in values.values()), *((Digits(0), each) for each in after.values())]
-    cells = [[Cell(client), *(written.cell(each.get(client)) for written, each in columns)] for client in shown]
+    cells = [
+        [Cell(shown_name(client)), *(written.cell(each.get(client)) for written, each in columns)] for client in shown
+    ]
     headings = ["client", *before, *values, *after]
     return Table("clients", caption, headings, cells, hidden_in_words(clients), folded=len(cells) > 12)
 
@@ -181,14 +186,14 @@ def _map_section(scene: Scene) -> Section | None:
         return None
     written, higher = scene.score.written, scene.score.higher_is_better
     low, high = bounds = _bounds(found, 0.05, 1.0) if higher else _bounds(found, 0.0, 0.95)
-    maps = []
+    maps, names = [], [*map(scene.shown_name, scene.shown)]
     for place, (label, rows) in enumerate(found.items(), 1):
         end = max(row["round"] for row in rows)
         last = [row for row in rows if row["round"] == end]
         least, most = (choose(last, key=lambda row: row["value"]) for choose in (min, max))
         ends = " to ".join(f"{written(row['value'])} ({row['client']})" for row in (least, most))
         what = f"Score by client and round. After round {end} from {ends}."
-        spec = charts.heat_map(rows, scene.shown, scene.score.title, bounds, reverse=not higher)
+        spec = charts.heat_map(rows, names, scene.score.title, bounds, reverse=not higher)
         maps.append(Chart(f"map-{place}", label, what, spec))
     beyond = f"{written(low)} and below" if higher else f"{written(high)} and above"
     intro = f"Bright is better; the darkest stands for {beyond}. {scene.caption}"
@@ -205,9 +210,12 @@ def _weights_section(scene: Scene) -> Section | None:
     for place, (label, share) in enumerate(shares.items(), 1):
         most = max(share, key=lambda name: share[name])
         what = f"Weight by client and round. On average {most} weighs most, {share[most]:.1f} % of a round."
-        spec = charts.heat_map(found[label], scene.shown, "% of a round's weights", bounds)
+        spec = charts.heat_map(found[label], [*map(scene.shown_name, scene.shown)], "% of a round's weights", bounds)
         maps.append(Chart(f"weights-{place}", label, what, spec))
-    cells = [[Cell(name), *(Digits(1).cell(share.get(name)) for share in shares.values())] for name in scene.shown]
+    cells = [
+        [Cell(scene.shown_name(name)), *(Digits(1).cell(share.get(name)) for share in shares.values())]
+        for name in scene.shown
+    ]
     note = "Mean over the rounds in which a client took part."
     table = Table("weights", "Share of a round's weights, in %", ["client", *shares], cells, note, folded=True)
     intro = "The weight (coefficient) of each client's update in the step, in percent of the weights of its round; "
@@ -239,7 +247,10 @@ def _examples_section(scene: Scene) -> Section | None:
         }
     if not counts["test"]:
         return None
-    cells = [[Cell(name), *(Digits(0).cell(each.get(name)) for each in counts.values())] for name in scene.shown]
+    cells = [
+        [Cell(scene.shown_name(name)), *(Digits(0).cell(each.get(name)) for each in counts.values())]
+        for name in scene.shown
+    ]
     headings = ["client", *(f"{part} examples" for part in counts)]
     note = hidden_in_words(scene.clients)
     table = Table("examples", "Examples of each client", headings, cells, note, folded=True)

@@ -161,6 +161,11 @@ class Comparison(Shown):
         """The score that fairness is measured in."""
         return self.scores[0]
 
+    def shown_name(self, client: str) -> str:
+        """Return a client's name as it is shown; see Run."""
+        runs = next(iter(self.runs.values()), ())
+        return runs[0].shown_name(client) if runs else client
+
     @cached_property
     def methods(self) -> tuple[str, ...]:
         """The methods as tables call them."""

@@ -423,6 +423,15 @@ class Run(Shown):
             )
         return split
 
+    def shown_name(self, client: str) -> str:
+        """Return a client's name as it is shown, with what sets it apart in the data set behind it."""
+        return f"{client} ({mark})" if (mark := self._marks.get(client)) else client
+
+    @cached_property
+    def _marks(self) -> Mapping[str, str]:
+        split = SPLIT.read(self.folder)
+        return {} if split is None else dict(zip(split.clients, split.marks, strict=False))
+
     def __repr__(self) -> str:
         """Return the run in a line."""
         about = f"{self.label}, {self.rounds_done} of {self.num_rounds} rounds, {self.state}"

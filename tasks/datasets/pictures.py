@@ -2,6 +2,7 @@
 
 import pickle
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from itertools import pairwise
 from math import prod
@@ -106,7 +107,8 @@ def deal_pictures(
         return add_labels(parts_of(client), dealt().targets.numpy())
 
     white = info.white if standardise == "none" else 0.0
-    return classify(setup, names, info.shape, labels, splits, rows_of, white=white)
+    task = classify(setup, names, info.shape, labels, splits, rows_of, white=white)
+    return replace(task, marks=dict.fromkeys(turned, "rotated"))
 
 
 class _Dealt(NamedTuple):

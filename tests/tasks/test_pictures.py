@@ -171,6 +171,7 @@ def test_the_seed_draws_as_many_turned_clients_as_asked_for() -> None:
         upright, turned = (task(rotated, clients=10, seed=seed) for rotated in (0, 3))
         images = lambda made_of, name: everything(made_of.splits(name).train)[0]  # noqa: E731
         drawn.append([name for name in upright.clients if not torch.equal(images(upright, name), images(turned, name))])
+        assert turned.marks == dict.fromkeys(drawn[-1], "rotated")
     assert [len(names) for names in drawn] == [3, 3, 3]
     assert drawn[0] == drawn[1] != drawn[2]
     with pytest.raises(FairbloomError, match=r"shapes.rotated-clients = 5: .*clients = 4"):

@@ -40,9 +40,10 @@ def test_a_split_has_a_clients_examples_whatever_its_camera() -> None:
 
 
 def test_it_is_read_as_it_was_written() -> None:
-    split, _ = split_of()
+    split, task = split_of(**{"digits.rotated-clients": 2})
     again = Split.from_bytes(split.to_bytes())
-    assert again.clients == split.clients
+    assert (again.clients, again.marks) == (split.clients, split.marks)
+    assert [split.clients[place] for place, mark in enumerate(split.marks) if mark] == sorted(task.marks)
     for name in ("client", "part", "row", "label"):
         assert np.array_equal(getattr(again, name), getattr(split, name))
     assert split.to_bytes() == split.to_bytes()

@@ -245,10 +245,20 @@ def test_dealt_clients_are_shown_by_the_first_seed(tmp_path: Path) -> None:
     assert {row["client"]: float(row["QFedAvg"]) for row in page.rows("clients")} == pytest.approx(expected, abs=0.051)
     assert "first seed" in page.text
     counts = {row["client"]: int(float(row["test examples"])) for row in page.rows("examples")}
-    split = load(tmp_path / "runs" / "fedavg-seed0").split()
+    first = load(tmp_path / "runs" / "fedavg-seed0")
+    split = first.split()
     assert counts == {
         name: int(((split.client == i) & (split.part == 1)).sum()) for i, name in enumerate(split.clients)
     }
+    SPLIT.write(first.folder, replace(split, marks=("", "rotated", "", "rotated")))
+    marked = page_of(tmp_path)
+    shown = {"client-0", "client-1 (rotated)", "client-2", "client-3 (rotated)"}
+    for table in ("clients", "weights", "examples"):
+        assert {row["client"] for row in marked.rows(table)} == shown
+    for chart in ("spec-map-1", "spec-weights-1"):
+        spec = marked.data[chart]
+        order = spec["layer"][0]["encoding"]["y"]["sort"]
+        assert {*order} == {row["client"] for row in spec["data"]["values"]} == shown
 
 
 # Many clients --------------------------------------------------------------------------------------------------------
