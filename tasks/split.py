@@ -82,7 +82,8 @@ class Split:
         for each, limit in zip(columns, (len(names), len(PARTS), math.inf, 2**20), strict=True):
             if each.ndim != 1 or (each.size and not 0 <= each.min() <= each.max() < limit):
                 raise ValueError("it is no split of a data set: a number in it is out of range")
-        return cls(tuple(names), *columns, marks=tuple(marks))
+        client, part, row, label = columns
+        return cls(tuple(names), client, part, row, label, tuple(marks))
 
     def counts(self) -> NDArray[np.int64]:
         """Return how many examples of each class each client has, for whatever use; shape (clients, classes)."""
