@@ -174,11 +174,9 @@ def rows_after(method: Method, remembered: Mapping[Kept, FloatArray | None], vec
 
 def single_coefficients(cohort: Cohort, coefficients: FloatArray) -> FloatArray:
     """Return one coefficient for each row: of those by array their mean, weighted by the array's share in ‖u_k‖²."""
-    return coefficients if coefficients.ndim == 1 else np.asarray((coefficients * _shares(cohort)).sum(axis=0))
-
-
-def _shares(cohort: Cohort) -> FloatArray:
-    """Return the share of each array in each row's squared length, shape (L, rows); 0 in a row of zeros."""
+    if coefficients.ndim == 1:
+        return coefficients
     squares = np.diagonal(cohort.grams, axis1=1, axis2=2)
     whole = squares.sum(axis=0)
-    return np.asarray(np.divide(squares, whole, out=np.zeros_like(squares), where=whole > 0.0))
+    shares = np.divide(squares, whole, out=np.zeros_like(squares), where=whole > 0.0)  # 0 in a row of zeros
+    return np.asarray((coefficients * shares).sum(axis=0))

@@ -143,8 +143,10 @@ class Vectors:
         if few or not any(isinstance(block, Borrowed) for block in self.blocks):
             yield from map(compute, places(self.size))
             return
+        chunks = places(self.size)
+        tasks = iter(lambda: [*islice(chunks, CHUNKS_PER_TASK)], [])
         with ThreadPoolExecutor(processors_here()) as threads:
-            for results in threads.map(lambda several: [*map(compute, several)], _in_groups(places(self.size))):
+            for results in threads.map(lambda several: [*map(compute, several)], tasks):
                 yield from results
 
     def _columns(self, place: slice, buffer: NDArray[Any]) -> NDArray[Any]:
@@ -158,11 +160,6 @@ class Vectors:
                 part[...] = block[:, place]
             row += len(block)
         return columns
-
-
-def _in_groups(chunks: Iterator[slice]) -> Iterator[Sequence[slice]]:
-    while several := list(islice(chunks, CHUNKS_PER_TASK)):
-        yield several
 
 
 def places(size: int) -> Iterator[slice]:
@@ -287,7 +284,8 @@ class Layout:
         """
         for name, array in self.arrays.items():
             if name in self.frozen:
-                if name in arrays and not _are_same(arrays[name], array):
+                floats = name in arrays and arrays[name].dtype.kind == array.dtype.kind == "f"
+                if name in arrays and not np.array_equal(arrays[name], array, equal_nan=floats):
                     return f"array {name!r} is frozen, and the reply holds other values of it: {UNFROZEN}"
                 continue
             if name not in arrays:
@@ -565,11 +563,6 @@ class Updates:
             if not np.isfinite(model[name]).all():
                 raise ValueError(f"array {name!r} after the step is beyond the range of {array.dtype}")
         return model
-
-
-def _are_same(one: NDArray[Any], other: NDArray[Any]) -> bool:
-    """Return whether two arrays have the same values; NaN is the same as NaN."""
-    return np.array_equal(one, other, equal_nan=one.dtype.kind == "f" and other.dtype.kind == "f")
 
 
 def is_extreme(row: NDArray[Any]) -> bool:
