@@ -1,6 +1,5 @@
 """Adult: the people of the census, as the clients of AFL's, q-FFL's and FedMGDA+'s experiments."""
 
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import torch
 
 from fairbloom.errors import FairbloomError
 from fairbloom.tasks.datasets.adult import CATEGORIES, COLUMNS, INCOMES, published
-from fairbloom.tasks.task import Examples
 from tests.originals import needs
 
 from .made import everything, load
@@ -31,12 +29,6 @@ def written(folder: Path, train: Sequence[str], test: Sequence[str]) -> Path:
     dotted = [f"{line}." for line in test]
     (folder / "adult" / "adult.test").write_text("\n".join(["|1x3 Cross validator", *dotted]) + "\n\n")
     return folder
-
-
-def people_of(examples: Examples) -> Counter[bytes]:
-    """Return how often each pair of inputs and target occurs."""
-    inputs, targets = everything(examples)
-    return Counter(row.tobytes() for row in torch.cat([inputs, targets[:, None]], dim=1).numpy())
 
 
 @pytest.fixture
@@ -91,13 +83,6 @@ def test_clients_are_tested_on_their_group_of_the_test_set(small: Path) -> None:
     assert sizes == {"phd": (10, 1), "non-phd": (30, 3)}
     assert everything(task.splits("phd").test)[1].tolist() == [1]  # whatever remark and dots the file has
     assert everything(task.splits("non-phd").test)[1].tolist() == [0, 0, 1]
-
-
-def test_validation_people_are_taken_from_the_training_set(small: Path) -> None:
-    splits = load("adult", small, validation_share=0.2).splits("phd")
-    assert splits.validation is not None
-    assert (len(splits.train), len(splits.validation), len(splits.test)) == (8, 2, 1)
-    assert people_of(splits.train) + people_of(splits.validation) == people_of(load("adult", small).splits("phd").train)
 
 
 def test_what_the_people_do_not_allow_is_refused(small: Path) -> None:

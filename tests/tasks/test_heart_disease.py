@@ -137,15 +137,6 @@ def test_the_seed_draws_the_split_unless_a_random_state_is_named(made_up: Path) 
     assert tested(heart_disease__split=43) == tested(heart_disease__split=43, seed=1) != tested(heart_disease__split=44)
 
 
-def test_validation_patients_are_taken_from_those_to_train_on(made_up: Path) -> None:
-    with_some = load("heart-disease", made_up, validation_share=0.2).splits("cleveland")
-    without = load("heart-disease", made_up).splits("cleveland")
-    assert with_some.validation is not None
-    assert without.validation is None
-    assert (len(with_some.train), len(with_some.validation), len(with_some.test)) == (16, 3, 11)
-    assert torch.equal(everything(with_some.test)[1], everything(without.test)[1])
-
-
 def test_inputs_are_standardised_by_training_patients(made_up: Path) -> None:
     with (made_up / "heart-disease" / "processed.cleveland.data").open("a") as file:
         file.write(line_of(age="70", cp="3"))  # alone in its category, so a constant where it is tested on

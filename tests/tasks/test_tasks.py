@@ -79,16 +79,6 @@ def test_the_task_that_is_named_is_the_one_that_is_loaded() -> None:
     assert own == {"noise": 0.5, "shift": 0, "kind": "plain", "folded": False}
 
 
-def test_every_registered_task_loads_under_its_name() -> None:
-    for name in ("digits", "synthetic", "ones"):
-        task = load_task(Settings.of({"task": name}).run_config())
-        train, test = task.splits(task.clients[0])
-        assert len(train) > 0
-        assert len(test) > 0
-        inputs, targets = train[0:1]
-        assert task.loss(task.model()(inputs), targets).shape == (1,)
-
-
 def test_a_task_that_is_not_installed_is_refused_by_name() -> None:
     with pytest.raises(
         FairbloomError, match=r"task = 'quartz': unknown task: there are digits, .*, ones, files, and yours"
@@ -178,11 +168,6 @@ def test_a_server_without_data_knows_clients_and_model(tmp_path: Path) -> None:
         "auc",
         "balanced-accuracy",
     ]
-
-
-def test_a_client_loads_its_own_data_only() -> None:
-    load_task(config(task="ones")).to(torch.device("cpu")).splits("1")
-    assert opened == ["1"]
 
 
 def test_chosen_examples_are_those_of_the_split() -> None:

@@ -11,7 +11,7 @@ RELATIONS = "http://schemas.openxmlformats.org/officeDocument/2006/relationships
 PACKAGE = "http://schemas.openxmlformats.org/package/2006"
 HEAD = '<?xml version="1.0" encoding="UTF-8" standalone="yes"?>'
 STYLES = (
-    f'{HEAD}<styleSheet xmlns="{MAIN}"><cellXfs count="2"><xf numFmtId="0"/>'
+    f'<styleSheet xmlns="{MAIN}"><cellXfs count="2"><xf numFmtId="0"/>'
     '<xf numFmtId="14" applyNumberFormat="1"/></cellXfs></styleSheet>'
 )
 
@@ -71,31 +71,21 @@ def write_workbook(
         f'<Relationship Id="rId{k}" Type="{RELATIONS}/worksheet" Target="worksheets/sheet{k}.xml"/>'
         for k in range(1, len(sheets) + 1)
     )
+    package = "application/vnd.openxmlformats-package.relationships+xml"
+    whole = {
+        "[Content_Types].xml": f'<Types xmlns="{PACKAGE}/content-types"><Default Extension="xml" '
+        f'ContentType="application/xml"/><Default Extension="rels" ContentType="{package}"/></Types>',
+        "_rels/.rels": f'<Relationships xmlns="{PACKAGE}/relationships"><Relationship Id="rId1" '
+        f'Type="{RELATIONS}/officeDocument" Target="xl/workbook.xml"/></Relationships>',
+        "xl/workbook.xml": f'<workbook xmlns="{MAIN}" xmlns:r="{RELATIONS}"><sheets>{names}</sheets></workbook>',
+        "xl/_rels/workbook.xml.rels": f'<Relationships xmlns="{PACKAGE}/relationships">{parts}<Relationship Id="rIdS" '
+        f'Type="{RELATIONS}/styles" Target="styles.xml"/></Relationships>',
+        "xl/styles.xml": STYLES,
+    }
+    for k, rows in enumerate(sheets.values(), start=1):
+        content = rows if isinstance(rows, str) else sheet_of(rows)
+        content = f'<worksheet xmlns="{MAIN}"><sheetData>{content}</sheetData></worksheet>'
+        whole[f"xl/worksheets/sheet{k}.xml"] = before + content
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr(
-            "[Content_Types].xml",
-            f'{HEAD}<Types xmlns="{PACKAGE}/content-types"><Default Extension="xml" ContentType="application/xml"/>'
-            '<Default Extension="rels" '
-            'ContentType="application/vnd.openxmlformats-package.relationships+xml"/></Types>',
-        )
-        archive.writestr(
-            "_rels/.rels",
-            f'{HEAD}<Relationships xmlns="{PACKAGE}/relationships"><Relationship Id="rId1" '
-            f'Type="{RELATIONS}/officeDocument" Target="xl/workbook.xml"/></Relationships>',
-        )
-        archive.writestr(
-            "xl/workbook.xml",
-            f'{HEAD}<workbook xmlns="{MAIN}" xmlns:r="{RELATIONS}"><sheets>{names}</sheets></workbook>',
-        )
-        archive.writestr(
-            "xl/_rels/workbook.xml.rels",
-            f'{HEAD}<Relationships xmlns="{PACKAGE}/relationships">{parts}<Relationship Id="rIdS" '
-            f'Type="{RELATIONS}/styles" Target="styles.xml"/></Relationships>',
-        )
-        archive.writestr("xl/styles.xml", STYLES)
-        for k, rows in enumerate(sheets.values(), start=1):
-            content = rows if isinstance(rows, str) else sheet_of(rows)
-            with archive.open(f"xl/worksheets/sheet{k}.xml", "w", force_zip64=True) as part:
-                part.write(f'{HEAD}{before}<worksheet xmlns="{MAIN}"><sheetData>'.encode())
-                part.write(content.encode())
-                part.write(b"</sheetData></worksheet>")
+        for name, content in whole.items():
+            archive.writestr(name, HEAD + content)
