@@ -1,26 +1,28 @@
-"""The model that a device evaluated last, in its state folder, in the files of a run folder.
+"""What a client keeps for predictions: how its data become inputs, and on a device the model that it evaluated last.
 
-It is the global model of a round, with the settings that the device took of the run, the schema, and the device's
-preprocessing, readable by the owner alone: `fairbloom predict` reads it. What the device keeps between rounds lies
-beside it (`fairbloom.client.states`).
+The model lies in the state folder, in the files of a run folder. It is the global model of a round, with the settings
+that the device took of the run, the schema, and the device's preprocessing, readable by the owner alone: `fairbloom
+predict` reads it. What the device keeps between rounds lies beside it (`fairbloom.client.states`).
 """
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
+from fairbloom.logs import log
 from fairbloom.protocol.names import DEPLOYED, FLOOR
 from fairbloom.protocol.settings import Mark, marked
 from fairbloom.protocol.version import RUN_FOLDER_FORMAT
 from fairbloom.system.files import make_folder, sync_folder, write_private
 from fairbloom.system.sealed import Arrays, save_model
 from fairbloom.tasks import Task
+from fairbloom.tasks.preprocessing import PREPROCESSING, Preprocessing
 from fairbloom.tasks.schema import SCHEMA
 
-from .preprocessing import keep_preprocessing
 from .states import folder_of
 
 CONFIG, MODEL = "config.toml", "model.safetensors"
@@ -61,3 +63,22 @@ def keep_model(
     draft.rename(kept)
     sync_folder(state_dir)
     shutil.rmtree(before, ignore_errors=True)
+
+
+def keep_preprocessing(folder: Path | None, task: Task, client: str) -> None:
+    """Write a client's preprocessing into its folder, if it has one; a disk that does not take it is logged."""
+    if folder is None or task.preprocessing is None:
+        return
+    path, content = folder / PREPROCESSING, _encode(task.preprocessing, client)
+    try:
+        if path.exists() and path.read_bytes() == content:
+            return
+        make_folder(folder)
+        write_private(path, content)
+    except OSError as error:
+        log.warning("%s cannot be written, so that nothing can be predicted by it: %s", path, error.strerror)
+
+
+@lru_cache(maxsize=1)  # a deployed client asks with every message
+def _encode(preprocessing: Callable[[str], Preprocessing], client: str) -> bytes:
+    return preprocessing(client).encode()

@@ -22,6 +22,7 @@ from .device import choose_device
 from .frozen import left_as_they_are
 from .gate import Gate
 from .honoured import Honoured
+from .kept import keep_preprocessing
 from .limits import FEWEST_ROWS
 from .metrics import (
     ALL_METRICS,
@@ -34,7 +35,6 @@ from .metrics import (
     requested_metrics,
 )
 from .plan import client_work, global_work, own_works
-from .preprocessing import keep_preprocessing
 from .round import ClientRound
 from .rules.at_work import RuleAtWork
 from .rules.base import HOOKS, Arrays, Copy, Corrector, Rule, Shift, StepsTaken

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch.nn import Module
 
 from fairbloom.client.device import check_device, choose_device
+from fairbloom.client.kept import keep_preprocessing
 from fairbloom.client.local import LocalClient, Metrics, Update, load_task_and_model
-from fairbloom.client.preprocessing import keep_preprocessing
 from fairbloom.client.states import ClientStates, StateDict, folder_name, state_folder
 from fairbloom.errors import FairbloomError, did_you_mean, failure_reason
 from fairbloom.protocol.attacks import share_in

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import ConcatDataset, Subset, default_collate
+from torch.utils.data import ConcatDataset, Subset
 
 from fairbloom.errors import ReportableError
 
@@ -19,9 +19,6 @@ BATCH = 256
 """So many examples are made at once where a run does not say how many."""
 
 CPU = torch.device("cpu")
-
-by_default: Callable[[list[Any]], Any] = default_collate
-"""How a DataLoader makes a batch where nobody says it: it stacks the tensors of the examples."""
 
 
 @dataclass(frozen=True, eq=False)

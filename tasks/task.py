@@ -342,9 +342,11 @@ class Examples:
         target
             The name of the targets in a batch of tensors by name.
         """
-        from .collated import CollatedExamples, by_default
+        from torch.utils.data import default_collate
 
-        return CollatedExamples(dataset, collate_fn or by_default, rows, groups, target)
+        from .collated import CollatedExamples
+
+        return CollatedExamples(dataset, collate_fn or default_collate, rows, groups, target)
 
     def __len__(self) -> int:
         """Return the number of examples."""

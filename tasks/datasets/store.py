@@ -1,8 +1,12 @@
 """Where the files of known data sets lie: found below a data folder, downloaded on first use, and checked."""
 
+import gzip
 import math
 import os
+import shutil
+import tarfile
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import lru_cache
 from hashlib import file_digest
 from pathlib import Path
@@ -43,8 +47,6 @@ def _missing(root: Path, files: Sequence[DataFile]) -> list[DataFile]:
 
 def _download(name: str, root: Path, files: Sequence[DataFile]) -> None:
     """Download files; each comes into its place whole, and once if several processes want it."""
-    from .download import fetch  # imported late: most runs download nothing
-
     try:
         root.mkdir(parents=True, exist_ok=True)
         with (
@@ -65,6 +67,38 @@ def _download(name: str, root: Path, files: Sequence[DataFile]) -> None:
             f"({', '.join(file.path for file in files)}), or name the folder that has them by --data-dir or "
             f"{ENVIRONMENT}"
         ) from error
+
+
+def fetch(file: DataFile, place: Path) -> None:
+    """Download a file, or the archive that it is in, to its path below a folder, with a progress bar.
+
+    Whatever goes wrong with the connection, the archive or the disk is raised as it is.
+    """
+    from urllib.error import HTTPError  # imported late, all of these: most runs download nothing
+    from urllib.request import urlopen
+
+    from rich.console import Console
+    from rich.progress import wrap_file
+
+    path = place / file.path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        response = urlopen(file.address, timeout=60.0)  # seconds of silence  # noqa: S310 (an address of ours)
+    except HTTPError as error:
+        error.close()
+        raise
+    with response:
+        said = f"downloading {path.name}"
+        with wrap_file(response, response.length or 0, description=said, console=Console(stderr=True)) as content:
+            if file.address.endswith(".tar.gz"):
+                with tarfile.open(fileobj=content, mode="r|gz") as archive:
+                    archive.extractall(place, filter="data")
+                return
+            packed = file.address.endswith(".gz")
+            with path.open("wb") as written, gzip.open(content) if packed else nullcontext(content) as read:
+                shutil.copyfileobj(read, written)
+        if response.length:  # an archive says itself where it ends
+            raise ConnectionError(f"the connection ended {response.length} bytes too early")
 
 
 def digest_of(path: Path, algorithm: str) -> str:

@@ -175,7 +175,7 @@ def test_a_disk_that_is_full_costs_a_device_no_round(
     def full(path: Path, content: bytes) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("fairbloom.client.preprocessing.write_private", full)
+    monkeypatch.setattr("fairbloom.client.kept.write_private", full)
     reply = app(message(run), device(tmp_path, run, "north"))
     assert reply.content.metric_records["metrics"]["num-examples"]
     assert "preprocessing.json cannot be written, so that nothing can be predicted by it: No space left" in caplog.text

@@ -44,7 +44,7 @@ def test_f1_sensitivity_and_specificity_are_scikit_learns(count: int, seed: int,
 
 
 @given(**EXAMPLES, positive=st.sampled_from((0, 1)))
-def test_the_brier_score_is_scikit_learns_or_the_sum_over_classes(count: int, seed: int, positive: int) -> None:
+def test_the_brier_score_is_scikit_learns_or_a_sum_over_classes(count: int, seed: int, positive: int) -> None:
     outputs, targets = drawn(count, seed, classes=4)
     apart = probabilities(outputs).numpy() - np.eye(4)[targets.numpy()]
     assert float(brier(outputs, targets)) == pytest.approx((apart**2).sum(1).mean(), rel=1e-12)
