@@ -121,7 +121,17 @@ def parse_arm(text: str) -> Arm:
             )
         if not equals or not value:
             raise SettingsError(f"{text}: write {assignment!r} as a parameter with its value, as in qfedavg(q=1)")
-        key = _key(name, text, method)
+        key = find_key(name, method_parameters(method)) or find_key(name, COMMON)
+        if key is None and key_of(name) in SETTINGS:
+            raise SettingsError(
+                f"{text}: {key_of(name)} is the same for all methods of a comparison, as clients and draws are then: "
+                f"set it for all by --set {key_of(name)}=…; methods may differ in {', '.join(COMMON)}"
+            )
+        if key is None:
+            there = ", ".join(map(short_key, method_parameters(method))) or "none of its own"
+            raise SettingsError(
+                f"{text}: {title(method)} has no parameter {name}; there are {there}, and for all {', '.join(COMMON)}"
+            )
         if key in given:
             raise SettingsError(f"{text}: {name} is given twice: give it once")
         given[key] = known[key].checked(parsed(value))
@@ -168,23 +178,6 @@ def _may_have(method: str) -> dict[str, Parameter]:
     return {**method_parameters(method), **COMMON}
 
 
-def _key(name: str, text: str, method: str) -> str:
-    """Return the run-config key of a parameter of an arm."""
-    known = method_parameters(method)
-    key = find_key(name, known) or find_key(name, COMMON)
-    if key is not None:
-        return key
-    if key_of(name) in SETTINGS:
-        raise SettingsError(
-            f"{text}: {key_of(name)} is the same for all methods of a comparison, as clients and draws are then: set "
-            f"it for all by --set {key_of(name)}=…; methods may differ in {', '.join(COMMON)}"
-        )
-    there = ", ".join(map(short_key, known)) or "none of its own"
-    raise SettingsError(
-        f"{text}: {title(method)} has no parameter {name}; there are {there}, and for all {', '.join(COMMON)}"
-    )
-
-
 def label_arms(found: Sequence[Arm]) -> list[Arm]:
     """Return arms with labels that tell them apart: classes of one name are distinguished by their modules."""
     labelled = []
@@ -224,12 +217,12 @@ def format_value(value: Value | None) -> str:
 
 def label_of(name: str, given: Mapping[str, Value]) -> str:
     """Return a name with parameters as tables have it: `QFedAvg (q=1)`."""
-    words = ", ".join(f"{short_key(key)}={_quoted(format_value(value))}" for key, value in given.items())
-    return f"{name} ({words})" if words else name
-
-
-def _quoted(word: str) -> str:
-    return word if re.fullmatch(r"[\w.+:/-]*", word) else json.dumps(word)
+    words = []
+    for key, value in given.items():
+        text = format_value(value)
+        plain = re.fullmatch(r"[\w.+:/-]*", text)
+        words.append(f"{short_key(key)}={text if plain else json.dumps(text)}")
+    return f"{name} ({', '.join(words)})" if words else name
 
 
 def short_key(key: str) -> str:

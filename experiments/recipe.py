@@ -111,7 +111,15 @@ class Recipe(Section):
     @model_validator(mode="after")
     def _check(self) -> Self:
         """Raise ValueError where one part of the recipe names something that another does not have."""
-        self._check_measures()
+        for key, names in (("measures", self.measures), ("criterion", [self.criterion])):
+            try:
+                for measure in names:
+                    find_measure(measure)
+            except FairbloomError as error:
+                raise ValueError(f"{key}: {error}") from error
+        for key, named in (("judged", self.judged), ("tolerance", self.tolerance)):
+            if unknown := [measure for measure in named if measure not in self.measures]:
+                raise ValueError(f"{key}: {unknown[0]!r} is none of the measures: there are {', '.join(self.measures)}")
         parts = [self.settings, self.grid, *(part for row in self.rows for part in (row.settings, row.grid))]
         if mistaken := [key for key in ("seed", "out") if any(key in part for part in parts)]:
             raise ValueError(f"settings: leave {mistaken[0]} out: it is set for each run")
@@ -126,24 +134,10 @@ class Recipe(Section):
             self.published(row)
             self._check_grid(row.grid, [row])
         self._check_grid(self.grid, self.rows)
-        names = [*map(self.name_of, self.rows)]
-        if twice := [name for name in names if names.count(name) > 1]:
+        labels = [*map(self.name_of, self.rows)]
+        if twice := [label for label in labels if labels.count(label) > 1]:
             raise ValueError(f"rows: {twice[0]!r} is there twice: give the two different labels")
         return self
-
-    def _check_measures(self) -> None:
-        """Raise ValueError where a measure is unknown, or one is judged that is not measured."""
-        for key, names in (("measures", self.measures), ("criterion", [self.criterion])):
-            try:
-                for measure in names:
-                    find_measure(measure)
-            except FairbloomError as error:
-                raise ValueError(f"{key}: {error}") from error
-        for key, named in (("judged", self.judged), ("tolerance", self.tolerance)):
-            for measure in named:
-                if measure not in self.measures:
-                    there = ", ".join(self.measures)
-                    raise ValueError(f"{key}: {measure!r} is none of the measures: there are {there}")
 
     def _check_grid(self, grid: Axes, rows: Sequence[Row]) -> None:
         """Raise ValueError where a grid has a setting that neither every run has nor a row's method."""

@@ -2,7 +2,6 @@
 
 import difflib
 import math
-import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +20,7 @@ from fairbloom.server.checkpoint import load_checkpoint, save_checkpoint
 from fairbloom.strategies import FairStrategy
 
 from .replies import extreme_replies, ordinary_replies
-from .report import CheckReport, Failure, Remark, check_properties
+from .report import CheckReport, Failure, Remark, bits, check_properties
 from .subject import MEASURED, ROUNDS, TAKING_PART, MethodUnderTest, initial_model, real_clients, unknown_metrics
 
 SIZES = (1, 2, 3, 10, 50)
@@ -228,15 +227,14 @@ def _check_weigh_changes_nothing(subject: MethodUnderTest, method: FairStrategy,
     names = ("counts", "prior", "draws", "gram", "grams", "squared_norms")
     arrays = {f"cohort.{name}": getattr(cohort, name) for name in names}
     arrays |= {f"cohort.metrics[{metric!r}]": values for metric, values in cohort.metrics.items()}
-    before, had = _bits_by_name(arrays), _bits_by_name(vars(method))
+    before, had = ({name: bits(value) for name, value in each.items()} for each in (arrays, vars(method)))
     subject.weigh(method, cohort, six.description)
-    now, has = _bits_by_name(arrays), _bits_by_name(vars(method))
-    if changed := [name for name in now if now[name] != before[name]]:
+    if changed := [name for name, array in arrays.items() if bits(array) != before[name]]:
         raise Failure(
             f"weigh changes {changed[0]} in place, and the step and the records read it afterwards: work on a copy, "
             f"{changed[0]}.copy()."
         )
-    if changed := [name for name in has if has[name] != had.get(name)]:
+    if changed := [name for name, value in vars(method).items() if bits(value) != had.get(name)]:
         raise Failure(
             f"weigh changes self.{changed[0]}. It may be asked for a round whose step is not taken then: change "
             "self.memory in remember, which comes after the step."
@@ -246,27 +244,7 @@ def _check_weigh_changes_nothing(subject: MethodUnderTest, method: FairStrategy,
 def _own_attributes(method: FairStrategy) -> dict[str, object]:
     """Return what a method has outside its memory, in a form that shows whether it has changed."""
     of_base = ("memory", "progress", "_flower", "_loop", "_outer")  # which FairStrategy keeps
-    return _bits_by_name({name: value for name, value in vars(method).items() if name not in of_base})
-
-
-def _bits_by_name(values: Mapping[str, object]) -> dict[str, object]:
-    return {name: _bits(value) for name, value in values.items()}
-
-
-def _bits(value: object) -> object:
-    """Return a value in a form that shows whether it has changed."""
-    if isinstance(value, np.ndarray):
-        return value.dtype.str, value.shape, value.tobytes()
-    if isinstance(value, Mapping):
-        return [(repr(key), _bits(item)) for key, item in value.items()]
-    if isinstance(value, list | tuple):
-        return type(value).__name__, [_bits(item) for item in value]
-    if value is None or isinstance(value, str | int | float | set | frozenset):
-        return repr(value)
-    try:
-        return pickle.dumps(value)  # an object's own state, as that of a generator
-    except Exception:  # whatever a class of the user's raises
-        return id(value)
+    return {name: bits(value) for name, value in vars(method).items() if name not in of_base}
 
 
 def _saved_size(method: FairStrategy) -> int:
@@ -276,7 +254,7 @@ def _saved_size(method: FairStrategy) -> int:
         file = Path(folder) / "memory.safetensors"
         try:
             save_checkpoint(file, {}, {"memory": method.memory})
-            if _bits(load_checkpoint(file)[1]["memory"]) == _bits(method.memory):
+            if bits(load_checkpoint(file)[1]["memory"]) == bits(method.memory):
                 return file.stat().st_size
         except Exception as error:  # whatever an object in it raises
             wrong = f"self.memory = {method.memory!r} cannot be saved in a checkpoint ({error})."

@@ -1,6 +1,7 @@
 """What is found of each property of a method or a client-side rule."""
 
 import logging
+import pickle
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -8,6 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.markup import escape
@@ -103,6 +105,24 @@ def check_properties(name: str, properties: Mapping[str, Callable[[T], str]], su
     if failed:
         raise CheckFailedError(report)
     return report
+
+
+def bits(value: object) -> object:
+    """Return a value in a form that shows whether it has changed."""
+    if isinstance(value, torch.Tensor):
+        return bits(value.numpy())
+    if isinstance(value, np.ndarray):
+        return value.dtype.str, value.shape, value.tobytes()
+    if isinstance(value, Mapping):
+        return [(repr(key), bits(item)) for key, item in value.items()]
+    if isinstance(value, list | tuple):
+        return type(value).__name__, [bits(item) for item in value]
+    if value is None or isinstance(value, str | int | float | set | frozenset):
+        return repr(value)
+    try:
+        return pickle.dumps(value)  # an object's own state, as that of a generator
+    except Exception:  # whatever a class of the user's raises
+        return id(value)
 
 
 @contextmanager

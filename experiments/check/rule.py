@@ -20,7 +20,7 @@ from fairbloom.protocol.settings import Value
 from fairbloom.protocol.terms import Terms
 from fairbloom.strategies import FairStrategy, FedAvg
 
-from .report import CheckReport, Failure, Remark, check_properties
+from .report import CheckReport, Failure, Remark, bits, check_properties
 from .subject import Subject
 
 SHAPES = {"first.weight": (3, 4), "first.bias": (3,), "scale": ()}
@@ -118,7 +118,7 @@ def check_determinism(subject: RuleUnderTest) -> str:
     for seed in (1, 2):
         with all_seeded(seed):
             _, kept = subject.run_client({}, 1)
-            found.append(_bits(*subject.run_client(kept, 2)))
+            found.append(bits(subject.run_client(kept, 2)))
     if found[0] != found[1]:
         raise Failure(
             "The same gradients gave another reply, or something else to keep, the second time. Runs that are "
@@ -145,7 +145,7 @@ def check_kept(subject: RuleUnderTest) -> str:
                 f"What finish has the client keep cannot be stored ({type(error).__name__}: {error}): return plain, "
                 "detached tensors that share no memory."
             ) from error
-    if _bits({}, stored) != _bits({}, kept):
+    if bits(sorted(stored.items())) != bits(sorted(kept.items())):
         raise Failure("What finish has the client keep comes back from a file as something else.")
     earlier, later = (sizes[number] for number in GROWTH)
     if later > earlier:
@@ -162,11 +162,6 @@ def check_resume(subject: RuleUnderTest) -> str:
         return FedAvg(client_rule=subject.name, fraction_train=0.5, fraction_evaluate=0.0)
 
     return subject.check_resumed(create, "A client has what finish returned, and nothing else.")
-
-
-def _bits(replied: Arrays, kept: Arrays) -> object:
-    parts = (sorted(part.items()) for part in (replied, kept))
-    return [[(name, str(array.dtype), array.numpy().tobytes()) for name, array in part] for part in parts]
 
 
 RULE_PROPERTIES: Mapping[str, Callable[[RuleUnderTest], str]] = {

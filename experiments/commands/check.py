@@ -13,10 +13,10 @@ from ..check.method import check_method
 from ..check.report import CheckFailedError
 from ..check.rule import check_rule, is_rule
 from ..render.terminal import console
-from .command import command_of
+from .command import command
 
 
-@command_of(method="METHOD")
+@command(method="METHOD")
 def check(method: str, *, settings: Mapping[str, Value] = {}) -> None:
     """Test a method or client-side rule of your own, and report what is wrong with it.
 

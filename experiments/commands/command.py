@@ -93,12 +93,12 @@ def settings_of(assignments: Iterable[str]) -> dict[str, Value]:
 
 
 def command(
-    function: Callable[..., Any],
+    of: Callable[..., Any] | None = None,
     *,
     like: Callable[..., Any] | None = None,
     **arguments: str,
 ) -> Callable[[Callable[..., Any]], Callable[..., None]]:
-    """Return a decorator that makes the command of a function, carried out by what is decorated.
+    """Return a decorator that makes the command of a function, carried out by what is decorated: by default itself.
 
     The function's parameters are options, and its docstring is the help; `like` is another one whose docstring
     describes parameters, and what is described nowhere is as in `fairbloom.run`. What carries it out is given all
@@ -107,6 +107,7 @@ def command(
     """
 
     def decorate(carry_out: Callable[..., Any]) -> Callable[..., None]:
+        function = of or carry_out
         own = [_read_parameters(str(each.__doc__)) for each in (api.run, api.load, like, function, carry_out)]
         common = {name: f"{text}.{MORE.get(name, '')}" for name, text in SAID.items()}
         said = reduce(or_, [*own[:2], common, *(each for each in own[2:] if function is not api.run)])
@@ -123,7 +124,11 @@ def command(
                 values["settings"] = settings_of(values["settings"])
             carry_out(**values)
 
-        called.__doc__ = _read_description(str(function.__doc__))
+        # What comes before the parameters, without the sentence that refers to those of another function.
+        text = inspect.cleandoc(str(function.__doc__)).partition("\nParameters\n----------\n")[0].replace("`", "")
+        parts = [" ".join(part.split()) for part in text.strip().split("\n\n")]
+        about = "\n\n".join(part for part in parts if not part.startswith("The parameters that are not"))
+        called.__doc__ = about.replace("The same call", "The same command")
         called.__annotations__ = {each.name: each.annotation for each in parameters}
         vars(called)["__signature__"] = inspect.Signature(parameters)
         return called
@@ -131,16 +136,13 @@ def command(
     return decorate
 
 
-def command_of(
-    *, like: Callable[..., Any] | None = None, **arguments: str
-) -> Callable[[Callable[..., Any]], Callable[..., None]]:
-    """Return a decorator that makes a command of a function which carries it out itself; see `command`."""
-    return lambda function: command(function, like=like, **arguments)(function)
-
-
 def _declare(parameter: inspect.Parameter, said: str, argument: str | None) -> inspect.Parameter:
     """Return a parameter as typer reads it: an argument that stands without a name, or an option."""
-    name, kind = parameter.name, _kind_of(parameter.annotation)
+    name, kind, kinds = parameter.name, parameter.annotation, get_args(parameter.annotation)
+    if get_origin(kind) is not Literal and kind not in (bool, int, float, str, Path):
+        plain: Any = next((each for each in (int, float, str, Path) if each in kinds), None)
+        several = plain is None or get_origin(kind) is not type(int | str)
+        kind = list[str] if several else plain | None if type(None) in kinds else plain
     default = DEFAULTS.get(name, [] if parameter.default == () else parameter.default)
     said = escape(said.partition(" In Python")[0].replace("`", ""))
     declared: Any
@@ -162,17 +164,6 @@ def _declare(parameter: inspect.Parameter, said: str, argument: str | None) -> i
     return parameter.replace(kind=parameter.KEYWORD_ONLY, annotation=Annotated[kind, declared], default=default)
 
 
-def _kind_of(annotation: Any) -> Any:
-    """Return the type of an option's value on the command line."""
-    if get_origin(annotation) is Literal or annotation in (bool, int, float, str, Path):
-        return annotation
-    kinds = get_args(annotation)
-    plain: Any = next((each for each in (int, float, str, Path) if each in kinds), None)
-    if plain is None or get_origin(annotation) is not type(int | str):
-        return list[str]
-    return plain | None if type(None) in kinds else plain
-
-
 def _read_parameters(docstring: str) -> dict[str, str]:
     """Return what a docstring in NumPy's style says of each parameter, on one line each."""
     text = inspect.cleandoc(docstring).partition("\nParameters\n----------\n")[2]
@@ -181,11 +172,3 @@ def _read_parameters(docstring: str) -> dict[str, str]:
     for names, said in re.findall(r"^(\w[\w, ]*)\n((?:    .*\n?|\n(?=    ))+)", text, re.MULTILINE):
         found |= {name.strip(): " ".join(said.split()) for name in names.split(",")}
     return found
-
-
-def _read_description(docstring: str) -> str:
-    """Return what comes before the parameters, without the sentence that refers to those of another function."""
-    text = inspect.cleandoc(docstring).partition("\nParameters\n----------\n")[0].replace("`", "")
-    parts = [" ".join(part.split()) for part in text.strip().split("\n\n")]
-    said = "\n\n".join(part for part in parts if not part.startswith("The parameters that are not"))
-    return said.replace("The same call", "The same command")

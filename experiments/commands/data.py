@@ -15,10 +15,10 @@ from fairbloom.tasks import describe_data, infer_schema
 from ..options import as_settings, merge_settings
 from ..render.page import Cell, Table
 from ..render.terminal import show_table
-from .command import command_of
+from .command import command
 
 
-@command_of(folder="[DIR]")
+@command(folder="[DIR]")
 def data(
     folder: str | None = None,
     *,

@@ -23,7 +23,7 @@ from fairbloom.tasks.task import OWN_PARTITION
 from ..arms import format_value
 from ..render.page import Cell, Table
 from ..render.terminal import console, show_table
-from .command import command_of
+from .command import command
 
 if TYPE_CHECKING:
     from ..recipe import Recipe
@@ -48,7 +48,7 @@ GROUPS: Mapping[str, str] = {
 # Methods, tasks and settings ----------------------------------------------------------------------------------------
 
 
-@command_of(names="[NAME]...")
+@command(names="[NAME]...")
 def methods(names: Sequence[str] = (), *, as_json: bool = False) -> None:
     """List the methods with their parameters, ranges, defaults and source.
 
@@ -63,7 +63,7 @@ def methods(names: Sequence[str] = (), *, as_json: bool = False) -> None:
         console.print(f"[b]{TORCHJD}upgrad[/] and its like  {escape(' '.join(summary.split()))}")
 
 
-@command_of(names="[NAME]...")
+@command(names="[NAME]...")
 def tasks(names: Sequence[str] = (), *, as_json: bool = False) -> None:
     """List the tasks with their models, partitions and settings.
 
@@ -75,7 +75,7 @@ def tasks(names: Sequence[str] = (), *, as_json: bool = False) -> None:
     _show_described([describe_task(find_task(name)) for name in names or TASKS], as_json)
 
 
-@command_of(names="[NAME]...")
+@command(names="[NAME]...")
 def settings(names: Sequence[str] = (), *, as_json: bool = False) -> None:
     """List all settings with their defaults. Change one with --set KEY=VALUE.
 

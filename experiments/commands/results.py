@@ -15,13 +15,13 @@ from ..results.listing import find_runs
 from ..results.presentation import write_figure, write_report
 from ..results.run import REPORT, Run, load, scores_of
 from ..study import NOUNS, Study, kind_of
-from .command import command_of
+from .command import command
 from .lists import show_runs
 
 Model = Literal["last", "best", "personal"]
 
 
-@command_of(folder="[FOLDER]")
+@command(folder="[FOLDER]")
 def show(
     folder: Path = Path("runs"), *, figure: Path | None = None, trust: bool = False, as_json: bool = False
 ) -> None:
@@ -73,7 +73,7 @@ def describe(run: Run) -> dict[str, Any]:
     return about
 
 
-@command_of(folder="FOLDER")
+@command(folder="FOLDER")
 def report(folder: Path, *, out: Path | None = None, trust: bool = False) -> None:
     """Write a report with charts and tables as one HTML file.
 
@@ -89,7 +89,7 @@ def report(folder: Path, *, out: Path | None = None, trust: bool = False) -> Non
     say(f"report: {write_report(api.load(folder, trust=trust), out or folder / REPORT)}")
 
 
-@command_of(run="RUN")
+@command(run="RUN")
 def export(run: Path, *, client: str = "", model: Model = "last", out: Path | None = None, trust: bool = False) -> None:
     """Export the trained model with its preprocessing as an ONNX file for other programs.
 

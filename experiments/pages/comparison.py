@@ -1,7 +1,7 @@
 """The page of a comparison: who gains, who loses, and how sure that is."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -121,11 +121,14 @@ def _methods_section(comparison: Comparison) -> Section:
     """Return the methods by mean and worst, which of them no other one beats in both, and all measures."""
     worst = measure_title("worst_10", comparison.client_count)
     means = {method: {key: comparison.spread(method, key)[0] for key in SHOWN} for method in _labels(comparison)}
-    front = [
-        method
-        for method, mine in means.items()
-        if not any(_beats(comparison, other, mine) for name, other in means.items() if name != method)
-    ]
+    score = comparison.score
+    gains = {
+        (one, other): [score.better(mine[key], theirs[key]) for key in ("mean", "worst_10")]
+        for one, mine in means.items()
+        for other, theirs in means.items()
+    }
+    beaten = {other for (_, other), gained in gains.items() if min(gained) >= 0.0 < max(gained)}
+    front = [method for method in means if method not in beaten]
     rows = []
     for method in means:
         row: dict[str, object] = {"method": method}
@@ -133,20 +136,13 @@ def _methods_section(comparison: Comparison) -> Section:
             found = mean_and_range([seed[key] for seed in comparison.measures(method)])
             row |= {name: found["value"], f"{name}_low": found["low"], f"{name}_high": found["high"]}
         rows.append(row)
-    axes = (f"mean over clients: {comparison.score.title}", f"{worst}: {comparison.score.title}")
-    series, lower = _series(comparison), not comparison.score.higher_is_better
-    spec = charts.mean_against_worst(rows, front, series, axes, lower=lower)
+    axes, series = (f"mean over clients: {score.title}", f"{worst}: {score.title}"), _series(comparison)
+    spec = charts.mean_against_worst(rows, front, series, axes, lower=not score.higher_is_better)
     what = f"Methods by their mean over clients and their {worst}. On the Pareto front: {', '.join(front)}."
     intro = "Up and to the right is better. On the Pareto front, where no other method is better in both: "
     intro += f"{', '.join(front)}.{' Lines span the seeds.' if len(comparison.seeds) > 1 else ''}"
     drawn = Charts([Chart("front", f"Mean against {worst}", what, spec)], series)
     return Section("methods", "Methods", intro, [drawn, method_table(comparison)])
-
-
-def _beats(comparison: Comparison, one: Mapping[str, float], other: Mapping[str, float]) -> bool:
-    """Return whether one method is nowhere worse than another and somewhere better, by mean and worst."""
-    gains = [comparison.score.better(one[key], other[key]) for key in ("mean", "worst_10")]
-    return min(gains) >= 0.0 < max(gains)
 
 
 def method_table(comparison: Comparison) -> Table:

@@ -5,7 +5,7 @@ from functools import partial
 from ..render.page import Cell, Chart, Charts, Note, Page, Section, Table, Tone, slug
 from ..results.measures import find_measure, measure_title
 from ..results.presentation import page_of
-from ..results.reproduction import Outcome, Reproduction
+from ..results.reproduction import Reproduction
 from . import charts
 from .cells import NONE, Digits
 from .sections import files_of, in_seconds
@@ -34,18 +34,12 @@ def page_of_reproduction(done: Reproduction) -> Page:
     if known := list(dict.fromkeys([*faults, *notes, *recipe.notes])):
         sections.append(Section("notes", "What is known of the differences", "", [Note(known)]))
     figure = partial(_rows_charts, done)
-    verdict = " ".join(filter(None, (_progress(done), _agreement(done))))
+    verdict = _agreement(done)
+    if unfinished := {folder for outcome in done.outcomes for folder in outcome.unfinished}:
+        finished = sum(not outcome.unfinished for outcome in done.outcomes)
+        counts = f"Rows finished: {finished} of {len(done.outcomes)}; runs missing: {len(unfinished)}."
+        verdict = f"{counts} The same command runs them. {verdict}".strip()
     return Page(recipe.title, verdict, said, facts, sections, lambda: [_cost_section(done)], files, figure)
-
-
-def _progress(done: Reproduction) -> str:
-    """Return how many rows are finished, "" where all are."""
-    unfinished = {folder for outcome in done.outcomes for folder in outcome.unfinished}
-    if not unfinished:
-        return ""
-    finished = sum(not outcome.unfinished for outcome in done.outcomes)
-    counts = f"Rows finished: {finished} of {len(done.outcomes)}; runs missing: {len(unfinished)}."
-    return f"{counts} The same command runs them."
 
 
 def _agreement(done: Reproduction) -> str:
@@ -100,25 +94,23 @@ def _rows_table(done: Reproduction) -> Table:
             if measure in printed:
                 number = outcome.published.get(measure)
                 row.append(digits.spread(number.mean, number.spread) if number else NONE)
-            row.append(_measured(done, outcome, measure, digits))
-        agrees = [Cell("unfinished" if outcome.unfinished else AGREES[done.agrees(outcome)])] if done.printed else []
+            if measure not in outcome.measured:
+                row.append(Cell("failed") if outcome.fault else NONE)
+                continue
+            mean, spread = outcome.measured[measure]
+            agrees = done.agreements(outcome).get(measure)
+            tone: Tone = "" if agrees is None else "better" if agrees else "worse"
+            text = digits.spread(mean, spread if len(outcome.runs) > 1 else None).text
+            row.append(Cell(f"≠ {text}" if agrees is False else text, mean, tone))
+        if done.printed:
+            row.append(Cell("unfinished" if outcome.unfinished else AGREES[done.agrees(outcome)]))
         runs = f"{len(outcome.runs)} of {len(done.study.seeds)}" if outcome.unfinished else str(len(outcome.runs))
-        cells.append([*row, *agrees, Cell(runs, len(outcome.runs))])
+        cells.append([*row, Cell(runs, len(outcome.runs))])
     note = "Mean ±standard deviation over the seeds."
     if printed:
         note += f" What was printed is over {recipe.published_seeds or 'an unknown number of'} seeds."
     headings += ["agrees", "seeds"] if done.printed else ["seeds"]
     return Table("rows", "Each row", headings, cells, note)
-
-
-def _measured(done: Reproduction, outcome: Outcome, measure: str, digits: Digits) -> Cell:
-    if measure not in outcome.measured:
-        return Cell("failed") if outcome.fault else NONE
-    mean, spread = outcome.measured[measure]
-    agrees = done.agreements(outcome).get(measure)
-    tone: Tone = "" if agrees is None else "better" if agrees else "worse"
-    text = digits.spread(mean, spread if len(outcome.runs) > 1 else None).text
-    return Cell(f"≠ {text}" if agrees is False else text, mean, tone)
 
 
 def _cost_section(done: Reproduction) -> Section:

@@ -69,23 +69,20 @@ def page_of_run(run: Run) -> Page:
         "engine": describe_engine(run),
     }
     task = f" on {run.settings['task']}" if "task" in run.settings else ""
+
+    def details() -> list[Section]:
+        return present([rounds_section_of_run(run), *common_sections(scene), all_settings_section(lines[:1])])
+
     return Page(
         f"{run.label}{task}",
         headline,
         sentences,
         [(name, str(value)) for name, value in facts.items() if value is not None],
         present(sections),
-        partial(_details, scene),
+        details,
         files_of(run.folder, "run folder"),
         partial(rounds_charts_of_run, run) if final else None,
     )
-
-
-def _details(scene: Scene) -> list[Section]:
-    """Return what the report of a run has beside its brief sections."""
-    (run,) = scene.lines[0].runs
-    sections = [rounds_section_of_run(run), *common_sections(scene), all_settings_section(scene.trained)]
-    return present(sections)
 
 
 def _words(run: Run, final: Values) -> tuple[str, list[str]]:

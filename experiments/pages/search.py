@@ -30,16 +30,14 @@ def page_of_search(search: Search) -> Page:
     chosen = Section("chosen", "The best of each method", "", blocks)
     figure = None if compared is None else partial(chosen_charts, search)
     task = search.study.settings.get("task", SETTINGS["task"].default)
-    return Page(f"Search on {task}", headline, sentences, facts, [chosen], partial(_details, search), files, figure)
 
+    def details() -> list[Section]:  # all arms, and the comparison on test examples, which had no part in the choice
+        arms = [Section("arms", "What was tried", "", [arms_table(search)])] if search.best else []
+        if compared is None:
+            return arms
+        return present([*arms, *brief_sections(compared), *detailed_sections(compared, lines_of(compared))])
 
-def _details(search: Search) -> list[Section]:
-    """Return all arms, and the comparison on test examples, which had no part in the choice."""
-    arms = Section("arms", "What was tried", "", [arms_table(search)])
-    if search.comparison is None:
-        return [arms] if search.best else []
-    compared = search.comparison
-    return present([arms, *brief_sections(compared), *detailed_sections(compared, lines_of(compared))])
+    return Page(f"Search on {task}", headline, sentences, facts, [chosen], details, files, figure)
 
 
 def chosen_table(search: Search) -> Table:

@@ -3,7 +3,7 @@
 import base64
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,12 @@ def spec_of(charts: Charts) -> VegaLite:
     """
     config = {**CONFIG, "font": "sans-serif", "background": "white", "concat": {"columns": 3, "spacing": 24}}
     config["legend"] = {**CONFIG["legend"], "symbolLimit": 0, "labelLimit": 300}
-    parts, looks = [], _looks(chart.spec for chart in charts.charts)
+    # By channel how each label looks, over all charts: beside each other they share their legends.
+    looks, parts = dict[str, dict[str, Any]](), []
+    for layer in (layer for chart in charts.charts for layer in chart.spec["layer"]):
+        for channel, each in layer["encoding"].items():
+            if isinstance(each, dict) and each.get("legend", ...) is None:
+                looks.setdefault(channel, {}).update(zip(each["scale"]["domain"], each["scale"]["range"], strict=True))
     for chart in charts.charts:
         part = {key: value for key, value in chart.spec.items() if key not in ("autosize", "params")}
         part |= {"width": 520} if len(charts.charts) == 1 else {"width": 190, "title": chart.title}
@@ -88,13 +93,3 @@ def _for_paper(layer: Spec, few: bool, looks: Mapping[str, Mapping[str, Any]]) -
             scale = {"domain": list(look), "range": list(look.values())}
             encoding[channel] |= {"scale": scale, "legend": {"orient": "bottom", "title": None, "columns": 3}}
     return {**layer, "mark": mark, "encoding": encoding}
-
-
-def _looks(specs: Iterable[Spec]) -> dict[str, dict[str, Any]]:
-    """Return by channel how each label looks, over all charts: beside each other they share their legends."""
-    found: dict[str, dict[str, Any]] = {}
-    for layer in (layer for spec in specs for layer in spec["layer"]):
-        for channel, each in layer["encoding"].items():
-            if isinstance(each, dict) and each.get("legend", ...) is None:
-                found.setdefault(channel, {}).update(zip(each["scale"]["domain"], each["scale"]["range"], strict=True))
-    return found

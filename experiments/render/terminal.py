@@ -86,8 +86,12 @@ def show_table(table: Table) -> None:
 
 def tables_within(table: Table, width: int) -> list[rich_table.Table]:
     """Return tables of at most this width that have all columns, the first one in each."""
+    shown, hidden = table.rows, len(table.rows) - FIRST_ROWS - LAST_ROWS
+    if table.folded and hidden > 1:
+        gap = [Cell(f"… {hidden} more rows"), *[Cell("")] * (len(table.headings) - 1)]
+        shown = [*shown[:FIRST_ROWS], gap, *shown[-LAST_ROWS:]]
     # Escaped here, as the widths are measured here.
-    rows = [[replace(cell, text=escape_unprintable(cell.text)) for cell in row] for row in _shown_rows(table)]
+    rows = [[replace(cell, text=escape_unprintable(cell.text)) for cell in row] for row in shown]
     table = replace(table, headings=[*map(escape_unprintable, table.headings)], rows=rows)
     everything = range(len(table.headings))
     bodies = [max((cell_len(row[i].text) for row in rows), default=0) for i in everything]
@@ -110,15 +114,6 @@ def _cut(widths: Sequence[int], width: int) -> list[list[int]]:
             parts.append([0])
         parts[-1].append(column)
     return parts
-
-
-def _shown_rows(table: Table) -> Sequence[Sequence[Cell]]:
-    """Return the rows that are printed: of a folded table the first and the last ones."""
-    hidden = len(table.rows) - FIRST_ROWS - LAST_ROWS
-    if not table.folded or hidden <= 1:
-        return table.rows
-    gap = [Cell(f"… {hidden} more rows"), *[Cell("")] * (len(table.headings) - 1)]
-    return [*table.rows[:FIRST_ROWS], gap, *table.rows[-LAST_ROWS:]]
 
 
 def _part(table: Table, columns: Sequence[int], fixed: dict[int, int]) -> rich_table.Table:

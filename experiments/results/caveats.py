@@ -42,20 +42,14 @@ class SharedData:
         if task is None:
             return cls(test_share=TaskInfo("", "", "", "").test_by_train(settings), unknown=True)
         tests = task.tests_by_seed(settings)
-        if tests == "fresh" or _deals_clients(task, runs):
+        natural = (settings.get("partition") or next(iter(task.partitions), "")) in task.natural
+        # Clients are dealt a data set, or drawn from many that come with the data.
+        dealt = not task.reads and (
+            not natural or (settings.get("clients") and len({frozenset(run.test_examples()) for run in runs}) > 1)
+        )
+        if tests == "fresh" or dealt:
             return cls(clients_differ=True)
         return cls(same_test_examples=True) if tests == "fixed" else cls(test_share=task.test_by_train(settings))
-
-
-def _deals_clients(task: TaskInfo, runs: Sequence[Run]) -> bool:
-    """Return whether clients are dealt a data set, or drawn from many that come with the data."""
-    settings = runs[0].settings
-    if task.reads:
-        return False
-    if (settings.get("partition") or next(iter(task.partitions), "")) not in task.natural:
-        return True
-    clients = {frozenset(run.test_examples()) for run in runs}
-    return bool(settings.get("clients")) and len(clients) > 1
 
 
 def caveats_of_run(run: Run) -> list[str]:
@@ -83,22 +77,16 @@ def caveats_of_comparison(runs: Mapping[str, Sequence[Run]]) -> list[str]:
             f"Under {join_all(worse)}, the prediction for some clients is worse than "
             "the mean of their test targets (r2 below 0)."
         )
-    found += [*_stopped(runs), *_attacked(every)]
-    return [*found, *caveats_of_data(next(iter(runs.values()))), *_small_tests(every[0])]
-
-
-def _stopped(runs: Mapping[str, Sequence[Run]]) -> list[str]:
-    """Return which methods have runs that stopped before their last round, and after how many, if any has."""
     spans = []
     for label, by_seed in runs.items():
         if any(run.stopped for run in by_seed):
             ended = sorted({run.rounds_done for run in by_seed})
             span = " to ".join(map(str, [ended[0], *ended[1:][-1:]]))
             spans.append(f"{label} after {span} of {by_seed[0].num_rounds}")
-    early = (
-        f"Runs stopped early ({', '.join(spans)} rounds), so methods are compared after different numbers of rounds."
-    )
-    return [early] if spans else []
+    if spans:
+        early = f"Runs stopped early ({', '.join(spans)} rounds)"
+        found.append(f"{early}, so methods are compared after different numbers of rounds.")
+    return [*found, *_attacked(every), *caveats_of_data(next(iter(runs.values()))), *_small_tests(every[0])]
 
 
 def _single(runs: Sequence[Run], who: str) -> list[str]:

@@ -135,20 +135,15 @@ class GroupReport:
 
     def rows(self) -> list[dict[str, Any]]:
         """Return a row a group, with counts and scores in columns: over all clients, and then client by client."""
-        found = []
-        for grouping in self.grouped.groupings:
-            for client in (ALL, *self.clients):
-                found += [self._row(each) for each in self.of(client, grouping)]
+        found, clients = list[dict[str, Any]](), (ALL, *self.clients)
+        for each in (group for by in self.grouped.groupings for client in clients for group in self.of(client, by)):
+            row = {"client": each.client, "grouping": each.grouping, "group": each.group, COUNT: each.count}
+            for score in self.scores:
+                *over, column = score.columns
+                row |= {name: each.overs.get(score.name, "") for name in over}
+                row[column] = each.values.get(score.name, "")
+            found.append(row)
         return found
-
-    def _row(self, group: Group) -> dict[str, Any]:
-        row: dict[str, Any] = {"client": group.client, "grouping": group.grouping, "group": group.group}
-        row[COUNT] = group.count
-        for score in self.scores:
-            *over, column = score.columns
-            row |= {name: group.overs.get(score.name, "") for name in over}
-            row[column] = group.values.get(score.name, "")
-        return row
 
     def gap_rows(self) -> list[dict[str, Any]]:
         """Return a row a gap."""

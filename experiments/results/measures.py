@@ -111,11 +111,6 @@ def _uniform(served: Served) -> float:
     return sum(examples[name] * value for name, value in values.items()) / sum(examples[name] for name in values)
 
 
-def _mean_and_worst(served: Served) -> float:
-    spread = summarize(served.values, lower_is_better=not served.score.higher_is_better)
-    return 0.75 * spread["mean"] + 0.25 * spread["worst"]
-
-
 GOOD: Mapping[str, Literal["high", "low"]] = {
     **dict.fromkeys(("std", "var", "gap", "gini"), "low"),  # how unequal clients are
     **dict.fromkeys(("jain", "entropy", "cosine"), "high"),
@@ -131,6 +126,6 @@ REGISTRY: Mapping[str, Measure] = {
     "uniform": Measure("uniform", _uniform),
     "percentile_5": Measure("percentile_5", _percentile(5)),
     "percentile_95": Measure("percentile_95", _percentile(95)),
-    "3*mean+worst": Measure("3*mean+worst", _mean_and_worst),  # weighted: three quarters and one
+    "3*mean+worst": Measure("3*mean+worst", lambda s: 0.75 * _spread("mean")(s) + 0.25 * _spread("worst")(s)),
 }
 """The measures by their names; beside them stand those that hold a name, which `find_measure` knows."""

@@ -1,5 +1,6 @@
 """A published experiment that was run: what was measured beside what was printed."""
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -132,46 +133,46 @@ class Reproduction(Shown):
             "quick": self.study.quick,
             "set": dict(self.study.overrides),
             "seeds": list(self.study.seeds),
-            "rows": [self._row_as_json(outcome) for outcome in self.outcomes],
+            "rows": [
+                {
+                    "method": each.row.label,
+                    "parameters": dict(each.parameters),
+                    "published": {measure: number.mean for measure, number in each.published.items()},
+                    "published_spread": {m: of.spread for m, of in each.published.items() if of.spread is not None},
+                    "measured": {measure: mean for measure, (mean, _) in each.measured.items()},
+                    "spread": {measure: spread for measure, (_, spread) in each.measured.items()},
+                    "agrees": self.agrees(each),
+                    "disagrees_in": [measure for measure, agrees in self.agreements(each).items() if not agrees],
+                    "note": each.row.note,
+                    "fault": each.fault,
+                    "seeds": len(each.runs),
+                    "unfinished": len(each.unfinished),
+                    "seconds": round(each.seconds, 3),
+                }
+                for each in self.outcomes
+            ],
             "notes": self.recipe.notes,
             "folder": str(self.folder),
         }
 
-    def _row_as_json(self, outcome: Outcome) -> dict[str, Any]:
-        published = outcome.published
-        return {
-            "method": outcome.row.label,
-            "parameters": dict(outcome.parameters),
-            "published": {measure: number.mean for measure, number in published.items()},
-            "published_spread": {m: number.spread for m, number in published.items() if number.spread is not None},
-            "measured": {measure: mean for measure, (mean, _) in outcome.measured.items()},
-            "spread": {measure: spread for measure, (_, spread) in outcome.measured.items()},
-            "agrees": self.agrees(outcome),
-            "disagrees_in": [measure for measure, agrees in self.agreements(outcome).items() if not agrees],
-            "note": outcome.row.note,
-            "fault": outcome.fault,
-            "seeds": len(outcome.runs),
-            "unfinished": len(outcome.unfinished),
-            "seconds": round(outcome.seconds, 3),
-        }
-
     def rows(self) -> list[dict[str, Any]]:
         """Return the rows of results.csv: one a row of the table and measure."""
-        return [self._measure_row(outcome, m) for outcome in self.outcomes for m in self.recipe.measures]
-
-    def _measure_row(self, outcome: Outcome, measure: str) -> dict[str, Any]:
-        printed, (mean, spread) = outcome.published.get(measure), outcome.measured.get(measure, ("", ""))
-        return {
-            "method": outcome.row.label,
-            "parameters": " ".join(f"{key}={format_value(value)}" for key, value in outcome.parameters.items()),
-            "measure": measure,
-            "published": "" if printed is None else printed.mean,
-            "published_spread": "" if printed is None or printed.spread is None else printed.spread,
-            "measured": mean,
-            "spread": spread,
-            "agrees": {True: "yes", False: "no", None: ""}[self.agreements(outcome).get(measure)],
-            "seeds": len(outcome.runs),
-        }
+        found = []
+        for outcome, measure in itertools.product(self.outcomes, self.recipe.measures):
+            printed, (mean, spread) = outcome.published.get(measure), outcome.measured.get(measure, ("", ""))
+            row = {
+                "method": outcome.row.label,
+                "parameters": " ".join(f"{key}={format_value(value)}" for key, value in outcome.parameters.items()),
+                "measure": measure,
+                "published": "" if printed is None else printed.mean,
+                "published_spread": "" if printed is None or printed.spread is None else printed.spread,
+                "measured": mean,
+                "spread": spread,
+                "agrees": {True: "yes", False: "no", None: ""}[self.agreements(outcome).get(measure)],
+                "seeds": len(outcome.runs),
+            }
+            found.append(row)
+        return found
 
     def __repr__(self) -> str:
         """Return the reproduction in a line."""

@@ -63,7 +63,18 @@ def judge_arms(measure: Measure, arms: Sequence[Arm], runs: Sequence[Sequence[Ru
         if len(served[-1]) < len(by_seed):
             served[-1] = []
     wanted = [set[str]().union(*(each.values for each in of)) for of in zip(*filter(None, served), strict=True)]
-    return [_judge(measure, *each, wanted) for each in zip(arms, served, faults, strict=True)]
+    judged = []
+    for arm, mine, fault in zip(arms, served, faults, strict=True):
+        values = [measure.of(each) for each in mine]
+        lacking = {name for each, names in zip(mine, wanted, strict=False) for name in names.difference(each.values)}
+        if lacking:
+            what = f"the validation {mine[0].score.words} of {', '.join(sorted(lacking))}, which others have"
+            fault = f"it lacks {what}: see what was refused or missing in {ROUNDS.name} of its runs"
+        elif not all(map(math.isfinite, values)):
+            fault = f"there is no {measure.name} of so few validation examples"
+        mean = find_measure("mean").of
+        judged.append(Judged(arm, fault=fault) if fault else Judged(arm, values, [mean(each) for each in mine]))
+    return judged
 
 
 def serve(run: Run, evaluated: str) -> Served:
@@ -78,19 +89,6 @@ def serve(run: Run, evaluated: str) -> Served:
             "that validation-share leaves each of them some, or set validation-share = 0 where a recipe has it"
         )
     return Served(scores, run.score, groups=run.by_group(model, split))
-
-
-def _judge(measure: Measure, arm: Arm, by_seed: Sequence[Served], fault: str, wanted: Sequence[set[str]]) -> Judged:
-    if not by_seed:
-        return Judged(arm, fault=fault)
-    lacking = set[str]().union(*(names.difference(mine.values) for mine, names in zip(by_seed, wanted, strict=True)))
-    values = [measure.of(each) for each in by_seed]
-    if lacking:
-        what = f"the validation {by_seed[0].score.words} of {', '.join(sorted(lacking))}, which others have"
-        fault = f"it lacks {what}: see what was refused or missing in {ROUNDS.name} of its runs"
-    elif not all(map(math.isfinite, values)):
-        fault = f"there is no {measure.name} of so few validation examples"
-    return Judged(arm, fault=fault) if fault else Judged(arm, values, [find_measure("mean").of(s) for s in by_seed])
 
 
 def choose(
@@ -206,26 +204,18 @@ class Search(Shown):
         verb, interval = "loses" if found.mean < 0.0 else "gains", f"({found.low:+.3g} to {found.high:+.3g})"
         return f"{said} {verb} {abs(found.mean):.3g}{unit} {interval} against {promised}"
 
-    def _arm_as_json(self, each: Judged) -> dict[str, Any]:
-        """Return what an arm is worth on validation examples, and by how much it gains on test examples."""
-        label, worth = each.arm.label, each if each.values else None
-        chosen = label in self.found.best
-        found = self.difference(label) if chosen else None
-        return {
-            "arm": label,
-            "method": each.arm.method,
-            "settings": dict(each.arm.settings),
-            "validation": worth and worth.mean,
-            "error": worth and worth.error,
-            "chosen": chosen,
-            "promised": self.promise(label) if chosen else None,
-            "gained": found and found.mean,
-            "fault": each.fault,
-        }
-
     @property
     def as_json(self) -> dict[str, Any]:
-        """What --json prints."""
+        """What --json prints: of each arm what it is worth on validation examples, and what it gains on test ones."""
+        arms = []
+        for each in self.judged:
+            label, worth = each.arm.label, each if each.values else None
+            chosen = label in self.found.best
+            found = self.difference(label) if chosen else None
+            about: dict[str, Any] = {"arm": label, "method": each.arm.method, "settings": dict(each.arm.settings)}
+            about |= {"validation": worth and worth.mean, "error": worth and worth.error, "chosen": chosen}
+            about |= {"promised": self.promise(label) if chosen else None, "gained": found and found.mean}
+            arms.append(about | {"fault": each.fault})
         return {
             "criterion": self.study.criterion,
             "best": self.best,
@@ -233,7 +223,7 @@ class Search(Shown):
             "judged": list(self.found.judged),
             "fresh": list(self.found.fresh),
             "sentences": list(self.sentences),
-            "arms": [*map(self._arm_as_json, self.judged)],
+            "arms": arms,
             "comparison": None if self.comparison is None else self.comparison.as_json,
             "folder": str(self.folder),
         }

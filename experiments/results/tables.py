@@ -67,7 +67,9 @@ def _to_frame(table: "pyarrow.Table") -> "pandas.DataFrame":
     for name, column in zip(table.column_names, table.columns, strict=True):
         if name in WORDS:
             words = column.to_pandas()
-            columns[name] = words.map(_unescape) if words.str.startswith("'").any() else words
+            if words.str.startswith("'").any():
+                words = words.map(lambda cell: cell[1:] if cell[:1] == "'" and FORMULA.match(cell) else cell)
+            columns[name] = words
         elif pyarrow.types.is_null(column.type) or not len(column):
             columns[name] = np.full(len(column), np.nan)
         elif pyarrow.types.is_integer(column.type) or pyarrow.types.is_floating(column.type):
@@ -77,7 +79,3 @@ def _to_frame(table: "pyarrow.Table") -> "pandas.DataFrame":
             wrong = cells[pandas.to_numeric(cells, errors="coerce").isna()]
             raise ValueError(f"its column {name} has {next(iter(wrong), cells.iloc[0])!r}, which is no number")
     return pandas.DataFrame(columns)
-
-
-def _unescape(cell: str) -> str:
-    return cell[1:] if cell[:1] == "'" and FORMULA.match(cell) else cell

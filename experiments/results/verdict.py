@@ -79,7 +79,12 @@ def verdict_of(found: "Comparison") -> Verdict:
             for method, words in found.failed.items()
         ),
     ]
-    room = MOST_WORDS - len((headline := _level(found, means[found.baseline], len(tested))).split())
+    single = count_of_share(10, len(tested)) == 1
+    whom = "the worst-served client has" if single else "the worst-served 10 % of clients have"
+    lower = "" if found.score.higher_is_better else " (lower is better)"
+    worst, mean = (found.score.written(found.spread(found.baseline, each)[0]) for each in CLAIMED)
+    headline = f"Under {found.baseline} {whom} a test {found.score.words} of {worst}{lower}; the mean is {mean}."
+    room = MOST_WORDS - len(headline.split())
     shown: list[str] = []
     while sentences and (room := room - len(sentences[0].split())) >= 0:
         shown.append(sentences.pop(0))
@@ -90,16 +95,6 @@ def _sign(found: "Comparison", method: str, measure: str) -> int:
     """Return 1 where a method is significantly better than the baseline by a measure, -1 if worse, else 0."""
     difference = found.claims[method, measure]
     return 0 if not difference.significant else 1 if difference.mean > 0.0 else -1
-
-
-def _level(found: "Comparison", mean: float, clients: int) -> str:
-    """Return how the baseline serves the worst-served clients, and the mean."""
-    single = count_of_share(10, clients) == 1
-    whom = "the worst-served client has" if single else "the worst-served 10 % of clients have"
-    lower = "" if found.score.higher_is_better else " (lower is better)"
-    worst, written = found.spread(found.baseline, WORST)[0], found.score.written
-    said = f"{whom} a test {found.score.words} of {written(worst)}{lower}; the mean is {written(mean)}."
-    return f"Under {found.baseline} {said}"
 
 
 def _answer(found: "Comparison", improving: Sequence[str]) -> Iterator[str]:

@@ -67,12 +67,32 @@ def carry_out(
 ) -> Iterator[Work]:
     """Check and lock the folder of a study, write study.json, and yield what carries out its runs.
 
-    Lines that runs log are printed from `log_level` on.
+    The folder is made if it is not there, and removed if no run came into it. Lines that runs log are printed from
+    `log_level` on.
     """
     check_runs(study.runs(out))
-    with _locked(study, out):
-        study.write(out)
-        yield Work(place, bar, log_level)
+    check_place(out)
+    if is_run_folder(out):  # its clients.csv would be replaced
+        raise RunFolderError(f"{out} is the folder of a single run: choose another folder (--out)")
+    with explain_access_errors(out):
+        made = not out.exists()
+        there = set() if made else {each.name for each in out.iterdir() if not each.name.startswith(".")}
+    with contextlib.suppress(RunFolderError):  # none, or a damaged one, which is written again
+        if (kind := Study.read(out).kind) != study.kind:  # its tables would be replaced, or stay beside others
+            raise FairbloomError(
+                f"{out} holds a {NOUNS[kind]}: choose another folder for the {NOUNS[study.kind]} (--out)"
+            )
+    if there and STUDY not in there and "runs" not in there:  # files of the same names would be replaced
+        raise RunFolderError(f"{out} exists and holds no study: choose another folder (--out)")
+    try:
+        with locked_folder(out, wait=False):
+            study.write(out)
+            yield Work(place, bar, log_level)
+    finally:
+        if made and not (out / "runs").exists():
+            (out / STUDY).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                out.rmdir()
 
 
 def write_tables(folder: Path, tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
@@ -130,32 +150,3 @@ def check_measures(names: Iterable[str], settings: Settings, told: str) -> None:
             if word and word not in there:
                 hint = did_you_mean(word, there)
                 raise SettingsError(f"{told} = {name!r}: {word} is not {what}: {hint}there are {', '.join(there)}")
-
-
-# The folder -----------------------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _locked(study: Study, out: Path) -> Iterator[None]:
-    """Lock the folder that runs belong to, which is made if it is not there, and removed if no run came into it."""
-    check_place(out)
-    if is_run_folder(out):  # its clients.csv would be replaced
-        raise RunFolderError(f"{out} is the folder of a single run: choose another folder (--out)")
-    with explain_access_errors(out):
-        made = not out.exists()
-        there = set() if made else {each.name for each in out.iterdir() if not each.name.startswith(".")}
-    with contextlib.suppress(RunFolderError):  # none, or a damaged one, which is written again
-        if (kind := Study.read(out).kind) != study.kind:  # its tables would be replaced, or stay beside others
-            raise FairbloomError(
-                f"{out} holds a {NOUNS[kind]}: choose another folder for the {NOUNS[study.kind]} (--out)"
-            )
-    if there and STUDY not in there and "runs" not in there:  # files of the same names would be replaced
-        raise RunFolderError(f"{out} exists and holds no study: choose another folder (--out)")
-    try:
-        with locked_folder(out, wait=False):
-            yield
-    finally:
-        if made and not (out / "runs").exists():
-            (out / STUDY).unlink(missing_ok=True)
-            with contextlib.suppress(OSError):
-                out.rmdir()

@@ -36,7 +36,7 @@ from ..study import Found, Study
 from .compare import OPTIONS, prepare, tables_of
 from .on_ray import OnRay
 from .progress import StudyBar
-from .running import QUIET, Work, carry_out, check_measures, write_tables
+from .running import QUIET, carry_out, check_measures, write_tables
 
 ALL = "all"
 """What names all methods."""
@@ -202,7 +202,13 @@ def search_arms(study: Study, out: Path, place: int | OnRay, bar: StudyBar) -> S
     count = len(study.runs(out))
     bar.expect(count)
     with carry_out(study, out, place, bar, QUIET) as work:
-        judged = _run_seeds(study, out, work)
+        until, judged = time.monotonic() + 60.0 * (study.minutes or math.inf), list[int]()
+        for seeds in [study.seeds] if study.minutes is None else [[seed] for seed in study.seeds]:
+            if judged and time.monotonic() >= until:
+                break
+            arms = [arm for arm in study.arms if not any(study.folder(arm, seed) in work.failed for seed in judged)]
+            work.run(study.runs(out, [(arm, seed) for seed in seeds for arm in arms]), some=True)
+            judged += seeds
         study = replace(study, found=Found(judged), failed=work.failed)
         best = _choose(read_search(out, study))
         fresh = [study.seeds[0] + FRESH_FROM + k for k in range(len(study.seeds))]
@@ -218,18 +224,6 @@ def search_arms(study: Study, out: Path, place: int | OnRay, bar: StudyBar) -> S
             write_tables(out, tables_of(search.comparison))
         write_report(search, out / REPORT)
         return search
-
-
-def _run_seeds(study: Study, out: Path, work: Work) -> list[int]:
-    """Run the arms with all seeds, or seed by seed until time is over; return the seeds that were run."""
-    until, judged = time.monotonic() + 60.0 * (study.minutes or math.inf), list[int]()
-    for seeds in [study.seeds] if study.minutes is None else [[seed] for seed in study.seeds]:
-        if judged and time.monotonic() >= until:
-            break
-        arms = [arm for arm in study.arms if not any(study.folder(arm, seed) in work.failed for seed in judged)]
-        work.run(study.runs(out, [(arm, seed) for seed in seeds for arm in arms]), some=True)
-        judged += seeds
-    return judged
 
 
 def _choose(search: Search) -> list[str]:
