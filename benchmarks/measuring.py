@@ -1,5 +1,6 @@
 """Sides measured in turn, and medians with their spread."""
 
+import logging
 import statistics
 import tempfile
 import time
@@ -8,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fairbloom.errors import FairbloomError
-from fairbloom.experiments.studies.progress import quiet_log
+from fairbloom.logs import log_from
 from fairbloom.server.run_folder.files import ENGINE
 from fairbloom.server.run_folder.recorded import RecordedRound
 from fairbloom.server.settings import Settings
@@ -66,7 +67,7 @@ class InProcess:
         def on_round(recorded: RecordedRound) -> None:
             first.append(time.perf_counter())
 
-        with tempfile.TemporaryDirectory() as scratch, quiet_log():
+        with tempfile.TemporaryDirectory() as scratch, log_from(logging.WARNING):
             chosen = Settings.of({**settings.run_config(), "engine": self.engine, "out": f"{scratch}/run"})
             folder = simulate(chosen, on_round)
             ended = time.perf_counter()

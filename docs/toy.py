@@ -1,5 +1,6 @@
 """Two clients with a quadratic loss each, and how every method moves a model of two numbers between them."""
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from matplotlib.ticker import FixedLocator, NullLocator
 from torch import Tensor, nn
 
 from fairbloom.errors import FairbloomError
-from fairbloom.logs import errors_alone
+from fairbloom.logs import log_from
 from fairbloom.protocol.parameters import parameters_of
 from fairbloom.protocol.scores import ACCURACY
 from fairbloom.rounds.loop import Rounds
@@ -228,7 +229,7 @@ def run(name: str, start: tuple[float, float], epochs: int = 1) -> Course:
     first = np.array(start)
     course, personal = [first], {client: [first] for client in CLIENTS}
     work = {"batch-size": 1, "local-epochs": epochs, "learning-rate": LEARNING_RATE, "smallest-group": 1}
-    with registered(), errors_alone():
+    with registered(), log_from(logging.ERROR):
         config = Settings.of({"task": TASK.name, "clients": len(CLIENTS), "device": "cpu", **work}).run_config()
         method = strategy(name)
         clients = LocalClients(method, config)

@@ -71,20 +71,16 @@ else:
 
     def __getattr__(name: str) -> Any:
         """Return what is exported, from where it lies."""
-        if name == "__version__":
-            return _find_version()
+        if name == "__version__":  # looking it up takes most of the time in which Ctrl-C prints a traceback
+            from importlib.metadata import PackageNotFoundError, version
+
+            try:
+                return version("fairbloom")
+            except PackageNotFoundError:  # a checkout on the path that nobody installed
+                return "0+unknown"
         if name not in _PLACES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return getattr(import_module(_PLACES[name]), name)
-
-    def _find_version() -> str:
-        """Return the installed version; looking it up takes most of the time in which Ctrl-C prints a traceback."""
-        from importlib.metadata import PackageNotFoundError, version
-
-        try:
-            return version("fairbloom")
-        except PackageNotFoundError:  # a checkout on the path that nobody installed
-            return "0+unknown"
 
     def __dir__() -> list[str]:
         """Return the names that are exported, for completion."""

@@ -130,20 +130,16 @@ class LateCommand(click.Command):
             command: click.Command = typer.main.get_group(found)
             command.name = self.name
         else:
-            command = _command_of(found, str(self.name), self._place.example)
+            alone, cls = typer.Typer(add_completion=False, rich_markup_mode="rich"), None
+            if "settings" in found.__annotations__:  # with --set, options that are settings are explained
+                from fairbloom.experiments.commands.command import SettingsCommand  # devices lack what it needs
+
+                cls = SettingsCommand
+            example = f"Example: {self._place.example}" if self._place.example else None
+            alone.command(str(self.name), cls=cls, epilog=example)(found)
+            command = typer.main.get_command(alone)
         restore_help(command)
         return command
-
-
-def _command_of(function: Any, name: str, example: str) -> click.Command:
-    """Return the command that a function stands for; one with --set explains options that are settings."""
-    alone, cls = typer.Typer(add_completion=False, rich_markup_mode="rich"), None
-    if "settings" in function.__annotations__:
-        from fairbloom.experiments.commands.command import SettingsCommand  # imported late: devices lack what it needs
-
-        cls = SettingsCommand
-    alone.command(name, cls=cls, epilog=f"Example: {example}" if example else None)(function)
-    return typer.main.get_command(alone)
 
 
 class Commands(TyperGroup):

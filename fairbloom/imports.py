@@ -39,9 +39,13 @@ def only_trusted_imports(trust: bool) -> Iterator[None]:
 def imported(what: str, name: str) -> Any:
     """Return the object that the import string `name`, the value of the setting `what`, names."""
     module, _, attribute = name.partition(":")
-    here = str(Path.cwd())
+    here, top = str(Path.cwd()), module.partition(".")[0]
     if not _TRUSTED.get():
-        _check_imported(what, name)
+        if top != __package__ and (module not in sys.modules or top in sys.stdlib_module_names):
+            raise FairbloomError(
+                f"{what} = {name!r}: the run's settings name the module {module}, and importing it would run its code: "
+                "if you trust it, say --trust, or in Python trust=True"
+            )
     elif sys.path[:1] != [here]:  # an installed package of the same name, further to the front, would hide the user's
         sys.path[:] = [here, *(place for place in sys.path if place != here)]
     try:
@@ -64,17 +68,6 @@ def imported(what: str, name: str) -> Any:
             raise FairbloomError(f"{what} = {name!r}: {module} has no {attribute}; it has {public}")
         found = getattr(found, part)
     return found
-
-
-def _check_imported(what: str, name: str) -> None:
-    """Raise FairbloomError unless an import string names a module of Fairbloom, or one that is imported already."""
-    module = name.partition(":")[0]
-    top = module.partition(".")[0]
-    if top != __package__ and (module not in sys.modules or top in sys.stdlib_module_names):
-        raise FairbloomError(
-            f"{what} = {name!r}: the run's settings name the module {module}, and importing it would run its code: if "
-            "you trust it, say --trust, or in Python trust=True"
-        )
 
 
 def check_seen(key: str, name: str, by: str) -> None:

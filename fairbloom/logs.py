@@ -57,12 +57,12 @@ def _flowers_handlers() -> list[Any]:
 
 
 @contextmanager
-def errors_alone() -> Iterator[None]:
-    """Keep all but errors out of the log for a while."""
+def log_from(level: int) -> Iterator[None]:
+    """Keep what is below a level out of the log, Flower's and ours, for a while."""
     log = logging.getLogger("flwr")
-    level = log.level
-    log.setLevel(logging.ERROR)
+    before = log.level
+    log.setLevel(max(level, before))
     try:
         yield
     finally:
-        log.setLevel(level)
+        log.setLevel(before)

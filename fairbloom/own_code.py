@@ -4,12 +4,12 @@ import ast
 import inspect
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import cache, reduce
 from hashlib import sha256
 from importlib.machinery import PathFinder
 from importlib.metadata import distribution, packages_distributions
 from pathlib import Path
-from types import ModuleType
 
 from fairbloom.imports import is_import_string
 
@@ -28,27 +28,26 @@ def digest_own_code(names: Iterable[str]) -> dict[str, str]:
     for name in sorted({each for each in names if is_import_string(each)}):
         module, _, attribute = name.partition(":")
         if module == "__main__":
-            if source := _read_source(attribute):
+            # A notebook may not keep it.
+            with suppress(AttributeError, OSError, TypeError):
+                source = inspect.getsource(reduce(getattr, attribute.split("."), sys.modules["__main__"]))
                 found[name] = sha256(source.encode()).hexdigest()
         else:
             found |= {each: sha256(file.read_bytes()).hexdigest() for each, file in _find_files(module).items()}
     return found
 
 
-def _read_source(attribute: str) -> str:
-    """Return the source of what a script defines; "" in a notebook that does not keep it."""
-    try:
-        return inspect.getsource(reduce(getattr, attribute.split("."), sys.modules["__main__"]))
-    except (AttributeError, OSError, TypeError):
-        return ""
-
-
 def _find_files(module: str) -> dict[str, Path]:
     """Return the files of a module, of the packages around it, and of what they import from its folder."""
     top = module.partition(".")[0]
-    folder = None if top == __package__ or top in sys.stdlib_module_names else _find_folder(top)
-    if folder is None:
+    if top == __package__ or top in sys.stdlib_module_names:
         return {}
+    spec = getattr(sys.modules.get(top), "__spec__", None) or PathFinder.find_spec(top, [str(Path.cwd()), *sys.path])
+    places = [] if spec is None else [spec.origin] if spec.has_location else [*(spec.submodule_search_locations or ())]
+    if not places or places[0] is None:
+        return {}
+    place = Path(places[0]).absolute()
+    folder = place.parent.parent if place.name == "__init__.py" else place.parent
     installed = folder.name in SITE or any(folder.glob("*.dist-info"))  # pip install --target makes others
     if installed and not _is_installed_from_file(top):
         return {}
@@ -57,7 +56,8 @@ def _find_files(module: str) -> dict[str, Path]:
     while todo:
         name = todo.pop()
         first = name.partition(".")[0]
-        file = _locate(folder, name)
+        place = folder.joinpath(*name.split("."))
+        file = next((f for f in (place / "__init__.py", place.with_name(f"{place.name}.py")) if f.is_file()), None)
         if name in found or file is None or first == __package__ or (installed and first != top):
             continue
         found[name] = file
@@ -65,28 +65,9 @@ def _find_files(module: str) -> dict[str, Path]:
     return found
 
 
-def _find_folder(top: str) -> Path | None:
-    """Return the folder from which Python imports a package, or a module in none; None where it finds none."""
-    loaded: ModuleType | None = sys.modules.get(top)
-    spec = getattr(loaded, "__spec__", None) or PathFinder.find_spec(top, [str(Path.cwd()), *sys.path])
-    if spec is None:
-        return None
-    places = [spec.origin] if spec.has_location else list(spec.submodule_search_locations or ())
-    if not places or places[0] is None:
-        return None
-    place = Path(places[0]).absolute()
-    return place.parent.parent if place.name == "__init__.py" else place.parent
-
-
 @cache
 def _is_installed_from_file(package: str) -> bool:
     return any(distribution(each).read_text("direct_url.json") for each in packages_distributions().get(package, ()))
-
-
-def _locate(folder: Path, module: str) -> Path | None:
-    """Return the source file of a module below a folder, None for what is no module or has none."""
-    place = folder.joinpath(*module.split("."))
-    return next((file for file in (place / "__init__.py", place.with_name(f"{place.name}.py")) if file.is_file()), None)
 
 
 def _find_imports(module: str, file: Path) -> Iterator[str]:

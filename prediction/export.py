@@ -57,7 +57,11 @@ def export_onnx(predictor: Predictor, out: Path | None = None) -> Path:
         raw = _make_rows(how)
         inputs = how.inputs(NewRows.of_frame(raw).values(how)) if how.form == TABLE else torch.from_numpy(raw)
         content = _convert(predictor, how, inputs)
-        found = _predict(content, how, raw)
+        session = import_module("onnxruntime").InferenceSession(content, providers=["CPUExecutionProvider"])
+        kinds = {column.name: object if column.kind == CATEGORY else np.float64 for column in how.columns}
+        feed = {name: raw[[name]].to_numpy(kind) for name, kind in kinds.items()}
+        values, *probabilities = session.run(None, feed or {session.get_inputs()[0].name: raw})
+        found = Predictions(values, probabilities[0] if probabilities else None)
     _check(found, how.decode(predictor.outputs(inputs)), how)
     with explain_write_errors("the export", file.parent):
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -132,17 +136,6 @@ def _make_rows(how: Preprocessing) -> Any:
             made[column.name] = random.normal(column.center, 2.0 * (column.scale or 1.0), ROWS)
         made[column.name][gone] = "" if column.kind == CATEGORY else np.nan
     return pandas.DataFrame(made)
-
-
-def _predict(content: bytes, how: Preprocessing, raw: Any) -> Predictions:
-    """Return what ONNX Runtime predicts by a file's content."""
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
-    kinds = {column.name: object if column.kind == CATEGORY else np.float64 for column in how.columns}
-    feed = {name: raw[[name]].to_numpy(kind) for name, kind in kinds.items()}
-    values, *probabilities = session.run(None, feed or {session.get_inputs()[0].name: raw})
-    return Predictions(values, probabilities[0] if probabilities else None)
 
 
 def _check(found: Predictions, own: Predictions, how: Preprocessing) -> None:

@@ -1,7 +1,7 @@
 """New data in files: what is read of them, and the inputs that a model gets, batch by batch."""
 
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -77,7 +77,10 @@ def _read_arrays(path: Path, preprocessing: Preprocessing) -> NewData:
 
 
 def _read_images(path: Path, preprocessing: Preprocessing) -> NewData:
-    """Return the images in a folder and all below it, hidden ones passed over, by their paths there; or the one."""
+    """Return the images in a folder and all below it, hidden ones passed over, by their paths there; or the one.
+
+    FairbloomError: there is none, or some cannot be read, or are of another size and would not be resized.
+    """
     if not path.exists():
         raise FairbloomError(f"{path} cannot be read: there is no such folder or image")
     there = [path] if path.is_file() else [each for each in path.rglob("*") if each.suffix.lower() in PICTURES]
@@ -86,17 +89,8 @@ def _read_images(path: Path, preprocessing: Preprocessing) -> NewData:
     names = sorted(name for name in named if path.is_file() or not any(part[0] == "." for part in name.split("/")))
     if not names:
         raise FairbloomError(f"{path} has no images ({', '.join(PICTURES)})")
-    files = [named[name] for name in names]
-    _check_sizes(path, files, preprocessing)
-    starts = range(0, len(files), IMAGES_AT_ONCE)
-    batches = (image_inputs(files[start : start + IMAGES_AT_ONCE], preprocessing.shape) for start in starts)
-    return NewData({"file": names}, batches)
-
-
-def _check_sizes(path: Path, files: Sequence[Path], preprocessing: Preprocessing) -> None:
-    """Raise FairbloomError where images cannot be read, or are of another size and would not be resized."""
+    files, problems = [named[name] for name in names], []
     _, height, width = preprocessing.shape
-    problems = []
     for place, file in enumerate(files):
         try:
             size = size_of(file)
@@ -107,3 +101,6 @@ def _check_sizes(path: Path, files: Sequence[Path], preprocessing: Preprocessing
             problems.append((place, f"{file} has {size[0]}×{size[1]} pixels, and the model takes {width}×{height}"))
     if problems:
         raise FairbloomError(list_problems(str(path), problems, len(files), "images"))
+    starts = range(0, len(files), IMAGES_AT_ONCE)
+    batches = (image_inputs(files[start : start + IMAGES_AT_ONCE], preprocessing.shape) for start in starts)
+    return NewData({"file": names}, batches)

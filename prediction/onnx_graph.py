@@ -7,7 +7,7 @@ standardised and then rounded to single precision, as in training; categories as
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
@@ -109,7 +109,12 @@ class _Graph:
     def categories(self, column: InputColumn, schema: Schema) -> tuple[str, str]:
         """Add the inputs of a column of categories; return their name, and that of whether a row has no prediction."""
         field = schema.fields[column.name]
-        codes = dict.fromkeys(_in_any_case([*schema.missingValues, *field.missingValues]), NO_VALUE)
+        words = set[str]()  # in every case of their letters; long ones as they are, in small and in capital letters
+        for word in (*schema.missingValues, *field.missingValues):
+            words |= {word, word.lower(), word.upper()}
+            if len(word) < 8:
+                words |= {"".join(each) for each in product(*({c.lower(), c.upper()} for c in word))}
+        codes = dict.fromkeys(sorted(words), NO_VALUE)
         for text, place in field.places.items():
             # A whole number has a point, too, where a column was read as numbers.
             codes |= dict.fromkeys(
@@ -145,17 +150,6 @@ class _Graph:
         """Add an output that is `nothing` for the rows without a prediction, where there may be such rows."""
         inputs = (refused, self.constant(np.array(nothing, dtype)), values) if refused else (values,)
         self.add("Where" if refused else "Identity", *inputs, name=name)
-
-
-def _in_any_case(words: Iterable[str]) -> list[str]:
-    """Return words in every case of their letters; long ones as they are, in small and in capital letters."""
-    found: set[str] = set()
-    for word in words:
-        found |= {word, word.lower(), word.upper()}
-        found |= (
-            {"".join(each) for each in product(*({c.lower(), c.upper()} for c in word))} if len(word) < 8 else set()
-        )
-    return sorted(found)
 
 
 def _unused(name: str, taken: Sequence[str]) -> str:

@@ -53,7 +53,13 @@ def evaluate_site(run: Path, data_dir: str = "", client: str = "", model: str = 
         raise FairbloomError(f"the run in {run} is not finished: evaluate it when it is over")
     arrays = global_arrays(run, model, settings)
     find_task(str(settings["task"])).check_readable(data_dir)
-    clients = _clients_in(settings)
+    try:
+        clients = load_task(settings).clients
+    except DataError as error:
+        if error.why != "no-column":
+            raise
+        settings["schema"] = without_client(str(settings["schema"]))  # a file without a column of clients is of one
+        clients = load_task(settings).clients
     name = _find_client(clients, client, data_dir or "the task")
     try:
         local = LocalClient.of(settings, clients.index(name), name)
@@ -71,17 +77,6 @@ def evaluate_site(run: Path, data_dir: str = "", client: str = "", model: str = 
         wilson = binomtest(round(found[ACCURACY.name] * count), count).proportion_ci(method="wilson")
         interval = ACCURACY.shown(float(wilson.low)), ACCURACY.shown(float(wilson.high))
     return SiteScores(name, len(local.splits.train), count, scores, values, interval)
-
-
-def _clients_in(settings: dict[str, Any]) -> Sequence[str]:
-    """Return the clients that have data there; a file without a column of clients is of one site."""
-    try:
-        return load_task(settings).clients
-    except DataError as error:
-        if error.why != "no-column":
-            raise
-        settings["schema"] = without_client(str(settings["schema"]))
-        return load_task(settings).clients
 
 
 def _find_client(clients: Sequence[str], client: str, where: str) -> str:

@@ -16,6 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fairbloom.errors import FairbloomError
+from fairbloom.logs import log_from
 
 T = TypeVar("T")
 
@@ -128,14 +129,10 @@ def bits(value: object) -> object:
 @contextmanager
 def silence() -> Iterator[None]:
     """Keep the log and warnings silent, and let a single thread compute, for a while."""
-    log, threads = logging.getLogger("flwr"), torch.get_num_threads()
-    level = log.level
-    log.setLevel(logging.CRITICAL)
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with log_from(logging.CRITICAL), warnings.catch_warnings(action="ignore"):
             yield
     finally:
         torch.set_num_threads(threads)
-        log.setLevel(level)

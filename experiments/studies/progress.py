@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from fairbloom.command import Terminal
 from fairbloom.errors import FairbloomError
-from fairbloom.logs import colour_on_terminals_alone, follow_stderr
+from fairbloom.logs import colour_on_terminals_alone, follow_stderr, log_from
 from fairbloom.protocol.scores import Score
 from fairbloom.server.run_folder.recorded import RecordedRound
 
@@ -34,12 +34,15 @@ def progress(*, shown: bool = True) -> Iterator[Progress]:
         console=console,
         disable=not (shown and (console.is_terminal or console.is_jupyter)),
     )
-    with quiet_log(), bar, follow_stderr():
-        try:
-            yield bar
-        except FairbloomError:
-            bar.live.transient = True
-            raise
+    colour_on_terminals_alone()
+    with log_from(logging.WARNING), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", 'install "ipywidgets"')
+        with bar, follow_stderr():
+            try:
+                yield bar
+            except FairbloomError:
+                bar.live.transient = True
+                raise
 
 
 class RunBar:
@@ -89,18 +92,3 @@ class StudyBar:
     def count(self) -> None:
         """Count a run that is done."""
         self._bar.advance(self._study)
-
-
-@contextmanager
-def quiet_log() -> Iterator[None]:
-    """Let Flower's logger, of which ours is a child, print only warnings and errors for a while."""
-    log = logging.getLogger("flwr")
-    level = log.level
-    log.setLevel(max(level, logging.WARNING))
-    colour_on_terminals_alone()
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", 'install "ipywidgets"')
-            yield
-    finally:
-        log.setLevel(level)
