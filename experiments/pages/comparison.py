@@ -62,7 +62,20 @@ def page_of_comparison(comparison: Comparison) -> Page:
 
 def brief_sections(comparison: Comparison) -> list[Section]:
     """Return the methods, the clients, gaps between groups, and what limits the numbers."""
-    sections = [_methods_section(comparison), _clients_section(comparison)]
+    finals = {label: comparison.values[label] for label in _labels(comparison)}
+    order = worst_first(by_name(comparison, comparison.baseline), comparison.score)
+    named = len(order) <= POINTS_SHOWN and not _first_only(comparison)
+    drawn = (
+        named_charts(finals, _series(comparison), order, comparison.score, comparison.shown_name)
+        if named
+        else sorted_charts(comparison)
+    )
+    intro = f"The {comparison.score.words} of the final models on each client's own test examples."
+    if len(comparison.seeds) > 1:
+        marks = "Points are means over the seeds, lines" if named else "Lines are means over the seeds, bands"
+        intro += f" {marks} span them from the lowest to the highest."
+    clients = Section("clients", "Each client under each method", intro, [drawn, client_table(comparison)])
+    sections = [_methods_section(comparison), clients]
     sections += [Section("gaps", "Gaps between groups", "", gaps)] if (gaps := gap_tables(comparison)) else []
     left_out = [
         f"Left out with seed {seed} (no test {comparison.score.words} under some method): {', '.join(clients)}."
@@ -168,23 +181,6 @@ def method_table(comparison: Comparison) -> Table:
 
 
 # Clients ------------------------------------------------------------------------------------------------------------
-
-
-def _clients_section(comparison: Comparison) -> Section:
-    """Return each client under each method."""
-    order = worst_first(by_name(comparison, comparison.baseline), comparison.score)
-    named = len(order) <= POINTS_SHOWN and not _first_only(comparison)
-    finals = {label: comparison.values[label] for label in _labels(comparison)}
-    drawn = (
-        named_charts(finals, _series(comparison), order, comparison.score, comparison.shown_name)
-        if named
-        else sorted_charts(comparison)
-    )
-    intro = f"The {comparison.score.words} of the final models on each client's own test examples."
-    if len(comparison.seeds) > 1:
-        marks = "Points are means over the seeds, lines" if named else "Lines are means over the seeds, bands"
-        intro += f" {marks} span them from the lowest to the highest."
-    return Section("clients", "Each client under each method", intro, [drawn, client_table(comparison)])
 
 
 def sorted_charts(comparison: Comparison) -> Charts:

@@ -39,7 +39,14 @@ def page_of_reproduction(done: Reproduction) -> Page:
         finished = sum(not outcome.unfinished for outcome in done.outcomes)
         counts = f"Rows finished: {finished} of {len(done.outcomes)}; runs missing: {len(unfinished)}."
         verdict = f"{counts} The same command runs them. {verdict}".strip()
-    return Page(recipe.title, verdict, said, facts, sections, lambda: [_cost_section(done)], files, figure)
+
+    def details() -> list[Section]:
+        cells = [[Cell(o.name), Cell.of(len(o.runs)), Cell(in_seconds(o.seconds), o.seconds)] for o in done.outcomes]
+        headings = ["row", "runs", "time of their rounds together"]
+        table = Table("cost", "How long the rounds took to compute", headings, cells, folded=True)
+        return [Section("cost", "Time", "", [table])]
+
+    return Page(recipe.title, verdict, said, facts, sections, details, files, figure)
 
 
 def _agreement(done: Reproduction) -> str:
@@ -111,13 +118,3 @@ def _rows_table(done: Reproduction) -> Table:
         note += f" What was printed is over {recipe.published_seeds or 'an unknown number of'} seeds."
     headings += ["agrees", "seeds"] if done.printed else ["seeds"]
     return Table("rows", "Each row", headings, cells, note)
-
-
-def _cost_section(done: Reproduction) -> Section:
-    cells = [
-        [Cell(each.name), Cell.of(len(each.runs)), Cell(in_seconds(each.seconds), each.seconds)]
-        for each in done.outcomes
-    ]
-    headings = ["row", "runs", "time of their rounds together"]
-    table = Table("cost", "How long the rounds took to compute", headings, cells, folded=True)
-    return Section("cost", "Time", "", [table])

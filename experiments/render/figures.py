@@ -3,7 +3,6 @@
 import base64
 import json
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -73,23 +72,19 @@ def spec_of(charts: Charts) -> VegaLite:
     for chart in charts.charts:
         part = {key: value for key, value in chart.spec.items() if key not in ("autosize", "params")}
         part |= {"width": 520} if len(charts.charts) == 1 else {"width": 190, "title": chart.title}
-        few = len(chart.spec["data"]["values"]) <= MARKED_POINTS
-        part["layer"] = [_for_paper(layer, few, looks) for layer in chart.spec["layer"]]
+        few, part["layer"] = len(chart.spec["data"]["values"]) <= MARKED_POINTS, []
+        for layer in chart.spec["layer"]:
+            mark, encoding = layer["mark"], dict(layer["encoding"])
+            if few and mark.get("opacity") == 0.0:
+                mark = {**mark, "opacity": 1.0, "size": 32}
+            for channel, look in looks.items():
+                if channel in encoding:
+                    scale = {"domain": list(look), "range": list(look.values())}
+                    encoding[channel] |= {"scale": scale, "legend": {"orient": "bottom", "title": None, "columns": 3}}
+            part["layer"].append({**layer, "mark": mark, "encoding": encoding})
         parts.append(part)
     whole = parts[0] if len(parts) == 1 else {"concat": parts}
     text = json.dumps({"params": [PICKED], **whole, "config": config})
     for name, (light, _) in COLOURS.items():
         text = text.replace(colour(name), light)
     return VegaLite(json.loads(text))
-
-
-def _for_paper(layer: Spec, few: bool, looks: Mapping[str, Mapping[str, Any]]) -> Spec:
-    """Return a layer with its legend, and with the points of lines where they are few."""
-    mark, encoding = layer["mark"], dict(layer["encoding"])
-    if few and mark.get("opacity") == 0.0:
-        mark = {**mark, "opacity": 1.0, "size": 32}
-    for channel, look in looks.items():
-        if channel in encoding:
-            scale = {"domain": list(look), "range": list(look.values())}
-            encoding[channel] |= {"scale": scale, "legend": {"orient": "bottom", "title": None, "columns": 3}}
-    return {**layer, "mark": mark, "encoding": encoding}

@@ -16,7 +16,27 @@ MEASURED = ("mean", "worst_10")
 
 def find_runs(folder: Path) -> list[dict[str, Any]]:
     """Return what is known of each run in a folder and in folders below, by name; of a damaged one its `fault`."""
-    return [_about(path, folder) for path in sorted(run_folders(folder))]
+    found = []
+    for path in sorted(run_folders(folder)):
+        files = [file for entry in (ROUNDS, MODEL, CONFIG) if (file := entry.path_in(path)).exists()]
+        changed = max((file.stat().st_mtime for file in files), default=0.0)
+        name = str(path.relative_to(folder)) if path != folder else str(path)
+        about: dict[str, Any] = {"name": name, "folder": str(path.absolute())}
+        about["when"] = datetime.fromtimestamp(changed).astimezone().isoformat(" ", "minutes")[:16]
+        found.append(about)
+        try:
+            run = load(path)
+            last = run.rounds.filter([f"{run.score.column(run.serves)}_{key}" for key in MEASURED]).dropna().tail(1)
+            about |= {"task": run.settings.get("task", ""), "method": run.label, "seed": run.settings.get("seed")}
+            about |= {"state": run.state, "rounds": run.rounds_done, "of_rounds": run.num_rounds}
+        except FairbloomError as error:
+            about |= {"state": "damaged", "fault": str(error)}
+            continue
+        if last.size == len(MEASURED):
+            measured = dict(zip(MEASURED, map(float, last.iloc[0]), strict=True))
+            words = {f"{key}_in_words": run.score.written(value) for key, value in measured.items()}
+            about["score"] = {"title": run.score.title, **measured, **words}
+    return found
 
 
 def run_folders(folder: Path, depth: int = 4) -> Iterator[Path]:
@@ -30,23 +50,3 @@ def run_folders(folder: Path, depth: int = 4) -> Iterator[Path]:
     elif depth:
         for path in inside:
             yield from run_folders(path, depth - 1)
-
-
-def _about(path: Path, folder: Path) -> dict[str, Any]:
-    files = [file for entry in (ROUNDS, MODEL, CONFIG) if (file := entry.path_in(path)).exists()]
-    changed = max((file.stat().st_mtime for file in files), default=0.0)
-    name = str(path.relative_to(folder)) if path != folder else str(path)
-    about: dict[str, Any] = {"name": name, "folder": str(path.absolute())}
-    about["when"] = datetime.fromtimestamp(changed).astimezone().isoformat(" ", "minutes")[:16]
-    try:
-        run = load(path)
-        last = run.rounds.filter([f"{run.score.column(run.serves)}_{key}" for key in MEASURED]).dropna().tail(1)
-        about |= {"task": run.settings.get("task", ""), "method": run.label, "seed": run.settings.get("seed")}
-        about |= {"state": run.state, "rounds": run.rounds_done, "of_rounds": run.num_rounds}
-    except FairbloomError as error:
-        return about | {"state": "damaged", "fault": str(error)}
-    if last.size == len(MEASURED):
-        measured = dict(zip(MEASURED, map(float, last.iloc[0]), strict=True))
-        words = {f"{key}_in_words": run.score.written(value) for key, value in measured.items()}
-        about["score"] = {"title": run.score.title, **measured, **words}
-    return about

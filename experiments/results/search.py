@@ -184,25 +184,21 @@ class Search(Shown):
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """The answer in words, and what limits it."""
-        return (self._answer(), *self.notes)
-
-    def _answer(self) -> str:
-        """Return which arm is best, and what it gains."""
+        """Which arm is best, and what it gains, and what limits that."""
         if not self.best:
-            return "Nothing is chosen yet: the same command continues."
+            return ("Nothing is chosen yet: the same command continues.", *self.notes)
         measure = self.measure
         title = measure.title(self.comparison.client_count if self.comparison else 0)
         said = f"{self.best} is best by the {title} on validation examples"
         if (found := self.difference(self.best)) is None:
-            return f"{said}{'' if self.best == self.baseline else ': it is not tested yet'}."
+            return (f"{said}{'' if self.best == self.baseline else ': it is not tested yet'}.", *self.notes)
         unit = f" {self.score.unit}" if measure.unit and self.score.unit else ""
-        promised = f"{self.baseline}, where validation had promised {self.promise(self.best):+.3g}{unit}."
-        said += f"; on the test examples of {len(self.found.fresh)} fresh seeds it"
-        if not (found.low > 0.0 or found.high < 0.0):
-            return f"{said} does not clearly differ from {promised}"
-        verb, interval = "loses" if found.mean < 0.0 else "gains", f"({found.low:+.3g} to {found.high:+.3g})"
-        return f"{said} {verb} {abs(found.mean):.3g}{unit} {interval} against {promised}"
+        differs = "does not clearly differ from"
+        if found.low > 0.0 or found.high < 0.0:
+            verb, interval = "loses" if found.mean < 0.0 else "gains", f"({found.low:+.3g} to {found.high:+.3g})"
+            differs = f"{verb} {abs(found.mean):.3g}{unit} {interval} against"
+        said += f"; on the test examples of {len(self.found.fresh)} fresh seeds it {differs} {self.baseline}"
+        return (f"{said}, where validation had promised {self.promise(self.best):+.3g}{unit}.", *self.notes)
 
     @property
     def as_json(self) -> dict[str, Any]:

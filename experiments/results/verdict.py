@@ -4,7 +4,7 @@ Sentences claim by two measures alone, the worst-served clients and the mean ove
 tests: where nothing differs, a verdict claims something in 5 % of comparisons at most.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -70,15 +70,17 @@ def verdict_of(found: "Comparison") -> Verdict:
     tested = found.tested
     sentences = [
         *_answer(found, improving),
-        *_effects(found, [method for method in best_first if method not in improving[:1]]),
-        *_equals(found, methods),
+        *_effects(found, [method for method in best_first if method not in improving[:1]], methods),
         *found.contradictions[:3],
-        *_warnings(tested),
-        *(
-            f"{method} {words}, so {'these seeds are left out' if method in found.methods else 'it is not compared'}."
-            for method, words in found.failed.items()
-        ),
     ]
+    if len(tested) < FEW_CLIENTS:
+        sentences.append(f"There are only {len(tested)} clients." if len(tested) > 1 else "There is only one client.")
+    if few := sum(count < FEWEST_EXAMPLES for count in tested.values()):
+        verb = "is" if few == 1 else "are"
+        sentences.append(f"{few} of {len(tested)} clients {verb} tested on fewer than {FEWEST_EXAMPLES} examples.")
+    for method, words in found.failed.items():
+        so = "these seeds are left out" if method in found.methods else "it is not compared"
+        sentences.append(f"{method} {words}, so {so}.")
     single = count_of_share(10, len(tested)) == 1
     whom = "the worst-served client has" if single else "the worst-served 10 % of clients have"
     lower = "" if found.score.higher_is_better else " (lower is better)"
@@ -120,8 +122,11 @@ def _answer(found: "Comparison", improving: Sequence[str]) -> Iterator[str]:
         yield f"No method differs significantly from {found.baseline}, for the worst served or in the mean."
 
 
-def _effects(found: "Comparison", methods: Sequence[str]) -> Iterator[str]:
-    """Yield what methods significantly improve and worsen, those with the same effects together."""
+def _effects(found: "Comparison", methods: Sequence[str], others: Sequence[str]) -> Iterator[str]:
+    """Yield what methods significantly improve and worsen, those with the same effects together.
+
+    Last are those of the `others` that equal the baseline with every seed, and where their personal models are.
+    """
     verbs = {1: "improve", -1: "worsen"}
     for worst, mean in ((1, 1), (1, 0), (1, -1), (0, 1), (0, -1), (-1, 1), (-1, 0), (-1, -1)):
         alike = [m for m in methods if (_sign(found, m, WORST), _sign(found, m, MEAN)) == (worst, mean)]
@@ -129,30 +134,16 @@ def _effects(found: "Comparison", methods: Sequence[str]) -> Iterator[str]:
         effects = [f"{verbs[worst]}{s} the worst served"] if worst else []
         effects += [f"{verbs[mean]}{s} the mean"] if mean else []
         yield from _list(alike, f"{verbs[mean]}{s} both" if worst == mean else " but ".join(effects))
+    same = [method for method in others if all(found.claims[method, measure].is_zero for measure in CLAIMED)]
+    yield from _list(same, f"{'equals' if len(same) == 1 else 'equal'} {found.baseline} with every seed")
+    if rows := [row for method in same if (row := found.personal_row(method))]:
+        yield f"Look at {join_all(rows)}."
 
 
 def _list(methods: Sequence[str], said: str) -> Iterator[str]:
     """Yield a sentence on methods, of which the last are counted where they are many; nothing without any."""
     if methods:
         yield f"{join_all(methods) if len(methods) <= MOST_LISTED else join_names(methods, MOST_LISTED)} {said}."
-
-
-def _equals(found: "Comparison", methods: Sequence[str]) -> Iterator[str]:
-    """Yield which methods equal the baseline with every seed, and where their personal models are."""
-    same = [method for method in methods if all(found.claims[method, measure].is_zero for measure in CLAIMED)]
-    yield from _list(same, f"{'equals' if len(same) == 1 else 'equal'} {found.baseline} with every seed")
-    if rows := [row for method in same if (row := found.personal_row(method))]:
-        yield f"Look at {join_all(rows)}."
-
-
-def _warnings(tested: Mapping[str, float]) -> Iterator[str]:
-    """Yield what could mislead: few clients, and clients with few test examples."""
-    if len(tested) < FEW_CLIENTS:
-        yield f"There are only {len(tested)} clients." if len(tested) > 1 else "There is only one client."
-    few = sum(count < FEWEST_EXAMPLES for count in tested.values())
-    if few:
-        verb = "is" if few == 1 else "are"
-        yield f"{few} of {len(tested)} clients {verb} tested on fewer than {FEWEST_EXAMPLES} examples."
 
 
 def _points(value: float, score: Score) -> str:

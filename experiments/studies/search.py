@@ -81,8 +81,9 @@ def arms_of(
     within = all(arm.method == base.method for arm in named)
     arms = [replace(base, evaluated=_evaluated(base, shared))] if within else []
     for arm in named:
-        axes = {key: _check(key, arm, grid[name]) for name in grid if (key := _axis(name, arm)) is not None}
-        used |= {name for name in grid if _axis(name, arm) in axes}
+        tried = _axes(arm, grid)
+        used |= tried.keys()
+        axes = dict(tried.values())
         own = bool(arm.settings) or any(key in method_parameters(arm.method) for key in axes)
         starts = [arm.settings] if own else _tries(arm, shared)
         for start, values in itertools.product(starts, itertools.product(*axes.values())):
@@ -119,20 +120,23 @@ def parse_grid(words: Iterable[str]) -> dict[str, list[Value]]:
     return grid
 
 
-def _axis(name: str, arm: Arm) -> str | None:
-    """Return the run-config key of a grid's setting; None where a method does not have it, or an arm sets it."""
-    key = find_key(name, method_parameters(arm.method)) or key_of(name)
-    tried = key in method_parameters(arm.method) or (key in SETTINGS and key not in {*OTHER_EXAMPLES, *OPTIONS})
-    return key if tried and key not in arm.settings else None
+def _axes(arm: Arm, grid: Grid) -> dict[str, tuple[str, list[Value]]]:
+    """Return by their names in the grid the run-config keys and values that an arm tries: of what it has and leaves.
 
-
-def _check(key: str, arm: Arm, values: Sequence[Value]) -> list[Value]:
-    """Return the values of a setting that are tried; raise SettingsError for an impossible one, or one given twice."""
-    parameter = {**method_parameters(arm.method), **SETTINGS}[key]
-    checked = [parameter.checked(value) for value in values]
-    if twice := [value for value in checked if checked.count(value) > 1]:
-        raise SettingsError(f"grid: {key} = {format_value(twice[0])} is there twice: give each value once")
-    return checked
+    Raises SettingsError for an impossible value, or one given twice.
+    """
+    own, found = method_parameters(arm.method), dict[str, tuple[str, list[Value]]]()
+    common = {key: each for key, each in SETTINGS.items() if key not in OTHER_EXAMPLES and key not in OPTIONS}
+    for name, values in grid.items():
+        key = find_key(name, own) or key_of(name)
+        parameter = own.get(key) or common.get(key)
+        if parameter is None or key in arm.settings:
+            continue
+        checked = [parameter.checked(value) for value in values]
+        if twice := [value for value in checked if checked.count(value) > 1]:
+            raise SettingsError(f"grid: {key} = {format_value(twice[0])} is there twice: give each value once")
+        found[name] = key, checked
+    return found
 
 
 def _explain_unused(name: str, named: Sequence[Arm]) -> str:
