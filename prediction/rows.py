@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairbloom.errors import FairbloomError
-from fairbloom.tasks.files.read import Table
-from fairbloom.tasks.files.reasons import CellError
+from fairbloom.tasks.files.read import CellError, Table
 from fairbloom.tasks.files.rows import is_missing, read_columns
 from fairbloom.tasks.preprocessing import Preprocessing
 

@@ -167,7 +167,7 @@ def federate(
     config = settings.run_config()
     module = task.model()
     if method.compares_groups:
-        find_two_groups(task)
+        find_two_groups(task.groupings, task.classes)
     with locked_folder(path, wait=deployed):
         recorder = RunRecorder(
             path,

@@ -5,16 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fairbloom.errors import ReportableError
 from fairbloom.protocol.settings import split_names
-
-if TYPE_CHECKING:
-    from .task import Task
 
 OTHER = "other"
 """The group of examples that have no value, or one that is not among the groups that the clients agreed on."""
@@ -105,14 +102,17 @@ def parse_groups(key: str, text: str) -> tuple[GroupBy, ...]:
     return tuple(found)
 
 
-def find_two_groups(task: Task) -> tuple[int, int]:
-    """Return the two groups between which a model is to be fair, of the task's first grouping; `OTHER` is neither."""
-    if not task.groupings:
+def find_two_groups(groupings: Mapping[str, Sequence[str]], classes: int | None) -> tuple[int, int]:
+    """Return the two groups between which a model is to be fair, of a task's first grouping; `OTHER` is neither.
+
+    Groupings and the number of classes are those of `Task`.
+    """
+    if not groupings:
         raise ReportableError(
             "fairness between groups needs groups of examples, which the task lacks: name a column of two "
             f"values {NAMING}"
         )
-    (grouping, names), *_ = task.groupings.items()
+    (grouping, names), *_ = groupings.items()
     two = [place for place, name in enumerate(names) if name != OTHER]
     if len(two) != 2:
         there = ", ".join(names[place] for place in two) or "none"
@@ -121,10 +121,10 @@ def find_two_groups(task: Task) -> tuple[int, int]:
             "a column of two values first, or divide the numbers of one, as in age>=60, or take one category, as in "
             "race=White"
         )
-    if task.classes not in (None, 2):
+    if classes not in (None, 2):
         raise ReportableError(
             "fairness between groups is about one of two classes, and the task predicts "
-            f"{f'one of {task.classes}' if task.classes else 'a quantity'}: choose a method that does not compare "
+            f"{f'one of {classes}' if classes else 'a quantity'}: choose a method that does not compare "
             "groups, or a task of two classes"
         )
     first, second = two

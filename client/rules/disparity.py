@@ -166,7 +166,7 @@ def count_hits(model: nn.Module, task: Task, examples: AnyExamples, smallest: in
 
 def find_members(task: Task, examples: AnyExamples) -> Tensor:
     """Return which examples belong to each of the two groups, shape (2, n), on the CPU."""
-    two, places = find_two_groups(task), examples.group_places()
+    two, places = find_two_groups(task.groupings, task.classes), examples.group_places()
     if places is None:
         raise ReportableError("the task has groupings, and its training examples have no groups: give Examples groups")
     column = places[:, 0].cpu()

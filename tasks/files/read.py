@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ..schema import MAX_TEXT, Decimal, File, fold, normalise
 from .cells import format_number, shorten
 from .folders import REMEDY
-from .reasons import MAX_FAULTS, DataError, raise_faults
+from .reasons import MAX_FAULTS, DataError, Known, raise_faults
 
 Values = Any
 """A column as pyarrow holds it: a ChunkedArray of texts, or of numbers where the file's columns have types."""
@@ -94,6 +94,31 @@ class Table:
         """Return some of the rows."""
         columns = {name: None if each is None else each.take(rows) for name, each in self.columns.items()}
         return replace(self, columns=columns, lines=self.lines[rows])
+
+
+class CellError(DataError):
+    """What is wrong with one cell of a table, or with a column where `row` is None.
+
+    Attributes
+    ----------
+    file, row, line
+        Where it is: the row counted from 0, and its line in the file, 0 for a whole column.
+    column, value
+        The column's name, in the schema where it has one, and what the cell holds.
+    problem, remedy
+        What is wrong, and what would do.
+    """
+
+    def __init__(
+        self, table: Table, column: str, problem: str, remedy: str, why: str, row: int | None = None, **values: int
+    ) -> None:
+        self.file, self.row, self.column, self.problem, self.remedy = table.path.name, row, column, problem, remedy
+        self.line, self.value = (0, "") if row is None else (int(table.lines[row]), table.show_cell(column, row))
+        position = Known(f"{table.unit} {self.line}")
+        cell = "" if row is None else f", {position}, column {column!r} holds {self.value!r},"
+        super().__init__(
+            f"{table.path}{cell} {problem}: {remedy}", why, position=position, column=Known(repr(column)), **values
+        )
 
 
 def read_file(path: Path, file: File) -> Table:

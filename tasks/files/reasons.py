@@ -5,12 +5,8 @@ gets one of the sentences below, with numbers of lines, rows and columns, and wi
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from fairbloom.errors import ReportableError
-
-if TYPE_CHECKING:
-    from .read import Table
 
 REASONS = {
     "unusable": "its data cannot be used: its own log says why",
@@ -81,31 +77,6 @@ class DataError(ReportableError):
                 raise TypeError(f"{key} of {why} is a {type(value).__name__}, which may quote a client's files")
         self.why = why
         super().__init__(message, REASONS[why].format(**values))
-
-
-class CellError(DataError):
-    """What is wrong with one cell of a table, or with a column where `row` is None.
-
-    Attributes
-    ----------
-    file, row, line
-        Where it is: the row counted from 0, and its line in the file, 0 for a whole column.
-    column, value
-        The column's name, in the schema where it has one, and what the cell holds.
-    problem, remedy
-        What is wrong, and what would do.
-    """
-
-    def __init__(
-        self, table: "Table", column: str, problem: str, remedy: str, why: str, row: int | None = None, **values: int
-    ) -> None:
-        self.file, self.row, self.column, self.problem, self.remedy = table.path.name, row, column, problem, remedy
-        self.line, self.value = (0, "") if row is None else (int(table.lines[row]), table.show_cell(column, row))
-        position = Known(f"{table.unit} {self.line}")
-        cell = "" if row is None else f", {position}, column {column!r} holds {self.value!r},"
-        super().__init__(
-            f"{table.path}{cell} {problem}: {remedy}", why, position=position, column=Known(repr(column)), **values
-        )
 
 
 def raise_faults(faults: Sequence[DataError]) -> None:

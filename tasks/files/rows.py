@@ -14,8 +14,8 @@ from ..preprocessing import TABLE, Preprocessing, encode_columns, input_columns
 from ..schema import MAX_TEXT, Field, FileField, Schema, fold, normalise, parse_schema
 from ..task import Setup, Splits
 from .cells import canonical, different_cells, explain_number, parse_numbers
-from .read import Table, Values
-from .reasons import MAX_FAULTS, CellError, DataError, raise_faults
+from .read import CellError, Table, Values
+from .reasons import MAX_FAULTS, DataError, raise_faults
 from .targets import Target, as_targets, join_names
 
 UNKNOWN = -2

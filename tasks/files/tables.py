@@ -17,8 +17,8 @@ from ..schema import parse_schema
 from ..task import Described, Setup, Task
 from .folders import files_in
 from .infer import infer_schema
-from .read import Table, read_file
-from .reasons import CellError, DataError
+from .read import CellError, Table, read_file
+from .reasons import DataError
 from .remarks import find_remarks, present_values
 from .rows import SiteRows, faults, is_missing, preprocessing_of, read_column, rows_of_clients
 from .targets import Target, join_names
