@@ -1,7 +1,7 @@
 """Pictures with one label each: files of MNIST, CIFAR and the Hugging Face hub; dealt, standardised and turned."""
 
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache, partial
 from itertools import pairwise
@@ -44,6 +44,19 @@ def load(setup: Setup, *, info: PictureSet, classes: str, test: str, standardise
     return deal_pictures(info, partial(read, info, setup), setup, rotated_clients, classes, test, standardise)
 
 
+class _Dealt(NamedTuple):
+    """The images that are kept, official training images first, and which client has which.
+
+    `scale` standardises images with values from 0 to 1.
+    """
+
+    images: NDArray[np.generic]
+    inputs: Tensor
+    targets: Tensor
+    clients: Mapping[str, Dealt]
+    scale: Callable[[Tensor], Tensor]
+
+
 # Clients --------------------------------------------------------------------------------------------------------------
 
 
@@ -79,15 +92,31 @@ def deal_pictures(
             f"{len(known) - 1}, with commas"
         )
     kept = tuple(map(int, words))
-    labels = [info.labels[number] for number in kept]
-    names = name_clients(setup, labels) if setup.partition == CLASS else number_clients(setup.clients)
+    called = [info.labels[number] for number in kept]
+    names = name_clients(setup, called) if setup.partition == CLASS else number_clients(setup.clients)
     if rotated > len(names):
         raise FairbloomError(f"{info.name}.rotated-clients = {rotated}: there are only clients = {len(names)}")
     turned = set(generator(setup.seed, "rotated").permutation(names)[:rotated].tolist())
 
     @cache
     def dealt() -> _Dealt:
-        return _deal(info, read_all(), setup, names, kept, test, standardise)
+        pictures = read_all()
+        scale = _make_scaling(pictures.images, info.white, standardise)
+        trained, labels = _keep_classes(pictures.images, pictures.labels, kept)
+        tested, tested_labels = _keep_classes(pictures.tested, pictures.tested_labels, kept)
+        if test == "train":
+            tested, tested_labels = tested[:0], tested_labels[:0]
+        images, targets = np.concatenate([trained, tested]), np.concatenate([labels, tested_labels])
+        apart = tested_labels if test == "official" else None
+        dealing = targets if apart is None else labels
+        if setup.partition == CLASS:
+            none = np.empty(0, np.int64) if apart is None else apart
+            parts = [Dealt(np.flatnonzero(dealing == each), np.flatnonzero(none == each)) for each in range(len(kept))]
+        else:
+            parts = deal(dealing, setup, apart)
+        clients = {n: Dealt(each.examples, each.tested + len(labels)) for n, each in zip(names, parts, strict=True)}
+        inputs = scale(_to_unit(images, info.white))
+        return _Dealt(images, inputs, torch.from_numpy(targets), clients, scale)
 
     def parts_of(client: str) -> Parts:
         examples, tested = dealt().clients[client]
@@ -107,48 +136,8 @@ def deal_pictures(
         return add_labels(parts_of(client), dealt().targets.numpy())
 
     white = info.white if standardise == "none" else 0.0
-    task = classify(setup, names, info.shape, labels, splits, rows_of, white=white)
+    task = classify(setup, names, info.shape, called, splits, rows_of, white=white)
     return replace(task, marks=dict.fromkeys(turned, "rotated"))
-
-
-class _Dealt(NamedTuple):
-    """The images that are kept, official training images first, and which client has which.
-
-    `scale` standardises images with values from 0 to 1.
-    """
-
-    images: NDArray[np.generic]
-    inputs: Tensor
-    targets: Tensor
-    clients: Mapping[str, Dealt]
-    scale: Callable[[Tensor], Tensor]
-
-
-def _deal(
-    info: PictureSet,
-    pictures: Pictures,
-    setup: Setup,
-    names: Sequence[str],
-    kept: tuple[int, ...],
-    test: str,
-    standardise: str,
-) -> _Dealt:
-    scale = _make_scaling(pictures.images, info.white, standardise)
-    trained, labels = _keep_classes(pictures.images, pictures.labels, kept)
-    tested, tested_labels = _keep_classes(pictures.tested, pictures.tested_labels, kept)
-    if test == "train":
-        tested, tested_labels = tested[:0], tested_labels[:0]
-    images, targets = np.concatenate([trained, tested]), np.concatenate([labels, tested_labels])
-    apart = tested_labels if test == "official" else None
-    dealing = targets if apart is None else labels
-    if setup.partition == CLASS:
-        none = np.empty(0, np.int64) if apart is None else apart
-        parts = [Dealt(np.flatnonzero(dealing == each), np.flatnonzero(none == each)) for each in range(len(kept))]
-    else:
-        parts = deal(dealing, setup, apart)
-    clients = {name: Dealt(each.examples, each.tested + len(labels)) for name, each in zip(names, parts, strict=True)}
-    inputs = scale(_to_unit(images, info.white))
-    return _Dealt(images, inputs, torch.from_numpy(targets), clients, scale)
 
 
 def _keep_classes(
