@@ -1,7 +1,6 @@
 """The step of a linear classifier, written out."""
 
 from functools import partial
-from typing import Any
 
 import torch
 from hypothesis import given
@@ -11,9 +10,10 @@ from torch.nn.functional import cross_entropy
 
 from fairbloom.client.linear import linear_step
 from fairbloom.client.training import fetch_batches
-from fairbloom.client.work import LocalWork
 from fairbloom.tasks import Examples, Splits, Task
 from fairbloom.tasks.checks import guard_loss
+
+from .helpers import work
 
 LOSS = partial(cross_entropy, reduction="none")
 
@@ -21,11 +21,6 @@ LOSS = partial(cross_entropy, reduction="none")
 def task_with(loss: object = LOSS) -> Task:
     none = Examples(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64))
     return Task(("a",), lambda: nn.Linear(3, 2), loss, lambda client: Splits(none, none))  # type: ignore[arg-type]
-
-
-def work(**changes: Any) -> LocalWork:
-    plain = {"epochs": 1, "batch_size": 0, "learning_rate": 1.0, "momentum": 0.0, "weight_decay": 0.0, "pull": 0.0}
-    return LocalWork(**plain | changes)
 
 
 def flat(inputs: int, outputs: int) -> nn.Sequential:

@@ -10,19 +10,15 @@ from fairbloom.protocol.settings import RunSettings
 from fairbloom.tasks.optimizers import check_optimizer, make_optimizer
 
 
-def settings(**changes: Any) -> RunSettings:
-    return RunSettings.of(changes)
-
-
 def returning_a_list(params: Any, lr: float = 0.1) -> list[Any]:
     return list(params)
 
 
 def test_sgd_adam_adamw_and_any_of_ones_own_are_known() -> None:
     for name in ("sgd", "adam", "AdamW", "torch.optim:Adafactor", "torch.optim:RMSprop"):
-        check_optimizer(settings(optimizer=name))
-    check_optimizer(settings(optimizer="torch.optim:RMSprop", momentum=0.9))
-    check_optimizer(settings(momentum=0.9, nesterov=True))
+        check_optimizer(RunSettings.of({"optimizer": name}))
+    check_optimizer(RunSettings.of({"optimizer": "torch.optim:RMSprop", "momentum": 0.9}))
+    check_optimizer(RunSettings.of({"momentum": 0.9, "nesterov": True}))
 
 
 def test_what_cannot_be_is_named_with_its_remedy() -> None:
@@ -38,7 +34,7 @@ def test_what_cannot_be_is_named_with_its_remedy() -> None:
     ]
     for changes, words in cases:
         with pytest.raises(FairbloomError, match=words):
-            check_optimizer(settings(**changes))
+            check_optimizer(RunSettings.of(changes))
     weights = [torch.ones(2, requires_grad=True)]
     with pytest.raises(FairbloomError, match=r"returning_a_list'.* makes a list"):
         make_optimizer(f"{__name__}:returning_a_list", weights, learning_rate=0.1)

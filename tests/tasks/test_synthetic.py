@@ -4,14 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from fairbloom.protocol.settings import Value
-from fairbloom.tasks import Task, load_task
 from fairbloom.tasks.datasets.synthetic import DEVIATIONS, draw_common_device, draw_device, draw_examples
 
-
-def load(**settings: Value) -> Task:
-    own: dict[str, Value] = {key.replace("__", ".").replace("_", "-"): value for key, value in settings.items()}
-    return load_task({"task": "synthetic", **own})
+from .made import load
 
 
 def test_an_examples_class_is_that_of_its_devices_model() -> None:
@@ -64,10 +59,10 @@ def test_equal_devices_share_model_and_inputs() -> None:
 
 
 def test_a_device_draws_alike_for_any_number_of_devices() -> None:
-    few, many, other = load(clients=3), load(clients=9), load(clients=3, seed=1)
+    few, many, other = (load("synthetic", **own) for own in ({"clients": 3}, {"clients": 9}, {"clients": 3, "seed": 1}))
     mine = [task.splits("device-2").train[0:5][0] for task in (few, many, other)]
     assert torch.equal(mine[0], mine[1])
     assert not torch.equal(mine[0], mine[2])
     assert not torch.equal(mine[0], few.splits("device-1").train[0:5][0])
-    assert len(load().clients) == 30
-    assert load(clients=100).clients[7] == "device-07"
+    assert len(load("synthetic").clients) == 30
+    assert load("synthetic", clients=100).clients[7] == "device-07"
