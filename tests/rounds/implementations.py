@@ -209,14 +209,6 @@ class Outcome:
     rounds: list[Round]
     state: Mapping[str, Any]
 
-    def models(self) -> list[dict[str, tuple[str, tuple[int, ...], bytes]]]:
-        return [bits(finished.arrays) for finished in self.rounds]
-
-
-def measured(loop: Rounds) -> Callable[[int], list[str]]:
-    """Return what a run asks its clients to measure in training, as server/app.py does."""
-    return lambda number: ["loss-before"] if loop.evaluates(number) else []
-
 
 @cache
 def outcome(implementation: str, case: str, *, in_float64: bool = False) -> Outcome:
@@ -226,7 +218,8 @@ def outcome(implementation: str, case: str, *, in_float64: bool = False) -> Outc
     engine = IMPLEMENTATIONS[implementation](method, dict(settings.run_config()))
     clients = Watched(engine)
     loop = Rounds(method, clients, settings.num_rounds)
-    rounds = list(loop.run(model, measure=measured(loop), measure_after=["train-loss"]))
+    measured = lambda number: ["loss-before"] if loop.evaluates(number) else []  # noqa: E731 (as server/app.py does)
+    rounds = list(loop.run(model, measure=measured, measure_after=["train-loss"]))
     if isinstance(engine, LocalClients):
         engine.close()
     return Outcome(clients.seen, rounds, method.state_dict())

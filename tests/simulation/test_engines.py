@@ -5,14 +5,12 @@ Which engine computes a run follows a rule, and is recorded.
 
 import json
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord
-from safetensors.numpy import load_file
 
 from fairbloom.client.app import app
 from fairbloom.errors import FairbloomError
@@ -21,11 +19,10 @@ from fairbloom.simulation import choice, trial
 from fairbloom.simulation import run as running
 from fairbloom.simulation.choice import Choice, choose
 from fairbloom.simulation.grid import InProcessGrid
-from fairbloom.simulation.trial import Tried
 from fairbloom.strategies import METHODS
-from tests.rounds.implementations import CASES, Outcome, bits, method_and_model, outcome, settings_of
+from tests.rounds.implementations import CASES, bits, method_and_model, outcome, settings_of
 
-from .helpers import run, small, table
+from .helpers import run, small
 
 # At the seam: what clients reply, and each round ----------------------------------------------------------------------
 
@@ -141,52 +138,18 @@ def test_the_cases_meet_what_they_are_there_for() -> None:
     assert all(
         "accuracy-validation" in dict(answer["metrics"][0]) for answer in replies("validation examples", "evaluated")
     )
-    assert {name for answer in replies("few clients train", "trained") for name in answer["names"]} == {
-        "client-0",
-        "client-1",
-        "client-4",
-    }
+    few = {name for answer in replies("few clients train", "trained") for name in answer["names"]}
+    assert few == {"client-0", "client-1", "client-4"}
     for case in (case for case in CASES if case.startswith("averaged")):
         first, *others = outcome("local", case).rounds
         assert bits(first.average) == bits(first.arrays)
         assert all(bits(other.average) != bits(other.arrays) for other in others)
-    rates = [
-        {dict(told)["learning-rate"] for told in answer["metrics"]}
-        for answer in replies("a rate that decays", "trained")
-    ]
+    decaying = replies("a rate that decays", "trained")
+    rates = [{dict(told)["learning-rate"] for told in answer["metrics"]} for answer in decaying]
     assert rates == [{0.1}, {0.05}, {0.025}]
-    assert stirred(outcome("local", "a model with buffers")) == {"1.running_mean", "1.running_var"}
-
-
-def stirred(run: Outcome) -> set[str]:
-    """Return the float buffers that differ after a round from those after the one before."""
-    first, second, *_ = run.models()
-    return {name for name, array in second.items() if "running" in name and array != first[name]}
-
-
-# In the run folder ----------------------------------------------------------------------------------------------------
-
-
-def ended(folder: Path) -> dict[str, Any]:
-    """Return all that a run leaves but how long it took."""
-    tables = {
-        (name, place, column): value
-        for name in ("rounds.csv", "clients.csv")
-        for place, row in enumerate(table(folder / name))
-        for column, value in row.items()
-        if column != "seconds"
-    }
-    return {"tables": tables, "model": load_file(folder / "model.safetensors")}
-
-
-def assert_same(ours: Mapping[str, Any], expected: Mapping[str, Any], tolerance: float) -> None:
-    assert ours["tables"].keys() == expected["tables"].keys()
-    for place, value in ours["tables"].items():
-        due = expected["tables"][place]
-        same = value == due or float(value) == pytest.approx(float(due), rel=tolerance, abs=tolerance)
-        assert same, f"{place}: {value}, and {due} is due"
-    for name, array in ours["model"].items():
-        np.testing.assert_allclose(array, expected["model"][name], rtol=0, atol=tolerance)
+    first, second, *_ = (bits(finished.arrays) for finished in outcome("local", "a model with buffers").rounds)
+    stirred = {name for name, array in second.items() if "running" in name and array != first[name]}
+    assert stirred == {"1.running_mean", "1.running_var"}
 
 
 # Which one ------------------------------------------------------------------------------------------------------------
@@ -218,8 +181,8 @@ def test_a_run_that_continues_keeps_its_engine(tmp_path: Path, monkeypatch: pyte
 
 def test_small_models_are_stacked_and_slow_others_get_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     engines = {}
-    for seconds in (1e-4, 10.0):
-        tried = partial(fixed_time, seconds)
+    for seconds in (1e-4, 10.0):  # which a step takes, as it seems
+        tried = lambda *given, s=seconds: trial.try_first_step(*given)._replace(seconds=s)  # noqa: E731
         monkeypatch.setattr(choice, "try_first_step", tried)
         for model in ("logistic", "mlp", "cnn"):
             engines[model, seconds] = choose(small("", model=model), 2).engine
@@ -229,11 +192,6 @@ def test_small_models_are_stacked_and_slow_others_get_workers(monkeypatch: pytes
     }
     assert choose(small("", model="cnn"), 1).engine == "loop"
     assert choose(small("", fraction=0.01), 2).engine == "loop"
-
-
-def fixed_time(seconds: float, *arguments: Any) -> Tried:
-    """Return what a first step finds, as if a step took so long."""
-    return trial.try_first_step(*arguments)._replace(seconds=seconds)
 
 
 def test_a_run_with_one_core_has_no_workers() -> None:

@@ -23,8 +23,6 @@ from fairbloom.simulation.run import simulate
 from .helpers import Outcome, assert_whole, checkpoints_every, drafts, rounds, rows_seen, run, small, table
 
 OF_PARTICIPANTS = ("coefficient", "train_loss_before_round", "train_loss_of_global_model")
-
-
 COLUMN = ACCURACY.column()
 
 
@@ -56,28 +54,17 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_folder_has_what_is_documented_and_no_draft(finished: Path) -> None:
     files = {str(path.relative_to(finished)) for path in finished.rglob("*") if path.is_file()}
     assert files == {
-        "config.toml",
-        "env.json",
-        "scores.json",
-        "rounds.csv",
-        "clients.csv",
-        "coefficients.csv",
-        "engine.json",
-        "split.npz",
-        "checkpoint/6.safetensors",
-        "model.safetensors",
-        "model-best.safetensors",
-        "preprocessing.json",
+        *("config.toml", "env.json", "scores.json", "engine.json", "split.npz", "preprocessing.json"),
+        *("rounds.csv", "clients.csv", "coefficients.csv"),
+        *("checkpoint/6.safetensors", "model.safetensors", "model-best.safetensors"),
     }
     assert not drafts(finished)
     assert {"python", "flwr", "torch", "numpy"} <= set(json.loads((finished / "env.json").read_text()))
 
 
 def test_tables_have_the_documented_columns_and_rows(finished: Path) -> None:
-    for name, columns in (
-        ("rounds.csv", round_columns(small(finished).strategy())),
-        ("clients.csv", ClientTable().columns),
-    ):
+    of_rounds, of_clients = round_columns(small(finished).strategy()), ClientTable().columns
+    for name, columns in (("rounds.csv", of_rounds), ("clients.csv", of_clients)):
         assert_whole(finished / name)
         assert tuple(table(finished / name)[0]) == columns
     assert [row["round"] for row in table(finished / "rounds.csv")] == [str(number) for number in range(1, 7)]
@@ -85,16 +72,12 @@ def test_tables_have_the_documented_columns_and_rows(finished: Path) -> None:
     assert seen == [(str(number), f"client-{k}") for number in range(1, 7) for k in range(5)]
 
 
-def test_the_measures_of_a_round_are_those_of_its_clients(finished: Path) -> None:
+def test_a_rounds_measures_are_those_of_its_clients(finished: Path) -> None:
+    """Participants alone have a coefficient and training losses."""
     for row in table(finished / "rounds.csv"):
         clients = [client for client in table(finished / "clients.csv") if client["round"] == row["round"]]
         measures = summarize({client["client"]: float(client[COLUMN]) for client in clients})
         assert {key: float(row[f"{COLUMN}_{key}"]) for key in MEASURES} == measures
-
-
-def test_participants_have_a_coefficient_and_a_loss_before(finished: Path) -> None:
-    for row in table(finished / "rounds.csv"):
-        clients = [client for client in table(finished / "clients.csv") if client["round"] == row["round"]]
         drawn = [client for client in clients if client["participated"] == "1"]
         assert len(drawn) == int(row["participants"]) == int(row["replies_used"]) == 2
         for client, key in itertools.product(clients, OF_PARTICIPANTS):
@@ -112,17 +95,13 @@ def test_the_rows_that_are_reported_are_those_on_disk(tmp_path: Path) -> None:
     ]
 
 
-def about_best(folder: Path) -> dict[str, float]:
-    """Return what the best model's file tells of it, beside the checksum that tests/server/test_checkpoint.py tests."""
-    return {key: value for key, value in load_model(folder / "model-best.safetensors")[1].items() if key != "sha256"}
-
-
 def test_the_best_model_is_that_of_the_best_evaluated_round(tmp_path: Path) -> None:
     folder = run(tmp_path / "run", method="fedavg", num_rounds=12, fraction=0.2, seed=2)
     means = [float(row[f"{COLUMN}_mean"]) for row in rounds(folder)]
     best = 1 + means.index(max(means))  # the first of equals
     assert best < 12, "this run cannot tell the best model from the last"
-    assert about_best(folder) == {"round": best, f"{COLUMN}_mean": max(means)}
+    about = load_model(folder / "model-best.safetensors")[1]
+    assert {**about, "sha256": ""} == {"round": best, f"{COLUMN}_mean": max(means), "sha256": ""}
     stopped = run(tmp_path / "stopped", method="fedavg", num_rounds=best, fraction=0.2, seed=2)
     kept, expected = load_file(folder / "model-best.safetensors"), load_file(stopped / "model.safetensors")
     assert all(np.array_equal(kept[key], expected[key]) for key in expected)
@@ -153,29 +132,25 @@ def test_an_absent_device_stops_the_run_before_any_client_works(tmp_path: Path) 
 # The training losses of one model -----------------------------------------------------------------------------------
 
 
-def passes_over_training_examples(folder: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Counter[int]:
-    """Return how often the clients of a run by loop measured a model on their training examples, by round."""
+def test_a_training_loss_that_is_known_is_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By how often clients measure a model on their training examples, round by round."""
     passes, measured = Counter[int](), LocalClient.measured
 
     def count(self: LocalClient, measurement: Measurement, terms: Terms) -> dict[str, float]:
         passes[terms.server_round] += measurement.examples == TRAIN
         return measured(self, measurement, terms)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(LocalClient, "measured", count)
-        run(folder, engine="loop", **{"method": "fedavg", "fraction": 1.0, "num_rounds": 4} | changes)
-    return passes
-
-
-def test_a_training_loss_that_is_known_is_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LocalClient, "measured", count)
+    plain: dict[str, Any] = {"method": "fedavg", "fraction": 1.0, "num_rounds": 4, "engine": "loop"}
     cases: list[tuple[dict[str, Any], dict[int, int]]] = [
         ({}, {1: 10, 2: 5, 3: 5, 4: 5}),  # of five clients, before and after the first round, and then after each
         ({"evaluate_every": 2}, {2: 10, 4: 10}),  # round 3 has changed the model meanwhile
         ({"average_models": True}, {1: 10, 2: 10, 3: 10, 4: 10}),  # clients evaluate another model than they train
     ]
-    for place, (changes, passes) in enumerate(cases):
-        folder = tmp_path / str(place)
-        assert passes_over_training_examples(folder, monkeypatch, **changes) == passes
+    for place, (changes, expected) in enumerate(cases):
+        folder = run(tmp_path / str(place), **plain | changes)
+        assert passes == expected
+        passes.clear()
         for row in table(folder / "clients.csv"):
             assert (row["train_loss_before_round"] != "") == (row["participated"] == "1")
 
