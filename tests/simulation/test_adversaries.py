@@ -38,13 +38,6 @@ def sight(strength: float = 1.0, honest: FloatArray | None = None) -> Sight:
     return Sight(own, honest, strength, 1, generator(1, "attack", 1, HOSTILE))
 
 
-def changed(name: str, seen: Sight) -> FloatArray:
-    return np.asarray(UPDATES[name](seen))
-
-
-# What becomes of an update ------------------------------------------------------------------------------------------
-
-
 def test_each_attack_is_its_formula() -> None:
     seen = sight(2.0)
     mean, deviation = seen.honest.mean(axis=0), seen.honest.std(axis=0, ddof=1)
@@ -55,9 +48,9 @@ def test_each_attack_is_its_formula() -> None:
         "ipm": -2.0 * mean,
     }
     for name, due in expected.items():
-        np.testing.assert_allclose(changed(name, seen), due, atol=1e-12, err_msg=name)
-    assert np.linalg.norm(changed("noise", seen) - seen.own) == pytest.approx(2.0 * np.linalg.norm(seen.own))
-    np.testing.assert_array_equal(changed("alie", sight(5.0, np.ones((1, 30)))), np.ones(30))
+        np.testing.assert_allclose(UPDATES[name](seen), due, atol=1e-12, err_msg=name)
+    assert np.linalg.norm(UPDATES["noise"](seen) - seen.own) == pytest.approx(2.0 * np.linalg.norm(seen.own))
+    np.testing.assert_array_equal(UPDATES["alie"](sight(5.0, np.ones((1, 30)))), np.ones(30))
 
 
 def test_every_attack_is_known_once_and_on_the_page() -> None:
@@ -75,12 +68,11 @@ def test_every_attack_is_known_once_and_on_the_page() -> None:
 def test_a_share_of_the_clients_is_drawn_from_the_seed() -> None:
     clients = [str(number) for number in range(10)]
 
-    def drawn(attackers: str | float, seed: int = 1) -> tuple[str, ...]:
-        settings = RunSettings.of({"attack": "ipm", "attackers": attackers, "seed": seed})
-        return attackers_of(settings, clients)
+    def drawn(attackers: str | float, seed: int = 1, times: int = 1) -> tuple[str, ...]:
+        return attackers_of(RunSettings.of({"attack": "ipm", "attackers": attackers, "seed": seed}), clients * times)
 
     assert len(drawn("0.39")) == len(drawn(0.39)) == 3
-    assert len(attackers_of(RunSettings.of({"attack": "ipm", "attackers": 0.29}), clients * 10)) == 29
+    assert len(drawn(0.29, times=10)) == 29
     assert drawn("0.39") == drawn("0.39")
     assert len({drawn("0.39", seed) for seed in range(9)}) > 1
     assert drawn("2, 1") == ("1", "2")
@@ -90,14 +82,13 @@ def test_a_share_of_the_clients_is_drawn_from_the_seed() -> None:
 
 def test_attacks_without_effect_or_sense_are_refused(tmp_path: Path) -> None:
     everybody = ",".join(f"client-{k}" for k in range(5))
-    own = "tests.simulation.test_adversaries:two"
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"attack": "scale", "attackers": everybody}, r"attackers = 'client-0,.*' are all clients"),
         ({"attack": "loss", "attackers": HOSTILE, "method": "fedmgda"}, r"attack = 'loss' .* FedMGDA.*QFedAvg"),
         ({"defence": "nnm", "defence_tolerance": 2, "fraction": 0.8}, "defence-tolerance = 2: .* 4 clients.* to 1"),
         ({"defence": "nnm", "defence_tolerance": 0, "fraction": 0.4}, "defence-tolerance = 0: .* needs three"),
         ({"attack": "scale", "attackers": HOSTILE, "training_clients": "client-0,client-2"}, "attackers = 'client-1'"),
-        ({"attack": own, "attackers": HOSTILE, "fraction": 1.0}, r"client-1 something of shape \(2,\)"),
+        ({"attack": f"{__name__}:two", "attackers": HOSTILE, "fraction": 1.0}, r"client-1 something of shape \(2,\)"),
     ]
     for changes, words in wrong:
         with pytest.raises(FairbloomError, match=words):
@@ -105,8 +96,6 @@ def test_attacks_without_effect_or_sense_are_refused(tmp_path: Path) -> None:
 
 
 # Runs ---------------------------------------------------------------------------------------------------------------
-
-OWN_HALF = "tests.simulation.test_adversaries:half"
 
 
 def half(seen: Sight) -> FloatArray:
@@ -120,7 +109,7 @@ def two(seen: Sight) -> FloatArray:
 
 
 def test_an_attack_of_the_users_own_changes_the_reply(tmp_path: Path) -> None:
-    own: dict[str, Any] = {"attack": OWN_HALF, "attackers": HOSTILE}
+    own: dict[str, Any] = {"attack": f"{__name__}:half", "attackers": HOSTILE}
     runs = [run(tmp_path / str(bool(more)), num_rounds=1, fraction=1.0, **more) for more in ({}, own)]
     assert Outcome.of(runs[0]).differences(Outcome.of(runs[1]))
 
@@ -203,9 +192,6 @@ def test_the_rounds_that_a_defence_left_clients_out_of_count(tmp_path: Path) -> 
     assert "Left out by the defence nnm, in rounds of 4: client-1 4" in str(page_of(loaded))
     plain = fairbloom.load(run(tmp_path / "plain", **TURNED | {"method": "fedavg"}))
     assert (plain.left_out(), "left_out" in plain.rounds) == ([], False)
-
-
-# Where no client may attack -----------------------------------------------------------------------------------------
 
 
 def test_deployed_clients_do_not_attack(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Unusual tasks and models of users: they are learned right, or refused by name before the first round."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -63,23 +64,22 @@ def test_models_that_cannot_be_used_are_refused_by_name(tmp_path: Path) -> None:
             assert each in str(refused.value)
 
 
-def in_unit(place: Path, unit: float) -> Path:
+def in_unit(place: Path, unit: float) -> dict[str, Any]:
+    """Write a table of each of two clients; return the settings of a run on them."""
     place.mkdir()
     for seed, name in enumerate(("a", "b")):
         ages = np.random.default_rng(seed).uniform(20.0, 80.0, 40).round(1)
         rows = [f"{age},{float((2.0 * age + 1.0) * unit)!r}" for age in ages]
         (place / f"{name}.csv").write_text("\n".join(["age,target", *rows]))
-    return place
+    return {"task": "csv", "data_dir": str(place), "num_rounds": 2, "csv.kind": "regression"}
 
 
 def test_a_quantity_of_any_unit_is_scored_or_refused_by_name(tmp_path: Path) -> None:
     """The error is in the target's unit, beyond the range of float32 as well."""
     errors = []
     for number, unit in enumerate((1.0, 1e61, 1e-59)):
-        data, own = in_unit(tmp_path / str(number), unit), {"csv.kind": "regression"}
-        folder = run(tmp_path / f"run{number}", task="csv", data_dir=str(data), num_rounds=2, **own)
+        folder = run(tmp_path / f"run{number}", **in_unit(tmp_path / str(number), unit))
         errors.append(np.mean([*fairbloom.load(folder).final().values()]) / unit)
     np.testing.assert_allclose(errors, errors[0], rtol=1e-4)
-    data = in_unit(tmp_path / "large", 1e200)
     with pytest.raises(FairbloomError, match="'target'"):
-        run(tmp_path / "run", task="csv", data_dir=str(data), num_rounds=2, **{"csv.kind": "regression"})
+        run(tmp_path / "run", **in_unit(tmp_path / "large", 1e200))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file
+from safetensors.torch import load_file
 
 from fairbloom.client.training import measure
 from fairbloom.errors import FairbloomError
@@ -23,20 +23,13 @@ from .helpers import run, small, table
 SCORE = "accuracy_of_global_model"
 
 
-def model(folder: Path) -> dict[str, Any]:
-    return load_file(folder / "model.safetensors")
-
-
-# Averaged models ----------------------------------------------------------------------------------------------------
-
-
 def test_the_mean_is_measured_by_each_client_on_its_own_examples(tmp_path: Path) -> None:
     """The best model is chosen among means too."""
     changes = {"average_models": True, "validation_share": 0.2}
     folder = run(tmp_path / "run", **changes)
     task = load_task(small(folder, **changes).run_config())
     module = task.model()
-    module.load_state_dict({name: torch.from_numpy(array) for name, array in model(folder).items()})
+    module.load_state_dict(load_file(folder / "model.safetensors"))
     for row in table(folder / "clients.csv")[-5:]:
         own = task.splits(row["client"])
         assert own.validation is not None
@@ -46,9 +39,6 @@ def test_the_mean_is_measured_by_each_client_on_its_own_examples(tmp_path: Path)
             assert float(row[f"{split}_loss_of_global_model"]) == pytest.approx(found["loss"], abs=1e-4)
     best = load_model(folder / "model-best.safetensors")[1][f"validation_{SCORE}_mean"]
     assert best == max(float(row[f"validation_{SCORE}_mean"]) for row in table(folder / "rounds.csv"))
-
-
-# Names --------------------------------------------------------------------------------------------------------------
 
 
 def test_an_unknown_client_is_refused_at_once(tmp_path: Path) -> None:
@@ -62,9 +52,6 @@ def test_an_unknown_client_is_refused_at_once(tmp_path: Path) -> None:
         with pytest.raises(FairbloomError, match=rf"{key} names 'client-7'.* there are client-0, .*client-4$"):
             run(tmp_path / "run", **changes)
         assert not (tmp_path / "run").exists()
-
-
-# Validation ---------------------------------------------------------------------------------------------------------
 
 
 def test_the_best_model_is_chosen_by_validation_examples(tmp_path: Path) -> None:
@@ -81,9 +68,6 @@ def test_the_best_model_is_chosen_by_validation_examples(tmp_path: Path) -> None
     assert best != int(by_test["round"]), "this run cannot tell by what the best model is chosen"
     about = load_model(folder / "model-best.safetensors")[1]
     assert {k: v for k, v in about.items() if k != "sha256"} == {"round": best, f"validation_{SCORE}_mean": means[best]}
-
-
-# Pooled data --------------------------------------------------------------------------------------------------------
 
 
 def test_pooled_clients_share_training_and_keep_their_tests() -> None:
@@ -112,38 +96,26 @@ def test_shared_tensors_are_joined_by_rows_and_others_copied() -> None:
     assert copied[:][0][:3].tolist() == shared[:][0].tolist()
 
 
-# The share of clients that trains -----------------------------------------------------------------------------------
-
-
-def begin(out: Path, **changes: Any) -> Path:
-    """Run one round where nothing sets which share of the clients trains."""
+def begin(out: Path, **changes: Any) -> tuple[list[str], float]:
+    """Run one round, unless told otherwise; return how many trained in each, and the fraction that is recorded."""
     plain = {"num-rounds": 1, "device": "cpu", "evaluate-every": 0, "out": str(out)}
-    return simulate(Settings.of(plain | {key.replace("_", "-"): value for key, value in changes.items()}))
-
-
-def participants(folder: Path) -> list[str]:
-    return [row["participants"] for row in table(folder / "rounds.csv")]
-
-
-def fraction_in(folder: Path) -> float:
-    return float(tomllib.loads((folder / "config.toml").read_text())["fraction"])
+    folder = simulate(Settings.of(plain | {key.replace("_", "-"): value for key, value in changes.items()}))
+    recorded = tomllib.loads((folder / "config.toml").read_text())
+    return [row["participants"] for row in table(folder / "rounds.csv")], float(recorded["fraction"])
 
 
 def test_all_of_up_to_nine_clients_train_and_half_of_more(tmp_path: Path) -> None:
     """Clients that only evaluate are not counted, and pooled data train one."""
     for clients, trained, fraction in ((2, "2", 1.0), (9, "9", 1.0), (10, "5", 0.5), (11, "6", 0.5)):
-        folder = begin(tmp_path / str(clients), clients=clients)
-        assert participants(folder) == [trained]
-        assert fraction_in(folder) == fraction
-    assert participants(begin(tmp_path / "some", clients=12, training_clients="client-01,client-02,client-03")) == ["3"]
-    assert participants(begin(tmp_path / "pooled", clients=4, pooled=True, num_rounds=2)) == ["1", "1"]
+        assert begin(tmp_path / str(clients), clients=clients) == ([trained], fraction)
+    some, _ = begin(tmp_path / "some", clients=12, training_clients="client-01,client-02,client-03")
+    pooled, _ = begin(tmp_path / "pooled", clients=4, pooled=True, num_rounds=2)
+    assert (some, pooled) == (["3"], ["1", "1"])
 
 
 def test_a_run_goes_on_with_the_fraction_that_it_was_begun_with(tmp_path: Path) -> None:
     """A folder of before has 0.5, which was the default then."""
-    folder = begin(tmp_path / "a", clients=4, fraction=0.5)
-    begin(folder, clients=4, num_rounds=3)
-    assert participants(folder) == ["2"] * 3
-    assert fraction_in(folder) == 0.5
+    begin(tmp_path / "a", clients=4, fraction=0.5)
+    assert begin(tmp_path / "a", clients=4, num_rounds=3) == (["2"] * 3, 0.5)
     with pytest.raises(RunFolderError, match=r"fraction = 0\.5 there and 1\.0 here"):
-        begin(folder, clients=4, num_rounds=4, fraction=1.0)
+        begin(tmp_path / "a", clients=4, num_rounds=4, fraction=1.0)

@@ -24,11 +24,6 @@ QUADRATIC: dict[str, Any] = {"task": "tests.client.quadratic:task", "batch_size"
 SCAFFOLDS: dict[str, Any] = {"method": "scaffold"}
 
 
-def last_model(folder: Path) -> np.ndarray[Any, Any]:
-    arrays, _ = load_model(folder / "model.safetensors")
-    return np.concatenate([arrays["x"], arrays["bias"][None]])
-
-
 def test_a_state_that_cannot_be_stored_is_no_silent_loss(tmp_path: Path) -> None:
     """States are stored several at once; the error of one of them ends the round's checkpoint."""
     config = config_of(**QUADRATIC, **SCAFFOLDS, clients=3, state_dir=str(tmp_path))
@@ -74,7 +69,9 @@ def test_a_lost_state_lets_all_begin_again_and_converge(tmp_path: Path, harm: st
         else:
             file.write_bytes(file.read_bytes()[:-1])
     run(folder, **told, num_rounds=170)
-    np.testing.assert_allclose(last_model(folder), minimiser({"a": 1.0, "b": 3.0, "c": 2.0}), atol=1e-3)
+    arrays, _ = load_model(folder / "model.safetensors")
+    last = np.concatenate([arrays["x"], arrays["bias"][None]])
+    np.testing.assert_allclose(last, minimiser({"a": 1.0, "b": 3.0, "c": 2.0}), atol=1e-3)
     rows = {int(row["round"]): row for row in table(folder / "rounds.csv")}
     assert [number for number, row in rows.items() if row["lost_states"] not in ("", "0", "0.0")] == [21]
 

@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
 from contextlib import closing
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -18,8 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fairbloom.client.local import LocalClient, Update
-from fairbloom.client.states import StateDict
+from fairbloom.client.local import LocalClient
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.cohort import Kept
@@ -34,26 +32,9 @@ from fairbloom.strategies import FedAvg
 from .harmed import FIVE, tied
 from .helpers import both_of, config_of, is_gone, model_of
 
-Train = Callable[[LocalClient, StateDict, Terms], Update]
-
 
 def workers_of(method: Method | None = None, workers: int = 2, **changes: Any) -> WorkerClients:
     return WorkerClients(method or FedAvg(), config_of(**changes), workers)
-
-
-def processes_of(clients: WorkerClients) -> set[int]:
-    return {worker.pid for worker in clients.workers.processes.values()} if clients.workers else set()
-
-
-def patched(monkeypatch: pytest.MonkeyPatch, before: Callable[[LocalClient, Terms], None]) -> None:
-    """Let something happen in a client before it trains."""
-    train: Train = LocalClient.train
-
-    def other(self: LocalClient, received: StateDict, terms: Terms, sent: Any) -> Update:
-        before(self, terms)
-        return train(self, received, terms, sent)
-
-    monkeypatch.setattr(LocalClient, "train", other)
 
 
 # As in the loop -------------------------------------------------------------------------------------------------------
@@ -94,7 +75,8 @@ def test_old_updates_that_a_method_keeps_stay_as_they_are() -> None:
 def test_closing_ends_all_processes_and_may_be_done_twice() -> None:
     model, clients = model_of(config_of()), workers_of()
     expected = both_of(clients, FIVE, model, Terms(server_round=1))
-    there = processes_of(clients)
+    assert clients.workers
+    there = {worker.pid for worker in clients.workers.processes.values()}
     clients.close()
     clients.close()
     assert len(there) == 2
@@ -134,12 +116,12 @@ def busy_run(folder: Path) -> int:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         sys.stdout = sys.stderr = (folder / "said").open("w", buffering=1)
 
-        def stays(local: LocalClient, terms: Terms) -> None:
+        def stay(*_: Any) -> None:
             (folder / str(os.getpid())).touch()
             time.sleep(60.0)
 
         with pytest.MonkeyPatch.context() as patch, closing(workers_of()) as clients:
-            patched(patch, stays)
+            patch.setattr(LocalClient, "train", stay)
             clients.train(FIVE, model_of(config_of()), Terms(server_round=1))
     except KeyboardInterrupt:
         status = 88
