@@ -1,6 +1,5 @@
 """A task and a method that lie in somebody's own files, named by import strings wherever names can be given."""
 
-import csv
 import json
 import sys
 import tomllib
@@ -15,6 +14,7 @@ from fairbloom.imports import imported
 from fairbloom.strategies import FedFV
 
 from .commands import fairbloom
+from .simulation.helpers import table
 
 THEIRS = '''
 """Somebody's task and method."""
@@ -99,31 +99,24 @@ def words_of(settings: Mapping[str, Any]) -> list[str]:
     return [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
 
 
-def assert_it_is_theirs(run: Path, share: float) -> None:
+def test_both_are_run_from_the_directory_that_they_lie_in(here: Path) -> None:
+    run, given = here / "a", SETTINGS | OURS | {"worsthalf.share": 0.25}
+    done = fairbloom(here, "run", *words_of(given), "--out", "a")
+    assert (done.returncode, done.stderr) == (0, "")
     assert load_file(run / "model.safetensors")["weight"].shape == (1, 1)
     there = tomllib.loads((run / "config.toml").read_text())
     assert {key: there[key] for key in OURS} == OURS
-    assert there["worsthalf.share"] == share
+    assert there["worsthalf.share"] == 0.25
     assert json.loads((run / "scores.json").read_text())[0]["higher_is_better"] is False
-    with (run / "clients.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows, last = table(run / "clients.csv"), table(run / "rounds.csv")[-1]
     assert len(rows) == CLIENTS * ROUNDS
-    with (run / "rounds.csv").open() as file:
-        last = list(csv.DictReader(file))[-1]
     errors = [float(row["test_mae_of_global_model"]) for row in rows[-CLIENTS:]]
     assert float(last["test_mae_of_global_model_worst"]) == max(errors)
     assert float(last["test_mae_of_global_model_best"]) == min(errors)
 
 
-def test_both_are_run_from_the_directory_that_they_lie_in(here: Path) -> None:
-    done = fairbloom(here, "run", *words_of({**SETTINGS, **OURS, "worsthalf.share": 0.25}), "--out", "a")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert_it_is_theirs(here / "a", 0.25)
-
-
-@pytest.mark.parametrize(
-    ("changed", "words"),
-    [
+def test_what_is_wrong_is_said_in_one_line_and_nothing_is_written(here: Path) -> None:
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({"method": "theirs:WorstHlf"}, "method = 'theirs:WorstHlf': theirs has no WorstHlf; it has "),
         ({"method": "their:WorstHalf"}, "method = 'their:WorstHalf': there is no module their, neither in"),
         ({"method": "theirs:np"}, "method = 'theirs:np': it is no subclass of fairbloom.strategies.FairStrategy"),
@@ -134,17 +127,13 @@ def test_both_are_run_from_the_directory_that_they_lie_in(here: Path) -> None:
         ({"slopes.noise": -1.0}, "slopes.noise = -1.0: it must be at least 0"),
         ({"slopes.nose": 1}, "unknown setting slopes.nose = 1; did you mean slopes.noise?"),
         ({"data-dir": "/nowhere/at/all"}, "data-dir = '/nowhere/at/all'"),
-    ],
-    ids=str,
-)
-def test_what_is_wrong_is_said_in_one_line_and_nothing_is_written(
-    here: Path, changed: dict[str, Any], words: str
-) -> None:
-    done = fairbloom(here, "run", *words_of({**SETTINGS, **OURS, **changed}), "--out", "a")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert words in done.stderr
-    assert done.stderr.count("\n") == 1
-    assert not (here / "a").exists()
+    ]
+    for changed, words in wrong:
+        done = fairbloom(here, "run", *words_of({**SETTINGS, **OURS, **changed}), "--out", "a")
+        assert (done.returncode, done.stdout) == (2, ""), changed
+        assert words in done.stderr
+        assert done.stderr.count("\n") == 1
+        assert not (here / "a").exists()
 
 
 def test_an_error_in_their_module_keeps_its_traceback(here: Path) -> None:

@@ -1,6 +1,5 @@
 """`fairbloom new` writes an app that runs: its names, its dependencies, what travels with it, and what it promises."""
 
-import csv
 import importlib
 import os
 import re
@@ -10,7 +9,6 @@ import tomllib
 from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
-from types import ModuleType
 from zipfile import ZipFile
 
 import numpy as np
@@ -24,7 +22,7 @@ from fairbloom.protocol.settings import Mark, marked
 from fairbloom.rounds.round import Round
 from fairbloom.scaffold.new import TEMPLATE
 from fairbloom.simulation.grid import InProcessGrid
-from fairbloom.strategies import FairStrategy, FedAvg, FedMGDAPlus
+from fairbloom.strategies import FedAvg, FedMGDAPlus
 from tests.experiments.helpers import ROOT, fairbloom
 
 OURS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
@@ -64,32 +62,20 @@ def test_the_app_has_its_name_and_nothing_of_the_templates(app: Path) -> None:
     assert [entry.name for entry in app.parent.iterdir()] == ["my-hearts"]
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        (
-            "",
-            "'' is no name for an app: write up to 32 small letters and digits, words joined by hyphens, as in",
-        ),
-        ("../app", "'../app' is no name for an app"),
-        ("My-App", "'My-App' is no name for an app"),
-        ("my_app", "'my_app' is no name for an app"),
-        ("2-apps", "'2-apps' is no name for an app"),
-        ("app-", "'app-' is no name for an app"),
-        ("a" * 33, "is no name for an app"),
-        ("class", "'class' is a keyword of Python, which no package can be called: my-class would do"),
-        ("torch", "'torch': a module torch is installed already, and your app would hide it: my-torch would do"),
-        ("fairbloom", "a module fairbloom is installed already"),
-        ("flwr", "a module flwr is installed already"),
-        ("test", "a module test is installed already"),
-    ],
-)
-def test_a_name_that_will_not_do_is_said_and_nothing_is_written(
-    here: Path, name: str, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert fairbloom("new", name) == 2
-    assert said in capsys.readouterr().err
-    assert not list(here.iterdir())
+NO_NAME = "is no name for an app: write up to 32 small letters and digits, words joined by hyphens, as in"
+WRONG_NAMES = {
+    **{name: f"{name!r} {NO_NAME}" for name in ("", "../app", "My-App", "my_app", "2-apps", "app-", "a" * 33)},
+    **{name: f"a module {name} is installed already" for name in ("fairbloom", "flwr", "test")},
+    "class": "'class' is a keyword of Python, which no package can be called: my-class would do",
+    "torch": "'torch': a module torch is installed already, and your app would hide it: my-torch would do",
+}
+
+
+def test_a_name_that_will_not_do_is_said_and_nothing_is_written(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, said in WRONG_NAMES.items():
+        assert fairbloom("new", name) == 2
+        assert said in capsys.readouterr().err
+        assert not list(here.iterdir())
 
 
 def test_what_is_there_already_stays(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -156,39 +142,27 @@ def test_the_apps_own_test_passes(app: Path) -> None:
     assert "1 passed" in done.stdout
 
 
-@pytest.fixture
-def modules(app: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[ModuleType, ModuleType]:
-    """The app's client_app and task, imported."""
-    monkeypatch.syspath_prepend(app)
-    return importlib.import_module("my_hearts.client_app"), importlib.import_module("my_hearts.task")
-
-
-def accuracies(app: Path, modules: tuple[ModuleType, ModuleType], strategy: FairStrategy) -> list[float]:
-    """Return the clients' accuracies in percent after the app's number of rounds with another method."""
+@pytest.mark.slow
+def test_its_readme_tells_what_it_shows(app: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clients' accuracies in percent after the app's number of rounds, the mean and the worst."""
     import torch
     from flwr.app import ArrayRecord
 
-    client_app, task = modules
-    config = project(app)["tool"]["flwr"]["app"]["config"]
-    finished: list[Round] = []
-    torch.manual_seed(config["seed"])
-    grid = InProcessGrid(client_app.app, config, config["clients"])
-    strategy.start(grid, ArrayRecord(task.Net().state_dict()), config["num-rounds"], on_round=finished.append)
-    return [100 * metrics["accuracy"] for metrics in finished[-1].evaluations.values()]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("strategy", "mean", "worst"), [(FedAvg(), 74, 36), (FedMGDAPlus(), 83, 73)])
-def test_its_readme_tells_what_it_shows(
-    app: Path, modules: tuple[ModuleType, ModuleType], strategy: FairStrategy, mean: int, worst: int
-) -> None:
-    words = " ".join((app / "README.md").read_text().split())
-    assert {"FedAvg": f"in {mean} % of a client's", "FedMGDAPlus": f"to {mean} % and {worst} %"}[
-        type(strategy).__name__
-    ] in words
-    found = accuracies(app, modules, strategy)
-    assert np.mean(found) == pytest.approx(mean, abs=2)
-    assert np.min(found) == pytest.approx(worst, abs=4)
+    monkeypatch.syspath_prepend(app)
+    client_app, task = (importlib.import_module(f"my_hearts.{name}") for name in ("client_app", "task"))
+    config, words = project(app)["tool"]["flwr"]["app"]["config"], " ".join((app / "README.md").read_text().split())
+    for strategy, mean, worst, said in (
+        (FedAvg(), 74, 36, "in 74 % of a client's"),
+        (FedMGDAPlus(), 83, 73, "to 83 % and 73 %"),
+    ):
+        finished: list[Round] = []
+        torch.manual_seed(config["seed"])
+        grid = InProcessGrid(client_app.app, config, config["clients"])
+        strategy.start(grid, ArrayRecord(task.Net().state_dict()), config["num-rounds"], on_round=finished.append)
+        found = [100 * metrics["accuracy"] for metrics in finished[-1].evaluations.values()]
+        assert np.mean(found) == pytest.approx(mean, abs=2)
+        assert np.min(found) == pytest.approx(worst, abs=4)
+        assert said in words
 
 
 @pytest.mark.slow
@@ -197,10 +171,3 @@ def test_it_prints_how_each_client_is_served_and_no_log(app: Path) -> None:
     assert done.stdout.startswith("2 rounds with 8 clients\n")
     assert re.search(r"client-1 +\d+\.\d +67\n", done.stdout)
     assert "Aggregate" not in done.stderr + done.stdout
-
-
-def rows(file: Path) -> list[dict[str, str]]:
-    if not file.exists():
-        return []
-    with file.open(newline="") as table:
-        return [{key: value for key, value in row.items() if key != "seconds"} for row in csv.DictReader(table)]

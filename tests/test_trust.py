@@ -69,52 +69,41 @@ def change_settings(folder: Path, **settings: str) -> None:
         config.write_text("\n".join(changed) + "\n")
 
 
-READING = {
-    "show": ("show", "run"),
-    "json": ("show", "run", "--json"),
-    "report": ("report", "run"),
-    "comparison": ("show", "two"),
-    "report of a comparison": ("report", "two"),
-}
-PREDICTING = {
-    "predict": ("predict", "run", "new.csv", "--out", "out.csv"),
-    "export": ("export", "run"),
-    "evaluate": ("evaluate", "run", "--data-dir", "new.csv"),
-}
+READING = (("show", "run"), ("show", "run", "--json"), ("report", "run"), ("show", "two"), ("report", "two"))
+PREDICTING = (
+    ("predict", "run", "new.csv", "--out", "out.csv"),
+    ("export", "run"),
+    ("evaluate", "run", "--data-dir", "new.csv"),
+)
 
 
-@pytest.mark.parametrize("command", READING)
-def test_reading_a_run_imports_nothing_it_names(foreign: Path, command: str) -> None:
+def test_reading_a_run_imports_nothing_it_names(foreign: Path) -> None:
+    """Nor does a look at its data, which are no hospitals."""
     change_settings(foreign, task="evil:Task", model="evil:net", method="evil:Task")
-    done = fairbloom(foreign, *READING[command])
-    assert done.returncode == 0, done.stderr
-    assert not (foreign / "ran").exists()
+    for words in (*READING, ("data", "run")):
+        done = fairbloom(foreign, *words)
+        assert done.returncode == (2 if words[0] == "data" else 0), done.stderr
+        assert not (foreign / "ran").exists()
 
 
 @pytest.mark.parametrize("setting", ["task", "model"])
-@pytest.mark.parametrize("command", PREDICTING)
-def test_predicting_refuses_modules_nobody_trusts(foreign: Path, command: str, setting: str) -> None:
+def test_predicting_refuses_modules_nobody_trusts(foreign: Path, setting: str) -> None:
     change_settings(foreign, **{setting: "evil:net"})
-    done = fairbloom(foreign, *PREDICTING[command])
-    assert done.returncode == 2
-    assert f"{setting} = 'evil:net'" in done.stderr
-    assert "say --trust" in done.stderr
-    assert not (foreign / "ran").exists()
+    for words in PREDICTING:
+        done = fairbloom(foreign, *words)
+        assert done.returncode == 2
+        assert f"{setting} = 'evil:net'" in done.stderr
+        assert "say --trust" in done.stderr
+        assert not (foreign / "ran").exists()
 
 
-def test_data_of_a_foreign_run_import_nothing(foreign: Path) -> None:
-    change_settings(foreign, task="evil:Task", model="evil:net", method="evil:Task")
-    assert fairbloom(foreign, "data", "run").returncode == 2  # its tables are no hospitals
-    assert not (foreign / "ran").exists()
-
-
-@pytest.mark.parametrize("command", PREDICTING)
-def test_a_trusted_module_is_imported(foreign: Path, command: str) -> None:
-    refused = fairbloom(foreign, *PREDICTING[command])
-    assert refused.returncode == 2
-    assert "say --trust" in refused.stderr
-    done = fairbloom(foreign, *PREDICTING[command], "--trust")
-    assert done.returncode == 0, done.stderr
+def test_a_trusted_module_is_imported(foreign: Path) -> None:
+    for words in PREDICTING:
+        refused = fairbloom(foreign, *words)
+        assert refused.returncode == 2
+        assert "say --trust" in refused.stderr
+        done = fairbloom(foreign, *words, "--trust")
+        assert done.returncode == 0, done.stderr
 
 
 def test_predictor_in_python_takes_trusted_modules(foreign: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,4 +150,4 @@ def test_only_what_is_imported_already_needs_no_trust(tmp_path: Path, monkeypatc
                 imported("task", name)
         assert imported("task", "fairbloom.strategies:FedFV")
         assert imported("task", "torch:nn")
-    assert not [*tmp_path.rglob("ran")]
+    assert not (tmp_path / "ran").exists()
