@@ -75,25 +75,21 @@ def declared(*, extras: bool = True, group: str | None = None) -> list[Requireme
 
 @pytest.mark.parametrize("name", LOCKS)
 def test_every_locked_package_has_one_version_and_hashes(name: str) -> None:
+    """And no host or address; the only option is that no source archive is built."""
     packages = locked(name)
     assert packages
+    assert "://" not in LOCKS[name].read_text()
+    assert [entry for entry in entries(LOCKS[name]) if entry.startswith("-")] == ["--only-binary :all:"]
     for versions in packages.values():
         for pin in versions:
             (specifier,) = pin.requirement.specifier
+            assert not pin.requirement.url
             assert specifier.operator == "=="
             assert "*" not in specifier.version
             assert pin.options
             assert all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", option) for option in pin.options), pin.requirement
         apart = [pin.requirement.marker for pin in versions]
         assert len(versions) == 1 or None not in apart, f"two versions of {versions[0].requirement.name} at once"
-
-
-@pytest.mark.parametrize("name", LOCKS)
-def test_a_lock_file_names_no_host_and_builds_nothing(name: str) -> None:
-    """The only option is that no source archive is built; where packages come from is the machine's own setting."""
-    assert "://" not in LOCKS[name].read_text()
-    assert [entry for entry in entries(LOCKS[name]) if entry.startswith("-")] == ["--only-binary :all:"]
-    assert not [pin for versions in locked(name).values() for pin in versions if pin.requirement.url]
 
 
 def test_lock_files_agree() -> None:
@@ -104,19 +100,15 @@ def test_lock_files_agree() -> None:
         assert all(pin == pins[0] for pin in pins), f"{package} differs between lock files; run make lock"
 
 
-@pytest.mark.parametrize(
-    ("lock", "asked"),
-    [
-        ("requirements", declared()),
-        *(("requirements", declared(group=group)) for group in ("dev", "build")),
+def test_what_the_project_asks_for_is_locked_in_its_range() -> None:
+    for lock, asked in (
+        ("requirements", [*declared(), *declared(group="dev"), *declared(group="build")]),
         *((group, declared(group=group)) for group in ("docs", "build", "inventory", "audit")),
-    ],
-)
-def test_what_the_project_asks_for_is_locked_in_its_range(lock: str, asked: list[Requirement]) -> None:
-    pins = locked(lock) | locked("torch")
-    for requirement in asked:
-        for pin in pins[canonicalize_name(requirement.name)]:
-            assert pin.version in requirement.specifier, f"{requirement} is locked at {pin.version}; run make lock"
+    ):
+        pins = locked(lock) | locked("torch")
+        for requirement in asked:
+            for pin in pins[canonicalize_name(requirement.name)]:
+                assert pin.version in requirement.specifier, f"{requirement} is locked at {pin.version}; run make lock"
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
@@ -275,27 +267,25 @@ def test_without_a_driver_pytorchs_cpu_build_is_taken_if_pip_has_it(tmp_path: Pa
         assert ("No NVIDIA driver here" in told.stderr) == (lock == "torch-cpu")
 
 
-@pytest.mark.parametrize("requirement", ["torch", "torch==2.15", "torch==2.13.0+cu130", "torch>=2.6"])
-def test_another_pytorch_is_taken_as_it_is_and_that_is_said(requirement: str) -> None:
-    told = torch_for(requirement)
-    assert told.stdout == f"{requirement}\n"
-    assert f"{requirement} is in no lock file" in told.stderr
-
-
-def downloads(path: str) -> list[str]:
-    """Return the commands of a file by which pip or uv gets something."""
-    text = (ROOT / path).read_text().replace("\\\n", " ")
-    text = re.sub(r"^(#|gather\(\)|INSTALL =).*$", "", text, flags=re.MULTILINE)
-    if path == "Makefile":  # the newest Flower is in no lock file
-        text = re.sub(r"^test-latest-flower:(.*\n)+?\n", "", text, flags=re.MULTILINE)
-    each = re.split(r"\n|&&|\|\|", text)
-    return [command for command in each if re.search(r"pip .*\b(install|wheel|download) |\(INSTALL\)|gather ", command)]
+def test_another_pytorch_is_taken_as_it_is_and_that_is_said() -> None:
+    for requirement in ("torch", "torch==2.15", "torch==2.13.0+cu130", "torch>=2.6"):
+        told = torch_for(requirement)
+        assert told.stdout == f"{requirement}\n"
+        assert f"{requirement} is in no lock file" in told.stderr
 
 
 @pytest.mark.parametrize("path", ["docker/Dockerfile", "deploy/edge/wheels.sh", "Makefile"])
 def test_whatever_is_installed_is_checked(path: str) -> None:
-    """Exempt are PyTorch, for which locks/pytorch.py gives the hashes, and our own code, which is not downloaded."""
-    found = downloads(path)
+    """Each command by which pip or uv gets something.
+
+    Exempt are PyTorch, for which locks/pytorch.py gives the hashes, and our own code, which is not downloaded.
+    """
+    text = (ROOT / path).read_text().replace("\\\n", " ")
+    text = re.sub(r"^(#|gather\(\)|INSTALL =).*$", "", text, flags=re.MULTILINE)
+    if path == "Makefile":  # the newest Flower is in no lock file
+        text = re.sub(r"^test-latest-flower:(.*\n)+?\n", "", text, flags=re.MULTILINE)
+    gets = re.compile(r"pip .*\b(install|wheel|download) |\(INSTALL\)|gather ")
+    found = [command for command in re.split(r"\n|&&|\|\|", text) if gets.search(command)]
     assert len(found) >= 4
     for command in found:
         ours = "--no-deps" in command and re.search(r"--no-build-isolation|--no-index", command)
@@ -331,24 +321,22 @@ def renew(folder: Path, environment: dict[str, str]) -> subprocess.CompletedProc
     return subprocess.run(script, env=environment, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("tag", ["", f"@sha256:{'1' * 64}"])
-def test_a_digest_is_renewed_or_added(tag: str, tmp_path: Path, registry: dict[str, str]) -> None:
+def test_a_digest_is_renewed_or_added(tmp_path: Path, registry: dict[str, str]) -> None:
     dockerfile = tmp_path / "Dockerfile"
-    dockerfile.write_text(re.sub(r"(?m)^(ARG BASE=[^@\n]+).*$", rf"\g<1>{tag}", dockerfile.read_text()))
-    done = renew(tmp_path, registry)
-    assert done.returncode == 0, done.stderr
-    assert f"ARG BASE=python:3.11-slim@sha256:{NEW}\n" in dockerfile.read_text()
+    for tag in ("", f"@sha256:{'1' * 64}"):
+        dockerfile.write_text(re.sub(r"(?m)^(ARG BASE=[^@\n]+).*$", rf"\g<1>{tag}", dockerfile.read_text()))
+        done = renew(tmp_path, registry)
+        assert done.returncode == 0, done.stderr
+        assert f"ARG BASE=python:3.11-slim@sha256:{NEW}\n" in dockerfile.read_text()
 
 
-@pytest.mark.parametrize(
-    "answer", ["", "sha256:12", "error: no such image", f"sha256:{NEW} {NEW}", "sha256:" + "g" * 64]
-)
-def test_what_is_not_a_digest_is_not_written(answer: str, tmp_path: Path, registry: dict[str, str]) -> None:
+def test_what_is_not_a_digest_is_not_written(tmp_path: Path, registry: dict[str, str]) -> None:
     before = (tmp_path / "Dockerfile").read_text()
-    done = renew(tmp_path, registry | {"ANSWER": answer})
-    assert done.returncode == 1
-    assert "not a digest" in done.stderr
-    assert (tmp_path / "Dockerfile").read_text() == before
+    for answer in ("", "sha256:12", "error: no such image", f"sha256:{NEW} {NEW}", "sha256:" + "g" * 64):
+        done = renew(tmp_path, registry | {"ANSWER": answer})
+        assert done.returncode == 1
+        assert "not a digest" in done.stderr
+        assert (tmp_path / "Dockerfile").read_text() == before
 
 
 AUDIT: dict[str, Any] = runpy.run_path(str(ROOT / "locks" / "audit.py"))
@@ -357,20 +345,17 @@ HOLED = {"name": "jinja2", "version": "2.4.1", "vulns": [{"id": "CVE-2019-10906"
 UNKNOWN = {"name": "flwr", "skip_reason": "Dependency not found and could not be audited: flwr (1.39.0)"}
 
 
-@pytest.mark.parametrize(
-    ("answers", "code", "words"),
-    [
+def test_an_audit_that_could_not_look_says_so() -> None:
+    for answers, code, words in (
         ([SAFE], 0, "no vulnerability is known"),
         ([SAFE, HOLED], 1, "jinja2 2.4.1: CVE-2019-10906, fixed in 2.10.1"),
         ([SAFE, UNKNOWN], 1, "does not know: flwr"),
         ([UNKNOWN, UNKNOWN], 0, "SKIPPED"),
         (None, 0, "SKIPPED"),
-    ],
-)
-def test_an_audit_that_could_not_look_says_so(answers: list[dict[str, Any]] | None, code: int, words: str) -> None:
-    said, ended = AUDIT["verdict"](answers)
-    assert ended == code
-    assert words in said
+    ):
+        said, ended = AUDIT["verdict"](answers)
+        assert ended == code
+        assert words in said
 
 
 def test_every_version_that_is_locked_is_audited() -> None:

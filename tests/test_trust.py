@@ -45,7 +45,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = ("--data-dir", "data", "--schema", "schema.toml", "--model", "own:net", "--rounds", "1", "--out", "run")
     done = fairbloom(folder, "run", "--task", "csv", *words)
     assert done.returncode == 0, done.stderr
-    done = fairbloom(folder, "compare", "--task", "digits", "--rounds", "1", "--methods", "fedavg,afl", "--out", "two")
+    small = ("--task", "digits", "--rounds", "1", "--seeds", "2", "--jobs", "1")
+    done = fairbloom(folder, "compare", *small, "--methods", "fedavg,afl", "--out", "two")
     assert done.returncode == 0, done.stderr
     write_hospital(folder / "new.csv", 30, 9)
     (folder / "ran").unlink()
@@ -99,9 +100,6 @@ def test_predicting_refuses_modules_nobody_trusts(foreign: Path, setting: str) -
 
 def test_a_trusted_module_is_imported(foreign: Path) -> None:
     for words in PREDICTING:
-        refused = fairbloom(foreign, *words)
-        assert refused.returncode == 2
-        assert "say --trust" in refused.stderr
         done = fairbloom(foreign, *words, "--trust")
         assert done.returncode == 0, done.stderr
 
