@@ -98,18 +98,9 @@ def in_json(file: files.File[Any]) -> Callable[[Path], Structure]:
     return lambda path: json.loads(file.encode(file.read(path.parent)))
 
 
-def read_study(path: Path) -> Structure:
-    """Return a study as its file has it; JSON writes tuples as lists."""
-    return json.loads(json.dumps(asdict(Study.read(path.parent))))
-
-
 def only(*keys: str) -> Callable[[Structure], Structure]:
     """Return what leaves out the keys that no reader knows."""
     return lambda structure: {key: structure[key] for key in keys}
-
-
-def read_config(path: Path) -> Structure:
-    return tomllib.loads(files.CONFIG.read(path.parent).encode().decode())
 
 
 def read_settings(path: Path) -> Structure:
@@ -138,9 +129,6 @@ def client_of(structure: Structure) -> Structure:
     return {**plain, **{key.replace("-", "_"): value for key, value in structure.items()}}
 
 
-FILES = {"ca": "ca.crt", "certificate": "certificate", "key": "key", "state-dir": "state"}
-
-
 @cache
 def bundle() -> Path:
     """Return the bundle of a client, which stays as long as this process."""
@@ -150,24 +138,16 @@ def bundle() -> Path:
 
 
 def read_client(path: Path) -> Structure:
-    files = {key: str(bundle() / name) for key, name in FILES.items()}
-    return {**asdict(ClientSettings.of(files, path))}
+    names = {"ca": "ca.crt", "certificate": "certificate", "key": "key", "state-dir": "state"}
+    return {**asdict(ClientSettings.of({key: str(bundle() / name) for key, name in names.items()}, path))}
 
 
 def read_enrolled(path: Path) -> Structure:
     members = Members(path.parent)
     members.look()  # which logs what cannot be used
     if not members.by_name:
-        raise FuzzedError(f"{path} cannot be used")
+        raise FairbloomError(f"{path} cannot be used")
     return [asdict(member) for member in members.by_name.values()]
-
-
-def enrolled_of(structure: Structure) -> Structure:
-    return [{"revoked": "", "enrolled": "", "examples": 0, **structure}]
-
-
-def federation_of(structure: Structure) -> Structure:
-    return {**DEFAULTS, **structure}
 
 
 def read_federation(path: Path) -> Structure:
@@ -175,15 +155,11 @@ def read_federation(path: Path) -> Structure:
     return {key: found[key.replace("-", "_")] for key in DEFAULTS}
 
 
-class FuzzedError(FairbloomError):
-    """A file that is refused in words that are logged."""
-
-
 def read_order(path: Path) -> Structure:
     try:
         return asdict(Order.read(path))
     except (ValueError, KeyError) as error:  # which the server logs
-        raise FuzzedError(f"{path} cannot be used: {error}") from error
+        raise FairbloomError(f"{path} cannot be used: {error}") from error
 
 
 def read_rounds(path: Path, *, finished: bool) -> Structure:
@@ -267,10 +243,6 @@ def split_of(structure: Structure) -> Structure:
     return {name: np.asarray(structure[name]) for name in SPLIT}
 
 
-def without_folder(structure: Structure) -> Structure:
-    return {name.partition("/")[2]: content for name, content in structure}
-
-
 # The kinds of files -------------------------------------------------------------------------------------------------
 
 MODEL = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones(2, np.float32)}
@@ -316,6 +288,7 @@ ENROLLED = {
     **{"name": "site-a", "partition": 0, "key": "77aa", "revoked": ""},
     **{"enrolled": "2026-01-01T00:00:00+00:00", "examples": 5},
 }
+UNSET = {"revoked": "", "enrolled": "", "examples": 0}
 CLIENT = {
     **{"server": "fl.example.org:9092", "partition-id": 2},
     **{"allow": ["mine:load"], "limits": {"rows": 10}},
@@ -350,7 +323,12 @@ KINDS: Mapping[str, Kind] = {
         lambda structure: [MODEL, STATE],
         sealed=True,
     ),
-    "the settings of a run folder": Kind("config.toml", {"run-folder-format": 3, **SETTINGS}, toml, read_config),
+    "the settings of a run folder": Kind(
+        "config.toml",
+        {"run-folder-format": 3, **SETTINGS},
+        toml,
+        lambda path: tomllib.loads(files.CONFIG.read(path.parent).encode().decode()),
+    ),
     "the known clients": Kind(
         "known.json",
         {"began": ["a", "b"], "known": ["a", "b", "c"]},
@@ -377,13 +355,13 @@ KINDS: Mapping[str, Kind] = {
         "words.json", [[*each] for each in SETTINGS.items()], words, read_words, meant_by, names_file=False
     ),
     "the settings of a client": Kind("client.toml", CLIENT, toml, read_client, client_of, names_file=False),
-    "an enrolled client": Kind("site-a.toml", ENROLLED, toml, read_enrolled, enrolled_of),
+    "an enrolled client": Kind("site-a.toml", ENROLLED, toml, read_enrolled, lambda each: [{**UNSET, **each}]),
     "a federation": Kind(
         "federation.toml",
         {"server": "fl.example.org:9092", "listen": "0.0.0.0:9092", "pin-keys": True, "max-reply": 5},
         toml,
         read_federation,
-        federation_of,
+        lambda structure: {**DEFAULTS, **structure},
     ),
     "a recipe": Kind("small.toml", RECIPE, toml, lambda path: load_recipe(str(path)) and RECIPE, lambda _: RECIPE),
     "the order of a run": Kind(
@@ -400,12 +378,12 @@ KINDS: Mapping[str, Kind] = {
         ],
         packed,
         files_of,
-        without_folder,
+        lambda structure: {name.partition("/")[2]: content for name, content in structure},
         BundleError,
         sealed=True,
         names_file=False,
     ),
-    "a study": Kind("study.json", STUDY, as_json, read_study),
+    "a study": Kind("study.json", STUDY, as_json, lambda path: json.loads(json.dumps(asdict(Study.read(path.parent))))),
     "a table of data": Kind("site-a.csv", CSV, table, read_csv, columns_of),
 }
 

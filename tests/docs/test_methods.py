@@ -23,7 +23,6 @@ from tests.originals import is_there
 from .pages import ROOT
 from .reader import simple_clients
 
-ALWAYS = ("title", "explanation", "source", "weighting")
 JUDGED = ("objective", "good_for", "hurts_when", "memory", "cost")
 
 DOI = r"\bdoi:(10\.(?:48550/arXiv\.\d{4}\.\d{5}|24963/ijcai\.\d{4}/\d+|1609/aaai\.v\d+i\d+\.\d+))(?=[.;]?(?:\s|$))"
@@ -33,7 +32,8 @@ LABELS = re.compile(r"(Objective|Good for|Hurts when|Memory|Cost|Source|Paramete
 def test_a_docstring_says_all_that_a_page_shows() -> None:
     for name in (*METHODS, "torchjd"):
         method = describe(name)
-        assert [field for field in (*ALWAYS, *JUDGED) if not getattr(method, field)] == [], name
+        always = ("title", "explanation", "source", "weighting", *JUDGED)
+        assert [field for field in always if not getattr(method, field)] == [], name
         assert [p.key for p in method.parameters if not (p.range and p.default is not None and p.description)] == []
         fields = (*JUDGED, "source", "reductions", "departures")
         assert [field for field in fields if LABELS.search(getattr(method, field))] == [], name
@@ -70,9 +70,8 @@ def test_the_example_makes_the_strategy_of_a_run_by_default() -> None:
         made = eval(call, {method.__name__: method})  # noqa: S307 (our own page)
         given = {parameter.key: value for parameter, value in example(describe(name)).items()}
         default = Settings.of({"method": name, "fraction": 1.0, **given}).strategy()
-        assert {k: v for k, v in vars(made).items() if k[0] != "_"} == {
-            k: v for k, v in vars(default).items() if k[0] != "_"
-        }
+        ours, due = ({k: v for k, v in vars(each).items() if k[0] != "_"} for each in (made, default))
+        assert ours == due
 
 
 @pytest.mark.slow
@@ -105,9 +104,7 @@ def test_scripts_are_set_outside_of_code_only() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start", toy.STARTS)
-def test_kept_states_reach_the_minimum_where_fedavg_drifts_off(
-    start: tuple[float, float],
-) -> None:
+def test_kept_states_reach_the_minimum_where_fedavg_drifts_off(start: tuple[float, float]) -> None:
     curvature = sum(client.curvature for client in toy.CLIENTS.values())
     minimum = np.linalg.solve(curvature, sum(client.curvature @ client.target for client in toy.CLIENTS.values()))
     keeping = [name for name in METHODS if toy.strategy(name).keeps_states]
@@ -146,9 +143,8 @@ def test_the_first_page_names_a_method_for_unchanged_clients() -> None:
 
 def test_a_page_says_what_a_server_optimizer_gets() -> None:
     for name in ("fedmgda", "fedmgdaplus", "mgdaprox", "adafed", "fedmdfg", "fedlf"):
-        assert f"(../training.md#on-the-server)\n  - One thing no longer holds: {COMMON_DESCENT}." in page(
-            describe(name)
-        )
+        lost = f"(../training.md#on-the-server)\n  - One thing no longer holds: {COMMON_DESCENT}."
+        assert lost in page(describe(name))
     assert "One thing no longer holds: its step is as long as the mean update," in page(describe("fedfv"))
     for name in ("qfedavg", "qfedsgd"):
         assert "One thing no longer holds: the length of its step follows from" in page(describe(name))

@@ -20,10 +20,11 @@ from fairbloom.rounds.cohort import Cohort
 from fairbloom.rounds.method import Method
 from fairbloom.strategies import FedAvg
 from tests.commands import fairbloom
-from tests.federation import BUFFERS, MemoryGrid, quadratics
+from tests.federation import BUFFERS, quadratics
 from tests.federation import run as run_strategy
 
-ROOT = Path(__file__).parents[2]
+from .pages import ROOT
+
 GUIDE = (ROOT / "docs" / "your-method.md").read_text()
 MORE = ROOT / "docs" / "apps" / "more_methods.py"
 PYTHON = re.findall(r"```python\n(.+?)```", GUIDE, re.DOTALL)
@@ -75,7 +76,7 @@ def test_methods_and_rules_pass_without_a_remark() -> None:
 
 def test_worst_first_draws_by_the_last_losses(my_methods: ModuleType) -> None:
     clients = quadratics(6)
-    finished = run_strategy(my_methods.WorstFirst(fraction_train=0.5, buffers=BUFFERS), MemoryGrid(clients), 4)[1]
+    finished = run_strategy(my_methods.WorstFirst(fraction_train=0.5, buffers=BUFFERS), clients)[1]
     first = [set(each.participants) for each in finished[:2]]
     assert first[0] | first[1] == {*clients}
     losses = {name: report["loss-before"] for each in finished[:2] for name, report in each.train_metrics.items()}
@@ -90,12 +91,9 @@ def test_clients_follow_what_the_method_sends() -> None:
         RuleUnderTest(rule).run_rounds(method(client_rule=rule, fraction_evaluate=0.0), 2)
         for method in (resolve_name("more_methods:Heading"), FedAvg)
     )
-    differ = [
-        [bool((one.arrays[name] != other.arrays[name]).any()) for name in one.arrays]
-        for one, other in zip(heading, fedavg, strict=True)
-    ]
-    assert not any(differ[0])
-    assert all(differ[1])
+    (first, same), (second, other) = zip(heading, fedavg, strict=True)
+    assert all((first.arrays[name] == same.arrays[name]).all() for name in first.arrays)
+    assert all((second.arrays[name] != other.arrays[name]).any() for name in second.arrays)
 
 
 @pytest.mark.usefixtures("my_methods")

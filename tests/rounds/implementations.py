@@ -3,7 +3,7 @@
 A new implementation is one more line of IMPLEMENTATIONS.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -13,8 +13,7 @@ import pytest
 
 from fairbloom.client.app import app
 from fairbloom.protocol.names import BETWEEN_GROUPS
-from fairbloom.protocol.terms import Terms
-from fairbloom.rounds.clients import NOTHING, Clients, Replies, Trained
+from fairbloom.rounds.clients import Clients, Replies, Trained
 from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.loop import Rounds
 from fairbloom.rounds.method import Method
@@ -145,31 +144,20 @@ def rows_of(updates: Updates | None) -> tuple[bytes, ...]:
     return tuple(row.tobytes() for block in updates.vectors.blocks for row in block[:])
 
 
-class Watched:
-    """Clients whose answers are noted as they are given, before the round has screened them."""
+def watch(clients: Clients) -> list[tuple[str, dict[str, Any]]]:
+    """Return where the answers of clients will be noted as they are given, before the round has screened them."""
+    seen: list[tuple[str, dict[str, Any]]] = []
 
-    def __init__(self, clients: Clients) -> None:
-        self._clients = clients
-        self.seen: list[tuple[str, dict[str, Any]]] = []
+    def noting(what: str, ask: Callable[..., Replies]) -> Callable[..., Replies]:
+        def asked(names: Sequence[str], *others: Any, **more: Any) -> Replies:
+            replies = ask(names, *others, **more)
+            seen.append((what, {**told(replies), "asked": tuple(names)}))
+            return replies
 
-    def online(self, fewest: int) -> Collection[str]:
-        return self._clients.online(fewest)
+        return asked
 
-    def free(self) -> Collection[str]:
-        return self._clients.free()
-
-    def sizes(self, names: Sequence[str]) -> Mapping[str, float]:
-        return self._clients.sizes(names)
-
-    def train(self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING) -> Trained:
-        trained = self._clients.train(names, model, terms, sent)
-        self.seen.append(("trained", {**told(trained), "asked": tuple(names)}))
-        return trained
-
-    def evaluate(self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]) -> Replies:
-        replies = self._clients.evaluate(names, model, terms, participants)
-        self.seen.append(("evaluated", {**told(replies), "asked": tuple(names)}))
-        return replies
+    vars(clients).update(train=noting("trained", clients.train), evaluate=noting("evaluated", clients.evaluate))
+    return seen
 
 
 def told(replies: Replies) -> dict[str, Any]:
@@ -216,10 +204,9 @@ def outcome(implementation: str, case: str, *, in_float64: bool = False) -> Outc
     settings = settings_of(case, in_float64=in_float64)
     method, model = method_and_model(settings)
     engine = IMPLEMENTATIONS[implementation](method, dict(settings.run_config()))
-    clients = Watched(engine)
-    loop = Rounds(method, clients, settings.num_rounds)
+    seen, loop = watch(engine), Rounds(method, engine, settings.num_rounds)
     measured = lambda number: ["loss-before"] if loop.evaluates(number) else []  # noqa: E731 (as server/app.py does)
     rounds = list(loop.run(model, measure=measured, measure_after=["train-loss"]))
     if isinstance(engine, LocalClients):
         engine.close()
-    return Outcome(clients.seen, rounds, method.state_dict())
+    return Outcome(seen, rounds, method.state_dict())
