@@ -11,17 +11,7 @@ from hypothesis import strategies as st
 from fairbloom.rounds.loop import NothingLearnedError
 from fairbloom.rounds.screening import implausible_counts, largest_in_proportion, proportionate_rates
 from fairbloom.strategies import FedAvg, QFedAvg, VRed
-from tests.federation import (
-    BUFFERS,
-    Fault,
-    bits,
-    metrics,
-    one_faulty,
-    quadratics,
-    record,
-    run,
-    unpack,
-)
+from tests.federation import BUFFERS, Fault, bits, metrics, one_faulty, quadratics, record, run, unpack
 
 INF = math.inf
 sizes_strategy = st.lists(st.floats(0.0, 1e300), min_size=1, max_size=9)

@@ -11,18 +11,7 @@ from flwr.app import MessageType
 from fairbloom.rounds.loop import means
 from fairbloom.rounds.round import size_on_the_wire
 from fairbloom.strategies import FedAvg, Round
-from tests.federation import (
-    BUFFERS,
-    MemoryGrid,
-    bits,
-    error,
-    initial_model,
-    metrics,
-    no_reply,
-    quadratics,
-    record,
-    run,
-)
+from tests.federation import BUFFERS, MemoryGrid, bits, error, initial_model, metrics, no_reply, quadratics, record, run
 
 
 def test_a_finished_round_has_its_participants_and_results() -> None:

@@ -170,9 +170,7 @@ def silent_for(roster: Roster, now: list[float]) -> float:
     return now[0] - made
 
 
-def test_the_pause_doubles_and_restarts_after_an_answer(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_pause_doubles_and_restarts_after_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
     monkeypatch.setattr("fairbloom.rounds.roster.time.time", lambda: now[0])
     roster = Roster()

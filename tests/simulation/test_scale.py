@@ -43,9 +43,7 @@ print(int(sys.argv[-1]) - int(sys.argv[-2]))
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="a process reads its largest resident memory from /proc")
-def test_a_run_with_a_million_clients_takes_at_most_200_mb_more(
-    tmp_path: Path,
-) -> None:
+def test_a_run_with_a_million_clients_takes_at_most_200_mb_more(tmp_path: Path) -> None:
     command = [sys.executable, "-c", GROWTH, str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
