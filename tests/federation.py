@@ -337,14 +337,13 @@ def without(kind: str) -> Fault:
 # Runs of methods ----------------------------------------------------------------------------------------------------
 
 
-def needs_of(name: str) -> tuple[object, ...]:
-    """Return what a round does for a method: what it has measured, sent, replied, computed and remembered."""
-    method = METHODS[name]
-    return method.needs, method.second, method.own_terms, frozenset(method.requires)
-
-
-KINDS = sorted({needs_of(name): name for name in sorted(METHODS, reverse=True)}.values())
-"""One method for each set of needs: for what a round does, whatever the coefficients are."""
+KINDS = sorted(
+    {
+        (method.needs, method.second, method.own_terms, frozenset(method.requires)): name
+        for name, method in sorted(METHODS.items(), reverse=True)
+    }.values()
+)
+"""One method for each set of needs: what a round has measured, sent, replied, computed and remembered for it."""
 
 OPTIONS: dict[str, Any] = {"buffers": BUFFERS, "fraction_train": 0.6, "seed": 3}
 
@@ -364,15 +363,10 @@ def run(
     return result, finished
 
 
-_UNDISTURBED: dict[str, tuple[Result, list[Round]]] = {}
-
-
-def undisturbed(name: str, arguments: Mapping[str, Any]) -> tuple[Result, list[Round]]:
+@cache
+def undisturbed(name: str) -> tuple[Result, list[Round]]:
     """Return four rounds of a method with OPTIONS; the same again, since many tests compare theirs with them."""
-    key = f"{name} {arguments}"
-    if key not in _UNDISTURBED:
-        _UNDISTURBED[key] = run(make(name, arguments, **OPTIONS))
-    return _UNDISTURBED[key]
+    return run(make(name, ARGUMENTS[name][0], **OPTIONS))
 
 
 def assert_resumes(
@@ -582,12 +576,6 @@ class Course:
     controls: dict[int, dict[str, FloatArray]] = field(default_factory=dict)
 
     @property
-    def row(self) -> FloatArray:
-        """The one row that the method keeps."""
-        (kept,) = self.method.progress.kept.values()
-        return np.asarray(kept.blocks[0][0])
-
-    @property
     def used_states(self) -> dict[str, FloatArray]:
         """Each client's state as the server knows it: that after its last reply that was used."""
         numbers = self.method.progress.states.of(self.clients)
@@ -599,7 +587,8 @@ class Course:
 
         Of FedDyn that is Σ h_k − alpha R; else Σ n_k (c − c_k) / Σ n_k over all clients that the server has known.
         """
-        states, kept = self.used_states, self.row if self.method.progress.kept else np.zeros(1)
+        rows = [np.asarray(row.blocks[0][0]) for row in self.method.progress.kept.values()]
+        states, kept = self.used_states, rows[0] if rows else np.zeros(1)
         if isinstance(self.method, FedDyn):
             return float(np.abs(sum(states.values()) - self.method.alpha * kept).max())
         by_examples = self.method.weighting == "examples"

@@ -46,7 +46,7 @@ def averaged(name: str, **changes: Any) -> Any:
 
 def test_training_goes_on_from_the_last_model_not_the_mean() -> None:
     for name in ("fedavg", "fedfv", "drfa"):
-        _, expected = undisturbed(name, ARGUMENTS[name][0])
+        _, expected = undisturbed(name)
         result, rounds = run(averaged(name))
         assert [bits(r.arrays) for r in rounds] == [bits(r.arrays) for r in expected], name
         models = [unpack(r.arrays) for r in rounds]

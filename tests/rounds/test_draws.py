@@ -15,14 +15,14 @@ SOME = ("site-4", "site-1", "site-2")
 
 def test_arrival_order_and_node_ids_do_not_matter() -> None:
     for name in ("fedavg", "drfa", "scaffold"):
-        expected, same = undisturbed(name, ARGUMENTS[name][0])
+        expected, same = undisturbed(name)
         result, rounds = run(make(name, ARGUMENTS[name][0], **OPTIONS), MemoryGrid(quadratics(6), seed=1))
         assert bits(result.arrays) == bits(expected.arrays), name
         assert [list(r.coefficients.items()) for r in rounds] == [list(r.coefficients.items()) for r in same], name
 
 
 def test_a_seed_draws_the_same_participants_for_every_method() -> None:
-    drawn = {name: [r.participants for r in undisturbed(name, ARGUMENTS[name][0])[1]] for name in KINDS}
+    drawn = {name: [r.participants for r in undisturbed(name)[1]] for name in KINDS}
     weighted, first = drawn.pop("drfa"), drawn["fedavg"]
     assert all(participants == first for participants in drawn.values())
     assert all(1 <= len(participants) <= 4 for participants in weighted)
@@ -38,7 +38,7 @@ def test_the_model_is_that_of_those_clients_alone() -> None:
     some = {k: v for k, v in quadratics(6).items() if k in SOME}
     for name in ("fedavg", "drfa", "scaffold"):
         arguments = ARGUMENTS[name][0]
-        expected, _ = undisturbed(name, arguments)
+        expected, _ = undisturbed(name)
         result, _ = run(make(name, arguments, training_clients=EVERYBODY, **OPTIONS))
         assert bits(result.arrays) == bits(expected.arrays), name
         alone, others = run(make(name, arguments, **OPTIONS), MemoryGrid(some))

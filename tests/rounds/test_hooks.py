@@ -47,9 +47,8 @@ FIRST = record(initial_model())
 
 def test_flowers_own_loop_gives_the_same_model() -> None:
     for name in KINDS:
-        arguments = ARGUMENTS[name][0]
-        ours, _ = undisturbed(name, arguments)
-        strategy = make(name, arguments, **OPTIONS)
+        ours, _ = undisturbed(name)
+        strategy = make(name, ARGUMENTS[name][0], **OPTIONS)
         theirs = Strategy.start(strategy, MemoryGrid(quadratics(6)), FIRST, num_rounds=4)
         assert bits(theirs.arrays) == bits(ours.arrays), name
         assert dict(theirs.train_metrics_clientapp[4]) == dict(ours.train_metrics_clientapp[4]), name

@@ -11,7 +11,7 @@ from flwr.app.error import Error
 from flwr.clientapp import ClientApp
 
 from fairbloom.protocol.helper import ADVICE
-from fairbloom.rounds.cohort import Cohort, MethodError
+from fairbloom.rounds.cohort import Cohort
 from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.loop import Rounds
 from fairbloom.rounds.updates import FloatArray
@@ -164,13 +164,6 @@ def test_all_training_clients_are_on_the_roster_by_name() -> None:
     (roster,) = rosters(Noting(fraction_train=0.2), clients)
     assert list(roster.items()) == sorted(EXAMPLES.items())
     assert rosters(Noting(training_clients=("site-3", "site-1")), clients) == [known("site-1", "site-3")]
-
-
-def test_a_method_that_does_not_ask_for_the_roster_gets_none() -> None:
-    method = type("Plain", (Noting,), {"requires": frozenset()})()
-    with pytest.raises(MethodError, match="requires"):
-        rosters(method, quadratics(3))
-    assert "roster" not in method.state_dict()
 
 
 def test_the_first_usable_reply_replaces_a_missing_number() -> None:

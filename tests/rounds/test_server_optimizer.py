@@ -49,7 +49,7 @@ def moments_in(strategy: FairStrategy) -> Any:
 
 def test_momentum_of_zero_is_the_method_to_the_bit() -> None:
     for name in ("fedavg", "fedfv", "drfa", "scaffold", "fcfl"):
-        expected, rounds = undisturbed(name, ARGUMENTS[name][0])
+        expected, rounds = undisturbed(name)
         result, ours = run(make(name, ARGUMENTS[name][0], **OPTIONS, **PLAIN_MOMENTUM))
         assert bits(result.arrays) == bits(expected.arrays), name
         assert [bits(each.arrays) for each in ours] == [bits(each.arrays) for each in rounds], name

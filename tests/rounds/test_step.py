@@ -1,7 +1,7 @@
 """The model after some rounds: where the papers' vectors end, and what a method sees on the way."""
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,11 +34,9 @@ from tests.strategies.reference import WEIGHTING, Seen, expected_step
 GROUP_COUNTS = ("positives-0", "positives-1", "hits-0", "hits-1")
 
 
-def expected_model(
-    name: str, arguments: dict[str, Any], rounds: Sequence[Round], clients: Mapping[str, Quadratic] | None = None
-) -> Arrays:
+def expected_model(name: str, arguments: dict[str, Any], rounds: Sequence[Round]) -> Arrays:
     """Run the method on whole float64 vectors, given whose replies were used in each round."""
-    clients, history = clients or quadratics(6), []
+    clients, history = quadratics(6), []
     if name == "local":  # its clients return what they received
         return initial_model()
     steps = arguments.get("local_steps", 10) if name == "drfa" else 1
@@ -77,23 +75,9 @@ def expected_model(
 
 def draws_in(finished: Round) -> dict[str, int]:
     """How often DRFA drew each client, from its coefficients draws / Σ draws; test_drfa.py tests the draw itself."""
-    (total,) = [
-        n
-        for n in range(1, 7)
-        if all(float(n * c).is_integer() or abs(n * c - round(n * c)) < 1e-9 for c in finished.coefficients.values())
-    ][:1]
+    shares = np.array([*finished.coefficients.values()])
+    total = next(n for n in range(1, 7) if np.abs(n * shares - np.round(n * shares)).max() < 1e-9)
     return {name: round(total * c) for name, c in finished.coefficients.items()}
-
-
-def assert_model(arrays: ArrayRecord, expected: Arrays, case: str) -> None:
-    model = unpack(arrays)
-    assert list(model) == list(expected)
-    assert {k: (a.dtype, a.shape) for k, a in model.items()} == {
-        k: (a.dtype, a.shape) for k, a in initial_model().items()
-    }
-    for name, array in model.items():
-        most = 2e-5 * np.abs(expected[name]).max()
-        np.testing.assert_allclose(array, expected[name], rtol=2e-5, atol=most, err_msg=str(case))
 
 
 def test_a_run_ends_where_the_papers_vectors_end() -> None:
@@ -112,7 +96,12 @@ def test_a_run_ends_where_the_papers_vectors_end() -> None:
         assert bits(finished[2].arrays) == bits(finished[1].arrays)
         for kept in ("memory", "rows"):
             np.testing.assert_equal(states[3][kept], states[2][kept], name)
-        assert_model(result.arrays, expected_model(name, ARGUMENTS[name][0], finished), name)
+        model, expected = unpack(result.arrays), expected_model(name, ARGUMENTS[name][0], finished)
+        assert list(model) == list(expected)
+        for key, array in model.items():
+            assert (array.dtype, array.shape) == (initial_model()[key].dtype, initial_model()[key].shape)
+            most = 2e-5 * np.abs(expected[key]).max()
+            np.testing.assert_allclose(array, expected[key], rtol=2e-5, atol=most, err_msg=name)
 
 
 def sizes_in(value: Any) -> list[int]:

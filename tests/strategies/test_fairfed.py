@@ -12,31 +12,15 @@ from fairbloom.strategies import FairFed
 from .helpers import cohort_of
 
 COUNTS = ("positives-0", "positives-1", "hits-0", "hits-1")
-Row = tuple[int, int, int, int]
 
 
-def cohort(
-    rows: Sequence[Row],
-    counts: Sequence[float] | None = None,
-    accuracies: Sequence[float] | None = None,
-    **changes: Any,
-) -> Cohort:
-    """Return clients with these counts, positives in both groups and hits in both; of 100 examples each, all alike."""
-    m = len(rows)
-    return cohort_of(
-        np.eye(m),
-        counts=counts or [100.0] * m,
-        accuracies=accuracies or [0.8] * m,
-        groups=dict(zip(COUNTS, zip(*rows, strict=True), strict=True)),
-        **changes,
-    )
+ROWS = [(40, 40, 0, 20), (40, 40, 12, 16), (20, 20, 8, 4)]
 
 
-def after(method: FairFed, cohort: Cohort) -> dict[str, float]:
-    """Return ω once a round is remembered."""
-    method.remember(cohort, method.weigh(cohort), {})
-    weights: dict[str, float] = method.memory["weights"]
-    return weights
+def cohort(rows: Sequence[tuple[int, int, int, int]], counts: Sequence[float], **changes: Any) -> Cohort:
+    """Return clients with so many examples, positives in both groups and hits in both, and the same accuracy."""
+    groups = dict(zip(COUNTS, zip(*rows, strict=True), strict=True))
+    return cohort_of(np.eye(len(rows)), counts=counts, accuracies=[0.8] * len(rows), groups=groups, **changes)
 
 
 # By hand ------------------------------------------------------------------------------------------------------------
@@ -47,17 +31,15 @@ def test_weights_are_those_of_a_hand_computed_round() -> None:
 
     So the clients are 0.3, 0.1 and 0.4 away from it, 0.8/3 on average.
     """
-    there = cohort([(40, 40, 0, 20), (40, 40, 12, 16), (20, 20, 8, 4)], [100.0, 200.0, 100.0])
+    there = cohort(ROWS, [100.0, 200.0, 100.0])
     omega = np.array([0.25, 0.5, 0.25]) - 0.6 * (np.array([0.3, 0.1, 0.4]) - 0.8 / 3)
     method = FairFed(beta=0.6)
     np.testing.assert_allclose(method.weigh(there), omega, rtol=1e-12)
-    assert list(after(method, there).values()) == pytest.approx(omega.tolist(), rel=1e-12)
+    method.remember(there, method.weigh(there), {})
+    assert list(method.memory["weights"].values()) == pytest.approx(omega.tolist(), rel=1e-12)
 
 
 # Memory and edges ---------------------------------------------------------------------------------------------------
-
-
-ROWS: list[Row] = [(40, 40, 0, 20), (40, 40, 12, 16), (20, 20, 8, 4)]
 
 
 def test_a_size_counts_as_it_was_first_known() -> None:
