@@ -39,19 +39,16 @@ def test_another_test_does_what_a_section_says() -> None:
         page, _, title = section.partition("#")
         file, _, name = test.partition("::")
         assert [block for block in blocks(page) if title in ("", block.section)], f"{section} has no block"
-        assert callable(getattr(importlib.import_module(file.removesuffix(".py").replace("/", ".")), name))
-
-
-def commands(page: str) -> set[str]:
-    """All commands of ours on a page, those in the midst of a sentence too."""
-    lines = [line for block in blocks(page) for line in block.commands]
-    inline = re.findall(r"(?<!`)`(fairbloom [a-z][^`]*)`", (ROOT / page).read_text())
-    return {" ".join(line.split()) for line in (*lines, *inline) if re.match(r"fairbloom [a-z]", line)}
+        module = importlib.import_module(f"tests.{file.removesuffix('.py').replace('/', '.')}")
+        assert callable(getattr(module, name))
 
 
 def test_commands_have_the_options_that_pages_give_them() -> None:
+    """All commands of ours, those in the midst of a sentence too."""
     for page in PAGES:
-        for line in commands(page):
+        inline = re.findall(r"(?<!`)`(fairbloom [a-z][^`]*)`", (ROOT / page).read_text())
+        shown = {line for block in blocks(page) for line in block.commands if re.match(r"fairbloom [a-z]", line)}
+        for line in sorted({*shown, *inline}):
             words = shlex.split(line, comments=True)[1:]
             command: typer.core.click.Command = typer.main.get_command(app)
             while words and isinstance(command, typer.core.TyperGroup):

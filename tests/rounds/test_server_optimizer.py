@@ -1,6 +1,5 @@
 """Server optimizers: the formulas by a second hand, what leaves them alone, what they survive."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -79,11 +78,6 @@ class Reference:
         }[self.name]()
         return np.asarray(w + self.lr * self.a / (np.sqrt(self.v) + self.tau))
 
-    @classmethod
-    def of(cls, options: Mapping[str, Any]) -> "Reference":
-        named = {key.removeprefix("server_optimizer_"): value for key, value in options.items()}
-        return cls(named.pop("server_optimizer"), **named)
-
 
 def test_squares_that_float16_cannot_hold_scale_its_steps() -> None:
     for name in ADAPTIVE:
@@ -99,7 +93,8 @@ def test_a_run_takes_the_steps_of_the_reference() -> None:
     """The method's step comes from the coefficients that a round reports, and from the clients' own training."""
     for name, optimizer in (("fedavg", "adagrad"), ("fedfv", "adam"), ("fedmgdaplus", "yogi"), ("afl", "avgm")):
         _, rounds = run(make(name, ARGUMENTS[name][0], buffers=BUFFERS, **EACH[optimizer]), rounds=6)
-        clients, reference = quadratics(6), Reference.of(EACH[optimizer])
+        options = {key.removeprefix("server_optimizer_"): value for key, value in EACH[optimizer].items()}
+        clients, reference = quadratics(6), Reference(options.pop("server_optimizer"), **options)
         before = initial_model()
         for finished in rounds:
             d = sum(c * (flat(before) - flat(clients[k].trained(before))) for k, c in finished.coefficients.items())
