@@ -431,7 +431,7 @@ class Bowl:
     """A client with the loss ½ (x − a)ᵀ A (x − a) + b of a model of one array, w, and full-batch steps at these rates.
 
     As METHODS has it for SCAFFOLD and FedDyn, it keeps a vector between rounds: `states` by the round of the reply that
-    made them, before and after its last reply. `sent` has the config of each message to train.
+    made them, before and after its last reply.
     """
 
     def __init__(
@@ -445,7 +445,6 @@ class Bowl:
     ) -> None:
         self.name, self.A, self.a, self.b, self.examples, self.rates = name, A, a, b, examples, rates
         self.states: dict[int, FloatArray] = {}
-        self.sent: list[Mapping[str, Any]] = []
 
     def loss(self, x: FloatArray) -> float:
         return float(0.5 * (x - self.a) @ self.A @ (x - self.a)) + self.b
@@ -494,7 +493,6 @@ class Bowl:
         if message.metadata.message_type == MessageType.EVALUATE:
             measured = MetricRecord({"num-examples": self.examples, "loss": self.loss(w)})
             return Message(RecordDict({"metrics": measured}), reply_to=message)
-        self.sent.append(dict(config))
         control, numbers = message.content.array_records.get("control"), MetricRecord(self.report(w, config))
         path = self.train(w, config, None if control is None else unpack(control)["w"])
         return Message(RecordDict({"arrays": record({"w": path[-1]}), "metrics": numbers}), reply_to=message)
@@ -564,7 +562,8 @@ QUIET: dict[str, Any] = {"fraction_evaluate": 0.0, "unused_rounds": 0, "update_l
 class Course:
     """A run of such clients by messages: the model before the first round and after each, the rounds and the states.
 
-    `sent` has the config of each message to train, and `controls` the vector that came with it, by round and client.
+    `inconsistencies` has what `inconsistency` was after each round, `sent` the config of each message to train by round
+    and client, and `controlled` the rounds in which a control variate went out.
     """
 
     method: FairStrategy
@@ -573,7 +572,8 @@ class Course:
     rounds: list[Round] = field(default_factory=list)
     states: list[dict[str, Any]] = field(default_factory=list)
     sent: dict[int, dict[str, ConfigRecord]] = field(default_factory=dict)
-    controls: dict[int, dict[str, FloatArray]] = field(default_factory=dict)
+    controlled: set[int] = field(default_factory=set)
+    inconsistencies: list[float] = field(default_factory=list)
 
     @property
     def used_states(self) -> dict[str, FloatArray]:
@@ -581,9 +581,8 @@ class Course:
         numbers = self.method.progress.states.of(self.clients)
         return {name: client.state(numbers[name]) for name, client in self.clients.items()}
 
-    @property
     def inconsistency(self) -> float:
-        """How far what the clients keep and what the server keeps are from agreeing.
+        """Return how far what the clients keep and what the server keeps are from agreeing.
 
         Of FedDyn that is Σ h_k − alpha R; else Σ n_k (c − c_k) / Σ n_k over all clients that the server has known.
         """
@@ -593,7 +592,7 @@ class Course:
             return float(np.abs(sum(states.values()) - self.method.alpha * kept).max())
         by_examples = self.method.weighting == "examples"
         n = {name: size if by_examples else 1.0 for name, size in self.method.progress.roster.items()}
-        total = sum(n.values())
+        total = sum(n.values()) or 1.0
         return float(np.abs(sum(n[name] * (kept / total - states[name]) for name in n) / total).max())
 
 
@@ -604,11 +603,10 @@ def follow(
     *,
     faults: Mapping[tuple[str, int], Fault] | None = None,
     before: Callable[[int, MemoryGrid], None] = lambda number, grid: None,
-    after: Callable[[Course], None] = lambda course: None,
     first: FloatArray | None = None,
     resume: Mapping[str, Any] | None = None,
 ) -> Course:
-    """Run such clients by messages; `before` each round its number and the grid are given, `after` it the course.
+    """Run such clients by messages; `before` is called before each round, with its number and the grid.
 
     `resume` and `first` continue a run, from a state and the model of its round.
     """
@@ -619,7 +617,7 @@ def follow(
         course.rounds.append(finished)
         course.models.append(unpack(finished.arrays)["w"])
         course.states.append(method.state_dict())
-        after(course)
+        course.inconsistencies.append(course.inconsistency())
         before(finished.number + 1, grid)
 
     before(1 if resume is None else int(resume["round"]) + 1, grid)
@@ -629,5 +627,5 @@ def follow(
         number = int(str(config["server-round"]))
         course.sent.setdefault(number, {})[name] = config
         if "control" in message.content.array_records:
-            course.controls.setdefault(number, {})[name] = unpack(message.content.array_records["control"])["w"]
+            course.controlled.add(number)
     return course
