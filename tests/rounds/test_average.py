@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import MessageType
+from flwr.app import ArrayRecord, MessageType
 from flwr.serverapp.strategy import Strategy
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,15 +29,11 @@ from tests.strategies.helpers import ARGUMENTS, make
 Arrays = dict[str, Any]
 
 
-def mean_of(models: list[Arrays]) -> Arrays:
+def mean_of(models: list[Arrays]) -> ArrayRecord:
     """Return the float arrays' means, in float64 and rounded once, with the last model's integers."""
     last = models[-1]
-    return {
-        name: np.asarray(sum(model[name].astype(np.float64) for model in models) / len(models), array.dtype)
-        if array.dtype.kind == "f"
-        else array
-        for name, array in last.items()
-    }
+    means = {name: sum(model[name].astype(np.float64) for model in models) / len(models) for name in last}
+    return record({name: np.asarray(means[name], a.dtype) if a.dtype.kind == "f" else a for name, a in last.items()})
 
 
 def averaged(name: str, **changes: Any) -> Any:
@@ -51,7 +47,7 @@ def test_training_goes_on_from_the_last_model_not_the_mean() -> None:
         assert [bits(r.arrays) for r in rounds] == [bits(r.arrays) for r in expected], name
         models = [unpack(r.arrays) for r in rounds]
         for number, finished in enumerate(rounds, start=1):
-            assert bits(finished.average) == bits(record(mean_of(models[:number])))
+            assert bits(finished.average) == bits(mean_of(models[:number]))
             assert finished.evaluated is finished.average
         assert bits(result.arrays) == bits(rounds[-1].average)
         assert all(r.average is None and r.evaluated is r.arrays for r in expected)
@@ -67,10 +63,10 @@ def test_a_resumed_run_ends_with_the_same_mean() -> None:
 
 def test_a_skipped_round_counts_with_the_model_as_it_stays() -> None:
     faults = {(f"site-{k}", 2): error for k in range(3)}
-    _, rounds = run(FedAvg(average_models=True), MemoryGrid(quadratics(3), faults=faults), rounds=2)
+    _, rounds = run(FedAvg(average_models=True), quadratics(3), 2, faults)
     assert not rounds[1].coefficients
     first = unpack(rounds[0].arrays)
-    assert bits(rounds[1].average) == bits(record(mean_of([first, first])))
+    assert bits(rounds[1].average) == bits(mean_of([first, first]))
 
 
 def test_under_flowers_own_loop_clients_evaluate_the_mean() -> None:

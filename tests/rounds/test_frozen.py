@@ -131,28 +131,25 @@ def test_flowers_hooks_send_whole_models() -> None:
 # Who lies -------------------------------------------------------------------------------------------------------------
 
 
-def with_frozen(change: Callable[[Any], Any]) -> Node:
-    """Return a client whose replies hold a frozen parameter, changed."""
+def with_frozen(weight: Any) -> Node:
+    """Return a client whose replies hold another frozen parameter."""
 
     def node(message: Message, answer: Callable[[Message], Message]) -> Message:
         reply = answer(message)
         if message.metadata.message_type == MessageType.TRAIN:
-            weight = method_and_model(Settings.of(SETTINGS))[1]["second.weight"]
-            arrays = {**reply.content.array_records["arrays"], "second.weight": Array(np.asarray(change(weight)))}
-            reply.content = RecordDict({**reply.content, "arrays": ArrayRecord(arrays)})
+            reply.content.array_records["arrays"]["second.weight"] = Array(weight)
         return reply
 
     return node
 
 
 def test_clients_that_reply_others_are_refused_with_a_remedy() -> None:
-    wrong = (lambda w: w + 1e-3, lambda w: w * np.nan, lambda w: w[:3], lambda w: w.astype(np.int64))
+    frozen = method_and_model(Settings.of(SETTINGS))[1]["second.weight"]
+    wrong = (frozen + np.float32(1e-3), frozen * np.float32(np.nan), frozen[:3], frozen.astype(np.int64))
     _, (finished,) = run(dict(enumerate(map(with_frozen, wrong), start=1)), clients=5, **{"num-rounds": 1})
     assert set(finished.refused) == {f"client-{place}" for place in range(1, 5)}
     assert all("requires_grad = False" in reason for reason in finished.refused.values())
-    assert finished.arrays["second.weight"].tobytes() == (
-        method_and_model(Settings.of(SETTINGS))[1]["second.weight"].tobytes()
-    )
+    assert finished.arrays["second.weight"].tobytes() == frozen.tobytes()
 
 
 def silent(message: Message, answer: Callable[[Message], Message]) -> Message:

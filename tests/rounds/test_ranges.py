@@ -8,7 +8,7 @@ from fairbloom.protocol.parameters import parameters_of
 from fairbloom.protocol.settings import SETTINGS
 from fairbloom.rounds import ranges
 from fairbloom.rounds.options import OPTIONS
-from fairbloom.strategies import METHODS, FedAvg, Options
+from fairbloom.strategies import METHODS, FedAvg, FedFa, Options
 from tests.strategies.helpers import ARGUMENTS, make
 
 NAN, INF = float("nan"), float("inf")
@@ -49,11 +49,9 @@ def test_a_term_that_the_method_sets_is_refused_as_an_option() -> None:
 
 
 def test_fedfa_needs_one_of_its_two_weights() -> None:
-    for alpha, beta in [(0.0, 0.0), (0, 0)]:
-        with pytest.raises(ValueError, match=rf"alpha \+ beta must be greater than 0, got alpha = {alpha}"):
-            METHODS["fedfa"](alpha=alpha, beta=beta)
-    for alpha, beta in [(1e-30, 0.0), (0.0, 1e-30)]:
-        METHODS["fedfa"](alpha=alpha, beta=beta)
+    with pytest.raises(ValueError, match=r"alpha \+ beta must be greater than 0, got alpha = 0"):
+        FedFa(alpha=0.0, beta=0.0)
+    assert FedFa(alpha=1e-30, beta=0.0).alpha == FedFa(alpha=0.0, beta=1e-30).beta
 
 
 def test_values_outside_a_declared_range_are_refused_by_name() -> None:

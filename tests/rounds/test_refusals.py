@@ -6,7 +6,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from flwr.app import Array, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.app.error import Error
 
 from fairbloom.protocol.helper import ADVICE
@@ -176,12 +176,10 @@ def test_other_records_and_floats_of_other_widths_are_used() -> None:
     expected = bits(one_faulty("fedavg", None)[0].arrays)
 
     def renamed(sent: Message, reply: Message) -> list[Message]:
-        arrays = {
-            name: array.astype(">f8") if array.dtype.kind == "f" else array
-            for name, array in unpack(reply.content.array_records["arrays"]).items()
-        }
-        content = RecordDict({"mine": record(arrays), "hers": reply.content["metrics"]})
-        return [Message(content, reply_to=sent)]
+        floats = {name: array for name, array in unpack(reply.content["arrays"]).items() if array.dtype.kind == "f"}
+        wide = record({name: array.astype(">f8") for name, array in floats.items()})
+        content = {"mine": ArrayRecord({**reply.content["arrays"], **wide}), "hers": reply.content["metrics"]}
+        return [Message(RecordDict(content), reply_to=sent)]
 
     def doubled(sent: Message, reply: Message) -> list[Message]:
         numbers = reply.content["metrics"]
@@ -210,9 +208,9 @@ def test_all_kinds_of_broken_replies_at_once_are_each_refused() -> None:
 
 def test_an_update_whose_square_overflows_is_refused() -> None:
     for name, size in product(("fedavg", "fedlf", "fcfl", "drfa"), (1e160, 1.7e308)):
-        huge = MemoryGrid(quadratics(4), faults={("site-2", 1): arrays(bias=np.full(3, size))})
+        huge = {("site-2", 1): arrays(bias=np.full(3, size))}
         strategy = make(name, ARGUMENTS[name][0], buffers=BUFFERS, fraction_evaluate=0.0)
-        result, (finished,) = run(strategy, huge, rounds=1, initial_arrays=record(in_float64()))
+        result, (finished,) = run(strategy, quadratics(4), 1, huge, initial_arrays=record(in_float64()))
         assert list(finished.refused) == ["site-2"], name
         assert "inner products overflow" in finished.refused["site-2"]
         assert set(finished.coefficients) == set(finished.participants) - {"site-2"}
@@ -222,11 +220,8 @@ def test_an_update_whose_square_overflows_is_refused() -> None:
 
 def test_a_message_that_has_expired_is_no_answer() -> None:
     for code in (3, 4):
-
-        def expired(sent: Message, reply: Message, code: int = code) -> list[Message]:
-            return [Message(Error(code, "it may have expired"), reply_to=sent)]
-
-        result, finished = one_faulty("fedavg", expired)
+        expired = Error(code, "it may have expired")
+        result, finished = one_faulty("fedavg", lambda sent, reply, e=expired: [Message(e, reply_to=sent)])
         without, absent = one_faulty("fedavg", no_reply)
         assert (finished.missing, finished.refused) == (absent.missing, absent.refused) == (("site-2",), {})
         assert bits(result.arrays) == bits(without.arrays)

@@ -2,7 +2,6 @@
 
 import math
 from io import BytesIO
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from tests.federation import BUFFERS, MemoryGrid, bits, error, initial_model, me
 
 def test_a_finished_round_has_its_participants_and_results() -> None:
     faults = {("site-1", 1): error, ("site-3", 1): no_reply}
-    result, rounds = run(FedAvg(buffers=BUFFERS), MemoryGrid(quadratics(5), faults=faults), rounds=2)
+    result, rounds = run(FedAvg(buffers=BUFFERS), quadratics(5), 2, faults)
     first, clients = rounds[0], quadratics(5)
     used = ["site-0", "site-2", "site-4"]
     examples = sum(clients[name].examples for name in used)
@@ -55,13 +54,8 @@ def test_on_round_precedes_the_next_round_and_may_end_the_run() -> None:
 
 
 def test_clients_evaluate_at_the_interval_and_after_the_last() -> None:
-    cases: list[tuple[dict[str, Any], list[int]]] = [
-        ({"evaluate_every": 2}, [2, 4, 5]),
-        ({"evaluate_every": 9}, [5]),
-        ({"fraction_evaluate": 0.0, "evaluate_every": 0}, []),
-    ]
-    for options, evaluated in cases:
-        result, rounds = run(FedAvg(**options), rounds=5)
+    for every, share, evaluated in ((2, 1.0, [2, 4, 5]), (9, 1.0, [5]), (0, 0.0, [])):
+        result, rounds = run(FedAvg(evaluate_every=every, fraction_evaluate=share), rounds=5)
         assert [r.number for r in rounds if r.evaluations] == evaluated
         assert list(result.evaluate_metrics_clientapp) == evaluated
 
@@ -84,9 +78,9 @@ def test_means_are_weighted_and_of_what_half_of_them_report() -> None:
 
 
 def test_a_metric_that_is_no_number_at_one_client_is_averaged() -> None:
-    odd = {("site-1", number): metrics({"mine": math.nan}) for number in (1, 2)}
-    fine = {(f"site-{k}", number): metrics({"mine": float(k)}) for k in (0, 2) for number in (1, 2)}
-    result, _ = run(FedAvg(), MemoryGrid(quadratics(3), faults={**odd, **fine}), rounds=2)
+    mine = {"site-0": 0.0, "site-1": math.nan, "site-2": 2.0}
+    faults = {(name, number): metrics({"mine": value}) for name, value in mine.items() for number in (1, 2)}
+    result, _ = run(FedAvg(), quadratics(3), 2, faults)
     counts = [client.examples for name, client in quadratics(3).items() if name != "site-1"]
     assert result.train_metrics_clientapp[2]["mine"] == pytest.approx(2.0 * counts[1] / sum(counts))
 
