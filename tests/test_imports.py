@@ -1,12 +1,15 @@
-"""Imports make no circle: neither at the top of modules nor late, within functions."""
+"""Imports make no circle, not even late ones, and each entry point imports no more than it needs, to start at once."""
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import fairbloom
+import pytest
 
-ROOT = Path(fairbloom.__file__).parents[1]
+from tests.checkout import ROOT
+
 PACKAGES = [
     path.parent for path in ROOT.glob("*/__init__.py") if path.parent.name not in ("tests", "docs", "benchmarks")
 ]
@@ -63,3 +66,32 @@ def test_no_imports_make_a_circle_not_even_late_ones() -> None:
     graph = {name: sorted({*imported(name, path, files)} - {name}) for name, path in files.items()}
     assert sum(map(len, graph.values())) > len(graph)  # imports are seen
     assert circle(graph) == []
+
+
+LARGE = (
+    *("torch", "pandas", "scipy", "sklearn", "pyarrow", "vl_convert", "jinja2", "PIL"),
+    *("statsmodels", "ray", "flwr", "grpc", "numpy", "cvxopt", "safetensors", "pydantic"),
+)
+"""The libraries that take long to import."""
+
+
+def imported_by(code: str) -> list[str]:
+    """Return which of the large libraries a program has imported when it ends."""
+    program = f"import sys\ntry:\n    {code}\nexcept SystemExit:\n    pass\nprint(*sys.modules, file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    return [name for name in LARGE if name in done.stderr.split()]
+
+
+@pytest.mark.parametrize(
+    ("code", "libraries"),
+    [
+        ("import fairbloom", []),
+        ("import fairbloom.cli", []),
+        ("sys.argv = ['fairbloom', '--help']; import fairbloom.__main__ as program; program.main()", []),
+        ("import fairbloom.strategies", ["flwr", "grpc", "numpy", "cvxopt"]),
+        ("import fairbloom.deploy.cli", []),
+        ("import fairbloom.tasks", ["numpy", "pydantic"]),
+    ],
+)
+def test_an_entry_point_imports_what_it_needs(code: str, libraries: list[str]) -> None:
+    assert imported_by(code) == libraries

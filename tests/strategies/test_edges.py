@@ -4,21 +4,25 @@ import math
 from collections.abc import Sequence
 from fractions import Fraction
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fairbloom.rounds.cohort import Cohort
 from fairbloom.rounds.updates import FloatArray
 from fairbloom.strategies import (
     AFL,
     EAGLE,
     TERM,
     DeltaFL,
+    FairFed,
     FairStrategy,
     FedAvgN,
     FedFa,
+    FedFV,
     FedMGDA,
     FedMGDAPlus,
     GiFair,
@@ -26,6 +30,7 @@ from fairbloom.strategies import (
 )
 
 from .helpers import client_names, cohort_of
+from .helpers import step_of as step
 
 Numbers = Sequence[float] | FloatArray
 
@@ -207,3 +212,88 @@ def test_updates_of_fedmgda_by_hand() -> None:
     still = np.array([[0.0, 0.0], [3.0, 4.0]])
     assert FedMGDA().weigh(cohort_of(still)) @ still == pytest.approx([0.0, 0.0], abs=1e-6)
     assert FedMGDAPlus().weigh(cohort_of(still)) @ still == pytest.approx([0.6, 0.8])
+
+
+# FedFV ----------------------------------------------------------------------------------------------------------------
+
+
+def test_fedfvs_step_of_three_clients_may_raise_a_loss() -> None:
+    """So its page promises no common descent: a projection off one update brings back a conflict with another."""
+    # u'_1 = 0, u'_2 = (0, 4/5), u'_3 = (1/5, 0), and ⟨u_1, (1/5, 4/5)⟩ < 0
+    U = np.array([[-2.0, -1.0], [0.0, 1.0], [1.0, 0.0]])
+    g = step(FedFV(alpha=0.0, tau=0), U, losses=[1.0, 2.0, 3.0])
+    np.testing.assert_allclose(g / g.sum(), [0.2, 0.8], rtol=1e-12)
+    assert U[0] @ g < 0.0
+
+
+def test_in_fedfv_so_many_top_clients_keep_their_update() -> None:
+    for m, alpha, kept in (
+        *((5, 0.0, 0), (5, 0.1, 1), (5, 0.25, 2), (5, 0.5, 3), (5, 0.99, 4), (5, 1.0, 5)),
+        *((11, 0.3, 4), (1, 0.1, 1), (1, 0.0, 1)),
+    ):
+        common = np.ones((m, m)) * -0.1 + np.eye(m)  # every pair conflicts
+        A = FedFV(alpha=alpha, tau=0)._projected(cohort_of(common, losses=np.arange(m)))
+        assert [k for k in range(m) if np.array_equal(A[k], np.eye(m)[k])] == list(range(m - kept, m))
+
+
+def test_opposite_clients_take_no_step_in_fedfv() -> None:
+    U = np.array([[1.0, 2.0], [-1.0, -2.0]])
+    assert step(FedFV(alpha=0.0, tau=0), U).tolist() == [0.0, 0.0]
+    assert step(FedFV(alpha=1.0, tau=0), U).tolist() == [0.0, 0.0]
+
+
+def test_rounding_of_the_mean_norm_is_no_step_in_fedfv() -> None:
+    for left, moves in ((0.9e-3, False), (1.1e-3, True)):
+        U = np.array([[1.0, left], [-1.0, left]])
+        assert bool(np.any(step(FedFV(alpha=1.0, tau=0), U))) is moves
+
+
+def test_fedfvs_random_order_is_by_seed_and_round_alone() -> None:
+    U = np.random.default_rng(0).normal(size=(5, 8)) + np.eye(5, 8) * 2.0 - 0.8 * np.eye(5, 8, 1)
+    steps = {
+        (seed, round): step(FedFV(alpha=0.0, tau=0, order="random", seed=seed), U, round=round).tobytes()
+        for seed in range(4)
+        for round in range(1, 5)
+    }
+    assert len(set(steps.values())) > 8
+    again = step(FedFV(alpha=0.0, tau=0, order="random", seed=2), U, round=3).tobytes()
+    assert again == steps[2, 3]
+
+
+# FairFed --------------------------------------------------------------------------------------------------------------
+
+COUNTS = ("positives-0", "positives-1", "hits-0", "hits-1")
+
+
+ROWS = [(40, 40, 0, 20), (40, 40, 12, 16), (20, 20, 8, 4)]
+
+
+def cohort(rows: Sequence[tuple[int, int, int, int]], counts: Sequence[float], **changes: Any) -> Cohort:
+    """Return clients with so many examples, positives in both groups and hits in both, and the same accuracy."""
+    groups = dict(zip(COUNTS, zip(*rows, strict=True), strict=True))
+    return cohort_of(np.eye(len(rows)), counts=counts, accuracies=[0.8] * len(rows), groups=groups, **changes)
+
+
+def test_fairfeds_weights_are_those_of_a_hand_computed_round() -> None:
+    """Gaps: 20/40 less 0/40 is 0.5, 16/40 less 12/40 is 0.1, 4/20 less 8/20 is −0.2; 40/100 less 20/100 is 0.2.
+
+    So the clients are 0.3, 0.1 and 0.4 away from it, 0.8/3 on average.
+    """
+    there = cohort(ROWS, [100.0, 200.0, 100.0])
+    omega = np.array([0.25, 0.5, 0.25]) - 0.6 * (np.array([0.3, 0.1, 0.4]) - 0.8 / 3)
+    method = FairFed(beta=0.6)
+    np.testing.assert_allclose(method.weigh(there), omega, rtol=1e-12)
+    method.remember(there, method.weigh(there), {})
+    assert list(method.memory["weights"].values()) == pytest.approx(omega.tolist(), rel=1e-12)
+
+
+def test_in_fairfed_a_size_counts_as_it_was_first_known() -> None:
+    grown = cohort(ROWS[:2], [400.0, 300.0], names=["a", "b"], roster={"a": 100.0, "b": 300.0})
+    assert FairFed(beta=0.0).weigh(grown).tolist() == pytest.approx([0.25, 0.75])
+
+
+def test_in_fairfed_without_positive_weights_examples_count() -> None:
+    method = FairFed(beta=0.0)
+    method.memory = {"weights": {"a": -0.5, "b": 0.2}}
+    there = cohort(ROWS[:2], [100.0, 300.0], names=["a", "b"])
+    assert method.weigh(there).tolist() == pytest.approx([0.25, 0.75])

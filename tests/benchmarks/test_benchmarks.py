@@ -1,0 +1,98 @@
+"""Every benchmark does its work: the plain loop, the comparison of all methods, the commands of docs/measured.md."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+import fairbloom
+from benchmarks.methods import BASELINE, TRIED, WORKLOADS, arms_of, rows_of
+from benchmarks.plain import train_round
+from benchmarks.workloads import Workload
+from fairbloom.experiments.arms import parse_arms
+from fairbloom.protocol.names import BETWEEN_GROUPS
+from fairbloom.protocol.settings import Value
+from fairbloom.server.checkpoint import load_model
+from fairbloom.server.settings import Settings, check_used
+from fairbloom.simulation.run import simulate
+from fairbloom.strategies import METHODS
+from fairbloom.tasks import load_task
+from tests.deploy.flower import ROOT
+
+
+def test_the_plain_loop_and_a_run_end_with_the_same_model(tmp_path: Path) -> None:
+    workload = Workload("benchmarks.workloads:vectors", "logistic", clients=5, drawn=5, batch=0)
+    config = workload.settings(num_rounds=3, learning_rate=0.5).run_config()
+    settings = Settings.of({**config, "engine": "loop", "out": str(tmp_path / "run")})
+    ours, _ = load_model(simulate(settings) / "model.safetensors")
+    task = load_task(settings.run_config())
+    model = task.model()
+    parts = [TensorDataset(*task.splits(name).train[:]) for name in task.clients]
+    before = {name: array.clone() for name, array in model.state_dict().items()}
+    for _ in range(3):
+        train_round(model, task, parts, settings)
+    for name, array in model.state_dict().items():
+        assert not torch.equal(array, before[name])
+        np.testing.assert_allclose(ours[name], array.numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_every_method_takes_part_with_parameters_that_it_has() -> None:
+    assert set(TRIED) == {name for name, method in METHODS.items() if not method.needs & BETWEEN_GROUPS}
+    for workload in WORKLOADS.values():
+        for arm in parse_arms(arms_of(workload), workload):
+            Settings.of({**workload, **arm.config})
+            check_used(workload, [arm.method], str(workload["task"]))
+
+
+@pytest.mark.slow
+def test_the_table_has_gains_of_the_chosen_arms(tmp_path: Path) -> None:
+    small: dict[str, Value] = {"task": "digits", "model": "logistic", "clients": 4, "partition": "iid", "num-rounds": 3}
+    methods = [f"{BASELINE}(learning-rate=0.1)", "ditto(lam=0.1)", "ditto(lam=1)"]
+    found = fairbloom.search(
+        methods=methods, seeds=3, out=tmp_path, settings=small | {"evaluate-every": 0}, progress=False
+    )
+    assert found.comparison is not None
+    rows = {str(row["method"]): row for row in rows_of(found.comparison)}
+    (chosen,) = (label for label in found.found.best if "Ditto" in label)
+    assert set(rows) == {found.baseline, chosen, found.tested(chosen)}
+    assert float(str(rows[chosen]["mean"])) == pytest.approx(found.comparison.spread(chosen, "mean")[0], abs=0.06)
+    assert rows[found.baseline]["gain, mean"] == ""
+    assert str(rows[chosen]["gain, worst client"]).startswith("+0.0")  # its global model is FedAvg's
+    assert "to" in str(rows[found.tested(chosen)]["gain, mean"])
+
+
+COMMANDS: Mapping[str, str] = {
+    "engines": "--ray --workloads logistic --engines loop --seconds 0.1 --repeats 1",
+    "memory": "--workloads logistic --engines loop --rounds 4",
+    "scale": "--rounds 4",
+    "aggregation": "--gigabytes 0.05 --repeats 1",
+    "deployed": "--clients 1 --rounds 3",
+}
+"""Options of each command with which it does little."""
+
+
+def documented() -> list[str]:
+    speed = Path(ROOT, "docs", "measured.md").read_text().partition("\n## Speed and memory\n")[2]
+    return sorted({*re.findall(r"python -m benchmarks\.(\w+)", speed)})
+
+
+def test_each_documented_command_has_a_small_run() -> None:
+    assert documented() == sorted(COMMANDS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", documented())
+def test_a_documented_command_does_its_work(name: str) -> None:
+    command = [sys.executable, "-m", f"benchmarks.{name}", *shlex.split(COMMANDS[name])]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}  # no TMPDIR under tmp_path: Ray's sockets need a short path
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1800)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(done.stdout.splitlines()) > 2
