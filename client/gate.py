@@ -40,20 +40,18 @@ class Gate:
             hold_back(f"loss and scores of its {part} examples, because there are fewer than {self.floor}")
             return {}
         of_classes = {name for name in scores if name.partition("-at-")[0] in CLASS_SCORES}
-        if of_classes and (why := self._why_no_classes(examples)):
-            hold_back(f"{', '.join(sorted(of_classes))} of its {part} examples, because {why}")
-            return {name: score for name, score in scores.items() if name not in of_classes}
-        return dict(scores)
+        if not of_classes:
+            return dict(scores)
+        targets, why = examples.all_targets.cpu(), "their targets are no classes"
+        if targets.dim() == 1 and not targets.is_floating_point():
+            counts = torch.bincount(targets, minlength=self._task.classes or len(self._task.class_names) or 2)
+            if int(counts.min()) >= self.floor:
+                return dict(scores)
+            why = f"a class has fewer than {self.floor} of them"
+        hold_back(f"{', '.join(sorted(of_classes))} of its {part} examples, because {why}")
+        return {name: score for name, score in scores.items() if name not in of_classes}
 
     def _check(self, why: str, rows: int) -> None:
         if rows < self.floor:
             reason = DataError("", why, floor=self.floor).reportable
             raise DataError(f"{rows} training rows: {reason}", why, floor=self.floor)
-
-    def _why_no_classes(self, examples: AnyExamples) -> str:
-        """Return why scores of single classes may not leave, "" where they may."""
-        targets = examples.all_targets.cpu()
-        if targets.is_floating_point() or targets.dim() != 1:
-            return "their targets are no classes"
-        counts = torch.bincount(targets, minlength=self._task.classes or len(self._task.class_names) or 2)
-        return f"a class has fewer than {self.floor} of them" if int(counts.min()) < self.floor else ""

@@ -205,7 +205,11 @@ def losses_of(model: nn.Module, task: Task, inputs: Inputs, targets: Tensor) -> 
 
 def _answer(model: nn.Module, inputs: Inputs) -> object:
     """Return whatever a model returns, called as its inputs ask for."""
-    if isinstance(inputs, Tensor) and inputs.dim() == 4 and _has_channels_last(model):
+    if (
+        isinstance(inputs, Tensor)
+        and inputs.dim() == 4
+        and any(each.dim() == 4 and not each.is_contiguous() for each in model.parameters())
+    ):  # its channels lie side by side
         inputs = inputs.contiguous(memory_format=torch.channels_last)
     positional, named = arguments_of(inputs)
     return model(*positional, **named)
@@ -251,10 +255,6 @@ def with_channels_last(model: nn.Module, examples: AnyExamples) -> nn.Module:
 def _turn(model: nn.Module) -> nn.Module:
     move: Callable[..., nn.Module] = model.to  # not every PyTorch declares this argument of it
     return move(memory_format=torch.channels_last)
-
-
-def _has_channels_last(model: nn.Module) -> bool:
-    return any(parameter.dim() == 4 and not parameter.is_contiguous() for parameter in model.parameters())
 
 
 @torch.no_grad()

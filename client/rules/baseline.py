@@ -1,7 +1,7 @@
 """EAGLE's client half: the least loss that a client reaches by training alone, which it finds once and keeps."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -40,25 +40,21 @@ class Baseline(Rule):
         kept = client.states.find(BASELINE, before=self.terms.server_round)
         found = {} if kept is None else kept.state
         if not found:
-            received = {name: tensor.clone() for name, tensor in client.model.state_dict().items()}
-            best = self._reach_alone(client)
+            terms, model, task, examples = self.terms, client.model, client.task, client.splits.train
+            received = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+            met = [measure(model, task, examples)]  # first, and after every epoch
+            for epoch in range(terms.baseline_epochs or 0):
+                train(model, task, examples, lonely_work(client.settings, client.key, epoch))
+                met.append(measure(model, task, examples))
+                losses = [each[LOSS] for each in met]
+                if has_settled(losses, terms.baseline_patience or 0, terms.baseline_tolerance or 0.0):
+                    break
+            best = min(met, key=lambda each: each[LOSS] if math.isfinite(each[LOSS]) else math.inf)
             found = {name: torch.tensor(score, dtype=torch.float64) for name, score in best.items()}
             if found[LOSS].isfinite():
-                client.states.keep(BASELINE, self.terms.server_round, found, origin=0)
-            client.model.load_state_dict(received)
+                client.states.keep(BASELINE, terms.server_round, found, origin=0)
+            model.load_state_dict(received)
         return client.report(OF_BASELINE, {name: score.item() for name, score in found.items()}, self.terms)
-
-    def _reach_alone(self, client: "LocalClient") -> Mapping[str, float]:
-        """Return loss and scores of the best model that is met, which is measured first and after every epoch."""
-        terms, model, task, examples = self.terms, client.model, client.task, client.splits.train
-        found = [measure(model, task, examples)]
-        for epoch in range(terms.baseline_epochs or 0):
-            train(model, task, examples, lonely_work(client.settings, client.key, epoch))
-            found.append(measure(model, task, examples))
-            losses = [each[LOSS] for each in found]
-            if has_settled(losses, terms.baseline_patience or 0, terms.baseline_tolerance or 0.0):
-                break
-        return min(found, key=lambda each: each[LOSS] if math.isfinite(each[LOSS]) else math.inf)
 
 
 def lonely_work(settings: RunSettings, client: str, epoch: int) -> LocalWork:

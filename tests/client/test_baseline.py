@@ -9,7 +9,8 @@ import torch
 from flwr.app import Context, MessageType
 from torch.nn.functional import cross_entropy
 
-from fairbloom.client.rules.baseline import Baseline, has_settled
+from fairbloom.client.rules import baseline
+from fairbloom.client.rules.baseline import has_settled
 from fairbloom.client.states import folder_of
 from fairbloom.tasks import load_task
 
@@ -103,7 +104,7 @@ def test_a_client_draws_its_batches_from_a_stream_of_its_own() -> None:
 def test_it_is_found_once_and_reported_in_every_later_round(monkeypatch: pytest.MonkeyPatch) -> None:
     where = context(1)
     first = reported(where)
-    monkeypatch.setattr(Baseline, "_reach_alone", None)  # calling it again would fail
+    monkeypatch.setattr(baseline, "train", None)  # training alone again would fail
     for server_round in (2, 3, 7):
         later = reported(where, moved(dict(where.run_config), 0.1 * server_round), server_round=server_round)
         assert later["loss-baseline"] == first["loss-baseline"]
