@@ -197,7 +197,7 @@ class TaskInfo:
                 f"task {self.name} reads its data from a folder: name it by --data-dir, or on a deployed client by "
                 "data-dir in its client.toml"
             )
-        if data_dir and not Path(data_dir).exists():
+        if data_dir and not Path(data_dir).expanduser().exists():
             said = "there is no such folder or file on this machine"
             raise ReportableError(f"data-dir = {data_dir!r}: {said}", f"its data-dir: {said}")
 

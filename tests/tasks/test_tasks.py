@@ -133,7 +133,7 @@ def test_a_folder_that_the_task_does_not_read_is_refused() -> None:
         load_task({**config(), "data-dir": "/data"})
 
 
-def test_a_missing_folder_matters_only_to_its_readers(tmp_path: Path) -> None:
+def test_a_missing_folder_matters_only_to_its_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server needs the model alone, and the folders of deployed clients lie on their devices."""
     for folder, words in (("", "by --data-dir, or"), ("/no/such", "'/no/such'")):
         chosen = config(task="files", **{"data-dir": folder})
@@ -147,6 +147,8 @@ def test_a_missing_folder_matters_only_to_its_readers(tmp_path: Path) -> None:
     check_data(there)
     assert len(load_task(there).splits("2").train) == 3
     assert loaded[-1][0].data_dir == str(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path.parent))
+    check_data(config(task="files", **{"data-dir": f"~/{tmp_path.name}"}))
 
 
 # Examples -----------------------------------------------------------------------------------------------------------
