@@ -10,6 +10,7 @@ import click
 import typer
 
 from fairbloom.command import Terminal
+from fairbloom.system.supervise import become
 
 from .device.cli import client as client
 from .errors import DeployError
@@ -28,7 +29,6 @@ INTERRUPTED = 130
 HERE: Any = Path("federation")  # the callback opens it
 _option = partial(typer.Option, "--dir", envvar="FAIRBLOOM_FEDERATION", help="The federation's folder, made by init.")
 FederationOption = Annotated[Federation, _option(click_type=click.Path(path_type=Path), callback=Federation.read)]
-DirOption = Annotated[Path, _option()]
 ClientArgument = Annotated[str, typer.Argument(metavar="CLIENT", help="The client's name.")]
 RunArgument = Annotated[
     str | None, typer.Argument(metavar="[RUN]", help="The run's number; default: the only one that has not ended.")
@@ -40,9 +40,8 @@ def server(federation: FederationOption = HERE) -> None:
 
     It listens where federation.toml says, keeps its state in DIR/state, reports when it is ready, and stops on Ctrl-C.
     """
-    from .fleet.daemon import replace_process
-
-    replace_process(federation)
+    # In a small process, without the libraries that the command line has loaded.
+    become("fairbloom.deploy.fleet.daemon", str(federation.path))
 
 
 @app.command(epilog="Example: fairbloom deploy init federation --host fl.example.org")
@@ -172,11 +171,11 @@ def submit(
     """
     from fairbloom.protocol.settings import parse_assignments
 
+    from .fleet.runs import submit as write_order
     from .operator import submit as runs
 
     given = {**parse_assignments(settings), **({"schema": str(schema)} if schema else {})}
-    order = runs.choose_app(chosen).order(federation, given)
-    run = runs.submit(federation, order)
+    run = write_order(federation.runs, runs.choose_app(chosen).order(federation, given))
     print(f"run {run.number}", flush=True)
     if detach:
         return
@@ -203,7 +202,7 @@ def doctor(
     client: Annotated[
         Path | None, typer.Option(metavar="CLIENT.TOML", help="Check the device of this client instead of the server.")
     ] = None,
-    folder: DirOption = HERE,
+    folder: Annotated[Path, _option()] = HERE,
 ) -> None:
     """Check certificates, keys, permissions, port, clock and disk. Exits with 1 if something is wrong."""
     from .device.client import ClientSettings

@@ -4,8 +4,4 @@ from fairbloom.errors import FairbloomError
 
 
 class DeployError(FairbloomError):
-    """What stops a command of the operator; the message names the thing, its value and the remedy."""
-
-
-class ClientError(FairbloomError):
-    """A setting or file of a client that cannot be used; the message names it, its value and the remedy."""
+    """A setting, file, certificate or name that cannot be used; the message names it, its value and the remedy."""

@@ -5,7 +5,6 @@ import hashlib
 import ipaddress
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -16,8 +15,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fairbloom.errors import FairbloomError
 from fairbloom.system.files import write_private, write_public
+
+from .errors import DeployError
 
 AUTHORITY_DAYS, SERVER_DAYS = 3650, 398
 """How long certificates hold; 398 days is the longest that strict TLS clients accept of a server."""
@@ -31,16 +31,11 @@ SKEW = timedelta(hours=1)
 LABEL = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)", re.IGNORECASE)
 
 
-class PkiError(FairbloomError):
-    """A certificate, a key or a host's name that cannot be used; the message names it and the remedy."""
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
+"""Names that a client may have."""
 
-
-@dataclass(frozen=True)
-class Request:
-    """What a device asks to be enrolled with: its public key, and its name."""
-
-    key: ec.EllipticCurvePublicKey
-    name: str
+NAME_RULE = "use up to 63 letters, digits, dots, dashes and underscores"
+"""What a message says of a name that a client may not have."""
 
 
 def make_key() -> ec.EllipticCurvePrivateKey:
@@ -66,11 +61,11 @@ def write_request(key: ec.EllipticCurvePrivateKey, name: str) -> str:
     return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM).decode()
 
 
-def read_request(text: str, source: str) -> Request:
-    """Return what a request asks for; `source` is what PkiError calls it."""
+def read_request(text: str, source: str) -> tuple[ec.EllipticCurvePublicKey, str]:
+    """Return the public key and the name in a request; `source` is what DeployError calls it."""
     remedy = "take what fairbloom client keys NAME printed on the device"
     if "PRIVATE KEY" in text:
-        raise PkiError(
+        raise DeployError(
             f"{source} holds a private key, which has travelled and must be replaced: make a new one on the device "
             "with fairbloom client keys NAME, delete this file wherever it is, and bring what was printed"
         )
@@ -78,12 +73,12 @@ def read_request(text: str, source: str) -> Request:
         request = x509.load_pem_x509_csr(text.encode())
         key, signed = request.public_key(), request.is_signature_valid
     except (ValueError, UnsupportedAlgorithm, InvalidSignature) as error:
-        raise PkiError(f"{source} is not a certificate request, or a damaged one ({error}): {remedy}") from None
+        raise DeployError(f"{source} is not a certificate request, or a damaged one ({error}): {remedy}") from None
     if not isinstance(key, ec.EllipticCurvePublicKey) or key.curve.name != ec.SECP256R1.name:
-        raise PkiError(f"{source} asks for a key that is not on the curve P-256: {remedy}")
+        raise DeployError(f"{source} asks for a key that is not on the curve P-256: {remedy}")
     if not signed:
-        raise PkiError(f"{source} is not signed by the key that it asks for: {remedy}")
-    return Request(key, common_name(request.subject))
+        raise DeployError(f"{source} is not signed by the key that it asks for: {remedy}")
+    return key, common_name(request.subject)
 
 
 def common_name(subject: x509.Name) -> str:
@@ -93,7 +88,7 @@ def common_name(subject: x509.Name) -> str:
 
 
 def read_name(certificate: Path) -> str:
-    """Return the common name in a certificate; PkiError where it cannot be read."""
+    """Return the common name in a certificate; DeployError where it cannot be read."""
     return common_name(_load_certificate(certificate).subject)
 
 
@@ -106,17 +101,18 @@ def normalise_host(host: str) -> str:
         name = host.encode("idna").decode()
         # Python's codec is of 2003: what it cannot turn back, as ß, is another name by the rules of today.
         if not host.isascii() and name.encode().decode("idna").lower() != host.lower():
-            raise PkiError(f"{host!r} may be spelt in two ways on the wire: give it in its ASCII form, xn--...")
+            raise DeployError(f"{host!r} may be spelt in two ways on the wire: give it in its ASCII form, xn--...")
     except UnicodeError:
         name = ""
     labels = name.split(".")
     if len(name) > 253 or labels[-1].isdigit() or not all(map(LABEL.fullmatch, labels)):
-        raise PkiError(f"{host!r}: give a name or an address without port, server.example.org say")
+        raise DeployError(f"{host!r}: give a name or an address without port, server.example.org say")
     return name
 
 
 def make_authority(certificate: Path, key: Path, days: float = AUTHORITY_DAYS) -> None:
     """Write a new certificate authority: its certificate, and its key, which only the operator may read."""
+    made = make_key()
     usage = x509.KeyUsage(
         digital_signature=False,
         content_commitment=False,
@@ -128,43 +124,35 @@ def make_authority(certificate: Path, key: Path, days: float = AUTHORITY_DAYS) -
         encipher_only=False,
         decipher_only=False,
     )
-    constraints = x509.BasicConstraints(ca=True, path_length=0)
-    _write_certificate(certificate, key, "Fairbloom federation CA", days, {constraints: True, usage: True})
+    extensions: dict[x509.ExtensionType, bool] = {x509.BasicConstraints(ca=True, path_length=0): True, usage: True}
+    write_private(key, format_key(made))
+    write_public(certificate, _certify(made.public_key(), "Fairbloom federation CA", None, made, days, extensions))
 
 
 def make_server_certificate(
     authority: Path, authority_key: Path, certificate: Path, key: Path, hosts: Sequence[str], days: float = SERVER_DAYS
 ) -> None:
     """Write the server's certificate, for all of `hosts` (names or addresses) and loopback, and its key."""
-    hosts = [normalise_host(host) for host in hosts]
-    issuer = _load_authority(authority, authority_key)
+    hosts, made = [normalise_host(host) for host in hosts], make_key()
+    issuer, signer = _load_authority(authority, authority_key)
     extensions: dict[x509.ExtensionType, bool] = {
         x509.SubjectAlternativeName([*map(_alternative_name, dict.fromkeys([*hosts, *LOCAL]))]): False,
         x509.BasicConstraints(ca=False, path_length=None): True,
         x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]): False,
     }
-    _write_certificate(certificate, key, hosts[0][:64], days, extensions, issuer)
+    write_private(key, format_key(made))
+    write_public(certificate, _certify(made.public_key(), hosts[0][:64], issuer, signer, days, extensions))
 
 
 def issue_device_certificate(
     authority: Path, authority_key: Path, key: ec.EllipticCurvePublicKey, name: str, days: float = AUTHORITY_DAYS
 ) -> bytes:
     """Return a device's certificate (PEM): for TLS clients alone, so that it can never pass for the server's."""
-    issuer, signer = _load_authority(authority, authority_key)
-    now = datetime.now(UTC)
-    builder = (
-        x509.CertificateBuilder()
-        .subject_name(_subject(name))
-        .issuer_name(issuer.subject)
-        .public_key(key)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - SKEW)
-        .not_valid_after(min(now + timedelta(days=days), issuer.not_valid_after_utc))
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
-    )
-    return builder.sign(signer, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    extensions: dict[x509.ExtensionType, bool] = {
+        x509.BasicConstraints(ca=False, path_length=None): True,
+        x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]): False,
+    }
+    return _certify(key, name, *_load_authority(authority, authority_key), days, extensions)
 
 
 def days_left(certificate: Path) -> float:
@@ -190,9 +178,9 @@ def _load_certificate(path: Path) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
     except OSError as error:
-        raise PkiError(f"the certificate {path} cannot be read: {error.strerror}") from None
+        raise DeployError(f"the certificate {path} cannot be read: {error.strerror}") from None
     except ValueError as error:
-        raise PkiError(f"{path} is not a certificate, or a damaged one: {error}") from None
+        raise DeployError(f"{path} is not a certificate, or a damaged one: {error}") from None
 
 
 def _load_authority(certificate: Path, key: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
@@ -202,46 +190,49 @@ def _load_authority(certificate: Path, key: Path) -> tuple[x509.Certificate, ec.
     )
     try:
         issuer = _load_certificate(certificate)
-    except PkiError as error:
-        raise PkiError(f"{error}: {remedy}") from None
+    except DeployError as error:
+        raise DeployError(f"{error}: {remedy}") from None
     try:
         signer = serialization.load_pem_private_key(key.read_bytes(), None)
     except OSError as error:
-        raise PkiError(f"the authority's key {key} cannot be read: {error.strerror}: {remedy}") from None
+        raise DeployError(f"the authority's key {key} cannot be read: {error.strerror}: {remedy}") from None
     except (ValueError, TypeError, UnsupportedAlgorithm):
-        raise PkiError(f"the authority's key {key} is not a private key, or a damaged one: {remedy}") from None
+        raise DeployError(f"the authority's key {key} is not a private key, or a damaged one: {remedy}") from None
     if not isinstance(signer, ec.EllipticCurvePrivateKey) or signer.public_key() != issuer.public_key():
-        raise PkiError(f"the authority's key {key} does not belong to {certificate}: {remedy}")
+        raise DeployError(f"the authority's key {key} does not belong to {certificate}: {remedy}")
     return issuer, signer
 
 
-def _write_certificate(
-    certificate: Path,
-    key: Path,
+def _certify(
+    key: ec.EllipticCurvePublicKey,
     name: str,
+    issuer: x509.Certificate | None,
+    signer: ec.EllipticCurvePrivateKey,
     days: float,
     extensions: Mapping[x509.ExtensionType, bool],
-    issuer: tuple[x509.Certificate, ec.EllipticCurvePrivateKey] | None = None,
-) -> None:
-    """Write a certificate for a new key, signed by an issuer or by itself; `extensions` says which are critical."""
-    private = make_key()
+) -> bytes:
+    """Return a certificate (PEM), signed by an issuer or, without one, by itself; `extensions` says which are critical.
+
+    It ends with its issuer's.
+    """
     subject, now = _subject(name), datetime.now(UTC)
-    signer = issuer[1] if issuer else private
+    end = now + timedelta(days=days)
+    if issuer is not None:
+        end = min(end, issuer.not_valid_after_utc)
     builder = (
         x509.CertificateBuilder()
         .subject_name(subject)
-        .issuer_name(issuer[0].subject if issuer else subject)
-        .public_key(private.public_key())
+        .issuer_name(issuer.subject if issuer else subject)
+        .public_key(key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(min(now, now + timedelta(days=days)) - SKEW)
-        .not_valid_after(now + timedelta(days=days))
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(private.public_key()), critical=False)
+        .not_valid_before(min(now, end) - SKEW)
+        .not_valid_after(end)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
     )
     for extension, critical in extensions.items():
         builder = builder.add_extension(extension, critical=critical)
-    write_private(key, format_key(private))
-    write_public(certificate, builder.sign(signer, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+    return builder.sign(signer, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
 
 def _subject(name: str) -> x509.Name:

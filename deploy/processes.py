@@ -1,10 +1,7 @@
-"""What our processes around Flower's share: addresses, and words for what happened."""
+"""What the processes of a federation share: addresses, and words for what happened."""
 
-import os
 import re
-import sys
 from collections.abc import Iterable
-from typing import NoReturn
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -26,10 +23,3 @@ def first_names(names: Iterable[str], most: int = 10) -> str:
     """Return names with commas: the first ones, and how many more there are."""
     first, rest = (every := list(names))[:most], len(every) - most
     return ", ".join(first) + (f" and {rest} more" if rest > 0 else "")
-
-
-def leave(code: int) -> NoReturn:
-    """End this process at once, whatever threads are left."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)

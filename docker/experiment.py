@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fairbloom.deploy.fleet.federation import Federation, read_now
-from fairbloom.deploy.fleet.runs import RunFiles
+from fairbloom.deploy.fleet.runs import RunFiles, submit
 from fairbloom.deploy.operator import submit as runs
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import parse_assignments
@@ -66,7 +66,7 @@ def main() -> int:
         given = parse_assignments(words)
         Settings.of(given).check_deployed()
         federation, online = wait_for_clients()
-        run = runs.submit(federation, runs.OURS.order(federation, {"clients": online, **given}))
+        run = submit(federation.runs, runs.OURS.order(federation, {"clients": online, **given}))
     except FairbloomError as error:
         print(f"SETTINGS: {error}", file=sys.stderr)
         return 2

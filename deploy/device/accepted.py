@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 
     from fairbloom.client.limits import Limits
 
-PLACES = marked(Mark.DEVICE)
-"""The settings that say where a device keeps things."""
-
 OURS = "fairbloom"
 """Name of the distribution that has Fairbloom's app."""
 
@@ -67,6 +64,7 @@ class Installed:
         """Return the installed app, and the settings that a run may set on a device; RunRefusedError otherwise."""
         from flwr.clientapp import ClientApp
 
+        from fairbloom.client.record import note
         from fairbloom.client.schemas import check_accepted
         from fairbloom.client.settings import SCHEMA, SettingRefusedError, accepted_settings
 
@@ -74,17 +72,21 @@ class Installed:
         for key, value in run.settings.items():
             if not isinstance(value, bool | int | float | str):
                 raise RunRefusedError(f"the run's setting {key} is neither a number, a text nor true or false")
+        place = context.node_config.get("state-dir")
         try:
             settings = accepted_settings(run.settings, self.allow)
             if self.limits is not None:
                 self.limits.check(settings)
-            place = context.node_config.get("state-dir")
             allowed = "" if self.limits is None else self.limits.schema
             check_accepted(str(settings.get(SCHEMA, "")), Path(str(place)) if place else None, allowed)
         except SettingRefusedError as error:
-            note_refusal(context, run, str(error))
+            if place:
+                asked = {"run": run.number, "asked": "settings", "settings": dict(run.settings), "refused": str(error)}
+                note(Path(str(place)), asked)
             raise RunRefusedError(str(error)) from error
-        return load_app(self.app, ClientApp, "this client"), settings | own_places(context)
+        # Where this device keeps things wins over a run's settings of the same name.
+        places = {key: value for key, value in context.node_config.items() if key in marked(Mark.DEVICE)}
+        return load_app(self.app, ClientApp, "this client"), settings | places
 
     def _check_version(self, run: RunDescription) -> None:
         if self.distribution is None:
@@ -96,23 +98,6 @@ class Installed:
                 f"the run is of {run.distribution[:80]} {run.version[:40]}, this client has {name} {version} "
                 "installed: install the same version on both"
             )
-
-
-def note_refusal(context: Context, run: RunDescription, reason: str) -> None:
-    """Note in the device's log that a run's settings were refused."""
-    from fairbloom.client.record import note
-
-    if folder := context.node_config.get("state-dir"):
-        asked = {"run": run.number, "asked": "settings", "settings": dict(run.settings), "refused": reason}
-        note(Path(str(folder)), asked)
-
-
-def own_places(context: Context) -> dict[str, Any]:
-    """Return where this device keeps things, which wins over a run's settings of the same name."""
-    return {key: value for key, value in context.node_config.items() if key in PLACES}
-
-
-# The app ------------------------------------------------------------------------------------------------------------
 
 
 def distribution_of(module: str) -> tuple[str, str] | None:

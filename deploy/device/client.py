@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import ClientError
+from ..errors import DeployError
 from ..processes import split_address
 
 APP = "fairbloom.client.app:app"
@@ -65,38 +65,35 @@ class ClientSettings:
         try:
             split_address(self.server)
         except ValueError as error:
-            raise ClientError(f"server = {error}") from None
+            raise DeployError(f"server = {error}") from None
         if not IMPORT_STRING.fullmatch(self.app):
-            raise ClientError(f"app = {self.app!r}: write it as module:attribute, {APP} say")
-        self._check_node_config()
-        if self.partition_id < 0:
-            raise ClientError(f"partition-id = {self.partition_id}: it is counted from 0")
-        for key, file in (("ca", self.ca), ("certificate", self.certificate)):
-            if not Path(file).is_file():
-                raise ClientError(f"{key} = {file}: there is no such file; take it from the client's bundle")
-        if not Path(self.key).is_file():
-            raise ClientError(
-                f"key = {self.key}: there is no such file. Keys are made on the device, by fairbloom client keys NAME "
-                f"--out {Path(self.key).parent}; the federation's operator enrolls the request that it prints"
-            )
-
-    def _check_node_config(self) -> None:
+            raise DeployError(f"app = {self.app!r}: write it as module:attribute, {APP} say")
         if self.node_config and self.app == APP:
-            raise ClientError("node-config is for an app of your own: name it by app, or leave node-config out")
+            raise DeployError("node-config is for an app of your own: name it by app, or leave node-config out")
         for key, value in self.node_config.items():
             setting = f"node-config has {key} = {value!r}"
             if key == LIMIT_ROWS:
-                raise ClientError(f"{setting}: write rows into the table limits")
+                raise DeployError(f"{setting}: write rows into the table limits")
             if key in NODE_CONFIG:
-                raise ClientError(f"{setting}: write {key} outside node-config")
+                raise DeployError(f"{setting}: write {key} outside node-config")
             if not isinstance(value, bool | int | float | str):
-                raise ClientError(f"{setting}: it must be a number, true, false, or a text")
+                raise DeployError(f"{setting}: it must be a number, true, false, or a text")
+        if self.partition_id < 0:
+            raise DeployError(f"partition-id = {self.partition_id}: it is counted from 0")
+        for key, file in (("ca", self.ca), ("certificate", self.certificate)):
+            if not Path(file).is_file():
+                raise DeployError(f"{key} = {file}: there is no such file; take it from the client's bundle")
+        if not Path(self.key).is_file():
+            raise DeployError(
+                f"key = {self.key}: there is no such file. Keys are made on the device, by fairbloom client keys NAME "
+                f"--out {Path(self.key).parent}; the federation's operator enrolls the request that it prints"
+            )
 
     @classmethod
     def of(cls, given: Mapping[str, Any], file: Path) -> ClientSettings:
         """Return the settings of client.toml, those of owner.toml beside it, and those given, of which the last wins.
 
-        Relative paths of a file begin at its folder. ClientError: a file cannot be used, or a setting is unknown or
+        Relative paths of a file begin at its folder. DeployError: a file cannot be used, or a setting is unknown or
         impossible.
         """
         owners = file.with_name(OWNERS_FILE)
@@ -106,22 +103,22 @@ class ClientSettings:
         kinds |= {**dict.fromkeys(NEEDED, str), "allow": list, "limits": dict, "files": dict, "node-config": dict}
         for key, value in merged.items():
             if key not in kinds:
-                raise ClientError(f"unknown setting {key} = {value!r}: there are {', '.join(sorted(kinds))}")
+                raise DeployError(f"unknown setting {key} = {value!r}: there are {', '.join(sorted(kinds))}")
             if type(value) is not kinds[key]:
-                raise ClientError(f"{key} = {value!r}: it must be of type {kinds[key].__name__}")
+                raise DeployError(f"{key} = {value!r}: it must be of type {kinds[key].__name__}")
         for key in NEEDED:
             if not merged.get(key):
-                raise ClientError(f"{key} is missing in {file}: take the client.toml of this client's bundle")
+                raise DeployError(f"{key} is missing in {file}: take the client.toml of this client's bundle")
         merged |= {key: str(Path(merged[key]).expanduser().absolute()) for key in PATHS if merged.get(key)}
         if not all(isinstance(value, str) for value in merged.get("allow", [])):
-            raise ClientError(f"allow = {merged['allow']!r}: it must be a list of texts")
+            raise DeployError(f"allow = {merged['allow']!r}: it must be a list of texts")
         merged["allow"] = tuple(merged.get("allow", []))
         client = cls(**{key.replace("-", "_"): value for key, value in merged.items()})
         client.check_files()
         return replace(client, name=read_name(client.certificate))
 
     def check_files(self) -> None:
-        """Raise ClientError unless certificates, key and app can be used; the message names the file."""
+        """Raise DeployError unless certificates, key and app can be used; the message names the file."""
         self.tls_context()
         from fairbloom.client.limits import Limits, LimitsError  # not in the loop
         from fairbloom.tasks.schema import SchemaError, with_files
@@ -130,9 +127,9 @@ class ClientSettings:
             Limits.of(self.limits)
             with_files("", self.files, OWNERS_FILE)
         except (LimitsError, SchemaError) as error:
-            raise ClientError(str(error)) from error
+            raise DeployError(str(error)) from error
         if importlib.util.find_spec(self.app.partition(".")[0].partition(":")[0]) is None:
-            raise ClientError(f"app = {self.app!r}: there is no such module here; install it, or name another app")
+            raise DeployError(f"app = {self.app!r}: there is no such module here; install it, or name another app")
 
     def tls_context(self) -> ssl.SSLContext:
         """Return how this client checks the server's certificate, as leniently as gRPC does, and shows its own."""
@@ -142,14 +139,14 @@ class ClientSettings:
             reason = (
                 "it holds no certificate" if isinstance(error, ssl.SSLError) else f"it cannot be read: {error.strerror}"
             )
-            raise ClientError(f"ca = {self.ca}: {reason}; take ca.crt from the client's bundle again") from error
+            raise DeployError(f"ca = {self.ca}: {reason}; take ca.crt from the client's bundle again") from error
         context.verify_flags &= ~getattr(ssl, "VERIFY_X509_STRICT", 0)
         try:
             # A password that is none: of a key that is encrypted, OpenSSL would ask the terminal for it.
             context.load_cert_chain(self.certificate, self.key, password="")
         except OSError as error:
             words = "is not the key of" if isinstance(error, ssl.SSLError) else "cannot be read with"
-            raise ClientError(
+            raise DeployError(
                 f"key = {self.key} {words} certificate = {self.certificate} ({error.strerror or error}): take both "
                 "from this client's last enrolment"
             ) from error
@@ -191,9 +188,9 @@ def _read(file: Path) -> dict[str, Any]:
     try:
         settings = tomllib.loads(file.read_text())
     except OSError as error:
-        raise ClientError(f"{file} cannot be read: {error.strerror}") from error
+        raise DeployError(f"{file} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ClientError(f"{file} is not a TOML file: {error}") from error
+        raise DeployError(f"{file} is not a TOML file: {error}") from error
     folder = file.absolute().parent
     return settings | {
         key: str(folder / settings[key]) for key in PATHS if isinstance(settings.get(key), str) and settings[key]
@@ -206,8 +203,8 @@ def read_name(certificate: str) -> str:
 
     try:
         name = pki.read_name(Path(certificate))
-    except pki.PkiError as error:
-        raise ClientError(f"certificate = {error}") from error
+    except DeployError as error:
+        raise DeployError(f"certificate = {error}") from error
     if not name:
-        raise ClientError(f"certificate = {certificate} names no client: take it from the client's bundle again")
+        raise DeployError(f"certificate = {certificate} names no client: take it from the client's bundle again")
     return name

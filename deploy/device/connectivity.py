@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 import ssl
 
-from ..errors import ClientError
+from ..errors import DeployError
 from ..processes import split_address
 from .client import ClientSettings
 
@@ -32,8 +32,13 @@ def connection_fault(client: ClientSettings) -> str | None:
                     f"{client.server} is a web server's port: clients connect to the fleet port, 9092 unless the "
                     "federation's operator chose another"
                 )
-            return None if _is_let_in(secured) else _describe_refusal(client)
-    except ClientError as error:
+            if _is_let_in(secured):
+                return None
+            return (
+                f"{client.server} does not accept certificate = {client.certificate}: it has expired, or is of another "
+                "federation: ask the federation's operator to enrol this client again"
+            )
+    except DeployError as error:
         return str(error)
     except ssl.SSLCertVerificationError as error:
         return (
@@ -55,10 +60,3 @@ def _is_let_in(secured: ssl.SSLSocket) -> bool:
         return bool(secured.recv(1))
     except (ssl.SSLError, ConnectionResetError):
         return False
-
-
-def _describe_refusal(client: ClientSettings) -> str:
-    return (
-        f"{client.server} does not accept certificate = {client.certificate}: it has expired, or is of another "
-        "federation: ask the federation's operator to enrol this client again"
-    )

@@ -6,14 +6,13 @@ from pathlib import Path
 from fairbloom.system.files import write_public
 
 from .. import pki
-from ..arguments import NAME, NAME_RULE
-from ..errors import ClientError
+from ..errors import DeployError
 
 
 def make(folder: Path, name: str) -> str:
     """Make a device's key, write `key` (for its owner alone) and `NAME.request` to a folder; return the request."""
-    if not NAME.fullmatch(name):
-        raise ClientError(f"client {name!r}: {NAME_RULE}")
+    if not pki.NAME.fullmatch(name):
+        raise DeployError(f"client {name!r}: {pki.NAME_RULE}")
     made, key = pki.make_key(), folder / "key"
     request = pki.write_request(made, name)
     try:
@@ -23,10 +22,10 @@ def make(folder: Path, name: str) -> str:
             file.write(pki.format_key(made))
         write_public(folder / f"{name}.request", request.encode())
     except FileExistsError:
-        raise ClientError(
+        raise DeployError(
             f"{key} is there already, and a federation may know this device by it: delete it first, or name another "
             "folder by --out"
         ) from None
     except OSError as error:
-        raise ClientError(f"{folder}: the key cannot be written there: {error.strerror}") from error
+        raise DeployError(f"{folder}: the key cannot be written there: {error.strerror}") from error
     return request

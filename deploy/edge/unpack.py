@@ -50,17 +50,10 @@ def _files_in(archive: tarfile.TarFile) -> dict[str, bytes]:
         plain = member.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and not member.issparse()
         file = archive.extractfile(member) if plain and name in FILES and name not in found else None
         if file is None or len(folders) > 1 or folder in ("", ".."):
-            raise BundleError(f"{member.name[:80]!r} does not belong in it: {_kind(member)}")
+            link = f" a link to {member.linkname[:80]!r}" if member.issym() or member.islnk() else ""
+            raise BundleError(f"{member.name[:80]!r} does not belong in it{link and ':' + link}")
         found[name] = file.read()
     return found
-
-
-def _kind(member: tarfile.TarInfo) -> str:
-    if member.issym() or member.islnk():
-        return f"a link to {member.linkname[:80]!r}"
-    if member.isdir():
-        return "a folder"
-    return "a file" if member.isreg() else "neither a file nor a folder"
 
 
 def main() -> int:

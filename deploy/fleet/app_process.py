@@ -21,9 +21,6 @@ from fairbloom.system.parents import end_with_parent
 from .wire_pb2 import Head
 
 if TYPE_CHECKING:
-    from flwr.app import Context, Message, RecordDict
-    from flwr.clientapp import ClientApp
-
     from ..device.accepted import Installed
 
 PRELOADED = ("flwr.app", "numpy", "torch")
@@ -84,8 +81,9 @@ def answer(installed: Installed, node_config: Mapping[str, Any], task: Task) -> 
 
 def call_app(installed: Installed, node_config: Mapping[str, Any], task: Task) -> Answer:
     """Return the app's reply and its state after it; what it changes of its state is lost where it raises."""
-    from flwr.app import Context, Message
+    from flwr.app import Context, Message, RecordDict
 
+    from fairbloom.errors import ReportableError, reportable
     from fairbloom.flower import address, deserialize, identify, serialize, set_message_id
 
     from ..device.accepted import RunDescription
@@ -96,33 +94,19 @@ def call_app(installed: Installed, node_config: Mapping[str, Any], task: Task) -
     message = Message(deserialize(task.data), task.node, head.type, ttl=max(head.seconds, 1.0), group_id=head.round)
     set_message_id(message, head.id)
     identify(run_id=head.run, node_id=task.node, task_id=0)
-    context = Context(head.run, task.node, dict(node_config), _state_of(task), {})
+    state = deserialize(task.state) if task.state else RecordDict()
+    context = Context(head.run, task.node, dict(node_config), state, {})
     run = RunDescription(head.run, told["distribution"], told["version"], told["settings"])
     app, context.run_config = installed.accept(run, context)
-    reply = address(_reply_of(app, message, context), message)
-    kept = serialize(context.state)
-    state = None if kept == task.state else kept
-    if reply.has_error():
-        return Answer(b"", reply.error.code, str(reply.error.reason), state)
-    return Answer(serialize(reply.content), state=state)
-
-
-def _state_of(task: Task) -> RecordDict:
-    from flwr.app import RecordDict
-
-    from fairbloom.flower import deserialize
-
-    return deserialize(task.state) if task.state else RecordDict()
-
-
-def _reply_of(app: ClientApp, message: Message, context: Context) -> Message:
-    """Return an app's reply; where the app would end this process, raise what the server may learn of that."""
-    from fairbloom.errors import ReportableError, reportable
-
     try:
-        return app(message=message, context=context)
-    except SystemExit as end:
+        reply = address(app(message=message, context=context), message)
+    except SystemExit as end:  # the app would end this process: the server learns what it may of that
         raise ReportableError(f"SystemExit: {end}", reportable(end)) from end
+    kept = serialize(context.state)
+    changed = None if kept == task.state else kept
+    if reply.has_error():
+        return Answer(b"", reply.error.code, str(reply.error.reason), changed)
+    return Answer(serialize(reply.content), state=changed)
 
 
 def reason_of(error: Exception) -> str:

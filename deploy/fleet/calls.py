@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import random
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -11,7 +13,7 @@ from typing import Any, TypeVar
 
 import grpc
 
-from ..device.outage import Outage
+from ..processes import duration
 from .messages import BEAT_SECONDS, HELD_SECONDS, SERVICE, in_chunks, slices
 from .wire_pb2 import Chunk, Drop, Head, Taken, Working
 
@@ -54,6 +56,39 @@ class Received:
 
     head: Head
     data: bytes = field(repr=False)
+
+
+def say(words: str) -> None:
+    """Print a line about this client on stderr."""
+    sys.stderr.write(f"fairbloom client: {words}\n")  # in one piece: other processes write there, too
+    sys.stderr.flush()
+
+
+class Outage:
+    """Says each fault once while there is no connection, and then that there is one again."""
+
+    def __init__(self, say: Callable[[str], None] = say) -> None:
+        self._say = say
+        self._since: float | None = None
+        self._said: set[str] = set()
+        self._lock = threading.Lock()
+
+    def fault(self, words: str) -> None:
+        """Say what is wrong, where that is new."""
+        with self._lock:
+            if self._since is None:
+                self._since = time.monotonic()
+            if words not in self._said:
+                self._said.add(words)
+                self._say(f"{words}; retrying until it works")
+
+    def end(self) -> None:
+        """Say that the client is connected again, where a fault was said before."""
+        with self._lock:
+            if self._since is not None:
+                self._say(f"back: connected again after {duration(time.monotonic() - self._since)}")
+            self._since = None
+            self._said.clear()
 
 
 class Calls:

@@ -24,11 +24,9 @@ from fairbloom.system.supervise import STOPPING, become
 
 from ..device.client import ClientSettings
 from ..device.connectivity import connection_fault
-from ..device.contexts import Contexts
-from ..device.outage import Outage, say
-from ..errors import ClientError
-from .calls import Calls, RefusedError
-from .session import KeptReply, Session, load_session
+from ..errors import DeployError
+from .calls import Calls, Outage, RefusedError, say
+from .session import Contexts, KeptReply, Session, load_session
 from .worker import Worker
 
 AGAIN_SECONDS = 15.0
@@ -36,10 +34,6 @@ AGAIN_SECONDS = 15.0
 
 FAILED = 2
 """Exit code of a client that cannot run with its settings."""
-
-
-class _StoppedError(BaseException):
-    """SIGTERM or SIGINT came; no `except Exception` on the way catches it."""
 
 
 def replace_process(client: ClientSettings) -> None:
@@ -68,25 +62,25 @@ def run(client: ClientSettings) -> None:
 
 
 def run_alone(client: ClientSettings) -> None:
-    """Keep a client connected, as the one process that uses its state folder; ClientError where it cannot be used."""
+    """Keep a client connected, as the one process that uses its state folder; DeployError where it cannot be used."""
     folder = Path(client.state_dir)
     try:
         make_folder(folder)
         if not os.access(folder, os.W_OK | os.X_OK):
-            raise ClientError(f"state-dir = {folder}: the account that runs this client may not write there")
+            raise DeployError(f"state-dir = {folder}: the account that runs this client may not write there")
         with exclusive_lock(folder / "lock"):
             run(client)
     except LockedError as error:
         words = f"state-dir = {folder} is used already, by {error.holder}"
-        raise ClientError(f"{words}: end that client, or give this one a folder of its own") from None
+        raise DeployError(f"{words}: end that client, or give this one a folder of its own") from None
     except OSError as error:
-        raise ClientError(f"state-dir = {folder}: {error.filename or ''} {error.strerror}") from error
+        raise DeployError(f"state-dir = {folder}: {error.filename or ''} {error.strerror}") from error
 
 
 def _stop(number: int, frame: object) -> None:
     for each in STOPPING:  # once more, it would end what is on its way to the end
         signal.signal(each, signal.SIG_IGN)
-    raise _StoppedError
+    raise KeyboardInterrupt
 
 
 def main() -> int:
@@ -102,7 +96,7 @@ def main() -> int:
     except FairbloomError as error:  # a file that was there when `fairbloom client` looked
         say(str(error))
         return FAILED
-    except _StoppedError:
+    except KeyboardInterrupt:
         return 0
     return 0
 

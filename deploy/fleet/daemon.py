@@ -18,7 +18,7 @@ from fairbloom.logs import log
 from fairbloom.system.files import make_folder
 from fairbloom.system.interrupts import release_signals
 from fairbloom.system.lock import LockedError, exclusive_lock
-from fairbloom.system.supervise import STOPPING, become
+from fairbloom.system.supervise import STOPPING
 
 from .. import pki
 from ..errors import DeployError
@@ -75,10 +75,20 @@ class Daemon:
             task.result()  # raises what ended it
 
     async def _tick(self) -> None:
+        """Look at the registry, and write state/now.json: who is online or was seen, which runs go on and wait."""
         while True:
             self._look()
             self._mailbox.expire()
-            self._write_now()
+            at, devices = time.time(), self._port.devices
+            there = {name: devices[name].others_seen for _, name in self._port.online()}
+            self._seen |= dict.fromkeys(there, at)
+            now = {"at": at, "online": there, "seen": self._seen, "runs": [run.number for run in self._runs.waiting()]}
+            draft = self._now.with_name(".now.json")
+            try:
+                draft.write_text(json.dumps(now))  # need not outlive a power cut: waiting for the disk holds up calls
+                draft.replace(self._now)
+            except OSError as error:
+                self._complain(f"{self._now} cannot be written: {error.strerror}")
             await asyncio.sleep(SECOND)
 
     def _look(self) -> None:
@@ -87,19 +97,6 @@ class Daemon:
             self._port.wake(self._members.look())
         except OSError as error:
             self._complain(f"{self._members.folder} cannot be read: {error.strerror}")
-
-    def _write_now(self) -> None:
-        """Write state/now.json: who is online, when each client was last seen, and which runs go on and wait."""
-        at, devices = time.time(), self._port.devices
-        there = {name: devices[name].others_seen for _, name in self._port.online()}
-        self._seen |= dict.fromkeys(there, at)
-        now = {"at": at, "online": there, "seen": self._seen, "runs": [run.number for run in self._runs.waiting()]}
-        draft = self._now.with_name(".now.json")
-        try:
-            draft.write_text(json.dumps(now))  # not to outlive a power cut: waiting for the disk would hold up calls
-            draft.replace(self._now)
-        except OSError as error:
-            self._complain(f"{self._now} cannot be written: {error.strerror}")
 
     def _complain(self, words: str) -> None:
         if words != self._fault:
@@ -130,11 +127,6 @@ def renew_if_due(federation: Federation) -> None:
     else:
         words = "%s ends in %.0f days: run fairbloom deploy renew where %s is, and restart the server"
         log.warning(words, certificate, left, signer.name)
-
-
-def replace_process(federation: Federation) -> None:
-    """Go on as the server in a small process, without the libraries that the command line has loaded."""
-    become("fairbloom.deploy.fleet.daemon", str(federation.path))
 
 
 def serve(path: Path) -> None:

@@ -15,7 +15,6 @@ from fairbloom.system.files import make_folder, write_private, write_public, wri
 from fairbloom.system.lock import exclusive_lock
 
 from .. import pki
-from ..arguments import NAME, NAME_RULE, check_count
 from ..errors import DeployError
 from ..processes import first_names
 from .federation import Federation
@@ -38,14 +37,18 @@ def enroll(
     Without a request, the key is made here, and is in the bundle alone. `partition` None means the first free one, and
     `examples` 0 that their number is not known; who is enrolled again keeps both where they are not given.
     """
-    check_count("--examples", examples)
-    check_count("--partition-id", partition or 0)
-    public, secret = _choose_key(request, name)
+    for option, number in (("--examples", examples), ("--partition-id", partition or 0)):
+        if number < 0:
+            raise DeployError(f"{option} {number}: it is counted from 0")
+    if request is None:
+        made = pki.make_key()
+        public, secret = made.public_key(), pki.format_key(made)
+    else:
+        public, secret = _read_request(request, name), b""
     digest = pki.digest_key(public)
     with _registry_locked(federation):
         members = federation.members()
-        _check_name(federation, members, name)
-        _check_key(members, name, digest)
+        _check_free(federation, members, name, digest)
         before = next((member for member in members if member.name == name and not member.revoked), None)
         taken = {member.partition for member in members if not member.revoked}
         first_free = before.partition if before else min({*range(len(taken) + 1)} - taken)
@@ -89,24 +92,21 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _choose_key(request: Path | None, name: str) -> tuple[ec.EllipticCurvePublicKey, bytes]:
-    """Return the public key that a device asks for, and b"", or a new one with its private key for the bundle."""
-    if request is None:
-        made = pki.make_key()
-        return made.public_key(), pki.format_key(made)
+def _read_request(request: Path, name: str) -> ec.EllipticCurvePublicKey:
+    """Return the public key that the device of this name asks to be enrolled with."""
     try:
-        asked = pki.read_request(request.read_text(), str(request))
+        key, asked = pki.read_request(request.read_text(), str(request))
     except (OSError, UnicodeDecodeError) as error:
         raise DeployError(f"--request {request} cannot be read: {error}") from None
-    if asked.name != name:
-        raise DeployError(f"--request {request} is of client {asked.name!r}, not {name!r}: was the file mixed up?")
-    return asked.key, b""
+    if asked != name:
+        raise DeployError(f"--request {request} is of client {asked!r}, not {name!r}: was the file mixed up?")
+    return key
 
 
-def _check_name(federation: Federation, members: Sequence[Member], name: str) -> None:
-    """Raise DeployError where no client may have a name: it is none, a host's, or another one's but for its case."""
-    if not NAME.fullmatch(name):
-        raise DeployError(f"client {name!r}: {NAME_RULE}")
+def _check_free(federation: Federation, members: Sequence[Member], name: str, digest: str) -> None:
+    """Raise DeployError where no client may have a name, or another one has it but for its case, or has the key."""
+    if not pki.NAME.fullmatch(name):
+        raise DeployError(f"client {name!r}: {pki.NAME_RULE}")
     if name.lower() in map(str.lower, pki.read_hosts(federation.identity[0])):
         raise DeployError(f"client {name!r} is called like a host of the server's certificate: choose another name")
     for member in members:
@@ -116,11 +116,6 @@ def _check_name(federation: Federation, members: Sequence[Member], name: str) ->
                 f"client {name!r} differs from client {member.name!r}, which is {state}, in case alone: "
                 "choose another name"
             )
-
-
-def _check_key(members: Sequence[Member], name: str, digest: str) -> None:
-    """Raise DeployError where another client has the key that is to be this one's, or it was revoked with it."""
-    for member in members:
         if member.key == digest and (member.name != name or member.revoked):
             owner = f"client {member.name!r}" + (", which is revoked" if member.revoked else "")
             raise DeployError(

@@ -22,8 +22,8 @@ from fairbloom.system.files import write_public
 from fairbloom.system.lock import is_held
 
 from .. import pki
-from ..arguments import check_host, check_port, join_address, parse_address
 from ..errors import DeployError
+from ..processes import split_address
 from .mailbox import MEMORY_BYTES
 from .members import Member, Members
 
@@ -83,7 +83,12 @@ class Federation:
         if "server" not in said:
             raise DeployError(f'server is missing in {file}: write server = "HOST:PORT", as devices reach the server')
         for key in ("server", "listen"):
-            parse_address(f"{key} in {file}:", said.get(key, DEFAULTS[key]))
+            try:
+                host, port = split_address(said.get(key, DEFAULTS[key]))
+            except ValueError as error:
+                raise DeployError(f"{key} in {file}: {error}") from None
+            normalise_host(f"{key} in {file}:", host)
+            check_port(f"{key} in {file}:", port)
         return cls(path, **{key.replace("-", "_"): said.get(key, default) for key, default in DEFAULTS.items()})
 
     @classmethod
@@ -100,8 +105,10 @@ class Federation:
             raise DeployError(
                 f"{path} belongs to another account, which could change what is in it: choose another folder"
             )
-        names = [check_host("--host", host) for host in hosts]
-        about = {"server": join_address(names[0], check_port("--port", port)), "listen": f"[::]:{port}"}
+        names = [normalise_host("--host", host) for host in hosts]
+        check_port("--port", port)
+        first = f"[{names[0]}]" if ":" in names[0] else names[0]
+        about = {"server": f"{first}:{port}", "listen": f"[::]:{port}"}
         try:
             with create_folder(path) as folder:
                 for name in ("clients", "bundles", "state"):
@@ -147,22 +154,18 @@ class Federation:
 
     def renew(self, hosts: Sequence[str] = (), days: float = pki.SERVER_DAYS) -> list[str]:
         """Make a new server certificate, by default for the old names; return its names, loopback left out."""
-        names = [check_host("--host", host) for host in hosts] or self.hosts()
+        names = [normalise_host("--host", host) for host in hosts]
+        if not hosts:
+            try:
+                names = [host for host in pki.read_hosts(self.identity[0]) if host not in pki.LOCAL] or ["localhost"]
+            except DeployError as error:
+                words = "say for which hosts the new one is, by fairbloom deploy renew --host"
+                raise DeployError(f"{error}: {words}") from None
         try:
             pki.make_server_certificate(*self.authority, *self.identity, names, days)
-        except (pki.PkiError, OSError) as error:
+        except OSError as error:
             raise DeployError(str(error)) from None
         return names
-
-    def hosts(self) -> list[str]:
-        """Return the names in the server's certificate, loopback left out where there are others."""
-        try:
-            names = [host for host in pki.read_hosts(self.identity[0]) if host not in pki.LOCAL]
-        except pki.PkiError as error:
-            raise DeployError(
-                f"{error}: say for which hosts the new one is, by fairbloom deploy renew --host"
-            ) from None
-        return names or ["localhost"]
 
     def members(self) -> list[Member]:
         """Return all who were ever enrolled, in the order of names."""
@@ -177,6 +180,20 @@ class Federation:
     def enrolled(self) -> list[Member]:
         """Return those who are not revoked, in the order of names."""
         return [member for member in self.members() if not member.revoked]
+
+
+def normalise_host(option: str, given: str) -> str:
+    """Return a host's name or address as certificates have it; DeployError names the option that gave it."""
+    try:
+        return pki.normalise_host(given)
+    except DeployError as error:
+        raise DeployError(f"{option} {error}") from None
+
+
+def check_port(option: str, given: int) -> None:
+    """Raise DeployError unless a number can be a port."""
+    if not 0 < given < 65536:
+        raise DeployError(f"{option} {given}: a port is a number from 1 to 65535")
 
 
 def read_now(federation: Federation) -> dict[str, Any]:
@@ -214,19 +231,10 @@ def create_folder(path: Path) -> Iterator[Path]:
 def server_unit(folder: Path) -> str:
     """Return the systemd unit that runs the server of a folder, as the account that asks."""
     place = folder.absolute()
-    names = {
-        "account": account_name(),
-        "python": sys.executable,
-        "folder": str(place),
-        "parent": str(place.parent),
-    }
+    try:
+        account = pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:  # a container's user has often no name
+        account = str(os.geteuid())
+    names = {"account": account, "python": sys.executable, "folder": str(place), "parent": str(place.parent)}
     # To systemd, a percent sign begins a specifier.
     return SERVER_UNIT.read_text().format(**{name: value.replace("%", "%%") for name, value in names.items()})
-
-
-def account_name() -> str:
-    """Return the name of the account that this process runs as, or its number where it has no name."""
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:  # a container's user has often no name
-        return str(os.geteuid())

@@ -82,7 +82,10 @@ class RunGrid(Grid):
         for content in dict(zip(digests, contents, strict=True)).values():
             self._store(content)
         names: dict[int, str] = self._call("names", [message.metadata.dst_node_id for message in messages])
-        self._forget_dead()
+        now = time.time()
+        for id, sent in [*self._sent.items()]:  # without those whose time is over
+            if sent.metadata.created_at + sent.metadata.ttl < now:
+                del self._sent[id]
         addresses = list[Address]()
         for message, digest in zip(messages, digests, strict=True):
             name = names.get(message.metadata.dst_node_id)
@@ -167,12 +170,6 @@ class RunGrid(Grid):
         except Exception as error:  # whatever a device's bytes raise
             words = f"the reply cannot be read ({type(error).__name__})"
             return Message(Error(UNREADABLE_REPLY, words), reply_to=sent)
-
-    def _forget_dead(self) -> None:
-        now = time.time()
-        dead = [id for id, sent in self._sent.items() if sent.metadata.created_at + sent.metadata.ttl < now]
-        for id in dead:
-            del self._sent[id]
 
     def _call(self, name: str, *arguments: Any) -> Any:
         """Ask the server; EOFError where it is gone, with which this process ends."""

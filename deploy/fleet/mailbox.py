@@ -82,8 +82,14 @@ class Content:
             self._pieces.append(piece)
         else:
             if self._file is None:
-                self._move_to_file()
-            self._write(piece)
+                with tempfile.TemporaryFile(dir=self._room.folder) as file:  # without a name from the start, or soon
+                    self._file = os.dup(file.fileno())
+                pieces, self._pieces = self._pieces, []
+                for each in pieces:
+                    _write(self._file, each)
+                self._room.give_back(self._held)
+                self._held = 0
+            _write(self._file, piece)
         self._hash.update(piece)
         self.size += len(piece)
 
@@ -101,15 +107,6 @@ class Content:
             os.close(self._file)
             self._file = None
 
-    def _move_to_file(self) -> None:
-        with tempfile.TemporaryFile(dir=self._room.folder) as file:  # without a name from the start, or soon
-            self._file = os.dup(file.fileno())
-        pieces, self._pieces = self._pieces, []
-        for piece in pieces:
-            self._write(piece)
-        self._room.give_back(self._held)
-        self._held = 0
-
     def _read(self, file: int) -> Iterator[bytes]:
         """Return the pieces in a file of our own: the content may be closed before all are read."""
         try:
@@ -118,12 +115,11 @@ class Content:
         finally:
             os.close(file)
 
-    def _write(self, piece: bytes) -> None:
-        if self._file is None:
-            raise RuntimeError("there is no file to write to")
-        view = memoryview(piece)
-        while view:
-            view = view[os.write(self._file, view) :]
+
+def _write(file: int, piece: bytes) -> None:
+    view = memoryview(piece)
+    while view:
+        view = view[os.write(file, view) :]
 
 
 @dataclass

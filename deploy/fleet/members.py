@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from cryptography import x509
 
@@ -90,7 +88,12 @@ class Members:
 
     def _read(self, file: Path) -> Member | None:
         try:
-            member = member_of(tomllib.loads(file.read_text()))
+            said = tomllib.loads(file.read_text())
+            for each in fields(Member):
+                kind = int if each.name in ("partition", "examples") else str
+                if each.name in said and type(said[each.name]) is not kind:
+                    raise ValueError(f"{each.name} = {said[each.name]!r} is of another type")
+            member = Member(**said)
             if member.name != file.stem:
                 raise ValueError(f"it is of a client {member.name!r}")
         except FileNotFoundError:
@@ -99,15 +102,6 @@ class Members:
             log.error("%s cannot be used (%s): its client is not let in; enrol it again", file, error)
             return None
         return member
-
-
-def member_of(said: Mapping[str, Any]) -> Member:
-    """Return a member from what a file says; TypeError or ValueError where that does not fit."""
-    for each in fields(Member):
-        kind = int if each.name in ("partition", "examples") else str
-        if each.name in said and type(said[each.name]) is not kind:
-            raise ValueError(f"{each.name} = {said[each.name]!r} is of another type")
-    return Member(**said)
 
 
 @lru_cache(maxsize=10_000)

@@ -91,9 +91,9 @@ class Port:
         options = [*OPTIONS, ("grpc.max_allowed_incoming_connections", most)]
         self._server = grpc.aio.server(options=options)
         handlers = {
-            "Next": grpc.unary_stream_rpc_method_handler(self._next, Working.FromString, Chunk.SerializeToString),
-            "Reply": grpc.stream_unary_rpc_method_handler(self._reply, Chunk.FromString, Taken.SerializeToString),
-            "Beat": grpc.unary_unary_rpc_method_handler(self._beat, Working.FromString, Drop.SerializeToString),
+            "Next": grpc.unary_stream_rpc_method_handler(self.next, Working.FromString, Chunk.SerializeToString),
+            "Reply": grpc.stream_unary_rpc_method_handler(self.reply, Chunk.FromString, Taken.SerializeToString),
+            "Beat": grpc.unary_unary_rpc_method_handler(self.beat, Working.FromString, Drop.SerializeToString),
         }
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         credentials = grpc.ssl_server_credentials([(key, certificate)], authority, require_client_auth=True)
@@ -119,7 +119,8 @@ class Port:
 
     # Calls ----------------------------------------------------------------------------------------------------------
 
-    async def _next(self, working: Working, context: Any) -> AsyncIterator[Chunk]:
+    async def next(self, working: Working, context: Any) -> AsyncIterator[Chunk]:
+        """Hand out the next message for the device that calls, or nothing where none comes."""
         name, device = await self._enter(context, working.session)
         device.nexts += 1
         number = device.held = device.nexts
@@ -127,8 +128,15 @@ class Port:
         try:
             letter = await self._wait(name, device, number, context)
             if letter is not None:
-                async for chunk in self._hand_out(letter, device, number, working.settings, context):
+                head = self._head_of(letter, working.settings)
+                letter.working = True
+                for chunk in in_chunks(head, letter.content.pieces()):
+                    await self._admit(context)
+                    if number != device.nexts:
+                        break
                     yield chunk
+                else:
+                    letter.times += 1
             device.seen = monotonic()  # not where the call was cut
         finally:
             if device.held == number:
@@ -149,31 +157,23 @@ class Port:
                 break
         return None
 
-    async def _hand_out(
-        self, letter: Letter, device: Device, number: int, has: str, context: Any
-    ) -> AsyncIterator[Chunk]:
-        letter.working = True
+    def _head_of(self, letter: Letter, has: str) -> Head:
+        """Return the head of a message, with the run's settings for a device that has others, by their digest."""
         digest, settings = self.settings.get(letter.run, ("", ""))
-        address = letter.address
-        head = Head(
-            id=address.id,
+        return Head(
+            id=letter.address.id,
             run=letter.run,
-            round=address.group,
-            type=address.type,
+            round=letter.address.group,
+            type=letter.address.type,
             seconds=max(0.0, letter.until - monotonic()),
             protocol=PROTOCOL,
             size=letter.content.size,
             sha256=letter.content.sha256,
             settings="" if has == digest else settings,
         )
-        for chunk in in_chunks(head, letter.content.pieces()):
-            await self._admit(context)
-            if number != device.nexts:
-                return
-            yield chunk
-        letter.times += 1
 
-    async def _reply(self, chunks: AsyncIterator[Chunk], context: Any) -> Taken:
+    async def reply(self, chunks: AsyncIterator[Chunk], context: Any) -> Taken:
+        """Take a reply, or say what becomes of it; an error takes the place of one that is refused."""
         first = await anext(aiter(chunks), None)
         if first is None:
             return await self._refuse(context, grpc.StatusCode.INVALID_ARGUMENT, "a reply without a head")
@@ -229,7 +229,8 @@ class Port:
         if content.size < first.head.size:  # a call that is cut may end as a stream does
             await self._refuse(context, grpc.StatusCode.ABORTED, "the reply broke off")
 
-    async def _beat(self, working: Working, context: Any) -> Drop:
+    async def beat(self, working: Working, context: Any) -> Drop:
+        """Take a sign of life from a device; return why it is to drop its work, "" for going on."""
         name, device = await self._enter(context, working.session)
         device.seen = monotonic()
         judged = self._mailbox.judge(name, working.id, working.run)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -27,6 +28,7 @@ from fairbloom.logs import log
 from fairbloom.system.files import make_folder, write_whole
 from fairbloom.system.supervise import exit_reason
 
+from ..errors import DeployError
 from .mailbox import Mailbox
 from .members import Members
 from .port import Port
@@ -77,11 +79,6 @@ class Order:
             if not isinstance(value, bool | int | float | str):
                 raise ValueError(f"the setting {key} is neither a number, a text nor true or false")
         return cls(*texts[:3], said["settings"], texts[3])
-
-    def for_devices(self) -> str:
-        """Return what a device is told, as JSON."""
-        told = {"distribution": self.distribution, "version": self.version, "settings": dict(self.settings)}
-        return json.dumps(told, sort_keys=True)
 
 
 class RunFiles:
@@ -136,16 +133,20 @@ def list_runs(folder: Path, but: Collection[int] = ()) -> list[RunFiles]:
 
 
 def submit(folder: Path, order: Order) -> RunFiles:
-    """Write a run's order below a folder; its number is the moment, since devices know runs of other servers too."""
-    make_folder(folder)
-    while True:
-        place = folder / str(time_ns() // 1_000_000)
-        try:
-            place.mkdir(mode=0o700)
-        except FileExistsError:
-            continue
-        write_whole(place / "run.toml", tomli_w.dumps(asdict(order)).encode(), 0o600)
-        return RunFiles(place)
+    """Write a run's order below a folder; its number is the moment, since devices know runs of other servers too.
+
+    DeployError where the disk refuses it.
+    """
+    try:
+        make_folder(folder)
+        while True:
+            place = folder / str(time_ns() // 1_000_000)
+            with contextlib.suppress(FileExistsError):
+                place.mkdir(mode=0o700)
+                write_whole(place / "run.toml", tomli_w.dumps(asdict(order)).encode(), 0o600)
+                return RunFiles(place)
+    except OSError as error:
+        raise DeployError(f"submit: {error.filename}: {error.strerror}") from error
 
 
 class Runs:
@@ -187,7 +188,8 @@ class Runs:
         except (OSError, ValueError, KeyError) as error:
             run.say(f"{run.order} cannot be used: {error}")
             return 2
-        told = order.for_devices()
+        about = {"distribution": order.distribution, "version": order.version, "settings": dict(order.settings)}
+        told = json.dumps(about, sort_keys=True)
         self._port.settings[run.number] = hashlib.sha256(told.encode()).hexdigest(), told
         starts = deque[float]()
         while True:
@@ -203,14 +205,14 @@ class Runs:
             run.say(f"the run's process was {exit_reason(code)}: it is started again")
 
     async def _start(self, run: RunFiles, order: Order) -> int:
-        """Start a run's process and answer it until it ends; return its exit code."""
+        """Start a run's process, answer it until it ends, and end it where the operator asks; return its exit code."""
         self._mailbox.begin(run.number)
         ours, theirs = Pipe()
-        code = f"from fairbloom.deploy.fleet.run_process import main; main({os.getpid()})"
+        program = f"from fairbloom.deploy.fleet.run_process import main; main({os.getpid()})"
         places = {CLIENTS_FOLDER: str(self._members.folder.absolute()), RUN_FOLDER: str(run.folder.absolute())}
         with run.log.open("ab") as file:
             process = subprocess.Popen(  # noqa: S603 (this Python)
-                [sys.executable, "-P", "-c", code, str(theirs.fileno())],
+                [sys.executable, "-P", "-c", program, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=file,
@@ -221,24 +223,20 @@ class Runs:
         theirs.close()
         told = {"run": run.number, "app": order.app, "folder": order.folder, "settings": dict(order.settings)}
         Thread(target=self._serve, args=(ours, told, asyncio.get_running_loop()), daemon=True).start()
+        until = math.inf
         try:
-            return await self._watch(run, process)
+            while (code := process.poll()) is None:
+                if until == math.inf and run.is_stopped:
+                    process.send_signal(signal.SIGINT)
+                    until = monotonic() + END_SECONDS
+                if monotonic() > until:
+                    process.kill()
+                await asyncio.sleep(LOOK_SECONDS / 5)
+            return code
         finally:
-            if process.poll() is None:
-                _kill(process)
-            _kill_group(process)
-
-    async def _watch(self, run: RunFiles, process: subprocess.Popen[bytes]) -> int:
-        """Wait until a run's process ends, and end it where the operator says so; return its exit code."""
-        until: float | None = None
-        while (code := process.poll()) is None:
-            if until is None and run.is_stopped:
-                process.send_signal(signal.SIGINT)
-                until = monotonic() + END_SECONDS
-            if until is not None and monotonic() > until:
-                _kill(process)
-            await asyncio.sleep(LOOK_SECONDS / 5)
-        return code
+            with contextlib.suppress(ProcessLookupError):  # and what it has started and left
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
     # What a run's process asks ---------------------------------------------------------------------------------------
 
@@ -292,14 +290,3 @@ class Runs:
             self._missing -= 1
             if self._missing <= 0:
                 self._arrived.set()
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    process.wait()
-
-
-def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    """End what a run's process has started and left."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)

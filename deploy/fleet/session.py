@@ -6,14 +6,12 @@ import hashlib
 import secrets
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 from fairbloom.logs import log
 from fairbloom.protocol.version import PROTOCOL
-from fairbloom.system.files import write_private
+from fairbloom.system.files import make_folder, write_private
 
-from ..device.contexts import Contexts
 from .app_process import Answer, Task
 from .calls import Calls, Received
 from .messages import APP_CRASHED, APP_RAISED, BEAT_SECONDS, node_id_of
@@ -28,40 +26,60 @@ IDLE_SECONDS = 60.0
 """A worker that has had nothing to do for so long is ended."""
 
 
-@dataclass(frozen=True)
-class Kept:
-    """The last reply: its head (serialized), and its content."""
+MOST_RUNS = 5
+"""How many runs have the state of their app kept: the last ones."""
 
-    id: str = ""
-    head: bytes = b""
-    data: bytes = b""
+
+class Contexts:
+    """What apps keep in Flower's `Context.state` from message to message of a run, in files that outlive a restart."""
+
+    def __init__(self, state_dir: str) -> None:
+        self._folder = Path(state_dir, "contexts")
+
+    def load(self, run: int) -> bytes:
+        """Return the state of a run, b"" where there is none."""
+        return _read_sealed(self._folder / str(run), "the app begins without what it kept there")
+
+    def save(self, run: int, state: bytes) -> None:
+        """Keep the state of a run, and forget that of the oldest."""
+        make_folder(self._folder)
+        _write_sealed(self._folder / str(run), state)
+        files = sorted(self._folder.glob("[0-9]*"), key=lambda file: file.stat().st_mtime)
+        for file in files[:-MOST_RUNS]:
+            file.unlink()
 
 
 class KeptReply:
-    """The last reply, in memory and in a file of the state folder."""
+    """The last reply, its head and its content, in memory and in a file of the state folder."""
 
     def __init__(self, state_dir: str) -> None:
         self._file = Path(state_dir, "reply")
-        self.last = self._load() if self._file.exists() else Kept()
+        content = _read_sealed(self._file, "the last reply is lost")
+        size = int.from_bytes(content[:4], "big")
+        self.head, self.data = Head.FromString(content[4 : 4 + size]), content[4 + size :]
 
-    def save(self, reply: Kept) -> None:
+    def save(self, head: Head, data: bytes) -> None:
         """Keep a reply in place of the last one; where the disk refuses, until this process ends."""
-        self.last = reply
-        sealed = len(reply.head).to_bytes(4, "big") + reply.head + reply.data
+        self.head, self.data = head, data
+        written = head.SerializeToString()
         try:
-            write_private(self._file, hashlib.sha256(sealed).digest() + sealed)
+            _write_sealed(self._file, len(written).to_bytes(4, "big") + written + data)
         except OSError as error:
             log.warning("%s cannot be written (%s): a restart would lose the last reply", self._file, error.strerror)
 
-    def _load(self) -> Kept:
-        content = self._file.read_bytes()
-        digest, sealed = content[:32], content[32:]
-        if hashlib.sha256(sealed).digest() != digest:
-            log.warning("%s is damaged: the last reply is lost", self._file)
-            return Kept()
-        size = int.from_bytes(sealed[:4], "big")
-        head, data = sealed[4 : 4 + size], sealed[4 + size :]
-        return Kept(Head.FromString(head).id, head, data)
+
+def _write_sealed(file: Path, content: bytes) -> None:
+    """Write content after its SHA-256."""
+    write_private(file, hashlib.sha256(content).digest() + content)
+
+
+def _read_sealed(file: Path, loss: str) -> bytes:
+    """Return the content of a sealed file; b"" where there is none, or it is damaged, which is logged with the loss."""
+    content = file.read_bytes() if file.exists() else b""
+    if content and hashlib.sha256(content[32:]).digest() != content[:32]:
+        log.error("%s is damaged: %s", file, loss)
+        return b""
+    return content[32:]
 
 
 class Session:
@@ -80,18 +98,19 @@ class Session:
         while True:
             message = self._calls.next(hashlib.sha256(self._settings.encode()).hexdigest())
             if message is None:
-                self._end_idle_worker()
+                if self._worker.runs and time.monotonic() - self._asked > IDLE_SECONDS:
+                    self._worker.end()
                 continue
             head = message.head
             self._settings = head.settings or self._settings
             name = f"{head.type} message {head.id[:8]} of run {head.run}"
-            if self._kept.last.id == head.id:
+            if self._kept.head.id == head.id:
                 log.info("received %s again", name)
             else:
                 log.info("received %s", name)
                 self._answer(message)
             self._asked = time.monotonic()
-            taken = self._calls.reply(Head.FromString(self._kept.last.head), self._kept.last.data)
+            taken = self._calls.reply(self._kept.head, self._kept.data)
             if taken.answer == Taken.TAKEN and not taken.reason:
                 log.info("answered %s", name)
             else:
@@ -108,7 +127,7 @@ class Session:
             done.set()
         beats.join()
         head = Head(id=message.head.id, run=message.head.run, code=answer.code, reason=answer.reason)
-        self._kept.save(Kept(head.id, head.SerializeToString(), answer.data))
+        self._kept.save(head, answer.data)
 
     def _work(self, message: Received) -> Answer:
         head = message.head
@@ -132,10 +151,6 @@ class Session:
         while not done.wait(BEAT_SECONDS):
             if reason := self._calls.beat(head.id, head.run):
                 self._worker.drop(head.id, reason)
-
-    def _end_idle_worker(self) -> None:
-        if self._worker.runs and time.monotonic() - self._asked > IDLE_SECONDS:
-            self._worker.end()
 
 
 def load_session(state_dir: str) -> bytes:

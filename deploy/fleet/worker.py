@@ -66,7 +66,12 @@ class Worker:
                 try:
                     return self._answer(task)
                 except (EOFError, ConnectionError):
-                    reason = self._how_it_ended()
+                    process = self._process
+                    self.end()
+                    with self._lock:
+                        if self._reason:
+                            raise DroppedError(self._reason) from None
+                    reason = exit_reason(process.returncode if process is not None else 0)
         finally:
             with self._lock:
                 self.working = ""
@@ -131,16 +136,6 @@ class Worker:
         )
         theirs.close()
         return ours
-
-    def _how_it_ended(self) -> str:
-        """Return how the process ended, or raise DroppedError where it was dropped."""
-        process = self._process
-        self.end()
-        with self._lock:
-            if self._reason:
-                raise DroppedError(self._reason)
-        code = process.returncode if process is not None else 0
-        return exit_reason(code)
 
     def _kill(self) -> None:
         if (process := self._process) is None:

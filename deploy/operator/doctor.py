@@ -44,8 +44,12 @@ def examine(federation: Federation) -> Iterator[CheckResult]:
     yield check_expiry("CA certificate", federation.authority[0])
     yield check_expiry("server certificate", federation.identity[0])
     yield check_identity(federation)
-    yield check_secrets(federation)
-    yield check_folders(federation)
+    # What is secret, and the folder itself: who may write there orders runs.
+    secrets = [file for pattern in SECRETS for file in sorted(federation.path.glob(pattern))]
+    yield check_private("secrets", [federation.path, *secrets])
+    runs = {find_announced(run.folder) for run in list_runs(federation.runs)}
+    folders = sorted(folder for folder in runs if folder is not None)
+    yield check_private("folders", [federation.state, *folders], warning)
     yield check_clients(federation)
     yield check_server(federation)
     yield check_clock()
@@ -74,7 +78,7 @@ def check_expiry(what: str, certificate: Path) -> CheckResult:
     }.get(what, "take it from the bundle or from the operator; the operator, from a copy")
     try:
         days = pki.days_left(certificate)
-    except pki.PkiError as error:
+    except DeployError as error:
         return fault(what, f"{error}: {remedy}")
     if days <= 0:
         return fault(what, f"{certificate} expired {-days:.0f} days ago: {remedy}")
@@ -87,22 +91,9 @@ def check_identity(federation: Federation) -> CheckResult:
     """Check that the server's key and certificate belong together."""
     try:
         read_identity(federation)
-    except (DeployError, pki.PkiError, OSError) as error:
+    except (DeployError, OSError) as error:
         return fault("server key", str(error))
     return ok("server key", "is the one of the server's certificate")
-
-
-def check_secrets(federation: Federation) -> CheckResult:
-    """Check that nobody else can read what is secret in a federation's folder, or write an order into it."""
-    secrets = [file for pattern in SECRETS for file in sorted(federation.path.glob(pattern))]
-    return check_private("secrets", [federation.path, *secrets])
-
-
-def check_folders(federation: Federation) -> CheckResult:
-    """Check that nobody else can read what runs have written: the server's state, and run folders that are here."""
-    runs = {find_announced(run.folder) for run in list_runs(federation.runs)}
-    folders = [federation.state, *sorted(folder for folder in runs if folder is not None)]
-    return check_private("folders", folders, warning)
 
 
 def check_private(what: str, paths: Iterable[Path], bad: Callable[[str, str], CheckResult] = fault) -> CheckResult:

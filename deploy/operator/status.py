@@ -29,20 +29,11 @@ WIDEST_REASON = 200
 
 
 def survey(federation: Federation) -> dict[str, Any]:
-    """Return what is known of a federation: docs/deployment.md lists the keys."""
-    now = read_now(federation)
-    serves = federation.is_served
-    return {
-        "at": _moment(time.time()),
-        "server": "up" if serves else "down",
-        "clients": _describe_clients(federation, now, serves=serves),
-        "runs": _describe_runs(federation),
-        "disk": {"free-bytes": shutil.disk_usage(federation.path).free},
-        "certificate-days": round(pki.days_left(federation.identity[0]), 1),
-    }
+    """Return what is known of a federation: docs/deployment.md lists the keys.
 
-
-def _describe_clients(federation: Federation, now: Mapping[str, Any], *, serves: bool) -> dict[str, Any]:
+    Its runs are those that go on and wait, and the latest that have ended, the latest first.
+    """
+    now, serves = read_now(federation), federation.is_served
     online, seen = now.get("online", {}) if serves else {}, now.get("seen", {})
     clients = dict[str, Any]()
     for member in federation.members():
@@ -55,18 +46,19 @@ def _describe_clients(federation: Federation, now: Mapping[str, Any], *, serves:
             "examples": member.examples,
             "refused-with-same-key": online.get(name, 0),
         }
-    return clients
-
-
-def _describe_runs(federation: Federation) -> list[dict[str, Any]]:
-    """Return the runs that go on and wait, and the latest that have ended, the latest first."""
-    runs = list_runs(federation.runs)
-    status = {run.number: run.status for run in runs}
-    ended = [run for run in runs if status[run.number] is not None][-RECENT_RUNS:]
-    waiting = [run for run in runs if status[run.number] is None]
-    rows = [_describe_run(run, "waiting" if number else "running", None) for number, run in enumerate(waiting)]
-    rows = [_describe_run(run, "", status[run.number]) for run in ended] + rows
-    return rows[::-1]
+    status = [(run, run.status) for run in list_runs(federation.runs)]
+    ended = [(run, code) for run, code in status if code is not None][-RECENT_RUNS:]
+    runs = [_describe_run(run, "", code) for run, code in ended]
+    for number, run in enumerate(run for run, code in status if code is None):
+        runs.append(_describe_run(run, "waiting" if number else "running", None))
+    return {
+        "at": _moment(time.time()),
+        "server": "up" if serves else "down",
+        "clients": clients,
+        "runs": runs[::-1],
+        "disk": {"free-bytes": shutil.disk_usage(federation.path).free},
+        "certificate-days": round(pki.days_left(federation.identity[0]), 1),
+    }
 
 
 def _describe_run(run: RunFiles, state: str, status: int | None) -> dict[str, Any]:
@@ -91,12 +83,7 @@ def _moment(seconds: float) -> str:
 
 
 def show(found: Mapping[str, Any]) -> None:
-    """Print a survey."""
-    Terminal().print(render(found))
-
-
-def render(found: Mapping[str, Any]) -> RenderableType:
-    """Return a survey as tables and lines."""
+    """Print a survey as tables and lines."""
     runs, clients = found["runs"], found["clients"]
     going = [run for run in runs if run["exit-status"] is None]
     parts: list[RenderableType] = [_line("server", found["server"], warn=found["server"] != "up")]
@@ -104,12 +91,18 @@ def render(found: Mapping[str, Any]) -> RenderableType:
     counts = Counter(client["state"] for client in clients.values())
     parts.append(_line("clients", ", ".join(f"{number} {state}" for state, number in sorted(counts.items())) or "none"))
     if clients:
-        parts.append(_clients_table(clients))
+        table = Table("client", "partition", "state", "last seen")
+        for name, client in clients.items():
+            style, seen = ("", "") if client["state"] == "online" else ("yellow", client["last-seen"] or "")
+            state = client["state"] + (", and another process with its key" if client["refused-with-same-key"] else "")
+            table.add_row(*map(Text, (name, str(client["partition-id"]), state, seen)), style=style)
+        table.columns[0].no_wrap = True
+        parts.append(table)
     if len(going) < len(runs):
         parts.append(_runs_table([run for run in runs if run["exit-status"] is not None]))
     parts.append(_line("disk", f"{found['disk']['free-bytes'] / 1e9:.1f} GB free"))
     parts.append(_line("certificate", f"the server's holds for {found['certificate-days']:.0f} more days"))
-    return Group(*parts)
+    Terminal().print(Group(*parts))
 
 
 def _describe_going(run: Mapping[str, Any]) -> list[RenderableType]:
@@ -132,22 +125,6 @@ def _describe_going(run: Mapping[str, Any]) -> list[RenderableType]:
             _line(f"  refused in round {refusal['round']}", f"{refusal['client']}: {refusal['reason']}", warn=True)
         )
     return lines
-
-
-def _clients_table(clients: Mapping[str, Any]) -> Table:
-    table = Table()
-    table.add_column("client", no_wrap=True)
-    for heading in ("partition", "state", "last seen"):
-        table.add_column(heading)
-    for name, client in clients.items():
-        state = client["state"]
-        if client["refused-with-same-key"]:
-            state += ", and another process with its key"
-        seen = "" if state == "online" else client["last-seen"] or ""
-        table.add_row(
-            *map(Text, (name, str(client["partition-id"]), state, seen)), style="" if state == "online" else "yellow"
-        )
-    return table
 
 
 def _runs_table(runs: list[dict[str, Any]]) -> Table:

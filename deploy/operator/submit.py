@@ -1,10 +1,11 @@
 """A run on a federation: its order, its log and its end are files that commands and the server share."""
 
+import contextlib
 import shlex
 import sys
 import time
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,18 +13,20 @@ from typing import Any
 import tomli_w
 
 from fairbloom import __version__
+from fairbloom.client.settings import settings_to_allow
 from fairbloom.errors import did_you_mean
 from fairbloom.imports import is_import_string
 from fairbloom.protocol.parameters import of_kind
 from fairbloom.protocol.settings import OWN_SETTINGS, Mark, RunSettings, SettingsError, Value, marked, parsed
 from fairbloom.server.settings import Settings, check_used, default_config
+from fairbloom.tasks import find_task
 
 from ..device.accepted import distribution_of
 from ..errors import DeployError
+from ..fleet.enrolment import describe_clients_beyond
 from ..fleet.federation import Federation
+from ..fleet.members import Member
 from ..fleet.runs import END_SECONDS, STOPPED, Order, RunFiles, list_runs
-from ..fleet.runs import submit as write_order
-from .honoured import check_honoured, check_not_pythons
 
 LOOK_SECONDS = 0.2
 """Pause between two looks at a run's log."""
@@ -51,12 +54,12 @@ class App:
 
     def order(self, federation: Federation, given: Mapping[str, Value]) -> Order:
         """Return the order of a run of this app; its settings are checked before anything is written."""
-        settings = prepare(federation, given) if self.is_ours else self._check(given)
-        folder = "" if self.folder is None or self.is_ours else str(self.folder.absolute())
-        return Order(self.serverapp, self.distribution, self.version, {**(self.config or {}), **settings}, folder)
+        config, folder = self.config or {}, "" if self.folder is None or self.is_ours else str(self.folder.absolute())
+        settings = prepare(federation, given) if self.is_ours else self.check(given)
+        return Order(self.serverapp, self.distribution, self.version, {**config, **settings}, folder)
 
-    def _check(self, given: Mapping[str, Value]) -> dict[str, Value]:
-        """Return settings of a user's app, each with the type of its default."""
+    def check(self, given: Mapping[str, Value]) -> dict[str, Value]:
+        """Return settings of a user's app, each with the type of its default; SettingsError where one has none."""
         if self.config is None or self.folder is None:
             return dict(given)
         checked: dict[str, Value] = {}
@@ -148,6 +151,35 @@ def prepare(federation: Federation, given: Mapping[str, Value]) -> dict[str, Val
     return pack_own_settings({**config, "schema": settings.schema_} if settings.schema_ else config)
 
 
+def check_honoured(members: Sequence[Member], settings: Settings, given: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what the operator must know of how devices take a run's settings; SettingsError if no device takes one."""
+    refused = settings_to_allow(given)
+    if "device" in refused:
+        raise SettingsError(f"device = {refused['device']!r}: devices accept auto, cpu, cuda, cuda:1 or mps")
+    info = find_task(settings.task)
+    for key, value in refused.items():
+        module = ", and its module installed there" if is_import_string(value) else ""
+        yield (
+            f"{key} = {value!r} is accepted only by devices with owners who allow it (allow = [{value!r}] in "
+            f"owner.toml{module}); the others are refused, by name in each round"
+        )
+    dealt = info.setup(given).clients
+    if dealt and not info.is_user_defined and (far := describe_clients_beyond(members, dealt)):
+        yield far
+
+
+def check_not_pythons(given: Mapping[str, Any]) -> None:
+    """Raise SettingsError where an import string names a part of Python itself, which holds nothing of the kind."""
+    for key in ("task", "model", "optimizer", "partition", "client-rule"):
+        value = str(given.get(key, ""))
+        module = value.partition(":")[0].partition(".")[0]
+        if is_import_string(value) and module in sys.stdlib_module_names:
+            raise SettingsError(
+                f"{key} = {value!r}: {module} belongs to Python and holds no {key}, so no device allows it: name your "
+                f"own, as in my_module:{key}"
+            )
+
+
 def pack_own_settings(config: Mapping[str, Value]) -> dict[str, Value]:
     """Return a run config with the user-defined settings, which Flower has no keys for, in `own-settings`."""
     known = default_config()
@@ -166,20 +198,18 @@ def format_value(value: Value) -> str:
     return tomli_w.dumps({"": value}).removeprefix('"" = ').rstrip("\n")
 
 
-def submit(federation: Federation, order: Order) -> RunFiles:
-    """Write a run's order; return its files."""
-    try:
-        return write_order(federation.runs, order)
-    except OSError as error:
-        raise DeployError(f"submit: {error.filename}: {error.strerror}") from error
-
-
 def follow(federation: Federation, run: RunFiles) -> int:
     """Print a run's log as it is written, until the run ends; return its exit status."""
     place, said = 0, ""
     while True:
         status = run.status
-        place = _print_log(run, place)
+        content = b""
+        with contextlib.suppress(OSError), run.log.open("rb") as file:  # without a log the run has not begun
+            file.seek(place)
+            content = file.read()
+        sys.stdout.write(content.decode(errors="replace"))
+        sys.stdout.flush()
+        place += len(content)
         if status is not None:
             return status
         if not run.folder.exists():
@@ -242,16 +272,3 @@ def stop(federation: Federation, run: RunFiles) -> str:
 def say(words: str) -> None:
     """Print a line for the operator on stderr."""
     print(f"fairbloom deploy: {words}", file=sys.stderr, flush=True)
-
-
-def _print_log(run: RunFiles, place: int) -> int:
-    """Print a log from a place on; return the place after it."""
-    try:
-        with run.log.open("rb") as file:
-            file.seek(place)
-            content = file.read()
-    except OSError:  # the run has not begun
-        return place
-    sys.stdout.write(content.decode(errors="replace"))
-    sys.stdout.flush()
-    return place + len(content)

@@ -12,7 +12,7 @@ from fairbloom.client import record
 from fairbloom.client.limits import Limits, LimitsError
 from fairbloom.client.settings import SettingRefusedError
 from fairbloom.deploy.device.client import ClientSettings
-from fairbloom.deploy.errors import ClientError
+from fairbloom.deploy.errors import DeployError
 from fairbloom.deploy.fleet.enrolment import enroll
 from fairbloom.deploy.fleet.federation import Federation
 from fairbloom.server.settings import Settings
@@ -51,7 +51,7 @@ def test_limits_that_make_no_sense_are_refused_with_their_key(bundle: Path) -> N
     for table, words in wrong:
         with pytest.raises(LimitsError, match=words):
             Limits.of(table)
-        with pytest.raises(ClientError, match=words):
+        with pytest.raises(DeployError, match=words):
             ClientSettings.of({"limits": table}, bundle / "client.toml")
 
 
@@ -61,7 +61,7 @@ def test_limits_reach_the_worker(bundle: Path) -> None:
     assert reached["limits"] == {"rows": 30, "tasks": ["csv"]}
     assert reached["node"]["limit-rows"] == 30
     own = {"app": "json:loads", "node-config": {"limit-rows": 1}}
-    with pytest.raises(ClientError, match="write rows into the table limits"):
+    with pytest.raises(DeployError, match="write rows into the table limits"):
         ClientSettings.of({**given, **own}, bundle / "client.toml")
 
 

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import (
 from fairbloom.deploy import pki
 from fairbloom.deploy.device.client import APP, ClientSettings
 from fairbloom.deploy.device.connectivity import connection_fault
-from fairbloom.deploy.errors import ClientError
+from fairbloom.deploy.errors import DeployError
 from fairbloom.deploy.fleet import client as loop
 from fairbloom.deploy.fleet.enrolment import enroll
 from fairbloom.deploy.fleet.federation import Federation
@@ -47,10 +47,10 @@ def test_the_owners_file_wins_key_by_key(bundle: Path) -> None:
     files = json.loads(ClientSettings.of({}, bundle / "client.toml").node()["files"])
     assert files == {"bern.csv": {"decimalChar": ","}}
     (bundle / "owner.toml").write_text('[files."bern.csv"]\ndecimalMark = ","\n')
-    with pytest.raises(ClientError, match=r"owner\.toml: files\.bern\.csv\.decimalMark is unknown"):
+    with pytest.raises(DeployError, match=r"owner\.toml: files\.bern\.csv\.decimalMark is unknown"):
         ClientSettings.of({}, bundle / "client.toml")
     (bundle / "owner.toml").write_text("data-dir = ")
-    with pytest.raises(ClientError, match=r"owner\.toml is not a TOML file"):
+    with pytest.raises(DeployError, match=r"owner\.toml is not a TOML file"):
         ClientSettings.of({}, bundle / "client.toml")
 
 
@@ -76,7 +76,7 @@ def test_what_cannot_be_is_named_with_its_value_and_what_would_do(bundle: Path) 
         (own | {"node-config": {"name": "x"}}, "node-config has name = 'x': write name outside node-config"),
         (own | {"node-config": {"a": [1]}}, "node-config has a = [1]: it must be a number, true, false, or a text"),
     ):
-        with pytest.raises(ClientError) as error:
+        with pytest.raises(DeployError) as error:
             ClientSettings.of(given, bundle / "client.toml")
         assert words in str(error.value)
 
@@ -86,7 +86,7 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, text: str | None, w
     file = tmp_path / "client.toml"
     if text is not None:
         file.write_text(text)
-    with pytest.raises(ClientError, match=words) as error:
+    with pytest.raises(DeployError, match=words) as error:
         ClientSettings.of({}, file)
     assert str(file) in str(error.value)
 
@@ -161,7 +161,7 @@ def test_a_corrupt_authority_is_named(bundle: Path, content: bytes) -> None:
     good = ClientSettings.of({}, bundle / "client.toml")
     (bundle / "ca.crt").write_bytes(content)
     words = f"ca = {bundle / 'ca.crt'}: it holds no certificate; take ca.crt from the client's bundle again"
-    with pytest.raises(ClientError) as error:
+    with pytest.raises(DeployError) as error:
         ClientSettings.of({}, bundle / "client.toml")
     assert str(error.value) == words
     assert connection_fault(good) == words  # where it breaks later
@@ -177,7 +177,7 @@ def test_a_key_that_does_not_fit_is_named_when_the_client_starts(bundle: Path) -
     other = pki.format_key(pki.make_key())
     for content in (b"", os.urandom(600), b"-----BEGIN PRIVATE KEY-----\n", other, encrypted_key(bundle)):
         (bundle / "key").write_bytes(content)
-        with pytest.raises(ClientError) as error:
+        with pytest.raises(DeployError) as error:
             ClientSettings.of({}, bundle / "client.toml")
         assert str(error.value).startswith(f"key = {bundle / 'key'} is not the key of certificate = ")
         (bundle / "key").unlink()
@@ -186,7 +186,7 @@ def test_a_key_that_does_not_fit_is_named_when_the_client_starts(bundle: Path) -
 
 def test_a_missing_key_is_told_how_to_make_one(bundle: Path) -> None:
     (bundle / "key").unlink()
-    with pytest.raises(ClientError) as error:
+    with pytest.raises(DeployError) as error:
         ClientSettings.of({}, bundle / "client.toml")
     assert f"key = {bundle / 'key'}: there is no such file" in str(error.value)
     assert f"fairbloom client keys NAME --out {bundle}" in str(error.value)

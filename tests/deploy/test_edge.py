@@ -227,7 +227,7 @@ def test_a_key_is_made_on_the_device_and_a_bundle_without_one_keeps_it(tmp_path:
     assert made.returncode == 0, made.stderr
     request = (folder / "site-a.request").read_text()
     assert made.stdout.startswith(request)
-    assert pki.read_request(request, "stdout").name == "site-a"
+    assert pki.read_request(request, "stdout")[1] == "site-a"
     key = (folder / "key").read_bytes()
     assert b"PRIVATE KEY" in key
     assert stat.S_IMODE((folder / "key").stat().st_mode) == 0o600

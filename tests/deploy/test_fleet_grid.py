@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 
-from fairbloom.deploy.device.contexts import Contexts
 from fairbloom.deploy.fleet import grid as grids
 from fairbloom.deploy.fleet.app_process import Answer, Task
 from fairbloom.deploy.fleet.calls import Received
 from fairbloom.deploy.fleet.grid import UNREADABLE_REPLY, RunGrid
 from fairbloom.deploy.fleet.mailbox import Address, Collected
 from fairbloom.deploy.fleet.messages import node_id_of
-from fairbloom.deploy.fleet.session import KeptReply, Session, load_session
+from fairbloom.deploy.fleet.session import Contexts, KeptReply, Session, load_session
 from fairbloom.deploy.fleet.wire_pb2 import Head, Taken
 from fairbloom.deploy.fleet.worker import DroppedError
 from fairbloom.flower import serialize

@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 import grpc
 import pytest
 
-from fairbloom.deploy.device.outage import Outage
-from fairbloom.deploy.fleet.calls import Calls, RefusedError
+from fairbloom.deploy.fleet.calls import Calls, Outage, RefusedError
 from fairbloom.deploy.fleet.enrolment import enroll, revoke
 from fairbloom.deploy.fleet.federation import Federation
 from fairbloom.deploy.fleet.mailbox import Address, Content, Mailbox, Room
