@@ -76,21 +76,17 @@ def assert_same_bits(folder: Path, other: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_a_run_whose_last_checkpoint_is_damaged_ends_with_the_same_bits(
-    tmp_path: Path, method: str, whole: Path, damage: Damage, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, method: str, whole: Path, damage: Damage, said: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "run"
     run_up_to(folder, 4, method)
     last, before = list_checkpoints(folder / "checkpoint")
     damage(last)
-    logging.getLogger("flwr").addHandler(caplog.handler)
-    try:
-        continued = run(folder, method=method, num_rounds=ROUNDS)
-    finally:
-        logging.getLogger("flwr").removeHandler(caplog.handler)
+    continued = run(folder, method=method, num_rounds=ROUNDS)
     assert_same_bits(continued, whole)
     assert [row["round"] for row in table(folder / "rounds.csv")] == [str(number) for number in range(1, ROUNDS + 1)]
     assert not drafts(folder)
-    warnings = {record.getMessage() for record in caplog.records if record.levelno == logging.WARNING}
+    warnings = {record.getMessage() for record in said.records if record.levelno == logging.WARNING}
     if damage is not DAMAGES["missing"]:  # which is as if the run had been killed before it was written
         assert any(f"{last} is damaged" in words and words.endswith(before.name) for words in warnings)
 

@@ -1,6 +1,5 @@
 """Two processes and one run folder: the second says who has it, at once or after a minute in which it waits."""
 
-import logging
 import os
 import socket
 import subprocess
@@ -38,18 +37,14 @@ def holder(folder: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_the_second_process_names_the_first_and_changes_nothing(
-    folder: Path, holder: subprocess.Popen[str], caplog: pytest.LogCaptureFixture
+    folder: Path, holder: subprocess.Popen[str], said: pytest.LogCaptureFixture
 ) -> None:
-    logging.getLogger("flwr").addHandler(caplog.handler)
-    try:
-        with pytest.raises(RunFolderError) as refusal, locked_folder(folder):
-            pass
-    finally:
-        logging.getLogger("flwr").removeHandler(caplog.handler)
+    with pytest.raises(RunFolderError) as refusal, locked_folder(folder):
+        pass
     who = f"process {holder.pid} on {socket.gethostname()}"
     assert str(refusal.value) == f"{folder} is written by {who}: wait for it to end, or choose another folder (--out)"
-    said = list(dict.fromkeys(r.getMessage() for r in caplog.records if "written by" in r.getMessage()))
-    assert said == [f"{folder} is written by {who}: waiting up to a minute for it to end"]
+    waiting = [*dict.fromkeys(words for words in said.messages if "written by" in words)]
+    assert waiting == [f"{folder} is written by {who}: waiting up to a minute for it to end"]
     assert [path.name for path in folder.iterdir()] == [".lock"]
 
 

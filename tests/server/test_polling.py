@@ -1,6 +1,5 @@
 """The grid that looks for replies often: which it returns, and when it ends."""
 
-import logging
 import re
 import time
 from collections.abc import Iterable
@@ -182,17 +181,10 @@ def test_what_time_does_not_cure_ends_the_run_at_once(monkeypatch: pytest.Monkey
 
 
 def test_a_superlink_that_is_away_is_one_line_and_one_more_when_it_is_back(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, said: pytest.LogCaptureFixture
 ) -> None:
-    falls = Falls(monkeypatch, *[HANDSHAKE] * 30, answer(500), answer(500))
-    logger = logging.getLogger("flwr")
-    logger.addHandler(caplog.handler)
-    try:
-        replies(falls, 1, timeout=60.0)
-    finally:
-        logger.removeHandler(caplog.handler)
-    said = list(dict.fromkeys(record.getMessage() for record in caplog.records))
-    assert said == [
+    replies(Falls(monkeypatch, *[HANDSHAKE] * 30, answer(500), answer(500)), 1, timeout=60.0)
+    assert [*dict.fromkeys(said.messages)] == [
         f"the SuperLink fails this run, which waits for it up to 10 minutes: {HANDSHAKE}",
         "the SuperLink works again after 32 s, and the run goes on",
     ]

@@ -1,7 +1,5 @@
 """The files of a run folder: each is declared once, read as it was written, and refused with a remedy where damaged."""
 
-import ast
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -10,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import fairbloom
 from fairbloom.protocol.scores import ACCURACY, GroupScore, Score
 from fairbloom.server.run_folder import files
 from fairbloom.server.run_folder.errors import RunFolderError
@@ -43,8 +40,6 @@ from fairbloom.tasks.measures import TRUE_POSITIVE_RATE
 from fairbloom.tasks.preprocessing import InputColumn, Preprocessing
 from fairbloom.tasks.split import Split
 from tests.simulation.helpers import run
-
-ROOT = Path(fairbloom.__file__).parents[1]
 
 VALUES: dict[File[Any], Any] = {
     CONFIG: Recorded({"seed": 1, "task": "digits", "num-rounds": 3}),
@@ -197,41 +192,3 @@ def test_the_model_is_that_of_the_last_checkpoint_until_there_is_a_final_one(fin
     assert BEST.read_about(finished).keys() == {"round", "validation_accuracy_of_global_model_mean", "sha256"}
     assert MODEL.read_about(finished).keys() == {"sha256"}
     assert MODEL.read_about(finished) != {"sha256": BEST.read_about(finished)["sha256"]}
-
-
-# One place ----------------------------------------------------------------------------------------------------------
-
-FLOWERS = {("deploy/operator/folder.py", "config.toml")}
-"""Where a text is the name of a file of Flower's."""
-
-OF_CLIENTS = {
-    ("tasks/preprocessing.py", "preprocessing.json"),
-    ("tasks/schema.py", "schema.toml"),
-    *(("client/kept.py", name) for name in ("config.toml", "model.safetensors")),
-}
-"""Where a text is the name of a file in the folder of a client, which knows no run folder."""
-
-
-def texts(path: Path) -> Iterator[str]:
-    """Yield the texts in a module that are neither docstrings nor parts of them."""
-    tree = ast.parse(path.read_text())
-    documents = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documents:
-            yield node.value
-
-
-def test_the_name_of_a_file_is_written_in_one_place() -> None:
-    names = {entry.name for entry in ENTRIES if "." in entry.name[1:]}
-    assert {"config.toml", "clients.csv", "model.safetensors"} <= names
-    packages = [path.parent for path in ROOT.glob("*/__init__.py") if path.parent.name != "tests"]
-    found = [
-        (str(path.relative_to(ROOT)), name)
-        for package in packages
-        for path in package.rglob("*.py")
-        if path != Path(files.__file__).resolve() and "template" not in path.parts
-        for text in texts(path)
-        for name in names
-        if name in text
-    ]
-    assert sorted({*found} - FLOWERS - OF_CLIENTS) == []
