@@ -24,7 +24,7 @@ from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.loop import NothingLearnedError, Rounds
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.quorum import Quorum, listed
-from fairbloom.rounds.round import Round, StopRun
+from fairbloom.rounds.round import StopRun
 from fairbloom.rounds.screening import BrokenModelError
 from fairbloom.rounds.updates import Model
 from fairbloom.strategies import FairStrategy
@@ -56,7 +56,6 @@ from .run_folder.groups import Grouped
 from .run_folder.lock import locked_folder
 from .run_folder.recorded import OnRound, RecordedRound, ignore
 from .run_folder.recorder import RunRecorder
-from .run_folder.rows import Row
 from .run_folder.stopping import EarlyStopping
 from .run_folder.values import Beginning
 from .settings import Settings, digest_changed, find_grown, may_differ, may_grow
@@ -241,7 +240,10 @@ def _run_rounds(
             except StopRun as stop:
                 recorder.stopped = stop.reason
             last = finished.number == settings.num_rounds or bool(recorder.stopped)
-            _log_round(recorder, finished, row, score, last=last)
+            if last or recorder.saved == finished.number:  # rounds that share a checkpoint share the line of its last
+                log.info("round %d is finished%s", finished.number, summarize_row(row, score, method.serves))
+            if last and finished.evaluations:
+                log.info("worst served: %s", name_worst_served(finished, score, method.serves))
             model = finished.arrays
             if recorder.stopped:
                 break
@@ -262,15 +264,6 @@ def _resume(recorder: RunRecorder, method: FairStrategy, module: Module) -> Mode
             raise ValueError("its model has other arrays than the task's")
         method.load_state_dict(state)
     return model
-
-
-def _log_round(recorder: RunRecorder, finished: Round, row: Row, score: Score, *, last: bool) -> None:
-    """Log that a round is finished; rounds that share a checkpoint share the line of its last."""
-    if last or recorder.saved == finished.number:
-        summary = summarize_row(row, score, recorder.method.serves)
-        log.info("round %d is finished%s", finished.number, summary)
-    if last and finished.evaluations:
-        log.info("worst served: %s", name_worst_served(finished, score, recorder.method.serves))
 
 
 @contextmanager

@@ -59,9 +59,10 @@ def exclusive_lock(path: Path, *, seconds: float = 0.0, on_wait: Callable[[str],
             lock = Lock(path, descriptor := open_locked(path, wait=seconds == math.inf))
             break
         except BlockingIOError:
-            holder = _read_holder(path)
-        if holder is None:  # that process has just ended
-            continue
+            try:
+                holder = path.read_text(errors="replace") or "another process"
+            except FileNotFoundError:  # that process has just ended
+                continue
         if time.monotonic() >= deadline:
             raise LockedError(path, holder)
         if not said:
@@ -72,14 +73,6 @@ def exclusive_lock(path: Path, *, seconds: float = 0.0, on_wait: Callable[[str],
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
     return lock
-
-
-def _read_holder(path: Path) -> str | None:
-    """Return which process holds a lock, by what its file says; None where the file is gone."""
-    try:
-        return path.read_text(errors="replace") or "another process"
-    except FileNotFoundError:
-        return None
 
 
 def is_held(path: Path) -> bool:

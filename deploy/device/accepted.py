@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import Distribution, distributions
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -106,22 +106,17 @@ def distribution_of(module: str) -> tuple[str, str] | None:
     spec = importlib.util.find_spec(top)
     if spec is None or spec.origin is None:
         return None
-    origin, everything = Path(spec.origin).resolve(), list(distributions())
-    owner = next((each for each in everything if _has(each, top, origin)), None)
-    if owner is None:  # an editable installation lists none of its files
-        owner = next((each for each in everything if _is_edited_at(each, origin)), None)
-    return None if owner is None else (owner.metadata["Name"], owner.version)
-
-
-def _has(distribution: Distribution, top: str, origin: Path) -> bool:
-    files = (file for file in distribution.files or () if file.parts[0] in (top, origin.name))
-    return any(Path(str(distribution.locate_file(file))).resolve() == origin for file in files)
-
-
-def _is_edited_at(distribution: Distribution, origin: Path) -> bool:
-    about = json.loads(distribution.read_text("direct_url.json") or "{}")
-    editable = about.get("dir_info", {}).get("editable", False)
-    return editable and origin.is_relative_to(Path(url2pathname(urlsplit(about["url"]).path)).resolve())
+    origin = Path(spec.origin).resolve()
+    for each in distributions():
+        files = (file for file in each.files or () if file.parts[0] in (top, origin.name))
+        if any(Path(str(each.locate_file(file))).resolve() == origin for file in files):
+            return each.metadata["Name"], each.version
+    for each in distributions():  # an editable installation lists none of its files
+        about = json.loads(each.read_text("direct_url.json") or "{}")
+        is_editable = about.get("dir_info", {}).get("editable", False)
+        if is_editable and origin.is_relative_to(Path(url2pathname(urlsplit(about["url"]).path)).resolve()):
+            return each.metadata["Name"], each.version
+    return None
 
 
 def _normal(name: str) -> str:

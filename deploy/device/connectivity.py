@@ -6,6 +6,7 @@ ever without saying what is wrong.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import ssl
 
@@ -32,8 +33,10 @@ def connection_fault(client: ClientSettings) -> str | None:
                     f"{client.server} is a web server's port: clients connect to the fleet port, 9092 unless the "
                     "federation's operator chose another"
                 )
-            if _is_let_in(secured):
-                return None
+            # Whether the server goes on once it has seen our certificate, of which TLS 1.3 says nothing before.
+            with contextlib.suppress(ssl.SSLError, ConnectionResetError):
+                if secured.recv(1):
+                    return None
             return (
                 f"{client.server} does not accept certificate = {client.certificate}: it has expired, or is of another "
                 "federation: ask the federation's operator to enrol this client again"
@@ -52,11 +55,3 @@ def connection_fault(client: ClientSettings) -> str | None:
         return f"{client.server} does not answer within {PROBE_SECONDS:.0f} s: is a firewall or a proxy between?"
     except OSError as error:
         return f"{client.server} cannot be reached: {error.strerror or error}"
-
-
-def _is_let_in(secured: ssl.SSLSocket) -> bool:
-    """Return whether the server goes on after it has seen our certificate, of which TLS 1.3 says nothing before."""
-    try:
-        return bool(secured.recv(1))
-    except (ssl.SSLError, ConnectionResetError):
-        return False

@@ -24,35 +24,30 @@ class BundleError(Exception):
 
 def files_of(bundle: Path) -> dict[str, bytes]:
     """Return the files of a bundle; BundleError if it is too large or damaged, lacks a file or has any other."""
+    found: dict[str, bytes] = {}
+    folders = set()
     try:
         with gzip.open(bundle) as packed:
             content = packed.read(LARGEST + 1)
         if len(content) > LARGEST:
             raise BundleError(f"it is larger than {LARGEST} bytes when unpacked")
         with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:
-            found = _files_in(archive)
+            for member in archive:
+                folder, _, name = member.name.partition("/")
+                folders.add(folder)
+                if member.isdir() and not name:
+                    continue
+                plain = member.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and not member.issparse()
+                file = archive.extractfile(member) if plain and name in FILES and name not in found else None
+                if file is None or len(folders) > 1 or folder in ("", ".."):
+                    link = f": a link to {member.linkname[:80]!r}" if member.issym() or member.islnk() else ""
+                    raise BundleError(f"{member.name[:80]!r} does not belong in it{link}")
+                found[name] = file.read()
     except (OSError, EOFError, zlib.error, tarfile.TarError, ValueError) as error:
         raise BundleError(f"it cannot be read: {error}") from error
     missing = [name for name, needed in FILES.items() if needed and name not in found]
     if missing:
         raise BundleError(f"it lacks {', '.join(missing)}")
-    return found
-
-
-def _files_in(archive: tarfile.TarFile) -> dict[str, bytes]:
-    found: dict[str, bytes] = {}
-    folders = set()
-    for member in archive:
-        folder, _, name = member.name.partition("/")
-        folders.add(folder)
-        if member.isdir() and not name:
-            continue
-        plain = member.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and not member.issparse()
-        file = archive.extractfile(member) if plain and name in FILES and name not in found else None
-        if file is None or len(folders) > 1 or folder in ("", ".."):
-            link = f" a link to {member.linkname[:80]!r}" if member.issym() or member.islnk() else ""
-            raise BundleError(f"{member.name[:80]!r} does not belong in it{link and ':' + link}")
-        found[name] = file.read()
     return found
 
 

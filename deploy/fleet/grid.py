@@ -80,7 +80,13 @@ class RunGrid(Grid):
         contents = serialize_once([message.content for message in messages])
         digests = [hashlib.sha256(content).hexdigest() for content in contents]
         for content in dict(zip(digests, contents, strict=True)).values():
-            self._store(content)
+            said = False
+            while (fault := self._call("store", content)) is not None:  # its disk has no room
+                if not said:
+                    words = "the server cannot keep a message of %d bytes and is asked again: %s"
+                    log.warning(words, len(content), fault)
+                said = True
+                time.sleep(AGAIN_SECONDS)
         names: dict[int, str] = self._call("names", [message.metadata.dst_node_id for message in messages])
         now = time.time()
         for id, sent in [*self._sent.items()]:  # without those whose time is over
@@ -134,15 +140,6 @@ class RunGrid(Grid):
             if now >= until:
                 break
         return replies
-
-    def _store(self, content: bytes) -> None:
-        """Give content to the server, again where its disk has no room."""
-        said = False
-        while (fault := self._call("store", content)) is not None:
-            if not said:
-                log.warning("the server cannot keep a message of %d bytes and is asked again: %s", len(content), fault)
-            said = True
-            time.sleep(AGAIN_SECONDS)
 
     def _address(self, message: Message, name: str, digest: str) -> Address:
         about, number = message.metadata, round_of(message.content)

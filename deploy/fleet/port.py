@@ -128,8 +128,19 @@ class Port:
         try:
             letter = await self._wait(name, device, number, context)
             if letter is not None:
-                head = self._head_of(letter, working.settings)
                 letter.working = True
+                digest, settings = self.settings.get(letter.run, ("", ""))
+                head = Head(
+                    id=letter.address.id,
+                    run=letter.run,
+                    round=letter.address.group,
+                    type=letter.address.type,
+                    seconds=max(0.0, letter.until - monotonic()),
+                    protocol=PROTOCOL,
+                    size=letter.content.size,
+                    sha256=letter.content.sha256,
+                    settings="" if working.settings == digest else settings,
+                )
                 for chunk in in_chunks(head, letter.content.pieces()):
                     await self._admit(context)
                     if number != device.nexts:
@@ -156,21 +167,6 @@ class Port:
             except TimeoutError:
                 break
         return None
-
-    def _head_of(self, letter: Letter, has: str) -> Head:
-        """Return the head of a message, with the run's settings for a device that has others, by their digest."""
-        digest, settings = self.settings.get(letter.run, ("", ""))
-        return Head(
-            id=letter.address.id,
-            run=letter.run,
-            round=letter.address.group,
-            type=letter.address.type,
-            seconds=max(0.0, letter.until - monotonic()),
-            protocol=PROTOCOL,
-            size=letter.content.size,
-            sha256=letter.content.sha256,
-            settings="" if has == digest else settings,
-        )
 
     async def reply(self, chunks: AsyncIterator[Chunk], context: Any) -> Taken:
         """Take a reply, or say what becomes of it; an error takes the place of one that is refused."""

@@ -250,6 +250,7 @@ class Runs:
                 pipe.send(answer)
 
     async def _answer(self, run: int, name: str, arguments: tuple[Any, ...]) -> Any:
+        """Return what a run's process asks for; `wait`: until so many messages are answered, or for some seconds."""
         match name:
             case "nodes":
                 return self._port.online()
@@ -267,22 +268,19 @@ class Runs:
             case "collect":
                 return self._mailbox.collect(arguments[0])
             case "wait":
-                await self._wait(*arguments)
+                ids, number, seconds = arguments
+                self._awaited = {id for id in ids if not self._mailbox.is_answered(id)}
+                self._missing = number - (len(ids) - len(self._awaited))
+                if self._missing > 0:
+                    self._arrived.clear()
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(seconds):
+                            await self._arrived.wait()
             case "save":
                 self._mailbox.save(run, arguments[0])
             case _:
                 raise ValueError(f"a run asks for {name!r}, which is nothing")
         return None
-
-    async def _wait(self, ids: Collection[str], number: int, seconds: float) -> None:
-        """Wait until so many of these messages are answered, or for some seconds."""
-        self._awaited = {id for id in ids if not self._mailbox.is_answered(id)}
-        self._missing = number - (len(ids) - len(self._awaited))
-        if self._missing > 0:
-            self._arrived.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await self._arrived.wait()
 
     def _note_reply(self, id: str) -> None:
         if id in self._awaited:

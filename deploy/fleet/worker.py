@@ -100,7 +100,17 @@ class Worker:
     def _answer(self, task: object) -> Any:
         if self._pipe is None or not self.runs:
             self.end()
-            self._pipe = self._start()
+            self._pipe, theirs = Pipe()
+            # A new session: Ctrl-C reaches the client alone, and what the app starts can be ended with it.
+            self._process = subprocess.Popen(  # noqa: S603 (this Python)
+                self._client.worker(theirs.fileno()),
+                env=self._client.environment(),
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                stdout=sys.stderr.fileno(),
+                stderr=sys.stderr.fileno(),
+            )
+            theirs.close()
         while not self._ready:
             came = self._wait(self._pipe)
             with self._lock:
@@ -122,20 +132,6 @@ class Worker:
         if not self.runs and not pipe.poll():  # processes that the app has started may hold the pipe open
             raise EOFError
         return False
-
-    def _start(self) -> Connection:
-        ours, theirs = Pipe()
-        # A new session: Ctrl-C reaches the client alone, and what the app starts can be ended with it.
-        self._process = subprocess.Popen(  # noqa: S603 (this Python)
-            self._client.worker(theirs.fileno()),
-            env=self._client.environment(),
-            pass_fds=[theirs.fileno()],
-            start_new_session=True,
-            stdout=sys.stderr.fileno(),
-            stderr=sys.stderr.fileno(),
-        )
-        theirs.close()
-        return ours
 
     def _kill(self) -> None:
         if (process := self._process) is None:

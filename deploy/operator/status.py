@@ -99,7 +99,15 @@ def show(found: Mapping[str, Any]) -> None:
         table.columns[0].no_wrap = True
         parts.append(table)
     if len(going) < len(runs):
-        parts.append(_runs_table([run for run in runs if run["exit-status"] is not None]))
+        table = Table(title="runs before", title_justify="left", title_style="bold")
+        for heading in ("run", "state", "method", "rounds", "folder", "what was said"):
+            table.add_column(heading, overflow="fold")
+        for run in (run for run in runs if run["exit-status"] is not None):
+            rounds = f"{run['round']}/{run['of-rounds']}" if "round" in run else ""
+            folder = PurePath(run.get("folder", "")).name
+            cells = (str(run["run"]), run["state"], run.get("method", ""), rounds, folder, _shorten(run["said"]))
+            table.add_row(*map(Text, cells))
+        parts.append(table)
     parts.append(_line("disk", f"{found['disk']['free-bytes'] / 1e9:.1f} GB free"))
     parts.append(_line("certificate", f"the server's holds for {found['certificate-days']:.0f} more days"))
     Terminal().print(Group(*parts))
@@ -125,18 +133,6 @@ def _describe_going(run: Mapping[str, Any]) -> list[RenderableType]:
             _line(f"  refused in round {refusal['round']}", f"{refusal['client']}: {refusal['reason']}", warn=True)
         )
     return lines
-
-
-def _runs_table(runs: list[dict[str, Any]]) -> Table:
-    table = Table(title="runs before", title_justify="left", title_style="bold")
-    for heading in ("run", "state", "method", "rounds", "folder", "what was said"):
-        table.add_column(heading, overflow="fold")
-    for run in runs:
-        rounds = f"{run['round']}/{run['of-rounds']}" if "round" in run else ""
-        folder = PurePath(run.get("folder", "")).name
-        cells = (str(run["run"]), run["state"], run.get("method", ""), rounds, folder, _shorten(run["said"]))
-        table.add_row(*map(Text, cells))
-    return table
 
 
 def _line(what: str, words: str, *, warn: bool = False, style: str = "") -> Text:

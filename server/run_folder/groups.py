@@ -27,6 +27,10 @@ PATTERNS: Mapping[tuple[str, str], str] = {
 """What the scores of groups are called on the wire, by the model and the examples that they are measured on."""
 
 
+Cells = Mapping[str, float]
+"""What a client reports of one group, its count and scores, by their names without the group's."""
+
+
 @dataclass(frozen=True)
 class Grouped:
     """How examples are grouped, and what is measured in each group."""
@@ -54,9 +58,33 @@ class Grouped:
         """Return what `encode` was called on; raise ValueError for any other content."""
         return decode_as(cls, json.loads(content))
 
+    def find_fault(self, there: Mapping[str, Cells], most: float) -> str:
+        """Return why a client's report on one grouping is impossible, "" where it is possible.
 
-Cells = Mapping[str, float]
-"""What a client reports of one group, its count and scores, by their names without the group's."""
+        `there` has count and scores by group; `most` is the number of examples that the client was tested on.
+        """
+        for group, cells in there.items():
+            counts = {name: cells.get(name) for name in (COUNT, *(s.over for s in self.scores if s.over in cells))}
+            for name, count in counts.items():
+                if not isinstance(count, int) or not 1 <= count <= cells[COUNT]:
+                    return f"its {name} of {group} is {count!r}"
+            for score in self.scores:
+                value = cells.get(score.name)
+                if value is not None and score.over not in cells:
+                    return f"its {score.name} of {group} comes without its {score.over}"
+                if value is not None and score.percent and not 0.0 <= value <= 1.0:
+                    return f"its {score.name} of {group} is {value!r}, which must lie in [0, 1]"
+        total = sum(cells[COUNT] for cells in there.values())
+        return f"its groups have {total:g} examples together, and it was tested on {most:g}" if total > most else ""
+
+    def format_cells(self, cells: Cells) -> list[Any]:
+        """Return count and scores of a group as the table has them, None for what the client does not report."""
+        shown: dict[str, Any] = {COUNT: cells[COUNT]}
+        for score in self.scores:
+            *over, column = score.columns
+            shown |= dict.fromkeys(over, cells.get(score.over))
+            shown[column] = score.shown(cells[score.name]) if score.name in cells else None
+        return [shown[column] for column in self.columns[len(GROUP_KEYS) - 1 :]]
 
 
 def format_groups(finished: Round, grouped: Grouped) -> list[tuple[object, ...]]:
@@ -72,39 +100,12 @@ def format_groups(finished: Round, grouped: Grouped) -> list[tuple[object, ...]]
                     keys = {name: pattern.format(name_in_group(name, grouping, group)) for name in wanted}
                     if cells := {name: report[key] for name, key in keys.items() if key in report}:
                         there[group] = cells
-                if wrong := _find_fault(there, grouped, most):
+                if wrong := grouped.find_fault(there, most):
                     words = "round %d: what client %s reports of its groups by %s is left out: %s"
                     log.warning(words, finished.number, client, grouping, wrong)
                     continue
                 rows += [
-                    (finished.number, client, model, split, grouping, group, *(_shown(cells, grouped)))
+                    (finished.number, client, model, split, grouping, group, *grouped.format_cells(cells))
                     for group, cells in there.items()
                 ]
     return rows
-
-
-def _find_fault(there: Mapping[str, Cells], grouped: Grouped, most: float) -> str:
-    """Return why a client's report on one grouping is impossible, "" where it is possible."""
-    for group, cells in there.items():
-        counts = {name: cells.get(name) for name in (COUNT, *(s.over for s in grouped.scores if s.over in cells))}
-        for name, count in counts.items():
-            if not isinstance(count, int) or not 1 <= count <= cells[COUNT]:
-                return f"its {name} of {group} is {count!r}"
-        for score in grouped.scores:
-            value = cells.get(score.name)
-            if value is not None and score.over not in cells:
-                return f"its {score.name} of {group} comes without its {score.over}"
-            if value is not None and score.percent and not 0.0 <= value <= 1.0:
-                return f"its {score.name} of {group} is {value!r}, which must lie in [0, 1]"
-    total = sum(cells[COUNT] for cells in there.values())
-    return f"its groups have {total:g} examples together, and it was tested on {most:g}" if total > most else ""
-
-
-def _shown(cells: Cells, grouped: Grouped) -> list[Any]:
-    """Return the cells of a group as the table has them, None for what the client does not report."""
-    shown: dict[str, Any] = {COUNT: cells[COUNT]}
-    for score in grouped.scores:
-        *over, column = score.columns
-        shown |= dict.fromkeys(over, cells.get(score.over))
-        shown[column] = score.shown(cells[score.name]) if score.name in cells else None
-    return [shown[column] for column in grouped.columns[len(GROUP_KEYS) - 1 :]]

@@ -144,6 +144,10 @@ def format_round(
     finished: Round, seconds: float, reports: Iterable[str] = (), score: Score = ACCURACY
 ) -> dict[str, object]:
     """Return a round's row of rounds.csv; `reports` are the metrics that the method itself reports."""
+    trained, measured = _honest(finished, finished.train_metrics), finished.evaluations.items()
+    before = {name: m[names.LOSS_BEFORE] for name, m in trained if names.LOSS_BEFORE in m}
+    after = {name: m[names.TRAIN_LOSS] for name, m in measured if name in before and names.TRAIN_LOSS in m}
+    improved = percent_improved({name: before[name] for name in after}, after) if after else None
     return {
         "round": finished.number,
         "participants": len(finished.participants),
@@ -159,7 +163,7 @@ def format_round(
         "bytes_sent": finished.bytes_sent,
         "bytes_received": finished.bytes_received,
         "seconds": round(seconds, 6),
-        **_measure_improvement(finished),
+        **({} if improved is None else {"percent_of_participants_improved": improved}),
         **_measure_scores(finished, score),
         **{report.replace("-", "_"): finished.metrics.get(report) for report in reports},
     }
@@ -172,18 +176,6 @@ def with_losses_before(finished: Round, losses: Mapping[str, float]) -> Round:
         for name, report in finished.train_metrics.items()
     }
     return replace(finished, train_metrics=reports) if losses else finished
-
-
-def _measure_improvement(finished: Round) -> dict[str, object]:
-    """Return the share of participants whose training loss did not rise, where participants evaluated the model."""
-    before = {
-        name: m[names.LOSS_BEFORE] for name, m in _honest(finished, finished.train_metrics) if names.LOSS_BEFORE in m
-    }
-    measured = finished.evaluations.items()
-    after = {name: m[names.TRAIN_LOSS] for name, m in measured if name in before and names.TRAIN_LOSS in m}
-    if not after:
-        return {}
-    return {"percent_of_participants_improved": percent_improved({name: before[name] for name in after}, after)}
 
 
 def _measure_scores(finished: Round, score: Score) -> dict[str, object]:

@@ -47,8 +47,11 @@ def read_table(path: Path, columns: Collection[str], *, finished: bool) -> list[
                     raise ValueError(f"line {reader.line_num} has more or fewer cells than the first")
                 if not torn and not row.get("round", "").isdecimal():
                     raise ValueError(f"the round in line {reader.line_num} is {row.get('round')!r}")
-                if not torn:
-                    rows.append(_unescape(row))
+                if torn:
+                    continue
+                for column in [name for name, cell in row.items() if cell[:1] == "'" and FORMULA.match(cell)]:
+                    row[column] = row[column][1:]
+                rows.append(row)
     return rows
 
 
@@ -86,11 +89,6 @@ def escape_formula(cell: object) -> object:
     except ValueError:
         return f"'{cell}"
     return cell
-
-
-def _unescape(row: Cells) -> Cells:
-    escaped = {column for column, cell in row.items() if cell and cell[:1] == "'" and FORMULA.match(cell)}
-    return {column: cell[1:] if column in escaped else cell for column, cell in row.items()} if escaped else row
 
 
 class TableWriter:
