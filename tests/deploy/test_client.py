@@ -92,8 +92,7 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, text: str | None, w
 
 
 def test_the_worker_gets_what_the_app_needs_and_no_key(bundle: Path) -> None:
-    client = ClientSettings.of({"data-dir": "/my data"}, bundle / "client.toml")
-    *command, pipe, given = client.worker(7)
+    *command, pipe, given = ClientSettings.of({"data-dir": "/my data"}, bundle / "client.toml").worker(7)
     code = f"from fairbloom.deploy.fleet.app_process import main; main({os.getpid()})"
     assert command == [sys.executable, "-P", "-c", code]
     assert pipe == "7"
@@ -106,11 +105,6 @@ def test_the_worker_gets_what_the_app_needs_and_no_key(bundle: Path) -> None:
             "state-dir": str(bundle / "state"),
         },
     }
-
-
-def test_a_client_runs_our_app_or_the_one_that_its_owner_names(bundle: Path) -> None:
-    given = json.loads(ClientSettings.of({}, bundle / "client.toml").worker(7)[-1])
-    assert (given["app"], given["allow"]) == (APP, [])
     (bundle / "owner.toml").write_text('app = "json.tool:main"\nallow = ["x:y"]\n')
     given = json.loads(ClientSettings.of({}, bundle / "client.toml").worker(7)[-1])
     assert (given["app"], given["allow"]) == ("json.tool:main", ["x:y"])

@@ -125,18 +125,11 @@ def test_renew_keeps_the_authority_and_the_names(made: Path) -> None:
 def test_renew_names_what_it_cannot_use(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert fairbloom("deploy", "renew", "--host", "a b") == 2
     assert "--host 'a b': give a name or an address" in capsys.readouterr().err
-    for file, content, message in (
-        ("server.crt", b"random", "by fairbloom deploy renew --host"),
-        ("ca.crt", b"random", "federation/ca.crt is not a certificate, or a damaged one"),
-        ("ca.key", b"random", "the authority's key federation/ca.key is not a private key, or a damaged one"),
-    ):
-        before = (made / file).read_bytes()
-        (made / file).write_bytes(content)
-        assert fairbloom("deploy", "renew") == 2, file
-        assert message in capsys.readouterr().err
-        (made / file).write_bytes(before)
-    (made / "ca.key").unlink()
+    (made / "server.crt").write_bytes(b"random")
     assert fairbloom("deploy", "renew") == 2
+    assert "by fairbloom deploy renew --host" in capsys.readouterr().err
+    (made / "ca.key").unlink()
+    assert fairbloom("deploy", "renew", "--host", "a.org") == 2
     assert "the authority's key federation/ca.key cannot be read: No such file" in capsys.readouterr().err
 
 
