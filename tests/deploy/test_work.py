@@ -55,9 +55,14 @@ def test_a_worker_that_still_loads_is_not_ended_with_the_work_that_waits_for_it(
     with pytest.raises(DroppedError, match="its time is over"):
         worker.answer(task_of("reply"), "1/a")
     loading = worker._process
+    assert loading is not None
     assert worker.runs
+    threading.Timer(0.2, worker.drop, ("1/a", "the run is over")).start()  # other work goes on
     assert content_of(worker.answer(task_of("reply"), "1/b"))["metrics"]["version"] == 1
     assert worker._process is loading
+    worker.end()
+    assert not worker.runs
+    assert loading.returncode is not None
 
 
 def test_the_owners_limit_ends_work_with_the_setting(own_client: ClientSettings, home: Path) -> None:
@@ -66,14 +71,3 @@ def test_the_owners_limit_ends_work_with_the_setting(own_client: ClientSettings,
     with pytest.raises(DroppedError, match=r"0.5 s, limits\.round-seconds"):
         worker.answer(task_of("endless"), "1/a")
     assert not worker.runs
-
-
-def test_other_work_goes_on_and_a_worker_that_is_ended_leaves_no_process(worker: Worker, home: Path) -> None:
-    threading.Timer(0.5, worker.drop, ("1/a", "the run is over")).start()
-    write_version(home, 1)
-    content_of(worker.answer(task_of("reply"), "1/b"))
-    process = worker._process
-    assert process is not None
-    worker.end()
-    assert not worker.runs
-    assert process.returncode is not None

@@ -3,8 +3,6 @@
 import fcntl
 import re
 import runpy
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -121,10 +119,10 @@ def test_a_client_takes_the_first_free_folder_and_is_enrolled(tmp_path: Path) ->
     assert [(member.name, member.partition) for member in federation.members()] == [("client-1", 1)]
 
 
-def test_settings_are_checked_before_anything_is_waited_for() -> None:
+def test_settings_are_checked_before_anything_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     for settings, key in (("attack=sign-flip attackers=0.25", "attack"), ("pooled=true", "pooled")):
-        done = subprocess.run(
-            [sys.executable, DOCKER / "experiment.py"], env={"SETTINGS": settings}, capture_output=True, text=True
-        )
-        assert done.returncode == 2
-        assert re.match(f"SETTINGS: .*{key}", done.stderr)
+        monkeypatch.setenv("SETTINGS", settings)
+        assert script("experiment")["main"]() == 2
+        assert re.match(f"SETTINGS: .*{key}", capsys.readouterr().err)
