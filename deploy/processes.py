@@ -1,7 +1,11 @@
-"""What the processes of a federation share: addresses, and words for what happened."""
+"""What the processes of a federation share: the app that they load, addresses, and words for what happened."""
 
+import importlib
 import re
 from collections.abc import Iterable
+from typing import Any, TypeVar
+
+App = TypeVar("App")
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -23,3 +27,20 @@ def first_names(names: Iterable[str], most: int = 10) -> str:
     """Return names with commas: the first ones, and how many more there are."""
     first, rest = (every := list(names))[:most], len(every) - most
     return ", ".join(first) + (f" and {rest} more" if rest > 0 else "")
+
+
+def load_app(app: str, kind: type[App], of: str) -> App:
+    """Return the app of this kind that an import string, module:attribute, names; ImportError where there is none.
+
+    `of` says in the error whose app it is: "this client", or "this run".
+    """
+    module, _, path = app.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for attribute in path.split("."):
+            found = getattr(found, attribute)
+    except (ImportError, AttributeError) as error:
+        raise ImportError(f"app = {app!r} of {of} cannot be loaded: {error}") from error
+    if not isinstance(found, kind):
+        raise ImportError(f"app = {app!r} of {of} is of type {type(found).__name__}, no {kind.__name__}")
+    return found

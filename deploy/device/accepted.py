@@ -15,7 +15,7 @@ from urllib.request import url2pathname
 
 from fairbloom.protocol.settings import Mark, marked
 
-from ..apps import load_app
+from ..processes import load_app
 
 if TYPE_CHECKING:
     from flwr.app import Context

@@ -15,7 +15,7 @@ from fairbloom.flower import identify
 from fairbloom.logs import colour_on_terminals_alone, log
 from fairbloom.system.parents import end_with_parent
 
-from ..apps import load_app
+from ..processes import load_app
 from .grid import RunGrid
 
 SERVER_NODE, FAILED = 1, 1

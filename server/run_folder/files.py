@@ -293,8 +293,8 @@ def write_first_files(folder: Path, beginning: Beginning) -> None:
 
 def record_known(folder: Path, names: Iterable[str]) -> Known:
     """Write which clients the run knows, where some of these are new, and return them all."""
-    before = KNOWN.read(folder)
-    known = before.joined_by(names)
+    before, names = KNOWN.read(folder), sorted(names)
+    known = Known(before.began or tuple(names), tuple(sorted({*before.known, *names})))
     if known != before:
         KNOWN.write(folder, known)
     return known

@@ -281,7 +281,9 @@ def scores_in(given: Sequence[str | Score], loss: str = "") -> tuple[Score, ...]
 def collect_options(strategy: Strategy) -> dict[str, Value]:
     """Return what identifies a strategy's run: class, parameters, common options, and wrappers, the outermost first."""
     *wrappers, inner = layers(strategy)
-    own = constructor_parameters(type(inner))
+    # The parameters of its constructor, of its bases' ones without object's, and the common options.
+    signatures = [inspect.signature(vars(each)["__init__"]) for each in type(inner).__mro__ if "__init__" in vars(each)]
+    own = set(OPTIONS).union(*(signature.parameters for signature in signatures[:-1]))
     plain = {name: value for name, value in plain_values(inner).items() if name in own and name not in FREE}
     named = {name.replace("_", "-"): value for name, value in plain.items()}
     around = [
@@ -297,9 +299,3 @@ def collect_options(strategy: Strategy) -> dict[str, Value]:
         **({name.replace("_", "-"): value for name, value in optimizer.options().items()} if optimizer else {}),
         **({"wrapped-in": ", ".join(around)} if around else {}),
     }
-
-
-def constructor_parameters(strategy: type[Strategy]) -> frozenset[str]:
-    """Return the names of a strategy's parameters: those of its constructor, of its bases' ones, and common options."""
-    signatures = [inspect.signature(vars(each)["__init__"]) for each in strategy.__mro__ if "__init__" in vars(each)]
-    return frozenset(OPTIONS).union(*(signature.parameters for signature in signatures[:-1]))  # without object's

@@ -1,7 +1,7 @@
 """The values of a run folder's files, and what is known of a run when it begins."""
 
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
@@ -62,8 +62,3 @@ class Known:
 
     began: tuple[str, ...] = ()
     known: tuple[str, ...] = ()
-
-    def joined_by(self, names: Iterable[str]) -> "Known":
-        """Return them with these clients; those that come first are the ones that the run began with."""
-        names = sorted(names)
-        return Known(self.began or tuple(names), tuple(sorted({*self.known, *names})))

@@ -10,9 +10,9 @@ import pytest
 from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
 
-from fairbloom.deploy.apps import load_app
 from fairbloom.deploy.device.accepted import Installed, RunDescription, RunRefusedError, distribution_of
 from fairbloom.deploy.device.client import APP
+from fairbloom.deploy.processes import load_app
 
 VERSION = version("fairbloom")
 SETTINGS = {"clients": 3, "device": "cpu"}
