@@ -93,7 +93,7 @@ def test_the_loss_that_it_begins_with_is_one_of_them() -> None:
 
 def test_a_client_draws_its_batches_from_a_stream_of_its_own() -> None:
     """So the round's training is what it would be without, to the bit; dropout's draws are no exception."""
-    config = run_config(model="tests.nets:Dropping", task="tests.nets:few", partition="dirichlet")
+    config = run_config(model="tests.client.nets:Dropping", task="tests.nets:few", partition="dirichlet")
     with_baseline, without = (ask(MessageType.TRAIN, asked, context(1, config)) for asked in (told(), {}))
     assert with_baseline["arrays"] == without["arrays"]
 
