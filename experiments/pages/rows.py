@@ -101,11 +101,6 @@ class Scene:
         return [line for line in self.lines if not line.same_runs_as]
 
     @property
-    def axis(self) -> str:
-        """What the axis of a score says."""
-        return axis_title(self.score)
-
-    @property
     def caption(self) -> str:
         """In words which clients a chart of single clients shows, in which order, and with which seeds."""
         under = f" under {self.lines[0].label}" if len(self.lines) > 1 else ""
@@ -181,12 +176,6 @@ def weight_map(scene: Scene, line: Line) -> list[Row]:
     last = int(table["round"].max())
     width = -(-last // MAP_ROUNDS)
     return _mapped(scene, table.assign(round=np.minimum(last, np.ceil(table["round"] / width) * width)))
-
-
-def mean_shares(scene: Scene, line: Line) -> dict[str, float]:
-    """Return how much each client weighed when it took part, in percent: the mean over rounds and runs."""
-    found = scene.join(line.shares).groupby("client")["value"].mean()
-    return {str(name): float(value) for name, value in found.items()}
 
 
 def _mapped(scene: Scene, table: "pandas.DataFrame") -> list[Row]:

@@ -26,7 +26,6 @@ from .rows import (
     curves,
     hidden_in_words,
     mean_and_range,
-    mean_shares,
     score_map,
     sorted_scores,
     weight_map,
@@ -136,7 +135,9 @@ def rounds_section(scene: Scene) -> Section | None:
         said = f"Over the rounds. At the end: {said}."
         series = [each for each in scene.series if each.label in ends]
         full = f"{title} over clients".capitalize() if measure == "mean" else title.capitalize()
-        drawn.append(lines_charts(name, full, said, rows, series, scene.axis, charts.over_rounds, f": {title}"))
+        drawn.append(
+            lines_charts(name, full, said, rows, series, axis_title(scene.score), charts.over_rounds, f": {title}")
+        )
     if not drawn:
         return None
     if not drawn[0].narrow:  # beside each other, with one legend
@@ -205,7 +206,11 @@ def _weights_section(scene: Scene) -> Section | None:
     found = {line.label: rows for line in scene.trained if (rows := weight_map(scene, line))}
     if not found:
         return None
-    shares = {line.label: mean_shares(scene, line) for line in scene.trained if line.label in found}
+    shares = {  # the mean over rounds and runs
+        line.label: scene.join(line.shares).groupby("client")["value"].mean().to_dict()
+        for line in scene.trained
+        if line.label in found
+    }
     bounds, maps = _bounds(found, 0.0, 0.99), []
     for place, (label, share) in enumerate(shares.items(), 1):
         most = max(share, key=lambda name: share[name])

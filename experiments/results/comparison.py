@@ -48,7 +48,7 @@ def read_comparison(folder: Path, study: Study) -> "Comparison":
     lacking = _find_lacking(runs, plan.baseline, plan.seeds)
     runs = {label: by_seed for label, by_seed in runs.items() if label not in lacking}
     reasons = [f"{label} with seed {seed}: {of[seed]}." for label, of in failures.items() for seed in [*of][:1]]
-    rows, by_group = [], dict[str, Sequence[GroupReport]]()
+    rows, by_group = list[tuple[object, ...]](), dict[str, Sequence[GroupReport]]()
     known = [set[str]().union(*(run.known for run in of_seed)) for of_seed in zip(*runs.values(), strict=True)]
     for label, by_seed in runs.items():
         models = {label: by_seed[0].serves}
@@ -56,7 +56,13 @@ def read_comparison(folder: Path, study: Study) -> "Comparison":
             models[personal_label(label)] = "personal"
         for method, model in models.items():
             for run, seed, clients in zip(by_seed, plan.seeds, known, strict=True):
-                rows += _rows_of(run, (method, model, seed), clients)
+                tested = run.test_examples()
+                for score in run.scores:
+                    values = run.final(score, model)
+                    rows += [
+                        (method, model, seed, each, tested.get(each, math.nan), score.name, values.get(each, math.nan))
+                        for each in sorted(clients.union(values))
+                    ]
             reports = [run.by_group(model) for run in by_seed]
             if all(reports):
                 by_group[method] = [each for each in reports if each]
@@ -85,17 +91,6 @@ def tabulate(rows: Sequence[Sequence[object]]) -> "pandas.DataFrame":
     import pandas  # imported late: it takes a second
 
     return pandas.DataFrame(rows, columns=[*COLUMNS])
-
-
-def _rows_of(run: Run, about: tuple[str, str, int], clients: set[str]) -> list[tuple[object, ...]]:
-    """Return the rows of a run's clients; `about` is the method, the model and the seed."""
-    tested = run.test_examples()
-    finals = {score.name: run.final(score, about[1]) for score in run.scores}
-    return [
-        (*about, client, tested.get(client, math.nan), score, values.get(client, math.nan))
-        for score, values in finals.items()
-        for client in sorted(clients.union(values))
-    ]
 
 
 def _find_lacking(runs: Mapping[str, Sequence[Run]], baseline: str, seeds: Sequence[int]) -> dict[str, str]:

@@ -74,7 +74,13 @@ def load(folder: str | os.PathLike[str]) -> "Run":
         runs = runs_of_study(path)
         which = f": {join_names(runs)}" if runs else ", once there is one"
         raise RunFolderError(f"{path} holds a {kind}, of several runs: name one in {path / 'runs'}{which}")
-    return Run(path, settings_in(path), tuple(SCORES.read(path)))
+    if not path.exists():
+        raise RunFolderError(f"there is no folder {path}: fairbloom show lists the runs in the folder runs")
+    if not is_run_folder(path):
+        raise RunFolderError(
+            f"{path} is no run folder: it has no {CONFIG.name}; fairbloom show FOLDER lists the runs in one"
+        )
+    return Run(path, dict(CONFIG.read(path).settings), tuple(SCORES.read(path)))
 
 
 @dataclass(frozen=True)
@@ -490,17 +496,6 @@ def final_of(run: Run) -> dict[str, float]:
 def measures(values: Mapping[str, float], score: Score) -> dict[str, float]:
     """Return the measures of fairness of a score, one of each client."""
     return summarize(values, lower_is_better=not score.higher_is_better)
-
-
-def settings_in(folder: Path) -> dict[str, Any]:
-    """Return the settings of the run in a folder; raise RunFolderError when there is none that can be read."""
-    if not folder.exists():
-        raise RunFolderError(f"there is no folder {folder}: fairbloom show lists the runs in the folder runs")
-    if not is_run_folder(folder):
-        raise RunFolderError(
-            f"{folder} is no run folder: it has no {CONFIG.name}; fairbloom show FOLDER lists the runs in one"
-        )
-    return dict(CONFIG.read(folder).settings)
 
 
 def frame(rows: Sequence[Mapping[str, Any]]) -> "pandas.DataFrame":
