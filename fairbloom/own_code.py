@@ -13,9 +13,6 @@ from pathlib import Path
 
 from fairbloom.imports import is_import_string
 
-SITE = {"site-packages", "dist-packages"}
-"""What the folders of installed packages are called."""
-
 
 def digest_own_code(names: Iterable[str]) -> dict[str, str]:
     """Return the SHA-256 of each source file behind names, by its module; names that are no import strings have none.
@@ -48,7 +45,8 @@ def _find_files(module: str) -> dict[str, Path]:
         return {}
     place = Path(places[0]).absolute()
     folder = place.parent.parent if place.name == "__init__.py" else place.parent
-    installed = folder.name in SITE or any(folder.glob("*.dist-info"))  # pip install --target makes others
+    # Folders of other names are those of pip install --target.
+    installed = folder.name in ("site-packages", "dist-packages") or any(folder.glob("*.dist-info"))
     if installed and not _is_installed_from_file(top):
         return {}
     found: dict[str, Path] = {}

@@ -9,8 +9,6 @@ from fairbloom.tasks import TASKS, Examples, Setup, Task
 from fairbloom.tasks.datasets.digits import SIDE
 from fairbloom.tasks.task import AnyExamples
 
-SIDES = ("left", "right")
-
 
 def task(setup: Setup) -> Task:
     """Return the digits as a task of two classes whose examples are grouped by the half that has more ink."""
@@ -34,5 +32,5 @@ def task(setup: Setup) -> Task:
         splits=lambda client: digits.splits(client).map(group),
         classes=2,
         class_names=("odd", "even"),
-        groupings={"side": SIDES},
+        groupings={"side": ("left", "right")},
     )

@@ -32,9 +32,6 @@ TOLERANCE = 1e-3
 LEARNING_ROUNDS = 3
 """A method has so many rounds to learn something."""
 
-LEARNING: Mapping[str, Value] = {"batch_size": 20, "learning_rate": 0.1}
-"""How clients train in these rounds."""
-
 
 def check_method(method: Callable[..., FairStrategy], arguments: Mapping[str, Value] | None = None) -> CheckReport:
     """Check every property of a method; takes about a second.
@@ -315,7 +312,7 @@ def check_learns(subject: MethodUnderTest) -> str:
     method = subject.create(fraction_evaluate=0.0)
     clients = real_clients(method)
     first = initial_model(clients)
-    rounds = subject.run_rounds(method, LEARNING_ROUNDS, first, **LEARNING)
+    rounds = subject.run_rounds(method, LEARNING_ROUNDS, first, batch_size=20, learning_rate=0.1)
     coefficients = [subject.weigh_fresh(ordinary_replies(5))[0]]
     coefficients += [np.array(list(finished.coefficients.values())) for finished in rounds]
     if not any(c.any() for c in coefficients):

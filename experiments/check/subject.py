@@ -47,9 +47,6 @@ MEASURED = (
 )
 """What Fairbloom's own clients report of their training, of every task of classes, where a method asks for it."""
 
-EVEN = "fairbloom.experiments.check.even:task"
-"""The task of real clients whose examples are in two groups."""
-
 SAME_TO_THE_BIT = ("participants", "coefficients", "arrays")
 """What is compared of the rounds of a run that was continued with those of one that was not stopped."""
 
@@ -138,7 +135,7 @@ class Subject:
 
 def real_clients(method: Method, **work: Value) -> LocalClients:
     """Return six real clients, which learn digits in this process; those of a method that compares groups have two."""
-    task = EVEN if method.compares_groups else "digits"
+    task = "fairbloom.experiments.check.even:task" if method.compares_groups else "digits"
     small: dict[str, Value] = {"task": task, "clients": 6, "device": "cpu", "batch-size": 0, "learning-rate": 0.5}
     given = {name.replace("_", "-"): value for name, value in work.items()}
     return LocalClients(method, Settings.of(small | given).run_config())

@@ -20,14 +20,17 @@ from .sections import (
     absences_section,
     all_settings_section,
     caveats_section,
-    common_sections,
+    cost_section,
+    examples_section,
     files_of,
+    map_section,
     named_charts,
     ordered_charts,
     present,
     rounds_section,
     settings_section,
     table_of_clients,
+    weights_section,
 )
 
 COMPARED = (WORST, MEAN, "std")
@@ -92,7 +95,8 @@ def detailed_sections(comparison: Comparison, lines: Sequence[Line]) -> list[Sec
     order = shown_of(worst_first(by_name(comparison, comparison.baseline), comparison.score))
     scene = Scene(lines, comparison.score, order, _first_only(comparison), comparison.client_count)
     groups = subgroups_section(scene, comparison.by_group)
-    sections = [_differences_section(comparison), rounds_section(scene), groups, *common_sections(scene)]
+    sections = [_differences_section(comparison), rounds_section(scene), groups]
+    sections += [map_section(scene), weights_section(scene), examples_section(scene), cost_section(scene)]
     trained = scene.trained
     return present([*sections, absences_section(trained), settings_section(trained), all_settings_section(trained)])
 

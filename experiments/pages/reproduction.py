@@ -10,9 +10,6 @@ from . import charts
 from .cells import NONE, Digits
 from .sections import files_of, in_seconds
 
-AGREES = {True: "yes", False: "no", None: "–"}
-"""Whether a row agrees with what was printed, in words."""
-
 
 @page_of.register
 def page_of_reproduction(done: Reproduction) -> Page:
@@ -110,7 +107,8 @@ def _rows_table(done: Reproduction) -> Table:
             text = digits.spread(mean, spread if len(outcome.runs) > 1 else None).text
             row.append(Cell(f"≠ {text}" if agrees is False else text, mean, tone))
         if done.printed:
-            row.append(Cell("unfinished" if outcome.unfinished else AGREES[done.agrees(outcome)]))
+            judged = {True: "yes", False: "no", None: "–"}[done.agrees(outcome)]
+            row.append(Cell("unfinished" if outcome.unfinished else judged))
         runs = f"{len(outcome.runs)} of {len(done.study.seeds)}" if outcome.unfinished else str(len(outcome.runs))
         cells.append([*row, Cell(runs, len(outcome.runs))])
     note = "Mean ±standard deviation over the seeds."

@@ -19,9 +19,11 @@ from .sections import (
     absences_section,
     all_settings_section,
     caveats_section,
-    common_sections,
+    cost_section,
     describe_engine,
+    examples_section,
     files_of,
+    map_section,
     named_charts,
     ordered_charts,
     present,
@@ -29,6 +31,7 @@ from .sections import (
     rounds_section_of_run,
     settings_section,
     table_of_clients,
+    weights_section,
 )
 
 Values = Mapping[str, float]
@@ -71,7 +74,8 @@ def page_of_run(run: Run) -> Page:
     task = f" on {run.settings['task']}" if "task" in run.settings else ""
 
     def details() -> list[Section]:
-        return present([rounds_section_of_run(run), *common_sections(scene), all_settings_section(lines[:1])])
+        sections = [rounds_section_of_run(run), map_section(scene), weights_section(scene), examples_section(scene)]
+        return present([*sections, cost_section(scene), all_settings_section(lines[:1])])
 
     return Page(
         f"{run.label}{task}",

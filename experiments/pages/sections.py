@@ -174,12 +174,7 @@ def rounds_charts_of_run(run: Run) -> Charts:
 # Clients over rounds ------------------------------------------------------------------------------------------------
 
 
-def common_sections(scene: Scene) -> list[Section | None]:
-    """Return the sections that reports of runs and of comparisons have in common."""
-    return [_map_section(scene), _weights_section(scene), _examples_section(scene), _cost_section(scene)]
-
-
-def _map_section(scene: Scene) -> Section | None:
+def map_section(scene: Scene) -> Section | None:
     """Return the score of each client, or group of clients, over the rounds, a map a line."""
     found = {line.label: score_map(scene, line) for line in scene.lines}
     found = {label: rows for label, rows in found.items() if len({row["round"] for row in rows}) > 1}
@@ -201,7 +196,7 @@ def _map_section(scene: Scene) -> Section | None:
     return Section("map", "Clients over the rounds", intro, [Charts(maps, narrow=len(maps) > 2)])
 
 
-def _weights_section(scene: Scene) -> Section | None:
+def weights_section(scene: Scene) -> Section | None:
     """Return how much each client weighed in the steps over the rounds, a map a line, and on average, a table."""
     found = {line.label: rows for line in scene.trained if (rows := weight_map(scene, line))}
     if not found:
@@ -238,7 +233,7 @@ def _bounds(found: Mapping[str, Sequence[charts.Row]], low: float, high: float) 
 # Data ---------------------------------------------------------------------------------------------------------------
 
 
-def _examples_section(scene: Scene) -> Section | None:
+def examples_section(scene: Scene) -> Section | None:
     """Return how many examples the clients that are shown have: of each part, where the run folder has the split."""
     run = scene.lines[0].runs[0]
     split = SPLIT.read(run.folder)
@@ -299,7 +294,8 @@ def absences_section(lines: Iterable[Line]) -> Section | None:
     return Section("absences", "Absences and refusals", "", blocks) if blocks else None
 
 
-def _cost_section(scene: Scene) -> Section:
+def cost_section(scene: Scene) -> Section:
+    """Return how long the rounds took to compute, and how many bytes were sent and received."""
     import pandas
 
     cells = []

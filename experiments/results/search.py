@@ -242,30 +242,25 @@ def read_search(folder: Path, study: Study) -> Search:
     first = next((run for by_seed in runs for run in by_seed if run is not None), None)
     if first is None:
         return Search(study, judged, ACCURACY, folder=folder)
-    notes = tuple(_describe_limits(study, judged, first))
-    search = Search(study, judged, first.score, None, folder, notes)
+    # What limits it: seeds that time did not allow, arms that failed, clients that had no part in the choice.
+    notes = []
+    if study.found and len(found.judged) < len(study.seeds):
+        notes.append(
+            f"Judged by {len(found.judged)} of {len(study.seeds)} seeds, begun in {study.minutes:g} minutes: the same "
+            "command goes on."
+        )
+    failing = [each for each in judged if each.fault]
+    notes += [f"{each.arm.label} was not judged: {each.fault}." for each in failing[:NAMED]]
+    if len(failing) > NAMED:
+        notes.append(f"{len(failing) - NAMED} more arms were not judged; the table of the report says why.")
+    if lacking := sorted({*first.final()} - {*first.final(split="validation")}):
+        notes.append(
+            f"Without a validation {first.score.words}, and so without a part in the choice: {', '.join(lacking)}. "
+            "Give more examples, or raise validation-share."
+        )
+    search = Search(study, judged, first.score, None, folder, tuple(notes))
     tested = study.of(found.best, found.fresh)
     if not search.best or tested.unfinished(folder):
         return search
     plan = replace(tested, kind="compare", baseline=search.baseline)
     return replace(search, comparison=read_comparison(folder, plan))
-
-
-def _describe_limits(study: Study, judged: Sequence[Judged], run: Run) -> list[str]:
-    """Return what limits a search: seeds that time did not allow, arms that failed, clients that had no part in it."""
-    said = []
-    if study.found and len(study.found.judged) < len(study.seeds):
-        said.append(
-            f"Judged by {len(study.found.judged)} of {len(study.seeds)} seeds, begun in {study.minutes:g} minutes: the "
-            "same command goes on."
-        )
-    failed = [each for each in judged if each.fault]
-    said += [f"{each.arm.label} was not judged: {each.fault}." for each in failed[:NAMED]]
-    if len(failed) > NAMED:
-        said.append(f"{len(failed) - NAMED} more arms were not judged; the table of the report says why.")
-    if lacking := sorted({*run.final()} - {*run.final(split="validation")}):
-        said.append(
-            f"Without a validation {run.score.words}, and so without a part in the choice: {', '.join(lacking)}. Give "
-            "more examples, or raise validation-share."
-        )
-    return said

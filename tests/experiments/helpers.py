@@ -1,10 +1,12 @@
 """The command line, in this process and in one of its own."""
 
+import json
 import math
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,6 +29,18 @@ def fairbloom(*words: object) -> int:
         except SystemExit as end:
             return end.code if isinstance(end.code, int) else int(end.code is not None)
     return 0
+
+
+def as_json(capsys: pytest.CaptureFixture[str], *words: object) -> Any:
+    """Run the command here with --json; return what it prints, of which nothing was printed before."""
+    capsys.readouterr()
+    assert fairbloom(*words, "--json") == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def times_in(folder: Path) -> dict[Path, int]:
+    """Return the files in a folder and below, and when each was written."""
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
 
 
 def start(*words: object, start_new_session: bool = False) -> subprocess.Popen[str]:

@@ -7,7 +7,6 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import click
 import pytest
@@ -30,7 +29,7 @@ from fairbloom.tasks import TASKS
 from tests.commands import forked
 from tests.simulation.helpers import Outcome, table
 
-from .helpers import ROOT, SMALL, fairbloom
+from .helpers import ROOT, SMALL, as_json, fairbloom
 
 
 @pytest.fixture(autouse=True)
@@ -187,11 +186,6 @@ def test_version_prints_the_version_and_nothing_else(capsys: pytest.CaptureFixtu
 # What there is to choose from ---------------------------------------------------------------------------------------
 
 
-def as_json(capsys: pytest.CaptureFixture[str], command: str) -> Any:
-    assert fairbloom(command, "--json") == 0
-    return json.loads(capsys.readouterr().out)
-
-
 def test_every_method_is_listed_with_parameters_and_source(capsys: pytest.CaptureFixture[str]) -> None:
     described = as_json(capsys, "methods")
     assert [method["name"] for method in described] == list(METHODS)
@@ -266,9 +260,8 @@ def test_wrong_options_are_refused_with_the_way_to_give_them(capsys: pytest.Capt
 
 def test_settings_of_a_name_and_a_name_that_none_has(capsys: pytest.CaptureFixture[str]) -> None:
     assert as_json(capsys, "settings") == default_config()
-    assert fairbloom("settings", "qfedavg", "learning_rate", "--json") == 0
     rates = [key for key in default_config() if "learning-rate" in key]
-    assert {*json.loads(capsys.readouterr().out)} == {"qfedavg.q", "qfedavg.lipschitz", *rates}
+    assert {*as_json(capsys, "settings", "qfedavg", "learning_rate")} == {"qfedavg.q", "qfedavg.lipschitz", *rates}
     assert fairbloom("settings", "qfedavg") == 0
     assert capsys.readouterr().out.startswith("\nqfedavg\nqfedavg.q = ")
     assert fairbloom("settings", "rounds", "timeout") == 0

@@ -1,7 +1,6 @@
 """Names of clients and groups are others' words: they steer no terminal, and no spreadsheet computes them."""
 
 import csv
-import json
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from fairbloom.logs import escape_unprintable, log
 from fairbloom.server.run_folder.tables import TableWriter, escape_formula, format_csv, read_table
 
 from ..tasks.tables import grouped
-from .helpers import fairbloom
+from .helpers import as_json, fairbloom
 
 CLIENTS = ("=cmd|' /C calc'!A0", "@SUM(1+2)", "'=quoted", "plain\x1b[31m", "-5")
 GROUPS = ("=1+2", "\x1b]0;title\x07x", "+1-2", "m")
@@ -84,8 +83,7 @@ def test_output_holds_no_control_characters_and_json_the_names(
         printed = "".join(capsys.readouterr())
         assert "\\x1b" in printed
         assert_harmless(printed)
-    assert fairbloom("show", run, "--json") == 0
-    assert set(json.loads(capsys.readouterr().out)["clients"]["accuracy"]) == set(CLIENTS)
+    assert set(as_json(capsys, "show", run)["clients"]["accuracy"]) == set(CLIENTS)
 
 
 def test_log_lines_hold_no_control_characters(caplog: pytest.LogCaptureFixture) -> None:

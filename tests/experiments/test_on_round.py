@@ -1,12 +1,12 @@
 """`on_round` of `fairbloom.run`."""
 
-import csv
 from pathlib import Path
 
 import pytest
 
 import fairbloom
 from fairbloom import RecordedRound
+from tests.simulation.helpers import table
 
 SMALL = {"task": "digits", "clients": 4, "device": "cpu", "progress": False}
 
@@ -18,8 +18,7 @@ def test_on_round_gets_each_round_as_it_is_recorded(tmp_path: Path) -> None:
     assert [bool(each.scores) for each in seen] == [bool(each.measures) for each in seen] == [False, True, False, True]
     assert seen[-1].scores == run.final()
     assert seen[-1].measures["worst"] == min(run.final().values())
-    with (tmp_path / "run" / "clients.csv").open() as file:
-        last = [row for row in csv.DictReader(file) if row["round"] == "4" and row["coefficient"]]
+    last = [row for row in table(tmp_path / "run" / "clients.csv") if row["round"] == "4" and row["coefficient"]]
     assert seen[-1].coefficients == {row["client"]: float(row["coefficient"]) for row in last}
     assert seen[1].row["test_accuracy_of_global_model_mean"] == seen[1].measures["mean"]
     assert (seen[0].refused, seen[0].missing) == ({}, ())

@@ -1,6 +1,5 @@
 """A user's own task and method, by import path from the directory that she stands in, beside ours."""
 
-import json
 import re
 import shutil
 from pathlib import Path
@@ -13,7 +12,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.server.fairness import summarize
 from tests.simulation.helpers import table
 
-from .helpers import fairbloom
+from .helpers import as_json, fairbloom
 
 OWN = Path(__file__).parent / "own"
 METHODS = "fedavg,my_method:WorstHalf(share=0.4),my_method:WorstHalf,qfedavg(q=1)"
@@ -104,8 +103,7 @@ def test_own_method_and_task_are_described_with_their_settings(capsys: pytest.Ca
     assert fairbloom("methods", "my_method:WorstHalf") == 0
     printed = capsys.readouterr().out
     assert "worsthalf.share (float in (0, 1], default 0.5) Share of the clients that count." in printed
-    assert fairbloom("methods", "my_method:WorstHalf", "--json") == 0
-    (described,) = json.loads(capsys.readouterr().out)
+    (described,) = as_json(capsys, "methods", "my_method:WorstHalf")
     assert described["parameters"][0]["key"] == "worsthalf.share"
     assert fairbloom("tasks", "my_task:prices") == 0
     printed = capsys.readouterr().out

@@ -7,13 +7,12 @@ import socket
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.simulation.helpers import table
 
-from .helpers import SMALL, fairbloom
+from .helpers import SMALL, as_json, fairbloom
 
 
 @pytest.fixture(scope="module")
@@ -35,11 +34,6 @@ def there(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     monkeypatch.setenv("NO_COLOR", "1")
     capsys.readouterr()
     return tmp_path
-
-
-def as_json(capsys: pytest.CaptureFixture[str], *words: object) -> Any:
-    assert fairbloom(*words, "--json") == 0
-    return json.loads(capsys.readouterr().out)
 
 
 # show ---------------------------------------------------------------------------------------------------------------

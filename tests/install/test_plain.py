@@ -41,13 +41,10 @@ def fairbloom(plain: dict[str, str], folder: Path, *arguments: str) -> subproces
     return subprocess.run(command, cwd=folder, env=plain, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize(
-    "extra",
-    ["ray", "PIL", "torchjd"],
-)
-def test_what_extras_bring_is_not_found(plain: dict[str, str], extra: str, tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", f"import {extra}"], cwd=tmp_path, env=plain, capture_output=True)
-    assert b"ModuleNotFoundError" in done.stderr
+def test_what_extras_bring_is_not_found(plain: dict[str, str], tmp_path: Path) -> None:
+    for name in ("ray", "PIL", "torchjd"):
+        done = subprocess.run([sys.executable, "-c", f"import {name}"], cwd=tmp_path, env=plain, capture_output=True)
+        assert b"ModuleNotFoundError" in done.stderr, name
 
 
 @pytest.mark.slow

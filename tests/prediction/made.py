@@ -56,12 +56,6 @@ def written(rows: Sequence[Mapping[str, str]], columns: Sequence[str] = COLUMNS)
     return text.getvalue()
 
 
-def read(path: Path) -> Rows:
-    """Return the rows of a CSV file."""
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
 def train(
     folder: Path,
     *,

@@ -1,6 +1,5 @@
 """New rows in any format, and written as the files of the run are: the same predictions."""
 
-import csv
 from pathlib import Path
 
 import pandas
@@ -8,16 +7,15 @@ import pytest
 
 from fairbloom.errors import FairbloomError
 from fairbloom.prediction.predictor import load_predictor
+from tests.simulation.helpers import table
 from tests.tasks.workbooks import write_workbook
 
 from .hospitals import run_hospitals
 
 
 def predicted(folder: Path, file: Path) -> list[dict[str, str]]:
-    out = file.with_suffix(".out")
-    load_predictor(folder, client="h0").predict_file(file, out)
-    with out.open(newline="", encoding="utf-8") as found:
-        return list(csv.DictReader(found))
+    load_predictor(folder, client="h0").predict_file(file, file.with_suffix(".out"))
+    return table(file.with_suffix(".out"))
 
 
 def as_german(file: Path, to: Path) -> Path:

@@ -22,8 +22,9 @@ from fairbloom.tasks.datasets.uci import read_columns
 from fairbloom.tasks.preprocessing import encode_columns, input_columns
 from fairbloom.tasks.task import Setup
 from tests.originals import needs
+from tests.simulation.helpers import table
 
-from .made import read, task_of
+from .made import task_of
 
 RANDOM = np.random.default_rng(5)
 SMALL: dict[str, Any] = {"rounds": 2, "device": "cpu", "progress": False}
@@ -96,7 +97,7 @@ def test_images_are_predicted_as_clients_measured(images: fairbloom.Run, tmp_pat
     data, predictor = images.folder.parent / "data", load_predictor(images.folder)
     for client in ("a", "b"):
         predictor.predict_file(data / client, tmp_path / f"{client}.csv")
-        found = {row["file"]: row["predicted_class"] for row in read(tmp_path / f"{client}.csv")}
+        found = {row["file"]: row["predicted_class"] for row in table(tmp_path / f"{client}.csv")}
         assert len(found) == 20
         files = [f"{name}/{k}.png" for name in ("bright", "dark") for k in sorted(range(10), key=str)]
         test = task_of(images).splits(client).test.rows
@@ -104,7 +105,7 @@ def test_images_are_predicted_as_clients_measured(images: fairbloom.Run, tmp_pat
         right = [found[files[place]] == files[place].partition("/")[0] for place in test.tolist()]
         assert 100.0 * np.mean(right) == pytest.approx(images.final(ACCURACY)[client], abs=1e-4)
     assert predictor.predict_file(data / "a" / "dark" / "0.png", tmp_path / "out.csv") == 1
-    assert [row["file"] for row in read(tmp_path / "out.csv")] == ["0.png"]
+    assert [row["file"] for row in table(tmp_path / "out.csv")] == ["0.png"]
 
 
 def test_images_that_do_not_fit_are_named(images: fairbloom.Run, tmp_path: Path) -> None:
@@ -139,7 +140,7 @@ def test_digits_are_predicted_by_their_names(arrays: fairbloom.Run, tmp_path: Pa
     names = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
     for file in ("new.npz", "bytes.npz"):
         load_predictor(run.folder).predict_file(tmp_path / file, tmp_path / "out.csv")
-        found = [row["predicted_class"] for row in read(tmp_path / "out.csv")]
+        found = [row["predicted_class"] for row in table(tmp_path / "out.csv")]
         right = [name == names[target] for name, target in zip(found, targets.tolist(), strict=True)]
         assert 100.0 * np.mean(right) == pytest.approx(run.final(ACCURACY)[task.clients[0]], abs=1e-4)
         (tmp_path / "out.csv").unlink()

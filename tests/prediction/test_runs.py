@@ -20,8 +20,9 @@ from fairbloom.strategies import FedAvg
 from fairbloom.tasks.preprocessing import Preprocessing
 from tests.experiments.helpers import fairbloom as command
 from tests.server.run_folder import test_flower
+from tests.simulation.helpers import table
 
-from .made import HOSPITALS, patients, read, train, written
+from .made import HOSPITALS, patients, train, written
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ def test_the_command_writes_what_python_returns(
     assert command(*told, out) == 0
     assert capsys.readouterr().out == f"10 predictions: {out}\n"
     expected = list(run.predict(frame(), client="north", model="personal")["predicted_outcome"])
-    assert [row["predicted_outcome"] for row in read(out)] == expected
+    assert [row["predicted_outcome"] for row in table(out)] == expected
     assert command(*told, out) == 2
     assert f"{out} is there already: name another file by --out" in capsys.readouterr().err
     new.write_text("[red]")  # which is not read

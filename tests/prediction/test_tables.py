@@ -13,8 +13,9 @@ import fairbloom
 from fairbloom.errors import FairbloomError
 from fairbloom.prediction.predictor import Predictor, load_predictor
 from fairbloom.server.checkpoint import load_model
+from tests.simulation.helpers import table
 
-from .made import CLASSES, COLUMNS, HOSPITALS, Rows, patients, read, task_of, written
+from .made import CLASSES, COLUMNS, HOSPITALS, Rows, patients, task_of, written
 
 INPUTS = ("age", "dose", "ward", "smoker")
 
@@ -23,14 +24,14 @@ def predicted(predictor: Predictor, rows: Rows, folder: Path, columns: tuple[str
     """Return what comes out for rows in a file."""
     (folder / "new.csv").write_text(written(rows, columns), encoding="utf-8")
     assert predictor.predict_file(folder / "new.csv", folder / "out.csv") == len(rows)
-    return read(folder / "out.csv")
+    return table(folder / "out.csv")
 
 
 def test_scores_on_held_out_rows_are_those_of_the_run(
     run: fairbloom.Run, together: fairbloom.Run, quantity: fairbloom.Run, tmp_path: Path
 ) -> None:
     for trained, client, model in product((run, together, quantity), HOSPITALS, ("last", "personal")):
-        rows = read(trained.folder.parent / "data" / f"{client}.csv")
+        rows = table(trained.folder.parent / "data" / f"{client}.csv")
         found = predicted(load_predictor(trained.folder, client=client, model=model), rows, tmp_path)
         examples = task_of(trained).splits(client).test
         assert examples.rows is not None

@@ -26,6 +26,7 @@ from fairbloom.protocol.scores import Score
 from fairbloom.server.run_folder.files import CLIENTS, COEFFICIENTS, ENVIRONMENT, MODEL, ROUNDS, SCORES, SPLIT
 from fairbloom.strategies import find_method
 from tests.experiments.made_up import make_comparison, make_run
+from tests.simulation.helpers import table as table_of
 
 from ..helpers import fairbloom
 from .parsed import Parsed
@@ -63,8 +64,7 @@ def report(hospitals: Path) -> Parsed:
 
 
 def rows_of(folder: Path, method: str, seed: int, file: str = CLIENTS.name) -> list[dict[str, str]]:
-    with (folder / "runs" / f"{method}-seed{seed}" / file).open(newline="") as opened:
-        return list(csv.DictReader(opened))
+    return table_of(folder / "runs" / f"{method}-seed{seed}" / file)
 
 
 def finals_of(folder: Path, method: str, seed: int, column: str = "test_accuracy_of_global_model") -> dict[str, float]:
@@ -204,8 +204,8 @@ def test_weights_are_of_all_rounds_evaluated_or_not(tmp_path: Path) -> None:
     table, drawn = pages[1]
     assert {row["round"] for row in drawn} == {1, 2, 3, 4, 5, 6}
     assert len(drawn) == 2 * 6  # two of four clients a round
-    rows = csv.DictReader((tmp_path / "6" / COEFFICIENTS.name).read_text().splitlines())
-    assert {row["client"] for row in rows} == {row["client"] for row in table if row["FedFV"] != "–"}
+    rows = {row["client"] for row in table_of(tmp_path / "6" / COEFFICIENTS.name)}
+    assert rows == {row["client"] for row in table if row["FedFV"] != "–"}
 
 
 def test_time_and_traffic_are_sums_over_the_rounds(hospitals: Path, report: Parsed) -> None:
@@ -327,7 +327,7 @@ def test_an_interrupted_run_is_reported_as_far_as_it_is_written(run_folder: Path
         table.path_in(run_folder).write_text("".join(lines[:count]) + lines[count][:9])
     page = page_of(run_folder)
     assert "interrupted after round 3 of 6" in page.text
-    last = [row for row in csv.DictReader(CLIENTS.path_in(run_folder).read_text().splitlines()) if row["round"] == "3"]
+    last = [row for row in table_of(CLIENTS.path_in(run_folder)) if row["round"] == "3"]
     expected = {row["client"]: float(row["test_accuracy_of_global_model"]) for row in last}
     assert {row["client"]: float(row["FedFV"]) for row in page.rows("clients")} == pytest.approx(expected, abs=0.051)
 
@@ -349,7 +349,7 @@ def test_files_that_a_run_may_lack(run_folder: Path) -> None:
 
 
 def test_absences_and_reasons_are_counted(run_folder: Path) -> None:
-    rows = list(csv.DictReader(ROUNDS.path_in(run_folder).read_text().splitlines()))
+    rows = table_of(ROUNDS.path_in(run_folder))
     rows[1]["refused"] = "'Long Beach': <b>its loss</b> is not finite"
     rows[2]["refused"] = "'Long Beach': <b>its loss</b> is not finite | Hungary: too long"
     rows[3]["missing"] = "Hungary Cleveland"

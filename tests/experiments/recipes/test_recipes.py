@@ -18,18 +18,13 @@ MEASURES = 'measures = ["mean", "std"]\n'
 ROW = '[[rows]]\nlabel = "FedAvg"\n'
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path
-
-
 def recipe_of(folder: Path, text: str) -> Recipe:
     path = folder / "mine.toml"
     path.write_text(text)
     return load_recipe(str(path))
 
 
-def test_a_rows_settings_go_before_those_of_all(folder: Path) -> None:
+def test_a_rows_settings_go_before_those_of_all(tmp_path: Path) -> None:
     """Parameters of other rows' methods stay out."""
     text = f"""{HEAD}{MEASURES}
 [settings]
@@ -43,7 +38,7 @@ settings = {{ method = "qfedavg", qfedavg.q = 2, batch-size = 3 }}
 label = "AFL"
 settings = {{ method = "AFL" }}
 """
-    recipe = recipe_of(folder, text)
+    recipe = recipe_of(tmp_path, text)
     study = study_of(recipe, recipe.rows)
     ours, afl = study.arms
     assert study.config(ours) == {
@@ -58,7 +53,7 @@ settings = {{ method = "AFL" }}
     assert recipe.parameters(recipe.rows[0], {"learning-rate": 0.1}) == {"q": 2, "batch-size": 3, "learning-rate": 0.1}
 
 
-def test_a_grid_is_every_combination_that_the_row_leaves_open(folder: Path) -> None:
+def test_a_grid_is_every_combination_that_the_row_leaves_open(tmp_path: Path) -> None:
     text = f"""{HEAD}seeds = 3
 grid-seeds = 1
 {MEASURES}
@@ -72,7 +67,7 @@ settings = {{ method = "qfedavg" }}
 label = "q-FedAvg"
 settings = {{ method = "qfedavg", learning-rate = 0.3 }}
 """
-    recipe = recipe_of(folder, text)
+    recipe = recipe_of(tmp_path, text)
     fedavg, both, fixed = map(recipe.points, recipe.rows)
     assert fedavg == [{"learning-rate": 0.1}, {"learning-rate": 0.2}]
     assert len(both) == 4
@@ -80,7 +75,7 @@ settings = {{ method = "qfedavg", learning-rate = 0.3 }}
     assert recipe.runs == (2 + 2) + (4 + 2) + (2 + 2)  # the grid with one seed, the chosen point with two more
 
 
-def test_a_rows_grid_replaces_the_common_axes_that_it_names(folder: Path) -> None:
+def test_a_rows_grid_replaces_the_common_axes_that_it_names(tmp_path: Path) -> None:
     text = f"""{HEAD}{MEASURES}
 [grid]
 learning-rate = [0.1, 0.2]
@@ -90,7 +85,7 @@ label = "q-FedAvg"
 settings = {{ method = "qfedavg" }}
 grid = {{ learning-rate = [0.05], qfedavg.q = [1.0, 5.0] }}
 """
-    recipe = recipe_of(folder, text)
+    recipe = recipe_of(tmp_path, text)
     keys = ("learning-rate", "qfedavg.q", "momentum")
     found = sorted(tuple(point[key] for key in keys) for point in recipe.points(recipe.rows[0]))
     assert found == [(0.05, q, momentum) for q in (1.0, 5.0) for momentum in (0.0, 0.5)]
@@ -117,22 +112,22 @@ WRONG = {
 }
 
 
-def test_a_fault_in_a_recipe_is_told_by_recipe_and_key(folder: Path) -> None:
+def test_a_fault_in_a_recipe_is_told_by_recipe_and_key(tmp_path: Path) -> None:
     for text, told in WRONG.items():
         with pytest.raises(FairbloomError, match=f"^recipe mine.*{re.escape(told)}"):
-            recipe_of(folder, text)
+            recipe_of(tmp_path, text)
     with pytest.raises(FairbloomError, match=r"'fedfv-tabel3': did you mean fedfv-table3\?"):
         load_recipe("fedfv-tabel3")
     with pytest.raises(FairbloomError, match=r"none\.toml"):
-        load_recipe(str(folder / "none.toml"))
+        load_recipe(str(tmp_path / "none.toml"))
 
 
-def test_a_setting_that_cannot_be_is_told_with_the_row(folder: Path) -> None:
+def test_a_setting_that_cannot_be_is_told_with_the_row(tmp_path: Path) -> None:
     for settings in ("num-round = 3", "qfedavg.q = 3", "batch-size = -1"):
-        recipe = recipe_of(folder, f"{HEAD}{MEASURES}{ROW}settings = {{ {settings} }}\n")
+        recipe = recipe_of(tmp_path, f"{HEAD}{MEASURES}{ROW}settings = {{ {settings} }}\n")
         with pytest.raises(FairbloomError, match=f"recipe mine: row 'FedAvg.*{settings.split()[0]}"):
             study_of(recipe, recipe.rows)
-    recipe = recipe_of(folder, f"{HEAD}{MEASURES}[settings]\nfedmgdaplus.epsilon = 0.1\n{ROW}")
+    recipe = recipe_of(tmp_path, f"{HEAD}{MEASURES}[settings]\nfedmgdaplus.epsilon = 0.1\n{ROW}")
     with pytest.raises(FairbloomError, match=r"fedmgdaplus\.epsilon"):
         study_of(recipe, recipe.rows)
 

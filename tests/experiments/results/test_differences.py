@@ -8,9 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from fairbloom.experiments.results.differences import (
-    difference_of,
-)
+from fairbloom.experiments.results.differences import difference_of
 
 FIVE = (8.0, 7.0, 9.0, 12.0, 3.0)
 

@@ -1,6 +1,5 @@
 """Groups of a run and of a comparison: sums over clients, gaps as fairlearn has them, and who is left out."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from fairbloom.experiments.results.caveats import caveats_of_comparison
 from fairbloom.experiments.results.groups import ALL, GroupReport
 from fairbloom.experiments.results.run import REPORT, Run
 from fairbloom.tasks import load_task
-from tests.experiments.helpers import fairbloom
+from tests.experiments.helpers import as_json, fairbloom
 from tests.experiments.pages.parsed import Parsed
 from tests.simulation.helpers import table
 from tests.tasks.tables import grouped
@@ -148,8 +147,7 @@ def test_show_prints_groups_gaps_and_who_is_left_out(here: Path, capsys: pytest.
     assert gap is not None
     assert re.search(rf"^{run.label} +sex +accuracy, % +{gap.size:.1f} +1 +{gap.lowest}$", printed, re.MULTILINE)
     assert report.left_out("sex") in printed
-    assert fairbloom("show", here / "large", "--json") == 0
-    about = json.loads(capsys.readouterr().out)
+    about = as_json(capsys, "show", here / "large")
     assert about["groups"] == report.rows()
     assert about["gaps"] == report.gap_rows()
 
@@ -191,8 +189,7 @@ def test_a_comparison_has_gaps_by_method_and_files_of_them(here: Path, capsys: p
     assert told in " ".join(printed.split())
     with pytest.raises(FairbloomError, match="'group-gap:auc'"):
         comparison.difference("Ditto", "group-gap:auc")
-    assert fairbloom("show", out, "--json") == 0
-    assert json.loads(capsys.readouterr().out)["gaps"] == comparison.gap_rows()
+    assert as_json(capsys, "show", out)["gaps"] == comparison.gap_rows()
 
 
 # Over which clients a score is a mean ---------------------------------------------------------------------------------
@@ -211,8 +208,7 @@ def test_every_score_says_over_which_clients_it_is_a_mean(tmp_path: Path, capsys
         assert f"{score} is the mean of 2 of 3 clients; without a test {score} ({reason}): well" in printed
     assert re.search(r"^AUC +2 of 3 ", printed, re.M)
     assert "specificity is the mean" not in printed
-    assert fairbloom("show", tmp_path / "run", "--json") == 0
-    scores = {each["score"]: each for each in json.loads(capsys.readouterr().out)["scores"]}
+    scores = {each["score"]: each for each in as_json(capsys, "show", tmp_path / "run")["scores"]}
     assert scores["auc"]["without"] == {"well": "one class in its test examples"}
     assert (scores["auc"]["clients"], scores["auc"]["of_clients"]) == (2, 3)
     assert (scores["brier"]["clients"], scores["brier"]["without"]) == (3, {})

@@ -1,6 +1,5 @@
 """Every kind of number in comparison.csv and differences.csv, computed again from the clients.csv of the runs."""
 
-import csv
 import math
 from pathlib import Path
 from statistics import fmean
@@ -11,6 +10,7 @@ from scipy import stats
 
 from fairbloom.experiments import api
 from fairbloom.protocol.scores import ACCURACY, Score
+from tests.simulation.helpers import table
 
 from ..made_up import make_comparison
 
@@ -41,11 +41,6 @@ RECOMPUTED = {
 """Measures of the scores of clients, the worst served first."""
 
 
-def read(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
 @pytest.mark.parametrize("score", [ACCURACY, Score("mae", higher_is_better=False)], ids=lambda score: score.name)
 def test_numbers_of_a_comparison_are_those_of_its_runs(score: Score, tmp_path: Path) -> None:
     make_comparison(tmp_path, list(METHODS.values()), SEEDS, CLIENTS, ROUNDS, score=score, dealt=False)
@@ -54,7 +49,7 @@ def test_numbers_of_a_comparison_are_those_of_its_runs(score: Score, tmp_path: P
     for method, name in METHODS.items():
         for seed in SEEDS:
             (folder,) = (tmp_path / "runs").glob(f"{name}*seed{seed}")
-            rows = [row for row in read(folder / "clients.csv") if row["round"] == str(ROUNDS)]
+            rows = [row for row in table(folder / "clients.csv") if row["round"] == str(ROUNDS)]
             served[method, seed] = {row["client"]: float(row[score.column()]) for row in rows}
 
     def measured(method: str, seed: int, measure: str) -> float:

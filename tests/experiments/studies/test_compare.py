@@ -29,7 +29,7 @@ from fairbloom.simulation.run import simulate
 from tests.deploy.flower import wait_until
 from tests.simulation.helpers import Outcome, table
 
-from ..helpers import compared_by_hand, fairbloom, start
+from ..helpers import compared_by_hand, fairbloom, start, times_in
 
 SMALL = ("--seeds", 2, "--seed", 7, "--clients", 5, "--rounds", 2, "--fraction", 0.5, "--set", "device=cpu")
 WORDS = ("compare", "--methods", "fedavg,fedfv(learning-rate=0.05)", *SMALL, "--jobs", 2)
@@ -114,11 +114,11 @@ def test_methods_meet_the_same_clients_at_the_same_seed(compared: Path) -> None:
 
 
 def test_a_comparison_is_written_again_from_its_runs(compared: Path) -> None:
-    runs = {path: path.stat().st_mtime_ns for path in (compared / "runs").rglob("*") if path.is_file()}
+    runs = times_in(compared / "runs")
     tables = {name: (compared / name).read_bytes() for name in ("comparison.csv", "clients.csv", "clients.png")}
     (compared / "comparison.csv").unlink()
     assert fairbloom(*WORDS, "--out", compared) == 0
-    assert {path: path.stat().st_mtime_ns for path in runs} == runs
+    assert times_in(compared / "runs") == runs
     assert {name: (compared / name).read_bytes() for name in tables} == tables
 
 

@@ -72,6 +72,7 @@ def test_a_log_line_is_written_above_the_bars(screen: io.StringIO) -> None:
     assert "client-3 decides" in screen.getvalue()
 
 
+@pytest.mark.slow
 def test_warnings_of_runs_are_written_above_the_bars(tmp_path: Path, screen: io.StringIO) -> None:
     config: dict[str, Value] = {"clients": 4, "num-rounds": 1, "device": "cpu", "optimizer": "adam"}  # a rate too large
     study = Study("compare", [Arm("FedAvg", "fedavg")], [0, 1], "FedAvg", config)

@@ -23,7 +23,7 @@ from tests.simulation.helpers import table
 from tests.tasks.tables import grouped
 from tests.tasks.test_groups import patients
 
-from ..helpers import fairbloom
+from ..helpers import as_json, fairbloom, times_in
 from ..pages.parsed import Parsed
 
 RECIPE = """
@@ -94,11 +94,6 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Reproduction:
 def by_row(done: Reproduction) -> Mapping[str, Any]:
     names = (done.recipe.name_of(outcome.row) for outcome in done.outcomes)
     return dict(zip(names, done.as_json["rows"], strict=True))
-
-
-def written_in(folder: Path) -> dict[Path, int]:
-    """Return the files in a folder, and when each was written."""
-    return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
 
 
 def values_of(done: Reproduction, index: int, model: str = "global") -> list[dict[str, float]]:
@@ -223,8 +218,7 @@ def test_table_figure_and_report_have_both_numbers(done: Reproduction, capsys: p
 
 
 def test_the_list_names_each_recipe_once(capsys: pytest.CaptureFixture[str]) -> None:
-    assert fairbloom("reproduce", "--list", "--json") == 0
-    listed = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    listed = {row["name"]: row for row in as_json(capsys, "reproduce", "--list")}
     assert listed["fedfv-table3"]["tasks"] == ["fashion-mnist"]
     assert listed["fedfv-table3"]["runs"] == 5 * listed["fedfv-table3"]["rows"]
     assert fairbloom("reproduce", "--list") == 0
@@ -236,10 +230,10 @@ def test_the_list_names_each_recipe_once(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_what_has_run_is_not_run_again_and_more_seeds_add_to_it(done: Reproduction, tmp_path: Path) -> None:
-    before = written_in(done.folder)
+    before = times_in(done.folder)
     rows = ["FedAvg (partition=iid)"]
     again = reproduce(saved(tmp_path, RECIPE), seeds=3, rows=rows, out=done.folder, jobs=1, progress=False)
-    assert before.items() <= written_in(done.folder).items(), "table and figure of all rows stay as they are"
+    assert before.items() <= times_in(done.folder).items(), "table and figure of all rows stay as they are"
     assert [again.recipe.name_of(outcome.row) for outcome in again.outcomes] == rows
     assert len(again.runs(0)) == 3
 
@@ -256,9 +250,8 @@ def test_what_is_finished_is_shown(
         run_with(done, method="fedavg", seed=1, partition="iid"),
     ):
         shutil.rmtree(folder / "runs" / missing.folder.name)
-    before = written_in(folder)
-    assert fairbloom("show", folder, "--json") == 0
-    fedavg, other, base, local = json.loads(capsys.readouterr().out)["rows"]
+    before = times_in(folder)
+    fedavg, other, base, local = as_json(capsys, "show", folder)["rows"]
     assert fedavg == by_row["FedAvg"]
     assert (other["seeds"], other["unfinished"], other["agrees"]) == (2, 1, None)
     assert other["parameters"]["q"] != best["qfedavg.q"], "a point without all of its runs is not chosen"
@@ -268,7 +261,7 @@ def test_what_is_finished_is_shown(
     assert fairbloom("show", folder) == 0
     told = capsys.readouterr().out
     assert "Rows finished: 2 of 4; runs missing: 2." in told
-    assert written_in(folder) == before
+    assert times_in(folder) == before
 
 
 def test_quick_runs_a_tenth_of_the_rounds(
@@ -282,18 +275,15 @@ def test_quick_runs_a_tenth_of_the_rounds(
     (folder,) = (tmp_path / "runs" / "reproduce" / "mine-quick" / "runs").iterdir()
     run = load(folder)
     assert (run.num_rounds, run.settings["evaluate-every"], run.settings["seed"]) == (4, 1, 0)
-    assert fairbloom("reproduce", path, "--quick", "--jobs", 1, "--json") == 0
-    told = json.loads(capsys.readouterr().out)
+    told = as_json(capsys, "reproduce", path, "--quick", "--jobs", 1)
     assert (told["quick"], told["comparable"], told["seeds"]) == (True, False, [0])
-    assert fairbloom("reproduce", path, "--quick", "--seeds", 3, "--jobs", 1, "--json") == 0
-    assert json.loads(capsys.readouterr().out)["seeds"] == [0, 1, 2]
+    assert as_json(capsys, "reproduce", path, "--quick", "--seeds", 3, "--jobs", 1)["seeds"] == [0, 1, 2]
 
 
 def test_rows_are_chosen_by_their_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = saved(tmp_path, RECIPE)
-    words = ("--seeds", 1, "--jobs", 1, "--out", tmp_path / "out", "--set", "qfedavg.q=0.5", "--json")
-    assert fairbloom("reproduce", path, "--rows", "q-fedavg", *words) == 0
-    told = json.loads(capsys.readouterr().out)
+    words = ("--seeds", 1, "--jobs", 1, "--out", tmp_path / "out", "--set", "qfedavg.q=0.5")
+    told = as_json(capsys, "reproduce", path, "--rows", "q-fedavg", *words)
     assert [row["method"] for row in told["rows"]] == ["q-FedAvg"]
     assert told["comparable"] is False, "it has other settings than the recipe's"
     assert len(list((tmp_path / "out" / "runs").iterdir())) == 1, "what the user sets, the grid does not try"

@@ -20,7 +20,7 @@ from fairbloom.experiments.studies.search import arms_of, parse_grid
 from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.protocol.settings import Value
 
-from ..helpers import fairbloom
+from ..helpers import as_json, fairbloom, times_in
 
 SMALL: dict[str, Any] = {"clients": 5, "rounds": 2, "jobs": 1, "progress": False, "settings": {"device": "cpu"}}
 WORDS: dict[str, Any] = {"methods": "fedfv(alpha=0.5),fedfv(alpha=0)", "seeds": 2, **SMALL}
@@ -132,12 +132,11 @@ def test_within_one_method_the_baseline_is_compared_too(tmp_path: Path) -> None:
 
 
 def test_the_same_folder_gives_the_same_answer(found: api.Search, capsys: pytest.CaptureFixture[str]) -> None:
-    before = {path: path.stat().st_mtime_ns for path in found.folder.rglob("runs/*/*")}
+    before = times_in(found.folder / "runs")
     again = api.search(out=found.folder, **WORDS)
-    assert {path: path.stat().st_mtime_ns for path in found.folder.rglob("runs/*/*")} == before
+    assert times_in(found.folder / "runs") == before
     assert again.as_json == found.as_json == api.load(found.folder).as_json
-    assert fairbloom("show", found.folder, "--json") == 0
-    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(found.as_json))
+    assert as_json(capsys, "show", found.folder) == json.loads(json.dumps(found.as_json))
     assert fairbloom("show", found.folder) == 0
     assert found.best in capsys.readouterr().out
 
