@@ -79,7 +79,8 @@ def auc(outputs: Tensor, targets: Tensor) -> float:
     targets
         0 or 1, shape (n,) or (n, 1).
     """
-    margins = margins_of(outputs)
+    outputs = outputs.double()
+    margins = outputs[:, 1] - outputs[:, 0] if outputs.dim() == 2 and outputs.shape[1] == 2 else outputs.reshape(-1)
     if not margins.isfinite().all():
         return math.nan
     ascending, second = margins.sort().values, targets.reshape(-1) == 1
@@ -88,12 +89,6 @@ def auc(outputs: Tensor, targets: Tensor) -> float:
     ones = int(second.sum())
     pairs = ones * (len(margins) - ones)
     return (float(ranks[second].sum()) - ones * (ones + 1) / 2) / pairs if pairs else math.nan
-
-
-def margins_of(outputs: Tensor) -> Tensor:
-    """Return by how much each example is taken for the second class, shape (n,), in float64; `outputs` as of `auc`."""
-    outputs = outputs.double()
-    return outputs[:, 1] - outputs[:, 0] if outputs.dim() == 2 and outputs.shape[1] == 2 else outputs.reshape(-1)
 
 
 def absolute_error(outputs: Tensor, targets: Tensor) -> Tensor:

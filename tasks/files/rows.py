@@ -25,11 +25,6 @@ ColumnValues = NDArray[Any]
 """A column by the schema: numbers in float64 with NaN for a missing one, or places of categories, -1 for none."""
 
 
-def faults(table: Table, schema: Schema) -> list[DataError]:
-    """Return what in a table is not as the schema says: columns, then cells."""
-    return read_columns(table, schema)[1]
-
-
 def encode(table: Table, schema: Schema) -> dict[str, ColumnValues]:
     """Return the columns of a table by the schema; raise DataError with all that is wrong with them."""
     columns, wrong = read_columns(table, schema)

@@ -20,7 +20,7 @@ from .infer import infer_schema
 from .read import CellError, Table, read_file
 from .reasons import DataError
 from .remarks import find_remarks, present_values
-from .rows import SiteRows, faults, is_missing, preprocessing_of, read_column, rows_of_clients
+from .rows import SiteRows, is_missing, preprocessing_of, read_column, read_columns, rows_of_clients
 from .targets import Target, join_names
 
 
@@ -113,7 +113,7 @@ class CsvFiles:
             found: list[FairbloomError] = []
             try:
                 tables[name] = self.table_of(name)
-                found += faults(tables[name], self._schema)
+                found += read_columns(tables[name], self._schema)[1]
                 if not found:
                     clients.append({"client": name, **self.rows_of(name).describe()})
             except FairbloomError as error:
