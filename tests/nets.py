@@ -98,6 +98,13 @@ class Normed(nn.Sequential):
         super().__init__(nn.Flatten(), nn.BatchNorm1d(inputs), nn.Linear(inputs, outputs))
 
 
+class Dropping(nn.Sequential):
+    """A linear layer after dropout, in training alone."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(nn.Flatten(), nn.Dropout(0.5), nn.Linear(inputs, outputs))
+
+
 class Contrasted(nn.Module):
     """Each example is seen in contrast to the mean of its batch."""
 

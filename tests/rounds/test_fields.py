@@ -91,7 +91,7 @@ OF_THE_WORK: Mapping[str, Case] = {
     "time_budget": Case({"time-budget": 1e-9}),
     "transform": Case(terms=PROPFAIR),
     "random": asked(server_round=2),
-    "draws": Case({"model": "tests.client.nets:Dropping"}),
+    "draws": Case({"model": "tests.nets:Dropping"}),
 }
 
 OF_THE_TERMS: Mapping[str, Case] = {
