@@ -29,10 +29,6 @@ INTERRUPTED = 130
 HERE: Any = Path("federation")  # the callback opens it
 _option = partial(typer.Option, "--dir", envvar="FAIRBLOOM_FEDERATION", help="The federation's folder, made by init.")
 FederationOption = Annotated[Federation, _option(click_type=click.Path(path_type=Path), callback=Federation.read)]
-ClientArgument = Annotated[str, typer.Argument(metavar="CLIENT", help="The client's name.")]
-RunArgument = Annotated[
-    str | None, typer.Argument(metavar="[RUN]", help="The run's number; default: the only one that has not ended.")
-]
 
 
 def server(federation: FederationOption = HERE) -> None:
@@ -113,7 +109,7 @@ def enroll(
 
 @app.command()
 def revoke(
-    client: ClientArgument,
+    client: Annotated[str, typer.Argument(metavar="CLIENT", help="The client's name.")],
     federation: FederationOption = HERE,
 ) -> None:
     """Revoke a client: its key never connects again. Enrolling the name again makes a new one."""
@@ -190,7 +186,12 @@ def submit(
 
 
 @app.command()
-def stop(run: RunArgument = None, federation: FederationOption = HERE) -> None:
+def stop(
+    run: Annotated[
+        str | None, typer.Argument(metavar="[RUN]", help="The run's number; default: the only one that has not ended.")
+    ] = None,
+    federation: FederationOption = HERE,
+) -> None:
     """Stop a run. The same submit continues it after its last finished round."""
     from .operator import submit as runs
 

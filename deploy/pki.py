@@ -135,8 +135,14 @@ def make_server_certificate(
     """Write the server's certificate, for all of `hosts` (names or addresses) and loopback, and its key."""
     hosts, made = [normalise_host(host) for host in hosts], make_key()
     issuer, signer = _load_authority(authority, authority_key)
+    names = list[x509.GeneralName]()
+    for host in dict.fromkeys([*hosts, *LOCAL]):
+        try:
+            names.append(x509.IPAddress(ipaddress.ip_address(host)))
+        except ValueError:
+            names.append(x509.DNSName(host))
     extensions: dict[x509.ExtensionType, bool] = {
-        x509.SubjectAlternativeName([*map(_alternative_name, dict.fromkeys([*hosts, *LOCAL]))]): False,
+        x509.SubjectAlternativeName(names): False,
         x509.BasicConstraints(ca=False, path_length=None): True,
         x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]): False,
     }
@@ -237,10 +243,3 @@ def _certify(
 
 def _subject(name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-
-
-def _alternative_name(host: str) -> x509.GeneralName:
-    try:
-        return x509.IPAddress(ipaddress.ip_address(host))
-    except ValueError:
-        return x509.DNSName(host)

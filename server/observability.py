@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 
-from fairbloom.protocol.names import PERSONAL
 from fairbloom.protocol.scores import Score
 from fairbloom.rounds.round import Round
+
+from .run_folder.rows import ENDINGS
 
 
 def summarize_row(row: Mapping[str, object], score: Score, model: str = "global") -> str:
@@ -20,7 +21,7 @@ def summarize_row(row: Mapping[str, object], score: Score, model: str = "global"
 
 def name_worst_served(finished: Round, score: Score, model: str = "global") -> str:
     """Return the five clients with the worst scores after a round, and the one with the best, in words."""
-    metric = score.name if model == "global" else f"{score.name}-{PERSONAL}"
+    metric = score.name + ENDINGS[model]
     measured = {name: score.shown(m[metric]) for name, m in finished.evaluations.items() if metric in m}
     if not measured:
         return f"no client reported its {score.name}"

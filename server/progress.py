@@ -19,8 +19,6 @@ RUN_FOLDER = "FAIRBLOOM_RUN"
 ANNOUNCED = "folder"
 """File in that folder with the path of the run folder."""
 
-MOST_REFUSALS = 5
-
 
 def announce(folder: Path) -> None:
     """Write down this run's folder for the server's status, where it asks for that; if the disk refuses, only warn."""
@@ -72,5 +70,5 @@ def describe_progress(folder: Path) -> dict[str, Any]:
         "seconds-since-round": None if changed is None else round(max(0.0, time.time() - changed), 1),
         "missing": last.get("missing", ""),
         "offline": last.get("offline", ""),
-        "refused": refused[:MOST_REFUSALS],
+        "refused": refused[:5],
     }

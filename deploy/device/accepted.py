@@ -68,7 +68,13 @@ class Installed:
         from fairbloom.client.schemas import check_accepted
         from fairbloom.client.settings import SCHEMA, SettingRefusedError, accepted_settings
 
-        self._check_version(run)
+        name, version = self.distribution or (run.distribution, run.version)
+        same = _normal(name) == OURS or run.version == version
+        if not same or _normal(run.distribution) != _normal(name):
+            raise RunRefusedError(
+                f"the run is of {run.distribution[:80]} {run.version[:40]}, this client has {name} {version} "
+                "installed: install the same version on both"
+            )
         for key, value in run.settings.items():
             if not isinstance(value, bool | int | float | str):
                 raise RunRefusedError(f"the run's setting {key} is neither a number, a text nor true or false")
@@ -87,17 +93,6 @@ class Installed:
         # Where this device keeps things wins over a run's settings of the same name.
         places = {key: value for key, value in context.node_config.items() if key in marked(Mark.DEVICE)}
         return load_app(self.app, ClientApp, "this client"), settings | places
-
-    def _check_version(self, run: RunDescription) -> None:
-        if self.distribution is None:
-            return
-        name, version = self.distribution
-        same = _normal(name) == OURS or run.version == version
-        if not same or _normal(run.distribution) != _normal(name):
-            raise RunRefusedError(
-                f"the run is of {run.distribution[:80]} {run.version[:40]}, this client has {name} {version} "
-                "installed: install the same version on both"
-            )
 
 
 def distribution_of(module: str) -> tuple[str, str] | None:

@@ -20,11 +20,7 @@ from ..fleet.runs import list_runs
 from ..processes import split_address
 
 SECONDS = 5.0
-EXPIRES_SOON_DAYS = 30.0
 SMALL_DISK_BYTES = 2e9
-
-SECRETS = ("ca.key", "server.key", "bundles/*/key")
-"""What only its owner may read in a federation's folder."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +41,8 @@ def examine(federation: Federation) -> Iterator[CheckResult]:
     yield check_expiry("server certificate", federation.identity[0])
     yield check_identity(federation)
     # What is secret, and the folder itself: who may write there orders runs.
-    secrets = [file for pattern in SECRETS for file in sorted(federation.path.glob(pattern))]
+    keys = ("ca.key", "server.key", "bundles/*/key")
+    secrets = [file for pattern in keys for file in sorted(federation.path.glob(pattern))]
     yield check_private("secrets", [federation.path, *secrets])
     runs = {find_announced(run.folder) for run in list_runs(federation.runs)}
     folders = sorted(folder for folder in runs if folder is not None)
@@ -82,7 +79,7 @@ def check_expiry(what: str, certificate: Path) -> CheckResult:
         return fault(what, f"{error}: {remedy}")
     if days <= 0:
         return fault(what, f"{certificate} expired {-days:.0f} days ago: {remedy}")
-    if days < EXPIRES_SOON_DAYS:
+    if days < 30.0:
         return warning(what, f"{certificate.name} holds for {days:.0f} more days: {remedy}")
     return ok(what, f"{certificate.name} holds for {days:.0f} more days")
 

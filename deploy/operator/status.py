@@ -23,7 +23,6 @@ from ..fleet.runs import RunFiles, list_runs
 from ..processes import duration
 from .submit import describe_end
 
-RECENT_RUNS = 5
 WIDEST_REASON = 200
 """How many characters of a reason the tables show; the JSON has it whole."""
 
@@ -47,7 +46,7 @@ def survey(federation: Federation) -> dict[str, Any]:
             "refused-with-same-key": online.get(name, 0),
         }
     status = [(run, run.status) for run in list_runs(federation.runs)]
-    ended = [(run, code) for run, code in status if code is not None][-RECENT_RUNS:]
+    ended = [(run, code) for run, code in status if code is not None][-5:]
     runs = [_describe_run(run, "", code) for run, code in ended]
     for number, run in enumerate(run for run, code in status if code is None):
         runs.append(_describe_run(run, "waiting" if number else "running", None))

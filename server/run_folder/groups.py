@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from itertools import product
 from typing import TYPE_CHECKING, Any, Self
 
 from fairbloom.logs import log
@@ -12,19 +13,13 @@ from fairbloom.protocol.scores import COUNT, GroupScore, name_in_group
 from fairbloom.rounds.round import Round
 from fairbloom.system.values import decode_as
 
+from .rows import ENDINGS
+
 if TYPE_CHECKING:
     from fairbloom.tasks.task import Task
 
 GROUP_KEYS = ("round", "client", "model", "split", "grouping", "group", COUNT)
 """The first columns of groups.csv."""
-
-PATTERNS: Mapping[tuple[str, str], str] = {
-    ("global", "test"): "{}",
-    ("global", "validation"): f"{{}}-{names.VALIDATION}",
-    ("personal", "test"): f"{{}}-{names.PERSONAL}",
-    ("personal", "validation"): f"{{}}-{names.VALIDATION}-{names.PERSONAL}",
-}
-"""What the scores of groups are called on the wire, by the model and the examples that they are measured on."""
 
 
 Cells = Mapping[str, float]
@@ -92,12 +87,13 @@ def format_groups(finished: Round, grouped: Grouped) -> list[tuple[object, ...]]
     rows: list[tuple[object, ...]] = []
     wanted = dict.fromkeys([COUNT, *(score.over for score in grouped.scores), *(s.name for s in grouped.scores)])
     for client, report in sorted(finished.evaluations.items()):
-        for (model, split), pattern in PATTERNS.items():
+        for model, split in product(("global", "personal"), ("test", "validation")):
             most = report[names.NUM_EXAMPLES] if split == "test" else math.inf  # of the others no number is reported
             for grouping, groups in grouped.groupings.items():
                 there = dict[str, Cells]()
                 for group in groups:
-                    keys = {name: pattern.format(name_in_group(name, grouping, group)) for name in wanted}
+                    ending = ENDINGS[split] + ENDINGS[model]
+                    keys = {name: name_in_group(name, grouping, group) + ending for name in wanted}
                     if cells := {name: report[key] for name, key in keys.items() if key in report}:
                         there[group] = cells
                 if wrong := grouped.find_fault(there, most):

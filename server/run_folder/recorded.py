@@ -3,11 +3,10 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from fairbloom.protocol.names import PERSONAL
 from fairbloom.protocol.scores import Score
 from fairbloom.rounds.round import Round
 
-from .rows import MEASURES, Row, scores_by_client
+from .rows import ENDINGS, MEASURES, Row, scores_by_client
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class RecordedRound:
             number=finished.number,
             row=row,
             measures={measure: value for measure, value in cells.items() if isinstance(value, float)},
-            scores=scores_by_client(finished, score, score.name if model == "global" else f"{score.name}-{PERSONAL}"),
+            scores=scores_by_client(finished, score, score.name + ENDINGS[model]),
             coefficients=dict(finished.coefficients),
             refused=dict(finished.refused),
             missing=finished.missing,

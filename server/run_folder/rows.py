@@ -27,9 +27,6 @@ ABSENT = ("refused", "missing", "offline")
 WORDS = ("client", *ABSENT, "left_out", "lost_states", "model", "split", "grouping", "group", "phase", "metric")
 """The columns of the tables that hold words, however much they look like numbers."""
 
-DISPARITIES = (names.DISPARITY, names.DISPARITY_HARD)
-"""What clients.csv has of the groups of a client's training examples, where the method asks for their disparity."""
-
 SHARE_OF_LARGER_CLASS = "test_share_of_larger_class"
 """What clients.csv has of two classes: the share of a client's test examples that are of the larger one, in percent."""
 
@@ -110,7 +107,8 @@ class ClientTable:
             ("train_loss_of_global_model", column(names.TRAIN_LOSS)),
         ]
         if self.disparity:
-            columns += [(f"train_{each.replace('-', '_')}_before_round", column(each, trained)) for each in DISPARITIES]
+            of_groups = (names.DISPARITY, names.DISPARITY_HARD)
+            columns += [(f"train_{each.replace('-', '_')}_before_round", column(each, trained)) for each in of_groups]
         if self.validated:
             loss = ("validation_loss_of_global_model", column(names.LOSS + ENDINGS["validation"]))
             columns += [*scores("validation", "global"), loss]
@@ -181,12 +179,12 @@ def with_losses_before(finished: Round, losses: Mapping[str, float]) -> Round:
 def _measure_scores(finished: Round, score: Score) -> dict[str, object]:
     """Return the measures of the score under each kind of model, of how many clients, and its mean on validation."""
     measures: dict[str, object] = {"clients_scored": 0} if finished.evaluations else {}
-    for model, metric in (("global", score.name), ("personal", f"{score.name}-{names.PERSONAL}")):
-        if values := scores_by_client(finished, score, metric):
+    for model in ("global", "personal"):
+        if values := scores_by_client(finished, score, score.name + ENDINGS[model]):
             spread = summarize(values, lower_is_better=not score.higher_is_better)
             measures |= {f"{score.column(model)}_{measure}": value for measure, value in spread.items()}
             measures["clients_scored"] = measures["clients_scored"] or len(values)
-    if values := scores_by_client(finished, score, f"{score.name}-{names.VALIDATION}"):
+    if values := scores_by_client(finished, score, score.name + ENDINGS["validation"]):
         measures[mean_column(score, validated=True)] = summarize(values)["mean"]
     return measures
 

@@ -4,13 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from fairbloom.protocol import names
 from fairbloom.protocol.parameters import SettingsError
 from fairbloom.protocol.scores import Score
 from fairbloom.rounds.round import Round
 
 from ..fairness import summarize
-from .rows import scores_by_client
+from .rows import ENDINGS, scores_by_client
 
 
 @dataclass
@@ -34,11 +33,8 @@ class EarlyStopping:
 
     def observe(self, finished: Round) -> None:
         """Look at a round; raise SettingsError if no client has had a validation score within `patience` rounds."""
-        metric = f"{self.score.name}-{names.VALIDATION}"
-        values = scores_by_client(
-            finished, self.score, metric if self.serves == "global" else f"{metric}-{names.PERSONAL}"
-        )
-        if values:
+        metric = self.score.name + ENDINGS["validation"] + ENDINGS[self.serves]
+        if values := scores_by_client(finished, self.score, metric):
             mean, self.last = summarize(values)["mean"], finished.number
             if self.best is None or self.score.better(mean, self.best) > 0.0:
                 self.best, self.best_round = mean, finished.number
