@@ -29,7 +29,7 @@ from .studies.progress import RunBar, study_progress
 from .studies.progress import progress as progress_bar
 from .studies.reproduce import load_reproduction, reproduce
 from .studies.search import arms_of, parse_grid, search_arms
-from .study import Study, kind_of
+from .study import Study, find_study
 
 __all__ = [
     "Comparison",
@@ -324,16 +324,16 @@ def load(folder: str | os.PathLike[str], *, trust: bool = False) -> Any:
         When the folder holds nothing that can be read, or runs of a comparison are missing.
     """
     path = Path(folder).absolute()
-    if not kind_of(path):
+    study = find_study(path)
+    if study is None:
         return load_run(path)
-    study = Study.read(path)
     match study.kind:
         case "compare":
             return read_comparison(path, study)
         case "search":
             return read_search(path, study)
         case "reproduce":
-            return load_reproduction(path, trust=trust)
+            return load_reproduction(path, study, trust=trust)
 
 
 def evaluate(

@@ -90,16 +90,13 @@ class Study:
             if not file.exists() or file.read_bytes() != content:
                 write_whole(file, content)
 
-    @classmethod
-    def read(cls, folder: Path) -> Self:
+    @staticmethod
+    def read(folder: Path) -> "Study":
         """Return what was written; raise RunFolderError when the folder holds no study or its file is damaged."""
-        file = folder / STUDY
-        with explain_access_errors(folder):
-            there = file.exists()
-        if not there:
+        study = find_study(folder)
+        if study is None:
             raise RunFolderError(f"{folder} holds no study: it has no {STUDY}")
-        with explain_read_errors(file, "Run the same command again, which writes it again"):
-            return decode_as(cls, json.loads(file.read_bytes()), finite=False)
+        return study
 
     def of(self, labels: Iterable[str], seeds: Sequence[int]) -> Self:
         """Return the study of some of its arms with these seeds, the arms in the order of their labels."""
@@ -169,8 +166,11 @@ def _has_rounds(folder: Path, rounds: Value) -> bool:
     return is_finished(folder) and CONFIG.read(folder).num_rounds == rounds
 
 
-def kind_of(folder: Path) -> str:
-    """Return what kind of study a folder holds, as sentences call it; "" for none."""
+def find_study(folder: Path) -> Study | None:
+    """Return the study that a folder holds, None where it holds none; raise RunFolderError when it is damaged."""
     with explain_access_errors(folder):
         there = (folder / STUDY).exists()
-    return NOUNS[Study.read(folder).kind] if there else ""
+    if not there:
+        return None
+    with explain_read_errors(folder / STUDY, "Run the same command again, which writes it again"):
+        return decode_as(Study, json.loads((folder / STUDY).read_bytes()), finite=False)

@@ -37,7 +37,7 @@ class SiteScores(NamedTuple):
     interval: tuple[float, float] | None
 
 
-def evaluate_site(run: Path, data_dir: str = "", client: str = "", model: str = "last") -> SiteScores:
+def evaluate_site(run: Path, data_dir: str, client: str, model: str) -> SiteScores:
     """Measure a finished run's model on a site's test examples.
 
     `run` is a run folder or the state folder of a device; `client` is "" where the data are of one client; `model` is

@@ -5,7 +5,7 @@ import math
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -13,6 +13,8 @@ from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor, nn
 
 from fairbloom.client.generators import all_seeded
 from fairbloom.client.metrics import OF_TRAINING, WORK_METRICS
@@ -31,6 +33,9 @@ from fairbloom.server.checkpoint import load_checkpoint, save_checkpoint
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.clients import LocalClients
 from fairbloom.strategies import FairStrategy
+from fairbloom.tasks import TASKS, Examples, Setup, Task
+from fairbloom.tasks.datasets.digits import SIDE
+from fairbloom.tasks.task import AnyExamples
 
 from .replies import Replies, ordinary_replies
 from .report import Failure, NotApplicable, bits
@@ -135,10 +140,36 @@ class Subject:
 
 def real_clients(method: Method, **work: Value) -> LocalClients:
     """Return six real clients, which learn digits in this process; those of a method that compares groups have two."""
-    task = "fairbloom.experiments.check.even:task" if method.compares_groups else "digits"
+    task = f"{__name__}:even_digits" if method.compares_groups else "digits"
     small: dict[str, Value] = {"task": task, "clients": 6, "device": "cpu", "batch-size": 0, "learning-rate": 0.5}
     given = {name.replace("_", "-"): value for name, value in work.items()}
     return LocalClients(method, Settings.of(small | given).run_config())
+
+
+def even_digits(setup: Setup) -> Task:
+    """Return the task of telling even digits from odd ones, in two groups: by the half of the image with more ink."""
+    digits = TASKS["digits"].load(setup.model_copy(update={"model": "logistic"}), {})
+
+    def model() -> nn.Module:
+        torch.manual_seed(setup.seed)
+        return nn.Sequential(nn.Flatten(), nn.Linear(SIDE * SIDE, 2))
+
+    def group(part: AnyExamples) -> Examples:
+        inputs, targets = part[slice(None)]
+        if not isinstance(inputs, Tensor):
+            raise TypeError(f"digits are one tensor, got {type(inputs).__name__}")
+        columns = inputs.reshape(-1, SIDE, SIDE).sum(dim=1)
+        sides = (columns[:, SIDE // 2 :].sum(dim=1) > columns[:, : SIDE // 2].sum(dim=1)).long()
+        return Examples(inputs, 1 - targets % 2, groups=sides[:, None])
+
+    return replace(
+        digits,
+        model=model,
+        splits=lambda client: digits.splits(client).map(group),
+        classes=2,
+        class_names=("odd", "even"),
+        groupings={"side": ("left", "right")},
+    )
 
 
 def initial_model(clients: LocalClients) -> Model:

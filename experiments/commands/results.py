@@ -14,7 +14,7 @@ from ..render.terminal import console
 from ..results.listing import find_runs
 from ..results.presentation import write_figure, write_report
 from ..results.run import REPORT, Run, load, scores_of
-from ..study import NOUNS, Study, kind_of
+from ..study import find_study
 from .command import command
 from .lists import show_runs
 
@@ -34,14 +34,14 @@ def show(
     figure
         Also draw a figure into PATH.png and PATH.svg.
     """
-    if folder.is_dir() and not kind_of(folder) and not is_run_folder(folder):
+    study = find_study(folder)
+    if folder.is_dir() and study is None and not is_run_folder(folder):
         if figure is not None:
             raise SettingsError(f"--figure: {folder} is no run and no study: name one of those in it")
         runs = find_runs(folder)
         show_runs(runs, folder, runs if as_json else None)
         return
-    study = Study.read(folder) if kind_of(folder) == NOUNS["compare"] else None
-    if study and (unfinished := study.unfinished(folder)):
+    if study and study.kind == "compare" and (unfinished := study.unfinished(folder)):
         runs, whole = find_runs(folder), len(study.arms) * len(study.seeds)
         listed = {"unfinished": [str(path.absolute()) for path in unfinished], "runs": runs}
         show_runs(runs, folder, listed if as_json else None)

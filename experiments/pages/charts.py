@@ -16,7 +16,7 @@ Row = Mapping[str, Any]
 """A row of a chart's data, by the names of its columns."""
 
 
-def series_of(labels: Sequence[str], baseline: str = "", dashed: Iterable[str] = ()) -> list[Series]:
+def series_of(labels: Sequence[str], baseline: str, dashed: Iterable[str]) -> list[Series]:
     """Return how each label looks: the baseline is grey, the others have a colour and a shape each."""
     others = [label for label in labels if label != baseline]
     count = sum(name.startswith("series-") for name in COLOURS) - 1
@@ -58,16 +58,15 @@ def clients_by_method(
     clients: Sequence[str],
     axis: str,
     *,
-    apart: bool = True,
     of: str = "client",
     zero: bool = False,
 ) -> Spec:
     """Return a row for each client, or what else `of` names, with a point for each method; a line spans the seeds.
 
     The rows have a field of that name, `method`, `value`, `low` and `high`. The points of a row stand below each other
-    (`apart`) where there is room. `zero` draws a line there.
+    where there is room. `zero` draws a line there.
     """
-    apart = apart and len(series) * len(clients) <= 90
+    apart = len(series) * len(clients) <= 90
     offset = {"yOffset": {"field": "method", "sort": [each.label for each in series]}} if apart else {}
     common = {
         "y": {**_names(of, clients), "axis": {**NAMES, "grid": True, "tickBand": "extent"}},

@@ -45,7 +45,7 @@ from fairbloom.tasks import TASKS, TaskInfo
 from fairbloom.tasks.files.targets import join_names
 
 from ..arms import COMMON, Arm, label_of, title
-from ..study import Study, kind_of
+from ..study import NOUNS, Study, find_study
 from .groups import GroupReport, read_groups
 from .presentation import Shown
 from .tables import read_frame
@@ -70,10 +70,11 @@ def load(folder: str | os.PathLike[str]) -> "Run":
     It may be the run folder of `fairbloom run`, of a comparison, of a deployed run, or of a user's ServerApp.
     """
     path = Path(folder).absolute()
-    if kind := kind_of(path):
+    if study := find_study(path):
         runs = runs_of_study(path)
         which = f": {join_names(runs)}" if runs else ", once there is one"
-        raise RunFolderError(f"{path} holds a {kind}, of several runs: name one in {path / 'runs'}{which}")
+        what = f"{path} holds a {NOUNS[study.kind]}, of several runs"
+        raise RunFolderError(f"{what}: name one in {path / 'runs'}{which}")
     if not path.exists():
         raise RunFolderError(f"there is no folder {path}: fairbloom show lists the runs in the folder runs")
     if not is_run_folder(path):

@@ -219,9 +219,8 @@ def _carry_out(recipe: Recipe, study: Study, out: Path, place: int | OnRay, bar:
         return reproduction
 
 
-def load_reproduction(folder: Path, *, trust: bool = False) -> Reproduction:
-    """Return what a reproduction has measured, by its folder; nothing is run."""
-    study = Study.read(folder)
+def load_reproduction(folder: Path, study: Study, *, trust: bool) -> Reproduction:
+    """Return what a reproduction has measured; nothing is run."""
     try:
         with only_trusted_imports(trust):
             return read_reproduction(load_recipe(study.recipe), study, folder)
