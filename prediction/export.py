@@ -23,7 +23,7 @@ from fairbloom.tasks.models import choose_output
 from fairbloom.tasks.preprocessing import CATEGORY, TABLE, Predictions, Preprocessing
 
 from .predictor import Predictor
-from .rows import NewRows
+from .rows import table_of_frame, values_of
 
 ROWS = 256
 """The number of rows that an export is tried on."""
@@ -55,7 +55,7 @@ def export_onnx(predictor: Predictor, out: Path | None = None) -> Path:
     file = out or EXPORTS.path_in(predictor.run) / f"{'-'.join([predictor.model, *client])}.onnx"
     with _explained():
         raw = _make_rows(how)
-        inputs = how.inputs(NewRows.of_frame(raw).values(how)) if how.form == TABLE else torch.from_numpy(raw)
+        inputs = how.inputs(values_of(table_of_frame(raw), how)) if how.form == TABLE else torch.from_numpy(raw)
         content = _convert(predictor, how, inputs)
         session = import_module("onnxruntime").InferenceSession(content, providers=["CPUExecutionProvider"])
         kinds = {column.name: object if column.kind == CATEGORY else np.float64 for column in how.columns}

@@ -12,14 +12,14 @@ from torch import Tensor
 from fairbloom.client.training import EVALUATION_BATCH
 from fairbloom.errors import FairbloomError
 from fairbloom.tasks.files.folders import PICTURES
-from fairbloom.tasks.files.read import read_file
+from fairbloom.tasks.files.read import Table, read_file
 from fairbloom.tasks.files.reasons import DataError
 from fairbloom.tasks.files.targets import join_names
 from fairbloom.tasks.images import image_inputs, size_of
 from fairbloom.tasks.preprocessing import ARRAYS, TABLE, Preprocessing
 from fairbloom.tasks.schema import Decimal
 
-from .rows import NewRows, list_problems
+from .rows import list_problems, texts_of, values_of
 
 IMAGES_AT_ONCE = 256
 
@@ -35,19 +35,18 @@ class NewData(NamedTuple):
 def read_new_data(path: Path, preprocessing: Preprocessing) -> NewData:
     """Return the new data in a file, or of images in a folder."""
     if preprocessing.form == TABLE:
-        table = read_file(path, preprocessing.dictionary.file(path.name))
-        return data_of_rows(NewRows(table), preprocessing)
+        return data_of_table(read_file(path, preprocessing.dictionary.file(path.name)), preprocessing)
     return _read_arrays(path, preprocessing) if preprocessing.form == ARRAYS else _read_images(path, preprocessing)
 
 
-def data_of_rows(rows: NewRows, preprocessing: Preprocessing) -> NewData:
-    """Return the new data in rows of a table."""
-    values = rows.values(preprocessing)
+def data_of_table(table: Table, preprocessing: Preprocessing) -> NewData:
+    """Return the new data in the rows of a table."""
+    values = values_of(table, preprocessing)
     batches = (
         preprocessing.inputs({name: each[start : start + EVALUATION_BATCH] for name, each in values.items()})
-        for start in range(0, len(rows), EVALUATION_BATCH)
+        for start in range(0, len(table), EVALUATION_BATCH)
     )
-    return NewData({name: rows.texts(name) for name in rows.table.columns}, batches, rows.table.decimal)
+    return NewData({name: texts_of(table, name) for name in table.columns}, batches, table.decimal)
 
 
 def _read_arrays(path: Path, preprocessing: Preprocessing) -> NewData:

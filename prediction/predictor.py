@@ -45,8 +45,8 @@ from fairbloom.tasks.models import frozen_parameters
 from fairbloom.tasks.preprocessing import TABLE, Preprocessing
 from fairbloom.tasks.schema import parse_schema
 
-from .new_data import NewData, data_of_rows, read_new_data
-from .rows import NewRows
+from .new_data import NewData, data_of_table, read_new_data
+from .rows import table_of_frame
 
 if TYPE_CHECKING:
     import pandas
@@ -127,7 +127,7 @@ class Predictor:
                 f"{self.run} was trained on {preprocessing.form}, and a data frame is a table: predict a file, or call "
                 "Predictor.outputs with a tensor"
             )
-        return frame.assign(**self._predict(data_of_rows(NewRows.of_frame(frame), preprocessing)))
+        return frame.assign(**self._predict(data_of_table(table_of_frame(frame), preprocessing)))
 
     def predict_file(self, path: Path, out: Path) -> int:
         """Write a CSV file with what stands in a file of new data, then the predictions; return their number.

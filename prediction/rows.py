@@ -1,7 +1,6 @@
 """New rows of a table, from a file or a data frame: checked by the schema of the run."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,52 +16,43 @@ if TYPE_CHECKING:
     import pandas
 
 
-@dataclass(frozen=True, eq=False)
-class NewRows:
-    """Rows to predict, as they were read."""
+def table_of_frame(frame: "pandas.DataFrame") -> Table:
+    """Return the rows of a data frame, read as the file that its `to_csv` would write."""
+    import pyarrow as pa  # imported late, as it is where files are read
 
-    table: Table
+    columns: dict[str, Any] = {}
+    for place, name in enumerate(map(str, frame.columns)):
+        if name.lower() in {each.lower() for each in columns}:
+            raise FairbloomError(f"the data frame has two columns called {name!r}: rename or remove one")
+        cells = frame.iloc[:, place].astype(object).where(~frame.iloc[:, place].isna(), "")
+        columns[name] = pa.chunked_array([list(map(str, cells))], pa.string())
+    return Table(Path("the data frame"), columns, np.arange(len(frame)), "row")
 
-    def __len__(self) -> int:
-        """Return the number of rows."""
-        return len(self.table)
 
-    @classmethod
-    def of_frame(cls, frame: "pandas.DataFrame") -> "NewRows":
-        """Return those of a data frame, read as the file that its `to_csv` would write."""
-        import pyarrow as pa  # imported late, as it is where files are read
+def texts_of(table: Table, name: str) -> list[str]:
+    """Return the cells of a column as they were read."""
+    cells = table.columns[name]
+    return [""] * len(table) if cells is None else ["" if each is None else str(each) for each in cells.to_pylist()]
 
-        columns: dict[str, Any] = {}
-        for place, name in enumerate(map(str, frame.columns)):
-            if name.lower() in {each.lower() for each in columns}:
-                raise FairbloomError(f"the data frame has two columns called {name!r}: rename or remove one")
-            cells = frame.iloc[:, place].astype(object).where(~frame.iloc[:, place].isna(), "")
-            columns[name] = pa.chunked_array([list(map(str, cells))], pa.string())
-        return cls(Table(Path("the data frame"), columns, np.arange(len(frame)), "row"))
 
-    def texts(self, name: str) -> list[str]:
-        """Return the cells of a column as they were read."""
-        cells = self.table.columns[name]
-        return [""] * len(self) if cells is None else ["" if each is None else str(each) for each in cells.to_pylist()]
-
-    def values(self, preprocessing: Preprocessing) -> dict[str, NDArray[Any]]:
-        """Return the values of the columns that the model takes; raise FairbloomError with all that is wrong."""
-        schema, table = preprocessing.dictionary, self.table
-        if not len(self):
-            raise FairbloomError(f"{table.path} has no rows below the names of its columns: nothing to predict")
-        found, faults = read_columns(table, schema, [*schema.inputs])
-        wrong = [each for each in faults if isinstance(each, CellError)]
-        if of_columns := [str(each) for each in wrong if each.row is None]:
-            raise FairbloomError("; ".join(of_columns))
-        problems = [(each.line, str(each)) for each in wrong if each.why != "missing"]
-        for name, column in found.items():
-            if schema.missing_of(name) != "fill":
-                lines = table.lines[is_missing(column)].tolist()
-                words = f"column {name!r} has no value, and training filled none in"
-                problems += [(line, f"{table.unit} {line}, {words}") for line in lines]
-        if problems:
-            raise FairbloomError(list_problems(str(table.path), problems, len(self), "rows"))
-        return found
+def values_of(table: Table, preprocessing: Preprocessing) -> dict[str, NDArray[Any]]:
+    """Return the values of the columns that the model takes; raise FairbloomError with all that is wrong."""
+    schema = preprocessing.dictionary
+    if not len(table):
+        raise FairbloomError(f"{table.path} has no rows below the names of its columns: nothing to predict")
+    found, faults = read_columns(table, schema, [*schema.inputs])
+    wrong = [each for each in faults if isinstance(each, CellError)]
+    if of_columns := [str(each) for each in wrong if each.row is None]:
+        raise FairbloomError("; ".join(of_columns))
+    problems = [(each.line, str(each)) for each in wrong if each.why != "missing"]
+    for name, column in found.items():
+        if schema.missing_of(name) != "fill":
+            lines = table.lines[is_missing(column)].tolist()
+            words = f"column {name!r} has no value, and training filled none in"
+            problems += [(line, f"{table.unit} {line}, {words}") for line in lines]
+    if problems:
+        raise FairbloomError(list_problems(str(table.path), problems, len(table), "rows"))
+    return found
 
 
 def list_problems(source: str, problems: Sequence[tuple[int, str]], of: int, what: str) -> str:

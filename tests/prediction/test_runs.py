@@ -14,7 +14,7 @@ import fairbloom
 from fairbloom.client.app import app
 from fairbloom.errors import FairbloomError
 from fairbloom.prediction.predictor import load_predictor
-from fairbloom.prediction.rows import NewRows
+from fairbloom.prediction.rows import table_of_frame, values_of
 from fairbloom.server.checkpoint import save_model
 from fairbloom.strategies import FedAvg
 from fairbloom.tasks.preprocessing import Preprocessing
@@ -201,4 +201,4 @@ def test_the_runs_own_preprocessing_has_no_means_of_a_client(run: fairbloom.Run,
         assert {column.fill for column in shared.columns} == {not apart}
         if apart:
             with pytest.raises(FairbloomError, match="name the client"):
-                shared.inputs(NewRows.of_frame(frame()).values(shared))
+                shared.inputs(values_of(table_of_frame(frame()), shared))
