@@ -11,20 +11,6 @@ from fairbloom.tasks.schema import read_schema
 
 from ..render.terminal import console
 
-ClientOption = Annotated[
-    str,
-    typer.Option(
-        help="The client to which the rows belong: its personal model, or its means and deviations, are used."
-    ),
-]
-ModelChoice = Annotated[
-    Literal["last", "best", "personal"],
-    typer.Option(
-        "--model",
-        help="The model after the last round, the one with the best mean score, or the client's personal one.",
-    ),
-]
-
 
 def predict(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The run folder, or on a device its client's state-dir.")],
@@ -32,8 +18,18 @@ def predict(
         Path, typer.Argument(metavar="FILE", help="The new data: a CSV file with the columns of training.")
     ],
     out: Annotated[Path, typer.Option(metavar="FILE", help="The CSV file to write. It must not exist yet.")],
-    client: ClientOption = "",
-    model: ModelChoice = "last",
+    client: Annotated[
+        str,
+        typer.Option(
+            help="The client to which the rows belong: its personal model, or its means and deviations, are used."
+        ),
+    ] = "",
+    model: Annotated[
+        Literal["last", "best", "personal"],
+        typer.Option(
+            help="The model after the last round, the one with the best mean score, or the client's personal one."
+        ),
+    ] = "last",
     schema: Annotated[
         Path | None, typer.Option(metavar="FILE", help="How the new tables are written, where not as those of the run.")
     ] = None,

@@ -31,6 +31,12 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.fixture
+def out(compared: Path, tmp_path: Path) -> Path:
+    """A copy of that comparison."""
+    return shutil.copytree(compared, tmp_path / "cmp")
+
+
 def test_a_failed_method_is_a_row_and_a_sentence_everywhere(compared: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sentence = f"{FAILING} failed with 2 of 2 seeds, so it is not compared."
     assert fairbloom("show", compared) == 0
@@ -46,11 +52,7 @@ def test_a_failed_method_is_a_row_and_a_sentence_everywhere(compared: Path, caps
     assert [*Study.read(compared).failed] == [*DIVERGED]
 
 
-def test_a_baseline_that_always_fails_is_an_error_with_a_remedy(
-    compared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "cmp"
-    shutil.copytree(compared, out)
+def test_a_baseline_that_always_fails_is_an_error_with_a_remedy(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert fairbloom(*WORDS, "--baseline", "fedavg(learning-rate=1e30)", "--out", out) == 2
     told = capsys.readouterr().err
     assert f"{FAILING} with seed 0: the run has learned nothing" in told
@@ -63,10 +65,8 @@ def note_failures(folder: Path, failed: Mapping[str, str]) -> None:
     replace(Study.read(folder), failed=failed).write(folder)
 
 
-def test_runs_that_failed_are_tried_again(compared: Path, tmp_path: Path) -> None:
+def test_runs_that_failed_are_tried_again(out: Path) -> None:
     """As one whose disk was full: here it is finished meanwhile."""
-    out = tmp_path / "cmp"
-    shutil.copytree(compared, out)
     before = times_in(out / "runs")
     note_failures(out, {**DIVERGED, "runs/fedfv-seed1": "No space left on device"})
     assert api.load(out).failed["FedFV"] == "failed with 1 of 2 seeds"
@@ -76,9 +76,7 @@ def test_runs_that_failed_are_tried_again(compared: Path, tmp_path: Path) -> Non
     assert kept.items() <= times_in(out / "runs").items()
 
 
-def test_seeds_that_the_baseline_failed_with_are_left_out(compared: Path, tmp_path: Path) -> None:
-    out = tmp_path / "cmp"
-    shutil.copytree(compared, out)
+def test_seeds_that_the_baseline_failed_with_are_left_out(out: Path) -> None:
     note_failures(out, {**DIVERGED, "runs/fedavg-seed0": "broken"})
     found = api.load(out)
     assert (found.seeds, found.methods) == ((1,), ("FedAvg", "FedFV"))
@@ -86,9 +84,7 @@ def test_seeds_that_the_baseline_failed_with_are_left_out(compared: Path, tmp_pa
     assert f"{FAILING} failed with 2 of 2 seeds, so it is not compared." in found.verdict.sentences
 
 
-def test_a_method_that_lacks_a_client_is_left_out_by_name(compared: Path, tmp_path: Path) -> None:
-    out = tmp_path / "cmp"
-    shutil.copytree(compared, out)
+def test_a_method_that_lacks_a_client_is_left_out_by_name(out: Path) -> None:
     clients = out / "runs" / "fedfv-seed0" / "clients.csv"
     header, *rows = clients.read_text().splitlines()
     kept = [row for row in rows if not row.startswith("2,client-3,")]
