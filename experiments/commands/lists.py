@@ -173,11 +173,8 @@ def show_recipes(recipes: Sequence["Recipe"]) -> None:
     show_table(Table("recipes", "", headings, cells, "runs: with the recipe's number of seeds"))
 
 
-def show_runs(runs: Sequence[Mapping[str, Any]], folder: Path, as_json: Any = None) -> None:
-    """Print the list of runs that `find_runs` returns, or as JSON what is given for it."""
-    if as_json is not None:
-        print(json.dumps(as_json, indent=2))
-        return
+def show_runs(runs: Sequence[Mapping[str, Any]], folder: Path) -> None:
+    """Print the list of runs that `find_runs` returns."""
     if not runs:
         console.print(f"there are no runs in {escape(str(folder))}", soft_wrap=True)
         return

@@ -39,14 +39,19 @@ def show(
         if figure is not None:
             raise SettingsError(f"--figure: {folder} is no run and no study: name one of those in it")
         runs = find_runs(folder)
-        show_runs(runs, folder, runs if as_json else None)
+        if as_json:
+            print(json.dumps(runs, indent=2))
+        else:
+            show_runs(runs, folder)
         return
     if study and study.kind == "compare" and (unfinished := study.unfinished(folder)):
         runs, whole = find_runs(folder), len(study.arms) * len(study.seeds)
-        listed = {"unfinished": [str(path.absolute()) for path in unfinished], "runs": runs}
-        show_runs(runs, folder, listed if as_json else None)
+        if as_json:
+            print(json.dumps({"unfinished": [str(path.absolute()) for path in unfinished], "runs": runs}, indent=2))
+            return
+        show_runs(runs, folder)
         done = f"{whole - len(unfinished)} of {whole} runs of this comparison are finished"
-        say(f"{done}: the same fairbloom compare continues", as_json)
+        say(f"{done}: the same fairbloom compare continues")
         return
     found = api.load(folder, trust=trust)
     show_result(found, as_json)

@@ -72,7 +72,8 @@ def spec_of(charts: Charts) -> VegaLite:
     for chart in charts.charts:
         part = {key: value for key, value in chart.spec.items() if key not in ("autosize", "params")}
         part |= {"width": 520} if len(charts.charts) == 1 else {"width": 190, "title": chart.title}
-        few, part["layer"] = len(chart.spec["data"]["values"]) <= MARKED_POINTS, []
+        few = len(chart.spec["data"]["values"]) <= MARKED_POINTS
+        part["layer"] = []
         for layer in chart.spec["layer"]:
             mark, encoding = layer["mark"], dict(layer["encoding"])
             if few and mark.get("opacity") == 0.0:
@@ -80,7 +81,8 @@ def spec_of(charts: Charts) -> VegaLite:
             for channel, look in looks.items():
                 if channel in encoding:
                     scale = {"domain": list(look), "range": list(look.values())}
-                    encoding[channel] |= {"scale": scale, "legend": {"orient": "bottom", "title": None, "columns": 3}}
+                    legend = {"orient": "bottom", "title": None, "columns": 3}
+                    encoding[channel] = {**encoding[channel], "scale": scale, "legend": legend}
             part["layer"].append({**layer, "mark": mark, "encoding": encoding})
         parts.append(part)
     whole = parts[0] if len(parts) == 1 else {"concat": parts}
