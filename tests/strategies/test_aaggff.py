@@ -18,14 +18,9 @@ def play(strategy: AAggFF, rounds: Sequence[Losses], known: Sequence[int] | None
     """Return c by client name in each round, for the losses of whoever takes part; `known` is N in each."""
     steps = []
     for t, losses in enumerate(rounds, start=1):
-        names = sorted(losses)
-        cohort = cohort_of(
-            np.eye(len(names)),
-            losses=[losses[name] for name in names],
-            names=names,
-            round=t,
-            roster=dict.fromkeys(client_names(known[t - 1] if known else 0), 0.0),
-        )
+        names, roster = sorted(losses), dict.fromkeys(client_names(known[t - 1] if known else 0), 0.0)
+        F = [losses[name] for name in names]
+        cohort = cohort_of(np.eye(len(names)), losses=F, names=names, round=t, roster=roster)
         c = strategy.weigh(cohort)
         assert strategy.remember(cohort, c, {}) == {}
         steps.append(dict(zip(names, c.tolist(), strict=True)))

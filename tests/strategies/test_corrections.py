@@ -11,7 +11,8 @@ from fairbloom.rounds.cohort import Kept
 from fairbloom.server.settings import Settings, SettingsError
 from fairbloom.strategies import SCAFFOLD, Ditto, FairStrategy, FedAvg, FedDyn, FedProx
 from tests.federation import QUIET, descend, follow, keeping, minimiser_of_means
-from tests.strategies.helpers import cohort_of
+
+from .helpers import client_names, cohort_of
 
 CONTROL = "control"
 
@@ -79,16 +80,15 @@ def test_the_sum_that_it_keeps_is_that_of_the_papers_steps(seed: int, m: int, un
     U, C, H = rng.normal(size=(m, 4)), rng.normal(size=4), rng.uniform(0.1, 2.0, m)
     H[idle % m] = 0.0 if idle else H[idle % m]
     n = rng.integers(1, 50, m).astype(np.float64)
-    names = [f"client-{k:03}" for k in range(m)]
+    names = client_names(m)
     roster = {**dict(zip(names, n, strict=True)), "client-absent": 7.0}
     weights = dict.fromkeys(roster, 1.0) if uniform else roster
     method = SCAFFOLD(weighting="uniform" if uniform else "examples", server_lr=0.7)
     memory = {Kept(CONTROL, 1): C}
     c = C / sum(weights.values())
-    cohort = cohort_of(
-        U, counts=n, weighting=method.weighting, memory=memory, round=2, steps=H, roster=roster,
-        sent={CONTROL: 1.0 / sum(weights.values())},
-    )  # fmt: skip
+    sent = {CONTROL: 1.0 / sum(weights.values())}
+    told: dict[str, Any] = {"counts": n, "weighting": method.weighting, "steps": H, "roster": roster}
+    cohort = cohort_of(U, memory=memory, round=2, sent=sent, **told)
     rows = np.vstack([U, C])
     coefficients = method.weigh(cohort)
     p = n / n.sum() if not uniform else np.full(m, 1.0 / m)
