@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from fairbloom.experiments.check import even as of_sides
+from fairbloom.experiments.check.subject import even_digits
 from fairbloom.tasks import TASKS, Examples, Setup, Splits, Task
 from fairbloom.tasks.task import AnyExamples
 
@@ -30,7 +30,7 @@ def few(setup: Setup) -> Task:
 
 def even(setup: Setup) -> Task:
     """The task of the checks of methods that compare groups, in float64, with at most 31 examples."""
-    return in_float64(of_sides.task(setup), 31)
+    return in_float64(even_digits(setup), 31)
 
 
 def digits(setup: Setup) -> Task:
