@@ -23,10 +23,10 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.0f} h"
 
 
-def first_names(names: Iterable[str], most: int = 10) -> str:
-    """Return names with commas: the first ones, and how many more there are."""
-    first, rest = (every := list(names))[:most], len(every) - most
-    return ", ".join(first) + (f" and {rest} more" if rest > 0 else "")
+def first_names(names: Iterable[str]) -> str:
+    """Return names with commas: the first ten, and how many more there are."""
+    every = list(names)
+    return ", ".join(every[:10]) + (f" and {len(every) - 10} more" if len(every) > 10 else "")
 
 
 def load_app(app: str, kind: type[App], of: str) -> App:

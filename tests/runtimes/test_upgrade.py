@@ -3,7 +3,7 @@
 The order is that of docs/deployment.md.
 """
 
-import json
+import os
 import subprocess
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
@@ -45,6 +45,7 @@ class Mixed(Deployment):
 
     def use(self, chosen: str) -> None:
         self.scripts = self._installed[chosen]
+        self.environment["PATH"] = f"{self.scripts}{os.pathsep}{os.environ['PATH']}"
 
     def serve(self, chosen: str) -> None:
         """Start the server in this version, after the one before where there is one."""
@@ -63,10 +64,7 @@ class Mixed(Deployment):
 
     def begin(self, out: Path, **settings: object) -> subprocess.Popen[bytes]:
         """Submit the Fairbloom that is installed, not this checkout."""
-        config = {**SETTINGS, "out": str(out), **settings}
-        words = [word for key, value in config.items() for word in ("--set", f"{key}={json.dumps(value)}")]
-        self.submitted = self.start("fairbloom", "deploy", "submit", *words)
-        return self.submitted
+        return self.submitting({**SETTINGS, "out": str(out), **settings})
 
 
 @pytest.fixture(scope="module")

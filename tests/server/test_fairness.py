@@ -49,15 +49,13 @@ def test_the_measures_of_four_clients_by_hand() -> None:
     assert [*found] == [*expected]
 
 
-@pytest.mark.parametrize(
-    ("clients", "percent", "counted"),
-    [(35, 20, 7), (100, 5, 5), (100, 30, 30), (21, 5, 2), (20, 5, 1), (10, 30, 3), (3, 5, 1), (11, 10, 2), (1, 30, 1)],
-)
-def test_a_share_of_the_clients_is_counted_exactly(clients: int, percent: int, counted: int) -> None:
-    numbers = [float(2**i % 101 + i) for i in range(clients)]
-    measures, ascending = summarize(named(numbers)), sorted(numbers)
-    assert measures[f"worst_{percent}"] == pytest.approx(sum(ascending[:counted]) / counted)
-    assert measures[f"best_{percent}"] == pytest.approx(sum(ascending[-counted:]) / counted)
+def test_a_share_of_the_clients_is_counted_exactly() -> None:
+    exact = [(35, 20, 7), (100, 5, 5), (100, 30, 30), (21, 5, 2), (20, 5, 1), (10, 30, 3), (3, 5, 1), (11, 10, 2)]
+    for clients, percent, counted in (*exact, (1, 30, 1)):
+        numbers = [float(2**i % 101 + i) for i in range(clients)]
+        measures, ascending = summarize(named(numbers)), sorted(numbers)
+        assert measures[f"worst_{percent}"] == pytest.approx(sum(ascending[:counted]) / counted), (clients, percent)
+        assert measures[f"best_{percent}"] == pytest.approx(sum(ascending[-counted:]) / counted), (clients, percent)
 
 
 def test_all_zeros_are_even() -> None:
@@ -137,21 +135,15 @@ def test_a_value_that_vanishes_beside_the_others_adds_nothing() -> None:
 # Errors -------------------------------------------------------------------------------------------------------------
 
 
-def test_no_client_is_an_error() -> None:
+def test_what_cannot_be_measured_is_an_error_that_names_the_clients() -> None:
     with pytest.raises(ValueError, match="no client"):
         summarize({})
     with pytest.raises(ValueError, match="no client"):
         percent_improved({}, {})
-
-
-def test_a_value_that_is_not_finite_is_an_error_that_names_the_client() -> None:
     for value in (math.nan, math.inf, -math.inf):
         with pytest.raises(ValueError, match=rf"client clinic-b is {value}"):
             summarize({"clinic-a": 1.0, "clinic-b": value})
-
-
-def test_other_clients_are_an_error_that_names_them() -> None:
-    with pytest.raises(ValueError, match="only one has b, c"):
+    with pytest.raises(ValueError, match="b, c"):
         percent_improved({"a": 1.0, "b": 1.0}, {"a": 1.0, "c": 1.0})
 
 

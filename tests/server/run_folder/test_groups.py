@@ -28,6 +28,8 @@ from tests.simulation.helpers import StoppedError, checkpoints_every, stop_after
 from tests.tasks.tables import grouped, inferred
 from tests.tasks.test_groups import patients
 
+from .test_recorder import a_round
+
 PLAIN: dict[str, Any] = {
     "task": "csv",
     "num-rounds": 3,
@@ -168,19 +170,7 @@ def test_groups_of_validation_examples_are_the_same_from_stacked_clients(
 
 def finished_with(**report: Any) -> Round:
     report = {"num-examples": 50, "accuracy": 0.5} | {f"{key}]": value for key, value in report.items()}
-    return Round(
-        number=2,
-        participants=("a",),
-        refused={},
-        missing=(),
-        coefficients={},
-        arrays={},
-        metrics={},
-        train_metrics={},
-        evaluations={"a": report},
-        bytes_sent=0,
-        bytes_received=0,
-    )
+    return a_round(2, evaluations={"a": report})
 
 
 HONEST = {"count[sex:F": 20, "accuracy[sex:F": 0.5, "positives[sex:F": 10, "true-positive-rate[sex:F": 0.25}
