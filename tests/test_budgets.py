@@ -25,7 +25,7 @@ ROOMS: Mapping[str, int] = {
     "experiments/studies": 1_032,
     "prediction": 924,
     "protocol": 1_446,
-    "rounds": 4_509,
+    "rounds": 4_500,
     "server": 1_332,
     "server/run_folder": 1_858,
     "simulation": 1_265,
@@ -37,7 +37,7 @@ ROOMS: Mapping[str, int] = {
 }
 """The most lines of Python in each package and subpackage that is larger than SMALL_ROOM."""
 
-PACKAGES, TESTS = 41_795, 47_545
+PACKAGES, TESTS = 40_805, 45_954
 """The most lines of Python in all packages, and in the tests."""
 
 DOCS_WORDS, DEPENDENCIES = 29_977, 15
