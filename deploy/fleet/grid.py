@@ -78,8 +78,8 @@ class RunGrid(Grid):
         """Send messages; return their ids, "" for one whose device is not enrolled."""
         messages = list(messages)
         contents = serialize_once([message.content for message in messages])
-        digests = [hashlib.sha256(content).hexdigest() for content in contents]
-        for content in dict(zip(digests, contents, strict=True)).values():
+        digests = {content: hashlib.sha256(content).hexdigest() for content in dict.fromkeys(contents)}
+        for content in digests:
             said = False
             while (fault := self._call("store", content)) is not None:  # its disk has no room
                 if not said:
@@ -93,11 +93,11 @@ class RunGrid(Grid):
             if sent.metadata.created_at + sent.metadata.ttl < now:
                 del self._sent[id]
         addresses = list[Address]()
-        for message, digest in zip(messages, digests, strict=True):
+        for message, content in zip(messages, contents, strict=True):
             name = names.get(message.metadata.dst_node_id)
             set_message_id(message, "")
             if name is not None:
-                addresses.append(self._address(message, name, digest))
+                addresses.append(self._address(message, name, digests[content]))
                 set_message_id(message, addresses[-1].id)
                 self._sent[addresses[-1].id] = without_content(message)
         self._call("send", addresses)

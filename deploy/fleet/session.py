@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fairbloom.logs import log
 from fairbloom.protocol.version import PROTOCOL
-from fairbloom.system.files import make_folder, write_private
+from fairbloom.system.files import make_folder, whole_file, write_private
 
 from .app_process import Answer, Task
 from .calls import Calls, Received
@@ -24,7 +24,6 @@ CONNECTED = "connected as client"
 
 IDLE_SECONDS = 60.0
 """A worker that has had nothing to do for so long is ended."""
-
 
 MOST_RUNS = 5
 """How many runs have the state of their app kept: the last ones."""
@@ -70,7 +69,8 @@ class KeptReply:
 
 def _write_sealed(file: Path, content: bytes) -> None:
     """Write content after its SHA-256."""
-    write_private(file, hashlib.sha256(content).digest() + content)
+    with whole_file(file, 0o600) as opened:
+        opened.writelines([hashlib.sha256(content).digest(), content])  # not joined: a reply may be large
 
 
 def _read_sealed(file: Path, loss: str) -> bytes:
