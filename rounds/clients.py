@@ -17,7 +17,6 @@ from .updates import FloatArray, Layout, Model, Updates, Vectors
 Reports = dict[str, dict[str, float]]
 """What each client reports, by its name, in the order of names: finite numbers by the metric's name on the wire."""
 
-
 NOTHING: Mapping[str, Model] = MappingProxyType({})
 """Only the model is sent, and no vectors."""
 

@@ -107,7 +107,9 @@ class Vectors:
         row = place
         for block in self.blocks:
             if row < len(block):
-                return Vectors((block[row : row + 1],), self.extreme)
+                return Vectors(
+                    (block.only(row) if isinstance(block, Borrowed) else block[row : row + 1],), self.extreme
+                )
             row -= len(block)
         raise IndexError(place)
 
@@ -301,9 +303,9 @@ class Layout:
 class Borrowed:
     """Updates of models that stay where they are: w − w_k is computed where it is read, and none is stored."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, models: Sequence[list[NDArray[Any]]] = ()) -> None:
         self._layout = layout
-        self._models: list[list[NDArray[Any]]] = []
+        self._models = [*models]
         self._pieces: dict[int, list[tuple[int, NDArray[Any], slice, slice]]] = {}
 
     def __len__(self) -> int:
@@ -320,22 +322,19 @@ class Borrowed:
         """The updates' dtype."""
         return self._layout.dtype
 
-    def __getitem__(self, rows: slice | int) -> NDArray[Any]:
-        """Return these updates as a matrix of its own, shape (some, d); by a number, that one, shape (d,)."""
-        if isinstance(rows, int):
-            (row,) = self[rows : rows + 1]
-            return np.asarray(row)
-        matrix = np.empty((len(range(*rows.indices(len(self)))), self._layout.size), self.dtype)
+    def __getitem__(self, row: int) -> NDArray[Any]:
+        """Return a copy of one update, shape (d,)."""
+        one, copied = self.only(row), np.empty((1, self._layout.size), self.dtype)
         for place in places(self._layout.size):
-            self.read(place, matrix[:, place], rows)
-        return matrix
+            one.read(place, copied[:, place])
+        return np.asarray(copied[0])
 
-    def read(self, place: slice, out: NDArray[Any], rows: slice = slice(None)) -> None:
-        """Compute the columns `place`, one of those CHUNK_COLUMNS wide, of some rows into `out`."""
+    def read(self, place: slice, out: NDArray[Any]) -> None:
+        """Compute the columns `place`, one of those CHUNK_COLUMNS wide, into `out`, shape (m, columns)."""
         pieces = self._pieces.setdefault(place.start, []) or self._cut(place)
         rounded = None if out.dtype == self.dtype else np.empty(place.stop - place.start, self.dtype)
         with np.errstate(over="ignore", invalid="ignore"):
-            for model, row in zip(self._models[rows], out, strict=True):
+            for model, row in zip(self._models, out, strict=True):
                 target = row if rounded is None else rounded
                 for array, received, where, to in pieces:
                     np.subtract(received, model[array][where], out=target[to], casting="same_kind")
@@ -362,6 +361,10 @@ class Borrowed:
     def keep(self, rows: Sequence[int]) -> None:
         """Leave out all but these rows."""
         self._models = [self._models[k] for k in rows]
+
+    def only(self, row: int) -> Borrowed:
+        """Return one of these updates, whose model stays where it is."""
+        return Borrowed(self._layout, [self._models[row]])
 
 
 class Updates:
@@ -685,10 +688,10 @@ def total(
 def combine(coefficients: FloatArray, vectors: Vectors) -> Vectors:
     """Return Σ_k c_k u_k as one new vector; where one coefficient is 1 and the others 0, to the bit that one.
 
-    That one stays where it is if it lies in a file, since there may be no memory for it.
+    That one stays where it is if it is borrowed, or lies in a file, since there may be no memory for it.
     """
     (used,) = coefficients.nonzero()
     if len(used) == 1 and coefficients[used[0]] == 1.0:
         (row,) = vectors[int(used[0])].blocks
-        return Vectors((row if isinstance(row, np.memmap) else np.array(row),), vectors.extreme)
+        return Vectors((row if isinstance(row, np.memmap | Borrowed) else np.array(row),), vectors.extreme)
     return Vectors.of(total(coefficients, vectors, vectors.blocks[0].dtype), extreme=vectors.extreme)

@@ -99,10 +99,8 @@ def words_of(settings: Mapping[str, Any]) -> list[str]:
     return [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
 
 
-def test_both_are_run_from_the_directory_that_they_lie_in(here: Path) -> None:
-    run, given = here / "a", SETTINGS | OURS | {"worsthalf.share": 0.25}
-    done = fairbloom(here, "run", *words_of(given), "--out", "a")
-    assert (done.returncode, done.stderr) == (0, "")
+def assert_it_is_theirs(run: Path) -> None:
+    """Assert that a run has their task, their method and their share of 0.25."""
     assert load_file(run / "model.safetensors")["weight"].shape == (1, 1)
     there = tomllib.loads((run / "config.toml").read_text())
     assert {key: there[key] for key in OURS} == OURS
@@ -113,6 +111,12 @@ def test_both_are_run_from_the_directory_that_they_lie_in(here: Path) -> None:
     errors = [float(row["test_mae_of_global_model"]) for row in rows[-CLIENTS:]]
     assert float(last["test_mae_of_global_model_worst"]) == max(errors)
     assert float(last["test_mae_of_global_model_best"]) == min(errors)
+
+
+def test_both_are_run_from_the_directory_that_they_lie_in(here: Path) -> None:
+    done = fairbloom(here, "run", *words_of(SETTINGS | OURS | {"worsthalf.share": 0.25}), "--out", "a")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert_it_is_theirs(here / "a")
 
 
 def test_what_is_wrong_is_said_in_one_line_and_nothing_is_written(here: Path) -> None:

@@ -46,8 +46,8 @@ where calls are saved."""
 BYTES = {"logistic": 100 * (4 * 650 + 2 * 128), "mlp": 10 * (4 * 199_210 + 6 * 128)}
 """What a round sends, and receives, by workload: the clients' models, and the header of each of their arrays."""
 
-PASSES = {"fedavg": 2, "fedmgda": 2, "fedfv": 3}
-"""How often all updates of large models are read: to screen and multiply them, for the step, and to keep copies."""
+PASSES = dict.fromkeys(("fedavg", "fedmgda", "fedfv"), 2)
+"""How often all updates of large models are read: to screen and multiply them, and for the step."""
 
 
 def is_ours(file: str) -> bool:
