@@ -35,7 +35,6 @@ def cohort_of(
     The cohort raises NoStepError when it is asked for inner products that are not finite: no method can weigh by them.
     """
     updates, counts = trained.updates, trained.column(method.weighted_by_key)
-    size = len(counts)
     names, kept = trained.names, recalled_rows(method, trained, server_round)
     if method.progress.moments is not None:
         check_row(method, "a server momentum", method.progress.moments.first.size, updates.layout)
@@ -56,7 +55,7 @@ def cohort_of(
         names=names,
         online=tuple(online),
         counts=counts,
-        prior=counts / counts.sum() if method.weighting == "examples" else np.full(size, 1.0 / size),
+        prior=counts / counts.sum() if method.weighting == "examples" else np.full(len(counts), 1.0 / len(counts)),
         draws=np.array([draws[name] for name in trained.names], np.float64),
         metrics=Needed(type(method).__name__, {metric: trained.column(metric) for metric in method.needs}),
         memory=tuple(kept),

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from fairbloom.system.processors import processors_here
 
 FloatArray = NDArray[np.float64]
-
 T = TypeVar("T")
 
 Model = Mapping[str, NDArray[Any]]

@@ -49,7 +49,6 @@ METHODS: dict[str, type[FairStrategy]] = {
 }
 """Every method by its name on the command line; FromTorchJD adds TorchJD's."""
 
-
 PUBLISHED: Mapping[str, tuple[str, ...]] = {
     "fedavg": ("FedAvg", "Federated Averaging"),
     "fedavgn": ("FedAvg-n",),

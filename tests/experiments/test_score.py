@@ -27,7 +27,6 @@ from .helpers import compared_by_hand
 LOSS = "test_loss_of_global_model"
 ACCURACY = "test_accuracy_of_global_model"
 
-
 GIVEN = {"csv.target": "y", "device": "cpu"}
 
 

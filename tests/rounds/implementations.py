@@ -141,7 +141,7 @@ def rows_of(updates: Updates | None) -> tuple[bytes, ...]:
     """Return every row to the bit, in the order of names."""
     if updates is None:
         return ()
-    return tuple(row.tobytes() for block in updates.vectors.blocks for row in block[:])
+    return tuple(row.tobytes() for block in updates.vectors.blocks for row in np.asarray(block))
 
 
 def watch(clients: Clients) -> list[tuple[str, dict[str, Any]]]:

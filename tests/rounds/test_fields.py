@@ -195,7 +195,6 @@ CASES: Mapping[str, Case] = {
 ONE_BY_ONE = {"time_budget": "time-budget = 1e-09", "draws": "it draws, as dropout does"}
 """The fields of the work that stacked clients leave to one after the other, and what the log says of it."""
 
-
 EXPECTED = "local"
 
 
@@ -336,7 +335,7 @@ def test_a_case_changes_the_numbers(engines: Engines) -> None:
 
 def test_an_updates_norm_is_that_of_the_reply(engines: Engines) -> None:
     trained, _ = of_a_round(engines.of(EXPECTED, OF_THE_METRICS["update-norm"]), OF_THE_METRICS["update-norm"])
-    expected = np.linalg.norm(trained.updates.vectors.blocks[0][:], axis=1)
+    expected = np.linalg.norm(np.asarray(trained.updates.vectors.blocks[0]), axis=1)
     assert [report["update-norm"] for report in trained.metrics.values()] == pytest.approx(list(expected), rel=1e-12)
 
 

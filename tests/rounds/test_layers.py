@@ -46,7 +46,7 @@ def models(draw: st.DrawFn) -> tuple[Layout, list[dict[str, np.ndarray]], np.ran
 def fragments(stored: Updates) -> list[FloatArray]:
     """The updates in float64, one matrix of shape (m, size) for each array."""
     vectors = stored.vectors
-    whole = np.vstack([block[:] for block in vectors.blocks]).astype(np.float64)
+    whole = np.vstack([np.asarray(block) for block in vectors.blocks]).astype(np.float64)
     return [whole[:, place] for _, place in stored.layout.slices]
 
 

@@ -22,7 +22,6 @@ MEASURED = {
 }
 """What the clients are asked to measure; nothing for the other methods."""
 
-
 TERMS: dict[str, Callable[..., dict[str, Any]]] = {
     "fedprox": lambda mu: {"proximal-mu": mu},
     "mgdaprox": lambda mu, **_: {"proximal-mu": mu} if mu > 0 else {},

@@ -63,7 +63,7 @@ def contents(stored: Updates) -> list[Any]:
         except ValueError as reason:
             steps.append({"reason": np.array(str(reason))})
     after = [{name: (str(array.dtype), array.tobytes()) for name, array in model.items()} for model in steps]
-    return [vectors.blocks[0][:].tobytes(), vectors.extreme, after]
+    return [np.asarray(vectors.blocks[0]).tobytes(), vectors.extreme, after]
 
 
 def drawn(seed: int, m: int, odd: float, dtypes: tuple[str, str]) -> tuple[Layout, list[dict[str, np.ndarray]]]:
@@ -125,7 +125,7 @@ def test_models_in_a_matrix_have_the_bits_of_borrowed_ones(
         for k in range(len(b)):
             one_hot = np.arange(len(b)) == k
             ours, theirs = (combine(one_hot * 1.0, each).blocks[0] for each in (a, b))
-            assert ours[:].tobytes() == theirs[:].tobytes()
+            assert np.asarray(ours).tobytes() == np.asarray(theirs).tobytes()
 
 
 def small(count: int) -> tuple[Layout, list[dict[str, np.ndarray]]]:

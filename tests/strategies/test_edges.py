@@ -264,7 +264,6 @@ def test_fedfvs_random_order_is_by_seed_and_round_alone() -> None:
 
 COUNTS = ("positives-0", "positives-1", "hits-0", "hits-1")
 
-
 ROWS = [(40, 40, 0, 20), (40, 40, 12, 16), (20, 20, 8, 4)]
 
 
