@@ -1,7 +1,8 @@
 """Aggregation: each method's server side against the weighted sum of FedAvg, ours and Flower's, on the same replies.
 
-Prints the time of `aggregate_train` (screening, flattening, weights, step) and the peak of the memory that it adds, in
-units of the updates: m · d numbers in the model's dtype. All sides are measured in this one run.
+Prints the time of `aggregate_train` (screening, flattening, weights, step) and the peak of the
+memory that it adds, in units of the updates: m · d numbers in the model's dtype. All sides are
+measured in this one run.
 """
 
 import gc
@@ -10,7 +11,15 @@ import tracemalloc
 from collections.abc import Iterable, Iterator
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.app.error import Error
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from flwr.serverapp.strategy import Strategy
@@ -42,7 +51,9 @@ class Replies(InProcessGrid):
         self.model = record(model)
         self.contents = [reply(model, random) for _ in range(m)]
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
         """Reply at once; who asks for a name gets an error, so that clients are named by node id."""
         replies = []
         for number, message in enumerate(messages):
@@ -56,7 +67,8 @@ class Replies(InProcessGrid):
 
 def answer(content: RecordDict, message: Message) -> RecordDict:
     """Return a client's reply with what the message asks for: the round of its state, and a second model."""
-    config, (metrics,) = message.content.config_records["config"], content.metric_records.values()
+    config = message.content.config_records["config"]
+    (metrics,) = content.metric_records.values()
     state = MetricRecord({**metrics, STATE_ROUND: int(str(config.get(STATE_ROUND, 0)))})
     second = {ARRAYS_DISPARITY: content["arrays"]} if "disparity" in config else {}
     return RecordDict({**content, "metrics": state, **second})
@@ -69,7 +81,10 @@ def record(model: dict[str, np.ndarray]) -> ArrayRecord:
 
 def reply(model: dict[str, np.ndarray], random: np.random.Generator) -> RecordDict:
     """Return a client's reply with all metrics that any method needs, on whatever terms."""
-    after = {name: w - np.float32(0.01) * random.standard_normal(w.shape, np.float32) for name, w in model.items()}
+    after = {
+        name: w - np.float32(0.01) * random.standard_normal(w.shape, np.float32)
+        for name, w in model.items()
+    }
     metrics = {
         "num-examples": int(random.integers(10, 100)),
         "loss-before": float(random.uniform(0.5, 2.0)),
@@ -105,9 +120,14 @@ def measure(strategy: Strategy, grid: Replies, repeats: int) -> tuple[float, flo
 
 def rows_of(m: int, d: int, repeats: int) -> Iterator[Row]:
     """Yield what an aggregation costs, Flower's FedAvg first."""
-    grid, ours = Replies(m, d), 0.0
+    grid = Replies(m, d)
+    ours = 0.0
     flower, memory = measure(FlowerFedAvg(min_train_nodes=m, min_available_nodes=m), grid, repeats)
-    yield {"method": "Flower's FedAvg", "seconds": f"{flower:.4f}", "memory, × updates": f"{memory:.2f}"}
+    yield {
+        "method": "Flower's FedAvg",
+        "seconds": f"{flower:.4f}",
+        "memory, × updates": f"{memory:.2f}",
+    }
     for name, method in METHODS.items():
         if name not in LEFT_OUT:
             strategy = Settings.of({"method": name, "fraction": 1.0}).strategy()
@@ -125,7 +145,9 @@ def rows_of(m: int, d: int, repeats: int) -> Iterator[Row]:
 def main() -> None:
     """Measure all methods at all sizes that fit into memory, and print a table each."""
     parser = parser_of(__doc__)
-    parser.add_argument("--gigabytes", type=float, default=10.0, help="leave out sizes that need more")
+    parser.add_argument(
+        "--gigabytes", type=float, default=10.0, help="leave out sizes that need more"
+    )
     parser.add_argument("--repeats", type=int, default=8)
     chosen = parser.parse_args()
     print_machine()

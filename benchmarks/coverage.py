@@ -1,9 +1,10 @@
 """Do intervals hold what they promise? Coverage on made data with a known truth, and claims where nothing differs.
 
-Prints how often the 95 % interval of a mean difference holds the true one, for several shapes of differences and
-numbers of seeds; the same for seeds that split the examples of the same clients, with and without the correction for
-it, and for seeds that deal a data set to clients; and how often the verdict on five methods claims something where
-nothing differs, and finds a difference where there is one.
+Prints how often the 95 % interval of a mean difference holds the true one, for several shapes of
+differences and numbers of seeds; the same for seeds that split the examples of the same clients,
+with and without the correction for it, and for seeds that deal a data set to clients; and how often
+the verdict on five methods claims something where nothing differs, and finds a difference where
+there is one.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -24,24 +25,27 @@ Draw = Callable[[np.random.Generator, tuple[int, int]], Floats]
 """Draws differences of the shape (trials, seeds)."""
 
 SEEDS = (3, 5, 10, 20)
-CLIENTS, TESTED = 20, 50
+CLIENTS = 20
+TESTED = 50
 """Number of clients of a made federation, and of test examples of each."""
 
-# Shapes of differences ------------------------------------------------------------------------------------------------
+# Shapes of differences ----------------------------------------------------------------------------
 
 
 def made_federation(measure: Callable[[Floats], Floats]) -> Draw:
     """Return what draws the difference of a measure over made clients between a method and the baseline.
 
-    The method raises the chance of a right answer by up to 8 points, the more the worse a client is served. Clients
-    vary by the seed, alike under both methods; the answers to each of the test examples are drawn.
+    The method raises the chance of a right answer by up to 8 points, the more the worse a client is
+    served. Clients vary by the seed, alike under both methods; the answers to each of the test
+    examples are drawn.
     """
 
     def draw(rng: np.random.Generator, shape: tuple[int, int]) -> Floats:
         chance = np.linspace(0.55, 0.95, CLIENTS) + rng.normal(0.0, 0.05, (*shape, CLIENTS))
         gained = np.linspace(0.08, 0.0, CLIENTS)
         base, fair = (
-            100.0 * rng.binomial(TESTED, np.clip(each, 0.02, 0.98)) / TESTED for each in (chance, chance + gained)
+            100.0 * rng.binomial(TESTED, np.clip(each, 0.02, 0.98)) / TESTED
+            for each in (chance, chance + gained)
         )
         return measure(fair) - measure(base)
 
@@ -57,8 +61,12 @@ SHAPES: Mapping[str, Draw] = {
     "normal": lambda rng, shape: rng.normal(1.0, 1.0, shape),
     "mean of 20 clients": made_federation(lambda values: values.mean(axis=-1)),
     "worst of 20 clients": made_federation(lambda values: values.min(axis=-1)),
-    "worst 10 % of 20 clients": made_federation(lambda values: np.sort(values, axis=-1)[..., :2].mean(axis=-1)),
-    "lower quartile of 20 clients": made_federation(lambda values: np.quantile(values, 0.25, axis=-1)),
+    "worst 10 % of 20 clients": made_federation(
+        lambda values: np.sort(values, axis=-1)[..., :2].mean(axis=-1)
+    ),
+    "lower quartile of 20 clients": made_federation(
+        lambda values: np.quantile(values, 0.25, axis=-1)
+    ),
     "heavy tails (t, 3 degrees)": lambda rng, shape: rng.standard_t(3.0, shape),
     "skewed (exponential)": lambda rng, shape: rng.exponential(1.0, shape),
     "large with one seed in five": rare_rescue,
@@ -77,7 +85,9 @@ def coverage_of_t(differences: Floats, truth: float, test_share: float = 0.0) ->
     Trials whose differences are all the same have no interval, and are not counted.
     """
     found = (difference_of(row.tolist(), test_share=test_share) for row in differences)
-    return float(np.mean([each.low <= truth <= each.high for each in found if not np.isnan(each.low)]))
+    return float(
+        np.mean([each.low <= truth <= each.high for each in found if not np.isnan(each.low)])
+    )
 
 
 def rows_of_shapes(trials: int) -> Iterator[Row]:
@@ -96,9 +106,11 @@ def in_percent(shares: Mapping[str, float]) -> Row:
     return {name: f"{100.0 * share:.1f}" for name, share in shares.items()}
 
 
-# Seeds that share data ------------------------------------------------------------------------------------------------
+# Seeds that share data ----------------------------------------------------------------------------
 
-INPUTS, CLASSES, TEST_SHARE = 5, 4, 0.2
+INPUTS = 5
+CLASSES = 4
+TEST_SHARE = 0.2
 SHARE = TEST_SHARE / (1.0 - TEST_SHARE)
 SIZES = (100, 80, 30, 50)
 """Of the clients that a seed does not deal."""
@@ -130,7 +142,10 @@ def deal_shards(rng: np.random.Generator, pool: Client, clients: int = 6) -> lis
     shards = np.array_split(order[np.argsort(labels[order], kind="stable")], 2 * clients)
     dealt = rng.permutation(2 * clients).reshape(clients, 2)
     rows = [np.concatenate([shards[place] for place in mine]) for mine in dealt]
-    kept = [mine[: max(10, int(len(mine) * rng.uniform(0.3, 1.0)))] for mine in map(rng.permutation, rows)]
+    kept = [
+        mine[: max(10, int(len(mine) * rng.uniform(0.3, 1.0)))]
+        for mine in map(rng.permutation, rows)
+    ]
     return [(inputs[mine], labels[mine]) for mine in kept]
 
 
@@ -152,21 +167,30 @@ SHARED: Mapping[str, Callable[[np.random.Generator], Callable[[], list[Client]]]
 def gains(rng: np.random.Generator, clients: list[Client]) -> tuple[float, float]:
     """Return by how much uniform weights serve the mean, and the worst, client better than weights by examples.
 
-    The rows of each client are split at random, each fits a linear model to its training rows, and the weighted mean of
-    these models is tested on the test rows of each.
+    The rows of each client are split at random, each fits a linear model to its training rows, and
+    the weighted mean of these models is tested on the test rows of each.
     """
-    models, examples, tests = [], [], []
+    models = []
+    examples = []
+    tests = []
     for inputs, labels in clients:
-        order, tested = rng.permutation(len(labels)), max(1, int(TEST_SHARE * len(labels)))
-        x, y = np.c_[inputs, np.ones(len(inputs))], np.eye(CLASSES)[labels]
-        train, test = order[tested:], order[:tested]
-        models.append(np.linalg.solve(x[train].T @ x[train] + np.eye(INPUTS + 1), x[train].T @ y[train]))
+        order = rng.permutation(len(labels))
+        tested = max(1, int(TEST_SHARE * len(labels)))
+        x = np.c_[inputs, np.ones(len(inputs))]
+        y = np.eye(CLASSES)[labels]
+        train = order[tested:]
+        test = order[:tested]
+        models.append(
+            np.linalg.solve(x[train].T @ x[train] + np.eye(INPUTS + 1), x[train].T @ y[train])
+        )
         examples.append(len(train))
         tests.append((x[test], labels[test]))
     found = []
     for weights in (np.array(examples) / sum(examples), np.full(len(models), 1.0 / len(models))):
         model = np.tensordot(weights, models, axes=1)
-        found.append(np.array([100.0 * ((x @ model).argmax(axis=1) == labels).mean() for x, labels in tests]))
+        found.append(
+            np.array([100.0 * ((x @ model).argmax(axis=1) == labels).mean() for x, labels in tests])
+        )
     base, fair = found
     return float(fair.mean() - base.mean()), float(fair.min() - base.min())
 
@@ -189,24 +213,32 @@ def rows_of_shared(trials: int) -> Iterator[Row]:
                     heading: coverage_of_t(every[:, :count], float(every.mean()), share)
                     for heading, share in (("t", 0.0), ("t, corrected", SHARE))
                 }
-                yield {"seeds share": name, "measure": measure, "seeds": count, **in_percent(shares)}
+                yield {
+                    "seeds share": name,
+                    "measure": measure,
+                    "seeds": count,
+                    **in_percent(shares),
+                }
 
 
-# The verdict ----------------------------------------------------------------------------------------------------------
+# The verdict --------------------------------------------------------------------------------------
 
 METHODS = ("FedAvg", "FedFV", "TERM", "DRFA", "AFL")
 
 
-def made_comparison(rng: np.random.Generator, seeds: int, *, gain: float = 0.0, equal: int = 0) -> Comparison:
+def made_comparison(
+    rng: np.random.Generator, seeds: int, *, gain: float = 0.0, equal: int = 0
+) -> Comparison:
     """Return a comparison of five methods over four clients, each of which is tested on fifty examples.
 
-    Clients vary by the seed, alike under all methods; the answers to each of the test examples are drawn. FedFV is
-    better than FedAvg by `gain` points for every client, and `equal` of the others have FedAvg's scores, as Ditto's
-    global model does.
+    Clients vary by the seed, alike under all methods; the answers to each of the test examples are
+    drawn. FedFV is better than FedAvg by `gain` points for every client, and `equal` of the others
+    have FedAvg's scores, as Ditto's global model does.
     """
     chance = np.linspace(0.6, 0.9, 4) + rng.normal(0.0, 0.05, (seeds, 4))
     drawn: dict[str, Floats] = {
-        method: 100.0 * rng.binomial(TESTED, np.clip(chance, 0.02, 0.98)) / TESTED for method in METHODS
+        method: 100.0 * rng.binomial(TESTED, np.clip(chance, 0.02, 0.98)) / TESTED
+        for method in METHODS
     }
     drawn["FedFV"] = drawn["FedFV"] + gain
     drawn |= dict.fromkeys(METHODS[2 : 2 + equal], drawn["FedAvg"])
@@ -226,37 +258,49 @@ def two_deviations(rng: np.random.Generator) -> float:
 def finds(comparison: Comparison) -> bool:
     """Return whether the verdict claims by the worst client that FedFV is better than FedAvg."""
     claims = comparison.verdict.claims
-    return any((each.method, each.measure) == ("FedFV", WORST) and each.gain > 0.0 for each in claims)
+    return any(
+        (each.method, each.measure) == ("FedFV", WORST) and each.gain > 0.0 for each in claims
+    )
 
 
 def rows_of_verdicts(trials: int) -> Iterator[Row]:
     """Yield how often the verdict claims something in null comparisons, and finds a gain of two deviations, in %.
 
-    The last two columns are its power with none and with two of the four other methods equal to FedAvg to the bit.
+    The last two columns are its power with none and with two of the four other methods equal to
+    FedAvg to the bit.
     """
     rng = np.random.default_rng(0)
     gain = two_deviations(rng)
     for count in (5, 10):
         null = [bool(made_comparison(rng, count).verdict.claims) for _ in range(trials)]
         found = [
-            [finds(made_comparison(rng, count, gain=gain, equal=equal)) for _ in range(trials)] for equal in (0, 2)
+            [finds(made_comparison(rng, count, gain=gain, equal=equal)) for _ in range(trials)]
+            for equal in (0, 2)
         ]
         names = ("claims where nothing differs", "finds the gain", "…, two others equal to FedAvg")
-        shares = {name: float(np.mean(each)) for name, each in zip(names, (null, *found), strict=True)}
+        shares = {
+            name: float(np.mean(each)) for name, each in zip(names, (null, *found), strict=True)
+        }
         yield {"seeds": count, "trials": trials, **in_percent(shares)}
 
 
 def main() -> None:
     """Print the tables."""
     parser = parser_of(__doc__)
-    parser.add_argument("--trials", type=int, default=2000, help="trials of each kind of made differences")
+    parser.add_argument(
+        "--trials", type=int, default=2000, help="trials of each kind of made differences"
+    )
     parser.add_argument("--shared", type=int, default=600, help="trials of seeds that share data")
-    parser.add_argument("--verdicts", type=int, default=2000, help="trials of comparisons of five methods")
+    parser.add_argument(
+        "--verdicts", type=int, default=2000, help="trials of comparisons of five methods"
+    )
     chosen = parser.parse_args()
     shared = "Coverage of 95 % intervals where seeds share data, %"
     print_table("Coverage of 95 % intervals, %", rows_of_shapes(chosen.trials), as_csv=chosen.csv)
     print_table(shared, rows_of_shared(chosen.shared), as_csv=chosen.csv)
-    print_table("The verdict on five methods, %", rows_of_verdicts(chosen.verdicts), as_csv=chosen.csv)
+    print_table(
+        "The verdict on five methods, %", rows_of_verdicts(chosen.verdicts), as_csv=chosen.csv
+    )
 
 
 if __name__ == "__main__":

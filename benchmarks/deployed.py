@@ -1,7 +1,7 @@
 """A deployed round of warm clients over mutual TLS, on loopback.
 
-CPU-seconds a round and memory (PSS: shared pages counted once) stand beside the seconds. The load of the machine at the
-start is printed: other work on the same cores counts.
+CPU-seconds a round and memory (PSS: shared pages counted once) stand beside the seconds. The load
+of the machine at the start is printed: other work on the same cores counts.
 """
 
 import contextlib
@@ -33,7 +33,9 @@ def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=11)
-    parser.add_argument("--floats", type=int, help="send a model of so many floats to and fro instead")
+    parser.add_argument(
+        "--floats", type=int, help="send a model of so many floats to and fro instead"
+    )
     chosen = parser.parse_args()
     print_machine()
     model = f"{chosen.floats / 1e6:.1f} M floats" if chosen.floats else "logistic 64-10"
@@ -56,15 +58,23 @@ def main() -> None:
             for what, every in (("train", 0), ("train + evaluate", 1)):
                 out = Path(scratch, f"out-{every}")
                 run = there.submitting({**plain, "evaluate-every": every, "out": str(out)})
-                rows.append({"a round": what, **measure(there, run, lambda out=out: seconds_of_run(out))})
+                rows.append(
+                    {"a round": what, **measure(there, run, lambda out=out: seconds_of_run(out))}
+                )
     print_table(f"{chosen.clients} clients, {model}, mutual TLS", rows, as_csv=chosen.csv)
 
 
-def measure(there: Deployment, run: subprocess.Popen[bytes], finished: Callable[[], list[float]]) -> Row:
-    """Watch a run until it ends, and return what a round of it took; `finished` returns the seconds of its rounds."""
+def measure(
+    there: Deployment, run: subprocess.Popen[bytes], finished: Callable[[], list[float]]
+) -> Row:
+    """Watch a run until it ends, and return what a round of it took.
+
+    `finished` returns the seconds of its rounds.
+    """
     cpu: list[tuple[float, ...]] = []
     memory: list[tuple[float, ...]] = []
-    looked, over = 0.0, False
+    looked = 0.0
+    over = False
     while not over:
         over = run.poll() is not None  # and then looks once more
         if time.monotonic() - looked > MEMORY_SECONDS:
@@ -76,7 +86,10 @@ def measure(there: Deployment, run: subprocess.Popen[bytes], finished: Callable[
         time.sleep(0.2)
     there.wait_for_end(run)
     # Round 1 loads data and libraries; the last round of a run that only trains evaluates.
-    clients, server = (f"{(last - first) / (len(cpu) - 3):.2f}" for first, last in zip(cpu[1], cpu[-2], strict=True))
+    clients, server = (
+        f"{(last - first) / (len(cpu) - 3):.2f}"
+        for first, last in zip(cpu[1], cpu[-2], strict=True)
+    )
     most = [f"{max(each):.0f}" for each in zip(*memory, strict=True)]
     return {
         "seconds": f"{statistics.median(finished()[1:-1]):.2f}",
@@ -89,7 +102,10 @@ def measure(there: Deployment, run: subprocess.Popen[bytes], finished: Callable[
 
 
 def seconds_of_run(out: Path) -> list[float]:
-    """Return how long each finished round of a run took; RuntimeError where a reply is missing or refused."""
+    """Return how long each finished round of a run took.
+
+    RuntimeError where a reply is missing or refused.
+    """
     rows = rounds(out)
     if any(row["missing"] or row["refused"] for row in rows):
         raise RuntimeError("replies are missing or refused")
@@ -105,7 +121,11 @@ def seconds_of_app(out: Path) -> list[float]:
 
 def families(there: Deployment) -> tuple[list[int], list[int]]:
     """Return the processes of all clients, and those of the server."""
-    clients = [pid for process in there.clients.values() for pid in (process.pid, *there.offspring(process))]
+    clients = [
+        pid
+        for process in there.clients.values()
+        for pid in (process.pid, *there.offspring(process))
+    ]
     return clients, [there.server.pid, *there.offspring(there.server)]
 
 

@@ -1,9 +1,10 @@
 """The engines against each other, against a plain PyTorch loop and, with --ray, against Flower's Ray simulation.
 
-A round's seconds are those of a whole run from its first row to its end: records, checkpoints and the evaluation of all
-clients after the last round included. All sides are measured in turn, again and again, in this one process; the plain
-loop has PyTorch's own number of threads. A ratio is taken repeat by repeat: both sides then meet the same machine.
-`flwr run` has a node a client, each on one processor core; the 10 to 17 s in which Ray starts are left out.
+A round's seconds are those of a whole run from its first row to its end: records, checkpoints and
+the evaluation of all clients after the last round included. All sides are measured in turn, again
+and again, in this one process; the plain loop has PyTorch's own number of threads. A ratio is taken
+repeat by repeat: both sides then meet the same machine. `flwr run` has a node a client, each on one
+processor core; the 10 to 17 s in which Ray starts are left out.
 """
 
 import statistics
@@ -22,7 +23,8 @@ from .plain import plain_loop
 from .tables import Row, parser_of, print_machine, print_row, print_table
 from .workloads import WORKLOADS
 
-PLAIN, RAY = "plain", "ray"
+PLAIN = "plain"
+RAY = "ray"
 ENGINES = ("loop", "stacked", "workers", "auto")
 EVALUATED = {"training only": 0, "with the evaluation of all clients every round": 1}
 
@@ -32,9 +34,13 @@ def main() -> None:
     parser = parser_of(__doc__, [*WORKLOADS])
     parser.add_argument("--engines", nargs="+", default=ENGINES, metavar="NAME")
     parser.add_argument(
-        "--ray", action="store_true", help="measure Flower's Ray simulation with the same ClientApp too"
+        "--ray",
+        action="store_true",
+        help="measure Flower's Ray simulation with the same ClientApp too",
     )
-    parser.add_argument("--seconds", type=float, default=3.0, help="about how long one run is to last")
+    parser.add_argument(
+        "--seconds", type=float, default=3.0, help="about how long one run is to last"
+    )
     parser.add_argument("--repeats", type=int, default=5, help="how often each side is measured")
     chosen = parser.parse_args()
     print_machine()
@@ -42,9 +48,15 @@ def main() -> None:
         rows: list[Row] = []
         for name in chosen.workloads:
             engines = {engine: InProcess(engine) for engine in chosen.engines}
-            sides: dict[str, Side] = {PLAIN: plain_loop, **({RAY: under_ray} if chosen.ray else {}), **engines}
+            sides: dict[str, Side] = {
+                PLAIN: plain_loop,
+                **({RAY: under_ray} if chosen.ray else {}),
+                **engines,
+            }
             settings = WORKLOADS[name].settings(evaluate_every=every)
-            found, refused = in_turn(sides, settings, seconds=chosen.seconds, repeats=chosen.repeats)
+            found, refused = in_turn(
+                sides, settings, seconds=chosen.seconds, repeats=chosen.repeats
+            )
             for row in compared(engines, found, refused):
                 rows.append({"workload": name, **row})
                 print_row(rows[-1])
@@ -55,7 +67,11 @@ def compared(
     engines: Mapping[str, InProcess], found: Mapping[str, Measured], refused: Mapping[str, str]
 ) -> Iterator[Row]:
     """Yield a row of each side: its seconds, its ratios to the plain loop and to the best engine, and what computed."""
-    best = min((found[engine] for engine in engines if engine in found), key=lambda each: each.median, default=None)
+    best = min(
+        (found[engine] for engine in engines if engine in found),
+        key=lambda each: each.median,
+        default=None,
+    )
     for side in (*found, *refused):
         if side in refused:
             yield {"by": side, "a round": "–", "computed by": refused[side]}
@@ -78,15 +94,23 @@ def under_ray(settings: Settings) -> float:
     """Return the mean seconds of the rounds after the first of a run under `flwr run`, a client a node."""
     with tempfile.TemporaryDirectory() as scratch:
         config = {**settings.run_config(), "out": f"{scratch}/run"}
-        own = find_task(settings.task).check_parameters(settings.parameters)  # which flwr run does not know: in words
+        # which flwr run does not know: in words
+        own = find_task(settings.task).check_parameters(settings.parameters)
         words = " ".join(f"{key}={value}" for key, value in own.items())
-        config = {key: value for key, value in config.items() if key not in own} | {OWN_SETTINGS: words}
+        config = {key: value for key, value in config.items() if key not in own} | {
+            OWN_SETTINGS: words
+        }
         with flower(Path(scratch, "home")) as runtime:
-            runtime.environment["PYTHONPATH"] = str(ROOT)  # Opacus installs a package that is called benchmarks, too
-            status = runtime.run("local", config, f"num-supernodes={settings.clients} client-resources-num-cpus=1")
+            # Opacus installs a package that is called benchmarks, too
+            runtime.environment["PYTHONPATH"] = str(ROOT)
+            status = runtime.run(
+                "local", config, f"num-supernodes={settings.clients} client-resources-num-cpus=1"
+            )
         if status != "finished:completed":
             raise RuntimeError(f"flwr run ended as {status}")
-        return statistics.mean(float(row["seconds"]) for row in ROUNDS.read(Path(scratch, "run"))[1:])
+        return statistics.mean(
+            float(row["seconds"]) for row in ROUNDS.read(Path(scratch, "run"))[1:]
+        )
 
 
 if __name__ == "__main__":

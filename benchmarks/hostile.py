@@ -1,7 +1,7 @@
 """What each method, attack and defence makes of the honest clients, as a CSV file: `python -m benchmarks.hostile`.
 
-One client is hostile, and was not chosen for its data. A row has the mean accuracy over the honest clients, that of the
-worst one, each with its 95 % interval over the seeds.
+One client is hostile, and was not chosen for its data. A row has the mean accuracy over the honest
+clients, that of the worst one, each with its 95 % interval over the seeds.
 """
 
 import argparse
@@ -21,28 +21,69 @@ import fairbloom
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.parameters import parsed
 
-HOSTILE = {"rotated": "client-1", "iid": "client-1", "fashion": "client-1", "hospitals": "hungarian", "adult": "phd"}
-PLAIN: Mapping[str, Any] = {"fraction": 1.0, "batch-size": 32, "learning-rate": 0.05, "evaluate-every": 1}
+HOSTILE = {
+    "rotated": "client-1",
+    "iid": "client-1",
+    "fashion": "client-1",
+    "hospitals": "hungarian",
+    "adult": "phd",
+}
+PLAIN: Mapping[str, Any] = {
+    "fraction": 1.0,
+    "batch-size": 32,
+    "learning-rate": 0.05,
+    "evaluate-every": 1,
+}
 DATA: Mapping[str, Mapping[str, Any]] = {
-    "rotated": {"task": "digits", "clients": 8, "partition": "iid", "digits.rotated-clients": 1, **PLAIN},
-    "iid": {"task": "digits", "clients": 4, "partition": "iid", "digits.rotated-clients": 0, **PLAIN},
+    "rotated": {
+        "task": "digits",
+        "clients": 8,
+        "partition": "iid",
+        "digits.rotated-clients": 1,
+        **PLAIN,
+    },
+    "iid": {
+        "task": "digits",
+        "clients": 4,
+        "partition": "iid",
+        "digits.rotated-clients": 0,
+        **PLAIN,
+    },
     "fashion": {"task": "fashion-mnist", "clients": 8, "partition": "dirichlet", **PLAIN},
     "hospitals": {"task": "heart-disease", **PLAIN},
     "adult": {"task": "adult", **PLAIN, "batch-size": 10, "learning-rate": 0.1},
 }
 METHODS = ("fedavg", "qfedavg", "afl", "term", "fedmgda", "fedmgdaplus", "fedfv")
-ATTACKS = {"none": 0.0, "sign-flip": 0.5, "alie": 0.0, "loss": 5.0, "scale": 10.0, "ipm": 2.0, "label-flip": 0.0}
+ATTACKS = {
+    "none": 0.0,
+    "sign-flip": 0.5,
+    "alie": 0.0,
+    "loss": 5.0,
+    "scale": 10.0,
+    "ipm": 2.0,
+    "label-flip": 0.0,
+}
 DEFENCES = ("none", "clip", "nnm")
 COLUMNS = ("data", "method", "attack", "defence", "mean", "±", "worst", "±", "why not")
 
 
 def measure(
-    data: str, method: str, attack: str, defence: str, rounds: int, seed: int, more: Mapping[str, Any]
+    data: str,
+    method: str,
+    attack: str,
+    defence: str,
+    rounds: int,
+    seed: int,
+    more: Mapping[str, Any],
 ) -> tuple[float, ...]:
     """Return mean and worst accuracy of the honest clients."""
     settings = {**DATA[data], "defence": defence, **more}
     if attack != "none":
-        settings |= {"attack": attack, "attackers": HOSTILE[data], "attack-strength": ATTACKS[attack]}
+        settings |= {
+            "attack": attack,
+            "attackers": HOSTILE[data],
+            "attack-strength": ATTACKS[attack],
+        }
     with tempfile.TemporaryDirectory() as folder:
         named = {"task": settings.pop("task"), "method": method, "rounds": rounds, "seed": seed}
         run = fairbloom.run(**named, out=Path(folder, "run"), progress=False, settings=settings)
@@ -50,13 +91,19 @@ def measure(
     return float(np.mean(final)), min(final)
 
 
-def row_of(cell: tuple[str, str, str, str], rounds: int, seeds: int, more: Mapping[str, Any]) -> list[object]:
+def row_of(
+    cell: tuple[str, str, str, str], rounds: int, seeds: int, more: Mapping[str, Any]
+) -> list[object]:
     """Return a row of the table; a combination that is refused has the reason."""
     try:
         found = np.array([measure(*cell, rounds, seed, more) for seed in range(1, seeds + 1)])
     except FairbloomError as error:
         return [*cell, *[""] * 4, str(error)]
-    half = t.ppf(0.975, seeds - 1) * found.std(axis=0, ddof=1) / np.sqrt(seeds) if seeds > 1 else np.full(2, np.nan)
+    half = (
+        t.ppf(0.975, seeds - 1) * found.std(axis=0, ddof=1) / np.sqrt(seeds)
+        if seeds > 1
+        else np.full(2, np.nan)
+    )
     numbers = [
         f"{value:.1f}" if np.isfinite(value) else ""
         for value in (found[:, 0].mean(), half[0], found[:, 1].mean(), half[1])
@@ -79,7 +126,9 @@ def main() -> None:
     logging.disable(logging.WARNING)
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(COLUMNS)
-    lists = (each.split(",") for each in (chosen.data, chosen.methods, chosen.attacks, chosen.defences))
+    lists = (
+        each.split(",") for each in (chosen.data, chosen.methods, chosen.attacks, chosen.defences)
+    )
     for cell in product(*lists):
         writer.writerow(row_of(cell, chosen.rounds, chosen.seeds, more))
         sys.stdout.flush()

@@ -15,13 +15,18 @@ from fairbloom.server.run_folder.recorded import RecordedRound
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
 
-FEWEST_ROUNDS, MOST_ROUNDS = 4, 5_000
-"""No run is made shorter, since the evaluation after the last round would count too much, and none longer."""
+FEWEST_ROUNDS = 4
+MOST_ROUNDS = 5_000
+"""No run is made shorter, since the evaluation after the last round would count too much, and none
+longer."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Values of the same thing, measured again and again; shown as their median, with the least and the greatest."""
+    """Values of the same thing, measured again and again.
+
+    Shown as their median, with the least and the greatest.
+    """
 
     values: tuple[float, ...]
     unit: str
@@ -32,14 +37,16 @@ class Measured:
         return statistics.median(self.values)
 
     def __str__(self) -> str:
-        least, greatest = min(self.values), max(self.values)
+        least = min(self.values)
+        greatest = max(self.values)
         scale, unit = (1000.0, "ms") if self.unit == "s" and self.median < 1.0 else (1.0, self.unit)
         spread = f" ({scale * least:.3g}–{scale * greatest:.3g})" if least < greatest else ""
         return f"{scale * self.median:.3g} {unit}{spread}"
 
 
 Side = Callable[[Settings], float]
-"""One way to compute a run: returns its seconds a round after the first, and raises FairbloomError where it cannot."""
+"""One way to compute a run: returns its seconds a round after the first, and raises FairbloomError
+where it cannot."""
 
 
 class InProcess:
@@ -61,14 +68,19 @@ class InProcess:
         self.choice: Mapping[str, Any] = {}
 
     def __call__(self, settings: Settings) -> float:
-        """Return the seconds a round after the first; raise FairbloomError when the engine cannot compute this run."""
+        """Return the seconds a round after the first.
+
+        Raise FairbloomError when the engine cannot compute this run.
+        """
         first: list[float] = []
 
         def on_round(recorded: RecordedRound) -> None:
             first.append(time.perf_counter())
 
         with tempfile.TemporaryDirectory() as scratch, log_from(logging.WARNING):
-            chosen = Settings.of({**settings.run_config(), "engine": self.engine, "out": f"{scratch}/run"})
+            chosen = Settings.of(
+                {**settings.run_config(), "engine": self.engine, "out": f"{scratch}/run"}
+            )
             folder = simulate(chosen, on_round)
             ended = time.perf_counter()
             self.choice = ENGINE.read(folder) or {}
@@ -80,14 +92,16 @@ def in_turn(
 ) -> tuple[dict[str, Measured], dict[str, str]]:
     """Measure the seconds a round of each side on the same settings, each side once before any of them again.
 
-    A side makes as many rounds as take about `seconds`. Return what was measured, by side, and the reasons of those
-    sides that cannot compute the run.
+    A side makes as many rounds as take about `seconds`. Return what was measured, by side, and the
+    reasons of those sides that cannot compute the run.
     """
     lengths: dict[str, Settings] = {}
     refused: dict[str, str] = {}
     for name, side in sides.items():
         try:
-            lengths[name] = settings.model_copy(update={"num_rounds": rounds_in(seconds, side, settings)})
+            lengths[name] = settings.model_copy(
+                update={"num_rounds": rounds_in(seconds, side, settings)}
+            )
         except FairbloomError as reason:
             refused[name] = str(reason)
     values: dict[str, list[float]] = {name: [] for name in lengths}

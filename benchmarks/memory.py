@@ -1,7 +1,8 @@
 """The memory of a simulated round: the peak of `fairbloom run` and all its processes, each run a command of its own.
 
-Pages that processes share are counted once (PSS, every 50 ms). Beside it stands the bound that is promised: the data,
-three models for each client of a round, and 500 MB for Python, PyTorch and Flower.
+Pages that processes share are counted once (PSS, every 50 ms). Beside it stands the bound that is
+promised: the data, three models for each client of a round, and 500 MB for Python, PyTorch and
+Flower.
 """
 
 import subprocess
@@ -46,7 +47,9 @@ def main() -> None:
                     command += ("--set", f"{key}={value}")
                 peak = peak_of(command, Path(scratch, "log"))
             shown = "–" if peak is None else f"{peak:.0f} MB"
-            rows.append({"workload": name, "engine": engine, "bound": f"{bound:.0f} MB", "peak": shown})
+            rows.append(
+                {"workload": name, "engine": engine, "bound": f"{bound:.0f} MB", "peak": shown}
+            )
             print_row(rows[-1])
     print_table("Peak memory of a run", rows, as_csv=chosen.csv)
 
@@ -54,14 +57,28 @@ def main() -> None:
 def promised(workload: Workload) -> float:
     """Return the bound in megabytes."""
     task = load_task(workload.settings().run_config())
-    models: int = 3 * workload.drawn * sum(tensor.nbytes for tensor in task.model().state_dict().values())
+    models: int = (
+        3 * workload.drawn * sum(tensor.nbytes for tensor in task.model().state_dict().values())
+    )
     return (data_bytes(task) + models) / 1e6 + FIXED
 
 
 def data_bytes(task: Task) -> int:
-    """Return the bytes of all clients' examples; memory that several of them share is counted once."""
-    tensors = (tensor for name in task.clients for part in task.splits(name) for tensor in (part.inputs, part.targets))
-    return sum({each.data_ptr(): each.nbytes() for each in map(torch.Tensor.untyped_storage, tensors)}.values())
+    """Return the bytes of all clients' examples.
+
+    Memory that several of them share is counted once.
+    """
+    tensors = (
+        tensor
+        for name in task.clients
+        for part in task.splits(name)
+        for tensor in (part.inputs, part.targets)
+    )
+    return sum(
+        {
+            each.data_ptr(): each.nbytes() for each in map(torch.Tensor.untyped_storage, tensors)
+        }.values()
+    )
 
 
 def peak_of(command: Sequence[str], log: Path) -> float | None:

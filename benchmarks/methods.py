@@ -1,12 +1,13 @@
 """Every method at its best: chosen on validation examples, tested against FedAvg at its best with fresh seeds.
 
-For each workload a search as `fairbloom search` makes it, in a folder below --out, and a table of the chosen arms: the
-mean score of the clients, that of the worst-served tenth (the worst client, where there are up to ten), and by how much
-both are better than FedAvg's, with the 95 % interval of the paired difference. Every method chooses from the values of
-its own parameters that its paper tunes. The clients' learning rate is FedAvg's best of 0.01, 0.03, 0.1 and 0.3 by the
-same criterion.
+For each workload a search as `fairbloom search` makes it, in a folder below --out, and a table of
+the chosen arms: the mean score of the clients, that of the worst-served tenth (the worst client,
+where there are up to ten), and by how much both are better than FedAvg's, with the 95 % interval of
+the paired difference. Every method chooses from the values of its own parameters that its paper
+tunes. The clients' learning rate is FedAvg's best of 0.01, 0.03, 0.1 and 0.3 by the same criterion.
 
-Finished runs are not run again. Digits come with scikit-learn; FAIRBLOOM_DATA has the hospitals' files.
+Finished runs are not run again. Digits come with scikit-learn; FAIRBLOOM_DATA has the hospitals'
+files.
 """
 
 import itertools
@@ -60,11 +61,29 @@ PLAIN: Mapping[str, Value] = {"model": "logistic", "evaluate-every": 0, "num-rou
 
 WORKLOADS: Mapping[str, Mapping[str, Value]] = {
     "digits": {
-        **{**PLAIN, "task": "digits", "clients": 20, "partition": "iid", "digits.rotated-clients": 3},
+        **{
+            **PLAIN,
+            "task": "digits",
+            "clients": 20,
+            "partition": "iid",
+            "digits.rotated-clients": 3,
+        },
         "learning-rate": 0.3,
     },
-    "shards": {**PLAIN, "task": "digits", "clients": 20, "partition": "shards", "learning-rate": 0.3},
-    "hospitals": {**PLAIN, "task": "heart-disease", "batch-size": 10, "fraction": 1.0, "learning-rate": 0.3},
+    "shards": {
+        **PLAIN,
+        "task": "digits",
+        "clients": 20,
+        "partition": "shards",
+        "learning-rate": 0.3,
+    },
+    "hospitals": {
+        **PLAIN,
+        "task": "heart-disease",
+        "batch-size": 10,
+        "fraction": 1.0,
+        "learning-rate": 0.3,
+    },
 }
 """The settings that all runs of a workload of docs/measured.md share, by its name."""
 
@@ -76,7 +95,8 @@ def arms_of(settings: Mapping[str, Value]) -> list[str]:
         for values in itertools.product(*parameters.values()):
             chosen: dict[str, Value] = dict(zip(parameters, values, strict=True))
             if method.startswith("qfed"):
-                chosen["lipschitz"] = 1.0 / float(settings["learning-rate"])  # as the paper takes it
+                # as the paper takes it
+                chosen["lipschitz"] = 1.0 / float(settings["learning-rate"])
             listed = ",".join(f"{key}={value}" for key, value in chosen.items())
             words.append(f"{method}({listed})" if chosen else method)
     return words
@@ -85,12 +105,16 @@ def arms_of(settings: Mapping[str, Value]) -> list[str]:
 def main() -> None:
     """Run what is missing, and print the tables."""
     parser = parser_of(__doc__, [*WORKLOADS])
-    parser.add_argument("--seeds", type=int, default=5, help="to choose by, and fresh ones to test with")
+    parser.add_argument(
+        "--seeds", type=int, default=5, help="to choose by, and fresh ones to test with"
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/methods"))
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
     chosen = parser.parse_args()
     print_machine()
-    summary: dict[str, dict[str, object]] = {method: {"method": METHODS[method].__name__} for method in TRIED}
+    summary: dict[str, dict[str, object]] = {
+        method: {"method": METHODS[method].__name__} for method in TRIED
+    }
     for name in chosen.workloads:
         found = search(
             methods=arms_of(WORKLOADS[name]),
@@ -105,7 +129,11 @@ def main() -> None:
         print_table(name, rows_of(found.comparison), as_csv=chosen.csv)
         for label in found.found.best:
             summary[found.of(label).arm.method][name] = gain(found.difference(label))
-    print_table("Gain of the worst-served client, or tenth, over FedAvg", summary.values(), as_csv=chosen.csv)
+    print_table(
+        "Gain of the worst-served client, or tenth, over FedAvg",
+        summary.values(),
+        as_csv=chosen.csv,
+    )
 
 
 def rows_of(tested: Comparison) -> Iterator[Row]:
@@ -123,7 +151,10 @@ def rows_of(tested: Comparison) -> Iterator[Row]:
 
 
 def gain(found: Difference | None) -> str:
-    """Return a difference with its interval; in bold where that is without 0, with * where Holm's correction agrees."""
+    """Return a difference with its interval.
+
+    In bold where that is without 0, with * where Holm's correction agrees.
+    """
     if found is None:
         return ""
     words = f"{found.mean:+.1f}".replace("-0.0", "+0.0")

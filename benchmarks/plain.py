@@ -23,8 +23,9 @@ TEST_BATCH = 64
 def plain_loop(settings: Settings) -> float:
     """Return the seconds a round, after the first, of the settings' run as a tutorial would write it.
 
-    The same data, model, numbers of clients and steps, and averages by examples; after the last round, and after every
-    `evaluate-every` rounds, all clients' test sets are evaluated. Nothing is written to disk.
+    The same data, model, numbers of clients and steps, and averages by examples; after the last
+    round, and after every `evaluate-every` rounds, all clients' test sets are evaluated. Nothing is
+    written to disk.
     """
     task = load_task(settings.run_config())
     model = task.model()
@@ -35,8 +36,12 @@ def plain_loop(settings: Settings) -> float:
     started = time.perf_counter()
     with default_threads():
         for number in range(1, settings.num_rounds + 1):
-            train_round(model, task, [train[name] for name in draws.sample(sorted(train), wanted)], settings)
-            if number == settings.num_rounds or (settings.evaluate_every and number % settings.evaluate_every == 0):
+            train_round(
+                model, task, [train[name] for name in draws.sample(sorted(train), wanted)], settings
+            )
+            if number == settings.num_rounds or (
+                settings.evaluate_every and number % settings.evaluate_every == 0
+            ):
                 for part in test.values():
                     evaluate(model, task, part)
             if number == 1:
@@ -55,7 +60,9 @@ def default_threads() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def train_round(model: nn.Module, task: Task, parts: list[TensorDataset], settings: Settings) -> None:
+def train_round(
+    model: nn.Module, task: Task, parts: list[TensorDataset], settings: Settings
+) -> None:
     """Train the model at each client in turn, and average."""
     received = copy.deepcopy(model.state_dict())
     total = {name: torch.zeros_like(array) for name, array in received.items()}
@@ -63,9 +70,13 @@ def train_round(model: nn.Module, task: Task, parts: list[TensorDataset], settin
     model.train()
     for part in parts:
         model.load_state_dict(received)
-        optimizer = make_optimizer(optimizer_in(settings), [*model.parameters()], learning_rate=settings.learning_rate)
+        optimizer = make_optimizer(
+            optimizer_in(settings), [*model.parameters()], learning_rate=settings.learning_rate
+        )
         for _ in range(settings.local_epochs):
-            for inputs, targets in DataLoader(part, batch_size=settings.batch_size or len(part), shuffle=True):
+            for inputs, targets in DataLoader(
+                part, batch_size=settings.batch_size or len(part), shuffle=True
+            ):
                 optimizer.zero_grad()
                 task.loss(model(inputs), targets).mean().backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
@@ -78,7 +89,8 @@ def train_round(model: nn.Module, task: Task, parts: list[TensorDataset], settin
 def evaluate(model: nn.Module, task: Task, part: TensorDataset) -> tuple[float, float]:
     """Return the mean loss and the accuracy on one client's test set."""
     model.eval()
-    loss, correct = 0.0, 0
+    loss = 0.0
+    correct = 0
     for inputs, targets in DataLoader(part, batch_size=TEST_BATCH):
         outputs: Tensor = model(inputs)
         loss += task.loss(outputs, targets).sum().item()

@@ -1,7 +1,9 @@
-"""Registered clients: what a run of 100 clients a round costs where a thousand, or a million, could have been drawn.
+"""Registered clients: what a run of 100 clients a round costs where a thousand, or a million, could
+have been drawn.
 
-Each number of clients is a `fairbloom run` in a process of its own. Prints the seconds from the command to the first
-row on disk, the median milliseconds a round, and the largest resident memory of the process.
+Each number of clients is a `fairbloom run` in a process of its own. Prints the seconds from the
+command to the first row on disk, the median milliseconds a round, and the largest resident memory
+of the process.
 """
 
 import os
@@ -21,7 +23,10 @@ from .tables import Row, parser_of, print_machine, print_table
 ROOT = Path(__file__).parents[1]
 REGISTERED = (1_000, 100_000, 1_000_000)
 A_ROUND = 100
-EXAMPLES, TESTED, FEATURES, CLASSES = 40, 10, 60, 10
+EXAMPLES = 40
+TESTED = 10
+FEATURES = 60
+CLASSES = 10
 
 
 def strangers(setup: Setup) -> Task:
@@ -29,7 +34,8 @@ def strangers(setup: Setup) -> Task:
 
     Their names are not in the order of their numbers: client-10 comes before client-9.
     """
-    import torch  # here, since this process must stay small: its memory counts as its children's until they begin
+    # here, since this process must stay small: its memory counts as its children's until they begin
+    import torch
     from torch.nn.functional import cross_entropy
 
     concept = generator(setup.seed, "concept").standard_normal((FEATURES, CLASSES))
@@ -38,7 +44,8 @@ def strangers(setup: Setup) -> Task:
         random = generator(setup.seed, "examples", client)
         inputs = random.standard_normal((EXAMPLES, FEATURES))
         classes = (inputs @ (concept + random.standard_normal(concept.shape))).argmax(axis=1)
-        x, y = torch.from_numpy(inputs).float(), torch.from_numpy(classes)
+        x = torch.from_numpy(inputs).float()
+        y = torch.from_numpy(classes)
         return Splits(Examples(x[TESTED:], y[TESTED:]), Examples(x[:TESTED], y[:TESTED]))
 
     def model() -> torch.nn.Module:
@@ -58,7 +65,9 @@ def main() -> None:
     parser.add_argument("--engine", default="auto")
     chosen = parser.parse_args()
     print_machine()
-    title = f"{A_ROUND} clients a round train and evaluate, logistic regression, {chosen.rounds} rounds"
+    title = (
+        f"{A_ROUND} clients a round train and evaluate, logistic regression, {chosen.rounds} rounds"
+    )
     rows = [measure(registered, chosen.rounds, chosen.engine) for registered in REGISTERED]
     print_table(title, rows, as_csv=chosen.csv)
 
@@ -67,21 +76,47 @@ def measure(registered: int, rounds: int, engine: str) -> Row:
     """Return the row of a run in a process of its own."""
     share = f"{A_ROUND / registered:g}"
     with tempfile.TemporaryDirectory() as scratch:
-        out, log = Path(scratch, "run"), Path(scratch, "log")
-        command = [str(Path(sys.executable).with_name("fairbloom")), "run", "--task", "benchmarks.scale:strangers"]
-        command += ["--clients", str(registered), "--fraction", share, "--set", f"fraction-evaluate={share}"]
-        command += ["--rounds", str(rounds), "--engine", engine, "--device", "cpu", "--out", str(out)]
+        out = Path(scratch, "run")
+        log = Path(scratch, "log")
+        command = [
+            str(Path(sys.executable).with_name("fairbloom")),
+            "run",
+            "--task",
+            "benchmarks.scale:strangers",
+        ]
+        command += [
+            "--clients",
+            str(registered),
+            "--fraction",
+            share,
+            "--set",
+            f"fraction-evaluate={share}",
+        ]
+        command += [
+            "--rounds",
+            str(rounds),
+            "--engine",
+            engine,
+            "--device",
+            "cpu",
+            "--out",
+            str(out),
+        ]
         command += ["--set", "batch-size=0"]
         started = time.perf_counter()
         with log.open("w") as file:
             process = subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=file)
-        while not ROUNDS.read(out) and not os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+        while not ROUNDS.read(out) and not os.waitid(
+            os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT
+        ):
             time.sleep(0.01)  # what the process has used is still to be asked for
         first = time.perf_counter() - started
         _, status, used = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode:
-            raise RuntimeError(f"the run of {registered} clients ended with an error: {log.read_text()}")
+            raise RuntimeError(
+                f"the run of {registered} clients ended with an error: {log.read_text()}"
+            )
         a_round = statistics.median(float(row["seconds"]) for row in ROUNDS.read(out)[1:])
     return {
         "registered": f"{registered:,}",

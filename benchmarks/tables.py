@@ -18,10 +18,14 @@ Row = Mapping[str, object]
 
 def parser_of(about: str | None, workloads: Sequence[str] = ()) -> argparse.ArgumentParser:
     """Return a parser of a benchmark's options: which of some workloads, by default all."""
-    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--csv", action="store_true", help="print tables as CSV")
     if workloads:
-        parser.add_argument("--workloads", nargs="+", choices=workloads, default=workloads, metavar="NAME")
+        parser.add_argument(
+            "--workloads", nargs="+", choices=workloads, default=workloads, metavar="NAME"
+        )
     return parser
 
 
@@ -31,7 +35,9 @@ def print_machine() -> None:
     lines = about.read_text().splitlines() if about.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    packages = ", ".join(f"{name} {version(name)}" for name in ("fairbloom", "torch", "numpy", "flwr"))
+    packages = ", ".join(
+        f"{name} {version(name)}" for name in ("fairbloom", "torch", "numpy", "flwr")
+    )
     processor = f"{os.cpu_count()} processors ({names[0] if names else platform.machine()})"
     print(f"{processor}, {memory:.0f} GiB, load {os.getloadavg()[0]:.1f}, {platform.system()}")
     print(f"Python {platform.python_version()}, {packages}\n")

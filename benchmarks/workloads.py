@@ -18,23 +18,32 @@ from fairbloom.tasks.models.networks import Shape
 Drawn = Callable[[torch.Generator, int], Tensor]
 """Draws the inputs of so many examples."""
 
-CLASSES, CHARACTERS = 10, 80
+CLASSES = 10
+CHARACTERS = 80
 TESTED = 5
 """A client has one test example for so many training examples."""
 
 
-# Tasks ----------------------------------------------------------------------------------------------------------------
+# Tasks --------------------------------------------------------------------------------------------
 
 
 def vectors(setup: Setup, *, features: int = 64, examples: int = 64) -> Task:
     """Vectors of normal numbers in ten classes, `examples` of them to train on at every client."""
-    return made(setup, (features,), CLASSES, examples, lambda random, n: torch.randn(n, features, generator=random))
+    return made(
+        setup,
+        (features,),
+        CLASSES,
+        examples,
+        lambda random, n: torch.randn(n, features, generator=random),
+    )
 
 
 def images(setup: Setup, *, side: int = 28, channels: int = 1, examples: int = 500) -> Task:
     """Images of normal numbers in ten classes, `examples` of them to train on at every client."""
     shape = (channels, side, side)
-    return made(setup, shape, CLASSES, examples, lambda random, n: torch.randn(n, *shape, generator=random))
+    return made(
+        setup, shape, CLASSES, examples, lambda random, n: torch.randn(n, *shape, generator=random)
+    )
 
 
 def text(setup: Setup, *, length: int = 80, examples: int = 20) -> Task:
@@ -49,25 +58,34 @@ def text(setup: Setup, *, length: int = 80, examples: int = 20) -> Task:
 
 
 def made(setup: Setup, shape: Shape, classes: int, examples: int, drawn: Drawn) -> Task:
-    """Return a task of seeded inputs and labels; all data are made here, so that no round makes any."""
+    """Return a task of seeded inputs and labels.
+
+    All data are made here, so that no round makes any.
+    """
     names = tuple(f"client-{number:05d}" for number in range(setup.clients))
     rows = examples + max(1, examples // TESTED)
     random = torch.Generator().manual_seed(seed_of(setup.seed, "benchmark data"))
     inputs = drawn(random, len(names) * rows)
-    labels = torch.from_numpy(generator(setup.seed, "benchmark labels").integers(classes, size=len(inputs)))
+    labels = torch.from_numpy(
+        generator(setup.seed, "benchmark labels").integers(classes, size=len(inputs))
+    )
     places = {name: number * rows for number, name in enumerate(names)}
 
     @cache
     def splits(client: str) -> Splits:
-        start, end = places[client], places[client] + rows
-        train, test = slice(start, start + examples), slice(start + examples, end)
+        start = places[client]
+        end = places[client] + rows
+        train = slice(start, start + examples)
+        test = slice(start + examples, end)
         return Splits(Examples(inputs[train], labels[train]), Examples(inputs[test], labels[test]))
 
     model = partial(build, setup.model or "logistic", shape, classes, setup.seed, inputs.dtype)
-    return Task(clients=names, model=model, loss=partial(cross_entropy, reduction="none"), splits=splits)
+    return Task(
+        clients=names, model=model, loss=partial(cross_entropy, reduction="none"), splits=splits
+    )
 
 
-# What is measured -----------------------------------------------------------------------------------------------------
+# What is measured ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -94,10 +112,23 @@ class Workload:
     own: Mapping[str, Value] = field(default_factory=dict)
 
     def config(self, **others: Value) -> dict[str, Value]:
-        """Return the run config of FedAvg on this workload; `others` add to it, with underscores for hyphens."""
+        """Return the run config of FedAvg on this workload.
+
+        `others` add to it, with underscores for hyphens.
+        """
         return {
-            **{"task": self.task, "model": self.model, "clients": self.clients, "batch-size": self.batch},
-            **{"fraction": self.drawn / self.clients, "learning-rate": 0.01, "device": "cpu", **self.own},
+            **{
+                "task": self.task,
+                "model": self.model,
+                "clients": self.clients,
+                "batch-size": self.batch,
+            },
+            **{
+                "fraction": self.drawn / self.clients,
+                "learning-rate": 0.01,
+                "device": "cpu",
+                **self.own,
+            },
             **{name.replace("_", "-"): value for name, value in others.items()},
         }
 
@@ -111,7 +142,9 @@ COLOURED = {"images.side": 32, "images.channels": 3}
 
 WORKLOADS = {
     "logistic": Workload(VECTORS, "logistic", 100, 100, 0),
-    "logistic-long": Workload(VECTORS, "logistic", 2, 2, 10, {"vectors.features": 99, "vectors.examples": 5000}),
+    "logistic-long": Workload(
+        VECTORS, "logistic", 2, 2, 10, {"vectors.features": 99, "vectors.examples": 5000}
+    ),
     "mlp": Workload(IMAGES, "mlp", 100, 10, 20),
     "mlp-all": Workload(IMAGES, "mlp", 100, 100, 20),
     "mlp-full": Workload(IMAGES, "mlp", 100, 10, 0),

@@ -1,7 +1,7 @@
 """The ClientApp: Flower's messages, handed to the client that is behind them.
 
-PyTorch and the data are imported and loaded late, once a process: a deployed SuperNode may start a new process for
-every message.
+PyTorch and the data are imported and loaded late, once a process: a deployed SuperNode may start a
+new process for every message.
 """
 
 from __future__ import annotations
@@ -34,14 +34,16 @@ if TYPE_CHECKING:
     from .states import StateDict
 
 KEPT = "kept"
-"""A record of Flower's context that holds a version of what a client keeps is called by this, the name of what is kept,
-and the round that made it: kept:personal:3."""
+"""A record of Flower's context that holds a version of what a client keeps is called by this, the
+name of what is kept, and the round that made it: kept:personal:3."""
 
 FILES = "files"
-"""Key of Flower's node config for how the device's files are written: tables `files` of a schema, as JSON."""
+"""Key of Flower's node config for how the device's files are written: tables `files` of a schema,
+as JSON."""
 
 PLACES = marked(Mark.DEVICE)
-"""Where this device keeps things: its owner says it in the node config, which wins over a run's settings."""
+"""Where this device keeps things: its owner says it in the node config, which wins over a run's
+settings."""
 
 
 app = ClientApp(mods=[recording])
@@ -55,7 +57,11 @@ def redact_data_errors(context: Context) -> Iterator[None]:
     except Exception as error:
         if not is_deployed(context):
             raise
-        log.error("this client cannot do its work: %s", error, exc_info=not isinstance(error, FairbloomError))
+        log.error(
+            "this client cannot do its work: %s",
+            error,
+            exc_info=not isinstance(error, FairbloomError),
+        )
         raise ReportableError(reportable(error)) from None
 
 
@@ -72,13 +78,18 @@ def query(message: Message, context: Context) -> Message:
         task = load_task(settings)
         key = find_client_key(settings, task, partition, name)
         examples = len(task.splits(key).train)
-    answer = ConfigRecord({wire.NAME: name or key, wire.NUM_EXAMPLES: examples, wire.HONOURS: HONOURED.keys})
+    answer = ConfigRecord(
+        {wire.NAME: name or key, wire.NUM_EXAMPLES: examples, wire.HONOURS: HONOURED.keys}
+    )
     return Message(RecordDict({wire.CLIENT: answer}), reply_to=message)
 
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """Train the received model on the local training set; reply with it and the metrics that were asked for."""
+    """Train the received model on the local training set.
+
+    Reply with it and the metrics that were asked for.
+    """
     from .local import HONOURED
 
     def work(local: LocalClient, received: StateDict, terms: Terms) -> RecordDict:
@@ -109,7 +120,9 @@ def evaluate(message: Message, context: Context) -> Message:
     return _answer(message, context, work)
 
 
-def _answer(message: Message, context: Context, work: Callable[[LocalClient, StateDict, Terms], RecordDict]) -> Message:
+def _answer(
+    message: Message, context: Context, work: Callable[[LocalClient, StateDict, Terms], RecordDict]
+) -> Message:
     """Reply with what a client makes of the received model, and which frozen parameters it has then, if it is asked.
 
     The client's own frozen parameters stand for those that the message leaves out.
@@ -126,11 +139,12 @@ def _answer(message: Message, context: Context, work: Callable[[LocalClient, Sta
         told, partition, name = _who(context)
         if told.get("pooled"):
             raise ReportableError(
-                "pooled = true: the training data of all clients lie together in one process only: leave it out with "
-                "deployed clients, or use fairbloom run"
+                "pooled = true: the training data of all clients lie together in one process only:"
+                " leave it out with deployed clients, or use fairbloom run"
             )
         local = LocalClient.of(told, partition, name, load_states(context))
-        received, digest = _state(message.content.array_records[wire.ARRAYS]), config.get(wire.FROZEN)
+        received = _state(message.content.array_records[wire.ARRAYS])
+        digest = config.get(wire.FROZEN)
         if digest is not None and not received.keys() >= set(frozen_parameters(local.model)):
             received = complete(received, local.model, str(digest))
         content = work(local, received, terms)
@@ -149,7 +163,8 @@ def begin_run(run_id: int) -> None:
 def is_deployed(context: Context) -> bool:
     """Return whether a client works on a device of its own, so that what it replies leaves the device.
 
-    Flower's simulation is one process on one machine. It numbers its clients and gives them no folder of their own.
+    Flower's simulation is one process on one machine. It numbers its clients and gives them no
+    folder of their own.
     """
     node = context.node_config
     return "num-partitions" not in node or any(node.get(key) for key in PLACES)
@@ -168,7 +183,11 @@ def load_states(context: Context) -> dict[str, dict[int, StateDict]]:
 
 def save_states(context: Context, states: Mapping[str, Mapping[int, StateDict]]) -> None:
     """Keep these versions in a client's context, and no others."""
-    wanted = {f"{KEPT}:{name}:{made}": state for name, versions in states.items() for made, state in versions.items()}
+    wanted = {
+        f"{KEPT}:{name}:{made}": state
+        for name, versions in states.items()
+        for made, state in versions.items()
+    }
     for record in list(context.state.array_records):
         if record.startswith(f"{KEPT}:") and record not in wanted:
             del context.state[record]
@@ -185,14 +204,30 @@ def keep_evaluated(context: Context, local: LocalClient, received: StateDict, te
     if not (state_dir := context.node_config.get("state-dir")):
         return
     if any(bool(tensor.isnan().any()) for tensor in received.values()):
-        log.warning("the model of round %d is not kept, because it has values that are no numbers", terms.server_round)
+        log.warning(
+            "the model of round %d is not kept, because it has values that are no numbers",
+            terms.server_round,
+        )
         return
     config, _, _ = _who(context)
     serves = wire.PERSONAL if terms.local_only else "global"
     try:
-        keep_model(Path(str(state_dir)), config, local.task, local.key, arrays_of(received), terms.server_round, serves)
+        keep_model(
+            Path(str(state_dir)),
+            config,
+            local.task,
+            local.key,
+            arrays_of(received),
+            terms.server_round,
+            serves,
+        )
     except OSError as error:
-        log.warning("the model of round %d is not kept in %s: %s", terms.server_round, state_dir, error.strerror)
+        log.warning(
+            "the model of round %d is not kept in %s: %s",
+            terms.server_round,
+            state_dir,
+            error.strerror,
+        )
 
 
 def _who(context: Context) -> tuple[dict[str, Any], object, str | None]:
@@ -204,9 +239,11 @@ def _who(context: Context) -> tuple[dict[str, Any], object, str | None]:
     config[wire.FLOOR] = node.get(LIMIT_ROWS, FEWEST_ROWS)
     if files := node.get(FILES):
         config["schema"] = with_files(str(config.get("schema", "")), json.loads(str(files)))
-    partition, name = node.get("partition-id"), node.get("name")
+    partition = node.get("partition-id")
+    name = node.get("name")
     if "num-partitions" not in node and find_task(str(config["task"])).reads:
-        partition = None  # a device's data are its own: a number that it was enrolled with chooses nothing there
+        # a device's data are its own: a number that it was enrolled with chooses nothing there
+        partition = None
     return config, partition, None if name is None else str(name)
 
 

@@ -15,24 +15,31 @@ LOST = ("device-side assert", "illegal memory access", "unspecified launch failu
 
 @cache  # a GPU that was busy once is not taken by later clients of the process
 def choose_device(name: str) -> torch.device:
-    """Return the device `name`; for "auto" the best that can be used here: CUDA, then MPS, then the CPU.
+    """Return the device `name`.
 
-    On CUDA, PyTorch is then asked for full precision and for operations that give the same bits again.
+    For "auto" the best that can be used here: CUDA, then MPS, then the CPU.
+
+    On CUDA, PyTorch is then asked for full precision and for operations that give the same bits
+    again.
     """
     if name != "auto":
         try:
             return _begin(name)
         except (RuntimeError, AssertionError) as error:
             raise ReportableError(
-                f"device = {name!r} is not available on this machine: auto chooses the best of cuda, mps and cpu "
-                f"({_first_line(error)})"
+                f"device = {name!r} is not available on this machine: auto chooses the best of"
+                f" cuda, mps and cpu ({_first_line(error)})"
             ) from error
     for best, backend in (("cuda", torch.cuda), ("mps", torch.backends.mps)):
         if backend.is_available():
             try:
                 return _begin(best)
             except RuntimeError as error:
-                log.warning("device = auto goes on without %s, which cannot be used: %s", best, _first_line(error))
+                log.warning(
+                    "device = auto goes on without %s, which cannot be used: %s",
+                    best,
+                    _first_line(error),
+                )
     return torch.device("cpu")
 
 
@@ -55,8 +62,9 @@ def check_device(error: Exception) -> None:
     """Raise FairbloomError where an error says that this process has lost its GPU: no client is to blame then."""
     if any(words in str(error) for words in LOST):
         raise FairbloomError(
-            f"the GPU has stopped ({_first_line(error)}), and this process cannot use it any more. Often a target is "
-            "outside the model's classes, or an index outside an embedding: set device = cpu, which names the line"
+            f"the GPU has stopped ({_first_line(error)}), and this process cannot use it any more."
+            " Often a target is outside the model's classes, or an index outside an embedding: set"
+            " device = cpu, which names the line"
         ) from error
 
 

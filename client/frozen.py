@@ -26,8 +26,9 @@ def left_as_they_are(model: nn.Module) -> Iterator[None]:
     changed = [name for name, version in _versions(model).items() if before.get(name) != version]
     if changed:
         raise ReportableError(
-            f"the model changes its frozen parameter {changed[0]!r} as it trains, and frozen parameters stay as they "
-            "are: make it a buffer (register_buffer), whose values are averaged over the clients"
+            f"the model changes its frozen parameter {changed[0]!r} as it trains, and frozen"
+            " parameters stay as they are: make it a buffer (register_buffer), whose values are"
+            " averaged over the clients"
         )
 
 
@@ -48,5 +49,7 @@ def complete(arrays: StateDict, model: nn.Module, digest: str) -> StateDict:
     ReportableError says that the server's, of this `digest`, are others.
     """
     if digest_frozen(model) != digest:
-        raise ReportableError("the frozen parameters here are not the server's, which its next message will bring")
+        raise ReportableError(
+            "the frozen parameters here are not the server's, which its next message will bring"
+        )
     return {**frozen_of(model), **arrays}

@@ -24,7 +24,8 @@ def seed_all(number: int | None) -> None:
 @contextmanager
 def all_seeded(number: int | None) -> Iterator[None]:
     """Seed the global generators, and give them at the end the state that they have now."""
-    python, numpy = random.getstate(), np.random.get_state()
+    python = random.getstate()
+    numpy = np.random.get_state()
     try:
         devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
         with torch.random.fork_rng(devices):

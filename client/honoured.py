@@ -1,6 +1,7 @@
 """What an engine honours: hooks of rules, fields of local work, and metrics.
 
-Each engine declares what it supports. Anything else falls back to another engine, or is refused by name.
+Each engine declares what it supports. Anything else falls back to another engine, or is refused by
+name.
 """
 
 from collections.abc import Iterable
@@ -37,19 +38,31 @@ class Honoured:
         """Return whether a rule is followed: all its hooks are called."""
         return rule.hooks() <= self.hooks and (self.rules is None or rule in self.rules)
 
-    def find_unsupported(self, terms: Terms, rules: Iterable[Rule], *works: LocalWork, by_group: bool = False) -> str:
-        """Return the first thing that is asked for and is not honoured, as name = value; "" where all is.
+    def find_unsupported(
+        self, terms: Terms, rules: Iterable[Rule], *works: LocalWork, by_group: bool = False
+    ) -> str:
+        """Return the first thing that is asked for and is not honoured, as name = value.
+
+        "" where all is.
 
         `rules` are those of the terms. `by_group` says whether clients measure scores by group.
         """
         unsupported = [str(rule) for rule in rules if not self.follows(type(rule))]
         settings = [(name, value) for work in works for name, value in set_fields(work).items()]
-        unsupported += [f"{name.replace('_', '-')} = {value}" for name, value in settings if name not in self.work]
+        unsupported += [
+            f"{name.replace('_', '-')} = {value}"
+            for name, value in settings
+            if name not in self.work
+        ]
         rows = {name: metric_row(name) for name in terms.measure}
-        unsupported += [f"measure = {name}" for name, row in rows.items() if row and row not in self.metrics]
+        unsupported += [
+            f"measure = {name}" for name, row in rows.items() if row and row not in self.metrics
+        ]
         always = [each.pattern for each in (*OF_TRAINING, *OF_EVALUATION) if not each.requested]
         always += [BY_GROUP] if by_group else []
-        unsupported += [f"the measurement {pattern}" for pattern in always if pattern not in self.metrics]
+        unsupported += [
+            f"the measurement {pattern}" for pattern in always if pattern not in self.metrics
+        ]
         return unsupported[0] if unsupported else ""
 
 
@@ -57,5 +70,9 @@ def metric_row(name: str) -> str:
     """Return the row of the table of a metric that terms ask for, "" where no client measures it on request."""
     if name in {*WORK_METRICS, *BETWEEN_GROUPS}:
         return name
-    rows = [each.pattern for each in (*OF_TRAINING, *OF_EVALUATION) if each.requested and each.requests((name,))]
+    rows = [
+        each.pattern
+        for each in (*OF_TRAINING, *OF_EVALUATION)
+        if each.requested and each.requests((name,))
+    ]
     return rows[0] if rows else ""

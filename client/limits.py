@@ -38,7 +38,8 @@ class Limits:
     tasks
         The tasks that a run may have; None: any.
     schema
-        "accepted": the device reads its tables by the schemas alone that its owner has accepted; "any": by any.
+        "accepted": the device reads its tables by the schemas alone that its owner has accepted;
+        "any": by any.
     settings
         The values that a run may give to a setting, by its key: one, or a list of several.
     round_seconds
@@ -54,7 +55,8 @@ class Limits:
     @field_validator("settings")
     @classmethod
     def _check_settings(cls, table: dict[str, Any]) -> dict[str, Any]:
-        flat, known = _flatten(table), marked(Mark.SENT_TO_CLIENTS)
+        flat = _flatten(table)
+        known = marked(Mark.SENT_TO_CLIENTS)
         for key in flat:
             if key not in known and not ("." in key and key.partition(".")[0] in TASKS):
                 raise ValueError(f"there is no setting {key} of a client's work")
@@ -62,7 +64,10 @@ class Limits:
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> Self:
-        """Return the limits of a table; raise LimitsError where a key is unknown, or its value impossible."""
+        """Return the limits of a table.
+
+        Raise LimitsError where a key is unknown, or its value impossible.
+        """
         keys = [each.name.replace("_", "-") for each in fields(cls)]
         for key, value in table.items():
             if key not in keys:
@@ -75,16 +80,19 @@ class Limits:
             raise LimitsError(f"limits has {key} = {fault['input']!r}: {fault['msg']}") from error
 
     def check(self, config: Mapping[str, Any]) -> None:
-        """Raise SettingRefusedError where a run passes a limit; `config` are its settings, `own-settings` expanded."""
+        """Raise SettingRefusedError where a run passes a limit.
+
+        `config` are its settings, `own-settings` expanded.
+        """
         known = work_settings(config)
         allowed = self.settings if self.tasks is None else {"task": self.tasks, **self.settings}
         for key, value in allowed.items():
             values = value if isinstance(value, list) else [value]
             if key in known and (given := config.get(key, known[key].default)) not in values:
                 raise SettingRefusedError(
-                    f"the run sets {key} = {shorten_value(given)}, and this device allows "
-                    f"{', '.join(map(repr, values)) or 'none'}: change the run; the device's owner may change it "
-                    "(limits, in owner.toml)"
+                    f"the run sets {key} = {shorten_value(given)}, and this device allows"
+                    f" {', '.join(map(repr, values)) or 'none'}: change the run; the device's owner"
+                    " may change it (limits, in owner.toml)"
                 )
 
 
@@ -92,5 +100,9 @@ def _flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return nested settings with dotted names: `csv.group = "sex"` is a table in TOML."""
     flat: dict[str, Any] = {}
     for key, value in table.items():
-        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+        flat |= (
+            _flatten(value, f"{prefix}{key}.")
+            if isinstance(value, Mapping)
+            else {prefix + key: value}
+        )
     return flat

@@ -28,11 +28,14 @@ def linear_step(
     velocity: list[Tensor],
     targets: Tensor | None = None,
 ) -> Step | None:
-    """Return a step of multinomial logistic regression; None for any other model, loss, work or targets.
+    """Return a step of multinomial logistic regression.
 
-    The numbers are those of autograd and `fairbloom.client.work.descend`, up to rounding. The pull goes to `received`,
-    weight and bias; `velocity` has theirs, and is changed in place. `targets`, where they are known, are those of all
-    examples: probabilities of classes, and the places that PyTorch's cross-entropy leaves out, are not covered.
+    None for any other model, loss, work or targets.
+
+    The numbers are those of autograd and `fairbloom.client.work.descend`, up to rounding. The pull
+    goes to `received`, weight and bias; `velocity` has theirs, and is changed in place. `targets`,
+    where they are known, are those of all examples: probabilities of classes, and the places that
+    PyTorch's cross-entropy leaves out, are not covered.
     """
     if not step_fields(work) <= HONOURED:
         return None
@@ -48,15 +51,24 @@ def linear_step(
         least, most = targets.aminmax()
         if not 0 <= int(least) <= int(most) < layer.out_features:
             return None
-    weight, bias, transposed = layer.weight, layer.bias, layer.weight.t()
-    rate, decay, pull = work.learning_rate, work.weight_decay, work.pull
+    weight = layer.weight
+    bias = layer.bias
+    transposed = layer.weight.t()
+    rate = work.learning_rate
+    decay = work.weight_decay
+    pull = work.pull
     classes = torch.eye(layer.out_features, dtype=weight.dtype, device=weight.device)
 
     @torch.no_grad()
     def step(of: Inputs, targets: Tensor) -> None:
         (tensor,) = tensors_of(of)
         inputs = tensor.flatten(1)
-        slope = torch.addmm(bias, inputs, transposed).log_softmax(1).exp_().sub_(classes.index_select(0, targets))
+        slope = (
+            torch.addmm(bias, inputs, transposed)
+            .log_softmax(1)
+            .exp_()
+            .sub_(classes.index_select(0, targets))
+        )
         share = 1.0 / len(inputs)
         if not velocity:
             if decay or pull:
@@ -79,7 +91,9 @@ def linear_step(
 
 def _layer_of(model: nn.Module) -> nn.Linear | None:
     *before, last = list(model) if type(model) is nn.Sequential else [model]
-    flat = all(type(each) is nn.Flatten and (each.start_dim, each.end_dim) == (1, -1) for each in before)
+    flat = all(
+        type(each) is nn.Flatten and (each.start_dim, each.end_dim) == (1, -1) for each in before
+    )
     hooked = any(each._forward_hooks or each._forward_pre_hooks for each in model.modules())
     if not flat or hooked or type(last) is not nn.Linear or last.bias is None:
         return None

@@ -1,4 +1,7 @@
-"""One client: its data, its model and its work on a server's terms. It knows neither Flower nor messages."""
+"""One client: its data, its model and its work on a server's terms.
+
+It knows neither Flower nor messages.
+"""
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, fields, replace
@@ -57,8 +60,8 @@ HONOURED = Honoured(
 class Update:
     """What a client replies to the terms of a round.
 
-    The `arrays` may be those of the client's model itself. A rule may reply a `second` model, in the record of this
-    name.
+    The `arrays` may be those of the client's model itself. A rule may reply a `second` model, in
+    the record of this name.
     """
 
     arrays: StateDict
@@ -100,24 +103,32 @@ class LocalClient:
     ) -> "LocalClient":
         """Return the client of a partition, a place among the task's clients from 0.
 
-        The server calls it `name`, or as the task. `states` are the versions of what it keeps, by name and round, where
-        they are in memory.
+        The server calls it `name`, or as the task. `states` are the versions of what it keeps, by
+        name and round, where they are in memory.
         """
-        folder, settings = partial(folder_of, settings), RunSettings.of(settings)
+        folder = partial(folder_of, settings)
+        settings = RunSettings.of(settings)
         task, model = load_task_and_model(settings)
         key = find_client_key(settings, task, partition, name)
         keep_preprocessing(folder(key), task, key)
-        kept, splits = ClientStates(folder(key), states), task.splits(key)
+        kept = ClientStates(folder(key), states)
+        splits = task.splits(key)
         floor = settings.parameters.get(wire.FLOOR, FEWEST_ROWS)
         gate = Gate(int(floor), task, splits) if settings.parameters.get(wire.DEPLOYED) else None
         return cls(name or key, key, settings, task, splits, model, kept, gate)
 
-    def train(self, received: StateDict, terms: Terms, sent: Mapping[str, StateDict] = MappingProxyType({})) -> Update:
+    def train(
+        self,
+        received: StateDict,
+        terms: Terms,
+        sent: Mapping[str, StateDict] = MappingProxyType({}),
+    ) -> Update:
         """Train the received model, and the personal one where the terms say so.
 
         Vectors are `sent` next to it, by record.
 
-        Raises StragglerError when this client is a straggler in this round and stragglers are dropped.
+        Raises StragglerError when this client is a straggler in this round and stragglers are
+        dropped.
         """
         if self.gate is not None:
             self.gate.check_training()
@@ -129,7 +140,8 @@ class LocalClient:
         """Measure the received model on the test set, and more where the terms ask for it."""
         self.model.load_state_dict(received)
         metrics = self.describe_tests()
-        for each in OF_EVALUATION:  # the personal model comes last, and stays in the place of the received one
+        # the personal model comes last, and stays in the place of the received one
+        for each in OF_EVALUATION:
             if each.applies(terms, self.splits):
                 if each.model == PERSONAL:
                     self.load_personal(before=terms.server_round + 1)
@@ -144,7 +156,9 @@ class LocalClient:
             share = self.gate.pass_scores(ON_TESTS, share)
         return {wire.NUM_EXAMPLES: len(self.splits.test), **share}
 
-    def report(self, measurement: Measurement, scores: Mapping[str, float], terms: Terms) -> dict[str, float]:
+    def report(
+        self, measurement: Measurement, scores: Mapping[str, float], terms: Terms
+    ) -> dict[str, float]:
         """Return what was measured as this client reports it, by names on the wire."""
         if self.gate is not None:
             scores = self.gate.pass_scores(measurement, scores)
@@ -162,21 +176,31 @@ class LocalClient:
         """Fewest examples of a group that is reported."""
         return max(self.settings.smallest_group, 0 if self.gate is None else self.gate.floor)
 
-    def start_rule(self, rule: Rule, received: StateDict, terms: Terms, sent: Mapping[str, StateDict]) -> RuleAtWork:
+    def start_rule(
+        self, rule: Rule, received: StateDict, terms: Terms, sent: Mapping[str, StateDict]
+    ) -> RuleAtWork:
         """Return a rule that corrects steps, in this round."""
         version = self.states.of_rule(terms)
         trainable = {name: received[name] for name, _ in self.trainable()}
-        shapes, kept = ({name: each.shape for name, each in of.items()} for of in (trainable, version.state))
+        shapes, kept = (
+            {name: each.shape for name, each in of.items()} for of in (trainable, version.state)
+        )
         if version.made and isinstance(rule, Shift) and kept != shapes:
             log.warning(
-                "the state that client %s keeps belongs to another model: the client begins again without state",
+                "the state that client %s keeps belongs to another model: the client begins again"
+                " without state",
                 self.name,
             )
             version = Version(0, {})
         return RuleAtWork(rule, trainable, version, sent)
 
-    def finish_rule(self, started: RuleAtWork, trained: Arrays, steps: StepsTaken, terms: Terms) -> Arrays:
-        """Keep what a rule has the client keep after these steps; return the trainable parameters to reply."""
+    def finish_rule(
+        self, started: RuleAtWork, trained: Arrays, steps: StepsTaken, terms: Terms
+    ) -> Arrays:
+        """Keep what a rule has the client keep after these steps.
+
+        Return the trainable parameters to reply.
+        """
         replied, kept = started.finish(trained, steps)
         self.states.keep(RULE, terms.server_round, kept, started.origin)
         return replied
@@ -186,7 +210,10 @@ class LocalClient:
         return [(name, each) for name, each in self.model.named_parameters() if each.requires_grad]
 
     def load_personal(self, before: int) -> None:
-        """Load the personal model into the global one; where there is none yet, that is the model as it is."""
+        """Load the personal model into the global one.
+
+        Where there is none yet, that is the model as it is.
+        """
         self.model.load_state_dict({**self.model.state_dict(), **self.personal(before)})
 
     def personal(self, before: int) -> StateDict:
@@ -197,14 +224,21 @@ class LocalClient:
     def keep_personal(self, number: int, model: StateDict) -> None:
         """Keep the personal model of a round, without frozen parameters: these are as in the global model."""
         frozen = frozen_parameters(self.model)
-        self.states.keep(PERSONAL, number, {name: each for name, each in model.items() if name not in frozen})
+        self.states.keep(
+            PERSONAL, number, {name: each for name, each in model.items() if name not in frozen}
+        )
 
 
 class _ClientTraining(ClientRound):
     """The round of one client."""
 
-    def __init__(self, client: LocalClient, received: StateDict, terms: Terms, sent: Mapping[str, StateDict]) -> None:
-        self._client, self._received, self._terms, self._sent = client, received, terms, sent
+    def __init__(
+        self, client: LocalClient, received: StateDict, terms: Terms, sent: Mapping[str, StateDict]
+    ) -> None:
+        self._client = client
+        self._received = received
+        self._terms = terms
+        self._sent = sent
         self._rules = rules_of(client.settings, terms)
         work = global_work(client.settings, terms, self._rules)
         self._work = client_work(work, client.settings, terms, client.key)
@@ -230,10 +264,13 @@ class _ClientTraining(ClientRound):
     def start(self) -> None:
         for rule in self._rules:
             if isinstance(rule, Corrector):
-                self._started = self._client.start_rule(rule, self._received, self._terms, self._sent)
+                self._started = self._client.start_rule(
+                    rule, self._received, self._terms, self._sent
+                )
 
     def take_steps(self) -> None:
-        client, started = self._client, self._started
+        client = self._client
+        started = self._started
         correct = None if started is None else started.correct
         watching = [rule for rule in self._rules if "after_step" in rule.hooks()]
 
@@ -261,8 +298,12 @@ class _ClientTraining(ClientRound):
             client.model.load_state_dict({**client.model.state_dict(), **replied})
 
     def reply(self) -> None:
-        client, terms = self._client, self._terms
-        changes = lambda: [(self._received[name], each) for name, each in client.trainable()]  # noqa: E731
+        client = self._client
+        terms = self._terms
+
+        def changes() -> list[tuple[torch.Tensor, torch.Tensor]]:
+            return [(self._received[name], each) for name, each in client.trainable()]
+
         done = WorkDone(lambda: self._work.learning_rate, changes, lambda: self._steps.rate_sum)
         metrics: Metrics = {wire.NUM_EXAMPLES: len(client.splits.train)}
         metrics |= requested_metrics(terms.measure, self._scores, done)
@@ -273,7 +314,8 @@ class _ClientTraining(ClientRound):
         self.update = Update(client.model.state_dict(), metrics, second, record)
 
     def after(self) -> None:
-        client, terms = self._client, self._terms
+        client = self._client
+        terms = self._terms
         works = own_works(client.settings, terms, self._rules)
         if works:
             arrays = {name: tensor.clone() for name, tensor in self.update.arrays.items()}
@@ -288,22 +330,30 @@ class _ClientTraining(ClientRound):
 
 
 def report_all(
-    clients: Sequence[LocalClient], measurement: Measurement, found: Sequence[Mapping[str, float]], terms: Terms
+    clients: Sequence[LocalClient],
+    measurement: Measurement,
+    found: Sequence[Mapping[str, float]],
+    terms: Terms,
 ) -> list[dict[str, float]]:
     """Return what was measured at clients of one run as each reports it, by names on the wire.
 
-    With `reported-loss` = batches, the loss of n training examples is a total over batches: n / b times the mean with
-    batches of b examples, and of all n where there are fewer.
+    With `reported-loss` = batches, the loss of n training examples is a total over batches: n / b
+    times the mean with batches of b examples, and of all n where there are fewer.
     """
     if measurement.examples == TRAIN and clients and clients[0].settings.reported_loss == "batches":
-        of, counts = clients[0].settings.batch_size, [len(each.splits.train) for each in clients]
+        of = clients[0].settings.batch_size
+        counts = [len(each.splits.train) for each in clients]
         weights = [count / min(of or count, count) for count in counts]
-        found = [{**each, wire.LOSS: each[wire.LOSS] * w} for each, w in zip(found, weights, strict=True)]
-    reports, names = list[dict[str, float]](), dict[str, str]()
+        found = [
+            {**each, wire.LOSS: each[wire.LOSS] * w} for each, w in zip(found, weights, strict=True)
+        ]
+    reports = list[dict[str, float]]()
+    names = dict[str, str]()
     measured: Set[str] = set()
     for scores in found:
         if scores.keys() != measured:
-            names, measured = measurement.names(scores, terms.measure), scores.keys()
+            names = measurement.names(scores, terms.measure)
+            measured = scores.keys()
         reports.append({name: scores[score] for name, score in names.items()})
     return reports
 
@@ -323,14 +373,17 @@ def find_client_key(settings: RunSettings, task: Task, partition: object, name: 
         return task.clients[partition]
     if info.reads:
         raise ReportableError(
-            f"data-dir = {settings.data_dir!r} holds the data of {', '.join(task.clients)}: say which are this "
-            "client's, by name in its client.toml, or leave those alone in the folder",
-            f"its data-dir holds the data of {len(task.clients)} clients, and none is called as this one: name the one "
-            "that it is in its client.toml, or leave its own data alone in the folder",
+            f"data-dir = {settings.data_dir!r} holds the data of {', '.join(task.clients)}: say"
+            " which are this client's, by name in its client.toml, or leave those alone in the"
+            " folder",
+            f"its data-dir holds the data of {len(task.clients)} clients, and none is called as"
+            " this one: name the one that it is in its client.toml, or leave its own data alone in"
+            " the folder",
         )
     raise ReportableError(
-        f"partition-id = {partition!r} in the node config: with clients = {len(task.clients)} it must be an "
-        f"integer from 0 to {len(task.clients) - 1}: set clients higher, or give this client a partition that is free"
+        f"partition-id = {partition!r} in the node config: with clients = {len(task.clients)} it"
+        f" must be an integer from 0 to {len(task.clients) - 1}: set clients higher, or give this"
+        " client a partition that is free"
     )
 
 
@@ -342,7 +395,8 @@ def load_task_and_model(settings: RunSettings) -> tuple[Task, torch.nn.Module]:
 @lru_cache(maxsize=2)
 def _load_for_device(task: Task, name: str) -> tuple[Task, torch.nn.Module]:
     device = choose_device(name)
-    there, model = task.to(device), task.model().to(device)
+    there = task.to(device)
+    model = task.model().to(device)
     try:
         return there, with_channels_last(model, there.splits(there.clients[0]).train)
     except Exception:  # that client's data cannot be used, which its own reply says

@@ -15,19 +15,24 @@ from fairbloom.tasks.task import AnyExamples
 
 from .device import in_double
 
-RECEIVED, TRAINED, PERSONAL, ALONE = "received", "trained", "personal", "alone"
-"""The models of a client: as it came, after local work, the client's personal one, and the best that it met when it
-trained alone."""
+RECEIVED = "received"
+TRAINED = "trained"
+PERSONAL = "personal"
+ALONE = "alone"
+"""The models of a client: as it came, after local work, the client's personal one, and the best
+that it met when it trained alone."""
 
-TRAIN, VALIDATION, TEST = "train", "validation", "test"
+TRAIN = "train"
+VALIDATION = "validation"
+TEST = "test"
 """The examples of a client, as `Splits` calls them."""
 
 
 class Measurement(NamedTuple):
     """The task's loss and scores of one model on some of a client's examples.
 
-    In `pattern`, the name on the wire, {} stands for loss or a score. `requested` says that clients measure it only
-    where the terms ask for it.
+    In `pattern`, the name on the wire, {} stands for loss or a score. `requested` says that clients
+    measure it only where the terms ask for it.
     """
 
     pattern: str
@@ -63,7 +68,8 @@ class Measurement(NamedTuple):
         """Return what a client reports of its loss and these scores: by the name on the wire, which of them it is."""
         if not self.requested:
             return {self.pattern.format(score): score for score in scores}
-        asked, there = self.requests(measure), frozenset(scores)
+        asked = self.requests(measure)
+        there = frozenset(scores)
         return {name: score for name, score in asked.items() if score in there}
 
 
@@ -118,15 +124,23 @@ WORK_METRICS: Mapping[str, Callable[[WorkDone], float]] = {
 """What is reported of local work itself, where the terms ask for it."""
 
 GROUP_COUNTS = (*wire.POSITIVES, *wire.HITS)
-"""The counts among `BETWEEN_GROUPS`, which clients report where the terms ask for them; the others need `disparity`."""
+"""The counts among `BETWEEN_GROUPS`, which clients report where the terms ask for them; the others
+need `disparity`."""
 
 ALL_METRICS = frozenset(
-    {*(each.pattern for each in (*OF_TRAINING, *OF_EVALUATION)), *WORK_METRICS, *wire.BETWEEN_GROUPS, BY_GROUP}
+    {
+        *(each.pattern for each in (*OF_TRAINING, *OF_EVALUATION)),
+        *WORK_METRICS,
+        *wire.BETWEEN_GROUPS,
+        BY_GROUP,
+    }
 )
 """All that clients measure: patterns of measurements, and names."""
 
 
-def requested_metrics(measure: Iterable[str], scores: Mapping[str, float], done: WorkDone) -> dict[str, float]:
+def requested_metrics(
+    measure: Iterable[str], scores: Mapping[str, float], done: WorkDone
+) -> dict[str, float]:
     """Return what the terms ask for of local work, in this order; unknown names are left out."""
     found = {}
     for name in measure:

@@ -50,12 +50,15 @@ def epochs_in_time(settings: RunSettings, number: int, client: str) -> int:
 
     Source: Li et al., MLSys 2020 (FedProx), section 5.2: systems heterogeneity.
     """
-    epochs, share = settings.local_epochs, settings.stragglers
+    epochs = settings.local_epochs
+    share = settings.stragglers
     if share == 0.0:
         return epochs
     random = generator(settings.seed, "stragglers", number, client)
     if random.random() >= share:
         return epochs
     if settings.drop_stragglers:
-        raise StragglerError(f"{client} is a straggler in round {number}, and drop-stragglers is on")
+        raise StragglerError(
+            f"{client} is a straggler in round {number}, and drop-stragglers is on"
+        )
     return int(random.integers(1, epochs + 1))

@@ -19,13 +19,15 @@ if TYPE_CHECKING:
     from flwr.app import Context, Message, RecordDict
     from flwr.clientapp.typing import ClientAppCallable
 
-RECORD, EARLIER = "log.jsonl", "log.1.jsonl"
+RECORD = "log.jsonl"
+EARLIER = "log.1.jsonl"
 
 MAX_BYTES = 4 * 2**20
 """The size at which a log is set aside as the earlier one, which goes then."""
 
 NOTED: ContextVar[dict[str, Any] | None] = ContextVar("NOTED", default=None)
-"""What is noted with the answer to a message, besides what it sends; None where this is not recorded."""
+"""What is noted with the answer to a message, besides what it sends; None where this is not
+recorded."""
 
 
 def hold_back(words: str) -> None:
@@ -36,13 +38,21 @@ def hold_back(words: str) -> None:
 
 
 def note(folder: Path, entry: Mapping[str, Any]) -> None:
-    """Add a line to a device's log, whole; where the disk does not take it, the client's own log says so."""
-    line = json.dumps({"time": datetime.now(UTC).isoformat(timespec="seconds"), **entry}, default=str) + "\n"
+    """Add a line to a device's log, whole.
+
+    Where the disk does not take it, the client's own log says so.
+    """
+    line = (
+        json.dumps({"time": datetime.now(UTC).isoformat(timespec="seconds"), **entry}, default=str)
+        + "\n"
+    )
     path = folder / RECORD
     try:
         if path.exists() and path.stat().st_size > MAX_BYTES:
             path.replace(folder / EARLIER)
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(
+            path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+        )
         try:
             os.write(descriptor, line.encode())
         finally:
@@ -81,19 +91,25 @@ def recording(message: Message, context: Context, answer: ClientAppCallable) -> 
 def plain_values(content: RecordDict) -> dict[str, Any]:
     """Return the records of a reply in plain values; of arrays their types and shapes."""
     arrays = {
-        name: {key: f"{array.dtype}, {'×'.join(map(str, array.shape))}" for key, array in record.items()}
+        name: {
+            key: f"{array.dtype}, {'×'.join(map(str, array.shape))}"
+            for key, array in record.items()
+        }
         for name, record in content.array_records.items()
     }
     return {name: arrays.get(name) or dict(record) for name, record in content.items()}
 
 
 def read_entries(folder: Path) -> list[dict[str, Any]]:
-    """Return the entries of a device's log, the oldest first; a line that was cut off by a full disk is left out."""
+    """Return the entries of a device's log, the oldest first.
+
+    A line that was cut off by a full disk is left out.
+    """
     paths = [path for path in (folder / EARLIER, folder / RECORD) if path.exists()]
     if not paths:
         raise FairbloomError(
-            f"{folder} has no log of what was asked and sent: name the client's state-dir, or its client.toml; the log "
-            "begins with the first message of a run"
+            f"{folder} has no log of what was asked and sent: name the client's state-dir, or its"
+            " client.toml; the log begins with the first message of a run"
         )
     found = []
     for line in "".join(path.read_text(errors="replace") for path in paths).splitlines():
@@ -105,10 +121,15 @@ def read_entries(folder: Path) -> list[dict[str, Any]]:
 
 
 def describe_entries(entries: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield what was asked and sent, run by run; messages in a row that differ in numbers alone are one line."""
+    """Yield what was asked and sent, run by run.
+
+    Messages in a row that differ in numbers alone are one line.
+    """
     for run, of_run in groupby(entries, key=lambda each: each.get("run")):
         lines = list(of_run)
-        task = next((each["settings"].get("task") for each in lines if "settings" in each), "unknown")
+        task = next(
+            (each["settings"].get("task") for each in lines if "settings" in each), "unknown"
+        )
         yield f"run {run}, task {task}, {lines[0]['time']} to {lines[-1]['time']}"
         for words, same in groupby(lines, key=_describe):
             count = len(list(same))
@@ -116,7 +137,9 @@ def describe_entries(entries: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def _describe(entry: Mapping[str, Any]) -> str:
-    names = "; ".join(f"{record}: {', '.join(map(str, each))}" for record, each in entry.get("sent", {}).items())
+    names = "; ".join(
+        f"{record}: {', '.join(map(str, each))}" for record, each in entry.get("sent", {}).items()
+    )
     answer = f"refused: {entry['refused']}" if "refused" in entry else f"sent: {names}"
     held_back = [f"held back: {each}" for each in entry.get("held-back", ())]
     return "; ".join([f"asked: {entry['asked']}", answer, *held_back])

@@ -6,7 +6,10 @@ from .metrics import AFTER, BEFORE, Measurement
 
 
 class ClientRound(ABC):
-    """A round of training of one client, or of several at once; the parts are called in the order of `run` alone."""
+    """A round of training of one client, or of several at once.
+
+    The parts are called in the order of `run` alone.
+    """
 
     def run(self) -> None:
         """Do the round."""

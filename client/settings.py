@@ -1,7 +1,7 @@
 """The settings that a device takes from a run: a short list, without paths or code.
 
-A deployed client takes these settings of a run and drops the rest, which concern the server alone. In process and
-under `flwr run` a client sees all of them.
+A deployed client takes these settings of a run and drops the rest, which concern the server alone.
+In process and under `flwr run` a client sees all of them.
 """
 
 import re
@@ -25,15 +25,18 @@ from fairbloom.tasks import TASKS, find_task
 from fairbloom.tasks.schema import shorten_value
 
 PLAIN = re.compile(r"[A-Za-z0-9_-]([A-Za-z0-9_.-]{0,62}[A-Za-z0-9_-])?")
-"""A plain word is neither a path nor an import string: it has no colon, no separator and no dot at either end."""
+"""A plain word is neither a path nor an import string: it has no colon, no separator and no dot at
+either end."""
 
 HARMLESS = re.compile(r"(?!\.)[^/\\:~\x00-\x1f\x7f]{1,500}(?<!\.)")
-"""A task's own setting may have several words, names of columns say, but is neither a path nor an import string."""
+"""A task's own setting may have several words, names of columns say, but is neither a path nor an
+import string."""
 
 DEVICE = re.compile(r"auto|cpu|mps|cuda(:[0-9]{1,3})?")
 
 FINGERPRINT = "fingerprint"
-"""The key by which a deployed client knows its run; the value stands for all settings, dropped ones included."""
+"""The key by which a deployed client knows its run; the value stands for all settings, dropped ones
+included."""
 
 SCHEMA = "schema"
 """The setting whose value is the text of a schema."""
@@ -46,23 +49,27 @@ class SettingRefusedError(FairbloomError):
 def work_settings(config: Mapping[str, Any]) -> dict[str, Parameter]:
     """Return all settings that a client's work depends on, by their keys: the parameters of the run's task too.
 
-    A task that is named by an import string is imported for it; one that is not known here has no parameters.
+    A task that is named by an import string is imported for it; one that is not known here has no
+    parameters.
     """
     task = config.get("task")
     known = isinstance(task, str) and (task in TASKS or is_import_string(task))
     of_task = find_task(str(task)).settings if known else ()
-    return {key: SETTINGS[key] for key in marked(Mark.SENT_TO_CLIENTS)} | {each.key: each for each in of_task}
+    return {key: SETTINGS[key] for key in marked(Mark.SENT_TO_CLIENTS)} | {
+        each.key: each for each in of_task
+    }
 
 
 def accepted_settings(config: Mapping[str, Any], allow: Collection[str] = ()) -> dict[str, Any]:
     """Return what a device takes of a run's settings, and the run's fingerprint.
 
-    `allow` has the values, such as import strings, that the device's owner allows. Any other value that is impossible,
-    or no plain word, raises SettingRefusedError.
+    `allow` has the values, such as import strings, that the device's owner allows. Any other value
+    that is impossible, or no plain word, raises SettingRefusedError.
     """
     try:
         config = expand_own_settings(config)
-        _check_safe(SETTINGS["task"], config.get("task"), allow)  # before anything is imported by it
+        # before anything is imported by it
+        _check_safe(SETTINGS["task"], config.get("task"), allow)
         known = work_settings(config)
     except SettingRefusedError:
         raise
@@ -83,7 +90,11 @@ def settings_to_allow(config: Mapping[str, Any]) -> dict[str, str]:
     """Return those of a run's settings that a device takes only where its owner allows their values."""
     config = expand_own_settings(config)
     known = work_settings(config)
-    return {key: value for key, value in config.items() if key in known and _why_unsafe(known[key], value)}
+    return {
+        key: value
+        for key, value in config.items()
+        if key in known and _why_unsafe(known[key], value)
+    }
 
 
 def _check_safe(parameter: Parameter, value: object, allow: Collection[str]) -> None:
@@ -94,7 +105,8 @@ def _check_safe(parameter: Parameter, value: object, allow: Collection[str]) -> 
 def _why_unsafe(parameter: Parameter, value: object) -> str:
     """Return what a device says against a value by which something could be opened or imported, "" where it takes it.
 
-    A parameter's own check is enough where its words are known. A method is never imported on a device.
+    A parameter's own check is enough where its words are known. A method is never imported on a
+    device.
     """
     key = parameter.key
     if not isinstance(value, str) or isinstance(parameter.allowed, Choices) or key == "method":
@@ -109,15 +121,24 @@ def _why_unsafe(parameter: Parameter, value: object) -> str:
     if all((HARMLESS if "." in key else PLAIN).fullmatch(word) for word in words):
         return ""
     return (
-        ", and this client allows no path and no import string there: the device's owner may allow this value (allow, "
-        "in owner.toml)"
+        ", and this client allows no path and no import string there: the device's owner may allow"
+        " this value (allow, in owner.toml)"
     )
 
 
 def fingerprint(config: Mapping[str, Any]) -> str:
-    """Return eight letters that stand for all settings that make a run what it is; a client keeps its state by them."""
-    others = {*marked(Mark.FREE, Mark.LIMIT, Mark.PLACE, Mark.EXTENDABLE), OWN_SETTINGS, DEPLOYED, FLOOR}
-    others.add("score")  # which changes no client's work, and is decided after the clients have begun theirs
+    """Return eight letters that stand for all settings that make a run what it is.
+
+    A client keeps its state by them.
+    """
+    others = {
+        *marked(Mark.FREE, Mark.LIMIT, Mark.PLACE, Mark.EXTENDABLE),
+        OWN_SETTINGS,
+        DEPLOYED,
+        FLOOR,
+    }
+    # which changes no client's work, and is decided after the clients have begun theirs
+    others.add("score")
     defaults = {key: each.default for key, each in SETTINGS.items()}
     about = {key: value for key, value in expand_own_settings(config).items() if key not in others}
     return digest({key: value for key, value in about.items() if value != defaults.get(key)})

@@ -1,9 +1,10 @@
 """What a client keeps between rounds: in memory, and on disk where it has a folder.
 
-Each thing that it keeps has a name and is made of tensors, its personal model for example. Every version of it is
-called by the round that made it and is stored with a checksum; up to two earlier ones are kept. So the rounds since the
-server's last two checkpoints start from the same versions as the first time when they are run again, because the
-server went down and had to go back to the checkpoint before its last.
+Each thing that it keeps has a name and is made of tensors, its personal model for example. Every
+version of it is called by the round that made it and is stored with a checksum; up to two earlier
+ones are kept. So the rounds since the server's last two checkpoints start from the same versions as
+the first time when they are run again, because the server went down and had to go back to the
+checkpoint before its last.
 """
 
 import hashlib
@@ -27,15 +28,19 @@ from .settings import FINGERPRINT, fingerprint
 
 StateDict = dict[str, Tensor]
 
-PERSONAL, RULE = "personal", "rule"
-"""The names of a client's personal model, and of the state of its rule of local work, among what it keeps. Versions of
-the first lie in the client's folder itself; those of all else lie in a folder of its name there."""
+PERSONAL = "personal"
+RULE = "rule"
+"""The names of a client's personal model, and of the state of its rule of local work, among what it
+keeps. Versions of the first lie in the client's folder itself; those of all else lie in a folder of
+its name there."""
 
 BASELINE = "baseline"
-"""The name of what a client keeps of its training alone: the loss and scores of the best model that it met."""
+"""The name of what a client keeps of its training alone: the loss and scores of the best model that
+it met."""
 
 FOLDER = re.compile(r"(?![.%])[^/\\\x00-\x1f\x7f]+")
-"""A client's name that is the name of its folder as well; any other has a folder that is called after its checksum."""
+"""A client's name that is the name of its folder as well; any other has a folder that is called
+after its checksum."""
 
 
 class Version(NamedTuple):
@@ -48,8 +53,8 @@ class Version(NamedTuple):
 class ClientStates:
     """All that one client keeps in one run: of each thing, by its name, the versions by the round that made each.
 
-    `in_memory` has the versions in memory. They are stored in `folder`, if there is one: each when it is made if
-    `stored_at_once`, else by `store` with every checkpoint.
+    `in_memory` has the versions in memory. They are stored in `folder`, if there is one: each when
+    it is made if `stored_at_once`, else by `store` with every checkpoint.
     """
 
     def __init__(
@@ -59,12 +64,19 @@ class ClientStates:
         *,
         stored_at_once: bool = True,
     ) -> None:
-        self.in_memory = {name: dict(sorted(each.items())) for name, each in (versions or {}).items()}
-        self._folder, self._at_once = folder, stored_at_once
-        self._unstored, self._origins = dict[str, set[int]](), dict[str, int | None]()
+        self.in_memory = {
+            name: dict(sorted(each.items())) for name, each in (versions or {}).items()
+        }
+        self._folder = folder
+        self._at_once = stored_at_once
+        self._unstored = dict[str, set[int]]()
+        self._origins = dict[str, int | None]()
 
     def find(self, name: str, before: int) -> Version | None:
-        """Return the last version of a round before this one, and its round; None where there is none."""
+        """Return the last version of a round before this one, and its round.
+
+        None where there is none.
+        """
         versions = self.in_memory.get(name, {})
         if earlier := [made for made in versions if made < before]:
             return Version(max(earlier), versions[max(earlier)])
@@ -76,7 +88,11 @@ class ClientStates:
     def at(self, name: str, made: int) -> StateDict | None:
         """Return the version that this round made, None where it is not here."""
         versions = self.in_memory.get(name, {})
-        if made not in versions and made in self._files(name) and (state := self._read(name, made)) is not None:
+        if (
+            made not in versions
+            and made in self._files(name)
+            and (state := self._read(name, made)) is not None
+        ):
             versions = self.in_memory[name] = dict(sorted({**versions, made: state}.items()))
         return versions.get(made)
 
@@ -94,13 +110,16 @@ class ClientStates:
     def keep(self, name: str, number: int, state: StateDict, origin: int | None = None) -> None:
         """Keep the version of round `number` in memory, and on disk where each is stored at once.
 
-        `origin` is the round of the version that it was made from, 0 where the client began again; None: the last one.
-        With an origin, that version stays in memory as well, and those between the two are deleted: the replies of
-        their rounds were not used, or the server has gone back to an earlier round.
+        `origin` is the round of the version that it was made from, 0 where the client began again;
+        None: the last one. With an origin, that version stays in memory as well, and those between
+        the two are deleted: the replies of their rounds were not used, or the server has gone back
+        to an earlier round.
         """
         versions = self.in_memory.get(name, {})
         before = {made: each for made, each in versions.items() if made == origin}
-        self.in_memory[name] = before | {number: {key: tensor.detach().clone() for key, tensor in state.items()}}
+        self.in_memory[name] = before | {
+            number: {key: tensor.detach().clone() for key, tensor in state.items()}
+        }
         self._unstored[name] = self._unstored.get(name, set()) & before.keys() | {number}
         self._origins[name] = origin
         with explain_disk_errors("written to"):
@@ -113,7 +132,11 @@ class ClientStates:
 
     def made_in(self, number: int) -> dict[str, tuple[int | None, StateDict]]:
         """Return what `keep` has kept in round `number`: by name, the origin of each and its tensors."""
-        there = {name: versions[number] for name, versions in self.in_memory.items() if number in versions}
+        there = {
+            name: versions[number]
+            for name, versions in self.in_memory.items()
+            if number in versions
+        }
         return {name: (self._origins.get(name), state) for name, state in there.items()}
 
     def store(self, since: int) -> None:
@@ -121,14 +144,19 @@ class ClientStates:
         for name, unstored in self._unstored.items():
             if self._folder is None or not unstored:
                 continue
-            versions, folder = self.in_memory[name], self._folder_of(self._folder, name)
+            versions = self.in_memory[name]
+            folder = self._folder_of(self._folder, name)
             make_folder(folder)
             earlier = max((made for made in self._files(name) if made < since), default=None)
             for made in sorted(unstored):
                 save_version(folder / f"{made}.safetensors", versions[made])
             unstored.clear()
             for made, path in self._files(name).items():
-                if made not in range(since, max(versions) + 1) and made != earlier and made not in versions:
+                if (
+                    made not in range(since, max(versions) + 1)
+                    and made != earlier
+                    and made not in versions
+                ):
                     path.unlink(missing_ok=True)
             for draft in folder.glob(".*.draft"):  # of a process that was killed
                 draft.unlink(missing_ok=True)
@@ -148,7 +176,9 @@ class ClientStates:
             state = load_version(path)
             if state is None:
                 damaged = path.replace(path.with_suffix(".damaged"))
-                log.warning("%s does not hold what was written: the client goes on without it", damaged)
+                log.warning(
+                    "%s does not hold what was written: the client goes on without it", damaged
+                )
         return state
 
 
@@ -162,23 +192,33 @@ def explain_disk_errors(what: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise ReportableError(
-            f"what this client keeps between rounds cannot be {what} its state-dir "
-            f"({error.strerror or type(error).__name__}): give it a folder with free space that the account which runs "
-            "it may read and write"
+            f"what this client keeps between rounds cannot be {what} its state-dir"
+            f" ({error.strerror or type(error).__name__}): give it a folder with free space that"
+            " the account which runs it may read and write"
         ) from error
 
 
 def list_versions(folder: Path) -> list[Path]:
-    """Return the files of versions in a folder, each called by the round that made it; others are no versions."""
+    """Return the files of versions in a folder, each called by the round that made it.
+
+    Others are no versions.
+    """
     return [path for path in folder.glob("[0-9]*.safetensors") if path.stem.isdecimal()]
 
 
 def load_last(folder: Path) -> Version | None:
-    """Return the newest personal model in a client's folder that is whole, and its round; None where there is none."""
+    """Return the newest personal model in a client's folder that is whole, and its round.
+
+    None where there is none.
+    """
     for path in sorted(list_versions(folder), key=lambda path: -int(path.stem)):
         if (model := load_version(path)) is not None:
             return Version(int(path.stem), model)
-        log.warning("%s does not hold what was written: an earlier personal model is taken, if there is one", path)
+        log.warning(
+            "%s does not hold what was written: an earlier personal model is taken, if there"
+            " is one",
+            path,
+        )
     return None
 
 
@@ -194,7 +234,13 @@ def load_version(path: Path) -> StateDict | None:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (the handle is not iterable)
             written = (file.metadata() or {}).get("sha256")
-    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError):  # all that flipped bits lead to
+    except (
+        SafetensorError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+    ):  # all that flipped bits lead to
         return None
     return tensors if written == _checksum(tensors) else None
 

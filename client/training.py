@@ -16,7 +16,14 @@ from fairbloom.errors import ReportableError
 from fairbloom.protocol.names import LOSS
 from fairbloom.tasks import Task
 from fairbloom.tasks.collated import BATCH, CollatedExamples
-from fairbloom.tasks.inputs import Inputs, arguments_of, count_bytes, device_of, map_inputs, split_inputs
+from fairbloom.tasks.inputs import (
+    Inputs,
+    arguments_of,
+    count_bytes,
+    device_of,
+    map_inputs,
+    split_inputs,
+)
 from fairbloom.tasks.models import choose_output
 from fairbloom.tasks.task import AnyExamples, is_of_model
 
@@ -34,8 +41,12 @@ EVALUATION_BATCH = 4096
 
 @contextmanager
 def drawing_from(seed: int, device: torch.device) -> Iterator[None]:
-    """Let PyTorch's global generators, from which dropout draws, begin with `seed`; restore their state at the end."""
-    # Generator by generator: torch.manual_seed takes 100 times as long, and seeds every CUDA device.
+    """Let PyTorch's global generators, from which dropout draws, begin with `seed`.
+
+    Restore their state at the end.
+    """
+    # Generator by generator: torch.manual_seed takes 100 times as long, and seeds every CUDA
+    # device.
     generators = [torch.default_generator]
     if device.type == "cuda":
         generators.append(torch.cuda.default_generators[device.index or 0])
@@ -55,7 +66,8 @@ CorrectStep = Callable[[Sequence[Tensor], int], Sequence[Tensor]]
 """(gradients, number of the step, from 1) → those that it goes down, both in the model's order."""
 
 AfterStep = Callable[[int, Copy, bool], None]
-"""(number of the step, from 1, returns a copy of the model after it, whether it was the last): looks at the model."""
+"""(number of the step, from 1, returns a copy of the model after it, whether it was the last):
+looks at the model."""
 
 
 def train(
@@ -70,9 +82,9 @@ def train(
 ) -> StepsTaken:
     """Run the local steps on `model` in place; return which they were.
 
-    Each step is that of an optimizer of torch.optim. Frozen parameters stay as they are, and so do those that the loss
-    does not touch, unless gradients are corrected. The pull goes to `anchor`, the trainable parameters in the model's
-    order, or to where training starts.
+    Each step is that of an optimizer of torch.optim. Frozen parameters stay as they are, and so do
+    those that the loss does not touch, unless gradients are corrected. The pull goes to `anchor`,
+    the trainable parameters in the model's order, or to where training starts.
     """
     if work.idle:
         return StepsTaken()
@@ -80,7 +92,8 @@ def train(
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
         raise ReportableError(
-            f"the model, {type(model).__name__}, has no parameter to train: all are frozen (requires_grad)"
+            f"the model, {type(model).__name__}, has no parameter to train: all are frozen"
+            " (requires_grad)"
         )
     pulled_to = (parameters if anchor is None else anchor) if work.pull > 0.0 else []
     received = [tensor.detach().clone() for tensor in pulled_to]
@@ -89,23 +102,39 @@ def train(
     velocity = [torch.zeros_like(parameter) for parameter in parameters] if has_velocity else []
     ends = time.monotonic() + work.time_budget
     # BatchNorm takes the variance of a batch, which one example has not.
-    fewest = 1 + any(isinstance(module, _BatchNorm) and module.training for module in model.modules())
-    steps, taken = count_steps(len(examples), work, fewest), 0
+    fewest = 1 + any(
+        isinstance(module, _BatchNorm) and module.training for module in model.modules()
+    )
+    steps = count_steps(len(examples), work, fewest)
+    taken = 0
 
     def by_autograd(inputs: Inputs, targets: Tensor) -> None:
         loss = work.transform(losses_of(model, task, inputs, targets).mean())
         if not loss.requires_grad:
             raise ReportableError(
-                f"the loss of the model, {type(model).__name__}, depends on none of its parameters, so there is "
-                "nothing to learn: leave out what cuts it off from them: .detach(), torch.no_grad(), or .numpy()"
+                f"the loss of the model, {type(model).__name__}, depends on none of its parameters,"
+                " so there is nothing to learn: leave out what cuts it off from them: .detach(),"
+                " torch.no_grad(), or .numpy()"
             )
         gradients = gradients_of(loss, parameters)
         with torch.no_grad():
             corrected = None if correct is None else lambda each: correct(each, taken + 1)
-            descend(parameters, gradients, received, velocity, work, optimizer=optimizer, correct=corrected)
+            descend(
+                parameters,
+                gradients,
+                received,
+                velocity,
+                work,
+                optimizer=optimizer,
+                correct=corrected,
+            )
 
     step_at_once = None
-    if not isinstance(examples, CollatedExamples) and isinstance(examples.inputs, Tensor) and correct is None:
+    if (
+        not isinstance(examples, CollatedExamples)
+        and isinstance(examples.inputs, Tensor)
+        and correct is None
+    ):
         step_at_once = linear_step(model, task, work, received, velocity, examples.all_targets)
     take = step_at_once or by_autograd
     order = batches(len(examples), work, fewest)
@@ -121,12 +150,20 @@ def train(
     return StepsTaken((work.learning_rate,) * taken)
 
 
-def fetch_batches(examples: AnyExamples, order: Iterator[Tensor]) -> Iterator[tuple[Inputs, Tensor]]:
-    """Yield inputs and targets of each batch of indices; small ones in tensors are gathered several at once."""
+def fetch_batches(
+    examples: AnyExamples, order: Iterator[Tensor]
+) -> Iterator[tuple[Inputs, Tensor]]:
+    """Yield inputs and targets of each batch of indices.
+
+    Small ones in tensors are gathered several at once.
+    """
     if isinstance(examples, CollatedExamples):
         yield from (examples[batch] for batch in order)
         return
-    size = count_bytes(map_inputs(examples.inputs, lambda tensor: tensor[:1])) + examples.targets[:1].nbytes
+    size = (
+        count_bytes(map_inputs(examples.inputs, lambda tensor: tensor[:1]))
+        + examples.targets[:1].nbytes
+    )
     for first in order:
         many = 2**19 // (size * len(first))  # bytes that are gathered at once
         several = [first, *itertools.islice(order, max(0, many - 1))]
@@ -136,7 +173,9 @@ def fetch_batches(examples: AnyExamples, order: Iterator[Tensor]) -> Iterator[tu
 
 
 def gradients_of(loss: Tensor, parameters: Sequence[Tensor]) -> list[Tensor | None]:
-    """Return the gradient by each parameter, None where the loss does not touch it; the caller may change them.
+    """Return the gradient by each parameter, None where the loss does not touch it.
+
+    The caller may change them.
 
     By `backward`, since torch.autograd.grad may return one tensor for several parameters.
     """
@@ -157,18 +196,27 @@ def batches(count: int, work: LocalWork, fewest: int = 1) -> Iterator[Tensor]:
     size = batch_of(count, work)
     if size < fewest:
         raise ReportableError(
-            f"a batch has {size} example here, of {count} to train on, and the model's BatchNorm needs {fewest}: raise "
-            "batch-size, leave out clients with a single example, or put GroupNorm or LayerNorm in its place"
+            f"a batch has {size} example here, of {count} to train on, and the model's BatchNorm"
+            f" needs {fewest}: raise batch-size, leave out clients with a single example, or put"
+            " GroupNorm or LayerNorm in its place"
         )
     random = work.random
     if random is None and size < count:
-        raise ValueError(f"batches of {size} of {count} examples need an order: give the work a random generator")
+        raise ValueError(
+            f"batches of {size} of {count} examples need an order: give the work a random generator"
+        )
     epochs = range(work.epochs) if work.steps is None else itertools.count()
     orders = (
-        torch.arange(count) if random is None or size == count else torch.from_numpy(random.permutation(count))
+        (
+            torch.arange(count)
+            if random is None or size == count
+            else torch.from_numpy(random.permutation(count))
+        )
         for _ in epochs
     )
-    steps = (batch for order in orders for batch in torch.split(order, size) if len(batch) >= fewest)
+    steps = (
+        batch for order in orders for batch in torch.split(order, size) if len(batch) >= fewest
+    )
     return itertools.islice(steps, work.steps)
 
 
@@ -183,14 +231,17 @@ def count_steps(count: int, work: LocalWork, fewest: int = 1) -> int:
 def batch_of(count: int, work: LocalWork) -> int:
     """Return how many of `count` examples a step takes, but for the last of an epoch."""
     if not count:
-        raise ReportableError("there is no training example here, so nothing can be trained: leave this client out")
+        raise ReportableError(
+            "there is no training example here, so nothing can be trained: leave this client out"
+        )
     return min(work.batch_size or count, count)
 
 
 def outputs_of(model: nn.Module, inputs: Inputs, output: str = "") -> Tensor:
     """Return a model's outputs, called as model(x), model(**inputs) or model(*inputs).
 
-    Of several outputs by name, that of the name `output` is taken; "": `logits`, or the only tensor.
+    Of several outputs by name, that of the name `output` is taken; "": `logits`, or the only
+    tensor.
     """
     return choose_output(model, _answer(model, inputs), output)
 
@@ -220,14 +271,16 @@ def _own_losses(model: nn.Module, answer: object, count: int) -> Tensor:
     losses = answer.get(LOSS) if isinstance(answer, Mapping) else None
     if not isinstance(losses, Tensor):
         raise ReportableError(
-            f"the task takes the loss of the model, {type(model).__name__}, and there is none among what it returns: "
-            "it must return tensors by name, loss among them, and may need the targets among its inputs"
+            f"the task takes the loss of the model, {type(model).__name__}, and there is none among"
+            " what it returns: it must return tensors by name, loss among them, and may need the"
+            " targets among its inputs"
         )
     if losses.shape != (count,):
         raise ReportableError(
-            f"the loss of the model, {type(model).__name__}, must be one number for each of {count} examples, shape "
-            f"({count},), got shape {tuple(losses.shape)}: let the model take it with reduction='none', or leave the "
-            "targets out of its inputs and give the task a loss of its outputs in place of model_loss"
+            f"the loss of the model, {type(model).__name__}, must be one number for each of {count}"
+            f" examples, shape ({count},), got shape {tuple(losses.shape)}: let the model take it"
+            " with reduction='none', or leave the targets out of its inputs and give the task a"
+            " loss of its outputs in place of model_loss"
         )
     return losses
 
@@ -235,8 +288,8 @@ def _own_losses(model: nn.Module, answer: object, count: int) -> Tensor:
 def with_channels_last(model: nn.Module, examples: AnyExamples) -> nn.Module:
     """Let the channels of a pixel lie side by side in a model's convolutions: the processor is faster with that.
 
-    A model stays as it is if it cannot take such images (it calls `view` on them, for example), has GroupNorm, which is
-    slower with that, or is on another device.
+    A model stays as it is if it cannot take such images (it calls `view` on them, for example), has
+    GroupNorm, which is slower with that, or is on another device.
     """
     weights = [module.weight for module in model.modules() if isinstance(module, nn.Conv2d)]
     slower = any(isinstance(module, nn.GroupNorm) for module in model.modules())
@@ -258,14 +311,18 @@ def _turn(model: nn.Module) -> nn.Module:
 
 
 @torch.no_grad()
-def measure(model: nn.Module, task: Task, examples: AnyExamples, smallest_group: int = 0) -> dict[str, float]:
+def measure(
+    model: nn.Module, task: Task, examples: AnyExamples, smallest_group: int = 0
+) -> dict[str, float]:
     """Return the mean loss and the task's scores of `model`, in eval mode, over all `examples`, by their names.
 
-    A score that is not finite is left out: an AUC of a single class has no meaning. With `smallest_group`, what
-    `measure_groups` returns is there too, where the examples have groups.
+    A score that is not finite is left out: an AUC of a single class has no meaning. With
+    `smallest_group`, what `measure_groups` returns is there too, where the examples have groups.
     """
     answers = answer(model, task, examples)
-    found = {LOSS: answers.losses} | {score.name: answers.measured(score.name, of) for score, of in task.scores.items()}
+    found = {LOSS: answers.losses} | {
+        score.name: answers.measured(score.name, of) for score, of in task.scores.items()
+    }
     means = {name: in_double(torch.as_tensor(value)).mean().item() for name, value in found.items()}
     scores = {name: value for name, value in means.items() if name == LOSS or math.isfinite(value)}
     groups = examples.group_places() if smallest_group else None
@@ -285,7 +342,8 @@ def answer(model: nn.Module, task: Task, examples: AnyExamples) -> "Answers":
     model.eval()
     size = BATCH if isinstance(examples, CollatedExamples) else EVALUATION_BATCH
     batches = (examples[start : start + size] for start in range(0, len(examples), size))
-    with drawing_from(0, examples.device):  # a model may draw in evaluation too, and then always the same
+    # a model may draw in evaluation too, and then always the same
+    with drawing_from(0, examples.device):
         return Answers.of(model, task, batches)
 
 
@@ -296,17 +354,25 @@ class Answers(NamedTuple):
     losses: Tensor
 
     @classmethod
-    def of(cls, model: nn.Module, task: Task, batches: Iterable[tuple[Inputs, Tensor]]) -> "Answers":
+    def of(
+        cls, model: nn.Module, task: Task, batches: Iterable[tuple[Inputs, Tensor]]
+    ) -> "Answers":
         """Return what a model makes of some batches."""
         of_model = is_of_model(task.loss)
-        outputs, targets, losses = list[Tensor](), list[Tensor](), list[Tensor]()
+        outputs = list[Tensor]()
+        targets = list[Tensor]()
+        losses = list[Tensor]()
         for inputs, wanted in batches:
             answer = _answer(model, inputs)
             outputs.append(choose_output(model, answer, task.output))
             targets.append(wanted)
             losses += [_own_losses(model, answer, len(wanted))] if of_model else []
         alike = all(len({each.shape[1:] for each in parts}) == 1 for parts in (outputs, targets))
-        answered = [(_joined(outputs), _joined(targets))] if alike else list(zip(outputs, targets, strict=True))
+        answered = (
+            [(_joined(outputs), _joined(targets))]
+            if alike
+            else list(zip(outputs, targets, strict=True))
+        )
         return cls(answered, _joined(losses or [task.loss(*batch) for batch in answered]))
 
     def measured(self, name: str, of: Callable[[Tensor, Tensor], Tensor | float]) -> Tensor | float:
@@ -317,9 +383,10 @@ class Answers(NamedTuple):
         for values, (_, targets) in zip(found, self.batches, strict=True):
             if values.shape != targets.shape[:1]:
                 raise ReportableError(
-                    f"the score {name} cannot be measured: batches of {len(targets)} examples have outputs of several "
-                    f"shapes, and it gives shape {tuple(values.shape)} for one: let it give a number of each example, "
-                    "or fill up all batches to one length in collate_fn"
+                    f"the score {name} cannot be measured: batches of {len(targets)} examples have"
+                    f" outputs of several shapes, and it gives shape {tuple(values.shape)} for one:"
+                    " let it give a number of each example, or fill up all batches to one length"
+                    " in collate_fn"
                 )
         return torch.cat(found)
 

@@ -38,8 +38,8 @@ class LocalWork:
     optimizer
         A name of `fairbloom.tasks.optimizers`, or an import string.
     gradient_clip
-        Largest Euclidean norm of a step's gradient over all parameters, with the pull's and without weight decay's;
-        longer ones are shortened to it. 0: none is.
+        Largest Euclidean norm of a step's gradient over all parameters, with the pull's and without
+        weight decay's; longer ones are shortened to it. 0: none is.
     pull
         Strength of (pull/2)‖x − w‖², w the received model.
     in_full
@@ -74,7 +74,9 @@ class LocalWork:
     draws: int = 0
 
     def make_optimizer(self, parameters: Sequence[Tensor]) -> Optimizer | None:
-        """Return the optimizer of these parameters; None where `descend` takes the steps by itself, as it does SGD's.
+        """Return the optimizer of these parameters.
+
+        None where `descend` takes the steps by itself, as it does SGD's.
 
         The first optimizer object of a process imports PyTorch's compiler, which takes a second.
         """
@@ -89,20 +91,25 @@ class LocalWork:
         )
 
 
-NON_STEP_FIELDS = frozenset({"epochs", "batch_size", "in_full", "idle", "steps", "time_budget", "random", "draws"})
+NON_STEP_FIELDS = frozenset(
+    {"epochs", "batch_size", "in_full", "idle", "steps", "time_budget", "random", "draws"}
+)
 """The fields that say which steps are taken, and when; all others say what a step does."""
 
 
 def set_fields(of: Any) -> Mapping[str, Any]:
     """Return the fields of local work, or of terms, that are not at the default with which they have no effect."""
     defaults = _defaults(type(of))  # type: ignore[arg-type] # mypy takes a class for unhashable
-    return {name: value for name, default in defaults.items() if (value := getattr(of, name)) != default}
+    return {
+        name: value for name, default in defaults.items() if (value := getattr(of, name)) != default
+    }
 
 
 @cache  # each client of each round asks
 def _defaults(kind: Any) -> Mapping[str, Any]:
     return {
-        each.name: each.default if each.default_factory is MISSING else each.default_factory() for each in fields(kind)
+        each.name: each.default if each.default_factory is MISSING else each.default_factory()
+        for each in fields(kind)
     }
 
 
@@ -132,7 +139,9 @@ def run_work(settings: RunSettings, number: int) -> LocalWork:
     )
 
 
-def batch_order(settings: RunSettings, number: int, client: str, *, personal: bool = False) -> np.random.Generator:
+def batch_order(
+    settings: RunSettings, number: int, client: str, *, personal: bool = False
+) -> np.random.Generator:
     """Return the stream that draws the order of a client's examples in round `number`."""
     return generator(settings.seed, "personal batches" if personal else "batches", number, client)
 
@@ -154,16 +163,19 @@ def descend(
 ) -> None:
     """Take one step in place, by an optimizer or as torch.optim.SGD does, with the pull to `received` in the gradient.
 
-    The gradient, including the pull, is clipped as torch.nn.utils.clip_grad_norm_ does it; weight decay, corrections
-    and momentum come after. A parameter without a gradient stays as it is, and so does its velocity; where gradients
-    are corrected, it has one of 0. SGD is written out because the first optimizer object of a process imports PyTorch's
-    compiler.
+    The gradient, including the pull, is clipped as torch.nn.utils.clip_grad_norm_ does it; weight
+    decay, corrections and momentum come after. A parameter without a gradient stays as it is, and
+    so does its velocity; where gradients are corrected, it has one of 0. SGD is written out because
+    the first optimizer object of a process imports PyTorch's compiler.
 
-    Gradients and velocity are changed too. `stacked` arrays have several clients' side by side, along the first
-    dimension.
+    Gradients and velocity are changed too. `stacked` arrays have several clients' side by side,
+    along the first dimension.
     """
     if correct is not None:
-        gradients = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients, strict=True)]
+        gradients = [
+            torch.zeros_like(p) if g is None else g
+            for p, g in zip(parameters, gradients, strict=True)
+        ]
     places = [place for place, gradient in enumerate(gradients) if gradient is not None]
     touched = [parameters[place] for place in places]
     directions = [gradient for gradient in gradients if gradient is not None]
@@ -173,7 +185,10 @@ def descend(
         away = torch._foreach_sub(touched, [received[place] for place in places])
         torch._foreach_add_(directions, away, alpha=work.pull)
     if work.gradient_clip > 0.0:
-        clip_norms(directions if stacked else [each.unsqueeze(0) for each in directions], work.gradient_clip)
+        clip_norms(
+            directions if stacked else [each.unsqueeze(0) for each in directions],
+            work.gradient_clip,
+        )
     if optimizer is not None:
         step_by(optimizer, touched, directions, work.learning_rate)
         return
@@ -185,14 +200,24 @@ def descend(
         moving = [velocity[place] for place in places]
         torch._foreach_mul_(moving, work.momentum)
         torch._foreach_add_(moving, directions)
-        directions = list(torch._foreach_add(directions, moving, alpha=work.momentum)) if work.nesterov else moving
+        directions = (
+            list(torch._foreach_add(directions, moving, alpha=work.momentum))
+            if work.nesterov
+            else moving
+        )
     torch._foreach_add_(touched, directions, alpha=-work.learning_rate)
 
 
 def step_by(
-    optimizer: Optimizer, parameters: Sequence[Tensor], gradients: Sequence[Tensor], learning_rate: float
+    optimizer: Optimizer,
+    parameters: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    learning_rate: float,
 ) -> None:
-    """Let an optimizer take a step with these gradients; its other parameters have none, and stay as they are."""
+    """Let an optimizer take a step with these gradients.
+
+    Its other parameters have none, and stay as they are.
+    """
     for group in optimizer.param_groups:
         if "lr" in group:
             group["lr"] = learning_rate
@@ -205,7 +230,10 @@ def step_by(
 
 def clip_norms(gradients: Sequence[Tensor], longest: float) -> None:
     """Shorten the gradients of k clients, shape (k, …) each, in place, to this norm over all arrays of a client."""
-    norms = torch.stack([torch.linalg.vector_norm(each.reshape(len(each), -1), dim=1) for each in gradients])
-    factors = (longest / (torch.linalg.vector_norm(norms, dim=0) + 1e-6)).clamp(max=1.0)  # as PyTorch has it
+    norms = torch.stack(
+        [torch.linalg.vector_norm(each.reshape(len(each), -1), dim=1) for each in gradients]
+    )
+    # as PyTorch has it
+    factors = (longest / (torch.linalg.vector_norm(norms, dim=0) + 1e-6)).clamp(max=1.0)
     for each in gradients:
         each.mul_(factors.view(-1, *[1] * (each.dim() - 1)))

@@ -27,14 +27,22 @@ INTERRUPTED = 130
 """Exit status of a command that Ctrl-C has ended."""
 
 HERE: Any = Path("federation")  # the callback opens it
-_option = partial(typer.Option, "--dir", envvar="FAIRBLOOM_FEDERATION", help="The federation's folder, made by init.")
-FederationOption = Annotated[Federation, _option(click_type=click.Path(path_type=Path), callback=Federation.read)]
+_option = partial(
+    typer.Option,
+    "--dir",
+    envvar="FAIRBLOOM_FEDERATION",
+    help="The federation's folder, made by init.",
+)
+FederationOption = Annotated[
+    Federation, _option(click_type=click.Path(path_type=Path), callback=Federation.read)
+]
 
 
 def server(federation: FederationOption = HERE) -> None:
     """Run the server of a federation: devices connect to it, and it carries out runs.
 
-    It listens where federation.toml says, keeps its state in DIR/state, reports when it is ready, and stops on Ctrl-C.
+    It listens where federation.toml says, keeps its state in DIR/state, reports when it is ready,
+    and stops on Ctrl-C.
     """
     # In a small process, without the libraries that the command line has loaded.
     become("fairbloom.deploy.fleet.daemon", str(federation.path))
@@ -45,10 +53,16 @@ def init(
     folder: Annotated[
         Path,
         typer.Argument(
-            metavar="DIR", help="New folder. Keep it safe: it contains the private key of the certificate authority."
+            metavar="DIR",
+            help=(
+                "New folder. Keep it safe: it contains the private key of the certificate"
+                " authority."
+            ),
         ),
     ],
-    host: Annotated[list[str], typer.Option(help="Name or address of the server, as devices reach it.")],
+    host: Annotated[
+        list[str], typer.Option(help="Name or address of the server, as devices reach it.")
+    ],
     port: Annotated[int, typer.Option(help="Port that devices connect to.")] = 9092,
 ) -> None:
     """Create the folder of a new federation: certificate authority, server certificate and settings."""
@@ -56,41 +70,58 @@ def init(
     print(f"{folder}: devices reach the server at {made.server}")
     print(f"start it with\n  fairbloom server --dir {shlex.quote(str(folder))}")
     print("or, for good, as a service:")
-    print(f"  sudo systemctl enable --now {shlex.quote(str((folder / SERVER_UNIT.name).absolute()))}")
+    print(
+        f"  sudo systemctl enable --now {shlex.quote(str((folder / SERVER_UNIT.name).absolute()))}"
+    )
 
 
 @app.command()
 def renew(
     host: Annotated[
-        list[str], typer.Option(help="Host name of the new certificate; default: those of the old one.")
+        list[str],
+        typer.Option(help="Host name of the new certificate; default: those of the old one."),
     ] = [],  # noqa: B006
     federation: FederationOption = HERE,
 ) -> None:
     """Create a new server certificate. Restart the server to use it. Devices need no change."""
     names = federation.renew(host)
-    print(f"{federation.identity[0]} is new, for {', '.join(names)} and loopback: restart the server")
+    print(
+        f"{federation.identity[0]} is new, for {', '.join(names)} and loopback: restart the server"
+    )
 
 
-@app.command(epilog="Example: fairbloom deploy enroll hospital-7 --request hospital-7.request --examples 1200")
+@app.command(
+    epilog=(
+        "Example: fairbloom deploy enroll hospital-7 --request hospital-7.request --examples 1200"
+    )
+)
 def enroll(
     clients: Annotated[
-        list[str], typer.Argument(metavar="CLIENT...", help="Names of the clients, as reports show them.")
+        list[str],
+        typer.Argument(metavar="CLIENT...", help="Names of the clients, as reports show them."),
     ],
     request: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="What fairbloom client keys printed on the device.")
+        Path | None,
+        typer.Option(metavar="FILE", help="What fairbloom client keys printed on the device."),
     ] = None,
     partition_id: Annotated[
         int | None,
-        typer.Option(help="Number of the client's partition of the data, from 0; default: the first free one."),
+        typer.Option(
+            help=(
+                "Number of the client's partition of the data, from 0; default: the first free one."
+            )
+        ),
     ] = None,
-    examples: Annotated[int, typer.Option(help="Number of training examples of each client; 0: unknown.")] = 0,
+    examples: Annotated[
+        int, typer.Option(help="Number of training examples of each client; 0: unknown.")
+    ] = 0,
     federation: FederationOption = HERE,
 ) -> None:
     """Enrol clients and write a folder for each device: certificate, settings, systemd unit.
 
-    With --request, the private key stays on the device and the folder contains nothing secret. Without it, the key is
-    made here and the folder contains it: use this only for trials. A client that is enrolled already gets the new key;
-    the one before never connects again.
+    With --request, the private key stays on the device and the folder contains nothing secret.
+    Without it, the key is made here and the folder contains it: use this only for trials. A client
+    that is enrolled already gets the new key; the one before never connects again.
     """
     from .fleet.enrolment import describe_clients_beyond
     from .fleet.enrolment import enroll as enroll_one
@@ -100,7 +131,9 @@ def enroll(
         if given is not None and len(clients) > 1:
             raise DeployError(f"{option} {given} is for one client, and {len(clients)} are named")
     for name in clients:
-        bundle = enroll_one(federation, name, partition=partition_id, examples=examples, request=request)
+        bundle = enroll_one(
+            federation, name, partition=partition_id, examples=examples, request=request
+        )
         print(f"{name}: {bundle}", flush=True)
     enrolled = federation.enrolled()
     if far := describe_clients_beyond(enrolled, len(enrolled)):
@@ -121,7 +154,9 @@ def revoke(
 
 @app.command(epilog="Example: watch -n 2 fairbloom deploy status")
 def status(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON; the documentation lists its keys.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON; the documentation lists its keys.")
+    ] = False,
     federation: FederationOption = HERE,
 ) -> None:
     """Show clients, runs and their rounds, disk space and certificate."""
@@ -134,30 +169,44 @@ def status(
         show(found)
 
 
-@app.command(epilog="Example: fairbloom deploy submit --set method=fedfv --set clients=4 --set num-rounds=50")
+@app.command(
+    epilog="Example: fairbloom deploy submit --set method=fedfv --set clients=4 --set num-rounds=50"
+)
 def submit(
     settings: Annotated[
         list[str],
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="A setting of the run, as fairbloom settings lists them, or one of your app's run config.",
+            help=(
+                "A setting of the run, as fairbloom settings lists them, or one of your app's run"
+                " config."
+            ),
         ),
     ] = [],  # noqa: B006
     schema: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="What the clients' tables hold; each device's owner accepts it.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="What the clients' tables hold; each device's owner accepts it."
+        ),
     ] = None,
     chosen: Annotated[
         str | None,
         typer.Option(
             "--app",
             metavar="APP",
-            help="Folder of a Flower app, or module:attribute of an installed ServerApp; default: the app in the "
-            "current directory if there is one, else Fairbloom's.",
+            help=(
+                "Folder of a Flower app, or module:attribute of an installed ServerApp; default:"
+                " the app in the "
+                "current directory if there is one, else Fairbloom's."
+            ),
         ),
     ] = None,
     detach: Annotated[
-        bool, typer.Option("--detach", help="Print the run's number and exit, without following its log.")
+        bool,
+        typer.Option(
+            "--detach", help="Print the run's number and exit, without following its log."
+        ),
     ] = False,
     federation: FederationOption = HERE,
 ) -> None:
@@ -179,7 +228,10 @@ def submit(
         ended = runs.follow(federation, run)
     except KeyboardInterrupt:
         number = run.number
-        runs.say(f"run {number} goes on: follow it by tail -f {run.log}, stop it by fairbloom deploy stop {number}")
+        runs.say(
+            f"run {number} goes on: follow it by tail -f {run.log}, stop it by fairbloom deploy"
+            f" stop {number}"
+        )
         raise typer.Exit(INTERRUPTED) from None
     print(f"run {run.number}: {runs.describe_end(ended)}")
     raise typer.Exit(ended)
@@ -188,7 +240,10 @@ def submit(
 @app.command()
 def stop(
     run: Annotated[
-        str | None, typer.Argument(metavar="[RUN]", help="The run's number; default: the only one that has not ended.")
+        str | None,
+        typer.Argument(
+            metavar="[RUN]", help="The run's number; default: the only one that has not ended."
+        ),
     ] = None,
     federation: FederationOption = HERE,
 ) -> None:
@@ -201,19 +256,28 @@ def stop(
 @app.command()
 def doctor(
     client: Annotated[
-        Path | None, typer.Option(metavar="CLIENT.TOML", help="Check the device of this client instead of the server.")
+        Path | None,
+        typer.Option(
+            metavar="CLIENT.TOML", help="Check the device of this client instead of the server."
+        ),
     ] = None,
     folder: Annotated[Path, _option()] = HERE,
 ) -> None:
-    """Check certificates, keys, permissions, port, clock and disk. Exits with 1 if something is wrong."""
+    """Check certificates, keys, permissions, port, clock and disk.
+
+    Exits with 1 if something is wrong.
+    """
     from .device.client import ClientSettings
     from .operator import doctor as checks
 
     findings = (
-        checks.examine_device(ClientSettings.of({}, client)) if client else checks.examine(Federation.read(folder))
+        checks.examine_device(ClientSettings.of({}, client))
+        if client
+        else checks.examine(Federation.read(folder))
     )
     signs = {"ok": "[green]ok[/]", "warning": "[yellow]warning[/]", "fault": "[red]fault[/]"}
-    console, worst = Terminal(soft_wrap=True, highlight=False), 0
+    console = Terminal(soft_wrap=True, highlight=False)
+    worst = 0
     for finding in findings:
         console.print(f"{signs[finding.verdict]:<8} {finding.what}: ", end="")
         console.print(finding.words, markup=False)

@@ -4,4 +4,7 @@ from fairbloom.errors import FairbloomError
 
 
 class DeployError(FairbloomError):
-    """A setting, file, certificate or name that cannot be used; the message names it, its value and the remedy."""
+    """A setting, file, certificate or name that cannot be used.
+
+    The message names it, its value and the remedy.
+    """

@@ -19,8 +19,10 @@ from fairbloom.system.files import write_private, write_public
 
 from .errors import DeployError
 
-AUTHORITY_DAYS, SERVER_DAYS = 3650, 398
-"""How long certificates hold; 398 days is the longest that strict TLS clients accept of a server."""
+AUTHORITY_DAYS = 3650
+SERVER_DAYS = 398
+"""How long certificates hold; 398 days is the longest that strict TLS clients accept of a
+server."""
 
 LOCAL = ("localhost", "127.0.0.1", "::1")
 """Names that the server's certificate always has, for checks on the server itself."""
@@ -45,7 +47,8 @@ def make_key() -> ec.EllipticCurvePrivateKey:
 
 def format_key(key: ec.EllipticCurvePrivateKey) -> bytes:
     """Return a private key as its file has it (PEM, PKCS #8, not encrypted)."""
-    form, plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    form = serialization.PrivateFormat.PKCS8
+    plain = serialization.NoEncryption()
     return key.private_bytes(serialization.Encoding.PEM, form, plain)
 
 
@@ -66,14 +69,18 @@ def read_request(text: str, source: str) -> tuple[ec.EllipticCurvePublicKey, str
     remedy = "take what fairbloom client keys NAME printed on the device"
     if "PRIVATE KEY" in text:
         raise DeployError(
-            f"{source} holds a private key, which has travelled and must be replaced: make a new one on the device "
-            "with fairbloom client keys NAME, delete this file wherever it is, and bring what was printed"
+            f"{source} holds a private key, which has travelled and must be replaced: make a new"
+            " one on the device with fairbloom client keys NAME, delete this file wherever it is,"
+            " and bring what was printed"
         )
     try:
         request = x509.load_pem_x509_csr(text.encode())
-        key, signed = request.public_key(), request.is_signature_valid
+        key = request.public_key()
+        signed = request.is_signature_valid
     except (ValueError, UnsupportedAlgorithm, InvalidSignature) as error:
-        raise DeployError(f"{source} is not a certificate request, or a damaged one ({error}): {remedy}") from None
+        raise DeployError(
+            f"{source} is not a certificate request, or a damaged one ({error}): {remedy}"
+        ) from None
     if not isinstance(key, ec.EllipticCurvePublicKey) or key.curve.name != ec.SECP256R1.name:
         raise DeployError(f"{source} asks for a key that is not on the curve P-256: {remedy}")
     if not signed:
@@ -99,14 +106,19 @@ def normalise_host(host: str) -> str:
             return str(ipaddress.ip_address(host))
     try:
         name = host.encode("idna").decode()
-        # Python's codec is of 2003: what it cannot turn back, as ß, is another name by the rules of today.
+        # Python's codec is of 2003: what it cannot turn back, as ß, is another name by the rules of
+        # today.
         if not host.isascii() and name.encode().decode("idna").lower() != host.lower():
-            raise DeployError(f"{host!r} may be spelt in two ways on the wire: give it in its ASCII form, xn--...")
+            raise DeployError(
+                f"{host!r} may be spelt in two ways on the wire: give it in its ASCII form, xn--..."
+            )
     except UnicodeError:
         name = ""
     labels = name.split(".")
     if len(name) > 253 or labels[-1].isdigit() or not all(map(LABEL.fullmatch, labels)):
-        raise DeployError(f"{host!r}: give a name or an address without port, server.example.org say")
+        raise DeployError(
+            f"{host!r}: give a name or an address without port, server.example.org say"
+        )
     return name
 
 
@@ -124,16 +136,28 @@ def make_authority(certificate: Path, key: Path, days: float = AUTHORITY_DAYS) -
         encipher_only=False,
         decipher_only=False,
     )
-    extensions: dict[x509.ExtensionType, bool] = {x509.BasicConstraints(ca=True, path_length=0): True, usage: True}
+    extensions: dict[x509.ExtensionType, bool] = {
+        x509.BasicConstraints(ca=True, path_length=0): True,
+        usage: True,
+    }
     write_private(key, format_key(made))
-    write_public(certificate, _certify(made.public_key(), "Fairbloom federation CA", None, made, days, extensions))
+    write_public(
+        certificate,
+        _certify(made.public_key(), "Fairbloom federation CA", None, made, days, extensions),
+    )
 
 
 def make_server_certificate(
-    authority: Path, authority_key: Path, certificate: Path, key: Path, hosts: Sequence[str], days: float = SERVER_DAYS
+    authority: Path,
+    authority_key: Path,
+    certificate: Path,
+    key: Path,
+    hosts: Sequence[str],
+    days: float = SERVER_DAYS,
 ) -> None:
     """Write the server's certificate, for all of `hosts` (names or addresses) and loopback, and its key."""
-    hosts, made = [normalise_host(host) for host in hosts], make_key()
+    hosts = [normalise_host(host) for host in hosts]
+    made = make_key()
     issuer, signer = _load_authority(authority, authority_key)
     names = list[x509.GeneralName]()
     for host in dict.fromkeys([*hosts, *LOCAL]):
@@ -147,11 +171,17 @@ def make_server_certificate(
         x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]): False,
     }
     write_private(key, format_key(made))
-    write_public(certificate, _certify(made.public_key(), hosts[0][:64], issuer, signer, days, extensions))
+    write_public(
+        certificate, _certify(made.public_key(), hosts[0][:64], issuer, signer, days, extensions)
+    )
 
 
 def issue_device_certificate(
-    authority: Path, authority_key: Path, key: ec.EllipticCurvePublicKey, name: str, days: float = AUTHORITY_DAYS
+    authority: Path,
+    authority_key: Path,
+    key: ec.EllipticCurvePublicKey,
+    name: str,
+    days: float = AUTHORITY_DAYS,
 ) -> bytes:
     """Return a device's certificate (PEM): for TLS clients alone, so that it can never pass for the server's."""
     extensions: dict[x509.ExtensionType, bool] = {
@@ -189,10 +219,12 @@ def _load_certificate(path: Path) -> x509.Certificate:
         raise DeployError(f"{path} is not a certificate, or a damaged one: {error}") from None
 
 
-def _load_authority(certificate: Path, key: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+def _load_authority(
+    certificate: Path, key: Path
+) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
     remedy = (
-        "bring it back from your copy. Without one, no certificate can be made for this federation: make a new one "
-        "with fairbloom deploy init, and enrol its clients again"
+        "bring it back from your copy. Without one, no certificate can be made for this federation:"
+        " make a new one with fairbloom deploy init, and enrol its clients again"
     )
     try:
         issuer = _load_certificate(certificate)
@@ -201,10 +233,17 @@ def _load_authority(certificate: Path, key: Path) -> tuple[x509.Certificate, ec.
     try:
         signer = serialization.load_pem_private_key(key.read_bytes(), None)
     except OSError as error:
-        raise DeployError(f"the authority's key {key} cannot be read: {error.strerror}: {remedy}") from None
+        raise DeployError(
+            f"the authority's key {key} cannot be read: {error.strerror}: {remedy}"
+        ) from None
     except (ValueError, TypeError, UnsupportedAlgorithm):
-        raise DeployError(f"the authority's key {key} is not a private key, or a damaged one: {remedy}") from None
-    if not isinstance(signer, ec.EllipticCurvePrivateKey) or signer.public_key() != issuer.public_key():
+        raise DeployError(
+            f"the authority's key {key} is not a private key, or a damaged one: {remedy}"
+        ) from None
+    if (
+        not isinstance(signer, ec.EllipticCurvePrivateKey)
+        or signer.public_key() != issuer.public_key()
+    ):
         raise DeployError(f"the authority's key {key} does not belong to {certificate}: {remedy}")
     return issuer, signer
 
@@ -217,11 +256,14 @@ def _certify(
     days: float,
     extensions: Mapping[x509.ExtensionType, bool],
 ) -> bytes:
-    """Return a certificate (PEM), signed by an issuer or, without one, by itself; `extensions` says which are critical.
+    """Return a certificate (PEM), signed by an issuer or, without one, by itself.
+
+    `extensions` says which are critical.
 
     It ends with its issuer's.
     """
-    subject, now = _subject(name), datetime.now(UTC)
+    subject = _subject(name)
+    now = datetime.now(UTC)
     end = now + timedelta(days=days)
     if issuer is not None:
         end = min(end, issuer.not_valid_after_utc)
@@ -234,7 +276,9 @@ def _certify(
         .not_valid_before(min(now, end) - SKEW)
         .not_valid_after(end)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False
+        )
     )
     for extension, critical in extensions.items():
         builder = builder.add_extension(extension, critical=critical)

@@ -9,7 +9,10 @@ App = TypeVar("App")
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Return host and port of HOST:PORT, an IPv6 address without its brackets; ValueError for anything else."""
+    """Return host and port of HOST:PORT, an IPv6 address without its brackets.
+
+    ValueError for anything else.
+    """
     host, _, port = address.rpartition(":")
     if not host or not re.fullmatch(r"[0-9]{1,5}", port):
         raise ValueError(f"{address!r}: write it as HOST:PORT, example.org:9092 say")
@@ -30,7 +33,9 @@ def first_names(names: Iterable[str]) -> str:
 
 
 def load_app(app: str, kind: type[App], of: str) -> App:
-    """Return the app of this kind that an import string, module:attribute, names; ImportError where there is none.
+    """Return the app of this kind that an import string, module:attribute, names.
+
+    ImportError where there is none.
 
     `of` says in the error whose app it is: "this client", or "this run".
     """
@@ -42,5 +47,7 @@ def load_app(app: str, kind: type[App], of: str) -> App:
     except (ImportError, AttributeError) as error:
         raise ImportError(f"app = {app!r} of {of} cannot be loaded: {error}") from error
     if not isinstance(found, kind):
-        raise ImportError(f"app = {app!r} of {of} is of type {type(found).__name__}, no {kind.__name__}")
+        raise ImportError(
+            f"app = {app!r} of {of} is of type {type(found).__name__}, no {kind.__name__}"
+        )
     return found

@@ -27,7 +27,8 @@ def take_folder() -> Path:
         except BlockingIOError:
             os.close(lock)
             continue
-        os.set_inheritable(lock, True)  # the client, which takes the place of this process, holds it
+        # the client, which takes the place of this process, holds it
+        os.set_inheritable(lock, True)
         return folder
     raise AssertionError("numbers do not end")
 

@@ -20,13 +20,21 @@ from fairbloom.server.progress import find_announced
 from fairbloom.server.settings import Settings
 
 FEDERATION = Path("/federation")
-LOOK_SECONDS, SETTLED_SECONDS, LONGEST_SECONDS = 0.5, 3.0, 120.0
-"""Pause between two looks at who is online; how long nobody else may have come; and how long all this may take."""
+LOOK_SECONDS = 0.5
+SETTLED_SECONDS = 3.0
+LONGEST_SECONDS = 120.0
+"""Pause between two looks at who is online; how long nobody else may have come; and how long all
+this may take."""
 
 
 def wait_for_clients() -> tuple[Federation, int]:
-    """Wait until clients are online and no further one comes; return the federation and their number."""
-    number, since, until = 0, time.monotonic(), time.monotonic() + LONGEST_SECONDS
+    """Wait until clients are online and no further one comes.
+
+    Return the federation and their number.
+    """
+    number = 0
+    since = time.monotonic()
+    until = time.monotonic() + LONGEST_SECONDS
     while time.monotonic() < until:
         time.sleep(LOOK_SECONDS)
         try:
@@ -35,10 +43,13 @@ def wait_for_clients() -> tuple[Federation, int]:
             continue
         online = len(read_now(federation).get("online", {})) if federation.is_served else 0
         if online != number:
-            number, since = online, time.monotonic()
+            number = online
+            since = time.monotonic()
         elif number and time.monotonic() - since >= SETTLED_SECONDS:
             return federation, number
-    raise FairbloomError(f"after {LONGEST_SECONDS:.0f} s no client is online: see docker compose logs server client")
+    raise FairbloomError(
+        f"after {LONGEST_SECONDS:.0f} s no client is online: see docker compose logs server client"
+    )
 
 
 def follow(federation: Federation, run: RunFiles) -> int:
@@ -52,7 +63,9 @@ def show(folder: Path) -> None:
     """Print the last scores of each client, as far as its run has any."""
     with (folder / "clients.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    column = next(name for name in rows[0] if name.startswith("test_") and name.endswith("_of_global_model"))
+    column = next(
+        name for name in rows[0] if name.startswith("test_") and name.endswith("_of_global_model")
+    )
     table = Table("client", column)
     for name, value in {row["client"]: row[column] for row in rows if row[column]}.items():
         table.add_row(name, f"{float(value):.4g}")
@@ -76,7 +89,9 @@ def main() -> int:
     if status == 0 and folder is not None:
         show(folder)
         print(f"{folder.relative_to('/')} has all of it", flush=True)
-    print("another run: docker compose run --rm experiment; the end: docker compose down", flush=True)
+    print(
+        "another run: docker compose run --rm experiment; the end: docker compose down", flush=True
+    )
     return status
 
 

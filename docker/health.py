@@ -1,9 +1,13 @@
-"""Health of a container: `listens PORT`, something does here; `connected PORT`, a connection to one is up."""
+"""Health of a container: `listens PORT`, something does here.
+
+`connected PORT`, a connection to one is up.
+"""
 
 import sys
 from pathlib import Path
 
-LISTEN, ESTABLISHED = "0A", "01"
+LISTEN = "0A"
+ESTABLISHED = "01"
 
 
 def has_socket(port: str, state: str, column: int) -> bool:

@@ -15,25 +15,34 @@ from fairbloom.deploy.fleet.enrolment import enroll
 from fairbloom.deploy.fleet.federation import Federation
 from fairbloom.errors import FairbloomError
 
-FEDERATION, CLIENTS = Path("/federation"), Path("/clients")
+FEDERATION = Path("/federation")
+CLIENTS = Path("/clients")
 LOOK_SECONDS = 0.5
 
 
 def open_federation(hosts: list[str]) -> Federation:
-    """Return the federation in the volume, made where the volume is empty; what is there is never deleted."""
+    """Return the federation in the volume, made where the volume is empty.
+
+    What is there is never deleted.
+    """
     if any(FEDERATION.iterdir()):
         return Federation.read(FEDERATION)
     return Federation.init(FEDERATION, hosts, 9092)
 
 
 def enroll_requests(federation: Federation) -> None:
-    """Enrol each client that has written a request, and give it the files of its bundle; the key stays its own."""
+    """Enrol each client that has written a request, and give it the files of its bundle.
+
+    The key stays its own.
+    """
     for request in sorted(CLIENTS.glob("client-*/*.request")):
-        folder, name = request.parent, request.stem
+        folder = request.parent
+        name = request.stem
         if not (folder / "client.toml").exists():
             number = int(name.removeprefix("client-"))
             bundle = enroll(federation, name, partition=number, request=request)
-            for file in ("ca.crt", "certificate", "client.toml"):  # the last one says that all is there
+            # the last one says that all is there
+            for file in ("ca.crt", "certificate", "client.toml"):
                 shutil.copy(bundle / file, folder / file)
 
 

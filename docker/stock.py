@@ -6,7 +6,12 @@ import sys
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+)
 
 from fairbloom.deploy import pki
 
@@ -15,14 +20,17 @@ def make_keys(keys: Path, host: str, nodes: int) -> None:
     """Write the keys of a SuperLink on `host`, of its SuperExec, its operator and its SuperNodes."""
     folders = {name: keys / name for name in ("superlink", "superexec", "operator")}
     folders |= {f"supernode-{number}": keys / f"supernode-{number}" for number in range(nodes)}
-    authority, secret = (keys / "ca.crt", keys / "ca.key"), secrets.token_bytes(32)
+    authority = (keys / "ca.crt", keys / "ca.key")
+    secret = secrets.token_bytes(32)
     pki.make_authority(*authority)
     for name, folder in folders.items():
         folder.mkdir(mode=0o700)
         (folder / "ca.crt").write_bytes(authority[0].read_bytes())
         if name.startswith("supernode"):
             key = ec.generate_private_key(ec.SECP384R1())
-            (folder / "key").write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+            (folder / "key").write_bytes(
+                key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+            )
             public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
             (folders["operator"] / f"{name}.pub").write_bytes(public)
     link = folders["superlink"]

@@ -17,7 +17,8 @@ def write_clinics(folder: str, island: float) -> None:
             rows = csv.writer(file)
             rows.writerow(["age", "pressure", "smoker", "target"])
             for _ in range(patients):
-                age, pressure = random.gauss(60, 10), random.gauss(130, 15)
+                age = random.gauss(60, 10)
+                pressure = random.gauss(130, 15)
                 smoker = random.choice(["yes", "no"])  # noqa: S311 (nothing is secret)
                 risk = (age - 60) / 10 + counts * (pressure - 130) / 15 + (smoker == "yes")
                 ill = risk + random.gauss(0, 0.5) > 0.5

@@ -17,12 +17,19 @@ from fairbloom.strategies import FromTorchJD
 project = "Fairbloom"
 release = __version__
 extensions = [
-    *("myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.linkcode", "sphinx_copybutton"),
+    *(
+        "myst_parser",
+        "sphinx.ext.autodoc",
+        "sphinx.ext.napoleon",
+        "sphinx.ext.linkcode",
+        "sphinx_copybutton",
+    ),
     "docs.mathml",
 ]
 exclude_patterns = ["_build"]
 smartquotes_action = "De"  # dashes and dots alone: "" in a docstring is an empty text
-default_role = "py:obj"  # what stands between backticks in a docstring is code, and a link where it is a name of ours
+# what stands between backticks in a docstring is code, and a link where it is a name of ours
+default_role = "py:obj"
 
 html_theme = "furo"
 html_title = "Fairbloom"
@@ -37,11 +44,13 @@ myst_enable_extensions = ["attrs_inline", "colon_fence", "dollarmath"]
 myst_heading_anchors = 3
 
 copybutton_exclude = ".linenos, .gp, .go"
-copybutton_selector = "div:not(.highlight-text) > div.highlight > pre"  # what is printed is not typed
+# what is printed is not typed
+copybutton_selector = "div:not(.highlight-text) > div.highlight > pre"
 
 autodoc_member_order = "bysource"
 napoleon_google_docstring = False
-napoleon_custom_sections = [("Attributes", "params_style")]  # a list in their class, not entries of their own
+# a list in their class, not entries of their own
+napoleon_custom_sections = [("Attributes", "params_style")]
 python_maximum_signature_line_length = 90
 
 
@@ -56,23 +65,39 @@ HELD = "\ue000"
 """Stands for a colon while napoleon reads a docstring."""
 
 
-def hold_colons(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
+def hold_colons(
+    app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]
+) -> None:
     """Let what stands before a colon in a property's docstring be words, where napoleon takes it for a type."""
     if what in ("attribute", "data", "property"):
         lines[:] = [line.replace(":", HELD) for line in lines]
 
 
-def keep_signs(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
+def keep_signs(
+    app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]
+) -> None:
     """Put colons back; let |x| be an absolute value, where reStructuredText takes it for a substitution."""
     lines[:] = [line.replace(HELD, ":").replace("|", r"\|") for line in lines]
 
 
-def say_ranges(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
+def say_ranges(
+    app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]
+) -> None:
     """Put range and default behind the names of a method's parameters and of the common options, for napoleon."""
-    if what == "class" and isinstance(obj, type) and issubclass(obj, Method) and obj is not FromTorchJD:
-        known = dict(OPTIONS) if obj is Method else {each.argument: each for each in parameters_of("", obj)}
+    if (
+        what == "class"
+        and isinstance(obj, type)
+        and issubclass(obj, Method)
+        and obj is not FromTorchJD
+    ):
+        known = (
+            dict(OPTIONS)
+            if obj is Method
+            else {each.argument: each for each in parameters_of("", obj)}
+        )
         lines[:] = [
-            f"{line} : {each.range}, default {each.default}" if (each := known.get(line)) else line for line in lines
+            f"{line} : {each.range}, default {each.default}" if (each := known.get(line)) else line
+            for line in lines
         ]
 
 

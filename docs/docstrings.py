@@ -9,7 +9,16 @@ from fairbloom.rounds.fits import SERVER_MOMENTUM, misfit
 from fairbloom.rounds.server_optimizer import AVGM
 from fairbloom.strategies import FairStrategy, FromTorchJD, canonical, find_method
 
-LABELS = ("Source", "Reductions", "Departures", "Objective", "Good for", "Hurts when", "Memory", "Cost")
+LABELS = (
+    "Source",
+    "Reductions",
+    "Departures",
+    "Objective",
+    "Good for",
+    "Hurts when",
+    "Memory",
+    "Cost",
+)
 """The words, followed by a colon, that a paragraph of a method's docstring may begin with."""
 
 
@@ -38,7 +47,10 @@ class MethodDoc:
 
 
 def describe(name: str) -> MethodDoc:
-    """Return what the docstring of a method says; "torchjd" stands for all of TorchJD's weightings."""
+    """Return what the docstring of a method says.
+
+    "torchjd" stands for all of TorchJD's weightings.
+    """
     method = FromTorchJD if name == "torchjd" else find_method(name)
     text = inspect.getdoc(method) or ""
     return MethodDoc(
@@ -54,8 +66,12 @@ def describe(name: str) -> MethodDoc:
 
 
 def _with_server_optimizer(method: type[FairStrategy]) -> str:
-    """Return what does not survive a server optimizer, and which ones the method refuses; "" where nothing is said."""
-    lost, refused = method.lost_to_server_optimizers, misfit(method.requires, SERVER_MOMENTUM)
+    """Return what does not survive a server optimizer, and which ones the method refuses.
+
+    "" where nothing is said.
+    """
+    lost = method.lost_to_server_optimizers
+    refused = misfit(method.requires, SERVER_MOMENTUM)
     parts = [f"One thing no longer holds: {lost}."] if lost else []
     parts += [f"It refuses {AVGM}, as it {refused.why}."] if refused else []
     return " ".join(parts)
@@ -63,7 +79,9 @@ def _with_server_optimizer(method: type[FairStrategy]) -> str:
 
 def _paragraph(text: str, label: str) -> str:
     """Return what follows a label, up to an empty line or the next label."""
-    found = re.search(rf"^{label}: (.+?)(?:\n\n|\n(?:{'|'.join(LABELS)}): |\Z)", text, re.MULTILINE | re.DOTALL)
+    found = re.search(
+        rf"^{label}: (.+?)(?:\n\n|\n(?:{'|'.join(LABELS)}): |\Z)", text, re.MULTILINE | re.DOTALL
+    )
     return _one_line(found[1]) if found else ""
 
 

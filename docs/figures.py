@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 
 from fairbloom.experiments.render.theme import COLOURS
 
-INK, PAPER = "#1f2328", "#ffffff"
+INK = "#1f2328"
+PAPER = "#ffffff"
 """What lines and letters are drawn with, and what is behind them."""
 
 DARK = {
@@ -26,7 +27,8 @@ DARK = {
     "#cccccc": "#555555",
     "#d3d3d3": "#4a4a4a",
 }
-"""The colours that are others on a dark page, in lower case; all that are not here are seen on both."""
+"""The colours that are others on a dark page, in lower case; all that are not here are seen on
+both."""
 
 STYLE = {
     **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "axes.titlecolor"), INK),
@@ -47,13 +49,17 @@ def themed() -> Iterator[None]:
 
 
 def svg_of(figure: Figure) -> bytes:
-    """Return a figure as SVG, the same figure as the same bytes; its colours follow those of the page around it.
+    """Return a figure as SVG, the same figure as the same bytes.
+
+    Its colours follow those of the page around it.
 
     The figure must have been made within `themed`.
     """
     drawn = io.BytesIO()
     with themed():
-        figure.savefig(drawn, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
+        figure.savefig(
+            drawn, format="svg", metadata={"Date": None, "Creator": None}, transparent=True
+        )
     return follow_dark_mode(drawn.getvalue())
 
 

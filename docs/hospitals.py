@@ -1,7 +1,7 @@
 """The table and the picture of the four hospitals, from the runs of `fairbloom reproduce heart-disease`.
 
-`python -m docs.hospitals` runs what is missing of them, writes the table of the page on measurements into docs/data,
-and the picture of the first page into docs/images.
+`python -m docs.hospitals` runs what is missing of them, writes the table of the page on
+measurements into docs/data, and the picture of the first page into docs/images.
 """
 
 import csv
@@ -91,19 +91,27 @@ def served(reproduction: Reproduction) -> list[Served]:
 def _of(name: str, evaluated: str, runs: Sequence[Run]) -> Served:
     finals = [run.final(model=evaluated) for run in runs]
     scores = np.array([[final[hospital] for hospital in sorted(final)] for final in finals])
-    return Served(name, scores, None if evaluated == "personal" else np.array([_losses(run) for run in runs]))
+    return Served(
+        name, scores, None if evaluated == "personal" else np.array([_losses(run) for run in runs])
+    )
 
 
 def _losses(run: Run) -> list[float]:
     """Return the hospitals' test losses under the final model."""
     rows = [row for row in CLIENTS.read(run.folder) if int(row["round"]) == run.rounds_done]
-    return [float(row["test_loss_of_global_model"]) for row in sorted(rows, key=lambda row: row["client"])]
+    return [
+        float(row["test_loss_of_global_model"])
+        for row in sorted(rows, key=lambda row: row["client"])
+    ]
 
 
-def against(values: NDArray[np.float64], base: NDArray[np.float64], *, lower_is_better: bool = False) -> Difference:
+def against(
+    values: NDArray[np.float64], base: NDArray[np.float64], *, lower_is_better: bool = False
+) -> Difference:
     """Return by how much a method is better than FedAvg, from their values, one a split each.
 
-    Its error is that of the splits, which share their patients: `test_share` would make it one of other patients.
+    Its error is that of the splits, which share their patients: `test_share` would make it one of
+    other patients.
     """
     return difference_of(base - values if lower_is_better else values - base)
 
@@ -113,16 +121,20 @@ def is_bold(difference: Difference) -> bool:
     return abs(difference.mean) > 2.0 * difference.error
 
 
-# The table ------------------------------------------------------------------------------------------------------------
+# The table ----------------------------------------------------------------------------------------
 
 
 def table(methods: Sequence[Served]) -> list[tuple[str, ...]]:
-    """Return the rows of the table, headings first; bold differences are larger than two standard errors."""
+    """Return the rows of the table, headings first.
+
+    Bold differences are larger than two standard errors.
+    """
     return [HEADINGS, *(_cells(each, methods[0]) for each in methods)]
 
 
 def _cells(method: Served, base: Served) -> tuple[str, ...]:
-    score, loss = ("–", "–"), ("–", "–")
+    score = ("–", "–")
+    loss = ("–", "–")
     if method is not base:
         score = _cells_against(method.worst, base.worst, 1)
     if method is not base and method.highest is not None and base.highest is not None:
@@ -138,7 +150,11 @@ def _number(values: NDArray[np.float64], decimals: int) -> str:
 
 
 def _cells_against(
-    values: NDArray[np.float64], base: NDArray[np.float64], decimals: int, *, lower_is_better: bool = False
+    values: NDArray[np.float64],
+    base: NDArray[np.float64],
+    decimals: int,
+    *,
+    lower_is_better: bool = False,
 ) -> tuple[str, str]:
     """Return the difference to FedAvg, and in how many splits it is for the better and for the worse."""
     found = against(values, base, lower_is_better=lower_is_better)
@@ -147,22 +163,34 @@ def _cells_against(
     return f"**{text}**" if is_bold(found) else text, f"{found.better}, {found.worse}"
 
 
-# The picture ----------------------------------------------------------------------------------------------------------
+# The picture --------------------------------------------------------------------------------------
 
 
 def picture(methods: Sequence[Served]) -> Figure:
     """Return each hospital's mean balanced accuracy under the few methods of the first page."""
-    chosen = {FEW[method.name]: method.scores.mean(axis=0) for method in methods if method.name in FEW}
+    chosen = {
+        FEW[method.name]: method.scores.mean(axis=0) for method in methods if method.name in FEW
+    }
     with matplotlib.rc_context({"font.size": 9}):
         figure = Figure(figsize=(7.2, 0.28 * len(chosen) + 0.9), layout="constrained")
         axes = figure.subplots()
         for place, values in enumerate(reversed(chosen.values())):
-            axes.plot([values.min(), values.max()], [place, place], color="#CCCCCC", linewidth=2.5, zorder=1)
+            axes.plot(
+                [values.min(), values.max()],
+                [place, place],
+                color="#CCCCCC",
+                linewidth=2.5,
+                zorder=1,
+            )
         for column, (name, (colour, marker)) in enumerate(HOSPITALS.items()):
             scores = [values[column] for values in reversed(chosen.values())]
-            axes.scatter(scores, range(len(chosen)), color=colour, marker=marker, s=34, label=name, zorder=2)
+            axes.scatter(
+                scores, range(len(chosen)), color=colour, marker=marker, s=34, label=name, zorder=2
+            )
         axes.set_yticks(range(len(chosen)), [*reversed(chosen)])
-        axes.set_xlabel("balanced accuracy over the hospital's test patients, %, mean over 20 splits")
+        axes.set_xlabel(
+            "balanced accuracy over the hospital's test patients, %, mean over 20 splits"
+        )
         axes.spines[["top", "right"]].set_visible(False)
         figure.legend(loc="outside upper center", ncols=len(HOSPITALS), frameon=False)
     return figure

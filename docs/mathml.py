@@ -20,11 +20,17 @@ def mathml(latex: str, *, block: bool) -> str:
     ExtensionError
         When docutils does not know a command of it.
     """
-    text = re.sub(r"\\([Bb]igg?)\s*(\\[A-Za-z]+|\\?[^\sA-Za-z])", _sided, latex.translate(unichar2tex.uni2tex_table))
+    text = re.sub(
+        r"\\([Bb]igg?)\s*(\\[A-Za-z]+|\\?[^\sA-Za-z])",
+        _sided,
+        latex.translate(unichar2tex.uni2tex_table),
+    )
     try:
         written: str = tex2mathml(text, as_block=block)
     except MathError as error:
-        raise ExtensionError(f"The formula {latex!r} cannot be written as MathML: {error}") from error
+        raise ExtensionError(
+            f"The formula {latex!r} cannot be written as MathML: {error}"
+        ) from error
     return written
 
 

@@ -28,37 +28,60 @@ from . import toy
 from .docstrings import MethodDoc, describe
 
 NEEDS = {
-    LOSS_BEFORE: ("loss", "reports `loss-before`, the loss of the received model on its whole training set"),
+    LOSS_BEFORE: (
+        "loss",
+        "reports `loss-before`, the loss of the received model on its whole training set",
+    ),
     ACCURACY_BEFORE: (
         "received accuracy",
         "reports `accuracy-before`, the accuracy of the received model on its whole training set",
     ),
     HITS[0]: (
         "counts in two groups",
-        "reports how many positive examples each of [two groups](../subgroups.md#training-for-fairness-between-groups) "
-        "of its training set has, and how many of them the received model finds",
+        (
+            "reports how many positive examples each of [two"
+            " groups](../subgroups.md#training-for-fairness-between-groups) of its training set"
+            " has, and how many of them the received model finds"
+        ),
     ),
     DISPARITY: (
         "step on the disparity",
-        "reports the `disparity` of its [two groups](../subgroups.md#training-for-fairness-between-groups), and "
-        "replies a second model, `arrays-disparity`: the received one after a step down that difference",
+        (
+            "reports the `disparity` of its [two"
+            " groups](../subgroups.md#training-for-fairness-between-groups), and replies a second"
+            " model, `arrays-disparity`: the received one after a step down that difference"
+        ),
     ),
     LOSS_BASELINE: (
         "loss that it reaches alone",
-        "reports `loss-baseline`, the least loss on its training set that it meets by training alone, once, before its "
-        "first reply",
+        (
+            "reports `loss-baseline`, the least loss on its training set that it meets by training"
+            " alone, once, before its first reply"
+        ),
     ),
-    ACCURACY_AFTER: ("accuracy", "reports `accuracy-after`, the training accuracy of the model it returns"),
+    ACCURACY_AFTER: (
+        "accuracy",
+        "reports `accuracy-after`, the training accuracy of the model it returns",
+    ),
     LEARNING_RATE: ("learning rate", "reports its local `learning-rate`"),
     STEP_SUM: ("sum of its steps", "reports the sum `step-sum` of its local steps' learning rates"),
     "control-variates": (
         "control variates",
         "corrects each step by the server's control variate and one that it keeps",
     ),
-    "dynamic-alpha": ("dynamic regularizer", "adds a proximal term to its loss, and a linear one that it keeps"),
-    "proximal-mu": ("proximal term", "adds (mu/2) ‖x − w‖² to its loss, w being the received model"),
+    "dynamic-alpha": (
+        "dynamic regularizer",
+        "adds a proximal term to its loss, and a linear one that it keeps",
+    ),
+    "proximal-mu": (
+        "proximal term",
+        "adds (mu/2) ‖x − w‖² to its loss, w being the received model",
+    ),
     "full-batch-step": ("one full-batch step", "takes exactly one step, over all of its examples"),
-    "client-momentum": ("momentum", "trains with the momentum that it is told, afresh in every round"),
+    "client-momentum": (
+        "momentum",
+        "trains with the momentum that it is told, afresh in every round",
+    ),
     "loss-transform": ("transformed loss", "transforms the loss of every minibatch"),
     "local-steps": ("number of steps", "takes as many local steps as it is told"),
     "snapshot-step": (
@@ -66,9 +89,13 @@ NEEDS = {
         "replies the model after one of these steps too, and tells its loss at their mean",
     ),
     "local-only": ("no common work", "returns the received model as it is"),
-    "personal-lambda": ("personal model", "trains a model of its own as well, and keeps it from round to round"),
+    "personal-lambda": (
+        "personal model",
+        "trains a model of its own as well, and keeps it from round to round",
+    ),
 }
-"""What a method may ask of a client: a word for the table, and the end of a sentence that begins with "a client"."""
+"""What a method may ask of a client: a word for the table, and the end of a sentence that begins
+with "a client"."""
 
 DOI = re.compile(r"\bdoi:(10\.\d{4,9}/[\w.()/-]*\w)")
 """A paper's, as sources have it."""
@@ -206,7 +233,10 @@ def write(folder: Path) -> None:
     methods = [describe(name) for name in METHODS]
     files = {f"{method.name}.md": page(method).encode() for method in methods}
     files |= {f"{method.name}.svg": toy.drawn(method.name, method.title) for method in methods}
-    files |= {"index.md": index(methods).encode(), "torchjd.svg": toy.drawn("torchjd:upgrad", "UPGrad")}
+    files |= {
+        "index.md": index(methods).encode(),
+        "torchjd.svg": toy.drawn("torchjd:upgrad", "UPGrad"),
+    }
     for old in folder.iterdir():
         if old.name not in files:
             old.unlink()
@@ -265,16 +295,22 @@ def of_torchjd() -> str:
 
 def assigned(values: Mapping[str, Mapping[str, float]]) -> str:
     """Return the arguments of some classes in a sentence."""
-    return ", ".join(f"`{key} = {value}` ({name})" for name, given in values.items() for key, value in given.items())
+    return ", ".join(
+        f"`{key} = {value}` ({name})"
+        for name, given in values.items()
+        for key, value in given.items()
+    )
 
 
-# Parts of a page ----------------------------------------------------------------------------------------------------
+# Parts of a page ----------------------------------------------------------------------------------
 
 
 def explanation(method: MethodDoc) -> str:
     """Return the part of the docstring before the source, with its formulas as MyST writes them."""
     parts = re.split(r"\.\. math::((?:.+\n|\n(?= ))+)", method.explanation + "\n")
-    return "".join(formula(part) if number % 2 else scripts(part) for number, part in enumerate(parts)).strip()
+    return "".join(
+        formula(part) if number % 2 else scripts(part) for number, part in enumerate(parts)
+    ).strip()
 
 
 def formula(text: str) -> str:
@@ -300,7 +336,11 @@ def facts(method: MethodDoc) -> str:
 
 def source(method: MethodDoc) -> str:
     """Return the method's source, what it reduces to, and where it departs from the source."""
-    notes = {"": method.source, "**Reductions**: ": method.reductions, "**Departures**: ": method.departures}
+    notes = {
+        "": method.source,
+        "**Reductions**: ": method.reductions,
+        "**Departures**: ": method.departures,
+    }
     return "\n\n".join(label + scripts(text) for label, text in notes.items() if text)
 
 
@@ -311,7 +351,11 @@ def example(method: MethodDoc) -> dict[Parameter, Value]:
     """
     drawn = toy.ARGUMENTS.get(method.name, {})
     return {
-        parameter: drawn.get(parameter.argument, parameter.example) if parameter.default is None else parameter.default
+        parameter: (
+            drawn.get(parameter.argument, parameter.example)
+            if parameter.default is None
+            else parameter.default
+        )
         for parameter in method.parameters
         if not isinstance(parameter.default, str)
     }
@@ -320,7 +364,11 @@ def example(method: MethodDoc) -> dict[Parameter, Value]:
 def signature(method: type[FairStrategy]) -> str:
     """Return how a strategy class is called, for the index and for links to it."""
     own = [
-        parameter.name if parameter.default is parameter.empty else f"{parameter.name}={parameter.default!r}"
+        (
+            parameter.name
+            if parameter.default is parameter.empty
+            else f"{parameter.name}={parameter.default!r}"
+        )
         for parameter in inspect.signature(method).parameters.values()
         if parameter.kind is parameter.KEYWORD_ONLY
     ]
@@ -336,15 +384,22 @@ def call(title: str, arguments: dict[Parameter, Value]) -> str:
 def command(method: MethodDoc) -> str:
     """Return the command that runs the method."""
     words = [f"fairbloom run --method {method.name}"]
-    words += ["--task adult --set adult.group=sex"] if BETWEEN_GROUPS.intersection(method.needs) else []
-    words += [f"--set {parameter.key}={format_value(value)}" for parameter, value in example(method).items()]
+    words += (
+        ["--task adult --set adult.group=sex"] if BETWEEN_GROUPS.intersection(method.needs) else []
+    )
+    words += [
+        f"--set {parameter.key}={format_value(value)}"
+        for parameter, value in example(method).items()
+    ]
     return (" " if len(words) <= 3 else " \\\n    ").join(words)
 
 
 def parameters(method: MethodDoc) -> str:
     """Return the table of the method's parameters, and a sentence on its prior."""
     prior = f"`weighting` is `{method.weighting}` if nothing else is said."
-    prior = "It has no prior and refuses a `weighting`." if method.weighting == "no prior" else prior
+    prior = (
+        "It has no prior and refuses a `weighting`." if method.weighting == "no prior" else prior
+    )
     rows = [
         (
             f"`{parameter.key}`",
@@ -354,7 +409,11 @@ def parameters(method: MethodDoc) -> str:
         )
         for parameter in method.parameters
     ]
-    own = table(("Key in a run", "Range", "Default", "Meaning"), rows) if rows else "It has none of its own."
+    own = (
+        table(("Key in a run", "Range", "Default", "Meaning"), rows)
+        if rows
+        else "It has none of its own."
+    )
     return f"{own}\n\nThe [common options](../api/methods.md) of all methods come on top. {prior}"
 
 
@@ -367,9 +426,16 @@ def needed(method: MethodDoc) -> list[str]:
 def needs(method: MethodDoc) -> str:
     """Return what the method asks of clients, as a list."""
     if not needed(method):
-        return "A trained model and `num-examples`, no more: clients written for Flower's own FedAvg will do."
+        return (
+            "A trained model and `num-examples`, no more: clients written for Flower's own FedAvg"
+            " will do."
+        )
     return "\n".join(
-        ["Beyond its model and `num-examples`, a client", "", *(f"- {NEEDS[k][1]}" for k in needed(method))]
+        [
+            "Beyond its model and `num-examples`, a client",
+            "",
+            *(f"- {NEEDS[k][1]}" for k in needed(method)),
+        ]
     )
 
 
@@ -384,15 +450,21 @@ def figure(name: str, title: str, file: str) -> str:
     arguments = ", ".join(f"{key}={value}" for key, value in toy.ARGUMENTS.get(name, {}).items())
     shown = f"{title}({arguments})" if name in METHODS else name
     note = DRIFT.format(steps=toy.LOCAL_STEPS * toy.MANY_EPOCHS) if toy.epochs_of(name) > 1 else ""
-    return TOY.format(call=shown, title=title, file=file, note=f"{note}{toy.NOTES.get(name, '')}").strip()
+    return TOY.format(
+        call=shown, title=title, file=file, note=f"{note}{toy.NOTES.get(name, '')}"
+    ).strip()
 
 
-# Markdown -----------------------------------------------------------------------------------------------------------
+# Markdown -----------------------------------------------------------------------------------------
 
 
 def table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     """Return a table in Markdown."""
-    lines = [heads, ("---",) * len(heads), *(tuple(cell.replace("|", r"\|") for cell in row) for row in rows)]
+    lines = [
+        heads,
+        ("---",) * len(heads),
+        *(tuple(cell.replace("|", r"\|") for cell in row) for row in rows),
+    ]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -401,5 +473,7 @@ def scripts(text: str) -> str:
     parts = text.split("`")
     found = re.compile(r"(?<=\w)([_^])(?:\(([^)]+)\)|([^\W_])(?![^\W_]))")
     for number in range(0, len(parts), 2):
-        parts[number] = found.sub(lambda m: f"{{{'sub' if m[1] == '_' else 'sup'}}}`{m[2] or m[3]}`", parts[number])
+        parts[number] = found.sub(
+            lambda m: f"{{{'sub' if m[1] == '_' else 'sup'}}}`{m[2] or m[3]}`", parts[number]
+        )
     return DOI.sub(r"[doi:\1](https://doi.org/\1)", "`".join(parts))

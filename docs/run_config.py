@@ -19,7 +19,10 @@ def block() -> str:
     """Return the lines of the block: each setting with its default, and in words what it is."""
     known = {**SETTINGS, **parameters()}
     words = {key: f"{each.range}: {each.description.rstrip('.')}" for key, each in known.items()}
-    default = {key: tomli_w.dumps({"": value}).removeprefix('"" = ').strip() for key, value in default_config().items()}
+    default = {
+        key: tomli_w.dumps({"": value}).removeprefix('"" = ').strip()
+        for key, value in default_config().items()
+    }
     return "".join(f"{key} = {value} # {words[key]}\n" for key, value in default.items())
 
 

@@ -12,7 +12,10 @@ REPOSITORY = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["ur
 
 
 def source_link(domain: str, info: dict[str, str]) -> str | None:
-    """Return where the source of an entry is, for sphinx.ext.linkcode; None for a constant, which has none."""
+    """Return where the source of an entry is, for sphinx.ext.linkcode.
+
+    None for a constant, which has none.
+    """
     named = f"{info['module']}:{info['fullname']}" if info["module"] else info["fullname"]
     try:
         found = pkgutil.resolve_name(named)

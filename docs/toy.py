@@ -34,10 +34,12 @@ ROUNDS = 60
 LOCAL_STEPS = 5
 LEARNING_RATE = 0.05
 MANY_EPOCHS = 8
-"""With so many passes over their examples in a round, clients drift apart towards their own best models."""
+"""With so many passes over their examples in a round, clients drift apart towards their own best
+models."""
 
 STARTS = ((-1.2, 1.5), (0.2, -1.6), (1.7, 1.2))
-"""The models that the runs start from. The figure shows the losses of the run from the first one."""
+"""The models that the runs start from. The figure shows the losses of the run from the first
+one."""
 
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "fedprox": {"mu": 4.0},
@@ -63,7 +65,8 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "adafed": {"gamma": 1.0, "server_lr": 0.3},
     "ditto": {"lam": 1.0},
 }
-"""The arguments of the methods: steps that suit this problem, and parameters whose effect can be seen.
+"""The arguments of the methods: steps that suit this problem, and parameters whose effect can be
+seen.
 
 A method that has a parameter without a default needs an entry here.
 """
@@ -73,29 +76,64 @@ NOTES = {
     "feddyn": "It swings past the minimum of the mean loss, and ends there.",
     "fedavgn": "It stops where the updates point against each other, anywhere on the Pareto set.",
     "qfedsgd": "A round is a single gradient step of each client.",
-    "drfa": "Two clients are drawn with replacement in each round, so it may be the same one twice.",
-    "deltafl": "Of two clients the tail is the one with the higher loss, so steps alternate between them.",
-    "gifair": "Of two clients the one with the higher loss has the higher weight, so steps alternate between them.",
-    "vred": "From the right, the lower loss has a negative weight at first, and the model overshoots.",
-    "fairfed": "Where the model favours one group at one client and the other at the other, weights shift every round.",
-    "fcfl": "For 20 rounds the larger loss falls, or the larger disparity; then each step is good for both clients.",
+    "drfa": (
+        "Two clients are drawn with replacement in each round, so it may be the same one twice."
+    ),
+    "deltafl": (
+        "Of two clients the tail is the one with the higher loss, so steps alternate between them."
+    ),
+    "gifair": (
+        "Of two clients the one with the higher loss has the higher weight, so steps alternate"
+        " between them."
+    ),
+    "vred": (
+        "From the right, the lower loss has a negative weight at first, and the model overshoots."
+    ),
+    "fairfed": (
+        "Where the model favours one group at one client and the other at the other, weights shift"
+        " every round."
+    ),
+    "fcfl": (
+        "For 20 rounds the larger loss falls, or the larger disparity; then each step is good for"
+        " both clients."
+    ),
     "eagle": "Alone, either client reaches a loss near zero here, so this is VRed.",
-    "aaggff": "Weights go by the losses of all rounds: they overshoot once, and settle where both losses are equal.",
+    "aaggff": (
+        "Weights go by the losses of all rounds: they overshoot once, and settle where both losses"
+        " are equal."
+    ),
     "fedmgda": "It stops where it meets the Pareto set, whichever client is better off there.",
-    "fedmgdaplus": "The shortest combination of two unit updates is their mean: with two clients this is FedAvgN.",
-    "mgdaprox": "The shortest combination of two unit updates is their mean: with two clients this is FedAvgN.",
-    "fedfv": "Where the updates conflict, the client with the lower loss gives way, until both losses are equal.",
+    "fedmgdaplus": (
+        "The shortest combination of two unit updates is their mean: with two clients this is"
+        " FedAvgN."
+    ),
+    "mgdaprox": (
+        "The shortest combination of two unit updates is their mean: with two clients this is"
+        " FedAvgN."
+    ),
+    "fedfv": (
+        "Where the updates conflict, the client with the lower loss gives way, until both losses"
+        " are equal."
+    ),
     "adafed": "The steps get longer as the losses fall.",
-    "fedlf": "The model is one array, and so one layer: it goes to where the Pareto set is near equal losses.",
-    "fedmdfg": "The higher loss is guided down until the model meets the Pareto set, near equal losses.",
+    "fedlf": (
+        "The model is one array, and so one layer: it goes to where the Pareto set is near equal"
+        " losses."
+    ),
+    "fedmdfg": (
+        "The higher loss is guided down until the model meets the Pareto set, near equal losses."
+    ),
     "ditto": "Blue and orange lines, left and right, are the personal models.",
     "local": "Blue and orange lines, left and right, are the clients' own models.",
 }
 """A sentence on what a method's figure shows, where it is not plain to see."""
 
-BLUE, ORANGE, GREEN = "#0072b2", "#d95f0e", "#7fbf7b"
+BLUE = "#0072b2"
+ORANGE = "#d95f0e"
+GREEN = "#7fbf7b"
 DASHES = (0, (4, 2))
-WIDTH, HEIGHT = (-2.3, 2.5), (-2.1, 2.1)
+WIDTH = (-2.3, 2.5)
+HEIGHT = (-2.1, 2.1)
 CONTOURS = (0.1, 0.4, 1.0, 2.0, 4.0, 8.0)
 
 
@@ -117,21 +155,29 @@ class Quadratic:
     def examples(self) -> Examples:
         """The client's examples: a linear regression with the same loss ½ ‖root w − root target‖².
 
-        The root is one of the curvature. A single example would do; there is one for each local step, so that a pass
-        over them is a round's local work. For methods that compare groups, those of the first group have the opposite
-        sign, which leaves their loss as it is and turns what the model predicts for them; all count as positive.
+        The root is one of the curvature. A single example would do; there is one for each local
+        step, so that a pass over them is a round's local work. For methods that compare groups,
+        those of the first group have the opposite sign, which leaves their loss as it is and turns
+        what the model predicts for them; all count as positive.
         """
         root = np.linalg.cholesky(self.curvature).T
         second = torch.arange(LOCAL_STEPS) >= self.first_group
         signs = torch.where(second, 1.0, -1.0).double()
-        roots, aims = torch.from_numpy(root), torch.from_numpy(root @ self.target)
+        roots = torch.from_numpy(root)
+        aims = torch.from_numpy(root @ self.target)
         inputs = (signs[:, None, None] * roots, signs[:, None] * aims)
-        return Examples(inputs, torch.ones(LOCAL_STEPS, dtype=torch.int64), groups=second.long()[:, None])
+        return Examples(
+            inputs, torch.ones(LOCAL_STEPS, dtype=torch.int64), groups=second.long()[:, None]
+        )
 
 
 CLIENTS = {
-    "steep": Quadratic(np.array([-0.9, -0.3]), np.array([[2.2, 1.0], [1.0, 2.8]]), BLUE, first_group=2),
-    "flat": Quadratic(np.array([1.0, 0.4]), np.array([[0.8, -0.5], [-0.5, 1.0]]), ORANGE, first_group=1),
+    "steep": Quadratic(
+        np.array([-0.9, -0.3]), np.array([[2.2, 1.0], [1.0, 2.8]]), BLUE, first_group=2
+    ),
+    "flat": Quadratic(
+        np.array([1.0, 0.4]), np.array([[0.8, -0.5], [-0.5, 1.0]]), ORANGE, first_group=1
+    ),
 }
 
 
@@ -150,7 +196,7 @@ class Course:
         return CLIENTS[name].loss(self.personally.get(name, self.globally))
 
 
-# The task -----------------------------------------------------------------------------------------------------------
+# The task -----------------------------------------------------------------------------------------
 
 
 class Point(nn.Module):
@@ -185,7 +231,14 @@ def load(setup: Setup) -> Task:
         return Splits(train=examples, test=examples)
 
     groupings = {"sign": ("minus", "plus")}
-    return Task(tuple(CLIENTS), Point, half_squared_error, splits, scores={ACCURACY: closeness}, groupings=groupings)
+    return Task(
+        tuple(CLIENTS),
+        Point,
+        half_squared_error,
+        splits,
+        scores={ACCURACY: closeness},
+        groupings=groupings,
+    )
 
 
 TASK = TaskInfo(
@@ -198,7 +251,10 @@ TASK = TaskInfo(
 
 @contextmanager
 def registered() -> Iterator[None]:
-    """Register the task for a while; one that ships with Fairbloom has its line in tasks/__init__.py instead."""
+    """Register the task for a while.
+
+    One that ships with Fairbloom has its line in tasks/__init__.py instead.
+    """
     TASKS[TASK.name] = TASK
     try:
         yield
@@ -206,7 +262,7 @@ def registered() -> Iterator[None]:
         del TASKS[TASK.name]
 
 
-# Runs ---------------------------------------------------------------------------------------------------------------
+# Runs ---------------------------------------------------------------------------------------------
 
 
 def strategy(name: str) -> FairStrategy:
@@ -227,13 +283,23 @@ def epochs_of(name: str) -> int:
 def run(name: str, start: tuple[float, float], epochs: int = 1) -> Course:
     """Return the course of a method from `start`, with both clients in every round."""
     first = np.array(start)
-    course, personal = [first], {client: [first] for client in CLIENTS}
-    work = {"batch-size": 1, "local-epochs": epochs, "learning-rate": LEARNING_RATE, "smallest-group": 1}
+    course = [first]
+    personal = {client: [first] for client in CLIENTS}
+    work = {
+        "batch-size": 1,
+        "local-epochs": epochs,
+        "learning-rate": LEARNING_RATE,
+        "smallest-group": 1,
+    }
     with registered(), log_from(logging.ERROR):
-        config = Settings.of({"task": TASK.name, "clients": len(CLIENTS), "device": "cpu", **work}).run_config()
+        config = Settings.of(
+            {"task": TASK.name, "clients": len(CLIENTS), "device": "cpu", **work}
+        ).run_config()
         method = strategy(name)
         clients = LocalClients(method, config)
-        rounds = Rounds(method, clients, ROUNDS).run({"w": first}, measure=lambda number: (), measure_after=())
+        rounds = Rounds(method, clients, ROUNDS).run(
+            {"w": first}, measure=lambda number: (), measure_after=()
+        )
         for finished in rounds:
             course.append(finished.arrays["w"])
             for client in CLIENTS:
@@ -256,27 +322,40 @@ def pareto_set(points: int = 200) -> FloatArray:
     return np.array(mixtures)
 
 
-# The figure ---------------------------------------------------------------------------------------------------------
+# The figure ---------------------------------------------------------------------------------------
 
 
 def drawn(name: str, title: str) -> bytes:
-    """Return the SVG of a method's course and of the clients' losses; all methods have the same axes."""
-    with themed(), rc_context({"font.size": 9.5, "axes.titlesize": 10.5, "axes.titlelocation": "left"}):
+    """Return the SVG of a method's course and of the clients' losses.
+
+    All methods have the same axes.
+    """
+    with (
+        themed(),
+        rc_context({"font.size": 9.5, "axes.titlesize": 10.5, "axes.titlelocation": "left"}),
+    ):
         figure = Figure(figsize=(9.6, 4.5), layout="constrained")
         plane, rounds = figure.subplots(1, 2, width_ratios=(1.15, 1.0))
         _draw_plane(plane, name)
         _draw_losses(rounds, name)
-        figure.legend(handles=_legend(name, title), loc="outside lower center", ncols=5, frameon=False)
+        figure.legend(
+            handles=_legend(name, title), loc="outside lower center", ncols=5, frameon=False
+        )
         return svg_of(figure)
 
 
 def _draw_plane(axes: Axes, name: str) -> None:
     x, y = np.meshgrid(np.linspace(*WIDTH, 200), np.linspace(*HEIGHT, 200))
     for quadratic in CLIENTS.values():
-        losses, colour = quadratic.loss(np.stack([x, y], axis=-1)), quadratic.colour
+        losses = quadratic.loss(np.stack([x, y], axis=-1))
+        colour = quadratic.colour
         axes.contour(x, y, losses, CONTOURS, colors=colour, linewidths=0.8, alpha=0.4, zorder=1)
-        axes.plot(*quadratic.target, "P", color=colour, markersize=10, markeredgecolor=PAPER, zorder=8)
-    axes.plot(*pareto_set().T, color=GREEN, linewidth=8, alpha=0.5, solid_capstyle="round", zorder=2)
+        axes.plot(
+            *quadratic.target, "P", color=colour, markersize=10, markeredgecolor=PAPER, zorder=8
+        )
+    axes.plot(
+        *pareto_set().T, color=GREEN, linewidth=8, alpha=0.5, solid_capstyle="round", zorder=2
+    )
     for start in STARTS:
         course = run(name, start, epochs_of(name))
         if epochs_of(name) > 1:
@@ -289,7 +368,9 @@ def _draw_plane(axes: Axes, name: str) -> None:
             _draw_course(axes, course.globally, INK)
         filled = INK if start == STARTS[0] else PAPER
         axes.plot(*start, "o", color=INK, markersize=8, markerfacecolor=filled, zorder=6)
-    axes.set(xlim=WIDTH, ylim=HEIGHT, xticks=[], yticks=[], aspect="equal", title="Where the model goes")
+    axes.set(
+        xlim=WIDTH, ylim=HEIGHT, xticks=[], yticks=[], aspect="equal", title="Where the model goes"
+    )
     axes.spines[:].set_color("#cccccc")
 
 
@@ -303,7 +384,11 @@ def _draw_losses(axes: Axes, name: str) -> None:
         if name != "fedavg":
             losses = run("fedavg", STARTS[0], epochs_of(name)).losses(client)
             axes.plot(losses, color=quadratic.colour, linewidth=1.2, linestyle=DASHES)
-        axes.plot(run(name, STARTS[0], epochs_of(name)).losses(client), color=quadratic.colour, linewidth=2.2)
+        axes.plot(
+            run(name, STARTS[0], epochs_of(name)).losses(client),
+            color=quadratic.colour,
+            linewidth=2.2,
+        )
     axes.set(xlim=(0, ROUNDS), yscale="log", ylim=(0.01, 7.0), xlabel="round")
     axes.set_title("The clients' losses, from the filled circle")
     axes.yaxis.set_major_locator(FixedLocator([0.01, 0.03, 0.1, 0.3, 1.0, 3.0]))
@@ -315,13 +400,25 @@ def _draw_losses(axes: Axes, name: str) -> None:
 
 def _legend(name: str, title: str) -> list[Line2D]:
     handles = [
-        Line2D([], [], color=quadratic.colour, linewidth=2.2, marker="P", markersize=7, label=f"{client} client")
+        Line2D(
+            [],
+            [],
+            color=quadratic.colour,
+            linewidth=2.2,
+            marker="P",
+            markersize=7,
+            label=f"{client} client",
+        )
         for client, quadratic in CLIENTS.items()
     ]
     handles.append(Line2D([], [], color=GREEN, linewidth=8, alpha=0.5, label="Pareto set"))
     if name != "local":
-        label = f"{title}, global model" if run(name, STARTS[0], epochs_of(name)).personally else title
-        handles.append(Line2D([], [], color=INK, linewidth=1.1, marker="*", markersize=9, label=label))
+        label = (
+            f"{title}, global model" if run(name, STARTS[0], epochs_of(name)).personally else title
+        )
+        handles.append(
+            Line2D([], [], color=INK, linewidth=1.1, marker="*", markersize=9, label=label)
+        )
     if name != "fedavg":
         label = "FedAvg" if epochs_of(name) > 1 else "losses under FedAvg"
         handles.append(Line2D([], [], color=INK, linewidth=1.2, linestyle=DASHES, label=label))

@@ -1,4 +1,7 @@
-"""What a user calls: a run, and a comparison, as Python functions. The command line calls these too."""
+"""What a user calls: a run, and a comparison, as Python functions.
+
+The command line calls these too.
+"""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -64,8 +67,8 @@ def run(
 ) -> Run:
     """Train with one method, all clients on this machine.
 
-    The same call continues a run that was interrupted, returns a finished one, and extends it where `rounds` is higher
-    than before.
+    The same call continues a run that was interrupted, returns a finished one, and extends it where
+    `rounds` is higher than before.
 
     Parameters
     ----------
@@ -76,8 +79,9 @@ def run(
     schema
         The file that says what the tables in that folder hold; by default it is inferred from them.
     method
-        The method: a name that `fairbloom methods` lists, your own as "my_module:Mine", or the class itself. A name may
-        have parameters in parentheses, as in `compare`: "fedfv(alpha=0.2)".
+        The method: a name that `fairbloom methods` lists, your own as "my_module:Mine", or the
+        class itself. A name may have parameters in parentheses, as in `compare`:
+        "fedfv(alpha=0.2)".
     model
         One of the task's models, or your own as "my_module:Net".
     clients
@@ -89,31 +93,33 @@ def run(
     fraction
         The share of the clients that train in a round.
     score
-        The score that fairness goes by: accuracy, balanced-accuracy, auc, loss or another that the task has; by default
-        the one that fits the data.
+        The score that fairness goes by: accuracy, balanced-accuracy, auc, loss or another that the
+        task has; by default the one that fits the data.
     seed
         Seed of the data split, initial model, client sampling and batch order.
     engine
-        How the clients are computed: "auto" takes what is fastest here, "loop" computes one after the other, "stacked"
-        all of them at once, "workers" several in processes side by side.
+        How the clients are computed: "auto" takes what is fastest here, "loop" computes one after
+        the other, "stacked" all of them at once, "workers" several in processes side by side.
     device
         What the clients compute on: auto, cpu, cuda or mps.
     memory
-        Gigabytes, at least 0, that the clients' updates may take in memory; more lie in a temporary file. By default,
-        and with 0, half of the machine's.
+        Gigabytes, at least 0, that the clients' updates may take in memory; more lie in a temporary
+        file. By default, and with 0, half of the machine's.
     out
         The run folder. The default is a folder below runs/ named after the settings.
     settings
-        Any other settings by their names on the command line: {"learning-rate": 0.05, "fedfv.alpha": 0.2}.
+        Any other settings by their names on the command line: {"learning-rate": 0.05,
+        "fedfv.alpha": 0.2}.
     on_round
-        Called with each round once it is recorded: its number, its row of rounds.csv, the measures of fairness, each
-        client's score, the coefficients. What it raises ends the run; the same call continues after that round.
-        StopRun ends it as finished.
+        Called with each round once it is recorded: its number, its row of rounds.csv, the measures
+        of fairness, each client's score, the coefficients. What it raises ends the run; the same
+        call continues after that round. StopRun ends it as finished.
     progress
         Whether to show a progress bar, in a terminal or notebook.
     debug
-        End the run with the traceback of a client's first error. Clients are computed one after the other in this
-        process, whatever the engine, and no progress is shown, so that a debugger works.
+        End the run with the traceback of a client's first error. Clients are computed one after the
+        other in this process, whatever the engine, and no progress is shown, so that a debugger
+        works.
 
     Returns
     -------
@@ -123,7 +129,8 @@ def run(
     Raises
     ------
     FairbloomError
-        When a setting is unknown or impossible, data or run folder cannot be used, or the rounds learn nothing.
+        When a setting is unknown or impossible, data or run folder cannot be used, or the rounds
+        learn nothing.
     """
     from fairbloom.server.app import choose_run_folder  # imported late, as PyTorch is with it
     from fairbloom.simulation.run import simulate
@@ -142,7 +149,9 @@ def run(
             shown.count(recorded, SCORES.read(folder)[0])  # which is there once a round is
             on_round(recorded)
 
-        simulate(chosen, show_round, on_trained=None if bar.disable else shown.show_within, debug=debug)
+        simulate(
+            chosen, show_round, on_trained=None if bar.disable else shown.show_within, debug=debug
+        )
         shown.end()
     return load_run(folder)
 
@@ -165,16 +174,17 @@ def compare(
 ) -> Comparison:
     """Train with several methods and seeds, and show which clients gain or lose.
 
-    With the same seed, all methods have the same clients, draws and batches, so differences are paired. The same call
-    continues what was interrupted, and extends the runs where `rounds` is higher than before.
+    With the same seed, all methods have the same clients, draws and batches, so differences are
+    paired. The same call continues what was interrupted, and extends the runs where `rounds` is
+    higher than before.
 
     The parameters that are not described here are those of `run`; all runs share them.
 
     Parameters
     ----------
     methods
-        The methods, separated by commas, with their parameters in parentheses: 'fedavg,qfedavg(q=1),my_module:Mine'. In
-        Python also a list of such and of classes.
+        The methods, separated by commas, with their parameters in parentheses:
+        'fedavg,qfedavg(q=1),my_module:Mine'. In Python also a list of such and of classes.
     baseline
         The one that the others are compared with; by default FedAvg, or the first.
     seeds
@@ -184,11 +194,12 @@ def compare(
     out
         The folder of the tables, the figure and the runs.
     jobs
-        The number of runs at a time, each in a process of its own; by default one a processor. They share the
-        processors, and the numbers do not depend on it.
+        The number of runs at a time, each in a process of its own; by default one a processor. They
+        share the processors, and the numbers do not depend on it.
     pool
-        Where runs go on: processes of this machine, or ray, an existing Ray cluster of which each run is a task. As
-        many go on as there is room for; all hosts need the folders under the same path.
+        Where runs go on: processes of this machine, or ray, an existing Ray cluster of which each
+        run is a task. As many go on as there is room for; all hosts need the folders under the same
+        path.
     gpus_per_run
         With the pool ray: how many GPUs each run gets, or which part of one, as 0.25.
     settings
@@ -239,30 +250,34 @@ def search(
 ) -> Search:
     """Try methods with several values of their parameters, and test the best of each with fresh seeds.
 
-    They are judged on validation examples: a fifth of each client's, unless `validation-share` says otherwise. The best
-    of each method and the baseline are then compared on the test examples of as many fresh seeds. The same call
-    continues what was interrupted. With more values, seeds, rounds or time only what is missing is run.
+    They are judged on validation examples: a fifth of each client's, unless `validation-share` says
+    otherwise. The best of each method and the baseline are then compared on the test examples of as
+    many fresh seeds. The same call continues what was interrupted. With more values, seeds, rounds
+    or time only what is missing is run.
 
-    The parameters that are not described here are those of `compare`, or of `run`; all runs share them.
+    The parameters that are not described here are those of `compare`, or of `run`; all runs share
+    them.
 
     Parameters
     ----------
     methods
-        The methods, as in `compare`, or "all". One without parameters tries the values that it declares in `tries`.
+        The methods, as in `compare`, or "all". One without parameters tries the values that it
+        declares in `tries`.
     grid
-        Values of a parameter or setting: alpha=0,0.1. Every combination of several is tried, by the methods that have
-        them. In Python a list of such, or {"alpha": [0, 0.1]}.
+        Values of a parameter or setting: alpha=0,0.1. Every combination of several is tried, by the
+        methods that have them. In Python a list of such, or {"alpha": [0, 0.1]}.
     criterion
-        The measure to choose by: mean, worst, worst-10, client:NAME, group-gap:SCORE, 3*mean+worst or another of those
-        that recipes name.
+        The measure to choose by: mean, worst, worst-10, client:NAME, group-gap:SCORE, 3*mean+worst
+        or another of those that recipes name.
     mean_within
-        How many points the mean over the clients may be below the baseline's, on validation examples; by default any.
+        How many points the mean over the clients may be below the baseline's, on validation
+        examples; by default any.
     baseline
-        The method that the others are compared with, by its best arm. In a search within one method, the best arm is
-        compared with the baseline as it is written.
+        The method that the others are compared with, by its best arm. In a search within one
+        method, the best arm is compared with the baseline as it is written.
     budget
-        After so many minutes no further seed is begun. All methods are tried with one seed after the other; the tests
-        with fresh seeds come on top.
+        After so many minutes no further seed is begun. All methods are tried with one seed after
+        the other; the tests with fresh seeds come on top.
     seeds
         The number of seeds to choose by, and of fresh ones to test with, which begin 1000 later.
     out
@@ -276,8 +291,8 @@ def search(
     Raises
     ------
     FairbloomError
-        When a setting is unknown, impossible, unused or cannot be tried, there is no such measure, a folder cannot be
-        used, or the baseline cannot be judged.
+        When a setting is unknown, impossible, unused or cannot be tried, there is no such measure,
+        a folder cannot be used, or the baseline cannot be judged.
     """
     config = merge_settings(as_settings({"task": task, **options}), settings or {})
     if seeds < 1:
@@ -286,7 +301,13 @@ def search(
         raise SettingsError(f"budget = {budget:g}: give a number of minutes above 0")
     if mean_within is not None and not mean_within >= 0.0:
         raise SettingsError(f"mean-within = {mean_within:g}: give a number of points of at least 0")
-    arms = arms_of(methods, grid if isinstance(grid, Mapping) else parse_grid(grid), baseline, config, criterion)
+    arms = arms_of(
+        methods,
+        grid if isinstance(grid, Mapping) else parse_grid(grid),
+        baseline,
+        config,
+        criterion,
+    )
     (base,) = parse_arms([baseline])
     study = Study(
         "search",
@@ -346,13 +367,14 @@ def evaluate(
 ) -> Evaluation:
     """Evaluate a run's model on the data of a site that did not take part.
 
-    The site's data are split as those of the run's clients were, by `test-share` and the seed, and standardised by its
-    own training rows where theirs were by their own. Nothing is trained.
+    The site's data are split as those of the run's clients were, by `test-share` and the seed, and
+    standardised by its own training rows where theirs were by their own. Nothing is trained.
 
     Parameters
     ----------
     run
-        The folder of a finished run, or the folder that a device keeps of one, which lacks the clients' scores.
+        The folder of a finished run, or the folder that a device keeps of one, which lacks the
+        clients' scores.
     data_dir
         The folder, or file, of the site's data.
     client
@@ -365,14 +387,16 @@ def evaluate(
     Raises
     ------
     FairbloomError
-        When the folder holds no finished run, the site's data do not fit those of its clients, or the settings name a
-        module that may not be imported.
+        When the folder holds no finished run, the site's data do not fit those of its clients, or
+        the settings name a module that may not be imported.
     """
     from fairbloom.prediction.site import evaluate_site  # imported late, as PyTorch is with it
 
     folder = Path(run)
     with only_trusted_imports(trust):
-        found = evaluate_site(folder, "" if data_dir is None else os.fspath(data_dir), client, model)
+        found = evaluate_site(
+            folder, "" if data_dir is None else os.fspath(data_dir), client, model
+        )
     clients: dict[str, dict[str, float]] = {}
     if CLIENTS.exists_in(folder):  # a client keeps none of the others' numbers
         of = load_run(folder)

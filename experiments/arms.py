@@ -34,7 +34,8 @@ class Arm:
     method: str  # as settings have it
     settings: Mapping[str, Value] = field(default_factory=dict)  # its own, by their run-config keys
     evaluated: Literal["global", "personal"] = "global"  # which models are judged
-    row: str = ""  # in a reproduction, the name of its row, whose other arms are the other points of its grid
+    # in a reproduction, the name of its row, whose other arms are the other points of its grid
+    row: str = ""
 
     @property
     def config(self) -> dict[str, Value]:
@@ -45,13 +46,20 @@ class Arm:
     def folder(self) -> str:
         """A name for its run folders that every file system takes: `qfedavg-q=1`.
 
-        It depends on nothing but the arm. Where characters had to give way, or upper case, which some file systems do
-        not distinguish, a digest separates it from others.
+        It depends on nothing but the arm. Where characters had to give way, or upper case, which
+        some file systems do not distinguish, a digest separates it from others.
         """
-        words = [self.method, *(f"{short_key(key)}={format_value(value)}" for key, value in self.settings.items())]
+        words = [
+            self.method,
+            *(f"{short_key(key)}={format_value(value)}" for key, value in self.settings.items()),
+        ]
         exact = "-".join(words)
         plain = exact.replace(":", "-", 1)
-        odd = any(re.search(r"[^\w.]|[A-Z]", v, re.ASCII) for v in self.settings.values() if isinstance(v, str))
+        odd = any(
+            re.search(r"[^\w.]|[A-Z]", v, re.ASCII)
+            for v in self.settings.values()
+            if isinstance(v, str)
+        )
         safe = re.sub(r"[^\w.=+-]", "-", plain, flags=re.ASCII)[:LONGEST_NAME]
         if safe == plain and not odd:
             return safe
@@ -71,11 +79,13 @@ Named = str | type[FairStrategy]
 """A method by its name, perhaps with parameters, or by its class."""
 
 
-def parse_arms(words: Named | Iterable[Named], shared: Mapping[str, Value] | None = None) -> list[Arm]:
+def parse_arms(
+    words: Named | Iterable[Named], shared: Mapping[str, Value] | None = None
+) -> list[Arm]:
     """Return the methods that words name, each once, with labels that tell them apart.
 
-    "fedavg, qfedavg(q=1), my_module:Mine(share=0.3)" names three; a class stands for its name. No method may set what
-    `shared` has.
+    "fedavg, qfedavg(q=1), my_module:Mine(share=0.3)" names three; a class stands for its name. No
+    method may set what `shared` has.
     """
     texts = [name_of(each) for each in ([words] if isinstance(words, str | type) else words)]
     found: list[Arm] = []
@@ -83,22 +93,31 @@ def parse_arms(words: Named | Iterable[Named], shared: Mapping[str, Value] | Non
         arm = parse_arm(text)
         for key in arm.settings:
             if shared and key in shared:
-                raise SettingsError(f"{key} is given twice, in {text} and for all methods: give it in one place")
+                raise SettingsError(
+                    f"{key} is given twice, in {text} and for all methods: give it in one place"
+                )
         if not any(arm.is_same(other) for other in found):
             found.append(arm)
     if not found:
         said = ", ".join(texts)
-        raise SettingsError(f"methods = {said!r} names no method: write them as in fedavg,qfedavg(q=1)")
+        raise SettingsError(
+            f"methods = {said!r} names no method: write them as in fedavg,qfedavg(q=1)"
+        )
     return label_arms(found)
 
 
 def settings_of_method(method: Named | None, config: Mapping[str, Value]) -> Mapping[str, Value]:
-    """Return a run's method and its parameters, as in qfedavg(q=1), as settings; none without a method."""
+    """Return a run's method and its parameters, as in qfedavg(q=1), as settings.
+
+    None without a method.
+    """
     if method is None:
         return {}
     found = parse_arms([method], config)
     if len(found) > 1:
-        raise SettingsError(f"method = {method!r}: a run has one method; fairbloom compare --methods takes several")
+        raise SettingsError(
+            f"method = {method!r}: a run has one method; fairbloom compare --methods takes several"
+        )
     return found[0].config
 
 
@@ -106,7 +125,9 @@ def parse_arm(text: str) -> Arm:
     """Return the method that one of the words names; see `parse_arms`."""
     match = re.fullmatch(r"([^\s(),=]+)\s*(?:\((.*)\))?", text.strip(), re.DOTALL)
     if match is None:
-        raise SettingsError(f"methods: {text!r} is no method with parameters: write it as in qfedavg(q=1)")
+        raise SettingsError(
+            f"methods: {text!r} is no method with parameters: write it as in qfedavg(q=1)"
+        )
     method = canonical(match[1])
     known = _may_have(method)
     given: dict[str, Value] = {}
@@ -115,22 +136,26 @@ def parse_arm(text: str) -> Arm:
         if not equals and given:
             *_, (last, first) = given.items()
             raise SettingsError(
-                f"{text}: {assignment!r} has no name: write each parameter with its value, as in qfedavg(q=1); "
-                f"fairbloom search --methods {method} --grid {short_key(last)}={format_value(first)},{assignment} "
-                "tries several values of one"
+                f"{text}: {assignment!r} has no name: write each parameter with its value, as in"
+                f" qfedavg(q=1); fairbloom search --methods {method} --grid"
+                f" {short_key(last)}={format_value(first)},{assignment} tries several values of one"
             )
         if not equals or not value:
-            raise SettingsError(f"{text}: write {assignment!r} as a parameter with its value, as in qfedavg(q=1)")
+            raise SettingsError(
+                f"{text}: write {assignment!r} as a parameter with its value, as in qfedavg(q=1)"
+            )
         key = find_key(name, method_parameters(method)) or find_key(name, COMMON)
         if key is None and key_of(name) in SETTINGS:
             raise SettingsError(
-                f"{text}: {key_of(name)} is the same for all methods of a comparison, as clients and draws are then: "
-                f"set it for all by --set {key_of(name)}=…; methods may differ in {', '.join(COMMON)}"
+                f"{text}: {key_of(name)} is the same for all methods of a comparison, as clients"
+                f" and draws are then: set it for all by --set {key_of(name)}=…; methods may differ"
+                f" in {', '.join(COMMON)}"
             )
         if key is None:
             there = ", ".join(map(short_key, method_parameters(method))) or "none of its own"
             raise SettingsError(
-                f"{text}: {title(method)} has no parameter {name}; there are {there}, and for all {', '.join(COMMON)}"
+                f"{text}: {title(method)} has no parameter {name}; there are {there}, and for all"
+                f" {', '.join(COMMON)}"
             )
         if key in given:
             raise SettingsError(f"{text}: {name} is given twice: give it once")
@@ -145,7 +170,10 @@ def make_arm(method: str, given: Mapping[str, Value]) -> Arm:
 
 
 def baseline_of(name: str, among: Sequence[Arm]) -> str:
-    """Return the label of the arm that a name means; without a name that of FedAvg, or the first."""
+    """Return the label of the arm that a name means.
+
+    Without a name that of FedAvg, or the first.
+    """
     if not name:
         plain = [arm for arm in among if arm.method == "fedavg"]
         return min(plain or among[:1], key=lambda arm: len(arm.settings)).label
@@ -165,7 +193,11 @@ def owner_of(method: str) -> str:
 
 def method_parameters(method: str) -> Mapping[str, Parameter]:
     """Return the parameters of a method by their run-config keys."""
-    return {key: each for key, each in parameters(methods=[method]).items() if each.owner == owner_of(method)}
+    return {
+        key: each
+        for key, each in parameters(methods=[method]).items()
+        if each.owner == owner_of(method)
+    }
 
 
 def find_key(name: str, known: Iterable[str]) -> str | None:
@@ -191,11 +223,14 @@ def label_arms(found: Sequence[Arm]) -> list[Arm]:
 def split_parts(text: str) -> list[str]:
     """Return the parts of a text between commas outside parentheses and quotes."""
     if not re.fullmatch(f"{PART}(?:,{PART})*", text):
-        raise SettingsError(f"methods = {text!r}: a parenthesis or quote is open at one end: write fedavg,qfedavg(q=1)")
+        raise SettingsError(
+            f"methods = {text!r}: a parenthesis or quote is open at one end: write"
+            " fedavg,qfedavg(q=1)"
+        )
     return [part.strip() for part in re.findall(PART, text) if part.strip()]
 
 
-# What tables call them ----------------------------------------------------------------------------------------------
+# What tables call them ----------------------------------------------------------------------------
 
 
 def title(name: str) -> str:
@@ -205,7 +240,9 @@ def title(name: str) -> str:
     """
     if canonical(name) in METHODS:
         return METHODS[canonical(name)].__name__
-    return name.rpartition(":")[2] if is_import_string(name) and not name.startswith(TORCHJD) else name
+    return (
+        name.rpartition(":")[2] if is_import_string(name) and not name.startswith(TORCHJD) else name
+    )
 
 
 def format_value(value: Value | None) -> str:

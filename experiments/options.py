@@ -12,7 +12,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class CommonOptions(TypedDict, total=False):
-    """Settings that a run, and every study of several runs, takes by name; one that is None keeps its default.
+    """Settings that a run, and every study of several runs, takes by name.
+
+    One that is None keeps its default.
 
     `fairbloom.run` says what each means.
     """
@@ -36,7 +38,10 @@ def expand_options(function: Function) -> Function:
     signature = inspect.signature(function)
     own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
     by_name = inspect.Parameter.KEYWORD_ONLY
-    common = [inspect.Parameter(name, by_name, default=None, annotation=kind) for name, kind in types.items()]
+    common = [
+        inspect.Parameter(name, by_name, default=None, annotation=kind)
+        for name, kind in types.items()
+    ]
     signature = signature.replace(parameters=[*own, *common])
 
     @wraps(function)
@@ -61,11 +66,15 @@ def as_settings(options: Mapping[str, Any]) -> dict[str, Value | None]:
     }
 
 
-def merge_settings(options: Mapping[str, Value | None], settings: Mapping[str, Value]) -> dict[str, Value]:
+def merge_settings(
+    options: Mapping[str, Value | None], settings: Mapping[str, Value]
+) -> dict[str, Value]:
     """Return all settings together; raise SettingsError when one is given two values."""
     config = {key: value for key, value in options.items() if value is not None}
     for key, value in settings.items():
         if key in config and config[key] != value:
-            raise SettingsError(f"{key} is given two values, {config[key]!r} and {value!r}: give it one")
+            raise SettingsError(
+                f"{key} is given two values, {config[key]!r} and {value!r}: give it one"
+            )
         config[key] = value
     return config

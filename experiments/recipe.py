@@ -31,11 +31,17 @@ class Printed:
 
     @classmethod
     def of(cls, text: str) -> "Printed | None":
-        """Return the number of a text such as "80.42 ± 0.76", None of an empty one; raise ValueError for others."""
+        """Return the number of a text such as "80.42 ± 0.76", None of an empty one.
+
+        Raise ValueError for others.
+        """
         number = r"(-?\d*\.?\d+)"
         match = re.fullmatch(rf"\s*(?:{number}(?:\s*±\s*{number})?)?\s*", text)
         if match is None:
-            raise ValueError(f'{text!r} is no printed number: write it as "80.42 ± 0.76", "80.42", or "" for none')
+            raise ValueError(
+                f'{text!r} is no printed number: write it as "80.42 ± 0.76", "80.42", or "" for'
+                " none"
+            )
         mean, spread = match.groups()
         return None if mean is None else cls(float(mean), None if spread is None else float(spread))
 
@@ -48,7 +54,9 @@ def _flatten(settings: object) -> object:
         name: value
         for key, inner in settings.items()
         for name, value in (
-            ((f"{key}.{rest}", value) for rest, value in inner.items()) if isinstance(inner, dict) else ((key, inner),)
+            ((f"{key}.{rest}", value) for rest, value in inner.items())
+            if isinstance(inner, dict)
+            else ((key, inner),)
         )
     }
 
@@ -90,22 +98,30 @@ class Row(Section):
 
 
 class Recipe(Section):
-    """A published table, or a study of one's own, and how it is run; docs/measured.md has the keys."""
+    """A published table, or a study of one's own, and how it is run.
+
+    Docs/measured.md has the keys.
+    """
 
     name: str = ""
     title: str = ""
     what: str = ""
     source: str = ""
-    published_seeds: int = Field(0, ge=0)  # 0: the source does not say over how many seeds its spreads are
+    # 0: the source does not say over how many seeds its spreads are
+    published_seeds: int = Field(0, ge=0)
     seeds: int = Field(5, ge=1)
     measures: list[str] = Field(default=["mean", "std", "worst_10", "best_10"], min_length=1)
-    judged: list[str] = Field(default_factory=list)  # the measures that must agree for a row to agree; none: all
-    tolerance: dict[str, Annotated[float, Field(gt=0.0, allow_inf_nan=False)]] = Field(default_factory=dict)
+    # the measures that must agree for a row to agree; none: all
+    judged: list[str] = Field(default_factory=list)
+    tolerance: dict[str, Annotated[float, Field(gt=0.0, allow_inf_nan=False)]] = Field(
+        default_factory=dict
+    )
     notes: list[str] = Field(default_factory=list)
     settings: Config = Field(default_factory=dict)
     grid: Axes = Field(default_factory=dict)
     criterion: str = "mean"
-    grid_seeds: int = Field(0, ge=0)  # with how many seeds, the first ones, the grid is searched; 0: all
+    # with how many seeds, the first ones, the grid is searched; 0: all
+    grid_seeds: int = Field(0, ge=0)
     rows: list[Row] = Field(min_length=1)
 
     @model_validator(mode="after")
@@ -119,8 +135,15 @@ class Recipe(Section):
                 raise ValueError(f"{key}: {error}") from error
         for key, named in (("judged", self.judged), ("tolerance", self.tolerance)):
             if unknown := [measure for measure in named if measure not in self.measures]:
-                raise ValueError(f"{key}: {unknown[0]!r} is none of the measures: there are {', '.join(self.measures)}")
-        parts = [self.settings, self.grid, *(part for row in self.rows for part in (row.settings, row.grid))]
+                raise ValueError(
+                    f"{key}: {unknown[0]!r} is none of the measures: there are"
+                    f" {', '.join(self.measures)}"
+                )
+        parts = [
+            self.settings,
+            self.grid,
+            *(part for row in self.rows for part in (row.settings, row.grid)),
+        ]
         if mistaken := [key for key in ("seed", "out") if any(key in part for part in parts)]:
             raise ValueError(f"settings: leave {mistaken[0]} out: it is set for each run")
         for row in self.rows:
@@ -128,7 +151,8 @@ class Recipe(Section):
             if row.published and len(row.published) != len(self.measures):
                 raise ValueError(
                     f"row {row.label!r}: published has {len(row.published)} numbers, and there are "
-                    f'{len(self.measures)} measures ({", ".join(self.measures)}): give one each, "" where none was '
+                    f'{len(self.measures)} measures ({", ".join(self.measures)}): give one each, ""'
+                    " where none was "
                     "printed"
                 )
             self.published(row)
@@ -142,12 +166,17 @@ class Recipe(Section):
     def _check_grid(self, grid: Axes, rows: Sequence[Row]) -> None:
         """Raise ValueError where a grid has a setting that neither every run has nor a row's method."""
         for name in grid:
-            if "." not in name and key_of(name) not in SETTINGS and not any(self._axis(name, row) for row in rows):
+            if (
+                "." not in name
+                and key_of(name) not in SETTINGS
+                and not any(self._axis(name, row) for row in rows)
+            ):
                 methods = [*dict.fromkeys(map(self.method, rows))]
                 there = [short_key(key) for method in methods for key in method_parameters(method)]
                 hint = did_you_mean(name, [*SETTINGS, *there]).rstrip(": ")
                 raise ValueError(
-                    f"grid: {name} is neither a setting nor a parameter of {', '.join(methods)}: {hint}".rstrip(": ")
+                    f"grid: {name} is neither a setting nor a parameter of {', '.join(methods)}:"
+                    f" {hint}".rstrip(": ")
                 )
 
     @property
@@ -165,13 +194,21 @@ class Recipe(Section):
         """How many runs it takes with the recipe's number of seeds."""
         searched = self.grid_seeds or self.seeds
         counts = [len(self.points(row)) for row in self.rows]
-        return sum(count * searched + self.seeds - searched if count > 1 else self.seeds for count in counts)
+        return sum(
+            count * searched + self.seeds - searched if count > 1 else self.seeds
+            for count in counts
+        )
 
     @property
     def summary(self) -> dict[str, Any]:
         """What --list --json prints of it."""
         about = {"name": self.name, "title": self.title, "what": self.what, "source": self.source}
-        return about | {"tasks": self.tasks, "rows": len(self.rows), "seeds": self.seeds, "runs": self.runs}
+        return about | {
+            "tasks": self.tasks,
+            "rows": len(self.rows),
+            "seeds": self.seeds,
+            "runs": self.runs,
+        }
 
     # Of a row
 
@@ -189,31 +226,51 @@ class Recipe(Section):
 
     def parameters(self, row: Row, point: Mapping[str, Value]) -> dict[str, Value]:
         """Return what a row sets, and what was chosen of the grid, without the name of the method before it."""
-        settings = {key: value for key, value in row.settings.items() if key != "method"} | dict(point)
+        settings = {key: value for key, value in row.settings.items() if key != "method"} | dict(
+            point
+        )
         owner = owner_of(self.method(row))
         return {key.removeprefix(f"{owner}."): value for key, value in settings.items()}
 
     def published(self, row: Row) -> dict[str, Printed]:
         """Return the numbers that were printed of a row, by measure."""
         numbers = zip(self.measures, row.published, strict=False)
-        return {measure: number for measure, text in numbers if (number := Printed.of(text)) is not None}
+        return {
+            measure: number for measure, text in numbers if (number := Printed.of(text)) is not None
+        }
 
     def points(self, row: Row) -> list[dict[str, Value]]:
-        """Return the combinations of a row's grid, [{}] without one; a setting that the row sets is not varied."""
-        shared = {key: values for name, values in self.grid.items() if (key := self._axis(name, row))}
+        """Return the combinations of a row's grid, [{}] without one.
+
+        A setting that the row sets is not varied.
+        """
+        shared = {
+            key: values for name, values in self.grid.items() if (key := self._axis(name, row))
+        }
         own = {self._axis(name, row) or name: values for name, values in row.grid.items()}
         axes = {key: values for key, values in shared.items() if key not in row.settings} | own
-        return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+        return [
+            dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())
+        ]
 
     def _axis(self, name: str, row: Row) -> str | None:
-        """Return the run-config key of a grid's setting; None where it belongs to another row's method."""
+        """Return the run-config key of a grid's setting.
+
+        None where it belongs to another row's method.
+        """
         mine = method_parameters(self.method(row))
-        key = name if "." in name else key_of(name) if key_of(name) in SETTINGS else find_key(name, mine)
+        key = (
+            name
+            if "." in name
+            else key_of(name)
+            if key_of(name) in SETTINGS
+            else find_key(name, mine)
+        )
         owner, dot, _ = (key or "").partition(".")
         return None if dot and owner in self.owners and owner != owner_of(self.method(row)) else key
 
 
-# Files --------------------------------------------------------------------------------------------------------------
+# Files --------------------------------------------------------------------------------------------
 
 
 def names() -> list[str]:
@@ -232,24 +289,35 @@ def load_shipped() -> Iterator[Recipe]:
 
 
 def load_recipe(name: str) -> Recipe:
-    """Return a recipe by its name, or by the path of a file; errors name the recipe, the key and the remedy."""
+    """Return a recipe by its name, or by the path of a file.
+
+    Errors name the recipe, the key and the remedy.
+    """
     path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
     if not name.endswith(".toml") and name not in names():
         hint = did_you_mean(name, names())
-        raise FairbloomError(f"unknown recipe {name!r}: {hint}fairbloom reproduce --list names them, or give a .toml")
+        raise FairbloomError(
+            f"unknown recipe {name!r}: {hint}fairbloom reproduce --list names them, or give a .toml"
+        )
     try:
         text = tomllib.loads(path.read_bytes().decode())
         if "name" in text:
             raise FairbloomError("unknown key name: a recipe is called what its file is called")
         return Recipe.model_validate({"title": path.stem, **text, "name": path.stem})
     except OSError as error:
-        raise FairbloomError(f"{path} cannot be read: {error.strerror}: give the path of a recipe") from error
+        raise FairbloomError(
+            f"{path} cannot be read: {error.strerror}: give the path of a recipe"
+        ) from error
     except FairbloomError as error:
         raise FairbloomError(f"recipe {path.stem}: {error}") from error
     except ValidationError as error:
-        raise FairbloomError(f"recipe {path.stem}: {'; '.join(map(_explain, error.errors()))}") from error
+        raise FairbloomError(
+            f"recipe {path.stem}: {'; '.join(map(_explain, error.errors()))}"
+        ) from error
     except (ValueError, RecursionError) as error:
-        raise FairbloomError(f"recipe {path.stem} is no valid TOML: {error}: correct {path}") from error
+        raise FairbloomError(
+            f"recipe {path.stem} is no valid TOML: {error}: correct {path}"
+        ) from error
 
 
 def _explain(error: Mapping[str, Any]) -> str:
@@ -258,7 +326,9 @@ def _explain(error: Mapping[str, Any]) -> str:
     reason = str(error["msg"]).removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
         part = Row if error["loc"][0] == "rows" and len(error["loc"]) > 1 else Recipe
-        known = [name.replace("_", "-") for name in part.model_fields if (part, name) != (Recipe, "name")]
+        known = [
+            name.replace("_", "-") for name in part.model_fields if (part, name) != (Recipe, "name")
+        ]
         key = str(error["loc"][-1])
         return f"unknown key {where}: {did_you_mean(key, known)}there are {', '.join(known)}"
     if error["type"] == "missing":

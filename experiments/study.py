@@ -27,7 +27,11 @@ STUDY = "study.json"
 
 Kind = Literal["compare", "search", "reproduce"]
 
-NOUNS: Mapping[str, str] = {"compare": "comparison", "search": "search", "reproduce": "reproduction"}
+NOUNS: Mapping[str, str] = {
+    "compare": "comparison",
+    "search": "search",
+    "reproduce": "reproduction",
+}
 """What sentences call a study of each kind."""
 
 Runs = Mapping[str, Settings]
@@ -39,7 +43,8 @@ class Found:
     """What a search has found on validation examples."""
 
     judged: Sequence[int] = ()  # the seeds that all arms have finished, by which they were judged
-    best: Sequence[str] = ()  # the labels of the best arm of each method, the best of all first, with the baseline's
+    # the labels of the best arm of each method, the best of all first, with the baseline's
+    best: Sequence[str] = ()
     fresh: Sequence[int] = ()  # the seeds with which these are tested
 
 
@@ -50,25 +55,32 @@ class Study:
     kind: Kind  # the command that runs it
     arms: Sequence[Arm]
     seeds: Sequence[int]
-    baseline: str = ""  # the label of the arm that the others are compared with; in a search, the name of its method
-    settings: Mapping[str, Value] = field(default_factory=dict)  # of all runs, but for the seed and the folder
-    failed: Mapping[str, str] = field(default_factory=dict)  # why runs failed, by their folders in the study's
+    # the label of the arm that the others are compared with; in a search, the name of its method
+    baseline: str = ""
+    # of all runs, but for the seed and the folder
+    settings: Mapping[str, Value] = field(default_factory=dict)
+    # why runs failed, by their folders in the study's
+    failed: Mapping[str, str] = field(default_factory=dict)
 
-    # Of a search: the name of the measure by which arms are judged, how many points their mean may be below the
-    # baseline's, after how many minutes no further seed is begun, and what was found; None before it has ended.
+    # Of a search: the name of the measure by which arms are judged, how many points their mean may
+    # be below the baseline's, after how many minutes no further seed is begun, and what was found;
+    # None before it has ended.
     criterion: str = ""
     mean_within: float | None = None
     minutes: float | None = None
     found: Found | None = None
 
-    # Of a reproduction: the name or file of the recipe, whether its runs are cut short, and what the user has set.
+    # Of a reproduction: the name or file of the recipe, whether its runs are cut short, and what
+    # the user has set.
     recipe: str = ""
     quick: bool = False
     overrides: Mapping[str, Value] = field(default_factory=dict)
 
     @property
     def reference(self) -> Arm | None:
-        """In a search within one method: its first arm, with which the best is compared; None where there are several.
+        """In a search within one method: its first arm, with which the best is compared.
+
+        None where there are several.
 
         With several, the best arm of each method is compared with the best of the baseline's.
         """
@@ -84,7 +96,8 @@ class Study:
 
     def write(self, folder: Path) -> None:
         """Write it into its folder, which is made if it is not there."""
-        file, content = folder / STUDY, json.dumps(asdict(self), indent=2, ensure_ascii=False).encode()
+        file = folder / STUDY
+        content = json.dumps(asdict(self), indent=2, ensure_ascii=False).encode()
         with explain_write_errors(f"the {NOUNS[self.kind]}", folder):
             folder.mkdir(parents=True, exist_ok=True)
             if not file.exists() or file.read_bytes() != content:
@@ -92,7 +105,10 @@ class Study:
 
     @staticmethod
     def read(folder: Path) -> "Study":
-        """Return what was written; raise RunFolderError when the folder holds no study or its file is damaged."""
+        """Return what was written.
+
+        Raise RunFolderError when the folder holds no study or its file is damaged.
+        """
         study = find_study(folder)
         if study is None:
             raise RunFolderError(f"{folder} holds no study: it has no {STUDY}")
@@ -107,7 +123,9 @@ class Study:
         """Return the settings of an arm's runs, without those of other methods."""
         mine = owner_of(arm.method)
         others = {*METHODS, *(owner_of(each.method) for each in self.arms)} - {mine}
-        return {key: v for key, v in self.settings.items() if key.partition(".")[0] not in others} | arm.config
+        return {
+            key: v for key, v in self.settings.items() if key.partition(".")[0] not in others
+        } | arm.config
 
     def folder(self, arm: Arm, seed: int) -> str:
         """Return the folder of a run in the study's."""
@@ -115,10 +133,15 @@ class Study:
 
     def run(self, arm: Arm, seed: int, out: Path) -> Settings:
         """Return the settings of a run, where the study lies in `out`."""
-        return Settings.of({**self.config(arm), "seed": seed, "out": str(out / self.folder(arm, seed))})
+        return Settings.of(
+            {**self.config(arm), "seed": seed, "out": str(out / self.folder(arm, seed))}
+        )
 
     def is_done(self, arm: Arm, seed: int, out: Path) -> bool:
-        """Return whether a run is finished, with as many rounds as it is to have; nothing is imported for this."""
+        """Return whether a run is finished, with as many rounds as it is to have.
+
+        Nothing is imported for this.
+        """
         default = Settings.model_fields["num_rounds"].default
         rounds = arm.settings.get("num-rounds", self.settings.get("num-rounds", default))
         return _has_rounds(out / self.folder(arm, seed), rounds)
@@ -132,18 +155,25 @@ class Study:
     def failures(self, arm: Arm) -> dict[int, str]:
         """Return why runs of an arm failed, by their seeds."""
         folders = {seed: self.folder(arm, seed) for seed in self.seeds}
-        return {seed: self.failed[folder] for seed, folder in folders.items() if folder in self.failed}
+        return {
+            seed: self.failed[folder] for seed, folder in folders.items() if folder in self.failed
+        }
 
     def unfinished(self, out: Path) -> list[Path]:
         """Return the run folders that hold no finished run, but for those of runs that failed."""
         folders = dict.fromkeys(self.folder(arm, seed) for seed in self.seeds for arm in self.arms)
-        return [out / each for each in folders if each not in self.failed and not is_finished(out / each)]
+        return [
+            out / each
+            for each in folders
+            if each not in self.failed and not is_finished(out / each)
+        ]
 
     @property
     def finished(self) -> Self:
         """The study without the seeds that the baseline failed with, and without arms that failed with others.
 
-        A method is not compared over the seeds that it happens to have survived, which would flatter it.
+        A method is not compared over the seeds that it happens to have survived, which would
+        flatter it.
         """
         base = next(arm for arm in self.arms if arm.label == self.baseline)
         lost = self.failures(base)
@@ -151,10 +181,14 @@ class Study:
         if not seeds:
             seed, reason = next(iter(lost.items()))
             raise FairbloomError(
-                f"{base.label} with seed {seed}: {reason}. All runs of the baseline failed, so nothing can be compared "
-                "with it: choose another one by --baseline"
+                f"{base.label} with seed {seed}: {reason}. All runs of the baseline failed, so"
+                " nothing can be compared with it: choose another one by --baseline"
             )
-        return replace(self, seeds=seeds, arms=[arm for arm in self.arms if not {*self.failures(arm)} & {*seeds}])
+        return replace(
+            self,
+            seeds=seeds,
+            arms=[arm for arm in self.arms if not {*self.failures(arm)} & {*seeds}],
+        )
 
 
 def is_done(run: Settings) -> bool:
@@ -167,7 +201,10 @@ def _has_rounds(folder: Path, rounds: Value) -> bool:
 
 
 def find_study(folder: Path) -> Study | None:
-    """Return the study that a folder holds, None where it holds none; raise RunFolderError when it is damaged."""
+    """Return the study that a folder holds, None where it holds none.
+
+    Raise RunFolderError when it is damaged.
+    """
     with explain_access_errors(folder):
         there = (folder / STUDY).exists()
     if not there:

@@ -1,7 +1,8 @@
 """Federated learning on Flower that leaves no client behind.
 
-`from fairbloom.strategies import FedFV` works wherever Fairbloom is installed, in a checkout, and in the bundle that
-`flwr run` makes of one. What is exported here is imported when it is first asked for.
+`from fairbloom.strategies import FedFV` works wherever Fairbloom is installed, in a checkout, and
+in the bundle that `flwr run` makes of one. What is exported here is imported when it is first asked
+for.
 """
 
 from importlib import import_module
@@ -9,13 +10,15 @@ from os import environ
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-# NumPy's BLAS reads it when it is loaded: with one thread, sums are the same on any number of processor cores.
+# NumPy's BLAS reads it when it is loaded: with one thread, sums are the same on any number of
+# processor cores.
 environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 _here = Path(__file__).parent
 if not (_here / "strategies").is_dir():
-    # A wheel has the packages inside this one, and a checkout has links there. The bundle that Flower makes of a
-    # checkout has no links, as has a checkout on a system without them: the packages lie beside this one.
+    # A wheel has the packages inside this one, and a checkout has links there. The bundle that
+    # Flower makes of a checkout has no links, as has a checkout on a system without them: the
+    # packages lie beside this one.
     __path__.append(str(_here.parent))
 
 __all__ = [
@@ -71,7 +74,8 @@ else:
 
     def __getattr__(name: str) -> Any:
         """Return what is exported, from where it lies."""
-        if name == "__version__":  # looking it up takes most of the time in which Ctrl-C prints a traceback
+        # looking it up takes most of the time in which Ctrl-C prints a traceback
+        if name == "__version__":
             from importlib.metadata import PackageNotFoundError, version
 
             try:

@@ -34,8 +34,10 @@ COMMANDS = {
     ),
     "search": Place(
         f"{OURS}.studies:search",
-        "Try methods with several values of their parameters, and test the best of each with fresh seeds.",
-        "fairbloom search --methods fedfv,qfedavg --grid alpha=0,0.1,0.5 --budget 10 --out runs/search",
+        "Try methods with several values of their parameters, and test the best of each with fresh"
+        " seeds.",
+        "fairbloom search --methods fedfv,qfedavg --grid alpha=0,0.1,0.5 --budget 10 --out"
+        " runs/search",
     ),
     "reproduce": Place(
         f"{OURS}.studies:reproduce",
@@ -44,7 +46,8 @@ COMMANDS = {
     ),
     "show": Place(
         f"{OURS}.results:show",
-        "Show the results, progress and settings of a run or a study, or list the runs in a folder.",
+        "Show the results, progress and settings of a run or a study, or list the runs in a"
+        " folder.",
         "fairbloom show runs/a",
     ),
     "methods": Place(
@@ -118,7 +121,11 @@ class LateCommand(click.Command):
         self._place = place
 
     def make_context(
-        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,
     ) -> click.Context:
         """Return the context of the imported command."""
         return self.imported().make_context(info_name, args, parent, **extra)
@@ -130,9 +137,12 @@ class LateCommand(click.Command):
             command: click.Command = typer.main.get_group(found)
             command.name = self.name
         else:
-            alone, cls = typer.Typer(add_completion=False, rich_markup_mode="rich"), None
-            if "settings" in found.__annotations__:  # with --set, options that are settings are explained
-                from fairbloom.experiments.commands.command import SettingsCommand  # devices lack what it needs
+            alone = typer.Typer(add_completion=False, rich_markup_mode="rich")
+            cls = None
+            # with --set, options that are settings are explained
+            if "settings" in found.__annotations__:
+                # devices lack what it needs
+                from fairbloom.experiments.commands.command import SettingsCommand
 
                 cls = SettingsCommand
             example = f"Example: {self._place.example}" if self._place.example else None
@@ -170,7 +180,10 @@ def print_version(wanted: bool) -> None:
 @app.callback()
 def common(
     version: Annotated[
-        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version and exit.")
+        bool,
+        typer.Option(
+            "--version", callback=print_version, is_eager=True, help="Print the version and exit."
+        ),
     ] = False,
 ) -> None:
     """Fair federated learning on Flower: train with a method, compare methods, and see how each client is served."""

@@ -20,10 +20,16 @@ from fairbloom.logs import colour_on_terminals_alone, escape_unprintable
 class Terminal(Console):
     """A console that shows what would steer a terminal as text: names of clients and groups are others' words."""
 
-    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterator[Segment]:
         """Yield the parts of what is printed, with its style, but without control characters in its text."""
         for part in super().render(renderable, options):
-            yield part if part.control else part._replace(text=escape_unprintable(part.text, but="\n"))
+            yield (
+                part
+                if part.control
+                else part._replace(text=escape_unprintable(part.text, but="\n"))
+            )
 
 
 errors = Terminal(stderr=True)
@@ -31,16 +37,24 @@ errors = Terminal(stderr=True)
 TrustOption = Annotated[
     bool,
     typer.Option(
-        "--trust", help="Import the modules that the settings of the run or study name. Importing runs their code."
+        "--trust",
+        help=(
+            "Import the modules that the settings of the run or study name. Importing runs their"
+            " code."
+        ),
     ),
 ]
 
-CORRECTABLE, INTERRUPTED = 2, 130
+CORRECTABLE = 2
+INTERRUPTED = 130
 """Exit codes: the user can correct what was wrong, and Ctrl-C ended the command."""
 
 
 class Interrupted(BaseException):
-    """The user has pressed Ctrl-C; on KeyboardInterrupt the command-line library would end with its word for it."""
+    """The user has pressed Ctrl-C.
+
+    On KeyboardInterrupt the command-line library would end with its word for it.
+    """
 
 
 def interrupt(signal_number: int, frame: object) -> None:
@@ -50,8 +64,13 @@ def interrupt(signal_number: int, frame: object) -> None:
 
 
 def import_command(name: str) -> Any:
-    """Return the function or app that `module:name` names; until it is imported, Ctrl-C ends the process in silence."""
-    from flwr.app import Message  # noqa: F401 (imported late, as it takes half a second, and before its logger is set)
+    """Return the function or app that `module:name` names.
+
+    Until it is imported, Ctrl-C ends the process in silence.
+    """
+    from flwr.app import (
+        Message,
+    )  # noqa: F401 (imported late, as it takes half a second, and before its logger is set)
 
     module, _, attribute = name.partition(":")
     found = getattr(import_module(module), attribute)
@@ -62,7 +81,10 @@ def import_command(name: str) -> Any:
 
 
 def run_command(app: typer.Typer) -> None:
-    """Run the command line: what a user can correct is one red line and exit code 2; a bug keeps its traceback."""
+    """Run the command line: what a user can correct is one red line and exit code 2.
+
+    A bug keeps its traceback.
+    """
     try:
         app()
     except Interrupted:

@@ -14,20 +14,24 @@ from types import CodeType
 class FairbloomError(ValueError):
     """Something that a user can correct: the message names the thing, its value and the remedy.
 
-    The command line prints the message as one line and ends with exit code 2. Every other exception is a bug, of ours
-    or of an app or a method that somebody wrote, and keeps its traceback.
+    The command line prints the message as one line and ends with exit code 2. Every other exception
+    is a bug, of ours or of an app or a method that somebody wrote, and keeps its traceback.
     """
 
 
 def is_expected(error: BaseException) -> bool:
     """Return whether an error is a FairbloomError, of this Fairbloom or of another one that a run has brought."""
-    return any((each.__module__, each.__name__) == (__name__, FairbloomError.__name__) for each in type(error).__mro__)
+    return any(
+        (each.__module__, each.__name__) == (__name__, FairbloomError.__name__)
+        for each in type(error).__mro__
+    )
 
 
 class ReportableError(FairbloomError):
     """An error on a client whose words were written for the server to read, too.
 
-    `reportable` quotes nothing of the client's files. Other errors of deployed clients stay in the clients' logs.
+    `reportable` quotes nothing of the client's files. Other errors of deployed clients stay in the
+    clients' logs.
     """
 
     def __init__(self, message: str, reportable: str = "") -> None:
@@ -37,14 +41,23 @@ class ReportableError(FairbloomError):
 
 def reportable(error: BaseException) -> str:
     """Return what a server may know of a client's error: a text written for it, else the error's kind and place."""
-    words = getattr(error, "reportable", None)  # asked of any class: a bundle may bring another copy of this module
+    # asked of any class: a bundle may bring another copy of this module
+    words = getattr(error, "reportable", None)
     if isinstance(words, str):
         return words
     place = place_of(error) or innermost_place(error)
-    return f"{type(error).__name__}{f' in {place}' if place else ''}: what it says stays in this client's own log"
+    return (
+        f"{type(error).__name__}{f' in {place}' if place else ''}: what it says stays in this"
+        " client's own log"
+    )
 
 
-INSTALLED = tuple({f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+INSTALLED = tuple(
+    {
+        f"{sysconfig.get_path(name)}{os.sep}"
+        for name in ("stdlib", "platstdlib", "purelib", "platlib")
+    }
+)
 """The folders of Python itself and of what is installed."""
 
 
@@ -65,7 +78,10 @@ def place_of_function(function: Callable[..., object]) -> str:
 
 
 def _own_place(module: str, code: CodeType, line: int) -> str:
-    """Return file and line of code that is neither ours, nor Python's or an installed package's; else ""."""
+    """Return file and line of code that is neither ours, nor Python's or an installed package's.
+
+    Else "".
+    """
     ours = module.partition(".")[0] == __name__.partition(".")[0]
     if ours or code.co_filename.startswith(("<frozen", *INSTALLED)):
         return ""
@@ -74,7 +90,11 @@ def _own_place(module: str, code: CodeType, line: int) -> str:
 
 def innermost_place(error: BaseException) -> str:
     """Return file and line of the innermost call of an error, whoever wrote it."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith("<")
+    ]
     return f"{PurePath(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
 
 
@@ -103,7 +123,8 @@ def find_nearest(name: str, choices: Iterable[str], least: float = 0.6) -> str |
 
     Of near ones, that with the same letters in another order is the nearest.
     """
-    folded, by_folded = name.casefold(), {choice.casefold(): choice for choice in choices}
+    folded = name.casefold()
+    by_folded = {choice.casefold(): choice for choice in choices}
     close = difflib.get_close_matches(folded, by_folded, cutoff=least)
     if not close:
         return None

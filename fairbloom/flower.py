@@ -31,7 +31,9 @@ def deserialize(data: bytes) -> RecordDict:
 
 def identify(*, run_id: int, node_id: int, task_id: int) -> None:
     """Let this process write messages for this node, run and task: Flower stamps them with its process's identity."""
-    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run_id, node_id, task_id
+    TaskIdentity.run_id = run_id
+    TaskIdentity.node_id = node_id
+    TaskIdentity.task_id = task_id
 
 
 def is_simulated(grid: object) -> bool:
@@ -56,7 +58,10 @@ def set_created_at(message: Message, seconds: float) -> None:
 
 
 def log_start(
-    num_rounds: int, arrays: ArrayRecord, train_config: ConfigRecord | None, evaluate_config: ConfigRecord | None
+    num_rounds: int,
+    arrays: ArrayRecord,
+    train_config: ConfigRecord | None,
+    evaluate_config: ConfigRecord | None,
 ) -> None:
     """Log what Flower's strategies log as they start."""
     from flwr.serverapp.strategy.strategy_utils import log_strategy_start_info  # clients do without

@@ -14,8 +14,12 @@ def restore_help(command: click.Command) -> None:
     """
     for each in command.commands.values() if isinstance(command, click.Group) else ():
         restore_help(each)
-    declared = inspect.signature(command.callback, eval_str=True).parameters if command.callback else {}
+    declared = (
+        inspect.signature(command.callback, eval_str=True).parameters if command.callback else {}
+    )
     for argument in command.params:
         if isinstance(argument, TyperArgument) and argument.help is None:
             notes = getattr(declared[str(argument.name)].annotation, "__metadata__", ())
-            argument.help = next((note.help for note in notes if isinstance(note, ArgumentInfo)), None)
+            argument.help = next(
+                (note.help for note in notes if isinstance(note, ArgumentInfo)), None
+            )

@@ -39,32 +39,38 @@ def only_trusted_imports(trust: bool) -> Iterator[None]:
 def imported(what: str, name: str) -> Any:
     """Return the object that the import string `name`, the value of the setting `what`, names."""
     module, _, attribute = name.partition(":")
-    here, top = str(Path.cwd()), module.partition(".")[0]
+    here = str(Path.cwd())
+    top = module.partition(".")[0]
     if not _TRUSTED.get():
         if top != __package__ and (module not in sys.modules or top in sys.stdlib_module_names):
             raise FairbloomError(
-                f"{what} = {name!r}: the run's settings name the module {module}, and importing it would run its code: "
-                "if you trust it, say --trust, or in Python trust=True"
+                f"{what} = {name!r}: the run's settings name the module {module}, and importing it"
+                " would run its code: if you trust it, say --trust, or in Python trust=True"
             )
-    elif sys.path[:1] != [here]:  # an installed package of the same name, further to the front, would hide the user's
+    elif sys.path[:1] != [
+        here
+    ]:  # an installed package of the same name, further to the front, would hide the user's
         sys.path[:] = [here, *(place for place in sys.path if place != here)]
     try:
         found: Any = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name and (module == error.name or module.startswith(f"{error.name}.")):
             raise ReportableError(
-                f"{what} = {name!r}: there is no module {error.name}, neither in {here} nor among the installed "
-                "packages: change to the directory that contains it, or install it",
+                f"{what} = {name!r}: there is no module {error.name}, neither in {here} nor among"
+                " the installed packages: change to the directory that contains it, or install it",
                 f"{what} = {name!r}: there is no module {error.name} on this client: install it",
             ) from error
         raise FairbloomError(
-            f"{what} = {name!r}: {module} imports {error.name}, which is not installed here: install it"
+            f"{what} = {name!r}: {module} imports {error.name}, which is not installed here:"
+            " install it"
         ) from error
     except FairbloomError as error:
         raise FairbloomError(f"{what} = {name!r}: {module} cannot be imported: {error}") from error
     for part in attribute.split("."):
         if not hasattr(found, part):
-            public = ", ".join(each for each in vars(found) if not each.startswith("_")) or "nothing"
+            public = (
+                ", ".join(each for each in vars(found) if not each.startswith("_")) or "nothing"
+            )
             raise FairbloomError(f"{what} = {name!r}: {module} has no {attribute}; it has {public}")
         found = getattr(found, part)
     return found
@@ -75,6 +81,6 @@ def check_seen(key: str, name: str, by: str) -> None:
     module, _, attribute = name.partition(":")
     if module == "__main__":
         raise FairbloomError(
-            f"{key} = {name!r}: {by} do not see what a notebook or script defines: put it into a file, mine.py say, "
-            f"and name it mine:{attribute}"
+            f"{key} = {name!r}: {by} do not see what a notebook or script defines: put it into a"
+            f" file, mine.py say, and name it mine:{attribute}"
         )

@@ -18,15 +18,22 @@ def escape_unprintable(words: str, *, but: str = "") -> str:
     """
     if words.isprintable():
         return words
-    shown = {each: f"\\x{ord(each):02x}" for each in set(words) if not (each.isprintable() or each in but)}
-    return "".join(shown.get(each, each) if each not in "\n\r\t" or each in but else " " for each in words)
+    shown = {
+        each: f"\\x{ord(each):02x}"
+        for each in set(words)
+        if not (each.isprintable() or each in but)
+    }
+    return "".join(
+        shown.get(each, each) if each not in "\n\r\t" or each in but else " " for each in words
+    )
 
 
 def _escape_record(record: logging.LogRecord) -> bool:
     """Escape what a log line quotes, names of clients for example; return that it is logged."""
     message = record.getMessage()
     if (shown := escape_unprintable(message, but="\n\t")) != message:
-        record.msg, record.args = shown, ()
+        record.msg = shown
+        record.args = ()
     return True
 
 
@@ -53,7 +60,11 @@ def follow_stderr() -> Iterator[None]:
 
 def _flowers_handlers() -> list[Any]:
     handlers = logging.getLogger("flwr").handlers
-    return [each for each in handlers if isinstance(each, logging.StreamHandler) and hasattr(each, "colored")]
+    return [
+        each
+        for each in handlers
+        if isinstance(each, logging.StreamHandler) and hasattr(each, "colored")
+    ]
 
 
 @contextmanager

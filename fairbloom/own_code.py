@@ -15,11 +15,14 @@ from fairbloom.imports import is_import_string
 
 
 def digest_own_code(names: Iterable[str]) -> dict[str, str]:
-    """Return the SHA-256 of each source file behind names, by its module; names that are no import strings have none.
+    """Return the SHA-256 of each source file behind names, by its module.
 
-    These are the modules that import strings name, the packages around them, and what they import from the same folder,
-    inside functions as well. An installed package is a user's own where pip has installed it from a folder or file.
-    Nothing is imported for this. What a notebook or script defines is known by its own source alone.
+    Names that are no import strings have none.
+
+    These are the modules that import strings name, the packages around them, and what they import
+    from the same folder, inside functions as well. An installed package is a user's own where pip
+    has installed it from a folder or file. Nothing is imported for this. What a notebook or script
+    defines is known by its own source alone.
     """
     found: dict[str, str] = {}
     for name in sorted({each for each in names if is_import_string(each)}):
@@ -27,10 +30,15 @@ def digest_own_code(names: Iterable[str]) -> dict[str, str]:
         if module == "__main__":
             # A notebook may not keep it.
             with suppress(AttributeError, OSError, TypeError):
-                source = inspect.getsource(reduce(getattr, attribute.split("."), sys.modules["__main__"]))
+                source = inspect.getsource(
+                    reduce(getattr, attribute.split("."), sys.modules["__main__"])
+                )
                 found[name] = sha256(source.encode()).hexdigest()
         else:
-            found |= {each: sha256(file.read_bytes()).hexdigest() for each, file in _find_files(module).items()}
+            found |= {
+                each: sha256(file.read_bytes()).hexdigest()
+                for each, file in _find_files(module).items()
+            }
     return found
 
 
@@ -39,8 +47,16 @@ def _find_files(module: str) -> dict[str, Path]:
     top = module.partition(".")[0]
     if top == __package__ or top in sys.stdlib_module_names:
         return {}
-    spec = getattr(sys.modules.get(top), "__spec__", None) or PathFinder.find_spec(top, [str(Path.cwd()), *sys.path])
-    places = [] if spec is None else [spec.origin] if spec.has_location else [*(spec.submodule_search_locations or ())]
+    spec = getattr(sys.modules.get(top), "__spec__", None) or PathFinder.find_spec(
+        top, [str(Path.cwd()), *sys.path]
+    )
+    places = (
+        []
+        if spec is None
+        else [spec.origin]
+        if spec.has_location
+        else [*(spec.submodule_search_locations or ())]
+    )
     if not places or places[0] is None:
         return {}
     place = Path(places[0]).absolute()
@@ -55,7 +71,14 @@ def _find_files(module: str) -> dict[str, Path]:
         name = todo.pop()
         first = name.partition(".")[0]
         place = folder.joinpath(*name.split("."))
-        file = next((f for f in (place / "__init__.py", place.with_name(f"{place.name}.py")) if f.is_file()), None)
+        file = next(
+            (
+                f
+                for f in (place / "__init__.py", place.with_name(f"{place.name}.py"))
+                if f.is_file()
+            ),
+            None,
+        )
         if name in found or file is None or first == __package__ or (installed and first != top):
             continue
         found[name] = file
@@ -65,7 +88,10 @@ def _find_files(module: str) -> dict[str, Path]:
 
 @cache
 def _is_installed_from_file(package: str) -> bool:
-    return any(distribution(each).read_text("direct_url.json") for each in packages_distributions().get(package, ()))
+    return any(
+        distribution(each).read_text("direct_url.json")
+        for each in packages_distributions().get(package, ())
+    )
 
 
 def _find_imports(module: str, file: Path) -> Iterator[str]:
@@ -82,7 +108,11 @@ def _find_imports(module: str, file: Path) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             around = package[: len(package) - node.level + 1] if node.level else []
             base = ".".join([*around, *([node.module] if node.module else [])])
-            names += [base, *(f"{base}.{each.name}" for each in node.names)] if base else [n.name for n in node.names]
+            names += (
+                [base, *(f"{base}.{each.name}" for each in node.names)]
+                if base
+                else [n.name for n in node.names]
+            )
     for name in names:
         parts = name.split(".")
         yield from (".".join(parts[:depth]) for depth in range(1, len(parts) + 1))

@@ -1,7 +1,8 @@
 """Look what the lock files pin up in a vulnerability database (make audit).
 
-Ends with 1 where a version is known to be vulnerable or could not be looked up, and with 0 where all is well. Where no
-database can be reached it ends with 0, too, and says that nothing was looked up.
+Ends with 1 where a version is known to be vulnerable or could not be looked up, and with 0 where
+all is well. Where no database can be reached it ends with 0, too, and says that nothing was looked
+up.
 """
 
 import json
@@ -37,9 +38,12 @@ def look_up(versions: dict[str, list[str]]) -> list[dict[str, Any]] | None:
             "--format=json",
             "--progress-spinner=off",
         ]
-        for i in range(max(map(len, versions.values()))):  # it takes one version of a package in each file
+        # it takes one version of a package in each file
+        for i in range(max(map(len, versions.values()))):
             file = Path(folder, f"{i}.txt")
-            file.write_text("".join(f"{name}=={have[i]}\n" for name, have in versions.items() if i < len(have)))
+            file.write_text(
+                "".join(f"{name}=={have[i]}\n" for name, have in versions.items() if i < len(have))
+            )
             command += ["--requirement", str(file)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 (our own words)
     if done.returncode not in (0, 1):
@@ -59,7 +63,9 @@ def verdict(answers: list[dict[str, Any]] | None) -> tuple[str, int]:
             lines.append(f"{answer['name']} {answer['version']}: {hole['id']}, fixed in {remedy}")
     if missed:
         lines.append(f"The database does not know: {', '.join(missed)}")
-    return "\n".join(lines or [f"{len(answers)} versions looked up, no vulnerability is known"]), 1 if lines else 0
+    return "\n".join(
+        lines or [f"{len(answers)} versions looked up, no vulnerability is known"]
+    ), 1 if lines else 0
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 python locks/pytorch.py torch==2.13.0+cpu > torch.txt && pip install --requirement torch.txt
 
-Without a requirement it is the registry's build; on Linux without an NVIDIA driver the CPU build, where pip can get it.
+Without a requirement it is the registry's build; on Linux without an NVIDIA driver the CPU build,
+where pip can get it.
 """
 
 import re
@@ -22,7 +23,9 @@ def wanted(requirement: str) -> str:
         if f"\n{requirement} \\\n" in lock:
             return lock
     print(
-        f"{requirement} is in no lock file: pip takes it, and what it needs, without checking hashes", file=sys.stderr
+        f"{requirement} is in no lock file: pip takes it, and what it needs, without checking"
+        " hashes",
+        file=sys.stderr,
     )
     return f"{requirement}\n"
 
@@ -32,7 +35,10 @@ def chosen() -> str:
     cpu = re.findall(r"^torch==(\S+)", read("torch-cpu.lock"), re.MULTILINE)[0]
     if sys.platform != "linux" or shutil.which("nvidia-smi") or not can_get(cpu):
         return read("torch.lock")
-    print(f"No NVIDIA driver here: taking PyTorch's CPU build, torch {cpu}; TORCH chooses another.", file=sys.stderr)
+    print(
+        f"No NVIDIA driver here: taking PyTorch's CPU build, torch {cpu}; TORCH chooses another.",
+        file=sys.stderr,
+    )
     return read("torch-cpu.lock")
 
 

@@ -35,14 +35,15 @@ TOLERANCE = 1e-4
 def export_onnx(predictor: Predictor, out: Path | None = None) -> Path:
     """Write a model as an ONNX file and return the file: `out`, or by default one in the run folder.
 
-    FairbloomError: a library is missing, the model cannot be exported, the export predicts something else, or the file
-    cannot be written. An earlier file is left as it is then, and else replaced.
+    FairbloomError: a library is missing, the model cannot be exported, the export predicts
+    something else, or the file cannot be written. An earlier file is left as it is then, and else
+    replaced.
     """
     how = predictor.preprocessing
     if how is None:
         raise FairbloomError(
-            f"task {predictor.task_name} does not say how raw data become inputs: give its Task a preprocessing, or "
-            "export the module alone, by torch.onnx.export(run.model(), …)"
+            f"task {predictor.task_name} does not say how raw data become inputs: give its Task a"
+            " preprocessing, or export the module alone, by torch.onnx.export(run.model(), …)"
         )
     for name in ("onnx", "onnxscript", "onnxruntime"):
         try:
@@ -55,10 +56,18 @@ def export_onnx(predictor: Predictor, out: Path | None = None) -> Path:
     file = out or EXPORTS.path_in(predictor.run) / f"{'-'.join([predictor.model, *client])}.onnx"
     with _explained():
         raw = _make_rows(how)
-        inputs = how.inputs(values_of(table_of_frame(raw), how)) if how.form == TABLE else torch.from_numpy(raw)
+        inputs = (
+            how.inputs(values_of(table_of_frame(raw), how))
+            if how.form == TABLE
+            else torch.from_numpy(raw)
+        )
         content = _convert(predictor, how, inputs)
-        session = import_module("onnxruntime").InferenceSession(content, providers=["CPUExecutionProvider"])
-        kinds = {column.name: object if column.kind == CATEGORY else np.float64 for column in how.columns}
+        session = import_module("onnxruntime").InferenceSession(
+            content, providers=["CPUExecutionProvider"]
+        )
+        kinds = {
+            column.name: object if column.kind == CATEGORY else np.float64 for column in how.columns
+        }
         feed = {name: raw[[name]].to_numpy(kind) for name, kind in kinds.items()}
         values, *probabilities = session.run(None, feed or {session.get_inputs()[0].name: raw})
         found = Predictions(values, probabilities[0] if probabilities else None)
@@ -74,7 +83,9 @@ class _Predicting(nn.Module):
 
     def __init__(self, predictor: Predictor, how: Preprocessing) -> None:
         super().__init__()
-        self.model, self._output, self._how = predictor.module, predictor.output, how
+        self.model = predictor.module
+        self._output = predictor.output
+        self._how = how
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the probability of each class, shape (n, classes), or the quantity, shape (n,) and torch.float64."""
@@ -89,8 +100,10 @@ def _convert(predictor: Predictor, how: Preprocessing, inputs: Tensor) -> bytes:
     from .onnx_graph import OPSET, surround  # imported late, as ONNX is with it
 
     start = torch.ones(1, requires_grad=True)
-    torch.autograd.grad(start.sum(), start)  # the first gradient starts threads, which forked processes would lack
-    module, shapes = _Predicting(predictor, how).eval(), ({0: torch.export.Dim("batch")},)
+    # the first gradient starts threads, which forked processes would lack
+    torch.autograd.grad(start.sum(), start)
+    module = _Predicting(predictor, how).eval()
+    shapes = ({0: torch.export.Dim("batch")},)
     program = torch.export.export(module, (torch.zeros_like(inputs[:3]),), dynamic_shapes=shapes)
     converted = torch.onnx.export(program, (), dynamo=True, opset_version=OPSET, verbose=False)
     assert converted is not None  # noqa: S101 (PyTorch returns None without dynamo alone)
@@ -101,20 +114,25 @@ def _convert(predictor: Predictor, how: Preprocessing, inputs: Tensor) -> bytes:
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """Turn a library's error into an FairbloomError. Nothing is logged, warned of or printed: PyTorch prints graphs."""
+    """Turn a library's error into an FairbloomError.
+
+    Nothing is logged, warned of or printed: PyTorch prints graphs.
+    """
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
         with warnings.catch_warnings(action="ignore"), redirect_stderr(StringIO()):
             yield
     except Exception as error:  # whatever a user's module, PyTorch or a runtime raises
-        cause, place = error, place_of(error)
+        cause = error
+        place = place_of(error)
         while isinstance(earlier := cause.__cause__ or cause.__context__, Exception):
-            cause, place = earlier, place_of(earlier) or place
+            cause = earlier
+            place = place_of(earlier) or place
         said = f"{type(cause).__name__}: {str(cause).strip().partition(chr(10))[0].rstrip('.')}"
         raise FairbloomError(
-            f"this model cannot be exported: {said}{f' ({place})' if place else ''}. Change the module, or use it in "
-            "PyTorch: run.model()"
+            f"this model cannot be exported: {said}{f' ({place})' if place else ''}. Change the"
+            " module, or use it in PyTorch: run.model()"
         ) from error
     finally:
         logging.disable(before)
@@ -140,8 +158,12 @@ def _make_rows(how: Preprocessing) -> Any:
 
 def _check(found: Predictions, own: Predictions, how: Preprocessing) -> None:
     """Raise FairbloomError where an export predicts something else than the model itself."""
-    numbers, expected = (each.values if each.probabilities is None else each.probabilities for each in (found, own))
-    apart = np.abs(numbers - expected).reshape(ROWS, -1).max(axis=1) / (1.0 if how.classes else how.target_scale)
+    numbers, expected = (
+        each.values if each.probabilities is None else each.probabilities for each in (found, own)
+    )
+    apart = np.abs(numbers - expected).reshape(ROWS, -1).max(axis=1) / (
+        1.0 if how.classes else how.target_scale
+    )
     wrong = ~(apart <= TOLERANCE)  # a NaN is beyond it
     if how.classes:
         top = np.sort(expected, axis=1)
@@ -149,7 +171,7 @@ def _check(found: Predictions, own: Predictions, how: Preprocessing) -> None:
     if wrong.any():
         row = int(np.argmax(wrong))
         raise FairbloomError(
-            f"the exported model predicts {found.values[row]!r}, {numbers[row]}, for row {row} of {ROWS} rows, and the "
-            f"model itself {own.values[row]!r}, {expected[row]}: {TOLERANCE:g} is the largest difference. Nothing was "
-            "written: compute in float32"
+            f"the exported model predicts {found.values[row]!r}, {numbers[row]}, for row {row} of"
+            f" {ROWS} rows, and the model itself {own.values[row]!r}, {expected[row]}:"
+            f" {TOLERANCE:g} is the largest difference. Nothing was written: compute in float32"
         )

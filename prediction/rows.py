@@ -23,7 +23,9 @@ def table_of_frame(frame: "pandas.DataFrame") -> Table:
     columns: dict[str, Any] = {}
     for place, name in enumerate(map(str, frame.columns)):
         if name.lower() in {each.lower() for each in columns}:
-            raise FairbloomError(f"the data frame has two columns called {name!r}: rename or remove one")
+            raise FairbloomError(
+                f"the data frame has two columns called {name!r}: rename or remove one"
+            )
         cells = frame.iloc[:, place].astype(object).where(~frame.iloc[:, place].isna(), "")
         columns[name] = pa.chunked_array([list(map(str, cells))], pa.string())
     return Table(Path("the data frame"), columns, np.arange(len(frame)), "row")
@@ -32,14 +34,23 @@ def table_of_frame(frame: "pandas.DataFrame") -> Table:
 def texts_of(table: Table, name: str) -> list[str]:
     """Return the cells of a column as they were read."""
     cells = table.columns[name]
-    return [""] * len(table) if cells is None else ["" if each is None else str(each) for each in cells.to_pylist()]
+    return (
+        [""] * len(table)
+        if cells is None
+        else ["" if each is None else str(each) for each in cells.to_pylist()]
+    )
 
 
 def values_of(table: Table, preprocessing: Preprocessing) -> dict[str, NDArray[Any]]:
-    """Return the values of the columns that the model takes; raise FairbloomError with all that is wrong."""
+    """Return the values of the columns that the model takes.
+
+    Raise FairbloomError with all that is wrong.
+    """
     schema = preprocessing.dictionary
     if not len(table):
-        raise FairbloomError(f"{table.path} has no rows below the names of its columns: nothing to predict")
+        raise FairbloomError(
+            f"{table.path} has no rows below the names of its columns: nothing to predict"
+        )
     found, faults = read_columns(table, schema, [*schema.inputs])
     wrong = [each for each in faults if isinstance(each, CellError)]
     if of_columns := [str(each) for each in wrong if each.row is None]:
@@ -62,5 +73,7 @@ def list_problems(source: str, problems: Sequence[tuple[int, str]], of: int, wha
     rest = [f"and {len(ordered) - len(shown):,} more"] if len(ordered) > len(shown) else []
     count = len({place for place, _ in ordered})
     them = "it" if count == 1 else "them"
-    first = f"{source}: {count:,} of {of:,} {what} cannot be read: correct {them}, or leave {them} out:"
+    first = (
+        f"{source}: {count:,} of {of:,} {what} cannot be read: correct {them}, or leave {them} out:"
+    )
     return "\n  ".join([first, *shown, *rest])

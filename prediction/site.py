@@ -40,12 +40,14 @@ class SiteScores(NamedTuple):
 def evaluate_site(run: Path, data_dir: str, client: str, model: str) -> SiteScores:
     """Measure a finished run's model on a site's test examples.
 
-    `run` is a run folder or the state folder of a device; `client` is "" where the data are of one client; `model` is
-    "last" or "best".
+    `run` is a run folder or the state folder of a device; `client` is "" where the data are of one
+    client; `model` is "last" or "best".
     """
     run = find_model(run.absolute())
     if model not in MODELS:
-        raise FairbloomError(f"model = {model!r}: {did_you_mean(model, MODELS)}there are {', '.join(MODELS)}")
+        raise FairbloomError(
+            f"model = {model!r}: {did_you_mean(model, MODELS)}there are {', '.join(MODELS)}"
+        )
     own = {"data-dir": data_dir, "state-dir": "", "device": "auto", "pooled": False}
     settings: dict[str, Any] = {**settings_in(run), **own}
     settings["schema"] = schema_in(run, settings)
@@ -58,7 +60,8 @@ def evaluate_site(run: Path, data_dir: str, client: str, model: str) -> SiteScor
     except DataError as error:
         if error.why != "no-column":
             raise
-        settings["schema"] = without_client(str(settings["schema"]))  # a file without a column of clients is of one
+        # a file without a column of clients is of one
+        settings["schema"] = without_client(str(settings["schema"]))
         clients = load_task(settings).clients
     name = _find_client(clients, client, data_dir or "the task")
     try:
@@ -74,7 +77,9 @@ def evaluate_site(run: Path, data_dir: str, client: str, model: str) -> SiteScor
     values = {each.name: each.shown(found[each.name]) for each in scores if each.name in found}
     interval = None
     if ACCURACY in scores:
-        wilson = binomtest(round(found[ACCURACY.name] * count), count).proportion_ci(method="wilson")
+        wilson = binomtest(round(found[ACCURACY.name] * count), count).proportion_ci(
+            method="wilson"
+        )
         interval = ACCURACY.shown(float(wilson.low)), ACCURACY.shown(float(wilson.high))
     return SiteScores(name, len(local.splits.train), count, scores, values, interval)
 
@@ -87,6 +92,7 @@ def _find_client(clients: Sequence[str], client: str, where: str) -> str:
         )
     if not client and len(clients) != 1:
         raise FairbloomError(
-            f"{where} has the data of {len(clients)} clients: say which one by --client: {join_names(clients)}"
+            f"{where} has the data of {len(clients)} clients: say which one by --client:"
+            f" {join_names(clients)}"
         )
     return client or clients[0]

@@ -9,7 +9,8 @@ from .parameters import SettingsError
 from .settings import RunSettings, split_names
 from .streams import generator
 
-LABEL_FLIP, LOSS = "label-flip", "loss"
+LABEL_FLIP = "label-flip"
+LOSS = "loss"
 """The attacks on data, see tasks.flipped, and on the reported training loss."""
 
 ATTACKS: Mapping[str, float | None] = {
@@ -21,7 +22,8 @@ ATTACKS: Mapping[str, float | None] = {
     "alie": 1.5,
     "ipm": 2.0,
 }
-"""The usual attack-strength of each attack, None where it has none; docs/data/attacks.csv says what each does."""
+"""The usual attack-strength of each attack, None where it has none; docs/data/attacks.csv says what
+each does."""
 
 
 def attackers_of(settings: RunSettings, clients: Sequence[str]) -> tuple[str, ...]:
@@ -47,15 +49,20 @@ def attackers_of(settings: RunSettings, clients: Sequence[str]) -> tuple[str, ..
     number = floor(share * len(clients))
     if not number:
         raise SettingsError(
-            f"attackers = {settings.attackers!r}: that share of {len(clients)} clients is none: raise it, or name them"
+            f"attackers = {settings.attackers!r}: that share of {len(clients)} clients is none:"
+            " raise it, or name them"
         )
     drawn = generator(settings.seed, "attackers").permutation(len(clients))[:number]
     return tuple(sorted(sorted(clients)[place] for place in drawn))
 
 
 def share_in(attackers: str) -> Fraction | None:
-    """Return the share of the clients that the setting `attackers` asks for, exactly; None where it names them.
+    """Return the share of the clients that the setting `attackers` asks for, exactly.
+
+    None where it names them.
 
     A share has a decimal point, so that clients may be called 1 and 2.
     """
-    return Fraction(attackers.strip()) if re.fullmatch(r"[+-]?\d*\.\d+", attackers.strip()) else None
+    return (
+        Fraction(attackers.strip()) if re.fullmatch(r"[+-]?\d*\.\d+", attackers.strip()) else None
+    )

@@ -2,18 +2,27 @@
 
 from collections.abc import Collection
 
-from .names import ARRAYS_DISPARITY, BETWEEN_GROUPS, LOSS_BASELINE, SNAPSHOT, STATE_ROUND, TRAIN_LOSS
+from .names import (
+    ARRAYS_DISPARITY,
+    BETWEEN_GROUPS,
+    LOSS_BASELINE,
+    SNAPSHOT,
+    STATE_ROUND,
+    TRAIN_LOSS,
+)
 from .terms import CLIENT_MOMENTUM, PROXIMAL, RULES
 
 HELPER = "app = fair(train_fn, test_fn)"
 """This line stands in place of `app = ClientApp()`; `train_fn = app.train_fn` follows it."""
 
-ADVICE = f"write {HELPER} in the client app, or answer it there without PyTorch as docs/flower.md shows"
+ADVICE = (
+    f"write {HELPER} in the client app, or answer it there without PyTorch as docs/flower.md shows"
+)
 """What to do where a client does not answer it."""
 
 OF_A_TASK = (
-    "take Fairbloom's own client with a task of yours (docs/your-data.md), which has all methods, or answer it in the "
-    "client app as docs/flower.md shows"
+    "take Fairbloom's own client with a task of yours (docs/your-data.md), which has all methods,"
+    " or answer it in the client app as docs/flower.md shows"
 )
 """What to do where a client lacks what a training function cannot do."""
 
@@ -24,6 +33,9 @@ _BEYOND_FUNCTIONS = frozenset(
 
 
 def advice_on(lacking: Collection[str], otherwise: str = ADVICE) -> str:
-    """Return what to do where a client does not answer these terms, metrics or records; `otherwise`: usual ones."""
+    """Return what to do where a client does not answer these terms, metrics or records.
+
+    `otherwise`: usual ones.
+    """
     words = {word for each in lacking for word in each.replace("=", " ").split()}
     return OF_A_TASK if words & _BEYOND_FUNCTIONS else otherwise

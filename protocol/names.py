@@ -1,17 +1,22 @@
 """The names of records and metrics on the wire, each spelled here alone."""
 
-ARRAYS, METRICS, CONFIG = "arrays", "metrics", "config"
+ARRAYS = "arrays"
+METRICS = "metrics"
+CONFIG = "config"
 """These records of a message hold the model, what a client reports, and the terms of its work."""
 
 SNAPSHOT = "snapshot"
 """This record holds the model that a client had in the midst of its local work."""
 
 ARRAYS_DISPARITY = "arrays-disparity"
-"""This record holds the received model after one step down the disparity between two groups of a client's examples."""
+"""This record holds the received model after one step down the disparity between two groups of a
+client's examples."""
 CONTROL = "control"
-"""In a message to a client that uses control variates, this record holds the server's, for the trainable arrays."""
+"""In a message to a client that uses control variates, this record holds the server's, for the
+trainable arrays."""
 
-CLIENT, NAME = "client", "name"
+CLIENT = "client"
+NAME = "name"
 """In this record a client says who it is; its name has this key there."""
 
 LONGEST_NAME = 100
@@ -24,47 +29,61 @@ def is_usable_name(name: str) -> bool:
 
 
 HONOURS = "honours"
-"""A client lists under this key, next to its name, the terms of local work that it supports: some of `terms.WORK`."""
+"""A client lists under this key, next to its name, the terms of local work that it supports: some
+of `terms.WORK`."""
 
 DEPLOYED = "deployed"
-"""A client's settings say by this whether what it reports about its data leaves the machine; no run can set it."""
+"""A client's settings say by this whether what it reports about its data leaves the machine; no run
+can set it."""
 
 FLOOR = "floor"
-"""A deployed client's settings say by this how many rows its owner wants behind a number; no run can set it."""
+"""A deployed client's settings say by this how many rows its owner wants behind a number; no run
+can set it."""
 
 FROZEN = "frozen"
-"""The digest of a model's frozen parameters: a QUERY with it in the config asks a client for that of its own, which the
-answer has in the record `client`. In the terms of local work it says that `arrays` lacks them: the client has them, or
-they are in the record of this name. A client that lacks them after all replies its own digest and nothing else."""
+"""The digest of a model's frozen parameters: a QUERY with it in the config asks a client for that
+of its own, which the answer has in the record `client`. In the terms of local work it says that
+`arrays` lacks them: the client has them, or they are in the record of this name. A client that
+lacks them after all replies its own digest and nothing else."""
 
 NUM_EXAMPLES = "num-examples"
-"""This metric counts the examples of a client's training set, and in an evaluation those of its test set."""
+"""This metric counts the examples of a client's training set, and in an evaluation those of its
+test set."""
 
 LARGER_CLASS = "larger-class"
 """The share of a client's test examples that are of the larger one of two classes."""
 
-LOSS_BEFORE, ACCURACY_BEFORE = "loss-before", "accuracy-before"
+LOSS_BEFORE = "loss-before"
+ACCURACY_BEFORE = "accuracy-before"
 """These are measured with the received model on the client's whole training set."""
 
-LOSS_AFTER, ACCURACY_AFTER = "loss-after", "accuracy-after"
+LOSS_AFTER = "loss-after"
+ACCURACY_AFTER = "accuracy-after"
 """These are measured with the trained model on the client's whole training set."""
 
-BEFORE, AFTER = "before", "after"
-"""What follows the name of a number that is measured on training examples before local work, and after it."""
+BEFORE = "before"
+AFTER = "after"
+"""What follows the name of a number that is measured on training examples before local work, and
+after it."""
 
-DISPARITY, DISPARITY_HARD = "disparity", "disparity-hard"
-"""How differently the received model treats two groups of a client's training examples: the mean smoothed decision in
-the second group less that in the first, and the same of the decisions themselves."""
+DISPARITY = "disparity"
+DISPARITY_HARD = "disparity-hard"
+"""How differently the received model treats two groups of a client's training examples: the mean
+smoothed decision in the second group less that in the first, and the same of the decisions
+themselves."""
 
-POSITIVES, HITS = ("positives-0", "positives-1"), ("hits-0", "hits-1")
-"""These count the positive training examples of each of two groups, and those of them that the received model finds."""
+POSITIVES = ("positives-0", "positives-1")
+HITS = ("hits-0", "hits-1")
+"""These count the positive training examples of each of two groups, and those of them that the
+received model finds."""
 
 BETWEEN_GROUPS = frozenset({DISPARITY, DISPARITY_HARD, *POSITIVES, *HITS})
 """All that is measured of two groups of a client's training examples."""
 
-BASELINE, LOSS_BASELINE = "baseline", "loss-baseline"
-"""What follows the name of a number that a client's best model has on its training examples, of those that it meets by
-training alone, once in a run: loss-baseline is the least loss."""
+BASELINE = "baseline"
+LOSS_BASELINE = "loss-baseline"
+"""What follows the name of a number that a client's best model has on its training examples, of
+those that it meets by training alone, once in a run: loss-baseline is the least loss."""
 
 LEARNING_RATE = "learning-rate"
 """The client trained with this learning rate."""
@@ -73,26 +92,32 @@ STEP_SUM = "step-sum"
 """The sum of the learning rates of all local steps that a client took, 0 where it took none."""
 
 STATE_ROUND = "state-round"
-"""In the terms of a client's work, the round of its last reply that was used, 0 for none: the client goes on from the
-state that it kept then. It reports, as a metric of this name, the round of the state that it went on from."""
+"""In the terms of a client's work, the round of its last reply that was used, 0 for none: the
+client goes on from the state that it kept then. It reports, as a metric of this name, the round of
+the state that it went on from."""
 
 UPDATE_NORM = "update-norm"
-"""The Euclidean norm ‖w_k − w‖ of what a client's local work has changed, over all trainable parameters."""
+"""The Euclidean norm ‖w_k − w‖ of what a client's local work has changed, over all trainable
+parameters."""
 
-LOSS, ACCURACY = "loss", "accuracy"
+LOSS = "loss"
+ACCURACY = "accuracy"
 """These are measured with the received model on the client's test set."""
 
 PERSONAL = "personal"
-"""What follows the name of a number that is measured with the client's personal model: accuracy-personal."""
+"""What follows the name of a number that is measured with the client's personal model:
+accuracy-personal."""
 
 VALIDATION = "validation"
 """What follows the name of a number that is measured on validation examples: loss-validation."""
 
 TRAIN = "train"
-"""What precedes the name of a number that the received model has on training examples in an evaluation: train-loss."""
+"""What precedes the name of a number that the received model has on training examples in an
+evaluation: train-loss."""
 
 TRAIN_LOSS = "train-loss"
 """An evaluation that is asked for this measures the received model on the training set as well."""
 
 PROTOCOL = "fairbloom-protocol"
-"""In the config of every message of ours: the number of the language that the server speaks (see version.py)."""
+"""In the config of every message of ours: the number of the language that the server speaks (see
+version.py)."""

@@ -1,6 +1,7 @@
 """The options of methods that a run sets under the same name: type, range, default and marks of each.
 
-They stand apart from the settings of a run so that a ServerApp that imports a method does not load pydantic.
+They stand apart from the settings of a run so that a ServerApp that imports a method does not load
+pydantic.
 """
 
 from typing import Annotated, Any, get_args
@@ -10,7 +11,9 @@ from .parameters import Choices, Default, Mark, Range
 EvaluateEvery = Annotated[int, Range("[0, inf)"), Default(1)]
 ProximalMu = Annotated[float, Range("[0, inf)"), Default(0.0), Mark.VARIANT]
 PersonalLambda = Annotated[float, Range("[0, inf)"), Default(0.0), Mark.VARIANT]
-ServerOptimizerName = Annotated[str, Choices("none", "avgm", "adagrad", "adam", "yogi"), Default("none"), Mark.VARIANT]
+ServerOptimizerName = Annotated[
+    str, Choices("none", "avgm", "adagrad", "adam", "yogi"), Default("none"), Mark.VARIANT
+]
 Beta1 = Annotated[float, Range("[0, 1)"), Default(0.9), Mark.VARIANT]
 Beta2 = Annotated[float, Range("[0, 1)"), Default(0.99), Mark.VARIANT]
 Tau = Annotated[float, Range("(0, inf)"), Default(1e-3), Mark.VARIANT]

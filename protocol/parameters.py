@@ -1,7 +1,9 @@
 """Parameters: the settings of a run, the options of every method, and those of single methods and tasks.
 
-Each is declared once, where it is used, with its type, range and default: `alpha: Annotated[float, Range("[0, 1]")] =
-0.1`. Checks, error messages, tables, documentation and the run config's block in pyproject.toml are made from that.
+Each is declared once, where it is used, with its type, range and default: `alpha: Annotated[float,
+Range("[0, 1]")] =
+0.1`. Checks, error messages, tables, documentation and the run config's block in pyproject.toml are
+made from that.
 """
 
 import inspect
@@ -22,26 +24,49 @@ Value = bool | int | float | str
 
 
 class SettingsError(FairbloomError):
-    """A setting that is unknown or impossible; the message names it, its value and what would do."""
+    """A setting that is unknown or impossible.
+
+    The message names it, its value and what would do.
+    """
 
 
 class Mark(Enum):
     """What is known of a setting in addition to its type, range and meaning, as Annotated metadata.
 
-    A setting without FREE or LIMIT belongs to what a run is, and must be the same when the run is continued.
+    A setting without FREE or LIMIT belongs to what a run is, and must be the same when the run is
+    continued.
     """
 
-    SENT_TO_CLIENTS = "a client's work depends on it, so a run sets it on deployed clients; they drop all others"
+    SENT_TO_CLIENTS = (
+        "a client's work depends on it, so a run sets it on deployed clients; they drop all others"
+    )
     FREE = "it leaves the numbers unchanged, so it may differ whenever a run is continued"
-    LIMIT = "it refuses replies; an honest one may have been among them, so it may be changed until the run is finished"
+    LIMIT = (
+        "it refuses replies; an honest one may have been among them, so it may be changed until the"
+        " run is finished"
+    )
     EXTENDABLE = "it may be raised when a run is continued, and a finished run is extended then"
-    PLACE = "it says where a process computes or keeps things, so clients of one run may differ in it"
-    DEVICE = "it is a path on a device: the owner of a deployed client sets it in client.toml, and no run does"
-    DEPLOYED = "it says how long, and for how many deployed clients, a run waits: in one process it has no effect"
+    PLACE = (
+        "it says where a process computes or keeps things, so clients of one run may differ in it"
+    )
+    DEVICE = (
+        "it is a path on a device: the owner of a deployed client sets it in client.toml, and no"
+        " run does"
+    )
+    DEPLOYED = (
+        "it says how long, and for how many deployed clients, a run waits: in one process it has no"
+        " effect"
+    )
     NAMES = "it holds names, of clients or scores, with commas between them"
     ROUNDING = "it changes the numbers by rounding alone: where and in what order they are computed"
-    CHANGES_STEP = "with it a client's step is not that of plain SGD: methods that read gradients off updates refuse it"
-    VARIANT = "the methods of a comparison may differ in it, as in fedavg(learning-rate=0.05); draws stay paired"
+    CHANGES_STEP = (
+        "with it a client's step is not that of plain SGD: methods that read gradients off updates"
+        " refuse it"
+    )
+    VARIANT = (
+        "the methods of a comparison may differ in it, as in fedavg(learning-rate=0.05); draws stay"
+        " paired"
+    )
 
 
 @dataclass(frozen=True)
@@ -71,7 +96,11 @@ class Range:
         """The range in words, to follow a type: " at least 0"."""
         low, high = self.ends
         if self.interval[-1] == ")" and high == math.inf:
-            return f" {'at least' if self.interval[0] == '[' else 'above'} {low:.15g}" if low > -math.inf else ""
+            return (
+                f" {'at least' if self.interval[0] == '[' else 'above'} {low:.15g}"
+                if low > -math.inf
+                else ""
+            )
         return f" in {self.interval}"
 
 
@@ -93,7 +122,8 @@ class Choices:
 class Pairs:
     """The texts that mean a mapping of names, as "site-a=1200 site-b=300" does, and "" for none.
 
-    It stands with what may be a mapping in Python: `Annotated[Mapping[str, float] | str | None, Pairs("site-a=0.1")]`.
+    It stands with what may be a mapping in Python: `Annotated[Mapping[str, float] | str | None,
+    Pairs("site-a=0.1")]`.
     """
 
     example: str
@@ -130,7 +160,8 @@ class Parameter:
     Attributes
     ----------
     name
-        Its name in a run config, with hyphens, without that of the method or task that it belongs to.
+        Its name in a run config, with hyphens, without that of the method or task that it belongs
+        to.
     kind
         Its type: int, float, bool or str.
     default
@@ -164,8 +195,16 @@ class Parameter:
         if isinstance(self.allowed, Choices):
             return self.allowed.words[0]
         low, high = self.allowed.ends if isinstance(self.allowed, Range) else (0.0, math.inf)
-        inside = (low + high) / 2 if math.isfinite(high - low) else low + 1 if math.isfinite(low) else high - 1
-        example: Value = self.kind(inside if math.isfinite(inside) else 1) if self.kind is not str else ""
+        inside = (
+            (low + high) / 2
+            if math.isfinite(high - low)
+            else low + 1
+            if math.isfinite(low)
+            else high - 1
+        )
+        example: Value = (
+            self.kind(inside if math.isfinite(inside) else 1) if self.kind is not str else ""
+        )
         return example
 
     @property
@@ -191,23 +230,36 @@ class Parameter:
     def checked(self, value: object, called: str = "") -> Value:
         """Return `value` in its type: a whole number as the float that is meant.
 
-        A value of another type, or outside the range, raises SettingsError, which names parameter, value and range.
-        Errors call the parameter `called`, by default its key in a run config.
+        A value of another type, or outside the range, raises SettingsError, which names parameter,
+        value and range. Errors call the parameter `called`, by default its key in a run config.
         """
         chosen = self._taken(value)
         if chosen is None:
-            raise SettingsError(f"{called or self.key} = {value!r}: {self._advise(value)}allowed is {self.range}")
+            raise SettingsError(
+                f"{called or self.key} = {value!r}: {self._advise(value)}allowed is {self.range}"
+            )
         return chosen
 
     def _advise(self, value: object) -> str:
         """Return what to do about an impossible value that looks like a certain mistake, "" about any other one."""
-        several = value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else ()
+        several = (
+            value.split(",")
+            if isinstance(value, str)
+            else value
+            if isinstance(value, list | tuple)
+            else ()
+        )
         read = [parsed(each.strip()) if isinstance(each, str) else each for each in several]
         if len(read) > 1 and all(self._taken(each) is not None for each in read):
             if self.key == "seed":
-                return f"a run takes one value; fairbloom compare --seeds {len(read)} runs {len(read)} of them; "
+                return (
+                    f"a run takes one value; fairbloom compare --seeds {len(read)} runs {len(read)}"
+                    " of them; "
+                )
             values = ",".join(str(each).strip() for each in several)
-            return f"a run takes one value; fairbloom search --grid {self.key}={values} tries each; "
+            return (
+                f"a run takes one value; fairbloom search --grid {self.key}={values} tries each; "
+            )
         if isinstance(self.allowed, Choices):
             return did_you_mean(str(value), self.allowed.words)
         if self.kind is bool and isinstance(value, str):
@@ -216,50 +268,81 @@ class Parameter:
             return f"put it in quotes, as in --set '{self.key}=\"{value}\"'; "
         if self.kind is int and isinstance(value, float) and value.is_integer():
             return f"write {value:.0f}; "
-        if isinstance(value, str) and self._taken(parsed(pointed := value.replace(",", ".").strip())) is not None:
-            return f"write decimals with a point, {pointed}; " if "," in value else f"leave quotes out, {pointed}; "
+        if (
+            isinstance(value, str)
+            and self._taken(parsed(pointed := value.replace(",", ".").strip())) is not None
+        ):
+            return (
+                f"write decimals with a point, {pointed}; "
+                if "," in value
+                else f"leave quotes out, {pointed}; "
+            )
         return ""
 
     def _taken(self, value: object) -> Value | None:
-        """Return a value in the parameter's type, None where it is impossible; a name, or a share, may be a number."""
+        """Return a value in the parameter's type, None where it is impossible.
+
+        A name, or a share, may be a number.
+        """
         if Mark.NAMES in self.marks and type(value) in (int, float):
             return str(value)
         if self.kind in (bool, str):
-            right: Value | None = value if isinstance(value, bool | str) and type(value) is self.kind else None
+            right: Value | None = (
+                value if isinstance(value, bool | str) and type(value) is self.kind else None
+            )
             if isinstance(self.allowed, Pairs) and right not in self.allowed:
                 return None
-            return None if isinstance(self.allowed, Choices) and right not in self.allowed.words else right
+            return (
+                None
+                if isinstance(self.allowed, Choices) and right not in self.allowed.words
+                else right
+            )
         if isinstance(value, bool) or not isinstance(value, Integral if self.kind is int else Real):
             return None
         try:
             number: float = self.kind(value)
         except OverflowError:  # a whole number beyond all floats
             return None
-        allowed = number in self.allowed if isinstance(self.allowed, Range) else -math.inf < number < math.inf
+        allowed = (
+            number in self.allowed
+            if isinstance(self.allowed, Range)
+            else -math.inf < number < math.inf
+        )
         return number if allowed else None
 
 
 @cache
-def parameters_of(owner: str, declared: Callable[..., Any], *, skipped: int = 0) -> tuple[Parameter, ...]:
+def parameters_of(
+    owner: str, declared: Callable[..., Any], *, skipped: int = 0
+) -> tuple[Parameter, ...]:
     """Return the parameters of a method or task: the meaning from its docstring, all else from its signature.
 
-    Their keys begin with `owner`; the first `skipped` parameters are left out. A mapping is a text here (`Pairs`), and
-    None is "". A parameter that is no int, float, bool or str, or has no annotation, raises SettingsError.
+    Their keys begin with `owner`; the first `skipped` parameters are left out. A mapping is a text
+    here (`Pairs`), and None is "". A parameter that is no int, float, bool or str, or has no
+    annotation, raises SettingsError.
     """
-    meanings, found = described(inspect.getdoc(declared) or ""), []
+    meanings = described(inspect.getdoc(declared) or "")
+    found = []
     is_class = isinstance(declared, type)
-    function = inspect.unwrap(declared.__init__ if is_class else declared)  # whose annotations have the ranges
-    for argument in list(inspect.signature(function, eval_str=True).parameters.values())[skipped + is_class :]:
+    # whose annotations have the ranges
+    function = inspect.unwrap(declared.__init__ if is_class else declared)
+    for argument in list(inspect.signature(function, eval_str=True).parameters.values())[
+        skipped + is_class :
+    ]:
         if argument.kind is inspect.Parameter.VAR_KEYWORD:  # the options that all methods have
             continue
         default = None if argument.default is inspect.Parameter.empty else argument.default
         annotation = argument.annotation
         if pairs := [each for each in get_args(annotation) if isinstance(each, Pairs)]:
-            annotation, default = Annotated[str, pairs[0]], default or ""
-        parameter = annotated(argument.name, annotation, default, meanings.get(argument.name, ""), owner)
+            annotation = Annotated[str, pairs[0]]
+            default = default or ""
+        parameter = annotated(
+            argument.name, annotation, default, meanings.get(argument.name, ""), owner
+        )
         if parameter is None:
             raise SettingsError(
-                f"{declared.__name__}'s parameter {argument.name} must be annotated: int, float, bool or str"
+                f"{declared.__name__}'s parameter {argument.name} must be annotated: int, float,"
+                " bool or str"
             )
         found.append(parameter)
     return tuple(found)
@@ -276,14 +359,17 @@ def annotated(
     marks = frozenset(each for each in others if isinstance(each, Mark))
     standing_in = next((each.value for each in others if isinstance(each, Default)), default)
     partitions = next((each.names for each in others if isinstance(each, Partitions)), ())
-    return Parameter(key_of(name), kind, standing_in, description, allowed, marks, owner, partitions)
+    return Parameter(
+        key_of(name), kind, standing_in, description, allowed, marks, owner, partitions
+    )
 
 
 @cache
 def arguments_of(function: Callable[..., Any]) -> Mapping[str, Parameter | None]:
     """Return a function's parameters by their names in Python, None for those with other annotations.
 
-    Annotations that cannot be evaluated, such as names that only a type checker imports, declare nothing.
+    Annotations that cannot be evaluated, such as names that only a type checker imports, declare
+    nothing.
     """
     try:
         found = inspect.signature(function, eval_str=True).parameters.values()
@@ -305,18 +391,26 @@ def described(docstring: str) -> dict[str, str]:
 
 
 def parsed(text: str) -> Value:
-    """Return a boolean, a number or a string as TOML reads it, .9 too; anything else is taken as it is written."""
+    """Return a boolean, a number or a string as TOML reads it, .9 too.
+
+    Anything else is taken as it is written.
+    """
     if re.match(r"[^\"']*[#\n\[{]", text):  # a comment, a second line, a list or a table to TOML
         return text
     try:
-        value = tomllib.loads("value = " + re.sub(r"^([+-]?)\.(?=[0-9])", r"\g<1>0.", text))["value"]
+        value = tomllib.loads("value = " + re.sub(r"^([+-]?)\.(?=[0-9])", r"\g<1>0.", text))[
+            "value"
+        ]
     except tomllib.TOMLDecodeError:
         return text
     return value if isinstance(value, Value) else text
 
 
 def split_pairs(text: str, example: str) -> dict[str, str]:
-    """Return the value of each name in a text such as "site-a=1200 site-b=300"; errors show `example` as the remedy."""
+    """Return the value of each name in a text such as "site-a=1200 site-b=300".
+
+    Errors show `example` as the remedy.
+    """
     pairs: dict[str, str] = {}
     for word in text.split():
         name, _, value = word.partition("=")

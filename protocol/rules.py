@@ -1,4 +1,7 @@
-"""Which rule corrects clients' local steps, by a run's settings and a server's terms; see `fairbloom.client.rules`."""
+"""Which rule corrects clients' local steps, by a run's settings and a server's terms.
+
+See `fairbloom.client.rules`.
+"""
 
 from fairbloom.errors import ReportableError
 
@@ -9,11 +12,14 @@ from .terms import OWN_RULE, STATEFUL, Terms
 def check_rule(settings: RunSettings, terms: Terms) -> str:
     """Return what asks for a rule that corrects steps, as key = value; "" where nothing does.
 
-    Two such requests, steps other than plain SGD's, or terms that contradict the settings raise FairbloomError.
+    Two such requests, steps other than plain SGD's, or terms that contradict the settings raise
+    FairbloomError.
     """
-    if terms.client_rule not in ("", settings.client_rule):  # a device has looked at its settings, and at no message's
+    # a device has looked at its settings, and at no message's
+    if terms.client_rule not in ("", settings.client_rule):
         raise ReportableError(
-            f"client-rule = {terms.client_rule!r}: the run's settings name {settings.client_rule!r}: set it for the run"
+            f"client-rule = {terms.client_rule!r}: the run's settings name"
+            f" {settings.client_rule!r}: set it for the run"
         )
     names = [
         f"{rule.asked_by.replace('_', '-')} = {getattr(terms, rule.asked_by)!r}"
@@ -25,7 +31,8 @@ def check_rule(settings: RunSettings, terms: Terms) -> str:
         return ""
     if len(names) > 1:
         raise ReportableError(
-            f"{names[0]} and {names[1]} ask for a rule of local work each, and there can be one: leave out one of them"
+            f"{names[0]} and {names[1]} ask for a rule of local work each, and there can be one:"
+            " leave out one of them"
         )
     momentum = f"client-momentum = {terms.client_momentum}" if terms.client_momentum else ""
     if beyond := settings.beyond_corrected_sgd or momentum:

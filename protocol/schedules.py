@@ -8,18 +8,20 @@ from dataclasses import dataclass
 class Schedule:
     """A course of the learning rate, as a factor of its full height.
 
-    After the warm-up it stays (constant) or falls towards zero (linear, cosine). The first `warmup` rounds have
-    1/(warmup + 1), 2/(warmup + 1), … of the full rate.
+    After the warm-up it stays (constant) or falls towards zero (linear, cosine). The first `warmup`
+    rounds have 1/(warmup + 1), 2/(warmup + 1), … of the full rate.
     """
 
     shape: str = "constant"
     warmup: int = 0
 
     def factor(self, done: int, count: int) -> float:
-        """Return the factor of a round before which `done` of `count` are over; above 0 for all of them.
+        """Return the factor of a round before which `done` of `count` are over.
 
-        After the warm-up of W it is (1 + cos π x) / 2 or 1 − x, with x = (done − W) / (count − W): the full rate at
-        first, and zero just after the last.
+        Above 0 for all of them.
+
+        After the warm-up of W it is (1 + cos π x) / 2 or 1 − x, with x = (done − W) / (count − W):
+        the full rate at first, and zero just after the last.
         """
         done = min(done, count - 1)
         if done < self.warmup:

@@ -25,13 +25,19 @@ class Score:
     @property
     def words(self) -> str:
         """Its ordinary name: "balanced accuracy", or "AUC"."""
-        return {"auc": "AUC", "mae": "mean absolute error", "r2": "R²"}.get(self.name, self.name.replace("-", " "))
+        return {"auc": "AUC", "mae": "mean absolute error", "r2": "R²"}.get(
+            self.name, self.name.replace("-", " ")
+        )
 
     @property
     def title(self) -> str:
         """What tables and figures call it: "accuracy, %", or "loss, lower is better"."""
         unit = ", %" if self.percent else ""
-        return f"{self.words}{unit}" if self.higher_is_better else f"{self.words}{unit}, lower is better"
+        return (
+            f"{self.words}{unit}"
+            if self.higher_is_better
+            else f"{self.words}{unit}, lower is better"
+        )
 
     @property
     def unit(self) -> str:
@@ -56,10 +62,15 @@ class Score:
 
     def cells(self, values: Iterable[float | None]) -> list[float | None]:
         """Return numbers of clients as tables have them, None where a client has none, or one that it cannot be."""
-        return [None if value is None or not self.has(value) else self.shown(value) for value in values]
+        return [
+            None if value is None or not self.has(value) else self.shown(value) for value in values
+        ]
 
     def column(self, model: str = "global", split: str = "test") -> str:
-        """Return the column of tables that holds it; `model` is global or personal, `split` is test or validation."""
+        """Return the column of tables that holds it.
+
+        `model` is global or personal, `split` is test or validation.
+        """
         return f"{split}_{self.name.replace('-', '_')}_of_{model}_model"
 
 
@@ -84,12 +95,16 @@ SPECIFICITY = Score("specificity", percent=True)
 """The share of the other examples that are not taken for positive."""
 
 CALIBRATION_ERROR = Score("calibration-error", higher_is_better=False)
-"""The mean distance of confidence and accuracy over ten equal bins of confidence, weighted by examples."""
+"""The mean distance of confidence and accuracy over ten equal bins of confidence, weighted by
+examples."""
 
 BRIER = Score("brier", higher_is_better=False)
-"""The mean squared distance of probabilities and outcomes: of the positive class of two, summed over all of more."""
+"""The mean squared distance of probabilities and outcomes: of the positive class of two, summed
+over all of more."""
 
-FURTHER: Mapping[str, Score] = {score.name: score for score in (F1, SENSITIVITY, SPECIFICITY, CALIBRATION_ERROR, BRIER)}
+FURTHER: Mapping[str, Score] = {
+    score.name: score for score in (F1, SENSITIVITY, SPECIFICITY, CALIBRATION_ERROR, BRIER)
+}
 """The scores that a run may ask for in addition to those of its task, by name."""
 
 
@@ -110,8 +125,8 @@ class GroupScore(Score):
     Attributes
     ----------
     over
-        What counts the examples that it is the mean over: `count` for all of a group, or a word of its own where some
-        do not count, as `positives` for a true positive rate.
+        What counts the examples that it is the mean over: `count` for all of a group, or a word of
+        its own where some do not count, as `positives` for a true positive rate.
     """
 
     over: str = COUNT

@@ -6,7 +6,15 @@ import shlex
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Self, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from . import options
 from .parameters import Choices, Parameter, Partitions, Range, annotated
@@ -25,8 +33,9 @@ def _of_methods(declared: object, description: str) -> Any:
 class Setup(BaseModel):
     """The settings of a run on which its task depends: what every task gets to know.
 
-    What the run leaves open is chosen when a task gets them: its model, its partition and the number of clients, 0
-    where these come with the data. `schema_` is then the text of the schema that describes the clients' files.
+    What the run leaves open is chosen when a task gets them: its model, its partition and the
+    number of clients, 0 where these come with the data. `schema_` is then the text of the schema
+    that describes the clients' files.
     """
 
     model_config = ConfigDict(frozen=True, alias_generator=key_of, protected_namespaces=())
@@ -37,41 +46,79 @@ class Setup(BaseModel):
     )
     model: Annotated[str, Mark.SENT_TO_CLIENTS] = Field(
         "",
-        description='Model to train: a name from fairbloom tasks ("": the first), or yours as my_module:Net',
+        description=(
+            'Model to train: a name from fairbloom tasks ("": the first), or yours as my_module:Net'
+        ),
     )
     clients: Annotated[int, Range("[0, inf)"), Mark.SENT_TO_CLIENTS] = Field(
-        0, description="Number of clients that the data is split into; 0 uses the task's number, 20 for most tasks"
+        0,
+        description=(
+            "Number of clients that the data is split into; 0 uses the task's number, 20 for most"
+            " tasks"
+        ),
     )
     partition: Annotated[str, Mark.SENT_TO_CLIENTS] = Field(
         "",
-        description="Split of the data into clients: a name from fairbloom tasks, or my_module:deal",
+        description=(
+            "Split of the data into clients: a name from fairbloom tasks, or my_module:deal"
+        ),
     )
-    shards_per_client: Annotated[int, Range("[1, inf)"), Partitions("shards"), Mark.SENT_TO_CLIENTS] = Field(
-        2, description="Number of pieces of the label-sorted data that each client gets, if partition = shards"
+    shards_per_client: Annotated[
+        int, Range("[1, inf)"), Partitions("shards"), Mark.SENT_TO_CLIENTS
+    ] = Field(
+        2,
+        description=(
+            "Number of pieces of the label-sorted data that each client gets, if partition = shards"
+        ),
     )
-    classes_per_client: Annotated[int, Range("[1, inf)"), Partitions("classes"), Mark.SENT_TO_CLIENTS] = Field(
-        2, description="Number of classes that each client has, if partition = classes"
+    classes_per_client: Annotated[
+        int, Range("[1, inf)"), Partitions("classes"), Mark.SENT_TO_CLIENTS
+    ] = Field(2, description="Number of classes that each client has, if partition = classes")
+    dirichlet_alpha: Annotated[
+        float, Range("(0, inf)"), Partitions("dirichlet", "sizes"), Mark.SENT_TO_CLIENTS
+    ] = Field(
+        0.5,
+        description=(
+            "Dirichlet concentration: smaller values make clients more unequal (dirichlet, sizes)"
+        ),
     )
-    dirichlet_alpha: Annotated[float, Range("(0, inf)"), Partitions("dirichlet", "sizes"), Mark.SENT_TO_CLIENTS] = (
-        Field(0.5, description="Dirichlet concentration: smaller values make clients more unequal (dirichlet, sizes)")
-    )
-    smallest_client: Annotated[int, Range("[2, inf)"), Partitions("dirichlet", "sizes"), Mark.SENT_TO_CLIENTS] = Field(
-        5, description="Smallest number of examples that a client is given, if partition = dirichlet or sizes"
+    smallest_client: Annotated[
+        int, Range("[2, inf)"), Partitions("dirichlet", "sizes"), Mark.SENT_TO_CLIENTS
+    ] = Field(
+        5,
+        description=(
+            "Smallest number of examples that a client is given, if partition = dirichlet or sizes"
+        ),
     )
     test_share: Annotated[float, Range("(0, 1)"), Mark.SENT_TO_CLIENTS] = Field(
         0.2, description="Share of each client's examples that is held out to test on"
     )
     validation_share: Annotated[float, Range("[0, 1)"), Mark.SENT_TO_CLIENTS] = Field(
-        0.0, description="Share of each client's examples that is held out to choose the best model; 0 holds out none"
+        0.0,
+        description=(
+            "Share of each client's examples that is held out to choose the best model; 0 holds out"
+            " none"
+        ),
     )
     data_dir: Annotated[str, Mark.PLACE, Mark.DEVICE] = Field(
-        "", description='Folder of the data; "" uses FAIRBLOOM_DATA or the cache; a deployed client sets its own'
+        "",
+        description=(
+            'Folder of the data; "" uses FAIRBLOOM_DATA or the cache; a deployed client sets'
+            " its own"
+        ),
     )
     schema_: Annotated[str, Mark.SENT_TO_CLIENTS] = Field(
-        "", description='File that says what the tables hold; "" infers it from the files, in one process'
+        "",
+        description=(
+            'File that says what the tables hold; "" infers it from the files, in one process'
+        ),
     )
     verify_data: Annotated[bool, Mark.SENT_TO_CLIENTS] = Field(
-        True, description="Whether files of a known data set must be the originals; false accepts others in that format"
+        True,
+        description=(
+            "Whether files of a known data set must be the originals; false accepts others in that"
+            " format"
+        ),
     )
     seed: Annotated[int, Range("[0, 9223372036854775807]"), Mark.SENT_TO_CLIENTS] = Field(
         0, description="Seed of the data split, initial model, client sampling and batch order"
@@ -83,7 +130,9 @@ class Setup(BaseModel):
         """Refuse fields by their names in Python, which would be taken for settings of a task and have no effect."""
         for name, value in config.items():
             if name in cls.model_fields and name != key_of(name):
-                raise SettingsError(f"unknown setting {name} = {value!r}; did you mean {key_of(name)}?")
+                raise SettingsError(
+                    f"unknown setting {name} = {value!r}; did you mean {key_of(name)}?"
+                )
         return config
 
     @field_validator("*", mode="plain")
@@ -104,62 +153,89 @@ class Setup(BaseModel):
         try:
             return cls.model_validate(expand_own_settings(config))
         except ValidationError as error:
-            words = [str(each["msg"]).removeprefix("Value error, ") for each in error.errors()]  # they name the setting
+            # they name the setting
+            words = [str(each["msg"]).removeprefix("Value error, ") for each in error.errors()]
             raise SettingsError("; ".join(words)) from error
 
 
 class RunSettings(Setup):
-    """Every setting with type, range, default, meaning and marks; the run config's keys are these names with hyphens.
+    """Every setting with type, range, default, meaning and marks.
 
-    One frozen object from the door where a run config enters (`of`) to the one where Flower wants it back
-    (`run_config`). What a run config has beside the fields, settings of tasks and methods above all, is kept unchecked
-    in `parameters`. `model_copy(update={"state_dir": ..., "digits.rotated-clients": 3})` changes fields by their
-    names in Python, and `parameters` by their keys.
+    The run config's keys are these names with hyphens.
+
+    One frozen object from the door where a run config enters (`of`) to the one where Flower wants
+    it back (`run_config`). What a run config has beside the fields, settings of tasks and methods
+    above all, is kept unchecked in `parameters`. `model_copy(update={"state_dir": ...,
+    "digits.rotated-clients": 3})` changes fields by their names in Python, and `parameters` by
+    their keys.
     """
 
     model_config = ConfigDict(extra="allow")
 
     pooled: Annotated[bool, Mark.SENT_TO_CLIENTS] = Field(
-        False, description="Whether one client trains on the training data of all clients together; in one process only"
+        False,
+        description=(
+            "Whether one client trains on the training data of all clients together; in one process"
+            " only"
+        ),
     )
     method: Annotated[str, Mark.SENT_TO_CLIENTS] = Field(
-        "fedavg", description="Method that combines updates: a name from fairbloom methods, or my_module:Mine"
+        "fedavg",
+        description=(
+            "Method that combines updates: a name from fairbloom methods, or my_module:Mine"
+        ),
     )
     weighting: Annotated[str, Choices("examples", "uniform", ""), Mark.VARIANT] = Field(
-        "", description='Prior weight of a client: by its examples, or uniform; "" takes the method\'s own choice'
+        "",
+        description=(
+            'Prior weight of a client: by its examples, or uniform; "" takes the method\'s own'
+            " choice"
+        ),
     )
     proximal_mu: options.ProximalMu = _of_methods(
-        options.ProximalMu, "Strength of the proximal term that keeps local models near the global one; 0 disables it"
+        options.ProximalMu,
+        "Strength of the proximal term that keeps local models near the global one; 0 disables it",
     )
     personal_lambda: options.PersonalLambda = _of_methods(
-        options.PersonalLambda, "Strength that pulls personal models to the global one; 0 trains no personal models"
+        options.PersonalLambda,
+        "Strength that pulls personal models to the global one; 0 trains no personal models",
     )
     server_optimizer: options.ServerOptimizerName = _of_methods(
         options.ServerOptimizerName,
-        "Optimizer that uses the method's step as its gradient on the server; none: no server optimizer",
+        "Optimizer that uses the method's step as its gradient on the server; none: no server"
+        " optimizer",
     )
     server_optimizer_lr: Annotated[float, Range("[0, inf)"), Mark.VARIANT] = Field(
-        0.0, description="Step size of the server optimizer; 0 means 1 for avgm; the others need a value"
+        0.0,
+        description=(
+            "Step size of the server optimizer; 0 means 1 for avgm; the others need a value"
+        ),
     )
     server_optimizer_beta1: options.Beta1 = _of_methods(
         options.Beta1, "Share of its momentum that the server's optimizer keeps from round to round"
     )
     server_optimizer_beta2: options.Beta2 = _of_methods(
-        options.Beta2, "Share of the mean squared step that the server's adam or yogi keeps from round to round"
+        options.Beta2,
+        "Share of the mean squared step that the server's adam or yogi keeps from round to round",
     )
     server_optimizer_tau: options.Tau = _of_methods(
-        options.Tau, "Number that the server's adagrad, adam or yogi adds to the root of the squared steps"
+        options.Tau,
+        "Number that the server's adagrad, adam or yogi adds to the root of the squared steps",
     )
     control_variates: options.ControlVariates = _of_methods(
         options.ControlVariates,
-        "Whether clients correct their steps by control variates, as in scaffold; weights must be fixed",
+        "Whether clients correct their steps by control variates, as in scaffold; weights must be"
+        " fixed",
     )
     num_rounds: Annotated[int, Range("[1, inf)"), Mark.SENT_TO_CLIENTS, Mark.EXTENDABLE] = Field(
         50, description="Number of rounds after which the run is finished"
     )
     fraction: Annotated[float, Range("[0, 1]")] = Field(
         0.0,
-        description="Share of the clients that train in a round; 0 means all if there are up to nine, otherwise half",
+        description=(
+            "Share of the clients that train in a round; 0 means all if there are up to nine,"
+            " otherwise half"
+        ),
     )
     local_epochs: Annotated[int, Range("[1, inf)"), Mark.SENT_TO_CLIENTS, Mark.VARIANT] = Field(
         1, description="Number of passes that a client makes over its training data in a round"
@@ -170,20 +246,34 @@ class RunSettings(Setup):
     learning_rate: Annotated[float, Range("(0, inf)"), Mark.SENT_TO_CLIENTS, Mark.VARIANT] = Field(
         0.1, description="Learning rate of the clients' optimizer"
     )
-    learning_rate_decay: Annotated[float, Range("(0, 1]"), Mark.SENT_TO_CLIENTS, Mark.VARIANT] = Field(
-        1.0, description="Factor by which the clients' learning rate is multiplied after each round"
+    learning_rate_decay: Annotated[float, Range("(0, 1]"), Mark.SENT_TO_CLIENTS, Mark.VARIANT] = (
+        Field(
+            1.0,
+            description="Factor by which the clients' learning rate is multiplied after each round",
+        )
     )
-    schedule: Annotated[str, Choices("constant", "linear", "cosine"), Mark.SENT_TO_CLIENTS, Mark.VARIANT] = Field(
-        "constant", description="How the clients' learning rate falls to zero: linearly, as a cosine, or not at all"
+    schedule: Annotated[
+        str, Choices("constant", "linear", "cosine"), Mark.SENT_TO_CLIENTS, Mark.VARIANT
+    ] = Field(
+        "constant",
+        description=(
+            "How the clients' learning rate falls to zero: linearly, as a cosine, or not at all"
+        ),
     )
     warmup: Annotated[int, Range("[0, inf)"), Mark.SENT_TO_CLIENTS, Mark.VARIANT] = Field(
-        0, description="Number of rounds in which the clients' learning rate rises to its full height"
+        0,
+        description="Number of rounds in which the clients' learning rate rises to its full height",
     )
     optimizer: Annotated[str, Mark.SENT_TO_CLIENTS, Mark.VARIANT, Mark.CHANGES_STEP] = Field(
         "sgd",
-        description="Optimizer of the clients: sgd, adam, adamw, or my_module:Mine; its state is new in each round",
+        description=(
+            "Optimizer of the clients: sgd, adam, adamw, or my_module:Mine; its state is new in"
+            " each round"
+        ),
     )
-    momentum: Annotated[float, Range("[0, 1)"), Mark.SENT_TO_CLIENTS, Mark.VARIANT, Mark.CHANGES_STEP] = Field(
+    momentum: Annotated[
+        float, Range("[0, 1)"), Mark.SENT_TO_CLIENTS, Mark.VARIANT, Mark.CHANGES_STEP
+    ] = Field(
         0.0, description="Momentum of the clients' optimizer, which starts at zero in every round"
     )
     nesterov: Annotated[bool, Mark.SENT_TO_CLIENTS, Mark.VARIANT, Mark.CHANGES_STEP] = Field(
@@ -192,30 +282,55 @@ class RunSettings(Setup):
     weight_decay: Annotated[float, Range("[0, inf)"), Mark.SENT_TO_CLIENTS, Mark.VARIANT] = Field(
         0.0, description="Weight decay of the clients' optimizer"
     )
-    gradient_clip: Annotated[float, Range("[0, inf)"), Mark.SENT_TO_CLIENTS, Mark.VARIANT, Mark.CHANGES_STEP] = Field(
-        0.0, description="Largest norm of a minibatch's gradient; longer ones are shortened; 0 disables it"
+    gradient_clip: Annotated[
+        float, Range("[0, inf)"), Mark.SENT_TO_CLIENTS, Mark.VARIANT, Mark.CHANGES_STEP
+    ] = Field(
+        0.0,
+        description=(
+            "Largest norm of a minibatch's gradient; longer ones are shortened; 0 disables it"
+        ),
     )
     client_rule: options.ClientRule = _of_methods(
-        options.ClientRule, "Your own rule that corrects the clients' local steps, as my_module:MyRule"
+        options.ClientRule,
+        "Your own rule that corrects the clients' local steps, as my_module:MyRule",
     )
     stragglers: Annotated[float, Range("[0, 1]"), Mark.SENT_TO_CLIENTS] = Field(
-        0.0, description="Probability that a client is a straggler, which trains for fewer epochs in a round"
+        0.0,
+        description=(
+            "Probability that a client is a straggler, which trains for fewer epochs in a round"
+        ),
     )
     drop_stragglers: Annotated[bool, Mark.SENT_TO_CLIENTS] = Field(
-        False, description="Whether stragglers are left out of the round, as in FedAvg, instead of training less"
+        False,
+        description=(
+            "Whether stragglers are left out of the round, as in FedAvg, instead of training less"
+        ),
     )
     time_budget: Annotated[float, Range("[0, inf)"), Mark.SENT_TO_CLIENTS] = Field(
-        0.0, description="Seconds after which a client stops training and sends its model; 0 sets no limit"
+        0.0,
+        description=(
+            "Seconds after which a client stops training and sends its model; 0 sets no limit"
+        ),
     )
     reported_loss: Annotated[str, Choices("mean", "batches"), Mark.SENT_TO_CLIENTS] = Field(
         "mean",
-        description="Training loss that clients report: the mean over examples, or the total over batches",
+        description=(
+            "Training loss that clients report: the mean over examples, or the total over batches"
+        ),
     )
     attack: Annotated[str, Mark.VARIANT] = Field(
-        "", description="Attack by the hostile clients of an experiment, as sign-flip, or yours as my_module:attack"
+        "",
+        description=(
+            "Attack by the hostile clients of an experiment, as sign-flip, or yours as"
+            " my_module:attack"
+        ),
     )
     attackers: Annotated[str, Mark.NAMES, Mark.VARIANT] = Field(
-        "", description="Names, with commas between, of the clients that attack; or their share, drawn from the seed"
+        "",
+        description=(
+            "Names, with commas between, of the clients that attack; or their share, drawn from the"
+            " seed"
+        ),
     )
     attack_strength: Annotated[float, Mark.VARIANT] = Field(
         0.0, description="Strength of the attack; 0 takes its usual one"
@@ -224,69 +339,108 @@ class RunSettings(Setup):
         1, description="Number of the first round in which clients attack"
     )
     training_clients: Annotated[str, Mark.NAMES] = Field(
-        "", description='Names of the clients that train, separated by commas; all clients evaluate; "": all train'
+        "",
+        description=(
+            'Names of the clients that train, separated by commas; all clients evaluate; "": all'
+            " train"
+        ),
     )
     average_models: options.AverageModels = _of_methods(
         options.AverageModels,
-        "Whether the mean of the global models of all rounds is evaluated and saved instead of the last",
+        "Whether the mean of the global models of all rounds is evaluated and saved instead of the"
+        " last",
     )
     evaluate_every: options.EvaluateEvery = _of_methods(
-        options.EvaluateEvery, "Number of rounds from one evaluation to the next; 0 evaluates after the last round only"
+        options.EvaluateEvery,
+        "Number of rounds from one evaluation to the next; 0 evaluates after the last round only",
     )
     early_stopping: Annotated[int, Range("[0, inf)"), Mark.EXTENDABLE] = Field(
-        0, description="Number of rounds without a better validation score that end the run; 0 never ends it early"
+        0,
+        description=(
+            "Number of rounds without a better validation score that end the run; 0 never ends it"
+            " early"
+        ),
     )
     fraction_evaluate: Annotated[float, Range("(0, 1]")] = Field(
-        1.0, description="Share of the clients that evaluate the model in a round with an evaluation"
+        1.0,
+        description="Share of the clients that evaluate the model in a round with an evaluation",
     )
     scores: Annotated[str, Mark.NAMES, Mark.SENT_TO_CLIENTS] = Field(
         "",
-        description="Further scores, separated by commas: f1, sensitivity, specificity, calibration-error, brier",
+        description=(
+            "Further scores, separated by commas: f1, sensitivity, specificity, calibration-error,"
+            " brier"
+        ),
     )
     score: str = Field(
         "",
-        description='Score that measures fairness: accuracy, balanced-accuracy, auc, loss and more; "" suits the data',
+        description=(
+            'Score that measures fairness: accuracy, balanced-accuracy, auc, loss and more; ""'
+            " suits the data"
+        ),
     )
     smallest_group: Annotated[int, Range("[1, inf)"), Mark.SENT_TO_CLIENTS] = Field(
-        5, description="Fewest examples of a group for which a client reports counts, scores or a disparity"
+        5,
+        description=(
+            "Fewest examples of a group for which a client reports counts, scores or a disparity"
+        ),
     )
     round_timeout: Annotated[float, Range("(0, inf)"), Mark.DEPLOYED] = Field(
         600.0, description="Seconds that deployed clients have to reply in a round"
     )
     min_replies: Annotated[int, Range("[0, inf)"), Mark.DEPLOYED] = Field(
-        0, description="Number of usable replies that end a round's training on deployed clients; 0 waits for all"
+        0,
+        description=(
+            "Number of usable replies that end a round's training on deployed clients; 0 waits"
+            " for all"
+        ),
     )
     min_clients: Annotated[int, Range("[0, inf)"), Mark.FREE, Mark.DEPLOYED] = Field(
         0,
-        description="Fewest deployed clients online; with fewer the run waits; 0: half of those at its start, or two",
+        description=(
+            "Fewest deployed clients online; with fewer the run waits; 0: half of those at its"
+            " start, or two"
+        ),
     )
     wait_for_clients: Annotated[float, Range("[0, inf)"), Mark.FREE, Mark.DEPLOYED] = Field(
-        3600.0, description="Seconds that a run waits for deployed clients before it continues without them, or ends"
+        3600.0,
+        description=(
+            "Seconds that a run waits for deployed clients before it continues without them, or"
+            " ends"
+        ),
     )
     unused_rounds: options.UnusedRounds = _of_methods(
         options.UnusedRounds,
-        "Number of rounds in a row without a step that stop the run with an error; 0 never stops it",
+        "Number of rounds in a row without a step that stop the run with an error; 0 never"
+        " stops it",
     )
     max_growth: options.MaxGrowth = _of_methods(
         options.MaxGrowth,
-        "Factor by which a client's number of examples may exceed that of its first reply; inf allows any",
+        "Factor by which a client's number of examples may exceed that of its first reply; inf"
+        " allows any",
     )
     loss_limit: options.LossLimit = _of_methods(
-        options.LossLimit, "Factor by which a reply's loss may exceed the round's median, or 1; inf allows any"
+        options.LossLimit,
+        "Factor by which a reply's loss may exceed the round's median, or 1; inf allows any",
     )
     update_limit: options.UpdateLimit = _of_methods(
-        options.UpdateLimit, "Factor by which an update, or a step, may exceed its usual length; inf allows any"
+        options.UpdateLimit,
+        "Factor by which an update, or a step, may exceed its usual length; inf allows any",
     )
     defence: options.DefenceName = _of_methods(
         options.DefenceName,
-        "Defence against hostile updates: clip and nnm mix updates, the others replace FedAvg's weights",
+        "Defence against hostile updates: clip and nnm mix updates, the others replace FedAvg's"
+        " weights",
     )
     defence_tolerance: options.DefenceTolerance = _of_methods(
         options.DefenceTolerance,
         "Number of a round's clients that may be hostile; 0: a quarter of them, and at least one",
     )
     enrolled_sizes: Annotated[str, Mark.FREE] = Field(
-        "", description="Largest number of examples that each client may report, as in 'site-a=1200 site-b=300'"
+        "",
+        description=(
+            "Largest number of examples that each client may report, as in 'site-a=1200 site-b=300'"
+        ),
     )
     engine: Annotated[str, Choices("auto", "loop", "stacked", "workers"), Mark.ROUNDING] = Field(
         "auto", description="How clients on one machine are computed; auto chooses"
@@ -296,16 +450,27 @@ class RunSettings(Setup):
     )
     memory: Annotated[float, Range("[0, inf)"), Mark.FREE] = Field(
         0.0,
-        description="Gigabytes of memory for a round's updates; the rest is kept in a file; 0: half of the machine's",
+        description=(
+            "Gigabytes of memory for a round's updates; the rest is kept in a file; 0: half of the"
+            " machine's"
+        ),
     )
     own_settings: str = Field(
-        "", description="Settings of user-defined tasks and methods that a run config lacks, as in 'mine.share=0.5'"
+        "",
+        description=(
+            "Settings of user-defined tasks and methods that a run config lacks, as in"
+            " 'mine.share=0.5'"
+        ),
     )
     state_dir: Annotated[str, Mark.PLACE, Mark.DEVICE] = Field(
-        "", description='Folder of what clients keep between rounds; in process, "" keeps it in the run folder'
+        "",
+        description=(
+            'Folder of what clients keep between rounds; in process, "" keeps it in the run folder'
+        ),
     )
     out: Annotated[str, Mark.FREE] = Field(
-        "", description='Folder that the run is written to; "" names one under runs/ by the settings'
+        "",
+        description='Folder that the run is written to; "" names one under runs/ by the settings',
     )
 
     @property
@@ -320,7 +485,10 @@ class RunSettings(Setup):
 
     @property
     def beyond_plain_sgd(self) -> str:
-        """The first setting, as key = value, by which a client's steps are not those of plain SGD; "" if none is."""
+        """The first setting, as key = value, by which a client's steps are not those of plain SGD.
+
+        "" if none is.
+        """
         return self._first_set(marked(Mark.CHANGES_STEP))
 
     @property
@@ -329,9 +497,14 @@ class RunSettings(Setup):
         return self._first_set(key for key in marked(Mark.CHANGES_STEP) if key != "client-rule")
 
     def _first_set(self, keys: Iterable[str]) -> str:
-        """Return the first of these settings that is not at its default, as key = value; "" if all are."""
+        """Return the first of these settings that is not at its default, as key = value.
+
+        "" if all are.
+        """
         named = {key: getattr(self, SETTINGS[key].argument) for key in keys}
-        changed = [f"{key} = {value!r}" for key, value in named.items() if value != SETTINGS[key].default]
+        changed = [
+            f"{key} = {value!r}" for key, value in named.items() if value != SETTINGS[key].default
+        ]
         return changed[0] if changed else ""
 
     def given(self) -> dict[str, Any]:
@@ -340,7 +513,8 @@ class RunSettings(Setup):
 
     def run_config(self) -> dict[str, Value]:
         """Return the flat run config that Flower's messages carry."""
-        return self.model_dump(by_alias=True, exclude={"own_settings"})  # which stand under their own keys
+        # which stand under their own keys
+        return self.model_dump(by_alias=True, exclude={"own_settings"})
 
 
 OWN_SETTINGS = "own-settings"

@@ -9,7 +9,10 @@ from numpy.typing import DTypeLike, NDArray
 
 
 class _Hashed(ISeedSequence):
-    """The words that a stream begins with: a hash of what it is for. NumPy's own seeding takes 20 times as long."""
+    """The words that a stream begins with: a hash of what it is for.
+
+    NumPy's own seeding takes 20 times as long.
+    """
 
     def __init__(self, what: str) -> None:
         self._what = what.encode()

@@ -1,7 +1,7 @@
 """The terms of a round's work, which the server sends to clients.
 
-A method may ask clients for more than plain local steps. Each such thing is a rule: what asks for it is a Request here,
-and what a client does of it is one class in `fairbloom.client.rules`.
+A method may ask clients for more than plain local steps. Each such thing is a rule: what asks for
+it is a Request here, and what a client does of it is one class in `fairbloom.client.rules`.
 """
 
 from collections.abc import Mapping
@@ -12,20 +12,25 @@ from .names import FROZEN, PROTOCOL
 
 Value = bool | int | float | str | list[str]
 
-DEMOGRAPHIC_PARITY, EQUAL_OPPORTUNITY = "demographic-parity", "equal-opportunity"
-"""The disparities between two groups that a client can step down: over all examples, and over the positive ones."""
+DEMOGRAPHIC_PARITY = "demographic-parity"
+EQUAL_OPPORTUNITY = "equal-opportunity"
+"""The disparities between two groups that a client can step down: over all examples, and over the
+positive ones."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """Fields of the terms that ask for one rule; each is a key on the wire, with hyphens, and not sent at its default.
+    """Fields of the terms that ask for one rule.
+
+    Each is a key on the wire, with hyphens, and not sent at its default.
 
     Attributes
     ----------
     names
         The fields, of which the first asks for the rule; the others say more about it.
     must_be_honoured
-        Whether a client must say that it acts on these keys. Where it need not, its reply shows whether it did.
+        Whether a client must say that it acts on these keys. Where it need not, its reply shows
+        whether it did.
     """
 
     names: tuple[str, ...]
@@ -63,12 +68,15 @@ RULES: tuple[Request, ...] = (
 """What asks for each rule, in the order in which it is sent."""
 
 STATEFUL: tuple[Request, ...] = (CONTROL_VARIATES, DYNAMIC, OWN_RULE)
-"""The rules that correct each step by a state which the client keeps between rounds; a client follows one of them."""
+"""The rules that correct each step by a state which the client keeps between rounds; a client
+follows one of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """The terms of a client's work in one round; on the wire, a ConfigRecord of these names with hyphens.
+    """The terms of a client's work in one round.
+
+    On the wire, a ConfigRecord of these names with hyphens.
 
     What is at its default here is not sent, so that clients of others need not know it.
 
@@ -79,11 +87,11 @@ class Terms:
     measure
         Names of the metrics that are asked for, in addition to those that every reply has.
     state_round
-        The round of the client's last reply that was used, from whose state it goes on, 0 where there is none; None:
-        clients keep no states.
+        The round of the client's last reply that was used, from whose state it goes on, 0 where
+        there is none; None: clients keep no states.
     state_rounds
-        That of each client by name, as long as the terms are those of all of them; `of_client` makes them those of one.
-        It is not sent.
+        That of each client by name, as long as the terms are those of all of them; `of_client`
+        makes them those of one. It is not sent.
     seed
         The strategy's seed, on which random numbers of a user's app depend; 0 is not sent.
     others
@@ -91,32 +99,36 @@ class Terms:
     proximal_mu
         Strength mu of a proximal term: (mu/2)‖x − w‖², w the received model.
     personal_lambda, personal_epochs
-        A personal model, which the client also trains and keeps: its pull to w, and passes over the local data. None:
-        none.
+        A personal model, which the client also trains and keeps: its pull to w, and passes over the
+        local data. None: none.
     local_only
         Whether no step is taken on the global model: the client's reply has no weight.
     client_momentum
         A momentum of local SGD in place of the run's; None: the run's.
     full_batch_step
-        Whether one plain step is taken on all examples: the update is then the gradient times the learning rate.
+        Whether one plain step is taken on all examples: the update is then the gradient times the
+        learning rate.
     local_steps
         A number of steps in place of epochs; None: epochs.
     snapshot_step
-        The reply has a second model, that after this step of the work; None: none. A reply that lacks it is refused.
+        The reply has a second model, that after this step of the work; None: none. A reply that
+        lacks it is refused.
     loss_transform, propfair_baseline, propfair_epsilon
         A transform of a minibatch's mean loss: "propfair" with its M and ε, or "" for none.
     disparity, disparity_sharpness
-        The reply has a second model: the received one after a step down this disparity between two groups,
-        DEMOGRAPHIC_PARITY, EQUAL_OPPORTUNITY or "" for none. The sharpness is the factor of the logits in its smoothed
-        decisions, 10 where it is None.
+        The reply has a second model: the received one after a step down this disparity between two
+        groups, DEMOGRAPHIC_PARITY, EQUAL_OPPORTUNITY or "" for none. The sharpness is the factor of
+        the logits in its smoothed decisions, 10 where it is None.
     baseline_epochs, baseline_patience, baseline_tolerance
-        The client trains alone, once, before its first reply, until its loss fell by less than the share
-        `baseline_tolerance` of itself over `baseline_patience` epochs, or `baseline_epochs` were run, and keeps the
-        least loss that it met.
+        The client trains alone, once, before its first reply, until its loss fell by less than the
+        share `baseline_tolerance` of itself over `baseline_patience` epochs, or `baseline_epochs`
+        were run, and keeps the least loss that it met.
     control_variates
-        Whether each step is corrected by the server's control variate, sent as a record, and by the client's own.
+        Whether each step is corrected by the server's control variate, sent as a record, and by the
+        client's own.
     dynamic_alpha
-        Strength of FedDyn's dynamic regularizer, whose linear term the client keeps; None: there is none.
+        Strength of FedDyn's dynamic regularizer, whose linear term the client keeps; None: there is
+        none.
     client_rule
         A user's own rule of local work, as the setting `client-rule` names it; "": none.
     """
@@ -161,15 +173,25 @@ class Terms:
     def to_config(self) -> dict[str, Any]:
         """Return what is sent: the names with hyphens, without what is at its default."""
         of_this = vars(self)
-        sent = {key: of_this[name] for key, name in _FIELDS.items() if of_this[name] != _DEFAULTS[name]}
-        config = {**self.others, "server-round": self.server_round, "measure": list(self.measure), **sent}
+        sent = {
+            key: of_this[name] for key, name in _FIELDS.items() if of_this[name] != _DEFAULTS[name]
+        }
+        config = {
+            **self.others,
+            "server-round": self.server_round,
+            "measure": list(self.measure),
+            **sent,
+        }
         return {key: value for key, value in config.items() if key != "measure" or value}
 
     def of_client(self, name: str) -> Self:
         """Return the terms of one client's work, where these are those of all clients."""
-        if not self.state_rounds:  # those of all clients are those of each: no copy for each of a round
+        # those of all clients are those of each: no copy for each of a round
+        if not self.state_rounds:
             return self
-        return replace(self, state_round=self.state_rounds.get(name, self.state_round), state_rounds={})
+        return replace(
+            self, state_round=self.state_rounds.get(name, self.state_round), state_rounds={}
+        )
 
     @property
     def work(self) -> dict[str, Any]:
@@ -181,13 +203,20 @@ class Terms:
         """Return the terms that were sent; what is not known here is among the others."""
         names = {"server-round": "server_round", **_FIELDS}
         known = {names[key]: value for key, value in config.items() if key in names}
-        others = {key: value for key, value in config.items() if key not in (*names, "measure", FROZEN, PROTOCOL)}
+        others = {
+            key: value
+            for key, value in config.items()
+            if key not in (*names, "measure", FROZEN, PROTOCOL)
+        }
         return cls(**known, measure=tuple(config.get("measure", ())), others=others)
 
 
 _NAMES = (*(name for rule in RULES for name in rule.names), "state_round", "seed")
 _FIELDS: Mapping[str, str] = {name.replace("_", "-"): name for name in _NAMES}
-_DEFAULTS: Mapping[str, Any] = {each.name: each.default for each in fields(Terms) if each.name in _NAMES}
+_DEFAULTS: Mapping[str, Any] = {
+    each.name: each.default for each in fields(Terms) if each.name in _NAMES
+}
 
 WORK = tuple(key for rule in RULES if rule.must_be_honoured for key in rule.keys)
-"""The keys by which a client's local work may be changed; a client says which of them it honours."""
+"""The keys by which a client's local work may be changed; a client says which of them it
+honours."""

@@ -11,11 +11,12 @@ from .names import PROTOCOL as KEY
 PROTOCOL = 2
 """The language that this version's server and clients speak; both must speak the same one.
 
-It is raised by 1 when a server and a client of which one is of the version before would misunderstand each other: a
-record, a name or a unit on the wire gets another meaning or is no longer sent, a setting or a term that a client must
-not overlook is added, or a client draws other random numbers or deals data in another way. It stays when something is
-added that the other side may do without, and when Flower's version changes. The key under which
-the number travels, in the config of every message of our ServerApp, never changes: a client of any version can read it.
+It is raised by 1 when a server and a client of which one is of the version before would
+misunderstand each other: a record, a name or a unit on the wire gets another meaning or is no
+longer sent, a setting or a term that a client must not overlook is added, or a client draws other
+random numbers or deals data in another way. It stays when something is added that the other side
+may do without, and when Flower's version changes. The key under which the number travels, in the
+config of every message of our ServerApp, never changes: a client of any version can read it.
 """
 
 RUN_FOLDER_FORMAT = 3
@@ -26,7 +27,10 @@ It is raised when a folder of before can no longer be continued.
 
 
 class MisfitError(ReportableError):
-    """A server that speaks another protocol than this client; the message says which side is to be upgraded."""
+    """A server that speaks another protocol than this client.
+
+    The message says which side is to be upgraded.
+    """
 
 
 def check_protocol(config: Mapping[str, Any]) -> None:
@@ -37,8 +41,12 @@ def check_protocol(config: Mapping[str, Any]) -> None:
     theirs = config.get(KEY, PROTOCOL)
     if theirs != PROTOCOL:
         newer = isinstance(theirs, int) and theirs > PROTOCOL
-        remedy = "upgrade fairbloom on this client" if newer else "upgrade the server, or go back on this client"
+        remedy = (
+            "upgrade fairbloom on this client"
+            if newer
+            else "upgrade the server, or go back on this client"
+        )
         raise MisfitError(
-            f"the server speaks protocol {theirs!r:.20}, and this client, with fairbloom {__version__}, protocol "
-            f"{PROTOCOL}: {remedy}"
+            f"the server speaks protocol {theirs!r:.20}, and this client, with fairbloom"
+            f" {__version__}, protocol {PROTOCOL}: {remedy}"
         )

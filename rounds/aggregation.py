@@ -32,13 +32,18 @@ def cohort_of(
 ) -> tuple[Cohort, Vectors]:
     """Return what the method sees of the replies, and its rows: the updates, the second ones, and the kept ones.
 
-    The cohort raises NoStepError when it is asked for inner products that are not finite: no method can weigh by them.
+    The cohort raises NoStepError when it is asked for inner products that are not finite: no method
+    can weigh by them.
     """
-    updates, counts = trained.updates, trained.column(method.weighted_by_key)
-    names, kept = trained.names, recalled_rows(method, trained, server_round)
+    updates = trained.updates
+    counts = trained.column(method.weighted_by_key)
+    names = trained.names
+    kept = recalled_rows(method, trained, server_round)
     if method.progress.moments is not None:
         check_row(method, "a server momentum", method.progress.moments.first.size, updates.layout)
-    second = [trained.second.vectors] if method.has_second_rows and trained.second is not None else []
+    second = (
+        [trained.second.vectors] if method.has_second_rows and trained.second is not None else []
+    )
     vectors = Vectors.below([updates.vectors, *second, *kept.values()])
 
     def gram_of() -> FloatArray:
@@ -55,9 +60,15 @@ def cohort_of(
         names=names,
         online=tuple(online),
         counts=counts,
-        prior=counts / counts.sum() if method.weighting == "examples" else np.full(len(counts), 1.0 / len(counts)),
+        prior=(
+            counts / counts.sum()
+            if method.weighting == "examples"
+            else np.full(len(counts), 1.0 / len(counts))
+        ),
         draws=np.array([draws[name] for name in trained.names], np.float64),
-        metrics=Needed(type(method).__name__, {metric: trained.column(metric) for metric in method.needs}),
+        metrics=Needed(
+            type(method).__name__, {metric: trained.column(metric) for metric in method.needs}
+        ),
         memory=tuple(kept),
         declared_roster=method.progress.roster if ROSTER in method.requires else None,
         second=bool(second),
@@ -71,7 +82,10 @@ def cohort_of(
 
 
 def screen_updates(method: Method, trained: Trained, server_round: int) -> None:
-    """Refuse replies that are not finite; the same pass computes the inner products that the method needs."""
+    """Refuse replies that are not finite.
+
+    The same pass computes the inner products that the method needs.
+    """
     if GRAM not in method.requires or method.has_second_rows:
         trained.screen()
         return
@@ -81,8 +95,11 @@ def screen_updates(method: Method, trained: Trained, server_round: int) -> None:
 
 def recalled_rows(method: Method, trained: Trained, server_round: int) -> dict[Kept, Vectors]:
     """Return the kept rows that the method weighs together with a round's replies."""
-    kept, names = method.progress.kept, trained.names
-    recalled = {key: row for key, row in kept.items() if names and method.recalls(key, names, server_round)}
+    kept = method.progress.kept
+    names = trained.names
+    recalled = {
+        key: row for key, row in kept.items() if names and method.recalls(key, names, server_round)
+    }
     for key, row in recalled.items():
         check_row(method, f"an update of round {key.round}", row.size, trained.updates.layout)
     return recalled
@@ -92,13 +109,16 @@ def check_row(method: Method, what: str, numbers: int, layout: Layout) -> None:
     """Raise MethodError when a vector that is kept has not as many numbers as the model that is trained."""
     if numbers != layout.size:
         raise MethodError(
-            f"{type(method).__name__} keeps {what} with {numbers} numbers, and {layout.size} are trained: other "
-            "parameters are frozen now. Begin a new run, or go on with the earlier model"
+            f"{type(method).__name__} keeps {what} with {numbers} numbers, and {layout.size} are"
+            " trained: other parameters are frozen now. Begin a new run, or go on with the earlier"
+            " model"
         )
 
 
 def compute_coefficients(method: Method, cohort: Cohort) -> FloatArray:
-    """Return the method's coefficients, one for each row, all finite; or such ones for each of the model's arrays.
+    """Return the method's coefficients, one for each row, all finite.
+
+    Or such ones for each of the model's arrays.
 
     Raises
     ------
@@ -113,24 +133,32 @@ def compute_coefficients(method: Method, cohort: Cohort) -> FloatArray:
     if coefficients.shape not in expected or coefficients.dtype.kind not in "fiu":
         got = f"{coefficients.dtype} of shape {coefficients.shape}"
         raise MethodError(
-            f"{name} returned {got}: it must return one number for each update and kept row, shape {expected[0]}, or "
-            f"such numbers for each array that is trained, shape {expected[1]}"
+            f"{name} returned {got}: it must return one number for each update and kept row, shape"
+            f" {expected[0]}, or such numbers for each array that is trained, shape {expected[1]}"
         )
     finite = np.asarray(np.isfinite(np.atleast_2d(coefficients)).all(axis=0))
     if not finite.all():
         if absurd := absurd_metric(cohort):
             raise NoStepError(f"the coefficients are beyond the range of numbers, since {absurd}")
-        wrong = ", ".join(name for name, good in zip(cohort.names, finite, strict=False) if not good)
+        wrong = ", ".join(
+            name for name, good in zip(cohort.names, finite, strict=False) if not good
+        )
         of = f" (of {wrong})" if wrong else ""
-        raise MethodError(f"{name} returned coefficients that are not finite{of}: correct the method")
+        raise MethodError(
+            f"{name} returned coefficients that are not finite{of}: correct the method"
+        )
     return coefficients.astype(np.float64, copy=False)
 
 
-def defended(method: Method, cohort: Cohort) -> tuple[FloatArray, FloatArray, Cohort, FloatArray | None]:
-    """Return the coefficients of a round's rows; those of the mixed rows; the cohort that the method saw; the mixing.
+def defended(
+    method: Method, cohort: Cohort
+) -> tuple[FloatArray, FloatArray, Cohort, FloatArray | None]:
+    """Return the coefficients of a round's rows; those of the mixed rows.
 
-    The last is the matrix by which a defence mixed the rows, None where they are not mixed. Errors are those of
-    `compute_coefficients`.
+    The cohort that the method saw; the mixing.
+
+    The last is the matrix by which a defence mixed the rows, None where they are not mixed. Errors
+    are those of `compute_coefficients`.
     """
     defence = method.defence
     mixing = defence.mixing(cohort) if defence else None
@@ -145,7 +173,10 @@ def absurd_metric(cohort: Cohort) -> str:
     for metric, values in cohort.metrics.items():
         place = int(np.argmax(np.abs(values)))
         if abs(values[place]) > LARGEST_METRIC:
-            return f"client {cohort.names[place]} reports {values[place]:g} as {metric!r}: lower loss_limit"
+            return (
+                f"client {cohort.names[place]} reports {values[place]:g} as {metric!r}: lower"
+                " loss_limit"
+            )
     return ""
 
 
@@ -160,15 +191,19 @@ def _finite(products: FloatArray, trained: Trained) -> FloatArray:
     return products
 
 
-def rows_after(method: Method, remembered: Mapping[Kept, FloatArray | None], vectors: Vectors) -> dict[Kept, Vectors]:
+def rows_after(
+    method: Method, remembered: Mapping[Kept, FloatArray | None], vectors: Vectors
+) -> dict[Kept, Vectors]:
     """Return the rows that a method keeps after a round, as its `remember` says."""
     kept = method.progress.kept
     if missing := [key for key, mix in remembered.items() if mix is None and key not in kept]:
         raise MethodError(
-            f"{type(method).__name__}.remember returned None for {missing[0]}, which is no kept row: only one that is "
-            "in self.progress.kept can stay as it is"
+            f"{type(method).__name__}.remember returned None for {missing[0]}, which is no kept"
+            " row: only one that is in self.progress.kept can stay as it is"
         )
-    return {key: kept[key] if mix is None else combine(mix, vectors) for key, mix in remembered.items()}
+    return {
+        key: kept[key] if mix is None else combine(mix, vectors) for key, mix in remembered.items()
+    }
 
 
 def single_coefficients(cohort: Cohort, coefficients: FloatArray) -> FloatArray:
@@ -177,5 +212,6 @@ def single_coefficients(cohort: Cohort, coefficients: FloatArray) -> FloatArray:
         return coefficients
     squares = np.diagonal(cohort.grams, axis1=1, axis2=2)
     whole = squares.sum(axis=0)
-    shares = np.divide(squares, whole, out=np.zeros_like(squares), where=whole > 0.0)  # 0 in a row of zeros
+    # 0 in a row of zeros
+    shares = np.divide(squares, whole, out=np.zeros_like(squares), where=whole > 0.0)
     return np.asarray((coefficients * shares).sum(axis=0))

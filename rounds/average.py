@@ -19,12 +19,23 @@ class Average:
     def plus(self, model: Model) -> Self:
         """Return the sum with one model more."""
         floats = {name: array for name, array in model.items() if array.dtype.kind == "f"}
-        added = {name: np.add(self.sums.get(name, 0.0), array, dtype=np.float64) for name, array in floats.items()}
-        return type(self)(self.rounds + 1, {name: np.asarray(array) for name, array in added.items()})
+        added = {
+            name: np.add(self.sums.get(name, 0.0), array, dtype=np.float64)
+            for name, array in floats.items()
+        }
+        return type(self)(
+            self.rounds + 1, {name: np.asarray(array) for name, array in added.items()}
+        )
 
     def mean(self, last: Model) -> Model:
-        """Return the mean in the dtypes of the last model, with that one's integer arrays; of no models, the last."""
+        """Return the mean in the dtypes of the last model, with that one's integer arrays.
+
+        Of no models, the last.
+        """
         if not self.rounds:
             return last
-        means = {name: np.asarray(total / self.rounds, last[name].dtype) for name, total in self.sums.items()}
+        means = {
+            name: np.asarray(total / self.rounds, last[name].dtype)
+            for name, total in self.sums.items()
+        }
         return {name: means.get(name, array) for name, array in last.items()}

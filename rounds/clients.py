@@ -15,7 +15,8 @@ from .refusals import Refusals
 from .updates import FloatArray, Layout, Model, Updates, Vectors
 
 Reports = dict[str, dict[str, float]]
-"""What each client reports, by its name, in the order of names: finite numbers by the metric's name on the wire."""
+"""What each client reports, by its name, in the order of names: finite numbers by the metric's name
+on the wire."""
 
 NOTHING: Mapping[str, Model] = MappingProxyType({})
 """Only the model is sent, and no vectors."""
@@ -25,8 +26,9 @@ NOTHING: Mapping[str, Model] = MappingProxyType({})
 class Replies:
     """The replies of a round's evaluation: what the usable ones report, and why others cannot be used, by name.
 
-    `bytes_sent` is the size of all arrays that went out, `sizes` that of those in each reply, as messages hold them.
-    `hostile` are the clients that attack in an experiment: means leave them out.
+    `bytes_sent` is the size of all arrays that went out, `sizes` that of those in each reply, as
+    messages hold them. `hostile` are the clients that attack in an experiment: means leave them
+    out.
     """
 
     metrics: Reports
@@ -68,12 +70,15 @@ class Trained(Replies):
         matrices: Sequence[NDArray[Any]] = (),
         hostile: frozenset[str] = frozenset(),
     ) -> Self:
-        """Return an object without replies yet; `second` names the record of each reply's second model.
+        """Return an object without replies yet.
 
-        Flat models are written into the rows of the `matrices`, where there are some; else models are added as they
-        are.
+        `second` names the record of each reply's second model.
+
+        Flat models are written into the rows of the `matrices`, where there are some; else models
+        are added as they are.
         """
-        first, other = matrices or (None,), matrices[1:] or (None,)
+        first = matrices or (None,)
+        other = matrices[1:] or (None,)
         return cls(
             metrics={},
             refused=refused,
@@ -90,18 +95,23 @@ class Trained(Replies):
             self.second.add(second)
         self.metrics[name] = report
 
-    def add_rows(self, reports: Reports, others: Sequence[Model], others_of_second: Sequence[Model] = ()) -> None:
+    def add_rows(
+        self, reports: Reports, others: Sequence[Model], others_of_second: Sequence[Model] = ()
+    ) -> None:
         """Take in replies whose flat models lie in the rows of `updates.matrix` after those in use.
 
-        The `reports` are in ascending order of names, which is that of the rows. `others` has the buffers and integer
-        arrays of each row's model, `others_of_second` those of the models in the rows of `second.matrix`.
+        The `reports` are in ascending order of names, which is that of the rows. `others` has the
+        buffers and integer arrays of each row's model, `others_of_second` those of the models in
+        the rows of `second.matrix`.
         """
         self.updates.add_rows(others)
         if self.second is not None:
             self.second.add_rows(others_of_second)
         self.metrics.update(reports)
 
-    def screen(self, *, gram: bool = False, by_array: bool = False, below: Sequence[Vectors] = ()) -> None:
+    def screen(
+        self, *, gram: bool = False, by_array: bool = False, below: Sequence[Vectors] = ()
+    ) -> None:
         """Refuse the replies that are not finite, once all are taken in; see `Updates.screen`."""
         wrong = {**self.updates.screen(gram=gram, by_array=by_array, below=below)}
         if self.second is not None:
@@ -150,11 +160,24 @@ class Clients(Protocol):
     def sizes(self, names: Sequence[str]) -> Mapping[str, float]:
         """Return how many training examples each of these clients has, of those where that is known or can be asked."""
 
-    def train(self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING) -> Trained:
-        """Let these clients train the model on the terms, each on its data; vectors are `sent` to each, by record."""
+    def train(
+        self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING
+    ) -> Trained:
+        """Let these clients train the model on the terms, each on its data.
 
-    def evaluate(self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]) -> Replies:
-        """Let these clients evaluate the model; of `participants` alone is asked what the terms ask to measure."""
+        Vectors are `sent` to each, by record.
+        """
+
+    def evaluate(
+        self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]
+    ) -> Replies:
+        """Let these clients evaluate the model.
+
+        Of `participants` alone is asked what the terms ask to measure.
+        """
 
     def keep(self, since: int) -> None:
-        """Store what clients keep, before a checkpoint is written; the run may go back to round `since`."""
+        """Store what clients keep, before a checkpoint is written.
+
+        The run may go back to round `since`.
+        """

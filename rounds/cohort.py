@@ -10,7 +10,8 @@ from fairbloom.protocol.names import LOSS_BEFORE
 from .updates import FloatArray
 
 LARGEST_COEFFICIENT = 1e150
-"""Methods take it for a larger coefficient, as losses or learning rates near 0 give: no model can take such a step."""
+"""Methods take it for a larger coefficient, as losses or learning rates near 0 give: no model can
+take such a step."""
 
 Probed = Mapping[str, float]
 """Losses at a probe's model, by the name of the client that reported it."""
@@ -41,8 +42,8 @@ class Needed(dict[str, FloatArray]):
     def __missing__(self, metric: str) -> FloatArray:
         """Raise MethodError."""
         raise MethodError(
-            f"{self._method} reads the metric {metric!r}, which its needs do not name: write needs = "
-            f"frozenset({{{metric!r}}}) in the class"
+            f"{self._method} reads the metric {metric!r}, which its needs do not name: write needs"
+            f" = frozenset({{{metric!r}}}) in the class"
         )
 
 
@@ -59,14 +60,15 @@ class Cohort:
     names
         Client names in ascending order, m of them.
     online
-        The names of all clients that were online when the round's clients were drawn, in ascending order; of those
-        that train, where `training_clients` names them.
+        The names of all clients that were online when the round's clients were drawn, in ascending
+        order; of those that train, where `training_clients` names them.
     counts
         n_k, the training examples of each client, shape (m,).
     prior
         p_k, the aggregation prior within the round, shape (m,), summing to 1.
     draws
-        How often each client was drawn, shape (m,); 1 for all where clients are drawn without replacement.
+        How often each client was drawn, shape (m,); 1 for all where clients are drawn without
+        replacement.
     metrics
         The metrics that the method needs, by their name on the wire, each of shape (m,).
     memory
@@ -76,11 +78,13 @@ class Cohort:
     second
         Whether each reply has a second update (`Method.second`), which is a row as well.
     sent
-        What the kept rows that went out to the round's clients were multiplied by, by the name of the record.
+        What the kept rows that went out to the round's clients were multiplied by, by the name of
+        the record.
     arrays
         The names of the model's arrays that are trained, in its order, L of them.
     gram_of
-        Computes the Gram matrix of the m updates, followed by the m second updates, if any, and the r kept rows.
+        Computes the Gram matrix of the m updates, followed by the m second updates, if any, and the
+        r kept rows.
     grams_of
         Computes the same of each array alone.
     squared_norms_of
@@ -116,7 +120,10 @@ class Cohort:
 
     @cached_property
     def gram(self) -> FloatArray:
-        """G, the inner products of all rows, shape (m + r, m + r); computed when first asked for."""
+        """G, the inner products of all rows, shape (m + r, m + r).
+
+        Computed when first asked for.
+        """
         return self.gram_of()
 
     @cached_property
@@ -133,7 +140,8 @@ class Cohort:
     def roster(self) -> Mapping[str, float]:
         """n_k of every training client known up to now, absent ones too, by name in ascending order.
 
-        It is as first known, 0 where nothing is known yet; an error unless "roster" is in `Method.requires`.
+        It is as first known, 0 where nothing is known yet; an error unless "roster" is in
+        `Method.requires`.
         """
         if self.declared_roster is None:
             raise MethodError(

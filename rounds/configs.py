@@ -11,17 +11,24 @@ class ChangingConfig:
     """A config of the user's that messages carry, and the changes that hooks have made in it since the run began."""
 
     def __init__(self, config: MutableMapping[str, Any]) -> None:
-        self._config, self._given = config, {**config}
+        self._config = config
+        self._given = {**config}
 
     def state_dict(self) -> dict[str, Any]:
         """Return what is other than as given, {} where nothing is; bytes as texts in a mapping."""
-        changed = {key: _as_text(value) for key, value in self._config.items() if self._given.get(key) != value}
+        changed = {
+            key: _as_text(value)
+            for key, value in self._config.items()
+            if self._given.get(key) != value
+        }
         removed = [key for key in self._given if key not in self._config]
         return {"changed": changed, "removed": removed} if changed or removed else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Change the config as it had been."""
-        self._config.update({key: _as_bytes(value) for key, value in state.get("changed", {}).items()})
+        self._config.update(
+            {key: _as_bytes(value) for key, value in state.get("changed", {}).items()}
+        )
         for key in state.get("removed", ()):
             self._config.pop(key, None)
 

@@ -1,9 +1,12 @@
-"""Defences against hostile updates, computed from inner products alone; only the trimmed mean reads the updates.
+"""Defences against hostile updates, computed from inner products alone.
 
-A mixing defence replaces each update by a combination of all, before the method weighs them: x'_i = Σ_k M_ik u_k. The
-method sees M G Mᵀ in place of G, and its coefficients c' are Mᵀ c' for the updates as they came. So a defence composes
-with every method. It mixes no losses, counts or accuracies: it does not help against clients that lie about these.
-A weighing defence replaces the weights of the average.
+Only the trimmed mean reads the updates.
+
+A mixing defence replaces each update by a combination of all, before the method weighs them: x'_i =
+Σ_k M_ik u_k. The method sees M G Mᵀ in place of G, and its coefficients c' are Mᵀ c' for the
+updates as they came. So a defence composes with every method. It mixes no losses, counts or
+accuracies: it does not help against clients that lie about these. A weighing defence replaces the
+weights of the average.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +19,8 @@ from numpy.typing import NDArray
 from .cohort import Cohort
 from .updates import FloatArray, Vectors
 
-NONE, TRIMMED_MEAN = "none", "trimmed-mean"
+NONE = "none"
+TRIMMED_MEAN = "trimmed-mean"
 MIXING = ("clip", "nnm")
 WEIGHING = ("krum", TRIMMED_MEAN, "geometric-median")
 
@@ -41,24 +45,35 @@ class Defence:
         return min(self.tolerance or max(1, m // 4), (m - 1) // 2)
 
     def mixing(self, cohort: Cohort) -> FloatArray | None:
-        """Return M for all rows of a round, None where the updates stay as they came; kept rows always do."""
-        m, f = cohort.size, self.tolerated(cohort.size)
+        """Return M for all rows of a round, None where the updates stay as they came.
+
+        Kept rows always do.
+        """
+        m = cohort.size
+        f = self.tolerated(cohort.size)
         if self.name not in MIXING or not f:
             return None
         mixing = MIXERS[self.name](cohort.gram[:m, :m], f)
         whole = np.eye(cohort.rows)
-        for start in range(0, (1 + cohort.second) * m, m):  # second updates are mixed as the updates are
+        # second updates are mixed as the updates are
+        for start in range(0, (1 + cohort.second) * m, m):
             whole[start : start + m, start : start + m] = mixing
         return whole
 
     def trimmed(self, m: int) -> int:
-        """Return how many values the trimmed mean leaves out at either end; 0 with any other defence."""
+        """Return how many values the trimmed mean leaves out at either end.
+
+        0 with any other defence.
+        """
         return self.tolerated(m) if self.name == TRIMMED_MEAN else 0
 
-    def left_out(self, names: Sequence[str], mixing: FloatArray | None, weights: FloatArray) -> tuple[str, ...]:
+    def left_out(
+        self, names: Sequence[str], mixing: FloatArray | None, weights: FloatArray
+    ) -> tuple[str, ...]:
         """Return the clients whose update counts in the mean behind this defence for less than half of its share.
 
-        `mixing` is M for all rows, None with a defence that replaces the weights, which `weights` are then.
+        `mixing` is M for all rows, None with a defence that replaces the weights, which `weights`
+        are then.
         """
         m = len(names)
         if not self.tolerated(m):
@@ -67,11 +82,17 @@ class Defence:
         return tuple(name for name, share in zip(names, shares, strict=True) if share < 0.5)
 
     def weights(self, cohort: Cohort) -> FloatArray | None:
-        """Return what replaces the method's coefficients, 0 for kept rows; None where nothing does."""
-        m, f = cohort.size, self.tolerated(cohort.size)
+        """Return what replaces the method's coefficients, 0 for kept rows.
+
+        None where nothing does.
+        """
+        m = cohort.size
+        f = self.tolerated(cohort.size)
         if self.name not in WEIGHERS or not f:
             return None
-        return np.concatenate([WEIGHERS[self.name](cohort.gram[:m, :m], f), np.zeros(cohort.rows - m)])
+        return np.concatenate(
+            [WEIGHERS[self.name](cohort.gram[:m, :m], f), np.zeros(cohort.rows - m)]
+        )
 
 
 def mixed(cohort: Cohort, mixing: FloatArray) -> Cohort:
@@ -95,21 +116,23 @@ def squared_distances(gram: FloatArray) -> FloatArray:
     return np.asarray(np.maximum(squares[:, None] + squares[None, :] - 2.0 * gram, 0.0))
 
 
-# Mixing -------------------------------------------------------------------------------------------------------------
+# Mixing -------------------------------------------------------------------------------------------
 
 
 def clip(gram: FloatArray, _tolerance: int = 0) -> FloatArray:
     """Return the matrix that shortens updates to the lower median of the lengths."""
     lengths = np.sqrt(np.diagonal(gram))
     longest = float(np.sort(lengths)[(len(lengths) - 1) // 2])
-    return np.diag(np.where(lengths > longest, longest / np.where(lengths > 0.0, lengths, 1.0), 1.0))
+    return np.diag(
+        np.where(lengths > longest, longest / np.where(lengths > 0.0, lengths, 1.0), 1.0)
+    )
 
 
 def nearest_neighbours(gram: FloatArray, tolerance: int) -> FloatArray:
     """Return the matrix that replaces each update by the mean of itself and its m − f − 1 nearest, ties by name.
 
-    Source: Allouah et al., Fixing by Mixing: A Recipe for Optimal Byzantine ML under Heterogeneity, AISTATS 2023,
-    Algorithm 2.
+    Source: Allouah et al., Fixing by Mixing: A Recipe for Optimal Byzantine ML under Heterogeneity,
+    AISTATS 2023, Algorithm 2.
     """
     m = len(gram)
     distances = squared_distances(gram)
@@ -120,14 +143,15 @@ def nearest_neighbours(gram: FloatArray, tolerance: int) -> FloatArray:
     return mixing
 
 
-# Weighing -----------------------------------------------------------------------------------------------------------
+# Weighing -----------------------------------------------------------------------------------------
 
 
 def krum(gram: FloatArray, tolerance: int) -> FloatArray:
     """Return the weights that choose the update with the nearest m − f − 1 others, the first of several.
 
-    Source: Blanchard et al., Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent, NeurIPS 2017.
-    Departures: the m − f − 1 nearest as in ByzFL, not m − f − 2, so that three clients can be weighed.
+    Source: Blanchard et al., Machine Learning with Adversaries: Byzantine Tolerant Gradient
+    Descent, NeurIPS 2017. Departures: the m − f − 1 nearest as in ByzFL, not m − f − 2, so that
+    three clients can be weighed.
     """
     m = len(gram)
     nearest = np.sort(squared_distances(gram), axis=1)[:, 1 : m - tolerance]
@@ -139,16 +163,18 @@ def krum(gram: FloatArray, tolerance: int) -> FloatArray:
 def geometric_median(gram: FloatArray, _tolerance: int = 0) -> FloatArray:
     """Return the weights of the geometric median, by Weiszfeld's iteration from the mean.
 
-    Source: Pillutla, Kakade and Harchaoui, Robust Aggregation for Federated Learning, IEEE Trans. Signal Processing 70
-    (2022), Algorithm 2.
+    Source: Pillutla, Kakade and Harchaoui, Robust Aggregation for Federated Learning, IEEE Trans.
+    Signal Processing 70 (2022), Algorithm 2.
     """
     m = len(gram)
     weights = np.full(m, 1.0 / m)
-    least = 1e-6 * float(np.sqrt(np.median(np.diagonal(gram))))  # smooths: a distance of 0 would have all the weight
+    # smooths: a distance of 0 would have all the weight
+    least = 1e-6 * float(np.sqrt(np.median(np.diagonal(gram))))
     for _ in range(200):
         distances = np.sqrt(np.maximum(_to(weights, gram), 0.0))
         closer = 1.0 / np.maximum(distances, least or 1.0)
-        before, weights = weights, closer / closer.sum()
+        before = weights
+        weights = closer / closer.sum()
         if np.abs(weights - before).max() <= 1e-12:
             break
     return weights
@@ -160,7 +186,10 @@ def _to(weights: FloatArray, gram: FloatArray) -> FloatArray:
     return np.asarray(np.diagonal(gram) - 2.0 * products + weights @ products)
 
 
-MIXERS: Mapping[str, Callable[[FloatArray, int], FloatArray]] = {"clip": clip, "nnm": nearest_neighbours}
+MIXERS: Mapping[str, Callable[[FloatArray, int], FloatArray]] = {
+    "clip": clip,
+    "nnm": nearest_neighbours,
+}
 WEIGHERS: Mapping[str, Callable[[FloatArray, int], FloatArray]] = {
     "krum": krum,
     "geometric-median": geometric_median,
@@ -169,15 +198,18 @@ WEIGHERS: Mapping[str, Callable[[FloatArray, int], FloatArray]] = {
 
 
 def trimmed_mean(vectors: Vectors, tolerance: int) -> tuple[FloatArray, FloatArray]:
-    """Return the mean of each number's middle values, without the f smallest and the f largest; and the coefficients.
+    """Return the mean of each number's middle values, without the f smallest and the f largest.
 
-    A client's coefficient is the mean, over all numbers, of the weight that its value has in theirs. Equal values at an
-    end of the middle share what is left of it.
+    And the coefficients.
+
+    A client's coefficient is the mean, over all numbers, of the weight that its value has in
+    theirs. Equal values at an end of the middle share what is left of it.
 
     Source: Yin et al., Byzantine-Robust Distributed Learning, ICML 2018, Definition 2.
     """
     m = len(vectors)
-    mean, weights = np.empty(vectors.size), np.zeros(m)
+    mean = np.empty(vectors.size)
+    weights = np.zeros(m)
 
     def take(place: slice, values: NDArray[Any]) -> FloatArray:
         middle = np.sort(values, axis=0)[tolerance : m - tolerance]

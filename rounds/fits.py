@@ -1,26 +1,37 @@
 """What fits with what: what a method needs of a round, what an option changes of one, and one comparison of the two.
 
-A method declares what it needs in `Method.requires`; some needs follow from what it is. An option that changes
-something which a method needs is refused, with the reason. The table in docs/training.md is made from both lists.
+A method declares what it needs in `Method.requires`; some needs follow from what it is. An option
+that changes something which a method needs is refused, with the reason. The table in
+docs/training.md is made from both lists.
 """
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-GRAM, GRAM_BY_ARRAY, EXACT_GRAM, ROSTER = "gram", "gram by array", "exact gram", "roster"
-"""What `weigh` reads: the inner products of all rows, those within each array, in float64 however large the work, and
-all training clients that the server has known. No option changes these."""
+GRAM = "gram"
+GRAM_BY_ARRAY = "gram by array"
+EXACT_GRAM = "exact gram"
+ROSTER = "roster"
+"""What `weigh` reads: the inner products of all rows, those within each array, in float64 however
+large the work, and all training clients that the server has known. No option changes these."""
 
-PLAIN_SGD, ONE_MOMENTUM, WHOLE_UPDATES = "plain sgd", "one momentum", "whole updates"
+PLAIN_SGD = "plain sgd"
+ONE_MOMENTUM = "one momentum"
+WHOLE_UPDATES = "whole updates"
 """What a method may need of the steps of clients and server, and of updates: see `NEEDS`."""
 
-REQUIREMENTS = frozenset({GRAM, GRAM_BY_ARRAY, EXACT_GRAM, ROSTER, PLAIN_SGD, ONE_MOMENTUM, WHOLE_UPDATES})
+REQUIREMENTS = frozenset(
+    {GRAM, GRAM_BY_ARRAY, EXACT_GRAM, ROSTER, PLAIN_SGD, ONE_MOMENTUM, WHOLE_UPDATES}
+)
 """What a class may name in `requires`."""
 
-PRIOR_FREE, VARYING_WEIGHTS = "no prior", "varying weights"
-CORRECTED_SGD, PLAIN_LOSS = "corrected sgd", "plain loss"
-CLIENT_MOMENTUM, OWN_WEIGHTS = "client momentum", "own weights"
+PRIOR_FREE = "no prior"
+VARYING_WEIGHTS = "varying weights"
+CORRECTED_SGD = "corrected sgd"
+PLAIN_LOSS = "plain loss"
+CLIENT_MOMENTUM = "client momentum"
+OWN_WEIGHTS = "own weights"
 """What a method needs by what it is: see `Method.all_needs`."""
 
 
@@ -41,32 +52,32 @@ NEEDS: Mapping[str, Requirement] = {
     ),
     VARYING_WEIGHTS: Requirement(
         "computes new weights in each round",
-        "{option} = {value}: control variates need the same weights in every round, but {method} computes new ones: "
-        "leave {option} out, or choose FedAvg, FedProx, Ditto or PropFair",
+        "{option} = {value}: control variates need the same weights in every round, but {method}"
+        " computes new ones: leave {option} out, or choose FedAvg, FedProx, Ditto or PropFair",
         lambda method: not method.weighs_by_prior,
     ),
     WHOLE_UPDATES: Requirement(
         "keeps state on the clients that follows from their whole updates",
-        "{option} = {value!r}: with {method}, clients keep state that follows from their whole updates: leave {option} "
-        "out",
+        "{option} = {value!r}: with {method}, clients keep state that follows from their whole"
+        " updates: leave {option} out",
         lambda method: WHOLE_UPDATES in method.requires or method.control_variates,
     ),
     ONE_MOMENTUM: Requirement(
         "has a momentum of its own on the server",
-        "{method} has a momentum of its own on the server, and refuses {option} = {value!r}: leave it out, or choose "
-        "another one (adagrad, adam, yogi)",
+        "{method} has a momentum of its own on the server, and refuses {option} = {value!r}: leave"
+        " it out, or choose another one (adagrad, adam, yogi)",
         lambda method: ONE_MOMENTUM in method.requires,
     ),
     PLAIN_SGD: Requirement(
         "computes gradients from the distance that plain SGD moves the model",
-        "{option} = {value}: {method} computes gradients from the distance that plain SGD moves the model: "
-        "leave {option} out, or choose another method",
+        "{option} = {value}: {method} computes gradients from the distance that plain SGD moves the"
+        " model: leave {option} out, or choose another method",
         lambda method: PLAIN_SGD in method.requires,
     ),
     PLAIN_LOSS: Requirement(
         "uses gradients of the plain loss",
-        "{option} = {value!r}: {method} uses gradients of the plain loss and of a disparity: leave {option} out, or "
-        "choose another method",
+        "{option} = {value!r}: {method} uses gradients of the plain loss and of a disparity: leave"
+        " {option} out, or choose another method",
         lambda method: bool(method.terms(1).disparity),
     ),
     CORRECTED_SGD: Requirement(
@@ -76,14 +87,15 @@ NEEDS: Mapping[str, Requirement] = {
     ),
     CLIENT_MOMENTUM: Requirement(
         "asks clients for a momentum, which not every optimizer has",
-        "{option} = {value!r} has no momentum, and {method} asks clients for one: choose an optimizer with momentum, "
-        "such as sgd, leave {option} out, or set the method's momentum to 0",
+        "{option} = {value!r} has no momentum, and {method} asks clients for one: choose an"
+        " optimizer with momentum, such as sgd, leave {option} out, or set the method's momentum"
+        " to 0",
         lambda method: bool(method.terms(1).client_momentum),
     ),
     OWN_WEIGHTS: Requirement(
         "has weights that such a defence would replace",
-        "{option} = {value!r} replaces weights that are the prior, and {method} has its own: choose one that mixes "
-        "updates (clip, nnm), or leave {option} out",
+        "{option} = {value!r} replaces weights that are the prior, and {method} has its own: choose"
+        " one that mixes updates (clip, nnm), or leave {option} out",
         lambda method: not method.weighs_by_prior,
     ),
 }
@@ -102,11 +114,15 @@ WEIGHTING = Option("weighting", frozenset({PRIOR_FREE}))
 CONTROL_VARIATES = Option("control_variates", frozenset({VARYING_WEIGHTS}))
 MIXED_UPDATES = Option('defence="nnm"', frozenset({WHOLE_UPDATES}))
 SERVER_MOMENTUM = Option('server_optimizer="avgm"', frozenset({ONE_MOMENTUM}))
-OTHER_STEPS = Option("other client optimizer", frozenset({PLAIN_SGD, CORRECTED_SGD, CLIENT_MOMENTUM}))
+OTHER_STEPS = Option(
+    "other client optimizer", frozenset({PLAIN_SGD, CORRECTED_SGD, CLIENT_MOMENTUM})
+)
 WEIGHT_DECAY = Option("weight-decay", frozenset({PLAIN_LOSS}))
 OTHER_WEIGHTS = Option('defence="krum"', frozenset({WHOLE_UPDATES, OWN_WEIGHTS}))
 
 
 def misfit(needs: Collection[str], option: Option) -> Requirement | None:
     """Return what a method needs and an option changes, None where the two fit."""
-    return next((need for name, need in NEEDS.items() if name in option.changes and name in needs), None)
+    return next(
+        (need for name, need in NEEDS.items() if name in option.changes and name in needs), None
+    )

@@ -1,4 +1,7 @@
-"""Clients behind a Flower grid: messages, and what becomes of them. The one file of this package that knows Flower."""
+"""Clients behind a Flower grid: messages, and what becomes of them.
+
+The one file of this package that knows Flower.
+"""
 
 import logging
 import math
@@ -49,15 +52,20 @@ WAIT_SECONDS = 0.5
 """Seconds between two looks at the roster while too few clients are online."""
 
 PATIENCE_SECONDS = 3600.0
-"""How long a user's own ServerApp waits, where all clients were silent, until they are online and owe nothing."""
+"""How long a user's own ServerApp waits, where all clients were silent, until they are online and
+owe nothing."""
 
-UNNAMED = f"clients are named by their node ids, so a seed does not determine which are drawn; for names, {ADVICE}"
+UNNAMED = (
+    "clients are named by their node ids, so a seed does not determine which are drawn; for names,"
+    f" {ADVICE}"
+)
 """What it means that an app answers no QUERY, and what to do about it."""
 
 FAILED_QUERY = (
-    "%d nodes fail when they are asked for their name. They are named by their node ids, so a seed does not determine "
-    "which are drawn. Node %d reports: %s. Mods of ClientApp(mods=[...]) run on QUERY too, and many refuse a message "
-    "without arrays: give them to @app.train(mods=[...]), or to fair(..., mods=[...])"
+    "%d nodes fail when they are asked for their name. They are named by their node ids, so a seed"
+    " does not determine which are drawn. Node %d reports: %s. Mods of ClientApp(mods=[...]) run on"
+    " QUERY too, and many refuse a message without arrays: give them to @app.train(mods=[...]), or"
+    " to fair(..., mods=[...])"
 )
 """A warning: how many nodes, one of them, and its reason."""
 
@@ -65,20 +73,22 @@ FAILED_QUERY = (
 class FlowerClients:
     """The nodes behind a grid, as clients.
 
-    `train` and `evaluate` send messages and read the replies. Flower's hooks do the halves of it one by one:
-    `ask_to_train`, `trained`, `ask_to_evaluate`, `evaluated`.
+    `train` and `evaluate` send messages and read the replies. Flower's hooks do the halves of it
+    one by one: `ask_to_train`, `trained`, `ask_to_evaluate`, `evaluated`.
 
     Parameters
     ----------
     grid
         Carries the messages; it may be given later.
     timeout
-        Seconds that clients have to reply; messages live no longer. None: as long as Flower lets them.
+        Seconds that clients have to reply; messages live no longer. None: as long as Flower lets
+        them.
     quorum
-        How many must be online, and how long a round waits for them. None: as many as a round asks for, until the
-        timeout.
+        How many must be online, and how long a round waits for them. None: as many as a round asks
+        for, until the timeout.
     protocol
-        The version that every message with content names. None: none, since the clients' app may be anybody's.
+        The version that every message with content names. None: none, since the clients' app may be
+        anybody's.
     """
 
     def __init__(
@@ -94,25 +104,31 @@ class FlowerClients:
         self._fits: Mapping[str, Any] = {} if protocol is None else {PROTOCOL: protocol}
         self._method = method
         self._timeout = timeout
-        self._quorum = quorum or Quorum(PATIENCE_SECONDS, method.training_clients, setting="min_available_nodes")
+        self._quorum = quorum or Quorum(
+            PATIENCE_SECONDS, method.training_clients, setting="min_available_nodes"
+        )
         self._roster = Roster()
         self._layout = Layout({})
-        self._training, self._evaluation = Exchange(), Exchange()
+        self._training = Exchange()
+        self._evaluation = Exchange()
         self._sent_to_train: Mapping[str, Any] = {}
         self._work: Mapping[str, Any] = {}
-        self._delivered = set[str]()  # the messages that were answered when some were delivered last, by id
+        # the messages that were answered when some were delivered last, by id
+        self._delivered = set[str]()
         self._answers_query: bool | None = None  # not known before a node has answered
         self._digest = ""  # of the model's frozen parameters, once it is known
         self._have_frozen = set[int]()  # the nodes that have said that they have these
-        self._honours: dict[int, frozenset[str]] = {}  # by node, the terms that it says it honours when asked
-        self._sizes: dict[int, int] = {}  # by node, the examples that it says it trains on when asked; 0: none
+        # by node, the terms that it says it honours when asked
+        self._honours: dict[int, frozenset[str]] = {}
+        # by node, the examples that it says it trains on when asked; 0: none
+        self._sizes: dict[int, int] = {}
 
     @property
     def simulated(self) -> bool:
         """Whether the nodes are those of Flower's simulation: no further ones will come."""
         return is_simulated(self.grid)
 
-    # Who is there ---------------------------------------------------------------------------------------------------
+    # Who is there ---------------------------------------------------------------------------------
 
     def online(self, fewest: int) -> Sequence[str]:
         """Return the names of the clients online, in order, after waiting for `fewest` of them until the timeout."""
@@ -133,10 +149,15 @@ class FlowerClients:
         return list(self._roster.online)
 
     def free(self) -> Sequence[str]:
-        """Return the names of those online that owe no reply, in order; late replies are looked for first."""
+        """Return the names of those online that owe no reply, in order.
+
+        Late replies are looked for first.
+        """
         if owed := self._roster.owed:
             with suppress(NotImplementedError):  # a grid that answers by send_and_receive alone
-                late = [reply for reply in self._grid().pull_messages(owed) if not is_expired(reply)]
+                late = [
+                    reply for reply in self._grid().pull_messages(owed) if not is_expired(reply)
+                ]
                 self._roster.strike_off(reply.metadata.reply_to_message_id for reply in late)
         return self._roster.free
 
@@ -146,7 +167,10 @@ class FlowerClients:
         QuorumError ends a wait that takes longer than the patience.
         """
         of_training = min(fewest, len(self._method.training_clients) or fewest)
-        while not self._quorum.holds_without_debts(self.free(), of_training) or len(self._roster.online) < fewest:
+        while (
+            not self._quorum.holds_without_debts(self.free(), of_training)
+            or len(self._roster.online) < fewest
+        ):
             time.sleep(WAIT_SECONDS)
             self._look()
 
@@ -160,12 +184,13 @@ class FlowerClients:
 
         One that answers with an error, or without a name, is called after its node id.
 
-        One node is asked first: if its app answers no QUERY, the others are not asked, since each would log a
-        traceback.
+        One node is asked first: if its app answers no QUERY, the others are not asked, since each
+        would log a traceback.
         """
         replies: dict[int, Message] = {}
         if self._answers_query is None:
-            first, node_ids = node_ids[:1], node_ids[1:]
+            first = node_ids[:1]
+            node_ids = node_ids[1:]
             with quiet_simulation():
                 replies = self._query(first)
             if any(map(has_no_query, replies.values())):
@@ -176,18 +201,28 @@ class FlowerClients:
         if self._answers_query is False:
             return {node_id: str(node_id) for node_id in (*replies, *node_ids)}
         replies |= self._query(node_ids)
-        failed = {node_id: reply for node_id, reply in replies.items() if reply.has_error() and not has_no_query(reply)}
+        failed = {
+            node_id: reply
+            for node_id, reply in replies.items()
+            if reply.has_error() and not has_no_query(reply)
+        }
         if failed:
             node_id, reply = next(iter(failed.items()))
             log.warning(FAILED_QUERY, len(failed), node_id, str(reply.error.reason)[:500])
         return {node_id: name_in(reply) or str(node_id) for node_id, reply in replies.items()}
 
     def _query(self, node_ids: list[int]) -> dict[int, Message]:
-        """Ask nodes for their names; return their replies by node, and note which terms they honour."""
+        """Ask nodes for their names.
+
+        Return their replies by node, and note which terms they honour.
+        """
         asked = Exchange()
         for node_id in node_ids:
-            asked.messages[str(node_id)] = Message(RecordDict(), node_id, MessageType.QUERY, ttl=self._timeout)
-        replies, delivered = dict[int, Message](), self.deliver(asked.messages.values())
+            asked.messages[str(node_id)] = Message(
+                RecordDict(), node_id, MessageType.QUERY, ttl=self._timeout
+            )
+        replies = dict[int, Message]()
+        delivered = self.deliver(asked.messages.values())
         sender = asked.senders()  # by the ids that the grid has given the messages
         for reply in delivered:
             node = sender(reply)
@@ -197,7 +232,9 @@ class FlowerClients:
         self._note_debts(asked)
         for node_id, reply in replies.items():
             if reply.has_content() or has_no_query(reply):
-                self._honours[node_id] = read_honoured(reply.content) if reply.has_content() else frozenset()
+                self._honours[node_id] = (
+                    read_honoured(reply.content) if reply.has_content() else frozenset()
+                )
             self._sizes[node_id] = examples_in(reply.content) if reply.has_content() else 0
         return replies
 
@@ -208,13 +245,26 @@ class FlowerClients:
         """
         nodes = {name: self._roster.online[name] for name in names if name in self._roster.online}
         free = set(self._roster.free)
-        silent = [node_id for name, node_id in nodes.items() if node_id not in self._sizes and name in free]
+        silent = [
+            node_id
+            for name, node_id in nodes.items()
+            if node_id not in self._sizes and name in free
+        ]
         if silent and self._answers_query is not False:
             self._query(silent)
-        return {name: float(size) for name, node_id in nodes.items() if (size := self._sizes.get(node_id))}
+        return {
+            name: float(size)
+            for name, node_id in nodes.items()
+            if (size := self._sizes.get(node_id))
+        }
 
-    def _take(self, asked: "Exchange", replies: Iterable[Message], refused: Refusals) -> list[tuple[str, RecordDict]]:
-        """Return client and content of each reply, in the order of names; note who owes one, and the frozen arrays."""
+    def _take(
+        self, asked: "Exchange", replies: Iterable[Message], refused: Refusals
+    ) -> list[tuple[str, RecordDict]]:
+        """Return client and content of each reply, in the order of names.
+
+        Note who owes one, and the frozen arrays.
+        """
         contents = asked.sort(replies, self._roster.online, refused)
         for name, content in contents:
             if self._digest and frozen_digest(content) == self._digest:
@@ -222,38 +272,54 @@ class FlowerClients:
         self._note_debts(asked)
         return contents
 
-    # Training -------------------------------------------------------------------------------------------------------
+    # Training -------------------------------------------------------------------------------------
 
-    def train(self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING) -> Trained:
-        """Let these clients train the model on the terms, each on its data; vectors are `sent` to each, by record."""
+    def train(
+        self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING
+    ) -> Trained:
+        """Let these clients train the model on the terms, each on its data.
+
+        Vectors are `sent` to each, by record.
+        """
         self.ask_to_train(names, record_of(model), terms, sent)
         self._leave_out_frozen(self._training, model)
         return self.trained(self.deliver(self._training.messages.values()))
 
     def ask_to_train(
-        self, names: Sequence[str], arrays: ArrayRecord, terms: Terms, sent: Mapping[str, Model] = NOTHING
+        self,
+        names: Sequence[str],
+        arrays: ArrayRecord,
+        terms: Terms,
+        sent: Mapping[str, Model] = NOTHING,
     ) -> list[Message]:
         """Return a message to each of the clients, with the vectors that are `sent` next to the model, by record."""
         self._layout = self._method.layout_of(model_of(arrays))
         vectors = {record: record_of(each) for record, each in sent.items()}
         self._training = Exchange(terms.server_round)
-        self._sent_to_train, self._work = terms.others, terms.work
+        self._sent_to_train = terms.others
+        self._work = terms.work
         for name in names:
             asked = terms.of_client(name).to_config()
-            self._training.messages[name] = self._message(MessageType.TRAIN, name, arrays, asked, vectors)
+            self._training.messages[name] = self._message(
+                MessageType.TRAIN, name, arrays, asked, vectors
+            )
         return list(self._training.messages.values())
 
     def trained(self, replies: Iterable[Message]) -> Trained:
         """Return what is usable of the replies to the last `ask_to_train`."""
-        asked, method, refused = self._training, self._method, Refusals(self._training.server_round)
+        asked = self._training
+        method = self._method
+        refused = Refusals(self._training.server_round)
         if not asked.server_round:
             raise RuntimeError(
-                "there are no messages that these could be replies to: call configure_train first; your own calls "
-                "super().configure_train and changes what that returns"
+                "there are no messages that these could be replies to: call configure_train first;"
+                " your own calls super().configure_train and changes what that returns"
             )
         contents = self._take(asked, replies, refused)
         honours = self._honoured_by(contents)
-        trained = Trained.empty(self._layout, refused=refused, missing=asked.missing, second=method.second)
+        trained = Trained.empty(
+            self._layout, refused=refused, missing=asked.missing, second=method.second
+        )
         for name, content in contents:
             try:
                 check_honoured(self._work, honours[name])
@@ -270,19 +336,32 @@ class FlowerClients:
     def _honoured_by(self, contents: Sequence[tuple[str, RecordDict]]) -> dict[str, frozenset[str]]:
         """Return which terms each client honours, by its reply and by what its node answers when asked.
 
-        A node that an operator has named was not asked for its name, so it is asked now if its reply does not say it.
+        A node that an operator has named was not asked for its name, so it is asked now if its
+        reply does not say it.
         """
         nodes = {name: self._training.messages[name].metadata.dst_node_id for name, _ in contents}
         says = {name: read_honoured(content) for name, content in contents}
-        silent = [nodes[name] for name, honours in says.items() if not honours and nodes[name] not in self._honours]
+        silent = [
+            nodes[name]
+            for name, honours in says.items()
+            if not honours and nodes[name] not in self._honours
+        ]
         if self._work and silent and self.grid is not None and self._answers_query is not False:
             self._query(silent)
-        return {name: honours | self._honours.get(nodes[name], frozenset()) for name, honours in says.items()}
+        return {
+            name: honours | self._honours.get(nodes[name], frozenset())
+            for name, honours in says.items()
+        }
 
-    # Evaluation -----------------------------------------------------------------------------------------------------
+    # Evaluation -----------------------------------------------------------------------------------
 
-    def evaluate(self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]) -> Replies:
-        """Let these clients evaluate the model; of `participants` alone is asked what the terms ask to measure."""
+    def evaluate(
+        self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]
+    ) -> Replies:
+        """Let these clients evaluate the model.
+
+        Of `participants` alone is asked what the terms ask to measure.
+        """
         self.ask_to_evaluate(names, record_of(model), terms, participants)
         self._leave_out_frozen(self._evaluation, model)
         return self.evaluated(self.deliver(self._evaluation.messages.values()))
@@ -292,8 +371,8 @@ class FlowerClients:
     ) -> list[Message]:
         """Return a message to each of the clients.
 
-        A client that measures its training loss gets the user's own config values as well: it may need them to load its
-        data.
+        A client that measures its training loss gets the user's own config values as well: it may
+        need them to load its data.
         """
         self._evaluation = Exchange(terms.server_round)
         asked = terms.to_config()
@@ -302,28 +381,39 @@ class FlowerClients:
             asked = {**self._sent_to_train, **asked}
         for name in names:
             config = asked if terms.measure and name in participants else plain
-            self._evaluation.messages[name] = self._message(MessageType.EVALUATE, name, arrays, config)
+            self._evaluation.messages[name] = self._message(
+                MessageType.EVALUATE, name, arrays, config
+            )
         return list(self._evaluation.messages.values())
 
     def evaluated(self, replies: Iterable[Message]) -> Replies:
         """Return what is usable of the replies to the last `ask_to_evaluate`."""
-        asked, refused = self._evaluation, Refusals(self._evaluation.server_round)
+        asked = self._evaluation
+        refused = Refusals(self._evaluation.server_round)
         reports: Reports = {}
         for name, content in self._take(asked, replies, refused):
             try:
                 reports[name] = usable_evaluation(reported(content), self._method.weighted_by_key)
             except ValueError as reason:
                 refused.add(name, reason)
-        return Replies(metrics=reports, refused=refused, missing=tuple(asked.missing), bytes_sent=asked.bytes_sent)
+        return Replies(
+            metrics=reports,
+            refused=refused,
+            missing=tuple(asked.missing),
+            bytes_sent=asked.bytes_sent,
+        )
 
     def keep(self, since: int) -> None:
         """Do nothing: deployed clients store what they keep before they reply."""
 
-    # Messages -------------------------------------------------------------------------------------------------------
+    # Messages -------------------------------------------------------------------------------------
 
     def contents(self, replies: Iterable[Message], names: Collection[str]) -> list[RecordDict]:
         """Return what these clients replied to the last question of its kind, in the order of names."""
-        senders = {MessageType.TRAIN: self._training.senders(), MessageType.EVALUATE: self._evaluation.senders()}
+        senders = {
+            MessageType.TRAIN: self._training.senders(),
+            MessageType.EVALUATE: self._evaluation.senders(),
+        }
         found: dict[str, RecordDict] = {}
         for reply in replies:
             name = senders[reply.metadata.message_type](reply)
@@ -340,7 +430,10 @@ class FlowerClients:
         vectors: Mapping[str, ArrayRecord] = MappingProxyType({}),
     ) -> Message:
         config = ConfigRecord({**asked, **self._fits})
-        records: dict[str, Any] = {self._method.arrayrecord_key: arrays, self._method.configrecord_key: config}
+        records: dict[str, Any] = {
+            self._method.arrayrecord_key: arrays,
+            self._method.configrecord_key: config,
+        }
         content = RecordDict({**records, **vectors})
         node_id = self._roster.online[name]
         return Message(content, dst_node_id=node_id, message_type=message_type, ttl=self._timeout)
@@ -351,37 +444,44 @@ class FlowerClients:
         if not messages:
             return []
         replies = list(self._grid().send_and_receive(messages, timeout=self._timeout))
-        self._delivered = {reply.metadata.reply_to_message_id for reply in replies if not is_expired(reply)}
+        self._delivered = {
+            reply.metadata.reply_to_message_id for reply in replies if not is_expired(reply)
+        }
         for reply in replies:
             if reply.has_error():  # it may lack what a message has left out
                 self._have_frozen.discard(reply.metadata.src_node_id)
         return replies
 
-    # Frozen parameters ----------------------------------------------------------------------------------------------
+    # Frozen parameters ----------------------------------------------------------------------------
 
     def _leave_out_frozen(self, asked: "Exchange", model: Model) -> None:
         """Leave the frozen parameters out of the messages to nodes that have said that they have the very same ones.
 
-        Each message names their digest. The first message to a node has all arrays, and its reply says what it has
-        then. A node that has lost them refuses a message without them by an error, and the next one has all.
+        Each message names their digest. The first message to a node has all arrays, and its reply
+        says what it has then. A node that has lost them refuses a message without them by an error,
+        and the next one has all.
         """
         if not self._method.frozen:
             return
         frozen = frozenset(self._method.frozen)
         self._digest = self._digest or digest_arrays({name: model[name] for name in frozen})
-        arrays, config = self._method.arrayrecord_key, self._method.configrecord_key
+        arrays = self._method.arrayrecord_key
+        config = self._method.configrecord_key
         for message in asked.messages.values():
             content = message.content
             whole = content.array_records[arrays]
             named = ConfigRecord({**content.config_records[config], FROZEN: self._digest})
             message.content = RecordDict({**content, config: named})
             if message.metadata.dst_node_id in self._have_frozen:
-                message.content[arrays] = ArrayRecord({n: each for n, each in whole.items() if n not in frozen})
+                message.content[arrays] = ArrayRecord(
+                    {n: each for n, each in whole.items() if n not in frozen}
+                )
 
     def _note_debts(self, exchange: "Exchange") -> None:
         for name in exchange.missing:
             asked = exchange.messages[name].metadata
-            if asked.message_id and asked.message_id not in self._delivered:  # a hook may have held its reply back
+            # a hook may have held its reply back
+            if asked.message_id and asked.message_id not in self._delivered:
                 self._roster.owe(asked.message_id, asked.dst_node_id, asked.created_at, asked.ttl)
         for name in exchange.answered:
             self._roster.heard(exchange.messages[name].metadata.dst_node_id)
@@ -389,7 +489,9 @@ class FlowerClients:
 
     def _grid(self) -> Grid:
         if self.grid is None:
-            raise RuntimeError("there is no grid to send messages by: configure_train has not been called")
+            raise RuntimeError(
+                "there is no grid to send messages by: configure_train has not been called"
+            )
         return self.grid
 
 
@@ -418,7 +520,10 @@ class Exchange:
     def sort(
         self, replies: Iterable[Message], online: Mapping[str, int], refused: Refusals
     ) -> list[tuple[str, RecordDict]]:
-        """Return client name and content of each reply to this exchange, in the order of names; refuse the others."""
+        """Return client name and content of each reply to this exchange, in the order of names.
+
+        Refuse the others.
+        """
         sender = self.senders()
         contents: dict[str, RecordDict] = {}
         for reply in replies:
@@ -443,10 +548,16 @@ class Exchange:
     def senders(self) -> Callable[[Message], str | None]:
         """Return a look-up of the client whose message a reply answers, None for a message of another round.
 
-        It goes by message id, since Flower reports a lost node with the server's id; without one, it goes by node id.
+        It goes by message id, since Flower reports a lost node with the server's id; without one,
+        it goes by node id.
         """
-        sent = {(m.metadata.message_id or m.metadata.dst_node_id): name for name, m in self.messages.items()}
-        return lambda reply: sent.get(reply.metadata.reply_to_message_id or reply.metadata.src_node_id)
+        sent = {
+            (m.metadata.message_id or m.metadata.dst_node_id): name
+            for name, m in self.messages.items()
+        }
+        return lambda reply: sent.get(
+            reply.metadata.reply_to_message_id or reply.metadata.src_node_id
+        )
 
 
 @contextmanager

@@ -62,9 +62,11 @@ class Rounds:
     known
         The names of the clients that the run has known before.
     all_evaluate_last
-        Whether all clients evaluate the last round's model, whatever share does so otherwise, unless none does.
+        Whether all clients evaluate the last round's model, whatever share does so otherwise,
+        unless none does.
     first_limit
-        A client's first count of examples may be this many times the others' median, unless it is enrolled with one.
+        A client's first count of examples may be this many times the others' median, unless it is
+        enrolled with one.
     """
 
     def __init__(
@@ -80,7 +82,8 @@ class Rounds:
         self.clients = clients
         self.online: Sequence[str] = ()
         """The names of the clients that were online when some were drawn last, in order."""
-        self._away = set(known)  # of those known; the others, of whom there may be a million, are not kept once more
+        # of those known; the others, of whom there may be a million, are not kept once more
+        self._away = set(known)
         self._method = method
         self._num_rounds = num_rounds
         self._all_evaluate_last = all_evaluate_last
@@ -107,8 +110,9 @@ class Rounds:
     ) -> Iterator[Round]:
         """Yield the rounds that are left, as they finish.
 
-        `model` is the global one after the last finished round. `measure` returns the metrics that a round's training
-        reports in addition to what the method needs; `measure_after` are those of its participants' evaluation.
+        `model` is the global one after the last finished round. `measure` returns the metrics that
+        a round's training reports in addition to what the method needs; `measure_after` are those
+        of its participants' evaluation.
         """
         check_model(self._method, model)
         for number in range(self._method.progress.finished_rounds + 1, (self._num_rounds or 0) + 1):
@@ -116,13 +120,17 @@ class Rounds:
             after, metrics = self.train(number, self.clients.train(names, model, terms, sent))
             model = model if after is None else after
             names, terms, averaged = self.ask_to_evaluate(number, model, measure_after)
-            replies = self.clients.evaluate(names, averaged, terms, self.participants) if names else None
+            replies = (
+                self.clients.evaluate(names, averaged, terms, self.participants) if names else None
+            )
             evaluated = None if replies is None else self.evaluate(replies)
             average = averaged if self._method.average_models else None
-            yield self.finished_round(number, model, model, metrics, average, evaluation_metrics=evaluated)
+            yield self.finished_round(
+                number, model, model, metrics, average, evaluation_metrics=evaluated
+            )
         self.check_learned()
 
-    # The four steps -------------------------------------------------------------------------------------------------
+    # The four steps -------------------------------------------------------------------------------
 
     def ask(
         self,
@@ -131,7 +139,9 @@ class Rounds:
         measure: Sequence[str],
         others: Mapping[str, Any] | None = None,
     ) -> tuple[list[str], Terms, Mapping[str, Model]]:
-        """Draw the round's clients from (seed, round); return their names in order, and the terms of their work.
+        """Draw the round's clients from (seed, round).
+
+        Return their names in order, and the terms of their work.
 
         The third is what each of them gets in addition to the model, by the name of its record.
         """
@@ -156,17 +166,21 @@ class Rounds:
         return list(self._draws), terms, self._vectors_to_send(model)
 
     def _vectors_to_send(self, model: Model) -> Mapping[str, Model]:
-        method, sent = self._method, dict[str, Model]()
+        method = self._method
+        sent = dict[str, Model]()
         sends = method.sends()
         for record, (kept, factor) in sends.items():
-            row, layout = method.progress.kept[kept], method.layout_of(model)
+            row = method.progress.kept[kept]
+            layout = method.layout_of(model)
             check_row(method, f"an update of round {kept.round}", row.size, layout)
             sent[record] = layout.arrays_of(row.blocks[0][0] * factor)
         self._sent = {record: factor for record, (_, factor) in sends.items()}
         return sent
 
     def train(self, number: int, trained: Trained) -> tuple[Model | None, Metrics]:
-        """Screen the replies, weigh the updates and take the step; no model is returned where it stays as it is.
+        """Screen the replies, weigh the updates and take the step.
+
+        No model is returned where it stays as it is.
 
         Raises
         ------
@@ -176,14 +190,19 @@ class Rounds:
             When the method returns what cannot be coefficients.
         """
         method = self._method
-        # Without the updates, which are as large as all models: they are no longer needed once the step is taken.
-        self._trained = Replies(**{each.name: getattr(trained, each.name) for each in fields(Replies)})
+        # Without the updates, which are as large as all models: they are no longer needed once the
+        # step is taken.
+        self._trained = Replies(
+            **{each.name: getattr(trained, each.name) for each in fields(Replies)}
+        )
         usual = self._screen(number, trained)
         trained.refused.log()
         method.progress.finished_rounds = number
         after: Model | None = None
         reported: Metrics = {}
-        why = "" if usual else _why_none_is_usable(len(self._draws), trained, method.training_clients)
+        why = (
+            "" if usual else _why_none_is_usable(len(self._draws), trained, method.training_clients)
+        )
         if usual:
             try:
                 after, reported = self._take(number, trained, usual)
@@ -193,8 +212,13 @@ class Rounds:
             self._note_states(number, () if after is None else trained.names)
         self._why = why
         if why:
-            said = not usual and not trained.missing and trained.refused.count  # in the lines before
-            log.warning("round %d is skipped, and the model stays as it is%s", number, "" if said else f": {why}")
+            # in the lines before
+            said = not usual and not trained.missing and trained.refused.count
+            log.warning(
+                "round %d is skipped, and the model stays as it is%s",
+                number,
+                "" if said else f": {why}",
+            )
         self._count(number, why)
         return after, self._summed_up(len(self._draws) if self._answered else 0, trained) | reported
 
@@ -209,13 +233,18 @@ class Rounds:
         measure: Sequence[str],
         others: Mapping[str, Any] | None = None,
     ) -> tuple[list[str], Terms, Model]:
-        """Draw the clients that evaluate, none where the round is not evaluated; return their names and the terms.
+        """Draw the clients that evaluate, none where the round is not evaluated.
 
-        The third is the model to evaluate: where the method averages models, this one is taken into their mean.
+        Return their names and the terms.
+
+        The third is the model to evaluate: where the method averages models, this one is taken into
+        their mean.
         """
         method = self._method
         if method.average_models:
-            changing = {name: array for name, array in model.items() if name not in frozenset(method.frozen)}
+            changing = {
+                name: array for name, array in model.items() if name not in frozenset(method.frozen)
+            }
             method.progress.average = method.progress.average.plus(changing)
         of_method = method.terms(number)
         terms = Terms(
@@ -235,7 +264,10 @@ class Rounds:
         return self._asked_to_evaluate, terms, self.averaged(model)
 
     def evaluate(self, evaluated: Replies) -> Metrics | None:
-        """Take in what the clients measured; return the means by examples, None where no client was asked."""
+        """Take in what the clients measured.
+
+        Return the means by examples, None where no client was asked.
+        """
         self._evaluated = evaluated
         evaluated.refused.log()
         asked = len(self._asked_to_evaluate)
@@ -244,9 +276,11 @@ class Rounds:
     def check_learned(self) -> None:
         """Raise NothingLearnedError when a run is over in which no round has taken a step."""
         if self._method.unused_rounds and self._num_rounds and self._method.progress.steps == 0:
-            raise NothingLearnedError(f"no round of {self._num_rounds} took a step: {self._why}. {REMEDY}")
+            raise NothingLearnedError(
+                f"no round of {self._num_rounds} took a step: {self._why}. {REMEDY}"
+            )
 
-    # What came of it ------------------------------------------------------------------------------------------------
+    # What came of it ------------------------------------------------------------------------------
 
     @property
     def known(self) -> set[str]:
@@ -255,8 +289,11 @@ class Rounds:
 
     def evaluates(self, number: int) -> bool:
         """Return whether a round is one after which clients evaluate."""
-        every, last = self._method.evaluate_every, number == self._num_rounds
-        return self._method.fraction_evaluate > 0.0 and (last or (every > 0 and number % every == 0))
+        every = self._method.evaluate_every
+        last = number == self._num_rounds
+        return self._method.fraction_evaluate > 0.0 and (
+            last or (every > 0 and number % every == 0)
+        )
 
     @property
     def participants(self) -> tuple[str, ...]:
@@ -289,13 +326,19 @@ class Rounds:
         evaluation_metrics: Mapping[str, Any] | None = None,
         server_metrics: Mapping[str, Any] | None = None,
     ) -> Round:
-        """Return the round that is over; `arrays`, and `average` if there is one, are in the form that one wants."""
-        trained, evaluated = self._trained, self._evaluated
+        """Return the round that is over.
+
+        `arrays`, and `average` if there is one, are in the form that one wants.
+        """
+        trained = self._trained
+        evaluated = self._evaluated
         if trained is None:
             raise RuntimeError(f"round {number} has not been trained: train has not been called")
         reasons = dict(trained.refused.reasons)
         for name, reason in (evaluated.refused.reasons if evaluated else {}).items():
-            reasons[name] = "; ".join([*([reasons[name]] if name in reasons else []), f"evaluation: {reason}"])
+            reasons[name] = "; ".join(
+                [*([reasons[name]] if name in reasons else []), f"evaluation: {reason}"]
+            )
         hostile = trained.hostile.union(evaluated.hostile if evaluated else ())
         return Round(
             number=number,
@@ -315,11 +358,13 @@ class Rounds:
             evaluations=evaluated.metrics if evaluated else {},
             hostile=hostile,
             clients=len(self.online) + len(self._away) - len(hostile),
-            bytes_sent=trained.bytes_sent + self._bytes_of_probe + (evaluated.bytes_sent if evaluated else 0),
+            bytes_sent=trained.bytes_sent
+            + self._bytes_of_probe
+            + (evaluated.bytes_sent if evaluated else 0),
             bytes_received=trained.bytes_received,
         )
 
-    # Parts ----------------------------------------------------------------------------------------------------------
+    # Parts ----------------------------------------------------------------------------------------
 
     def _free(self, fewest: int, *, trains: bool, waits: bool) -> Sequence[str]:
         """Return the clients that can be asked, of those that train or of all, in the order of names.
@@ -328,8 +373,10 @@ class Rounds:
         """
         fewest = max(self._method.min_available_nodes, fewest)
         while True:
-            before, self.online = self.online, self.clients.online(fewest)
-            if self.online is not before and (before or self._away):  # clients in one process are always there
+            before = self.online
+            self.online = self.clients.online(fewest)
+            # clients in one process are always there
+            if self.online is not before and (before or self._away):
                 self._away = self._away.union(before).difference(self.online)
             free = self.clients.free() if len(self.online) >= fewest else ()
             free = self._training(free) if trains else free
@@ -338,21 +385,28 @@ class Rounds:
             self.clients.wait_until_free(fewest)
 
     def _choose(self, free: Sequence[str], wanted: int, number: int) -> Counter[str]:
-        """Let the method draw from the free clients; MethodError where it draws none, or another one."""
+        """Let the method draw from the free clients.
+
+        MethodError where it draws none, or another one.
+        """
         drawn = sorted(self._method.choose(free, wanted, number)) if free else []
         name = f"{type(self._method).__name__}.choose, in round {number},"
         if free and not drawn:
-            raise MethodError(f"{name} drew none of {len(free)} clients: return at least one of the names that it gets")
+            raise MethodError(
+                f"{name} drew none of {len(free)} clients: return at least one of the names that it"
+                " gets"
+            )
         if strange := set(drawn).difference(free):
             raise MethodError(
-                f"{name} drew {min(strange)!r}, which is none of the {len(free)} clients that can be asked: return "
-                "names that it gets"
+                f"{name} drew {min(strange)!r}, which is none of the {len(free)} clients that can"
+                " be asked: return names that it gets"
             )
         return Counter(drawn)
 
     def _enter_new(self) -> None:
         """Enter training clients that are new into the roster, each with its examples as far as these are known."""
-        method, roster = self._method, self._method.progress.roster
+        method = self._method
+        roster = self._method.progress.roster
         new = [name for name in self._training(sorted(self.known)) if not roster.get(name)]
         if new:
             sizes = usable_sizes(method, self.clients.sizes(new), self._first_limit)
@@ -365,7 +419,10 @@ class Rounds:
         return [name for name in names if name in chosen] if chosen else names
 
     def _screen(self, number: int, trained: Trained) -> Usual | None:
-        """Leave out replies that are not plausible; return what is usual among the others, None where none is left."""
+        """Leave out replies that are not plausible.
+
+        Return what is usual among the others, None where none is left.
+        """
         method = self._method
         if method.keeps_states:
             self._lost_states = method.progress.states.screen(trained, self._state_rounds)
@@ -373,30 +430,42 @@ class Rounds:
         screen_buffers(method, trained)
         usual = screen_lengths(method, trained, number)
         first = method.progress.first_counts
-        new = {name: report[method.weighted_by_key] for name, report in trained.metrics.items() if name not in first}
+        new = {
+            name: report[method.weighted_by_key]
+            for name, report in trained.metrics.items()
+            if name not in first
+        }
         method.progress.first_counts = {**first, **new} if new else first
         if ROSTER in method.requires:
             known = method.progress.first_counts
-            method.progress.roster = {n: size or float(known.get(n, 0.0)) for n, size in method.progress.roster.items()}
+            method.progress.roster = {
+                n: size or float(known.get(n, 0.0)) for n, size in method.progress.roster.items()
+            }
         return usual
 
     def _note_states(self, number: int, used: Collection[str]) -> None:
-        """Note from which round the states of these clients are; if some have lost theirs, all begin again."""
+        """Note from which round the states of these clients are.
+
+        If some have lost theirs, all begin again.
+        """
         progress = self._method.progress
         progress.states = progress.states.after(number, used)
         if self._lost_states:
             self._method.forget()
             progress.states = progress.states.without_all(self._lost_states)
             log.warning(
-                "round %d: %s lost the state that clients keep between rounds, so %s and all clients begin again "
-                "without state",
+                "round %d: %s lost the state that clients keep between rounds, so %s and all"
+                " clients begin again without state",
                 number,
                 ", ".join(self._lost_states),
                 type(self._method).__name__,
             )
 
     def _take(self, number: int, trained: Trained, usual: Usual) -> tuple[Model, Metrics]:
-        """Return the model after the step, and the method's metrics; NoStepError means that nothing is remembered."""
+        """Return the model after the step, and the method's metrics.
+
+        NoStepError means that nothing is remembered.
+        """
         method = self._method
         cohort, vectors = cohort_of(
             method,
@@ -413,24 +482,38 @@ class Rounds:
             down, of_clients = trimmed_mean(trained.updates.vectors, trimmed)
             coefficients = np.concatenate([of_clients, np.zeros(cohort.rows - cohort.size)])
         lengths = trained.updates.lengths
-        rows = [trained.second.lengths] if method.has_second_rows and trained.second is not None else []
+        rows = (
+            [trained.second.lengths]
+            if method.has_second_rows and trained.second is not None
+            else []
+        )
         longest = max(float(each.max()) for each in (lengths, *rows))
         try:
-            after, step, moments = self._stepped(trained, cohort, coefficients, vectors, longest, down)
+            after, step, moments = self._stepped(
+                trained, cohort, coefficients, vectors, longest, down
+            )
         except ValueError as reason:
             with np.errstate(over="ignore"):
                 parts = np.abs(single_coefficients(cohort, coefficients)[: cohort.size]) * lengths
             client = cohort.names[int(np.argmax(parts))]
-            raise NoStepError(f"{reason}; the largest part of it is that of client {client}") from reason
+            raise NoStepError(
+                f"{reason}; the largest part of it is that of client {client}"
+            ) from reason
         probed = self._probe(seen, own, mixing, trained)
         remembered = method.remember(seen, own, probed)
         if mixing is not None:
-            remembered = {key: None if mix is None else mix @ mixing for key, mix in remembered.items()}
+            remembered = {
+                key: None if mix is None else mix @ mixing for key, mix in remembered.items()
+            }
         method.progress.kept = rows_after(method, remembered, vectors)
         method.progress.moments = moments
-        method.progress.lengths = method.progress.lengths.plus(number, lengths / usual.allowances, step)
+        method.progress.lengths = method.progress.lengths.plus(
+            number, lengths / usual.allowances, step
+        )
         of_clients = single_coefficients(cohort, coefficients)[: cohort.size]
-        self._left_out = method.defence.left_out(cohort.names, mixing, of_clients) if method.defence else ()
+        self._left_out = (
+            method.defence.left_out(cohort.names, mixing, of_clients) if method.defence else ()
+        )
         self._coefficients = dict(zip(cohort.names, of_clients.tolist(), strict=True))
         return after, method.own_metrics(cohort, coefficients)
 
@@ -445,9 +528,12 @@ class Rounds:
     ) -> tuple[Model, float, Moments | None]:
         """Return the model after the step, the length of the method's step, and the state of the server optimizer.
 
-        `down` is the step down that a trimmed mean takes in place of the coefficients, None with any other.
+        `down` is the step down that a trimmed mean takes in place of the coefficients, None with
+        any other.
         """
-        method, updates, layout = self._method, trained.updates, trained.updates.layout
+        method = self._method
+        updates = trained.updates
+        layout = trained.updates.layout
         if method.server_optimizer is None and down is None:
             after = updates.model_after(coefficients, vectors, cohort.prior, cohort.counts)
             step = layout.distance(after, layout.trainable)
@@ -461,7 +547,9 @@ class Rounds:
         flat, moments = method.server_optimizer.step(layout.flat, down, method.progress.moments)
         return updates.model_with(flat, cohort.prior, cohort.counts), step, moments
 
-    def _probe(self, cohort: Cohort, coefficients: FloatArray, mixing: FloatArray | None, trained: Trained) -> Probed:
+    def _probe(
+        self, cohort: Cohort, coefficients: FloatArray, mixing: FloatArray | None, trained: Trained
+    ) -> Probed:
         """Ask a second sample of clients for their loss at the model that the method probes.
 
         Snapshots are mixed as the updates are. Leave out unusable answers.
@@ -478,20 +566,32 @@ class Rounds:
             log.warning("no losses at the snapshots of round %d: %s", cohort.round, reason)
             return {}
         free = self._training(self.clients.free())
-        names = sample(free, min(self._draws.total(), len(free)), self._method.seed, "losses", cohort.round)
+        names = sample(
+            free, min(self._draws.total(), len(free)), self._method.seed, "losses", cohort.round
+        )
         terms = Terms(server_round=cohort.round, measure=(TRAIN_LOSS,))
         replies = self.clients.evaluate(names, model, terms, names)
         self._bytes_of_probe = replies.bytes_sent
-        told = {name: {TRAIN_LOSS: each[TRAIN_LOSS]} for name, each in replies.metrics.items() if TRAIN_LOSS in each}
+        told = {
+            name: {TRAIN_LOSS: each[TRAIN_LOSS]}
+            for name, each in replies.metrics.items()
+            if TRAIN_LOSS in each
+        }
         missing = f"metric {TRAIN_LOSS!r} is missing or no finite number"
         silent = replies.metrics.keys() - told.keys()
         too_large = out_of_proportion(told, {TRAIN_LOSS}, self._method.loss_limit)
-        for name, why in {**replies.refused.reasons, **dict.fromkeys(silent, missing), **too_large}.items():
+        for name, why in {
+            **replies.refused.reasons,
+            **dict.fromkeys(silent, missing),
+            **too_large,
+        }.items():
             trained.refused.add(name, f"loss at the snapshot: {why}")
         return {name: each[TRAIN_LOSS] for name, each in told.items() if name not in too_large}
 
     def _summed_up(self, asked: int, replies: Replies) -> Metrics:
-        honest = {name: report for name, report in replies.metrics.items() if name not in replies.hostile}
+        honest = {
+            name: report for name, report in replies.metrics.items() if name not in replies.hostile
+        }
         return {
             **means(honest, self._method.weighted_by_key),
             "participants": asked,
@@ -501,15 +601,21 @@ class Rounds:
         }
 
     def _count(self, number: int, why: str) -> None:
-        """Raise NothingLearnedError when round after round was skipped; `why` this one was, "" where it was not."""
-        progress, limit = self._method.progress, self._method.unused_rounds
+        """Raise NothingLearnedError when round after round was skipped.
+
+        `why` this one was, "" where it was not.
+        """
+        progress = self._method.progress
+        limit = self._method.unused_rounds
         if not why:
-            progress.steps, progress.skipped = progress.steps + 1, 0
+            progress.steps = progress.steps + 1
+            progress.skipped = 0
             return
         progress.skipped += 1
         if limit and progress.skipped >= limit:
             raise NothingLearnedError(
-                f"the run has learned nothing for {progress.skipped} rounds: in round {number}, {why}. {REMEDY}"
+                f"the run has learned nothing for {progress.skipped} rounds: in round {number},"
+                f" {why}. {REMEDY}"
             )
 
 
@@ -517,12 +623,21 @@ REMEDY = "Correct that and continue, or let runs go on regardless by unused-roun
 
 
 def _why_none_is_usable(asked: int, trained: Trained, training: Sequence[str]) -> str:
-    """Return in words why no reply of a round could be used; `training` names the clients that train, if not all do."""
+    """Return in words why no reply of a round could be used.
+
+    `training` names the clients that train, if not all do.
+    """
     if not asked:
-        among = f"of those that train (training_clients = {', '.join(training)}), " if training else ""
+        among = (
+            f"of those that train (training_clients = {', '.join(training)}), " if training else ""
+        )
         return f"{among}too few clients were online that owed no earlier reply"
     reasons = trained.refused.reasons
-    parts = [f"{len(trained.missing)} of {asked} clients did not answer in time"] if trained.missing else []
+    parts = (
+        [f"{len(trained.missing)} of {asked} clients did not answer in time"]
+        if trained.missing
+        else []
+    )
     if reasons:
         name, reason = next(iter(reasons.items()))
         of_all = len(reasons) > 1 and set(reasons.values()) == {reason}
@@ -534,7 +649,8 @@ def _why_none_is_usable(asked: int, trained: Trained, training: Sequence[str]) -
 def means(reports: Reports, weight_key: str) -> Metrics:
     """Return the means, weighted by `weight_key`, of each metric that at least half of the reports have.
 
-    A mean is over the reports that have the metric. What fewer report is left out: so one client adds no metrics.
+    A mean is over the reports that have the metric. What fewer report is left out: so one client
+    adds no metrics.
     """
     having = Counter(chain.from_iterable(reports.values()))
     del having[weight_key]
@@ -543,6 +659,7 @@ def means(reports: Reports, weight_key: str) -> Metrics:
         used = [report for report in reports.values() if key in report]
         values = np.array([report[key] for report in used], np.float64)
         weights = np.array([report[weight_key] for report in used], np.float64)
-        with np.errstate(over="ignore"):  # what a client reports may be as large as a float64 can be
+        # what a client reports may be as large as a float64 can be
+        with np.errstate(over="ignore"):
             averaged[key] = float(values @ (weights / weights.sum()))
     return averaged

@@ -13,13 +13,21 @@ from fairbloom.errors import FairbloomError
 GIGABYTE = 1_000_000_000
 
 
-def empty_matrix(rows: int, columns: int, dtype: DTypeLike, gigabytes: float = 0.0, *, of: int = 1) -> NDArray[Any]:
-    """Return an empty matrix, one `of` several that share a budget of memory; 0: half of the machine's.
+def empty_matrix(
+    rows: int, columns: int, dtype: DTypeLike, gigabytes: float = 0.0, *, of: int = 1
+) -> NDArray[Any]:
+    """Return an empty matrix, one `of` several that share a budget of memory.
 
-    Beyond the budget it lies in a file in the folder for temporary files, which has no name and goes with it.
+    0: half of the machine's.
+
+    Beyond the budget it lies in a file in the folder for temporary files, which has no name and
+    goes with it.
     """
-    size, folder = rows * columns * np.dtype(dtype).itemsize, tempfile.gettempdir()
-    if size * of <= (gigabytes * GIGABYTE or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2):
+    size = rows * columns * np.dtype(dtype).itemsize
+    folder = tempfile.gettempdir()
+    if size * of <= (
+        gigabytes * GIGABYTE or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    ):
         return np.empty((rows, columns), dtype)
     with tempfile.TemporaryFile() as file:
         try:  # a full disk is told here, and not when the file is written
@@ -30,8 +38,8 @@ def empty_matrix(rows: int, columns: int, dtype: DTypeLike, gigabytes: float = 0
         except OSError as error:
             free = shutil.disk_usage(folder).free / GIGABYTE
             raise FairbloomError(
-                f"the updates of {rows} clients take {size / GIGABYTE:.1f} GB, more than memory = {gigabytes:g} "
-                f"allows, and {folder} has no room for them ({free:.1f} GB are free): raise memory, lower fraction, or "
-                "set TMPDIR to a folder with room"
+                f"the updates of {rows} clients take {size / GIGABYTE:.1f} GB, more than memory ="
+                f" {gigabytes:g} allows, and {folder} has no room for them ({free:.1f} GB are"
+                " free): raise memory, lower fraction, or set TMPDIR to a folder with room"
             ) from error
         return np.memmap(file, dtype, mode="r+", shape=(rows, columns))

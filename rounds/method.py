@@ -1,4 +1,7 @@
-"""A method: what it asks of the clients, and how it weighs their updates. It knows neither Flower nor messages."""
+"""A method: what it asks of the clients, and how it weighs their updates.
+
+It knows neither Flower nor messages.
+"""
 
 import copy
 from collections.abc import Collection, Mapping, Sequence
@@ -41,8 +44,9 @@ class DeclarationError(FairbloomError, TypeError):
 class Method:
     """A federated method: it maps a cohort of updates to one coefficient per update.
 
-    Subclasses implement `weigh`; they name the metrics they need in `needs`, their prior in `default_weighting`
-    (None: the method has none), and what they keep between rounds in `remember` and `memory`.
+    Subclasses implement `weigh`; they name the metrics they need in `needs`, their prior in
+    `default_weighting` (None: the method has none), and what they keep between rounds in `remember`
+    and `memory`.
 
     Parameters
     ----------
@@ -57,7 +61,8 @@ class Method:
     min_available_nodes
         Clients to wait for before a round starts.
     evaluate_every
-        Clients evaluate each time this many rounds are over, and after the last; 0: only after the last.
+        Clients evaluate each time this many rounds are over, and after the last; 0: only after the
+        last.
     seed
         Clients are drawn by name from (seed, round) alone.
     weighting
@@ -67,9 +72,9 @@ class Method:
     personal_lambda
         Above 0, clients also train a personal model that is pulled to w with this strength.
     server_optimizer
-        "avgm", "adagrad", "adam" or "yogi": the server takes the method's step as a gradient, and steps by momentum or
-        adaptively, as `rounds.server_optimizer` has it. A skipped round, or a method that takes no step, leaves its
-        momentum as it is. "none": the method's step is taken.
+        "avgm", "adagrad", "adam" or "yogi": the server takes the method's step as a gradient, and
+        steps by momentum or adaptively, as `rounds.server_optimizer` has it. A skipped round, or a
+        method that takes no step, leaves its momentum as it is. "none": the method's step is taken.
     server_optimizer_lr : float above 0 or None, default None
         Its step size; None: 1 for "avgm". The others need one.
     server_optimizer_beta1
@@ -79,56 +84,61 @@ class Method:
     server_optimizer_tau
         What "adagrad", "adam" and "yogi" add to the root of the squared steps.
     control_variates
-        Whether clients correct their steps by control variates, which they and the server keep, as in SCAFFOLD. Methods
-        whose weights change from round to round refuse it: the correction presumes the weights that it was made with.
+        Whether clients correct their steps by control variates, which they and the server keep, as
+        in SCAFFOLD. Methods whose weights change from round to round refuse it: the correction
+        presumes the weights that it was made with.
     client_rule : import string, default none
-        Names a class of the user's, as my_module:MyRule, that corrects clients' local steps by what they keep between
-        rounds. The run's setting of the same name must say the same.
+        Names a class of the user's, as my_module:MyRule, that corrects clients' local steps by what
+        they keep between rounds. The run's setting of the same name must say the same.
     max_growth
-        A reply is refused if its num-examples (or what `weighted_by_key` names) is more than this many times that of
-        the client's first usable reply in this run. It may shrink.
+        A reply is refused if its num-examples (or what `weighted_by_key` names) is more than this
+        many times that of the client's first usable reply in this run. It may shrink.
     loss_limit
-        A reply is refused if the absolute value of a needed loss is more than this many times the larger of 1 and the
-        lower median of the round's otherwise usable replies. The limit is wide, because a badly served client does
-        have a high loss; and it refuses, because a liar with a capped loss would keep the largest weight. The same
-        limit applies to reported learning rates and their sums, relative to the median of at least three clients.
+        A reply is refused if the absolute value of a needed loss is more than this many times the
+        larger of 1 and the lower median of the round's otherwise usable replies. The limit is wide,
+        because a badly served client does have a high loss; and it refuses, because a liar with a
+        capped loss would keep the largest weight. The same limit applies to reported learning rates
+        and their sums, relative to the median of at least three clients.
     update_limit
-        A reply is refused if its update is longer than the received model and longer than this many times the usual
-        length, which is r of `rounds.screening`, times the client's examples over the round's lower median of these (at
-        least 1 and at most 1000). A step is not taken if it is longer than this many times the largest of the received
-        model, the round's longest used update and the longest step so far. With a server optimizer, this applies to
-        the method's step and not to the optimizer's, which follows from its step size. inf allows any.
+        A reply is refused if its update is longer than the received model and longer than this many
+        times the usual length, which is r of `rounds.screening`, times the client's examples over
+        the round's lower median of these (at least 1 and at most 1000). A step is not taken if it
+        is longer than this many times the largest of the received model, the round's longest used
+        update and the longest step so far. With a server optimizer, this applies to the method's
+        step and not to the optimizer's, which follows from its step size. inf allows any.
     defence
-        "clip" or "nnm": updates are changed before the method sees them; "krum", "trimmed-mean" or "geometric-median":
-        FedAvg's weights are replaced. See `rounds.defences`. "none": neither.
+        "clip" or "nnm": updates are changed before the method sees them; "krum", "trimmed-mean" or
+        "geometric-median": FedAvg's weights are replaced. See `rounds.defences`. "none": neither.
     defence_tolerance
-        How many hostile clients of a round the defence tolerates, less than half of them; 0: a quarter, and at least
-        one.
+        How many hostile clients of a round the defence tolerates, less than half of them; 0: a
+        quarter, and at least one.
     enrolled_sizes : mapping of client names to int at least 1, default none
-        A reply is refused if its num-examples is more than the client's entry here; clients without an entry are not
-        limited.
+        A reply is refused if its num-examples is more than the client's entry here; clients without
+        an entry are not limited.
     unused_rounds
-        The run stops with an error after this many rounds in a row without a step, because no reply could be used or
-        each step was beyond the model's range; 0: it never does.
+        The run stops with an error after this many rounds in a row without a step, because no reply
+        could be used or each step was beyond the model's range; 0: it never does.
     training_clients : names, default none
-        Only these train: clients are drawn among them alone, and fractions are shares of them. All clients evaluate.
-        A round in which none of them is online is skipped. None: all train.
+        Only these train: clients are drawn among them alone, and fractions are shares of them. All
+        clients evaluate. A round in which none of them is online is skipped. None: all train.
     average_models
-        Whether the mean of the global models after each round up to now, which a skipped round leaves as it is, is
-        evaluated and saved in place of the last one. Training goes on from the last one.
+        Whether the mean of the global models after each round up to now, which a skipped round
+        leaves as it is, is evaluated and saved in place of the last one. Training goes on from the
+        last one.
     buffers : names of float arrays or None, default None
-        BatchNorm statistics: averaged by p_k and no part of the update. None: the float arrays whose names end in
-        running_mean or running_var; an empty sequence: none.
+        BatchNorm statistics: averaged by p_k and no part of the update. None: the float arrays
+        whose names end in running_mean or running_var; an empty sequence: none.
     shared : mapping of names of arrays to names of arrays, default none
         Arrays that are the same parameter as another one (tied weights), which counts once.
     frozen : names of arrays, default none
-        Parameters that no client trains: they stay as they are, and are no part of the update. A reply may leave them
-        out, and is refused if it has other values of them.
+        Parameters that no client trains: they stay as they are, and are no part of the update. A
+        reply may leave them out, and is refused if it has other values of them.
     weighted_by_key, arrayrecord_key, configrecord_key
         As in Flower's FedAvg, with its defaults.
     train_metrics_aggr_fn, evaluate_metrics_aggr_fn : function or None, default None
-        As in Flower's FedAvg: called with the contents of the used replies, in the order of client names, and
-        `weighted_by_key`. What it returns takes the place of the means; None: the means of what all replies report.
+        As in Flower's FedAvg: called with the contents of the used replies, in the order of client
+        names, and `weighted_by_key`. What it returns takes the place of the means; None: the means
+        of what all replies report.
 
     Raises
     ------
@@ -141,26 +151,33 @@ class Method:
     own_terms: ClassVar[frozenset[str]] = frozenset()
     """Common options that the method sets by another parameter and therefore refuses."""
     lost_to_server_optimizers: ClassVar[str] = ""
-    """What the method says of its step, and no longer holds where a server optimizer turns or stretches it."""
+    """What the method says of its step, and no longer holds where a server optimizer turns or
+    stretches it."""
     serves: ClassVar[str] = "global"
-    """The model that serves the clients: "global", or "personal" where the global one is not trained."""
+    """The model that serves the clients: "global", or "personal" where the global one is not
+    trained."""
     reports: ClassVar[tuple[str, ...]] = ()
     """The names of the metrics that the method itself reports."""
     requires: frozenset[str] = frozenset()
     """What it needs of a round: some of `fits.REQUIREMENTS`, which say what each means."""
     second: ClassVar[str] = ""
-    """The name of the ArrayRecord with a second model that each reply has: "snapshot", the model in the midst of local
-    work, of which `probe` makes one; or another, whose update is a row too. The rows are then m updates, the m second
-    updates and the r kept ones, and `weigh` returns 2m + r numbers. The record holds at least the trainable arrays."""
+    """The name of the ArrayRecord with a second model that each reply has: "snapshot", the model in
+    the midst of local work, of which `probe` makes one; or another, whose update is a row too. The
+    rows are then m updates, the m second updates and the r kept ones, and `weigh` returns 2m + r
+    numbers. The record holds at least the trainable arrays."""
 
     def __init__(self, **options: Unpack[Options]) -> None:
         for name in options:
             if name not in Options.__optional_keys__:
                 raise TypeError(f"{type(self).__name__} takes no parameter {name!r}")
             if name in self.own_terms:
-                raise ValueError(f"{type(self).__name__} sets {name} by its own parameter, got {options.get(name)!r}")
+                raise ValueError(
+                    f"{type(self).__name__} sets {name} by its own parameter, got"
+                    f" {options.get(name)!r}"
+                )
         plain: dict[str, Any] = {
-            name: option.checked(options.get(name, option.default), called=name) for name, option in OPTIONS.items()
+            name: option.checked(options.get(name, option.default), called=name)
+            for name, option in OPTIONS.items()
         }
         self.fraction_train: float = plain["fraction_train"]
         self.fraction_evaluate: float = plain["fraction_evaluate"]
@@ -201,20 +218,26 @@ class Method:
         self.evaluate_metrics_aggr_fn = options.get("evaluate_metrics_aggr_fn")
 
         self.memory: dict[str, Any] = {}
-        """The method's memory, without old updates: str, numbers, None, NumPy arrays, lists and dicts only."""
+        """The method's memory, without old updates: str, numbers, None, NumPy arrays, lists and
+        dicts only."""
         self.progress = Progress()
 
     def __init_subclass__(cls, **others: Any) -> None:
-        """Refuse options and unknown needs as declarations; let the constructor check parameters by annotations."""
+        """Refuse options and unknown needs as declarations.
+
+        Let the constructor check parameters by annotations.
+        """
         super().__init_subclass__(**others)
         if option := next((name for name in vars(cls) if name in Options.__optional_keys__), None):
             raise DeclarationError(
-                f"{cls.__name__}.{option} = {vars(cls)[option]!r}: this is an option, whose value comes from the "
-                f"constructor: give it there, as in super().__init__({option}={vars(cls)[option]!r})"
+                f"{cls.__name__}.{option} = {vars(cls)[option]!r}: this is an option, whose value"
+                " comes from the constructor: give it there, as in"
+                f" super().__init__({option}={vars(cls)[option]!r})"
             )
         if unknown := sorted(cls.requires - REQUIREMENTS):
             raise DeclarationError(
-                f"{cls.__name__}.requires has {unknown[0]!r}, which is none of {', '.join(sorted(REQUIREMENTS))}"
+                f"{cls.__name__}.requires has {unknown[0]!r}, which is none of"
+                f" {', '.join(sorted(REQUIREMENTS))}"
             )
         if "__init__" in vars(cls):
             cls.__init__ = checking(cls.__init__)  # type: ignore[method-assign]
@@ -223,15 +246,20 @@ class Method:
         if weighting is not None:
             self.check_fit(fits.WEIGHTING, "weighting", weighting)
         default = self.default_weighting or "uniform"
-        return one_of(("examples", "uniform"), weighting=default if weighting is None else weighting)
+        return one_of(
+            ("examples", "uniform"), weighting=default if weighting is None else weighting
+        )
 
     def _checked_defence(self, plain: Mapping[str, Any]) -> Defence | None:
         name = plain["defence"]
         if name != NONE:
-            self.check_fit(fits.OTHER_WEIGHTS if name in WEIGHING else fits.MIXED_UPDATES, "defence", name)
+            self.check_fit(
+                fits.OTHER_WEIGHTS if name in WEIGHING else fits.MIXED_UPDATES, "defence", name
+            )
         if name == NONE and plain["defence_tolerance"]:
             raise ValueError(
-                f"defence_tolerance = {plain['defence_tolerance']} has no effect: name a defence by defence, as in nnm"
+                f"defence_tolerance = {plain['defence_tolerance']} has no effect: name a defence by"
+                " defence, as in nnm"
             )
         return None if name == NONE else Defence(name, plain["defence_tolerance"])
 
@@ -239,7 +267,9 @@ class Method:
         """Raise ValueError where an option, given under this name with this value, changes what the method needs."""
         needs = {need for need in option.changes if fits.NEEDS[need].is_of(self)}
         if (need := fits.misfit(needs, option)) is not None:
-            raise ValueError(need.refusal.format(method=type(self).__name__, option=name, value=value))
+            raise ValueError(
+                need.refusal.format(method=type(self).__name__, option=name, value=value)
+            )
 
     @property
     def all_needs(self) -> frozenset[str]:
@@ -266,7 +296,9 @@ class Method:
     def weighs_by_prior(self) -> bool:
         """Whether `fixed_weights` is True of `weigh` as it is: a subclass that weighs otherwise has to say so again."""
         order = type(self).__mro__
-        says, weighs = (next(n for n, each in enumerate(order) if name in vars(each)) for name in WEIGHTS_PAIR)
+        says, weighs = (
+            next(n for n, each in enumerate(order) if name in vars(each)) for name in WEIGHTS_PAIR
+        )
         return self.fixed_weights and says <= weighs
 
     @property
@@ -289,33 +321,45 @@ class Method:
         """Return which of a model's arrays are updates, which buffers, and which stay as they are."""
         return Layout(arrays, self.buffers, self.shared, self.frozen)
 
-    # What a method says ---------------------------------------------------------------------------------------------
+    # What a method says ---------------------------------------------------------------------------
 
     def weigh(self, cohort: Cohort) -> FloatArray:
-        """Return the coefficients c: one per update, then one per kept row, shape (m + r,). Changes nothing.
+        """Return the coefficients c: one per update, then one per kept row, shape (m + r,).
+
+        Changes nothing.
 
         A method that weighs layer by layer returns such a row for each array, shape (L, m + r).
         """
         raise NotImplementedError(f"{type(self).__name__} has no weigh, which a method needs")
 
     def probe(self, cohort: Cohort, coefficients: FloatArray) -> FloatArray | None:
-        """Return how the snapshots are combined to the model at which others measure their loss; None: no probe.
+        """Return how the snapshots are combined to the model at which others measure their loss.
 
-        The sample is drawn uniformly of the clients that are free, as many as were drawn for training.
+        None: no probe.
+
+        The sample is drawn uniformly of the clients that are free, as many as were drawn for
+        training.
         """
         return None
 
-    def remember(self, cohort: Cohort, coefficients: FloatArray, probed: Probed) -> Mapping[Kept, FloatArray | None]:
-        """Update `memory` after the step; return the rows to keep, each as a combination of shape (m + r,).
+    def remember(
+        self, cohort: Cohort, coefficients: FloatArray, probed: Probed
+    ) -> Mapping[Kept, FloatArray | None]:
+        """Update `memory` after the step.
 
-        None in its place keeps a row of `progress.kept` as it is, also one that this round did not recall.
-        `coefficients` are those that `weigh` has returned; `probed` holds the losses at the probe's model by client, of
-        those that could be used.
+        Return the rows to keep, each as a combination of shape (m + r,).
+
+        None in its place keeps a row of `progress.kept` as it is, also one that this round did not
+        recall. `coefficients` are those that `weigh` has returned; `probed` holds the losses at the
+        probe's model by client, of those that could be used.
         """
         return {}
 
     def recalls(self, kept: Kept, names: Collection[str], server_round: int) -> bool:
-        """Return whether `weigh` needs a kept row in a round with the replies of `names`; others are dropped."""
+        """Return whether `weigh` needs a kept row in a round with the replies of `names`.
+
+        Others are dropped.
+        """
         return True
 
     def sends(self) -> Mapping[str, tuple[Kept, float]]:
@@ -323,8 +367,15 @@ class Method:
         return {}
 
     def own_metrics(self, cohort: Cohort, coefficients: FloatArray) -> dict[str, float]:
-        """Return the metrics that the method itself reports of the round; NEGATIVE_WEIGHTS is counted here."""
-        return {NEGATIVE_WEIGHTS: float((coefficients < 0.0).sum())} if NEGATIVE_WEIGHTS in self.reports else {}
+        """Return the metrics that the method itself reports of the round.
+
+        NEGATIVE_WEIGHTS is counted here.
+        """
+        return (
+            {NEGATIVE_WEIGHTS: float((coefficients < 0.0).sum())}
+            if NEGATIVE_WEIGHTS in self.reports
+            else {}
+        )
 
     def terms(self, server_round: int) -> Terms:
         """Return the terms of the clients' local work."""
@@ -339,31 +390,41 @@ class Method:
         )
 
     def choose(self, names: Sequence[str], wanted: int, server_round: int) -> list[str]:
-        """Draw the clients that train, of those that are free, in ascending order; a name may come more than once."""
+        """Draw the clients that train, of those that are free, in ascending order.
+
+        A name may come more than once.
+        """
         return sample(names, wanted, self.seed, "train", server_round)
 
-    # State ----------------------------------------------------------------------------------------------------------
+    # State ----------------------------------------------------------------------------------------
 
     def reset(self) -> None:
         """Forget every round."""
-        self.memory, self.progress = {}, Progress()
+        self.memory = {}
+        self.progress = Progress()
 
     def forget(self) -> None:
         """Clear the method's memory in the midst of a run."""
-        self.memory, self.progress.kept = {}, {}
+        self.memory = {}
+        self.progress.kept = {}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the last finished round, how many took a step, the method's memory and each client's first count.
 
         How many rounds in a row took none is there, too.
 
-        The lengths of the last rounds' updates, and of the longest step, are there too. Where models are averaged, so
-        is their sum; where the method uses it, the roster; what a
-        server optimizer keeps; and where clients keep states, from which rounds these are. All is made of str,
-        numbers, None, arrays, lists and dicts.
+        The lengths of the last rounds' updates, and of the longest step, are there too. Where
+        models are averaged, so is their sum; where the method uses it, the roster; what a server
+        optimizer keeps; and where clients keep states, from which rounds these are. All is made of
+        str, numbers, None, arrays, lists and dicts.
         """
         rows = [
-            {"key": kept.key, "round": kept.round, "extreme": row.extreme, "values": row.blocks[0][0].copy()}
+            {
+                "key": kept.key,
+                "round": kept.round,
+                "extreme": row.extreme,
+                "values": row.blocks[0][0].copy(),
+            }
             for kept, row in self.progress.kept.items()
         ]
         state = {
@@ -389,14 +450,15 @@ class Method:
         Raises
         ------
         ValueError
-            When the state is another method's, of a run with another server optimizer, or of one whose models were not
-            averaged, and these are to be.
+            When the state is another method's, of a run with another server optimizer, or of one
+            whose models were not averaged, and these are to be.
         """
         if state["method"] != type(self).__name__:
             raise ValueError(f"the state is of {state['method']}, not of {type(self).__name__}")
         if self.average_models and state["round"] and "average" not in state:
             raise ValueError(
-                "the state is of a run without average_models, whose earlier models are lost: leave it out"
+                "the state is of a run without average_models, whose earlier models are lost: leave"
+                " it out"
             )
         self.progress = Progress(
             finished_rounds=whole(0, round=state["round"]),
@@ -408,7 +470,11 @@ class Method:
             },
             first_counts=dict(state["first-counts"]),
             lengths=Lengths.of_state(state["lengths"]),
-            average=Average(**state["average"]) if self.average_models and "average" in state else Average(),
+            average=(
+                Average(**state["average"])
+                if self.average_models and "average" in state
+                else Average()
+            ),
             roster=dict(state.get("roster", {})),
             moments=moments_of(state.get(SERVER_OPTIMIZER), self.server_optimizer),
             states=States(**state["states"]) if "states" in state else States(),

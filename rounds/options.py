@@ -78,7 +78,8 @@ def checking(construct: Callable[..., None]) -> Callable[..., None]:
     @wraps(construct)
     def checked(self: object, *values: Any, **named: Any) -> None:
         declared = arguments_of(construct)
-        inspect.signature(construct).bind_partial(self, *values)  # none by its place, where all have to be named
+        # none by its place, where all have to be named
+        inspect.signature(construct).bind_partial(self, *values)
 
         def check(name: str, value: Any) -> Any:
             parameter = declared.get(name)
@@ -86,7 +87,12 @@ def checking(construct: Callable[..., None]) -> Callable[..., None]:
 
         _, *names = declared or ("self",)
         first = [check(name, value) for name, value in zip(names, values, strict=False)]
-        construct(self, *first, *values[len(first) :], **{name: check(name, value) for name, value in named.items()})
+        construct(
+            self,
+            *first,
+            *values[len(first) :],
+            **{name: check(name, value) for name, value in named.items()},
+        )
         if not hasattr(self, "progress"):
             raise FairbloomError(
                 f"{type(self).__name__} is no method yet, since a constructor of it does not call "

@@ -7,7 +7,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from fairbloom.errors import FairbloomError
 from fairbloom.logs import log
 
-NOTICE_SECONDS, AGAIN_SECONDS = 10.0, 300.0
+NOTICE_SECONDS = 10.0
+AGAIN_SECONDS = 300.0
 """After how long a wait for clients is said, and after how long it is said again."""
 
 MAX_LISTED = 20
@@ -15,7 +16,10 @@ MAX_LISTED = 20
 
 
 class QuorumError(FairbloomError):
-    """A run that has waited in vain for enough clients; the message names the missing ones, and what to do."""
+    """A run that has waited in vain for enough clients.
+
+    The message names the missing ones, and what to do.
+    """
 
 
 class SimulationError(QuorumError):
@@ -23,8 +27,8 @@ class SimulationError(QuorumError):
 
     def __init__(self, there: int, wanted: int, remedy: str) -> None:
         super().__init__(
-            f"{some(there, wanted)}, and no others come in Flower's simulation: run it with --federation-config "
-            f"num-supernodes={wanted}, or {remedy}"
+            f"{some(there, wanted)}, and no others come in Flower's simulation: run it with"
+            f" --federation-config num-supernodes={wanted}, or {remedy}"
         )
 
 
@@ -37,30 +41,41 @@ class Wait:
         self._next = NOTICE_SECONDS
 
     def goes_on(self, words: str) -> bool:
-        """Return whether the wait, which begins with the first call, goes on; `words` say what is waited for."""
+        """Return whether the wait, which begins with the first call, goes on.
+
+        `words` say what is waited for.
+        """
         now = time.monotonic()
         if self._since is None:
-            self._since, self._next = now, NOTICE_SECONDS
+            self._since = now
+            self._next = NOTICE_SECONDS
         waited = now - self._since
         if waited >= self.patience:
             return False
         if waited >= self._next:
             self._next = waited + AGAIN_SECONDS
-            log.warning("%s; this run waits for %.0f s more (wait-for-clients)", words, self.patience - waited)
+            log.warning(
+                "%s; this run waits for %.0f s more (wait-for-clients)",
+                words,
+                self.patience - waited,
+            )
         return True
 
     def end(self) -> None:
         """End the wait: the next call of `goes_on` begins another."""
         if self._since is not None and self._next > NOTICE_SECONDS:
-            log.info("enough clients are online after %.0f s, and the run goes on", time.monotonic() - self._since)
+            log.info(
+                "enough clients are online after %.0f s, and the run goes on",
+                time.monotonic() - self._since,
+            )
         self._since = None
 
 
 class Quorum:
     """Says whether enough clients are online, and how long a run still waits for them.
 
-    The wait lasts `patience` seconds. `among` names the clients that count, all if it is empty, and `known` those that
-    the run has known before. `setting` is the one that errors name.
+    The wait lasts `patience` seconds. `among` names the clients that count, all if it is empty, and
+    `known` those that the run has known before. `setting` is the one that errors name.
     """
 
     def __init__(
@@ -91,7 +106,9 @@ class Quorum:
         self._known.update(online)
         self._names.update({node_id: name for name, node_id in online.items()})
 
-    def strike_off(self, nodes: Iterable[int], kept: Callable[[Iterable[str]], Collection[str]]) -> set[int]:
+    def strike_off(
+        self, nodes: Iterable[int], kept: Callable[[Iterable[str]], Collection[str]]
+    ) -> set[int]:
         """Remove the nodes of clients that are not `kept` from those that are waited for, and return them."""
         names = {node_id: self._names[node_id] for node_id in nodes if node_id in self._names}
         gone = set(names.values()).difference(kept(names.values()))
@@ -99,7 +116,10 @@ class Quorum:
         return {node_id for node_id, name in names.items() if name in gone}
 
     def holds(self, online: Collection[str]) -> bool:
-        """Return whether enough of the clients that count are online; raise QuorumError once the patience is over."""
+        """Return whether enough of the clients that count are online.
+
+        Raise QuorumError once the patience is over.
+        """
         there = len(self.counted(online))
         words = f"{some(there, self.fewest)} that this run needs (min-clients)"
         return self._suffice(there, self.fewest, words, self._known.difference(online))
@@ -107,7 +127,11 @@ class Quorum:
     def holds_without_debts(self, clear: Collection[str], fewest: int) -> bool:
         """Return whether this many of the counted clients are `clear`: online, and without an earlier reply to give."""
         there = len(self.counted(clear))
-        state = "is online and owes no earlier reply" if there == 1 else "are online and owe no earlier reply"
+        state = (
+            "is online and owes no earlier reply"
+            if there == 1
+            else "are online and owe no earlier reply"
+        )
         words = f"{there} of {fewest} clients that this run needs ({self._setting}) {state}"
         return self._suffice(there, fewest, words, {*self.counted(self._known)}.difference(clear))
 
@@ -119,8 +143,8 @@ class Quorum:
         words = f"{words}; awaited: {listed(sorted(absent))}"
         if not self._wait.goes_on(words + go_on):
             raise QuorumError(
-                f"after {self._wait.patience:g} s (wait-for-clients) {words}. The same command continues this run "
-                f"after its last finished round, once they are back{go_on}"
+                f"after {self._wait.patience:g} s (wait-for-clients) {words}. The same command"
+                f" continues this run after its last finished round, once they are back{go_on}"
             )
         return False
 

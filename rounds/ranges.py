@@ -1,7 +1,7 @@
 """Ranges of parameters, and checks that return the one named value, or raise ValueError with its name, value and range.
 
-A method's parameters are checked by their annotations, as `share: Annotated[float, Range("(0, 1]")] = 0.5`. The
-functions are for what cannot be annotated.
+A method's parameters are checked by their annotations, as `share: Annotated[float, Range("(0, 1]")]
+= 0.5`. The functions are for what cannot be annotated.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,7 +46,10 @@ def names_in(**named: object) -> tuple[str, ...]:
 
 
 def pairs_in(**named: object) -> dict[str, Any] | None:
-    """Return the one named value if it is a mapping of names, or the mapping that a text means; None for None or ""."""
+    """Return the one named value if it is a mapping of names, or the mapping that a text means.
+
+    None for None or "".
+    """
     ((name, value),) = named.items()
     if isinstance(value, str):
         try:
@@ -61,8 +64,14 @@ def pairs_in(**named: object) -> dict[str, Any] | None:
 def amounts_in(lowest: float, **named: object) -> dict[str, float]:
     """Return the one named value as `pairs_in` does, if it maps names to numbers not below `lowest`; none for None."""
     ((name, _),) = named.items()
-    read = {key: parsed(each) if isinstance(each, str) else each for key, each in (pairs_in(**named) or {}).items()}
-    return {key: within(f"[{lowest!r}, inf)", **{f"{name}[{key!r}]": amount}) for key, amount in read.items()}
+    read = {
+        key: parsed(each) if isinstance(each, str) else each
+        for key, each in (pairs_in(**named) or {}).items()
+    }
+    return {
+        key: within(f"[{lowest!r}, inf)", **{f"{name}[{key!r}]": amount})
+        for key, amount in read.items()
+    }
 
 
 def _checked(named: dict[str, object], kind: type, allowed: Range | Choices | None) -> Any:

@@ -31,7 +31,8 @@ EXPIRED = (3, 4)
 """Flower's error codes for a message, or a reply, that has outlived its deadline."""
 
 NO_QUERY = ("No query function registered", "Invalid message type: query")
-"""An app without a query function answers with an error that has one of these texts; the second is of a NumPyClient."""
+"""An app without a query function answers with an error that has one of these texts; the second is
+of a NumPyClient."""
 
 
 def frozen_digest(content: RecordDict) -> str:
@@ -42,7 +43,9 @@ def frozen_digest(content: RecordDict) -> str:
 
 def size_of(content: RecordDict) -> int:
     """Return the bytes of all arrays in a message."""
-    return sum(len(array.data) for record in content.array_records.values() for array in record.values())
+    return sum(
+        len(array.data) for record in content.array_records.values() for array in record.values()
+    )
 
 
 def name_in(reply: Message) -> str:
@@ -55,7 +58,10 @@ def name_in(reply: Message) -> str:
     if is_usable_name(name):
         return name
     if name:
-        words = "the client of node %d calls itself %s: a name has printable characters, at most %d; it is called by %s"
+        words = (
+            "the client of node %d calls itself %s: a name has printable characters, at most %d; it"
+            " is called by %s"
+        )
         node = reply.metadata.src_node_id
         log.warning(words, node, one_line(name[:LONGEST_NAME]), LONGEST_NAME, "its node's number")
     return ""
@@ -79,8 +85,9 @@ def check_honoured(work: Mapping[str, Any], honours: Collection[str]) -> None:
     if lacking:
         terms = ", ".join(f"{key} = {work[key]}" for key in lacking)
         raise ValueError(
-            f"it does not support {terms}, which the method requires: a client that acts on it lists "
-            f"{', '.join(map(repr, lacking))} under {HONOURS!r} in its answer to QUERY; else {advice_on(lacking)}"
+            f"it does not support {terms}, which the method requires: a client that acts on it"
+            f" lists {', '.join(map(repr, lacking))} under {HONOURS!r} in its answer to QUERY; else"
+            f" {advice_on(lacking)}"
         )
 
 
@@ -113,7 +120,8 @@ def reported(content: RecordDict) -> MetricRecord:
 def usable_arrays(content: RecordDict, key: str, layout: Layout, second: str = "") -> Model:
     """Return a reply's arrays, if their names, shapes and kinds of dtype are the model's.
 
-    The record may have another name than `key`, if it is the only one apart from that of a `second` model.
+    The record may have another name than `key`, if it is the only one apart from that of a `second`
+    model.
     """
     return _readable(_only(content.array_records, key, "ArrayRecord", second), layout)
 
@@ -126,10 +134,19 @@ def usable_second(content: RecordDict, record: str, into: Updates | None) -> Mod
     if into is None:
         return {}
     if record not in content.array_records:
-        which = ", the model after `snapshot-step` of the `local-steps` steps" if record == SNAPSHOT else ""
+        which = (
+            ", the model after `snapshot-step` of the `local-steps` steps"
+            if record == SNAPSHOT
+            else ""
+        )
         raise ValueError(f"ArrayRecord {record!r} is missing{which}: {advice_on([record])}")
-    received, layout = content.array_records[record], into.layout
-    used = {name: array for name, array in received.items() if record == SNAPSHOT or name in layout.arrays}
+    received = content.array_records[record]
+    layout = into.layout
+    used = {
+        name: array
+        for name, array in received.items()
+        if record == SNAPSHOT or name in layout.arrays
+    }
     try:
         return _readable(used, layout)
     except ValueError as error:
@@ -164,7 +181,9 @@ def view(array: Array) -> NDArray[Any]:
     if dtype.hasobject:
         raise ValueError("it holds Python objects")
     values = np.frombuffer(array.data, dtype, offset=file.tell())
-    return values.astype(dtype.newbyteorder("="), copy=False).reshape(shape, order="F" if fortran else "C")
+    return values.astype(dtype.newbyteorder("="), copy=False).reshape(
+        shape, order="F" if fortran else "C"
+    )
 
 
 def _only(records: Mapping[str, Any], key: str, kind: str, second: str = "") -> Any:

@@ -12,7 +12,8 @@ MAX_REASON_CHARACTERS = 2000
 """The longest reason that is kept: a client's error may be a whole traceback, or a flood."""
 
 FOLDERS = re.compile(r"(?<![\w/.:])/(?:[^/\s'\"]+/)+")
-"""The folders of an absolute path, which are left out of a reason: they say where a site keeps its files."""
+"""The folders of an absolute path, which are left out of a reason: they say where a site keeps its
+files."""
 
 
 class NotFiniteMetricError(NotFiniteError):
@@ -49,7 +50,11 @@ class Refusals:
         for name, reason in self.reasons.items():
             clients.setdefault(reason, []).append(name)
         for reason, names in clients.items():
-            who = f"a reply of client {names[0]}" if len(names) == 1 else f"the replies of {len(names)} clients"
+            who = (
+                f"a reply of client {names[0]}"
+                if len(names) == 1
+                else f"the replies of {len(names)} clients"
+            )
             them = f" ({listed(names)})" if len(names) > 1 else ""
             log.warning("refused %s%s: %s", who, them, reason)
 
@@ -68,4 +73,6 @@ def one_line(text: str) -> str:
     """Return what a client may have written as one line that is safe to print, without its middle where it is long."""
     if len(text) > MAX_REASON_CHARACTERS:
         text = f"{text[: MAX_REASON_CHARACTERS // 2]} … {text[-MAX_REASON_CHARACTERS // 2 :]}"
-    return "".join(character if character.isprintable() else "\ufffd" for character in " ".join(text.split()))
+    return "".join(
+        character if character.isprintable() else "\ufffd" for character in " ".join(text.split())
+    )

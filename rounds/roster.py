@@ -10,31 +10,37 @@ from fairbloom.logs import log
 from fairbloom.protocol.streams import generator
 
 LONGEST_PAUSE = 86400.0
-"""Seconds for which a node that never answers is asked nothing, at the most, unless messages live longer."""
+"""Seconds for which a node that never answers is asked nothing, at the most, unless messages live
+longer."""
 
 
 class Roster:
     """The clients online by name, across rounds.
 
-    A node's name is the one that an operator registered with its key; else what it answered when asked, once; else
-    its node id. Of nodes that claim the same name, the one that had it first keeps it while it is online.
+    A node's name is the one that an operator registered with its key; else what it answered when
+    asked, once; else its node id. Of nodes that claim the same name, the one that had it first
+    keeps it while it is online.
 
-    A client that was asked is not asked again before it has answered or its time is over: that of the message and as
-    much again, which doubles with each further message that it leaves unanswered.
+    A client that was asked is not asked again before it has answered or its time is over: that of
+    the message and as much again, which doubles with each further message that it leaves
+    unanswered.
     """
 
     def __init__(self) -> None:
         self.online: Mapping[str, int] = {}
         """Node ids by client name, in ascending order of names."""
         self._claims: dict[int, str] = {}
-        self._debts: dict[str, tuple[int, float]] = {}  # by message id, the node that owes a reply, and until when
+        # by message id, the node that owes a reply, and until when
+        self._debts: dict[str, tuple[int, float]] = {}
         self._silences: Counter[int] = Counter()
 
     @property
     def owed(self) -> list[str]:
         """The ids of messages that are not answered, and whose time is not over."""
         now = time.time()
-        self._debts = {message_id: debt for message_id, debt in self._debts.items() if now < debt[1]}
+        self._debts = {
+            message_id: debt for message_id, debt in self._debts.items() if now < debt[1]
+        }
         return list(self._debts)
 
     @property
@@ -64,16 +70,28 @@ class Roster:
         """Note that a node has answered."""
         self._silences.pop(node_id, None)
 
-    def refresh(self, nodes: Mapping[int, str], ask: Callable[[list[int]], Mapping[int, str]]) -> None:
-        """Take in the nodes online: node ids with their registered names ("" for none); `ask` names the new ones."""
-        registered, owing = {node_id: name for node_id, name in nodes.items() if name}, self.owing
+    def refresh(
+        self, nodes: Mapping[int, str], ask: Callable[[list[int]], Mapping[int, str]]
+    ) -> None:
+        """Take in the nodes online: node ids with their registered names ("" for none).
+
+        `ask` names the new ones.
+        """
+        registered = {node_id: name for node_id, name in nodes.items() if name}
+        owing = self.owing
         # One that owes a reply is asked nothing, so its name is kept until it is back.
-        self._claims = {node_id: name for node_id, name in self._claims.items() if node_id in nodes or node_id in owing}
+        self._claims = {
+            node_id: name
+            for node_id, name in self._claims.items()
+            if node_id in nodes or node_id in owing
+        }
         unknown = sorted(nodes.keys() - registered.keys() - self._claims.keys() - owing)
         self._claims |= ask(unknown) if unknown else {}
-        # The operator's word, bound to a key, is worth more than a node's own; then who had a name before keeps it.
+        # The operator's word, bound to a key, is worth more than a node's own; then who had a name
+        # before keeps it.
         held = {node_id: name for name, node_id in self.online.items() if node_id in nodes}
-        names, ids = dict(registered), set(map(str, nodes))
+        names = dict(registered)
+        ids = set(map(str, nodes))
         taken = set(names.values())
         for node_id, name in [*held.items(), *sorted(self._claims.items())]:
             if node_id in nodes and node_id not in names:
@@ -82,8 +100,14 @@ class Roster:
                     names[node_id] = name
                     taken.add(name)
                 elif node_id in unknown or node_id in held:
-                    log.warning("node %d calls itself %s, as another node does: it takes no part", node_id, name)
-        self.online = {name: node_id for node_id, name in sorted(names.items(), key=lambda each: each[1])}
+                    log.warning(
+                        "node %d calls itself %s, as another node does: it takes no part",
+                        node_id,
+                        name,
+                    )
+        self.online = {
+            name: node_id for node_id, name in sorted(names.items(), key=lambda each: each[1])
+        }
 
 
 def usual_fraction(clients: int) -> float:
@@ -100,11 +124,16 @@ def share(fraction: float, of: int, minimum: int) -> int:
 
 
 def sample(names: Sequence[str], wanted: int, seed: int, purpose: str, number: int) -> list[str]:
-    """Draw `wanted` names uniformly without replacement, from (seed, round) alone; return them in ascending order.
+    """Draw `wanted` names uniformly without replacement, from (seed, round) alone.
 
-    `names` are in ascending order: what is drawn are places in it. The work grows with `wanted`, not with the names.
+    Return them in ascending order.
+
+    `names` are in ascending order: what is drawn are places in it. The work grows with `wanted`,
+    not with the names.
     """
     if wanted >= len(names):
         return list(names)
-    places = generator(seed, purpose, number).choice(len(names), wanted, replace=False, shuffle=False)
+    places = generator(seed, purpose, number).choice(
+        len(names), wanted, replace=False, shuffle=False
+    )
     return [names[place] for place in sorted(places.tolist())]

@@ -24,7 +24,8 @@ class StopRun(Exception):  # noqa: N818 (it is no error, as StopIteration is non
 
     def __init__(self, reason: str = "", metrics: Mapping[str, Any] | None = None) -> None:
         super().__init__(reason)
-        self.reason, self.metrics = reason or "StopRun was raised", metrics
+        self.reason = reason or "StopRun was raised"
+        self.metrics = metrics
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,28 +43,31 @@ class Round:
     missing
         The participants that did not answer before the deadline.
     offline
-        The clients that the run has known and that were not online when the participants were drawn.
+        The clients that the run has known and that were not online when the participants were
+        drawn.
     coefficients
-        c_k of the step w ← w − Σ c_k u_k, by name of the clients whose reply was used; empty in a skipped round. Where
-        each array has its own coefficients, their mean, weighted by the array's share in ‖u_k‖².
+        c_k of the step w ← w − Σ c_k u_k, by name of the clients whose reply was used; empty in a
+        skipped round. Where each array has its own coefficients, their mean, weighted by the
+        array's share in ‖u_k‖².
     arrays
-        The global model after the round: NumPy arrays by name, or a Flower ArrayRecord where Flower's `start` calls.
+        The global model after the round: NumPy arrays by name, or a Flower ArrayRecord where
+        Flower's `start` calls.
     average
-        Where the method averages models, the mean of the global models up to this round, in the same form: the clients
-        evaluated this one. None: they evaluated `arrays`.
+        Where the method averages models, the mean of the global models up to this round, in the
+        same form: the clients evaluated this one. None: they evaluated `arrays`.
     left_out
-        The clients that the defence left out, in the order of names: in the mean behind it, their update counts for
-        less than half of its share.
+        The clients that the defence left out, in the order of names: in the mean behind it, their
+        update counts for less than half of its share.
     lost_states
-        The clients that had lost what they keep between rounds, in the order of names: the method's memory, and what
-        all clients keep, is empty after such a round.
+        The clients that had lost what they keep between rounds, in the order of names: the method's
+        memory, and what all clients keep, is empty after such a round.
     hostile
         The clients that attack in an experiment. Measures of fairness leave them out.
     clients
         How many others the run has known up to now; 0 where that is not known.
     metrics
-        Means over the used replies, or what the user's aggregation makes of them, and the metrics that the method
-        reports.
+        Means over the used replies, or what the user's aggregation makes of them, and the metrics
+        that the method reports.
     train_metrics
         What each used client reported of its training.
     evaluations
@@ -110,5 +114,7 @@ def size_on_the_wire(array: NDArray[Any]) -> int:
 @lru_cache(maxsize=4096)
 def _header_size(dtype: np.dtype[Any], shape: tuple[int, ...], fortran: bool) -> int:
     header = BytesIO()
-    write_array_header_1_0(header, {"descr": dtype_to_descr(dtype), "fortran_order": fortran, "shape": shape})
+    write_array_header_1_0(
+        header, {"descr": dtype_to_descr(dtype), "fortran_order": fortran, "shape": shape}
+    )
     return header.tell()

@@ -2,11 +2,12 @@
 
 Every check of a report raises ValueError with the reason for which the reply is refused.
 
-The usual length r of a round is the larger of two lower medians: that of ‖u_k‖ over the round's updates that are not
-zero, where there are at least two of them; and that of ‖u_k‖/e_k over the replies that were used in the rounds t − 5 to
-t − 1. Where there is neither, or both are zero, r is the larger of the received model's length and 1. The allowance e_k
-is a client's number of examples over their lower median in the round, at least 1 and at most 1000: who has more rows
-takes more steps.
+The usual length r of a round is the larger of two lower medians: that of ‖u_k‖ over the round's
+updates that are not zero, where there are at least two of them; and that of ‖u_k‖/e_k over the
+replies that were used in the rounds t − 5 to t − 1. Where there is neither, or both are zero, r is
+the larger of the received model's length and 1. The allowance e_k is a client's number of examples
+over their lower median in the round, at least 1 and at most 1000: who has more rows takes more
+steps.
 """
 
 import math
@@ -45,7 +46,9 @@ LARGEST = sys.float_info.max
 LARGEST_COUNT = 2**53
 """No client counts more examples; up to here every integer is a float64 of its own."""
 
-ACCURACIES = tuple(f"{ACCURACY}{of}" for of in ("", f"-{PERSONAL}", f"-{VALIDATION}", f"-{VALIDATION}-{PERSONAL}"))
+ACCURACIES = tuple(
+    f"{ACCURACY}{of}" for of in ("", f"-{PERSONAL}", f"-{VALIDATION}", f"-{VALIDATION}-{PERSONAL}")
+)
 """What a client may tell of its test and validation splits as a share of the examples."""
 
 LOSSES = frozenset({LOSS_BEFORE, LOSS_AFTER, LOSS_BASELINE, TRAIN_LOSS})
@@ -53,37 +56,53 @@ LOSSES = frozenset({LOSS_BEFORE, LOSS_AFTER, LOSS_BASELINE, TRAIN_LOSS})
 GROUP_COUNTS = frozenset({*POSITIVES, *HITS})
 
 SMALLEST_STEP_SUM = 1e-12
-"""Sums of learning rates below this are no client's: updates divided by them could leave the range of numbers."""
+"""Sums of learning rates below this are no client's: updates divided by them could leave the range
+of numbers."""
 
 USUAL_LOSS = 1.0
-"""Where the median loss is smaller, losses are compared with this: one client may well be far from the others' zero."""
+"""Where the median loss is smaller, losses are compared with this: one client may well be far from
+the others' zero."""
 
 LARGEST_ALLOWANCE = 1000.0
-"""However many examples a client has, its update may be longer than others' by no more than this."""
+"""However many examples a client has, its update may be longer than others' by no more than
+this."""
 
 
 class BrokenModelError(FairbloomError):
     """A global model that cannot be trained; the message names the array that is broken."""
 
 
-# What a client reports ------------------------------------------------------------------------------------------------
+# What a client reports ----------------------------------------------------------------------------
 
 
-def usable_metrics(record: Mapping[str, Any], weight_key: str, needs: frozenset[str] = frozenset()) -> dict[str, float]:
+def usable_metrics(
+    record: Mapping[str, Any], weight_key: str, needs: frozenset[str] = frozenset()
+) -> dict[str, float]:
     """Return the finite numbers among a reply's metrics, if count, weight and the needed ones are there."""
     count = record.get(NUM_EXAMPLES)
     if not isinstance(count, int) or count < 1:
         raise ValueError(f"num-examples must be an integer of at least 1, got {count!r}")
     if count > LARGEST_COUNT:
         raise ValueError(f"num-examples must be at most 2**53, got {count!r}")
-    finite = {key: each for key, each in record.items() if isinstance(each, (int, float)) and abs(each) <= LARGEST}
+    finite = {
+        key: each
+        for key, each in record.items()
+        if isinstance(each, (int, float)) and abs(each) <= LARGEST
+    }
     if not 0 < finite.get(weight_key, 0) <= LARGEST_COUNT:
-        raise ValueError(f"{weight_key} must be a positive number of at most 2**53, got {record.get(weight_key)!r}")
+        raise ValueError(
+            f"{weight_key} must be a positive number of at most 2**53, got"
+            f" {record.get(weight_key)!r}"
+        )
     if missing := sorted(needs - finite.keys()):
         raise lacking_metric(missing[0], record.get(missing[0]))
-    _check_shares(finite, (name for name in needs if name.startswith(ACCURACY) or name == DISPARITY))
+    _check_shares(
+        finite, (name for name in needs if name.startswith(ACCURACY) or name == DISPARITY)
+    )
     if LEARNING_RATE in needs and finite[LEARNING_RATE] <= 0.0:
-        raise ValueError(f"metric 'learning-rate' must be positive, got {finite['learning-rate']!r}")
+        raise ValueError(
+            f"metric 'learning-rate' must be positive, got {finite['learning-rate']!r}"
+        )
     if GROUP_COUNTS.intersection(needs):
         _check_group_counts(finite)
     if STEP_SUM in needs and not (finite[STEP_SUM] == 0.0 or finite[STEP_SUM] >= SMALLEST_STEP_SUM):
@@ -109,13 +128,21 @@ def _check_shares(metrics: Mapping[str, float], names: Iterable[str]) -> None:
 
 def _check_group_counts(metrics: Mapping[str, float]) -> None:
     for positives, hits in zip(POSITIVES, HITS, strict=True):
-        bounds = {positives: metrics[NUM_EXAMPLES], hits: metrics.get(positives, metrics[NUM_EXAMPLES])}
+        bounds = {
+            positives: metrics[NUM_EXAMPLES],
+            hits: metrics.get(positives, metrics[NUM_EXAMPLES]),
+        }
         for name, most in bounds.items():
             value = metrics.get(name, 0)
             if value != int(value) or not 0 <= value <= most:
-                raise ValueError(f"metric {name!r} must be a whole number from 0 to {most:g}, got {value!r}")
+                raise ValueError(
+                    f"metric {name!r} must be a whole number from 0 to {most:g}, got {value!r}"
+                )
     if (together := sum(metrics.get(name, 0) for name in POSITIVES)) > metrics[NUM_EXAMPLES]:
-        raise ValueError(f"{' and '.join(POSITIVES)} are {together:g} together, of {metrics[NUM_EXAMPLES]:g} examples")
+        raise ValueError(
+            f"{' and '.join(POSITIVES)} are {together:g} together, of {metrics[NUM_EXAMPLES]:g}"
+            " examples"
+        )
 
 
 def implausible_counts(
@@ -133,14 +160,17 @@ def implausible_counts(
     """
     reasons: dict[str, str] = {}
     for name, report in reports.items():
-        examples, weight = report[NUM_EXAMPLES], report[weight_key]
+        examples = report[NUM_EXAMPLES]
+        weight = report[weight_key]
         if name in enrolled and examples > enrolled[name]:
             most = f"the {enrolled[name]} examples that it was enrolled with"
             reasons[name] = f"num-examples {examples} is more than {most}"
         elif name in first and weight > max_growth * first[name]:
             most = f"{max_growth:g} times (max_growth) the {first[name]} that it said at first"
             reasons[name] = f"{weight_key} {weight} is more than {most}"
-        elif name not in {*enrolled, *first} and (words := beyond_others(name, examples, first, first_limit)):
+        elif name not in {*enrolled, *first} and (
+            words := beyond_others(name, examples, first, first_limit)
+        ):
             reasons[name] = f"num-examples {examples} is {words}"
     return reasons
 
@@ -151,9 +181,9 @@ def beyond_others(name: str, size: float, sizes: Mapping[str, float], limit: flo
     if not others or size <= limit * median(others):
         return ""
     return (
-        f"more than {limit:g} times the median of the others ({median(others):g}), and the operator has stated no "
-        f"number: if it is right, state it by fairbloom deploy enroll {name} --examples N, or for this run by --set "
-        f"enrolled-sizes={name}=N"
+        f"more than {limit:g} times the median of the others ({median(others):g}), and the operator"
+        f" has stated no number: if it is right, state it by fairbloom deploy enroll {name}"
+        f" --examples N, or for this run by --set enrolled-sizes={name}=N"
     )
 
 
@@ -164,20 +194,29 @@ def out_of_proportion(
     reasons: dict[str, str] = {}
     for metric in sorted(LOSSES & set(needs)):
         losses = {name: metrics[metric] for name, metrics in replies.items() if name not in reasons}
-        if max(map(abs, losses.values()), default=0.0) <= limit * USUAL_LOSS:  # the least that the bound can be
+        # the least that the bound can be
+        if max(map(abs, losses.values()), default=0.0) <= limit * USUAL_LOSS:
             continue
         most = largest_in_proportion(map(abs, losses.values()), limit, USUAL_LOSS)
-        words = f"beyond {most:g}: {limit:g} times (loss_limit) the larger of the round's median and {USUAL_LOSS:g}"
+        words = (
+            f"beyond {most:g}: {limit:g} times (loss_limit) the larger of the round's median and"
+            f" {USUAL_LOSS:g}"
+        )
         for name, loss in losses.items():
             if abs(loss) > most:
                 reasons[name] = f"metric {metric!r} is {loss:g}, {words}"
     for metric in sorted({LEARNING_RATE, STEP_SUM} & set(needs)):
-        rates = {name: metrics[metric] for name, metrics in replies.items() if name not in reasons and metrics[metric]}
+        rates = {
+            name: metrics[metric]
+            for name, metrics in replies.items()
+            if name not in reasons and metrics[metric]
+        }
         low, high = proportionate_rates(rates.values(), limit)
         for name, rate in rates.items():
             if not low <= rate <= high:
                 words = (
-                    f"outside {low:g} to {high:g}: the round's median divided and multiplied by {limit:g} (loss_limit)"
+                    f"outside {low:g} to {high:g}: the round's median divided and multiplied by"
+                    f" {limit:g} (loss_limit)"
                 )
                 reasons[name] = f"metric {metric!r} is {rate:g}, {words}"
     return reasons
@@ -186,21 +225,26 @@ def out_of_proportion(
 def largest_in_proportion(sizes: Iterable[float], limit: float, floor: float) -> float:
     """Return `limit` times the lower median of the sizes, or of `floor` where that is more.
 
-    As long as the largest size is beyond, it is left out and the median taken again: the bound is that of the sizes
-    within it alone, whatever the others are. Of two sizes the smaller one is the median.
+    As long as the largest size is beyond, it is left out and the median taken again: the bound is
+    that of the sizes within it alone, whatever the others are. Of two sizes the smaller one is the
+    median.
     """
     ascending = sorted(sizes)
     bound = math.inf
-    while ascending and ascending[-1] > (bound := limit * max(floor, ascending[(len(ascending) - 1) // 2])):
+    while ascending and ascending[-1] > (
+        bound := limit * max(floor, ascending[(len(ascending) - 1) // 2])
+    ):
         ascending.pop()
     return bound
 
 
 def proportionate_rates(rates: Iterable[float], limit: float) -> tuple[float, float]:
-    """Return the lower median divided, and multiplied, by `limit`; of two rates, either may be the wrong one.
+    """Return the lower median divided, and multiplied, by `limit`.
 
-    QFedSGD divides by the rate, and control variates by the sum of the steps' rates: one near zero would stop every
-    client's step, or be the control variate of all.
+    Of two rates, either may be the wrong one.
+
+    QFedSGD divides by the rate, and control variates by the sum of the steps' rates: one near zero
+    would stop every client's step, or be the control variate of all.
     """
     ascending = sorted(rates)
     if len(ascending) < 3:
@@ -226,43 +270,56 @@ def screen_reports(method: Method, trained: Trained, first_limit: float = math.i
     trained.refuse(out_of_proportion(trained.metrics, method.needs, method.loss_limit))
 
 
-def usable_sizes(method: Method, sizes: Mapping[str, float], first_limit: float = math.inf) -> dict[str, float]:
+def usable_sizes(
+    method: Method, sizes: Mapping[str, float], first_limit: float = math.inf
+) -> dict[str, float]:
     """Return which of the sizes that clients say they have can be the weights of their replies.
 
-    Where replies are weighted by another metric, none can; a client that was enrolled with fewer examples, or says
-    that it has far more than the others, says in its first usable reply how many it has.
+    Where replies are weighted by another metric, none can; a client that was enrolled with fewer
+    examples, or says that it has far more than the others, says in its first usable reply how many
+    it has.
     """
     if method.weighted_by_key != NUM_EXAMPLES:
         return {}
-    first, enrolled = method.progress.first_counts, method.enrolled_sizes
+    first = method.progress.first_counts
+    enrolled = method.enrolled_sizes
     return {
         name: size
         for name, size in sizes.items()
-        if (size <= enrolled[name] if name in enrolled else not beyond_others(name, size, first, first_limit))
+        if (
+            size <= enrolled[name]
+            if name in enrolled
+            else not beyond_others(name, size, first, first_limit)
+        )
     }
 
 
 def screen_buffers(method: Method, trained: Trained) -> None:
     """Leave out replies with buffers that change out of proportion to the global model's and to the others' changes.
 
-    Buffers are no part of the update; but they are averaged, and one absurd variance would spoil every evaluation.
+    Buffers are no part of the update; but they are averaged, and one absurd variance would spoil
+    every evaluation.
     """
-    layout, limit = trained.updates.layout, method.update_limit
+    layout = trained.updates.layout
+    limit = method.update_limit
     if not layout.buffers or limit == math.inf:
         return
     changes = dict(zip(trained.names, trained.updates.buffer_changes().tolist(), strict=True))
     most = largest_in_proportion(changes.values(), limit, layout.distance(None, layout.buffers))
     trained.refuse(
         {
-            name: f"its buffers ({', '.join(layout.buffers)}) change by {change:g}, beyond {most:g}: {limit:g} times "
-            "(update_limit) the larger of the received model's buffers and the round's median change"
+            name: (
+                f"its buffers ({', '.join(layout.buffers)}) change by {change:g}, beyond {most:g}:"
+                f" {limit:g} times (update_limit) the larger of the received model's buffers and"
+                " the round's median change"
+            )
             for name, change in changes.items()
             if change > most
         }
     )
 
 
-# Lengths of updates ---------------------------------------------------------------------------------------------------
+# Lengths of updates -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -278,13 +335,19 @@ class Usual:
             return factor * self.length * self.allowances
 
 
-def usual(lengths: FloatArray, counts: FloatArray, past: FloatArray, model_length: Callable[[], float]) -> Usual:
+def usual(
+    lengths: FloatArray, counts: FloatArray, past: FloatArray, model_length: Callable[[], float]
+) -> Usual:
     """Return the usual length of a round's updates, and each client's allowance, by ‖u_k‖ and n_k, shape (m,).
 
     `past` is what `Lengths.before` returns; `model_length` computes ‖w‖ where it is needed.
     """
     moving = lengths[lengths > 0.0]
-    medians = [lower_median(each) for each in (moving[:0] if len(moving) == 1 else moving, past) if len(each)]
+    medians = [
+        lower_median(each)
+        for each in (moving[:0] if len(moving) == 1 else moving, past)
+        if len(each)
+    ]
     length = max(medians, default=0.0)
     allowances = np.clip(counts / lower_median(counts), 1.0, LARGEST_ALLOWANCE)
     return Usual(length if length > 0.0 else max(model_length(), 1.0), allowances)
@@ -300,11 +363,13 @@ def too_long(
 ) -> tuple[dict[int, float], Usual | None]:
     """Return the updates longer than ‖w‖ and than `limit` · e_k · r, by place with their bounds, and what is usual.
 
-    The one furthest beyond its bound is left out first; then r and e are computed again without it. Nothing is usual
-    where no update is left. `longest` replaces ‖u_k‖ in the comparison where a reply has another model as well.
+    The one furthest beyond its bound is left out first; then r and e are computed again without it.
+    Nothing is usual where no update is left. `longest` replaces ‖u_k‖ in the comparison where a
+    reply has another model as well.
     """
     compared = lengths if longest is None else longest
-    left, refused = np.arange(len(lengths)), dict[int, float]()
+    left = np.arange(len(lengths))
+    refused = dict[int, float]()
     while len(left):
         found = usual(lengths[left], counts[left], past, model_length)
         bounds = found.times(limit)
@@ -327,28 +392,36 @@ def lower_median(values: FloatArray) -> float:
 
 
 def screen_lengths(method: Method, trained: Trained, server_round: int) -> Usual | None:
-    """Leave out replies whose update is too long; return what is usual among the others, None where none is left.
+    """Leave out replies whose update is too long.
 
-    A snapshot keeps to the bound of its client's update. Second updates that are rows are compared with each other: a
-    gradient of something else than the loss has another length.
+    Return what is usual among the others, None where none is left.
+
+    A snapshot keeps to the bound of its client's update. Second updates that are rows are compared
+    with each other: a gradient of something else than the loss has another length.
     """
-    layout, past = trained.updates.layout, method.progress.lengths.before(server_round)
+    layout = trained.updates.layout
+    past = method.progress.lengths.before(server_round)
 
     def refuse(lengths: FloatArray, what: str, longest: FloatArray | None = None) -> Usual | None:
-        names, counts, compared = trained.names, trained.column(NUM_EXAMPLES), lengths if longest is None else longest
-        refused, found = too_long(lengths, counts, past, lambda: layout.length, method.update_limit, longest)
+        names = trained.names
+        counts = trained.column(NUM_EXAMPLES)
+        compared = lengths if longest is None else longest
+        refused, found = too_long(
+            lengths, counts, past, lambda: layout.length, method.update_limit, longest
+        )
         reasons: dict[str, str] = {}
         for place, bound in refused.items():
             which = what if longest is None or lengths[place] <= bound else "update"
             reasons[names[place]] = (
-                f"its {which} has the length {compared[place]:g}, beyond {bound:g}: the larger of the received model's "
-                f"length ({layout.length:g}) and {method.update_limit:g} times (update_limit) what is usual for its "
-                "number of examples"
+                f"its {which} has the length {compared[place]:g}, beyond {bound:g}: the larger of"
+                f" the received model's length ({layout.length:g}) and {method.update_limit:g}"
+                " times (update_limit) what is usual for its number of examples"
             )
         trained.refuse(reasons)
         return found
 
-    second, lengths = trained.second, trained.updates.lengths
+    second = trained.second
+    lengths = trained.updates.lengths
     if second is None:
         return refuse(lengths, "update")
     if not method.has_second_rows:
@@ -357,25 +430,27 @@ def screen_lengths(method: Method, trained: Trained, server_round: int) -> Usual
     return refuse(trained.updates.lengths, "update")
 
 
-# Steps --------------------------------------------------------------------------------------------------------------
+# Steps --------------------------------------------------------------------------------------------
 
 
 def check_step(method: Method, layout: Layout, step: float, longest_update: float) -> None:
     """Raise ValueError where a step of this length is too long for the received model, the updates and earlier steps.
 
-    With a server optimizer it is the method's step: that an update is absurd shows there. An adaptive step is no longer
-    for a longer update, and one with momentum is as long as several steps; the user's step size says how long.
+    With a server optimizer it is the method's step: that an update is absurd shows there. An
+    adaptive step is no longer for a longer update, and one with momentum is as long as several
+    steps; the user's step size says how long.
     """
     limit = method.update_limit
     known = max(longest_update, method.progress.lengths.longest_step)
     if step > limit * known and step > limit * layout.length:
         raise ValueError(
-            f"the step has the length {step:g}, beyond {limit:g} times (update_limit) the largest of the received "
-            f"model's length ({layout.length:g}), the longest update's and the longest step's so far ({known:g})"
+            f"the step has the length {step:g}, beyond {limit:g} times (update_limit) the largest"
+            f" of the received model's length ({layout.length:g}), the longest update's and the"
+            f" longest step's so far ({known:g})"
         )
 
 
-# Models -------------------------------------------------------------------------------------------------------------
+# Models -------------------------------------------------------------------------------------------
 
 
 def check_model(method: Method, model: Model) -> None:
@@ -383,18 +458,25 @@ def check_model(method: Method, model: Model) -> None:
     if model and all(array.dtype.kind in "iub" for array in model.values()):
         arrays = ", ".join(f"{name} ({array.dtype})" for name, array in model.items())
         raise BrokenModelError(
-            f"the model has no array of floats, which alone are trained: {arrays}. Send its parameters as float32"
+            f"the model has no array of floats, which alone are trained: {arrays}. Send its"
+            " parameters as float32"
         )
     for name, array in model.items():
         if array.dtype.kind not in "fiub":
-            raise BrokenModelError(f"array {name!r} has dtype {array.dtype}; only {DTYPES} are supported")
+            raise BrokenModelError(
+                f"array {name!r} has dtype {array.dtype}; only {DTYPES} are supported"
+            )
     statistics = [name for name in model if name.endswith(STATISTICS)]
     untrained = {*method.frozen, *(statistics if method.buffers is None else method.buffers)}
-    finite = {name: array[np.isfinite(array)] if name in untrained else array for name, array in model.items()}
+    finite = {
+        name: array[np.isfinite(array)] if name in untrained else array
+        for name, array in model.items()
+    }
     for name, array in finite.items():
         if not np.isfinite(array).all():
             raise BrokenModelError(
-                f"no client can train: array {name!r} has an entry of {array[~np.isfinite(array)][0]:g}. A constant "
-                "that nobody trains, as a mask, is a buffer (register_buffer) of a model of PyTorch; name others by "
-                "frozen=(…,) or buffers=(…,) of the strategy"
+                f"no client can train: array {name!r} has an entry of"
+                f" {array[~np.isfinite(array)][0]:g}. A constant that nobody trains, as a mask, is"
+                " a buffer (register_buffer) of a model of PyTorch; name others by frozen=(…,) or"
+                " buffers=(…,) of the strategy"
             )

@@ -1,12 +1,13 @@
 """Server optimizers: the server takes a method's step d as a gradient, and steps by momentum or adaptively.
 
-d = Σ c_k u_k, with the kept rows, is what a method subtracts from the model. FedAvgM keeps v ← β₁ v + d and subtracts
-lr · v. FedAdagrad, FedAdam and FedYogi keep, coordinate by coordinate, a ← β₁ a + (1 − β₁) d and a mean or sum v of d²,
-and subtract lr · a / (√v + τ); at first a = 0 and v = τ², and no bias is corrected.
+d = Σ c_k u_k, with the kept rows, is what a method subtracts from the model. FedAvgM keeps v ← β₁ v
++ d and subtracts lr · v. FedAdagrad, FedAdam and FedYogi keep, coordinate by coordinate, a ← β₁ a +
+(1 − β₁) d and a mean or sum v of d², and subtract lr · a / (√v + τ); at first a = 0 and v = τ², and
+no bias is corrected.
 
-Sources: Hsu et al., Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification, 2019,
-doi:10.48550/arXiv.1909.06335 (FedAvgM); Reddi et al., Adaptive Federated Optimization, ICLR 2021, Algorithm 2,
-doi:10.48550/arXiv.2003.00295.
+Sources: Hsu et al., Measuring the Effects of Non-Identical Data Distribution for Federated Visual
+Classification, 2019, doi:10.48550/arXiv.1909.06335 (FedAvgM); Reddi et al., Adaptive Federated
+Optimization, ICLR 2021, Algorithm 2, doi:10.48550/arXiv.2003.00295.
 """
 
 from collections.abc import Mapping
@@ -21,7 +22,11 @@ from fairbloom.protocol.options import Beta1, Beta2, Tau, default_of
 from .ranges import within
 from .updates import FloatArray, places
 
-NONE, AVGM, ADAGRAD, ADAM, YOGI = "none", "avgm", "adagrad", "adam", "yogi"
+NONE = "none"
+AVGM = "avgm"
+ADAGRAD = "adagrad"
+ADAM = "adam"
+YOGI = "yogi"
 """With "none" the server takes the method's step as it is."""
 
 LR, BETA1, BETA2, TAU = (f"server_optimizer_{name}" for name in ("lr", "beta1", "beta2", "tau"))
@@ -38,7 +43,8 @@ WITHOUT_EFFECT: Mapping[str, frozenset[str]] = {
 """The options that each optimizer does not read."""
 
 COMMON_DESCENT = "to first order, its step raises no participant's loss"
-"""What methods that seek a common descent direction say of their step, and no longer holds where it is turned."""
+"""What methods that seek a common descent direction say of their step, and no longer holds where it
+is turned."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +53,8 @@ class Moments:
 
     Never changed in place.
 
-    `first` is the momentum: avgm's v, the a of the others. `second` is their v, the sum or mean of squared steps.
+    `first` is the momentum: avgm's v, the a of the others. `second` is their v, the sum or mean of
+    squared steps.
     """
 
     first: NDArray[Any]
@@ -71,21 +78,28 @@ class ServerOptimizer:
         An option without effect, and a step size that is missing or impossible, raise ValueError. A
         `server_optimizer_lr` of None is a missing one.
         """
-        name, lr = options["server_optimizer"], options["server_optimizer_lr"]
-        given = {option: options[option] for option, default in DEFAULTS.items() if options[option] != default}
+        name = options["server_optimizer"]
+        lr = options["server_optimizer_lr"]
+        given = {
+            option: options[option]
+            for option, default in DEFAULTS.items()
+            if options[option] != default
+        }
         given |= {} if lr is None else {LR: within("(0.0, inf)", server_optimizer_lr=lr)}
         for option in sorted(WITHOUT_EFFECT[name] & given.keys()):
-            reading = ", ".join(each for each, without in WITHOUT_EFFECT.items() if option not in without)
+            reading = ", ".join(
+                each for each, without in WITHOUT_EFFECT.items() if option not in without
+            )
             raise ValueError(
-                f"{option} = {given[option]!r} has no effect with server_optimizer = {name!r}: leave it out, or "
-                f"choose an optimizer that reads it ({reading})"
+                f"{option} = {given[option]!r} has no effect with server_optimizer = {name!r}:"
+                f" leave it out, or choose an optimizer that reads it ({reading})"
             )
         if name == NONE:
             return None
         if lr is None and name != AVGM:
             raise ValueError(
-                f"server_optimizer = {name!r} needs {LR}, its step size, which has no default: give one, such as "
-                "0.01, which is about how far a parameter then moves in a round"
+                f"server_optimizer = {name!r} needs {LR}, its step size, which has no default: give"
+                " one, such as 0.01, which is about how far a parameter then moves in a round"
             )
         return cls(name, given.get(LR, 1.0), *(float(options[option]) for option in DEFAULTS))
 
@@ -94,14 +108,24 @@ class ServerOptimizer:
 
         Those that it does not read are left out.
         """
-        named = {f"server_optimizer_{field}": value for field, value in asdict(self).items() if field != "name"}
-        read = {option: value for option, value in named.items() if option not in WITHOUT_EFFECT[self.name]}
+        named = {
+            f"server_optimizer_{field}": value
+            for field, value in asdict(self).items()
+            if field != "name"
+        }
+        read = {
+            option: value
+            for option, value in named.items()
+            if option not in WITHOUT_EFFECT[self.name]
+        }
         return {"server_optimizer": self.name, **read}
 
     def step(
         self, model: NDArray[Any], down: FloatArray, moments: Moments | None
     ) -> tuple[NDArray[Any], Moments | None]:
-        """Return the model after the step d = `down`, and the moments after it; both stay as they are where d is zero.
+        """Return the model after the step d = `down`, and the moments after it.
+
+        Both stay as they are where d is zero.
 
         A moment beyond the range of the dtype raises ValueError.
         """
@@ -110,22 +134,27 @@ class ServerOptimizer:
         if (before := moments) is None:
             zeros = np.zeros(model.shape, np.promote_types(model.dtype, np.float32))
             before = Moments(zeros, None if self.name == AVGM else np.full_like(zeros, self.tau**2))
-        after, first = np.empty_like(model), np.empty_like(before.first)
+        after = np.empty_like(model)
+        first = np.empty_like(before.first)
         second = None if before.second is None else np.empty_like(before.second)
         with np.errstate(over="ignore", invalid="ignore"):
             for place in places(down.size):  # in float64, a chunk at a time
-                d, a = down[place], before.first[place].astype(np.float64)
+                d = down[place]
+                a = before.first[place].astype(np.float64)
                 if second is None or before.second is None:
                     step = first[place] = self.beta1 * a + d
                 else:
                     a = first[place] = self.beta1 * a + (1.0 - self.beta1) * d
-                    v = second[place] = self._second(before.second[place].astype(np.float64), np.square(d))
+                    v = second[place] = self._second(
+                        before.second[place].astype(np.float64), np.square(d)
+                    )
                     step = a / (np.sqrt(v) + self.tau)
                 after[place] = model[place] - self.lr * step
         for moment in (first, second):
             if moment is not None and not np.isfinite(moment).all():
                 raise ValueError(
-                    f"what the server optimizer {self.name} keeps of the steps is beyond the range of {moment.dtype}"
+                    f"what the server optimizer {self.name} keeps of the steps is beyond the range"
+                    f" of {moment.dtype}"
                 )
         return after, Moments(first, second)
 
@@ -142,11 +171,20 @@ def state_of(optimizer: ServerOptimizer, moments: Moments | None) -> dict[str, A
     return {"name": optimizer.name, "moments": None if moments is None else dict(vars(moments))}
 
 
-def moments_of(state: Mapping[str, Any] | None, optimizer: ServerOptimizer | None) -> Moments | None:
-    """Return the moments in what `state_of` returned; raise ValueError where that is another optimizer's state."""
-    there, here = NONE if state is None else state["name"], NONE if optimizer is None else optimizer.name
+def moments_of(
+    state: Mapping[str, Any] | None, optimizer: ServerOptimizer | None
+) -> Moments | None:
+    """Return the moments in what `state_of` returned.
+
+    Raise ValueError where that is another optimizer's state.
+    """
+    there = NONE if state is None else state["name"]
+    here = NONE if optimizer is None else optimizer.name
     if there != here:
         raise ValueError(
-            f"the state is of a run with server_optimizer = {there!r}, got {here!r}: continue with that, or begin again"
+            f"the state is of a run with server_optimizer = {there!r}, got {here!r}: continue with"
+            " that, or begin again"
         )
-    return Moments(**state["moments"]) if state is not None and state["moments"] is not None else None
+    return (
+        Moments(**state["moments"]) if state is not None and state["moments"] is not None else None
+    )

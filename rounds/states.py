@@ -1,7 +1,8 @@
 """The states that clients keep between rounds, as the server knows them: from which round each is, and who lost one.
 
-A client goes on from its state of the round that the terms of its work name, which is that of its last reply that was
-used. So a reply that was refused or lost, and a server that goes back a round, leave nothing behind.
+A client goes on from its state of the round that the terms of its work name, which is that of its
+last reply that was used. So a reply that was refused or lost, and a server that goes back a round,
+leave nothing behind.
 """
 
 from collections.abc import Collection, Mapping
@@ -15,7 +16,10 @@ from .refusals import lacking_metric
 MAX_STATE_LOSSES = 2
 """A client that has lost its state so often is refused from then on."""
 
-REMEDY = "give it a folder that stays (state-dir in its client.toml) and begin a new run, or leave the client out"
+REMEDY = (
+    "give it a folder that stays (state-dir in its client.toml) and begin a new run, or leave the"
+    " client out"
+)
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,9 @@ class States:
 
     def without_all(self, lost_by: Collection[str]) -> "States":
         """Return no states, since these clients have lost theirs and all begin again."""
-        return States({}, {**self.losses, **{name: self.losses.get(name, 0) + 1 for name in lost_by}})
+        return States(
+            {}, {**self.losses, **{name: self.losses.get(name, 0) + 1 for name in lost_by}}
+        )
 
     def screen(self, trained: Trained, sent: Mapping[str, int]) -> tuple[str, ...]:
         """Leave out replies of clients that went on from another state than the `sent` one.
@@ -52,14 +58,17 @@ class States:
         for name in trained.names:
             from_round = trained.metrics[name].pop(STATE_ROUND, None)
             if self.losses.get(name, 0) >= MAX_STATE_LOSSES:
-                reasons[name] = f"it has lost its state between rounds {self.losses[name]} times: {REMEDY}"
+                reasons[name] = (
+                    f"it has lost its state between rounds {self.losses[name]} times: {REMEDY}"
+                )
             elif from_round is None:
                 reasons[name] = lacking_metric(STATE_ROUND)
             elif from_round != sent[name]:
                 lost.append(name)
                 reasons[name] = (
-                    f"it has lost its state between rounds: it continued from its state of round {from_round:g}, and "
-                    f"its last reply that was used is that of round {sent[name]} (0: none)"
+                    "it has lost its state between rounds: it continued from its state of round"
+                    f" {from_round:g}, and its last reply that was used is that of round"
+                    f" {sent[name]} (0: none)"
                 )
         trained.refuse(reasons)
         return tuple(lost)

@@ -27,7 +27,8 @@ CHUNK_COLUMNS = 16384
 """Columns handled at once: m rows of them fit into the processor's cache."""
 
 CHUNKS_PER_TASK = 16
-"""Chunks that a thread works on before it asks for more: to ask takes as long as a chunk of a few updates."""
+"""Chunks that a thread works on before it asks for more: to ask takes as long as a chunk of a few
+updates."""
 
 WIDE_COLUMNS = 4096
 """From this many columns on, each row is multiplied by itself in a call of its own."""
@@ -36,18 +37,20 @@ CACHED_NUMBERS = 262144
 """How many numbers of whole rows are checked and subtracted before the next ones are read."""
 
 EXACT_NUMBERS = 2_000_000
-"""Up to this many numbers (rows · columns) are multiplied in float64; beyond, in the model's own dtype within a chunk,
-and summed over chunks in float64: 1.5e-7 in a cosine, at a fraction of the time."""
+"""Up to this many numbers (rows · columns) are multiplied in float64; beyond, in the model's own
+dtype within a chunk, and summed over chunks in float64: 1.5e-7 in a cosine, at a fraction of the
+time."""
 
 ALIKE_SHARE = 1e-13, 1e-6
-"""Squared distance of two vectors, relative to the smaller of their squared lengths, up to which products in float64,
-and in the model's own dtype, tell them apart by rounding alone."""
+"""Squared distance of two vectors, relative to the smaller of their squared lengths, up to which
+products in float64, and in the model's own dtype, tell them apart by rounding alone."""
 
 MAX_ENTRY = 1e150
 """Entries of float64 updates beyond this have no finite square, so the reply is refused."""
 
 SMALLEST_SQUARE = 1e-300
-"""Vectors, and parts of them, whose squared norm is less count as zero: precision is lost below the normal numbers."""
+"""Vectors, and parts of them, whose squared norm is less count as zero: precision is lost below the
+normal numbers."""
 
 SAFE_SQUARES = (1e-20, 1e20)
 """Square sums of updates in this range need no closer look."""
@@ -65,8 +68,8 @@ UNFROZEN = "let its client leave it untrained (requires_grad = False), or out of
 """The remedy where a client replies other values of an array that nobody trains."""
 
 SAFE_EXPONENT = 40
-"""Where the largest entry of a row lies outside 2^±40, the round's numbers are multiplied in float64: no product then
-overflows."""
+"""Where the largest entry of a row lies outside 2^±40, the round's numbers are multiplied in
+float64: no product then overflows."""
 
 
 class NotFiniteError(ValueError):
@@ -77,8 +80,9 @@ class NotFiniteError(ValueError):
 class Vectors:
     """Flat vectors of one size, one below the other.
 
-    `blocks` are matrices in the model's dtype, each of shape (some, d), or models whose updates are computed where they
-    are read. `extreme` says that the largest entry of a row lies outside 2^±SAFE_EXPONENT.
+    `blocks` are matrices in the model's dtype, each of shape (some, d), or models whose updates are
+    computed where they are read. `extreme` says that the largest entry of a row lies outside
+    2^±SAFE_EXPONENT.
     """
 
     blocks: tuple[NDArray[Any] | Borrowed, ...]
@@ -107,7 +111,8 @@ class Vectors:
         for block in self.blocks:
             if row < len(block):
                 return Vectors(
-                    (block.only(row) if isinstance(block, Borrowed) else block[row : row + 1],), self.extreme
+                    (block.only(row) if isinstance(block, Borrowed) else block[row : row + 1],),
+                    self.extreme,
                 )
             row -= len(block)
         raise IndexError(place)
@@ -125,11 +130,11 @@ class Vectors:
     def each_chunk(self, exact: bool, work: Callable[[slice, NDArray[Any]], T]) -> Iterator[T]:
         """Yield what `work` makes of CHUNK_COLUMNS of all rows at a time, shape (m, ≤ CHUNK_COLUMNS), in their order.
 
-        They are in float64 if `exact`. Threads, one for each processor core, compute borrowed updates, where there are
-        many.
+        They are in float64 if `exact`. Threads, one for each processor core, compute borrowed
+        updates, where there are many.
         """
         dtype = np.dtype(np.float64) if exact else self.blocks[0].dtype
-        (only, *more) = self.blocks
+        only, *more = self.blocks
         as_they_lie = None if more or isinstance(only, Borrowed) or only.dtype != dtype else only
         buffers = threading.local()
 
@@ -152,7 +157,8 @@ class Vectors:
 
     def _columns(self, place: slice, buffer: NDArray[Any]) -> NDArray[Any]:
         """Return these columns of all rows in a buffer of the shape (m, CHUNK_COLUMNS)."""
-        columns, row = buffer[:, : place.stop - place.start], 0
+        columns = buffer[:, : place.stop - place.start]
+        row = 0
         for block in self.blocks:
             part = columns[row : row + len(block)]
             if isinstance(block, Borrowed):
@@ -172,15 +178,17 @@ def places(size: int) -> Iterator[slice]:
 def split_at(ends: Sequence[int], place: slice) -> Iterator[tuple[int, slice]]:
     """Yield the parts of these columns that lie between the `ends`: each part's number, and its columns of `place`.
 
-    A chunk is split and not shortened at an end: a model of many small arrays has as few chunks as one of few large
-    arrays.
+    A chunk is split and not shortened at an end: a model of many small arrays has as few chunks as
+    one of few large arrays.
     """
-    number, start = bisect_right(ends, place.start), place.start
+    number = bisect_right(ends, place.start)
+    start = place.start
     while start < place.stop:
         stop = min(ends[number], place.stop)
         if start < stop:
             yield number, slice(start - place.start, stop - place.start)
-        number, start = number + 1, stop
+        number = number + 1
+        start = stop
 
 
 class Layout:
@@ -189,10 +197,11 @@ class Layout:
     Parameters
     ----------
     buffers
-        Float arrays (BatchNorm statistics) that are averaged and are no part of the update; None: found by their names.
-        One that is not finite, as a mask, is frozen.
+        Float arrays (BatchNorm statistics) that are averaged and are no part of the update; None:
+        found by their names. One that is not finite, as a mask, is frozen.
     shared
-        Arrays that are the same parameter as another one, by name: the update has that one, and they get its values.
+        Arrays that are the same parameter as another one, by name: the update has that one, and
+        they get its values.
     frozen
         Arrays that nobody trains: they stay as they are, and are no part of the update.
     """
@@ -209,24 +218,41 @@ class Layout:
         self.frozen = named | {name for name, first in shared.items() if first in named}
         self.shared = {name: first for name, first in shared.items() if name not in self.frozen}
         if buffers is None:
-            others = [name for name in arrays if name not in self.shared and name not in self.frozen]
-            buffers = [name for name in others if name.endswith(STATISTICS) and arrays[name].dtype.kind == "f"]
+            others = [
+                name for name in arrays if name not in self.shared and name not in self.frozen
+            ]
+            buffers = [
+                name
+                for name in others
+                if name.endswith(STATISTICS) and arrays[name].dtype.kind == "f"
+            ]
         for name in buffers:
             if name not in arrays or arrays[name].dtype.kind != "f":
-                raise ValueError(f"buffers names {name!r}, which is no float array of the model ({', '.join(arrays)})")
+                raise ValueError(
+                    f"buffers names {name!r}, which is no float array of the model"
+                    f" ({', '.join(arrays)})"
+                )
         for name in self.frozen:
             if name not in arrays or name in buffers:
-                raise ValueError(f"frozen names {name!r}, which is no parameter of the model ({', '.join(arrays)})")
+                raise ValueError(
+                    f"frozen names {name!r}, which is no parameter of the model"
+                    f" ({', '.join(arrays)})"
+                )
         for name, array in arrays.items():
             if array.dtype.kind not in "fiub":
-                raise ValueError(f"array {name!r} has dtype {array.dtype}; only {DTYPES} are supported")
+                raise ValueError(
+                    f"array {name!r} has dtype {array.dtype}; only {DTYPES} are supported"
+                )
         self.arrays = arrays
-        self.frozen |= {name for name in buffers if not np.isfinite(arrays[name]).all()}  # as a mask with −inf
+        # as a mask with −inf
+        self.frozen |= {name for name in buffers if not np.isfinite(arrays[name]).all()}
         self.buffers = tuple(name for name in arrays if name in buffers and name not in self.frozen)
         changing = {name: array for name, array in arrays.items() if name not in self.frozen}
         self.integers = tuple(name for name, array in changing.items() if array.dtype.kind != "f")
         self.trainable = tuple(
-            n for n, a in changing.items() if a.dtype.kind == "f" and n not in buffers and n not in self.shared
+            n
+            for n, a in changing.items()
+            if a.dtype.kind == "f" and n not in buffers and n not in self.shared
         )
         for name in self.trainable:
             if not np.isfinite(arrays[name]).all():
@@ -234,9 +260,16 @@ class Layout:
         for name, first in self.shared.items():
             if first not in self.trainable or name not in arrays or name in self.buffers:
                 wrong = first if first not in self.trainable else name
-                raise ValueError(f"shared = {{{name!r}: {first!r}}}: {wrong!r} is no parameter of the model to train")
-            if arrays[name].dtype != arrays[first].dtype or not np.array_equal(arrays[name], arrays[first]):
-                raise ValueError(f"shared = {{{name!r}: {first!r}}}: the two arrays of the model differ")
+                raise ValueError(
+                    f"shared = {{{name!r}: {first!r}}}: {wrong!r} is no parameter of the model to"
+                    " train"
+                )
+            if arrays[name].dtype != arrays[first].dtype or not np.array_equal(
+                arrays[name], arrays[first]
+            ):
+                raise ValueError(
+                    f"shared = {{{name!r}: {first!r}}}: the two arrays of the model differ"
+                )
         floats = [arrays[name].dtype for name in self.trainable]
         self.dtype = np.result_type(np.float32, *floats)
         self.size = sum(arrays[name].size for name in self.trainable)
@@ -256,7 +289,11 @@ class Layout:
     def flat(self) -> NDArray[Any]:
         """The trainable part of w as one vector of `size` entries."""
         parts = [self.arrays[name].ravel() for name in self.trainable]
-        return np.concatenate(parts).astype(self.dtype, copy=False) if parts else np.empty(0, self.dtype)
+        return (
+            np.concatenate(parts).astype(self.dtype, copy=False)
+            if parts
+            else np.empty(0, self.dtype)
+        )
 
     @cached_property
     def trainable_part(self) -> Layout:
@@ -276,10 +313,15 @@ class Layout:
     def arrays_of(self, flat: NDArray[Any]) -> Model:
         """Return a flat vector as the trainable arrays, in their shapes and dtypes."""
         shaped = {name: (flat[place], self.arrays[name]) for name, place in self.slices}
-        return {name: part.reshape(like.shape).astype(like.dtype) for name, (part, like) in shaped.items()}
+        return {
+            name: part.reshape(like.shape).astype(like.dtype)
+            for name, (part, like) in shaped.items()
+        }
 
     def mismatch(self, arrays: Model) -> str | None:
-        """Return how `arrays` differs from the model in names, shapes or kinds of dtype; None where it does not.
+        """Return how `arrays` differs from the model in names, shapes or kinds of dtype.
+
+        None where it does not.
 
         Frozen arrays may be left out; one that is there has the model's values.
         """
@@ -287,7 +329,10 @@ class Layout:
             if name in self.frozen:
                 floats = name in arrays and arrays[name].dtype.kind == array.dtype.kind == "f"
                 if name in arrays and not np.array_equal(arrays[name], array, equal_nan=floats):
-                    return f"array {name!r} is frozen, and the reply holds other values of it: {UNFROZEN}"
+                    return (
+                        f"array {name!r} is frozen, and the reply holds other values of it:"
+                        f" {UNFROZEN}"
+                    )
                 continue
             if name not in arrays:
                 return f"array {name!r} is missing"
@@ -323,7 +368,8 @@ class Borrowed:
 
     def __getitem__(self, row: int) -> NDArray[Any]:
         """Return a copy of one update, shape (d,)."""
-        one, copied = self.only(row), np.empty((1, self._layout.size), self.dtype)
+        one = self.only(row)
+        copied = np.empty((1, self._layout.size), self.dtype)
         for place in places(self._layout.size):
             one.read(place, copied[:, place])
         return np.asarray(copied[0])
@@ -331,20 +377,25 @@ class Borrowed:
     def read(self, place: slice, out: NDArray[Any]) -> None:
         """Compute the columns `place`, one of those CHUNK_COLUMNS wide, into `out`, shape (m, columns)."""
         pieces = self._pieces.setdefault(place.start, []) or self._cut(place)
-        rounded = None if out.dtype == self.dtype else np.empty(place.stop - place.start, self.dtype)
+        rounded = (
+            None if out.dtype == self.dtype else np.empty(place.stop - place.start, self.dtype)
+        )
         with np.errstate(over="ignore", invalid="ignore"):
             for model, row in zip(self._models, out, strict=True):
                 target = row if rounded is None else rounded
                 for array, received, where, to in pieces:
                     np.subtract(received, model[array][where], out=target[to], casting="same_kind")
-                if rounded is not None:  # updates are of the model's dtype, whatever is made of them
+                # updates are of the model's dtype, whatever is made of them
+                if rounded is not None:
                     row[:] = rounded
 
     def _cut(self, place: slice) -> list[tuple[int, NDArray[Any], slice, slice]]:
         """Return which arrays have a part of these columns, the received values, where they lie, and where to."""
-        pieces, starts = self._pieces[place.start], (0, *self._layout.ends)
+        pieces = self._pieces[place.start]
+        starts = (0, *self._layout.ends)
         for number, to in split_at(self._layout.ends, place):
-            start, stop = place.start + to.start, place.start + to.stop
+            start = place.start + to.start
+            stop = place.start + to.stop
             there = slice(start - starts[number], stop - starts[number])
             pieces.append((number, self._layout.flat[start:stop], there, to))
         return pieces
@@ -369,8 +420,9 @@ class Borrowed:
 class Updates:
     """The replies of one round as flat updates, in the order of client names.
 
-    Either models are given to `add`, which keeps them where they are: their arrays must not change. Or flat models lie
-    in the rows of `matrix`, of shape (at least m, d), and `add_rows` makes updates of them. `screen` follows.
+    Either models are given to `add`, which keeps them where they are: their arrays must not change.
+    Or flat models lie in the rows of `matrix`, of shape (at least m, d), and `add_rows` makes
+    updates of them. `screen` follows.
 
     Parameters
     ----------
@@ -403,7 +455,10 @@ class Updates:
     def add(self, arrays: Model) -> None:
         """Take in u = w − `arrays`, with copies of its buffers."""
         if not isinstance(self._rows, Borrowed):
-            raise TypeError("these updates lie in a matrix: write the model into its next row, and call add_rows")
+            raise TypeError(
+                "these updates lie in a matrix: write the model into its next row, and call"
+                " add_rows"
+            )
         self._rows.add(arrays)
         self._carry([arrays])
 
@@ -412,7 +467,8 @@ class Updates:
 
         `others` has the buffers and integer arrays of each new row's model.
         """
-        first, matrix = len(self), self.matrix
+        first = len(self)
+        matrix = self.matrix
         self._carry(others)
         step = max(1, CACHED_NUMBERS // max(1, self.layout.size))
         for start in range(first, len(self), step):
@@ -420,12 +476,19 @@ class Updates:
             with np.errstate(over="ignore", invalid="ignore"):
                 suspects = np.flatnonzero(~np.isfinite(np.vecdot(rows, rows)))
                 for k in map(int, suspects):
-                    self._note(start + k, {name: rows[k][place] for name, place in self.layout.slices})
+                    self._note(
+                        start + k, {name: rows[k][place] for name, place in self.layout.slices}
+                    )
                 np.subtract(self.layout.flat, rows, out=rows)
 
     def _carry(self, others: Sequence[Model]) -> None:
-        first, carried = len(self), self._carried
-        self._others += [{name: other[name].copy() for name in carried} for other in others] if carried else others
+        first = len(self)
+        carried = self._carried
+        self._others += (
+            [{name: other[name].copy() for name in carried} for other in others]
+            if carried
+            else others
+        )
         self._extreme += [False] * len(others)
         self._forget()
         for place in range(first, len(self)) if self.layout.buffers else ():
@@ -436,17 +499,24 @@ class Updates:
         if wrong := [name for name, array in arrays.items() if not np.isfinite(array).all()]:
             self._unusable[place] = NotFiniteError(f"array {wrong[0]!r}{self._of} is not finite")
 
-    def screen(self, *, gram: bool, by_array: bool = False, below: Sequence[Vectors] = ()) -> dict[int, ValueError]:
-        """Return why updates cannot be used, by their places; the pass over all that finds it also measures them.
+    def screen(
+        self, *, gram: bool, by_array: bool = False, below: Sequence[Vectors] = ()
+    ) -> dict[int, ValueError]:
+        """Return why updates cannot be used, by their places.
 
-        With `gram`, that pass computes the Gram matrix as well, whole or `by_array`, with the rows of `below` after the
-        updates.
+        The pass over all that finds it also measures them.
+
+        With `gram`, that pass computes the Gram matrix as well, whole or `by_array`, with the rows
+        of `below` after the updates.
         """
         if not (m := len(self)):
             return {}
-        rows, ends = self.vectors, tuple[int, ...]()
-        if gram and not (below and rows.in_float64):  # whose products would be others with more rows
-            rows, ends = Vectors.below([rows, *below]), self.layout.ends if by_array else (self.layout.size,)
+        rows = self.vectors
+        ends = tuple[int, ...]()
+        # whose products would be others with more rows
+        if gram and not (below and rows.in_float64):
+            rows = Vectors.below([rows, *below])
+            ends = self.layout.ends if by_array else (self.layout.size,)
         squares, products = squares_and_products(rows, ends)
         squares = squares[:m]
         usual = (squares > SAFE_SQUARES[0]) & (squares < SAFE_SQUARES[1])  # NaN is unusual, too
@@ -459,14 +529,18 @@ class Updates:
                 except ValueError as reason:
                     self._unusable[k] = reason
         if not any(self._extreme):
-            self._squares, self._products = squares, products if ends else None
+            self._squares = squares
+            self._products = products if ends else None
         return self._unusable
 
     def _forget(self) -> None:
         self._squares = self._products = None
 
     def remove(self, *places: int) -> None:
-        """Leave out the rows at `places`; those after them move up, one at a time, so that no copy of all is made."""
+        """Leave out the rows at `places`.
+
+        Those after them move up, one at a time, so that no copy of all is made.
+        """
         left = [k for k in range(len(self)) if k not in places]
         if isinstance(self._rows, Borrowed):
             self._rows.keep(left)
@@ -502,7 +576,10 @@ class Updates:
         return self._squares
 
     def gram(self, vectors: Vectors, *, exact: bool) -> FloatArray:
-        """Return what `gram_matrix` does of the updates and the rows below them; `screen` may know it."""
+        """Return what `gram_matrix` does of the updates and the rows below them.
+
+        `screen` may know it.
+        """
         return np.asarray(self._gram_matrices(vectors, (self.layout.size,), exact)[0])
 
     def grams(self, vectors: Vectors, *, exact: bool) -> FloatArray:
@@ -533,17 +610,23 @@ class Updates:
     def model_after(
         self, coefficients: FloatArray, vectors: Vectors, prior: FloatArray, counts: FloatArray
     ) -> dict[str, NDArray[Any]]:
-        """Return w − Σ_k c_k `vectors`_k in the model's dtypes; c may have a row for each trainable array."""
+        """Return w − Σ_k c_k `vectors`_k in the model's dtypes.
+
+        C may have a row for each trainable array.
+        """
         flat = self.layout.flat.copy()
         with np.errstate(over="ignore", invalid="ignore"):
             weighted_sum(coefficients, vectors, into=flat, ends=self.layout.ends)
         return self.model_with(flat, prior, counts)
 
-    def model_with(self, flat: NDArray[Any], prior: FloatArray, counts: FloatArray) -> dict[str, NDArray[Any]]:
+    def model_with(
+        self, flat: NDArray[Any], prior: FloatArray, counts: FloatArray
+    ) -> dict[str, NDArray[Any]]:
         """Return the model whose trainable part is `flat`; raise ValueError where it is not finite.
 
-        Buffers are averaged by `prior`; integer arrays are those of the client with the most examples (the first of
-        several). Shared arrays are those of the parameter that stands for them, and frozen ones the received.
+        Buffers are averaged by `prior`; integer arrays are those of the client with the most
+        examples (the first of several). Shared arrays are those of the parameter that stands for
+        them, and frozen ones the received.
         """
         places = dict(self.layout.slices)
         places |= {name: places[first] for name, first in self.layout.shared.items()}
@@ -563,25 +646,33 @@ class Updates:
             with np.errstate(over="ignore"):
                 model[name] = np.asarray(after).astype(array.dtype, copy=False)
             if not np.isfinite(model[name]).all():
-                raise ValueError(f"array {name!r} after the step is beyond the range of {array.dtype}")
+                raise ValueError(
+                    f"array {name!r} after the step is beyond the range of {array.dtype}"
+                )
         return model
 
 
 def is_extreme(row: NDArray[Any]) -> bool:
-    """Return whether the largest entry lies outside 2^±SAFE_EXPONENT; raise ValueError where a square is not finite."""
+    """Return whether the largest entry lies outside 2^±SAFE_EXPONENT.
+
+    Raise ValueError where a square is not finite.
+    """
     largest = float(max(row.max(), -row.min())) if row.size else 0.0
     if not np.isfinite(largest):
         raise NotFiniteError(f"its update is beyond the range of {row.dtype}")
     if largest > MAX_ENTRY:
-        raise ValueError(f"its update has an entry of {largest:.0e}, beyond {MAX_ENTRY:.0e}: inner products overflow")
+        raise ValueError(
+            f"its update has an entry of {largest:.0e}, beyond {MAX_ENTRY:.0e}: inner products"
+            " overflow"
+        )
     return abs(int(np.frexp(largest)[1])) > SAFE_EXPONENT
 
 
 def gram_matrices(vectors: Vectors, ends: Sequence[int], *, exact: bool = False) -> FloatArray:
     """Return the inner products of the vectors' parts up to each of the `ends`, shape (parts, m, m), in one pass.
 
-    They are accumulated in float64, and equal vectors have equal rows. `exact` asks for float64 products however many
-    numbers there are; see EXACT_NUMBERS.
+    They are accumulated in float64, and equal vectors have equal rows. `exact` asks for float64
+    products however many numbers there are; see EXACT_NUMBERS.
     """
     _, products = squares_and_products(vectors, ends, exact=exact)
     return _finished(vectors, products, exact=exact)
@@ -592,14 +683,23 @@ def squares_and_products(
 ) -> tuple[FloatArray, FloatArray]:
     """Return each vector's squared norm, and the products of `gram_matrices` as they are, in one pass."""
 
-    def work(place: slice, block: NDArray[Any]) -> tuple[FloatArray, list[tuple[int, NDArray[Any]]]]:
+    def work(
+        place: slice, block: NDArray[Any]
+    ) -> tuple[FloatArray, list[tuple[int, NDArray[Any]]]]:
         with np.errstate(over="ignore", invalid="ignore"):  # each thread has a state of its own
-            parts = [(number, block[:, columns]) for number, columns in split_at(ends, place)] if ends else []
+            parts = (
+                [(number, block[:, columns]) for number, columns in split_at(ends, place)]
+                if ends
+                else []
+            )
             return row_squares(block), [(number, part @ part.T) for number, part in parts]
 
-    squares, products = np.zeros(len(vectors)), np.zeros((len(ends), len(vectors), len(vectors)))
+    squares = np.zeros(len(vectors))
+    products = np.zeros((len(ends), len(vectors), len(vectors)))
     with np.errstate(over="ignore", invalid="ignore"):
-        for some, parts in vectors.each_chunk(exact or vectors.in_float64, work) if vectors.size else ():
+        for some, parts in (
+            vectors.each_chunk(exact or vectors.in_float64, work) if vectors.size else ()
+        ):
             squares += some
             for number, part in parts:
                 products[number] += part
@@ -654,7 +754,9 @@ def _differences(values: NDArray[Any], less: NDArray[Any] | None) -> Iterator[Fl
             yield part
 
 
-def weighted_sum(coefficients: FloatArray, vectors: Vectors, into: NDArray[Any], *, ends: Sequence[int] = ()) -> None:
+def weighted_sum(
+    coefficients: FloatArray, vectors: Vectors, into: NDArray[Any], *, ends: Sequence[int] = ()
+) -> None:
     """Subtract Σ_k c_k u_k from `into` (shape (d,)), chunk by chunk.
 
     C has a row for each of the `ends`, or one for all.
@@ -678,19 +780,29 @@ def weighted_sum(coefficients: FloatArray, vectors: Vectors, into: NDArray[Any],
 def total(
     coefficients: FloatArray, vectors: Vectors, dtype: Any = np.float64, *, ends: Sequence[int] = ()
 ) -> NDArray[Any]:
-    """Return Σ_k c_k u_k, shape (d,); in float64 it is, to the bit, what `weighted_sum` subtracts."""
+    """Return Σ_k c_k u_k, shape (d,).
+
+    In float64 it is, to the bit, what `weighted_sum` subtracts.
+    """
     values = np.zeros(vectors.size, dtype)
     weighted_sum(-coefficients, vectors, into=values, ends=ends)
     return values
 
 
 def combine(coefficients: FloatArray, vectors: Vectors) -> Vectors:
-    """Return Σ_k c_k u_k as one new vector; where one coefficient is 1 and the others 0, to the bit that one.
+    """Return Σ_k c_k u_k as one new vector.
 
-    That one stays where it is if it is borrowed, or lies in a file, since there may be no memory for it.
+    Where one coefficient is 1 and the others 0, to the bit that one.
+
+    That one stays where it is if it is borrowed, or lies in a file, since there may be no memory
+    for it.
     """
     (used,) = coefficients.nonzero()
     if len(used) == 1 and coefficients[used[0]] == 1.0:
         (row,) = vectors[int(used[0])].blocks
-        return Vectors((row if isinstance(row, np.memmap | Borrowed) else np.array(row),), vectors.extreme)
-    return Vectors.of(total(coefficients, vectors, vectors.blocks[0].dtype), extreme=vectors.extreme)
+        return Vectors(
+            (row if isinstance(row, np.memmap | Borrowed) else np.array(row),), vectors.extreme
+        )
+    return Vectors.of(
+        total(coefficients, vectors, vectors.blocks[0].dtype), extreme=vectors.extreme
+    )

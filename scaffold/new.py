@@ -20,13 +20,17 @@ LONGEST_NAME = 32
 
 
 def new(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the app and its folder, such as my-app.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Name of the app and its folder, such as my-app.")
+    ],
 ) -> None:
     """Create a small, runnable Flower app with a fair method."""
     folder = Path(name)
     package = package_of(name)
     if folder.exists():
-        raise FairbloomError(f"{folder} exists already: choose another name, or go to another directory")
+        raise FairbloomError(
+            f"{folder} exists already: choose another name, or go to another directory"
+        )
     write_app(folder, name, package)
     print(f"{folder} is written; its README.md explains it. Begin with")
     print(f"  cd {folder}")
@@ -34,24 +38,33 @@ def new(
 
 
 def package_of(name: str) -> str:
-    """Return the name of an app's package; raise FairbloomError if it is invalid or hides an installed one."""
+    """Return the name of an app's package.
+
+    Raise FairbloomError if it is invalid or hides an installed one.
+    """
     if not NAME.fullmatch(name) or len(name) > LONGEST_NAME:
         raise FairbloomError(
-            f"{name!r} is no name for an app: write up to {LONGEST_NAME} small letters and digits, words joined by "
-            "hyphens, as in my-app"
+            f"{name!r} is no name for an app: write up to {LONGEST_NAME} small letters and digits,"
+            " words joined by hyphens, as in my-app"
         )
     package = name.replace("-", "_")
     if keyword.iskeyword(package):
-        raise FairbloomError(f"{name!r} is a keyword of Python, which no package can be called: my-{name} would do")
+        raise FairbloomError(
+            f"{name!r} is a keyword of Python, which no package can be called: my-{name} would do"
+        )
     if importlib.util.find_spec(package) is not None:
         raise FairbloomError(
-            f"{name!r}: a module {package} is installed already, and your app would hide it: my-{name} would do"
+            f"{name!r}: a module {package} is installed already, and your app would hide it:"
+            f" my-{name} would do"
         )
     return package
 
 
 def write_app(folder: Path, name: str, package: str) -> None:
-    """Write the template's files under other names; the folder appears once all of them are written."""
+    """Write the template's files under other names.
+
+    The folder appears once all of them are written.
+    """
     draft = folder.with_name(f".{name}.draft")
     try:
         for file in sorted(TEMPLATE.rglob("*")):
@@ -62,6 +75,8 @@ def write_app(folder: Path, name: str, package: str) -> None:
             target.write_text(file.read_text().replace("my_app", package).replace("my-app", name))
         draft.rename(folder)
     except OSError as error:
-        raise FairbloomError(f"{folder} cannot be written in this directory: {error.strerror}") from error
+        raise FairbloomError(
+            f"{folder} cannot be written in this directory: {error.strerror}"
+        ) from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)

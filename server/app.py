@@ -30,7 +30,13 @@ from fairbloom.rounds.updates import Model
 from fairbloom.strategies import FairStrategy
 from fairbloom.tasks import digests, load_task
 from fairbloom.tasks.groups import find_two_groups
-from fairbloom.tasks.models import arrays_of, check_arrays, float_buffers, frozen_parameters, shared_parameters
+from fairbloom.tasks.models import (
+    arrays_of,
+    check_arrays,
+    float_buffers,
+    frozen_parameters,
+    shared_parameters,
+)
 from fairbloom.tasks.optimizers import usual_learning_rate
 from fairbloom.tasks.score import decide_score, has_two_classes
 
@@ -74,12 +80,18 @@ def main(grid: Grid, context: Context) -> None:
         folder = choose_run_folder(settings)
         announce(folder)
         quorum = Quorum(
-            settings.wait_for_clients, split_names(settings.training_clients), drop_revoked(KNOWN.read(folder).known)
+            settings.wait_for_clients,
+            split_names(settings.training_clients),
+            drop_revoked(KNOWN.read(folder).known),
         )
-        patient = PollingGrid(grid, min_replies=settings.min_replies, quorum=quorum, enrolled=drop_revoked)
+        patient = PollingGrid(
+            grid, min_replies=settings.min_replies, quorum=quorum, enrolled=drop_revoked
+        )
 
         def wait_for_them(method: Method) -> FlowerClients:
-            clients = FlowerClients(method, patient, settings.round_timeout, quorum, protocol=PROTOCOL)
+            clients = FlowerClients(
+                method, patient, settings.round_timeout, quorum, protocol=PROTOCOL
+            )
             wait_for_clients(
                 clients,
                 quorum,
@@ -91,7 +103,8 @@ def main(grid: Grid, context: Context) -> None:
             method.min_available_nodes = quorum.fewest
             # Only there, others' machines say the numbers.
             if os.environ.get(CLIENTS_FOLDER) and not ROUNDS.read(folder):
-                method.progress.first_counts = dict(clients.sizes(clients.online(0)))  # which bound what replies say
+                # which bound what replies say
+                method.progress.first_counts = dict(clients.sizes(clients.online(0)))
                 check_sizes(method.progress.first_counts, method.enrolled_sizes)
             return clients
 
@@ -115,7 +128,9 @@ def send_final_model(folder: Path, settings: Settings, grid: Grid) -> None:
         seen = {row["client"] for row in CLIENTS.read(folder) if int(row["round"]) == last}
         known = set(drop_revoked(KNOWN.read(folder).known)) - seen
         if lacking := [name for name in clients.online(0) if name in known]:
-            log.info("sending the final model to those that have not evaluated it: %s", listed(lacking))
+            log.info(
+                "sending the final model to those that have not evaluated it: %s", listed(lacking)
+            )
             method.frozen = frozen_parameters(load_task(settings.run_config()).model())
             terms = Terms(server_round=last, local_only=method.terms(last).local_only)
             clients.evaluate(lacking, MODEL.read(folder), terms, ())
@@ -138,16 +153,19 @@ def federate(
     clients_of
         Returns who trains and evaluates for a method.
     on_round
-        Called with each recorded round; what it raises ends the run, which can be continued, and StopRun finishes it.
+        Called with each recorded round; what it raises ends the run, which can be continued, and
+        StopRun finishes it.
     deployed
-        Whether the clients are others' machines. Then clients with unusable data are left out instead of failing the
-        run; another process that writes the folder is waited for, up to a minute, as a lost process may not have
-        noticed that its run was handed on; and rounds do not share checkpoints.
+        Whether the clients are others' machines. Then clients with unusable data are left out
+        instead of failing the run; another process that writes the folder is waited for, up to a
+        minute, as a lost process may not have noticed that its run was handed on; and rounds do not
+        share checkpoints.
     engine
         Returns, for a method, who trains and evaluates instead, and how, in plain
         values for the record of the run.
     """
-    config, path = settings.run_config(), choose_run_folder(settings)
+    config = settings.run_config()
+    path = choose_run_folder(settings)
     data = {} if deployed else digests(config)
     check_folder(path, config)
     check_same_data(path, data)
@@ -156,12 +174,15 @@ def federate(
     method = settings.strategy()
     clients = clients_of(method)
     settings = settings.decide_fraction(clients.online(1), CONFIG.read(path).settings)
-    config, method.fraction_train = settings.run_config(), settings.fraction_train
+    config = settings.run_config()
+    method.fraction_train = settings.fraction_train
     choice: Mapping[str, object] = {}
     if engine is not None:
         clients, choice = engine(method)
     task = load_task(config)
-    score = decide_score(settings, task, str(CONFIG.read(path).settings.get("score", "")), deployed=deployed)
+    score = decide_score(
+        settings, task, str(CONFIG.read(path).settings.get("score", "")), deployed=deployed
+    )
     settings = settings.model_copy(update={"score": score.name})
     config = settings.run_config()
     module = task.model()
@@ -185,19 +206,28 @@ def federate(
         recorder.begin()
         write_first_files(path, Beginning(task, data, choice, deployed))
         check_arrays(module)
-        method.buffers, method.shared = float_buffers(module), shared_parameters(module)
+        method.buffers = float_buffers(module)
+        method.shared = shared_parameters(module)
         method.frozen = frozen_parameters(module)
         known = record_known(path, clients.online(1)).known if deployed else ()
         limit = MOST_TIMES if os.environ.get(CLIENTS_FOLDER) else math.inf  # of others' machines
-        rounds = Rounds(method, clients, settings.num_rounds, drop_revoked(known), first_limit=limit)
+        rounds = Rounds(
+            method, clients, settings.num_rounds, drop_revoked(known), first_limit=limit
+        )
         _run_rounds(settings, module, score, recorder, method, rounds, on_round, deployed=deployed)
     return path
 
 
 def _leave_finished(path: Path) -> Path:
-    finished = "%s is finished%s; nothing to run: %s extend it, and another folder (out) begins a new run"
+    finished = (
+        "%s is finished%s; nothing to run: %s extend it, and another folder (out) begins a new run"
+    )
     stopped = read_stop(path)
-    extends = "more num-rounds, and a larger early-stopping if that was the reason," if stopped else "more num-rounds"
+    extends = (
+        "more num-rounds, and a larger early-stopping if that was the reason,"
+        if stopped
+        else "more num-rounds"
+    )
     log.info(finished, path, f", since {stopped}" if stopped else "", extends)
     return path
 
@@ -217,20 +247,30 @@ def _run_rounds(
     model = _resume(recorder, method, module)
     method.summary()
     if (usual := usual_learning_rate(settings)) is not None:
-        words = "learning-rate = %g is the default for SGD, and %s mostly needs less: set it, to %g say"
+        words = (
+            "learning-rate = %g is the default for SGD, and %s mostly needs less: set it, to %g say"
+        )
         log.warning(words, settings.learning_rate, settings.optimizer, usual)
 
     def measure(number: int) -> list[str]:
-        # For the records alone: losses cost a pass over the data, so only evaluated rounds ask for unknown ones.
+        # For the records alone: losses cost a pass over the data, so only evaluated rounds ask for
+        # unknown ones.
         if not rounds.evaluates(number):
             return []
         known = recorder.knows_losses(rounds.clients.online(1))
-        return [*([] if known else [LOSS_BEFORE]), *([DISPARITY_HARD] if DISPARITY in method.needs else [])]
+        return [
+            *([] if known else [LOSS_BEFORE]),
+            *([DISPARITY_HARD] if DISPARITY in method.needs else []),
+        ]
 
     with suggest_shorter_steps(settings, rounds):
         started = time.perf_counter()
         # A run that was lost between its last round and its model has stopped already.
-        left = () if recorder.stopped else rounds.run(model, measure=measure, measure_after=[TRAIN_LOSS])
+        left = (
+            ()
+            if recorder.stopped
+            else rounds.run(model, measure=measure, measure_after=[TRAIN_LOSS])
+        )
         for finished in left:
             if deployed:
                 record_known(recorder.path, rounds.known)
@@ -240,8 +280,13 @@ def _run_rounds(
             except StopRun as stop:
                 recorder.stopped = stop.reason
             last = finished.number == settings.num_rounds or bool(recorder.stopped)
-            if last or recorder.saved == finished.number:  # rounds that share a checkpoint share the line of its last
-                log.info("round %d is finished%s", finished.number, summarize_row(row, score, method.serves))
+            # rounds that share a checkpoint share the line of its last
+            if last or recorder.saved == finished.number:
+                log.info(
+                    "round %d is finished%s",
+                    finished.number,
+                    summarize_row(row, score, method.serves),
+                )
             if last and finished.evaluations:
                 log.info("worst served: %s", name_worst_served(finished, score, method.serves))
             model = finished.arrays
@@ -252,14 +297,20 @@ def _run_rounds(
 
 
 def _resume(recorder: RunRecorder, method: FairStrategy, module: Module) -> Model:
-    """Return the model that the next round begins with; a run that is continued gives the method its memory back."""
+    """Return the model that the next round begins with.
+
+    A run that is continued gives the method its memory back.
+    """
     fresh = arrays_of(module.state_dict())
     with explain_other_state(CHECKPOINTS.path_in(recorder.path)):
         continued = recorder.resume()
         if continued is None:
             return fresh
         model, state = continued
-        forms, due = ({name: (each.dtype, each.shape) for name, each in arrays.items()} for arrays in (model, fresh))
+        forms, due = (
+            {name: (each.dtype, each.shape) for name, each in arrays.items()}
+            for arrays in (model, fresh)
+        )
         if forms != due:
             raise ValueError("its model has other arrays than the task's")
         method.load_state_dict(state)
@@ -276,8 +327,8 @@ def suggest_shorter_steps(settings: Settings, rounds: Rounds) -> Iterator[None]:
             raise
         clip = "" if settings.gradient_clip else " and, if that is not enough, gradient-clip = 1"
         raise type(error)(
-            f"{error}. As a rule, numbers that are not finite come from steps that are too long: begin a new run with "
-            f"a learning-rate below {settings.learning_rate:g}{clip}"
+            f"{error}. As a rule, numbers that are not finite come from steps that are too long:"
+            f" begin a new run with a learning-rate below {settings.learning_rate:g}{clip}"
         ) from error
 
 
@@ -286,5 +337,6 @@ def choose_run_folder(settings: Settings) -> Path:
     if settings.out:
         return Path(settings.out).absolute()
     letters = digest_changed(settings.run_config(), {*may_differ(finished=False), *may_grow()})
-    named = f"{settings.task}-{settings.method}".replace(":", ".")  # a colon is no part of a name everywhere
+    # a colon is no part of a name everywhere
+    named = f"{settings.task}-{settings.method}".replace(":", ".")
     return Path("runs", f"{named}-seed{settings.seed}-{letters}").absolute()

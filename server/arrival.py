@@ -9,18 +9,31 @@ from pathlib import Path
 from fairbloom.errors import FairbloomError
 from fairbloom.logs import log
 from fairbloom.rounds.flower import FlowerClients
-from fairbloom.rounds.quorum import Quorum, QuorumError, SimulationError, Wait, listed, quorum_of, some
+from fairbloom.rounds.quorum import (
+    Quorum,
+    QuorumError,
+    SimulationError,
+    Wait,
+    listed,
+    quorum_of,
+    some,
+)
 from fairbloom.rounds.screening import beyond_others
 
 MOST_TIMES = 10
-"""A client with more than so many times the others' median of examples needs a number that the operator has stated."""
+"""A client with more than so many times the others' median of examples needs a number that the
+operator has stated."""
 
 CLIENTS_FOLDER = "FAIRBLOOM_CLIENTS"
-"""Environment variable by which `fairbloom server` names the folder with a file for each client ever enrolled."""
+"""Environment variable by which `fairbloom server` names the folder with a file for each client
+ever enrolled."""
 
 
 class ImplausibleSizeError(FairbloomError):
-    """A client with a number of examples out of all proportion; the message names it, its number and the remedy."""
+    """A client with a number of examples out of all proportion.
+
+    The message names it, its number and the remedy.
+    """
 
 
 def wait_for_clients(
@@ -32,22 +45,33 @@ def wait_for_clients(
     min_clients: int,
     patience: float,
 ) -> None:
-    """Wait until all clients are online, so that every run draws from the same names; go on without late ones.
+    """Wait until all clients are online, so that every run draws from the same names.
 
-    `expected` is 0 where a new run does not say how many: it starts once clients are there and none has joined for a
-    while. `began` names the clients of a run that is continued. `min_clients` 0 means what `quorum_of` says. After
-    `patience` seconds the run goes on with enough clients, or QuorumError ends it; in Flower's simulation, where no
-    others come, SimulationError ends it at once. The quorum's `fewest` is set here.
+    Go on without late ones.
+
+    `expected` is 0 where a new run does not say how many: it starts once clients are there and none
+    has joined for a while. `began` names the clients of a run that is continued. `min_clients` 0
+    means what `quorum_of` says. After `patience` seconds the run goes on with enough clients, or
+    QuorumError ends it; in Flower's simulation, where no others come, SimulationError ends it at
+    once. The quorum's `fewest` is set here.
     """
-    folder, awaited = os.environ.get(CLIENTS_FOLDER), drop_revoked(sorted(began))
-    enrolled = drop_revoked(sorted(file.stem for file in Path(folder).glob("*.toml"))) if folder else []
+    folder = os.environ.get(CLIENTS_FOLDER)
+    awaited = drop_revoked(sorted(began))
+    enrolled = (
+        drop_revoked(sorted(file.stem for file in Path(folder).glob("*.toml"))) if folder else []
+    )
     wanted = len(awaited) or expected
-    enough = min_clients or (quorum_of(len(quorum.counted(awaited))) if awaited else quorum.of(expected))
-    wait, newest, seen = Wait(patience), time.monotonic(), 0
+    enough = min_clients or (
+        quorum_of(len(quorum.counted(awaited))) if awaited else quorum.of(expected)
+    )
+    wait = Wait(patience)
+    newest = time.monotonic()
+    seen = 0
     while True:
         online = list(clients.online(0))
         if len(online) > seen:
-            seen, newest = len(online), time.monotonic()
+            seen = len(online)
+            newest = time.monotonic()
             log.info("waiting for clients: %d of %s are online", seen, wanted or "as many as come")
         late = [name for name in awaited if name not in online]
         named = late if awaited else [name for name in enrolled if name not in online]
@@ -55,25 +79,38 @@ def wait_for_clients(
         if there >= enough and not late and len(online) >= wanted:
             if wanted:
                 break
-            # A run that does not know how many clients there are starts 10 s after the last one came.
+            # A run that does not know how many clients there are starts 10 s after the last one
+            # came.
             if time.monotonic() - newest >= 10.0:
-                log.info("starting with %d clients: set clients to wait for a certain number of them", len(online))
+                log.info(
+                    "starting with %d clients: set clients to wait for a certain number of them",
+                    len(online),
+                )
                 break
         if clients.simulated and 0 < len(online) < wanted and time.monotonic() - newest >= 1.0:
-            instead = f"begin a run of {len(online)} clients" if awaited else f"set clients = {len(online)}"
+            instead = (
+                f"begin a run of {len(online)} clients"
+                if awaited
+                else f"set clients = {len(online)}"
+            )
             raise SimulationError(len(online), wanted, instead)
         words = f"{some(len(online), wanted or enough)}; awaited: {listed(named)}"
-        remedy = f"A shorter wait-for-clients goes on without them, if min-clients = {enough} are there"
+        remedy = (
+            f"A shorter wait-for-clients goes on without them, if min-clients = {enough} are there"
+        )
         if expected and not awaited:
             remedy += f"; clients = {max(1, len(online))} begins a run of those who are there"
         if not wait.goes_on(f"{words}. {remedy}"):
             if there < enough:
                 raise QuorumError(
-                    f"after {patience:g} s (wait-for-clients) {words}, and at least {enough} are needed (min-clients): "
-                    "start them and run the same command again, or lower min-clients"
+                    f"after {patience:g} s (wait-for-clients) {words}, and at least {enough} are"
+                    " needed (min-clients): start them and run the same command again, or lower"
+                    " min-clients"
                 )
             log.warning(
-                "after %g s (wait-for-clients) this run goes on without those who are late: %s", patience, words
+                "after %g s (wait-for-clients) this run goes on without those who are late: %s",
+                patience,
+                words,
             )
             break
         time.sleep(0.5)
@@ -83,11 +120,14 @@ def wait_for_clients(
 def check_sizes(sizes: Mapping[str, float], enrolled: Collection[str]) -> None:
     """Raise ImplausibleSizeError where a client says it has far more examples than the others, and nobody vouches for.
 
-    `sizes` are what clients say when they are asked, `enrolled` those whose number the operator has stated.
+    `sizes` are what clients say when they are asked, `enrolled` those whose number the operator has
+    stated.
     """
     for name, size in sizes.items():
         if name not in enrolled and (words := beyond_others(name, size, sizes, MOST_TIMES)):
-            raise ImplausibleSizeError(f"client {name} says that it has {size:.0f} training examples, {words}")
+            raise ImplausibleSizeError(
+                f"client {name} says that it has {size:.0f} training examples, {words}"
+            )
 
 
 def drop_revoked(names: Iterable[str]) -> list[str]:
@@ -97,7 +137,10 @@ def drop_revoked(names: Iterable[str]) -> list[str]:
 
 
 def is_revoked(file: Path) -> bool:
-    """Return whether a client's file says so; nothing is known of one whose file is damaged, or just being replaced."""
+    """Return whether a client's file says so.
+
+    Nothing is known of one whose file is damaged, or just being replaced.
+    """
     try:
         return bool(tomllib.loads(file.read_text()).get("revoked"))
     except (OSError, ValueError):

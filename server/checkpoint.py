@@ -1,4 +1,7 @@
-"""Arrays and a state of plain values in one safetensors file, sealed by a checksum; the last ones are kept."""
+"""Arrays and a state of plain values in one safetensors file, sealed by a checksum.
+
+The last ones are kept.
+"""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,10 +19,13 @@ from fairbloom.system.sealed import save_model as save_model
 from .run_folder.errors import RunFolderError
 
 KEPT = 2
-"""How many checkpoints a run continues from: the last one, and the one before it in case the last is damaged."""
+"""How many checkpoints a run continues from: the last one, and the one before it in case the last
+is damaged."""
 
 
-def save_round(folder: Path, number: int, arrays: Arrays, state: Mapping[str, Any], before: int) -> None:
+def save_round(
+    folder: Path, number: int, arrays: Arrays, state: Mapping[str, Any], before: int
+) -> None:
     """Write a round's checkpoint, then delete all but that of round `before`."""
     save_checkpoint(folder / f"{number}.safetensors", arrays, state)
     for path in list_checkpoints(folder):
@@ -28,7 +34,10 @@ def save_round(folder: Path, number: int, arrays: Arrays, state: Mapping[str, An
 
 
 def load_last(folder: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]] | None:
-    """Return model and state of the newest intact checkpoint, None if there is none; raise if all are damaged."""
+    """Return model and state of the newest intact checkpoint, None if there is none.
+
+    Raise if all are damaged.
+    """
     faults: list[str] = []
     for path in list_checkpoints(folder):
         try:
@@ -41,8 +50,8 @@ def load_last(folder: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]] | 
         return loaded
     if faults:
         raise RunFolderError(
-            f"the run cannot be continued: {'; '.join(faults)}. Put back a copy, or choose another folder (--out) to "
-            "begin again"
+            f"the run cannot be continued: {'; '.join(faults)}. Put back a copy, or choose another"
+            " folder (--out) to begin again"
         )
     return None
 
@@ -62,7 +71,9 @@ def save_checkpoint(path: Path, arrays: Arrays, state: Mapping[str, Any]) -> Non
 def load_checkpoint(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     """Return model and state from a checkpoint; raise RunFolderError when the file is damaged."""
     tensors, about = load_model(path)
-    return {name: tensors[f"model/{name}"] for name in about["names"]}, _attach(about["state"], tensors)
+    return {name: tensors[f"model/{name}"] for name in about["names"]}, _attach(
+        about["state"], tensors
+    )
 
 
 def read_about(path: Path) -> dict[str, Any]:
@@ -72,7 +83,10 @@ def read_about(path: Path) -> dict[str, Any]:
 
 
 def load_model(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-    """Return a model's arrays and what was written about them; raise RunFolderError when the file is damaged."""
+    """Return a model's arrays and what was written about them.
+
+    Raise RunFolderError when the file is damaged.
+    """
     with _explain_damage():
         return sealed.load_model(path)
 

@@ -23,11 +23,12 @@ def summarize(values: Mapping[str, float], *, lower_is_better: bool = False) -> 
     Returns
     -------
     dict
-        In the unit of `values`: `mean`, `std` (population), `worst`, `best`, `worst_N` and `best_N` (mean of the worst
-        and of the best N % of clients, ⌈N·clients/100⌉ of them, counted exactly), `gap` (|best − worst|). In its
-        square: `var`. Without unit: `jain` (Σx)²/(NΣx²), `gini` Σ_ij|x_i − x_j|/(2N²·mean), `entropy` of x/Σx in nats
-        and `cosine` to the all-ones vector. Where all are zero, jain and cosine are 1, gini 0 and entropy ln N. Where
-        one is negative, entropy and gini have no meaning and are NaN.
+        In the unit of `values`: `mean`, `std` (population), `worst`, `best`, `worst_N` and `best_N`
+        (mean of the worst and of the best N % of clients, ⌈N·clients/100⌉ of them, counted
+        exactly), `gap` (|best − worst|). In its square: `var`. Without unit: `jain` (Σx)²/(NΣx²),
+        `gini` Σ_ij|x_i − x_j|/(2N²·mean), `entropy` of x/Σx in nats and `cosine` to the all-ones
+        vector. Where all are zero, jain and cosine are 1, gini 0 and entropy ln N. Where one is
+        negative, entropy and gini have no meaning and are NaN.
 
     Raises
     ------
@@ -43,7 +44,8 @@ def summarize(values: Mapping[str, float], *, lower_is_better: bool = False) -> 
     worst_first = x[::-1] if lower_is_better else x
     mean = _mean_of(x)
     away = x - mean
-    var, cosine = _mean_of(away * away), _cosine(x)
+    var = _mean_of(away * away)
+    cosine = _cosine(x)
     counts = [count_of_share(share, x.size) for share in SHARES]
     return {
         "mean": mean,
@@ -51,8 +53,14 @@ def summarize(values: Mapping[str, float], *, lower_is_better: bool = False) -> 
         "var": var,
         "worst": float(worst_first[0]),
         "best": float(worst_first[-1]),
-        **{f"worst_{share}": _mean_of(worst_first[:count]) for share, count in zip(SHARES, counts, strict=True)},
-        **{f"best_{share}": _mean_of(worst_first[-count:]) for share, count in zip(SHARES, counts, strict=True)},
+        **{
+            f"worst_{share}": _mean_of(worst_first[:count])
+            for share, count in zip(SHARES, counts, strict=True)
+        },
+        **{
+            f"best_{share}": _mean_of(worst_first[-count:])
+            for share, count in zip(SHARES, counts, strict=True)
+        },
         "gap": float(x[-1] - x[0]),
         "jain": cosine**2,
         "gini": _gini(x),
@@ -94,7 +102,8 @@ def _cosine(ascending: NDArray[np.float64]) -> float:
 
 
 def _gini(ascending: NDArray[np.float64]) -> float:
-    n, total = ascending.size, np.add.reduce(ascending)
+    n = ascending.size
+    total = np.add.reduce(ascending)
     if ascending[0] < 0.0:
         return math.nan
     ranks = 2.0 * np.arange(1, n + 1) - n - 1.0

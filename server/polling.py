@@ -21,15 +21,19 @@ from fairbloom.flower import (
 from fairbloom.logs import log
 from fairbloom.rounds.quorum import Quorum
 
-SHORTEST_SECONDS, LONGEST_SECONDS = 0.05, 1.0
-"""Shortest and longest pause between two looks for replies; in between, a twentieth of the time taken so far."""
+SHORTEST_SECONDS = 0.05
+LONGEST_SECONDS = 1.0
+"""Shortest and longest pause between two looks for replies; in between, a twentieth of the time
+taken so far."""
 
 GRACE_SECONDS = 60.0
-"""How long a node may be offline before its reply is given up: a network that is away for a minute costs no reply. A
-node that returns gets this long again, or as long as the slowest other node took, whichever is longer."""
+"""How long a node may be offline before its reply is given up: a network that is away for a minute
+costs no reply. A node that returns gets this long again, or as long as the slowest other node took,
+whichever is longer."""
 
 PATIENCE_SECONDS = 600.0
-"""How long a call may fail before the run gives up: long enough to clear a disk, or to restart a SuperLink."""
+"""How long a call may fail before the run gives up: long enough to clear a disk, or to restart a
+SuperLink."""
 
 
 T = TypeVar("T")
@@ -38,8 +42,8 @@ T = TypeVar("T")
 class Absences:
     """Which nodes were offline while their replies were awaited, and since when they are gone or back.
 
-    A node that is back may still have its reply, or may have lost it in a restart. `patience` is the seconds for which
-    its reply is awaited, without end before any node has answered.
+    A node that is back may still have its reply, or may have lost it in a restart. `patience` is
+    the seconds for which its reply is awaited, without end before any node has answered.
     """
 
     def __init__(self) -> None:
@@ -55,14 +59,19 @@ class Absences:
         for node in nodes - online:
             self._gone.setdefault(node, now)
         gone = {node for node, since in self._gone.items() if now - since >= GRACE_SECONDS}
-        return gone | {node for node in nodes & online & self._back.keys() if now - self._back[node] >= self.patience}
+        return gone | {
+            node
+            for node in nodes & online & self._back.keys()
+            if now - self._back[node] >= self.patience
+        }
 
 
 class Stopwatch:
     """Counts the seconds in which enough clients were online."""
 
     def __init__(self) -> None:
-        self.seconds, self.stood = 0.0, False
+        self.seconds = 0.0
+        self.stood = False
         self._measured = time.monotonic()
 
     def measure(self, *, counts: bool) -> float:
@@ -79,9 +88,9 @@ class Stopwatch:
 class PollingGrid(Grid):
     """Wraps another grid and collects its replies through push and pull.
 
-    `min_replies` replies, errors not counted, end a round's training; 0: all. While fewer clients are online than
-    `quorum` needs, deadlines are suspended. `enrolled` returns those of some clients that are not revoked; revoked
-    clients are not waited for.
+    `min_replies` replies, errors not counted, end a round's training; 0: all. While fewer clients
+    are online than `quorum` needs, deadlines are suspended. `enrolled` returns those of some
+    clients that are not revoked; revoked clients are not waited for.
     """
 
     def __init__(
@@ -92,7 +101,10 @@ class PollingGrid(Grid):
         quorum: Quorum | None = None,
         enrolled: Callable[[Iterable[str]], Collection[str]] = tuple,
     ) -> None:
-        self._grid, self._min_replies, self._quorum, self._enrolled = grid, min_replies, quorum, enrolled
+        self._grid = grid
+        self._min_replies = min_replies
+        self._quorum = quorum
+        self._enrolled = enrolled
         self.simulated = is_simulated(grid)
 
     def set_run(self, run: Run) -> None:
@@ -105,7 +117,12 @@ class PollingGrid(Grid):
         return self._grid.run
 
     def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
     ) -> Message:
         """Return a new message."""
         return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
@@ -119,7 +136,10 @@ class PollingGrid(Grid):
         return _retry(self._grid.get_nodes)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send messages; return their ids. After a failure all are sent again: the SuperLink knows them by content."""
+        """Send messages; return their ids.
+
+        After a failure all are sent again: the SuperLink knows them by content.
+        """
         messages = list(messages)
         lifetimes = [message.metadata.ttl for message in messages]
 
@@ -136,18 +156,23 @@ class PollingGrid(Grid):
         """Return the replies to these messages that have come."""
         return _retry(lambda: self._grid.pull_messages(message_ids))
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
         """Send messages; return the replies once enough are here, or those that are here `timeout` seconds later.
 
-        If the clients that answered would be too few for the quorum, one more minute shows whether the others are
-        offline.
+        If the clients that answered would be too few for the quorum, one more minute shows whether
+        the others are offline.
         """
         messages = list(messages)
         kinds = {message.metadata.message_type for message in messages}
-        training, working = kinds == {MessageType.TRAIN}, MessageType.QUERY not in kinds
+        training = kinds == {MessageType.TRAIN}
+        working = MessageType.QUERY not in kinds
         pending = self._send(messages)
-        watch, left = Stopwatch(), math.inf if timeout is None else timeout
-        absences, extended = Absences(), False
+        watch = Stopwatch()
+        left = math.inf if timeout is None else timeout
+        absences = Absences()
+        extended = False
         replies: list[Message] = []
         while pending:
             online = set(self.get_node_ids())
@@ -160,45 +185,77 @@ class PollingGrid(Grid):
             replies += came
             for reply in came:
                 pending.pop(reply.metadata.reply_to_message_id, None)
-            if enough and training and 0 < self._min_replies <= sum(reply.has_content() for reply in replies):
+            if (
+                enough
+                and training
+                and 0 < self._min_replies <= sum(reply.has_content() for reply in replies)
+            ):
                 break
             elapsed = watch.measure(counts=enough)
             if any(reply.has_content() for reply in came):
                 absences.patience = max(GRACE_SECONDS, elapsed)
             if timeout is not None and (left := timeout - elapsed) <= 0:
                 silent = {message.metadata.dst_node_id for message in pending.values()}
-                if extended or not working or self._quorum is None or self._quorum.would_hold(online - silent):
+                if (
+                    extended
+                    or not working
+                    or self._quorum is None
+                    or self._quorum.would_hold(online - silent)
+                ):
                     break
-                extended, timeout, left = True, timeout + GRACE_SECONDS, GRACE_SECONDS
+                extended = True
+                timeout = timeout + GRACE_SECONDS
+                left = GRACE_SECONDS
                 watch.stood = True  # what was sent dies with the deadline
             if pending:
                 pause = min(left, LONGEST_SECONDS, max(SHORTEST_SECONDS, elapsed / 20))
-                wanted = self._min_replies - sum(reply.has_content() for reply in replies) if training else 0
+                wanted = (
+                    self._min_replies - sum(reply.has_content() for reply in replies)
+                    if training
+                    else 0
+                )
                 self._wait(pending, wanted if wanted > 0 else len(pending), pause)
         return replies
 
     def _wait(self, pending: Collection[str], number: int, seconds: float) -> None:
-        """Pause between two looks; a grid that knows when replies come ends the pause with as many as are wanted."""
-        wait: Callable[[Collection[str], int, float], None] | None = getattr(self._grid, "wait_for_replies", None)
+        """Pause between two looks.
+
+        A grid that knows when replies come ends the pause with as many as are wanted.
+        """
+        wait: Callable[[Collection[str], int, float], None] | None = getattr(
+            self._grid, "wait_for_replies", None
+        )
         if wait is None:
             time.sleep(seconds)
         else:
-            _retry(lambda: wait(pending, min(number, len(pending)), min(LONGEST_SECONDS, 10 * seconds)))
+            _retry(
+                lambda: wait(pending, min(number, len(pending)), min(LONGEST_SECONDS, 10 * seconds))
+            )
 
     def _send(self, messages: Sequence[Message]) -> dict[str, Message]:
         ids = self.push_messages(messages)
         return {sent: message for sent, message in zip(ids, messages, strict=True) if sent}
 
     def _strike_off(self, pending: dict[str, Message], online: set[int]) -> list[Message]:
-        """Return an error in place of the reply of each client that was revoked; nobody waits for it."""
+        """Return an error in place of the reply of each client that was revoked.
+
+        Nobody waits for it.
+        """
         away = {message.metadata.dst_node_id for message in pending.values()} - online
-        gone = self._quorum.strike_off(away, self._enrolled) if self._quorum is not None and away else set()
+        gone = (
+            self._quorum.strike_off(away, self._enrolled)
+            if self._quorum is not None and away
+            else set()
+        )
         struck = [sent for sent, message in pending.items() if message.metadata.dst_node_id in gone]
         error = Error(ErrorCode.NODE_UNAVAILABLE, "the operator has revoked this client")
         return [Message(error, reply_to=pending.pop(sent)) for sent in struck]
 
     def _send_again(self, pending: dict[str, Message], left: float) -> None:
-        """Send again messages that have at most 2 s to live after the run waited for clients; they live `left` more."""
+        """Send again messages that have at most 2 s to live after the run waited for clients.
+
+        They live `left` more.
+        """
         now = time.time()
         dying = {
             sent: message
@@ -217,14 +274,19 @@ class PollingGrid(Grid):
     ) -> list[Message]:
         """Return the replies that have come, and errors for those given up.
 
-        Offline nodes are not asked for: the SuperLink would give up the message and refuse its reply.
+        Offline nodes are not asked for: the SuperLink would give up the message and refuse its
+        reply.
         """
         waiting = {sent: message.metadata.dst_node_id for sent, message in pending.items()}
         late = absences.find_late(set(waiting.values()), online, now)
-        came = list(self.pull_messages([sent for sent, node in waiting.items() if node in online | late]))
+        came = list(
+            self.pull_messages([sent for sent, node in waiting.items() if node in online | late])
+        )
         answered = {reply.metadata.reply_to_message_id for reply in came}
         given_up = [sent for sent, node in waiting.items() if node in late and sent not in answered]
-        error = Error(ErrorCode.NODE_UNAVAILABLE, "the node was offline and is back without this reply")
+        error = Error(
+            ErrorCode.NODE_UNAVAILABLE, "the node was offline and is back without this reply"
+        )
         return came + [Message(error, reply_to=pending[sent]) for sent in given_up]
 
 
@@ -241,10 +303,17 @@ def _retry(call: Callable[[], T]) -> T:
             if since == math.inf:
                 since = now
                 minutes = PATIENCE_SECONDS / 60.0
-                log.warning("the SuperLink fails this run, which waits for it up to %.0f minutes: %s", minutes, error)
+                log.warning(
+                    "the SuperLink fails this run, which waits for it up to %.0f minutes: %s",
+                    minutes,
+                    error,
+                )
         else:
             if since < math.inf:
-                log.warning("the SuperLink works again after %.0f s, and the run goes on", time.monotonic() - since)
+                log.warning(
+                    "the SuperLink works again after %.0f s, and the run goes on",
+                    time.monotonic() - since,
+                )
             return result
         time.sleep(LONGEST_SECONDS)
 
@@ -252,8 +321,8 @@ def _retry(call: Callable[[], T]) -> T:
 def is_temporary(error: Exception) -> bool:
     """Return whether a call may succeed later, such as after a SuperLink's restart or on a disk with space again.
 
-    Flower does not retry after a broken handshake, a busy database, expired messages, or a part that is sent twice. An
-    answer that refuses the request (401, 403, 404) is final.
+    Flower does not retry after a broken handshake, a busy database, expired messages, or a part
+    that is sent twice. An answer that refuses the request (401, 403, 404) is final.
     """
     if isinstance(error, HTTPStatusError):
         return error.response.status_code >= 500

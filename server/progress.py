@@ -21,7 +21,10 @@ ANNOUNCED = "folder"
 
 
 def announce(folder: Path) -> None:
-    """Write down this run's folder for the server's status, where it asks for that; if the disk refuses, only warn."""
+    """Write down this run's folder for the server's status, where it asks for that.
+
+    If the disk refuses, only warn.
+    """
     place = os.environ.get(RUN_FOLDER)
     if not place:
         return
@@ -29,12 +32,17 @@ def announce(folder: Path) -> None:
         write_whole(Path(place, ANNOUNCED), os.fsencode(folder))
     except OSError as error:
         log.warning(
-            "deploy status will not show the rounds of this run: %s cannot be written: %s", place, error.strerror
+            "deploy status will not show the rounds of this run: %s cannot be written: %s",
+            place,
+            error.strerror,
         )
 
 
 def find_announced(place: Path) -> Path | None:
-    """Return the folder that a run writes to, by the folder of its order; None where it has announced none."""
+    """Return the folder that a run writes to, by the folder of its order.
+
+    None where it has announced none.
+    """
     try:
         return Path(os.fsdecode((place / ANNOUNCED).read_bytes()))
     except OSError:
@@ -42,12 +50,18 @@ def find_announced(place: Path) -> Path | None:
 
 
 def describe_progress(folder: Path) -> dict[str, Any]:
-    """Return how far the run in a folder is; raise RunFolderError when the folder holds no run, or cannot be read."""
+    """Return how far the run in a folder is.
+
+    Raise RunFolderError when the folder holds no run, or cannot be read.
+    """
     try:
         settings = CONFIG.read(folder).settings
         if not settings:
-            raise RunFolderError(f"{folder} holds no run yet: it waits for its clients, or the folder was moved away")
-        state, rows = state_of(folder), ROUNDS.read(folder)
+            raise RunFolderError(
+                f"{folder} holds no run yet: it waits for its clients, or the folder was moved away"
+            )
+        state = state_of(folder)
+        rows = ROUNDS.read(folder)
         changed = ROUNDS.path_in(folder).stat().st_mtime if rows else None
     except OSError as error:
         raise RunFolderError(f"{folder} cannot be read: {error.strerror}") from error
@@ -67,7 +81,9 @@ def describe_progress(folder: Path) -> dict[str, Any]:
         "of-rounds": int(settings.get("num-rounds", 0)),
         "state": state,
         "seconds-a-round": round(median(seconds), 3) if seconds else None,
-        "seconds-since-round": None if changed is None else round(max(0.0, time.time() - changed), 1),
+        "seconds-since-round": None
+        if changed is None
+        else round(max(0.0, time.time() - changed), 1),
         "missing": last.get("missing", ""),
         "offline": last.get("offline", ""),
         "refused": refused[:5],

@@ -31,10 +31,14 @@ from fairbloom.tasks import TASKS, find_task
 from fairbloom.tasks.optimizers import arguments_of, check_optimizer, optimizer_in
 
 UNSET = ""
-"""The value, in a run config, of a parameter without a default that nobody has set: Flower wants every key there."""
+"""The value, in a run config, of a parameter without a default that nobody has set: Flower wants
+every key there."""
 
-IN_PYTHON = re.compile(rf"\b({'|'.join(name for name in Options.__optional_keys__ if key_of(name) in SETTINGS)})\b")
-"""The names in Python of those options of methods that are settings of runs: a method's errors call them so."""
+IN_PYTHON = re.compile(
+    rf"\b({'|'.join(name for name in Options.__optional_keys__ if key_of(name) in SETTINGS)})\b"
+)
+"""The names in Python of those options of methods that are settings of runs: a method's errors call
+them so."""
 
 
 def parameters(*, task: str = "", methods: Iterable[str] = ()) -> Mapping[str, Parameter]:
@@ -42,20 +46,28 @@ def parameters(*, task: str = "", methods: Iterable[str] = ()) -> Mapping[str, P
     infos = [*TASKS.values(), *([find_task(task)] if task else [])]
     named = [find_method(name) for name in methods if not name.startswith(TORCHJD)]
     classes = {method.__name__.lower(): method for method in (*METHODS.values(), *named)}
-    of_methods = (parameter for name, method in classes.items() for parameter in parameters_of(name, method))
+    of_methods = (
+        parameter for name, method in classes.items() for parameter in parameters_of(name, method)
+    )
     of_tasks = (parameter for info in infos for parameter in info.settings)
     return {parameter.key: parameter for parameter in (*of_methods, *of_tasks)}
 
 
-# The settings -------------------------------------------------------------------------------------------------------
+# The settings -------------------------------------------------------------------------------------
 
 
 class Settings(RunSettings):
-    """The settings of one run, known and possible; `parameters` holds those of its task and method alone."""
+    """The settings of one run, known and possible.
+
+    `parameters` holds those of its task and method alone.
+    """
 
     @classmethod
     def of(cls, config: RunSettings | Mapping[str, Any]) -> "Settings":
-        """Return the settings of a flat run config; raise FairbloomError for unknown keys and bad or missing values."""
+        """Return the settings of a flat run config.
+
+        Raise FairbloomError for unknown keys and bad or missing values.
+        """
         run = RunSettings.of(config)
         method = canonical(run.method)
         known = parameters(task=run.task, methods=[method])
@@ -65,21 +77,34 @@ class Settings(RunSettings):
                 chosen = {find_method(method).__name__.lower(), run.task}
                 nearest_first = sorted(known, key=lambda each: each.partition(".")[0] not in chosen)
                 there = [*general, *nearest_first]
-                same = next((f"did you mean {each}?" for each in there if each.endswith(f".{key}")), "")
+                same = next(
+                    (f"did you mean {each}?" for each in there if each.endswith(f".{key}")), ""
+                )
                 hint = same or did_you_mean(key, there).strip() or "fairbloom settings lists them"
                 raise SettingsError(f"unknown setting {key} = {value!r}; {hint}")
-        unset = {key for key, each in known.items() if each.default is None and run.parameters.get(key) == UNSET}
+        unset = {
+            key
+            for key, each in known.items()
+            if each.default is None and run.parameters.get(key) == UNSET
+        }
         given = {key: value for key, value in run.given().items() if key not in unset}
         info = find_task(run.task)
         setup = info.setup(run)
         info.check(setup)
         info.check_parameters(given)
         info.check_schema(setup, given, run.schema_)
-        clients = setup.clients or run.clients  # clients that come with the data may still be waited for
-        resolved = {"method": method, "model": setup.model, "partition": setup.partition, "clients": clients}
+        # clients that come with the data may still be waited for
+        clients = setup.clients or run.clients
+        resolved = {
+            "method": method,
+            "model": setup.model,
+            "partition": setup.partition,
+            "clients": clients,
+        }
         resolved["optimizer"] = optimizer_in(run)
         resolved["schema"] = setup.schema_
-        if run.score in FURTHER and run.score not in split_names(run.scores):  # clients must measure it
+        # clients must measure it
+        if run.score in FURTHER and run.score not in split_names(run.scores):
             resolved["scores"] = ",".join([*split_names(run.scores), run.score])
         settings = cls.model_validate({**given, **resolved})
         settings.check_sizes()
@@ -102,33 +127,41 @@ class Settings(RunSettings):
         if not self.attack:
             for key in ("attackers", "attack-strength", "attack-from"):
                 if (value := getattr(self, SETTINGS[key].argument)) != SETTINGS[key].default:
-                    raise SettingsError(f"{key} = {value!r} has no effect: name an attack by attack, as in sign-flip")
+                    raise SettingsError(
+                        f"{key} = {value!r} has no effect: name an attack by attack, as in"
+                        " sign-flip"
+                    )
             return
         if self.attack not in ATTACKS and not is_import_string(self.attack):
             hint = did_you_mean(self.attack, ATTACKS)
             raise SettingsError(
-                f"attack = {self.attack!r}: {hint}there are {', '.join(ATTACKS)}, and yours as my_module:attack"
+                f"attack = {self.attack!r}: {hint}there are {', '.join(ATTACKS)}, and yours as"
+                " my_module:attack"
             )
         if not self.attackers:
             raise SettingsError(
-                f"attack = {self.attack!r} has no effect: say who attacks by attackers, as names or as a share, 0.25"
+                f"attack = {self.attack!r} has no effect: say who attacks by attackers, as names or"
+                " as a share, 0.25"
             )
         share = share_in(self.attackers)
         if share is not None and not 0.0 < share < 1.0:
-            raise SettingsError(f"attackers = {self.attackers!r}: a share must be above 0 and below 1")
+            raise SettingsError(
+                f"attackers = {self.attackers!r}: a share must be above 0 and below 1"
+            )
         if self.attack_from > self.num_rounds:
             raise SettingsError(
-                f"attack-from = {self.attack_from} has no effect in {self.num_rounds} rounds: lower it, or raise "
-                "num-rounds"
+                f"attack-from = {self.attack_from} has no effect in {self.num_rounds} rounds: lower"
+                " it, or raise num-rounds"
             )
         if self.attack in ATTACKS and ATTACKS[self.attack] is None and self.attack_strength:
             raise SettingsError(
-                f"attack-strength = {self.attack_strength} has no effect on {self.attack}: leave it out"
+                f"attack-strength = {self.attack_strength} has no effect on {self.attack}: leave"
+                " it out"
             )
         if self.attack == LABEL_FLIP and self.attack_from > 1:
             raise SettingsError(
-                f"attack-from = {self.attack_from} has no effect on {LABEL_FLIP}, which changes the data of the whole "
-                "run: leave it out"
+                f"attack-from = {self.attack_from} has no effect on {LABEL_FLIP}, which changes the"
+                " data of the whole run: leave it out"
             )
 
     def check_scores(self) -> None:
@@ -137,79 +170,103 @@ class Settings(RunSettings):
         for name in named:
             if name not in FURTHER:
                 hint = did_you_mean(name, FURTHER)
-                raise SettingsError(f"scores = {self.scores!r}: {name!r} is none: {hint}there are {', '.join(FURTHER)}")
+                raise SettingsError(
+                    f"scores = {self.scores!r}: {name!r} is none: {hint}there are"
+                    f" {', '.join(FURTHER)}"
+                )
 
     def check_training(self) -> None:
         """Raise FairbloomError where clients cannot train so, or the method needs them to train otherwise."""
         check_optimizer(self)
         if self.warmup >= max(2, self.num_rounds):
-            raise SettingsError(f"warmup = {self.warmup} must be less than num-rounds = {self.num_rounds}: lower it")
+            raise SettingsError(
+                f"warmup = {self.warmup} must be less than num-rounds = {self.num_rounds}: lower it"
+            )
         method = self.strategy()
         try:
             if self.beyond_plain_sgd and PLAIN_SGD in method.requires:
                 key, _, value = self.beyond_plain_sgd.partition(" = ")
                 method.check_fit(OTHER_STEPS, key, value)
-            if CLIENT_MOMENTUM in method.all_needs and "momentum" not in arguments_of(optimizer_in(self)):
+            if CLIENT_MOMENTUM in method.all_needs and "momentum" not in arguments_of(
+                optimizer_in(self)
+            ):
                 method.check_fit(OTHER_STEPS, "optimizer", self.optimizer)
             if self.weight_decay:
                 method.check_fit(WEIGHT_DECAY, "weight-decay", self.weight_decay)
         except ValueError as error:
             raise SettingsError(str(error)) from error
         terms = method.terms(1)
-        by_method = terms.dynamic_alpha is not None or (terms.control_variates and not self.control_variates)
+        by_method = terms.dynamic_alpha is not None or (
+            terms.control_variates and not self.control_variates
+        )
         try:
             check_rule(self, terms)
         except FairbloomError as error:
-            raise SettingsError(f"method = {self.method!r}: {error}" if by_method else str(error)) from error
+            raise SettingsError(
+                f"method = {self.method!r}: {error}" if by_method else str(error)
+            ) from error
 
     def check_early_stopping(self) -> None:
         """Raise SettingsError where a run is to stop early and nothing says when."""
         early = f"early-stopping = {self.early_stopping}"
         if self.early_stopping and not self.validation_share:
-            raise SettingsError(f"{early} needs validation examples: set validation-share, such as 0.2")
+            raise SettingsError(
+                f"{early} needs validation examples: set validation-share, such as 0.2"
+            )
         if self.early_stopping and not self.evaluate_every:
             raise SettingsError(
-                f"{early} has no effect with evaluate-every = 0, which evaluates the last round alone: set "
-                "evaluate-every, as in 1"
+                f"{early} has no effect with evaluate-every = 0, which evaluates the last round"
+                " alone: set evaluate-every, as in 1"
             )
 
     def check_deployed(self) -> None:
         """Raise SettingsError where a run on deployed clients cannot have these settings."""
         if self.pooled:
             raise SettingsError(
-                "pooled = true: the training data of all clients lie together in one process only: leave it out with "
-                "deployed clients, or use fairbloom run"
+                "pooled = true: the training data of all clients lie together in one process only:"
+                " leave it out with deployed clients, or use fairbloom run"
             )
         if self.attack:
             raise SettingsError(
-                "attack: clients attack on one machine only: leave it out with deployed clients, or use fairbloom run"
+                "attack: clients attack on one machine only: leave it out with deployed clients, or"
+                " use fairbloom run"
             )
 
     def check_schema(self) -> None:
         """Raise SettingsError where a run on real nodes lacks the schema that its task needs."""
         if find_task(self.task).infer and not self.schema_:
             raise SettingsError(
-                f"task {self.task} needs a schema on real nodes, as no server sees their files: fairbloom data DIR "
-                "--write-schema FILE infers one from files like theirs; submit with --schema FILE"
+                f"task {self.task} needs a schema on real nodes, as no server sees their files:"
+                " fairbloom data DIR --write-schema FILE infers one from files like theirs; submit"
+                " with --schema FILE"
             )
 
     def check_quorum(self) -> None:
         """Raise SettingsError where more clients must be online than there are, or than train."""
         training = split_names(self.training_clients)
-        for key, of in (("clients", self.clients), ("the number of training-clients", len(training))):
+        for key, of in (
+            ("clients", self.clients),
+            ("the number of training-clients", len(training)),
+        ):
             if of and self.min_clients > of:
-                raise SettingsError(f"min-clients = {self.min_clients} is more than {key} = {of}: lower it")
+                raise SettingsError(
+                    f"min-clients = {self.min_clients} is more than {key} = {of}: lower it"
+                )
 
     def strategy(self, **options: Any) -> FairStrategy:
         """Return the method with its parameters and the common options; `options` add to them."""
         given = self._method_parameters()
-        common: dict[str, Any] = {  # those at their defaults are left out: a method may refuse one that it sets itself
+        # those at their defaults are left out: a method may refuse one that it sets itself
+        common: dict[str, Any] = {
             name: value
             for name, option in OPTIONS.items()
-            if option.key in SETTINGS and (value := getattr(self, name)) != SETTINGS[option.key].default
+            if option.key in SETTINGS
+            and (value := getattr(self, name)) != SETTINGS[option.key].default
         }
         common |= {"weighting": self.weighting} if self.weighting else {}
-        common |= {"server_optimizer_lr": self.server_optimizer_lr} if self.server_optimizer_lr else {}
+        common |= (
+            {"server_optimizer_lr": self.server_optimizer_lr} if self.server_optimizer_lr else {}
+        )
         common |= {
             "fraction_train": self.fraction_train,
             "min_available_nodes": max(1, self.min_clients),
@@ -230,7 +287,10 @@ class Settings(RunSettings):
 
     @property
     def fraction_train(self) -> float:
-        """The share of clients that the method draws: one client where data are pooled; all while none is decided."""
+        """The share of clients that the method draws: one client where data are pooled.
+
+        All while none is decided.
+        """
         # Shares are rounded up to whole clients, so the smallest fraction is one client.
         return 1e-12 if self.pooled else self.fraction or 1.0
 
@@ -242,12 +302,20 @@ class Settings(RunSettings):
         if self.fraction or self.pooled:
             return self
         training = set(split_names(self.training_clients)).intersection(online) or online
-        return self.model_copy(update={"fraction": recorded.get("fraction") or usual_fraction(len(training))})
+        return self.model_copy(
+            update={"fraction": recorded.get("fraction") or usual_fraction(len(training))}
+        )
 
     def run_config(self) -> dict[str, Value]:
         """Return the flat run config, with the parameters of the chosen task and method."""
-        fields = {key: value for key, value in super().run_config().items() if key not in self.parameters}
-        return fields | find_task(self.task).check_parameters(self.parameters) | self._method_parameters()
+        fields = {
+            key: value for key, value in super().run_config().items() if key not in self.parameters
+        }
+        return (
+            fields
+            | find_task(self.task).check_parameters(self.parameters)
+            | self._method_parameters()
+        )
 
     def _known(self) -> Mapping[str, Parameter]:
         return parameters(task=self.task, methods=[self.method])
@@ -261,34 +329,46 @@ class Settings(RunSettings):
             value = self.parameters.get(key, parameter.default)
             if value is None:
                 raise SettingsError(
-                    f"method = {self.method!r} needs {key} ({parameter.range}: {parameter.description.rstrip('.')}), "
-                    f"which has no default: give it by --set {key}=…"
+                    f"method = {self.method!r} needs {key} ({parameter.range}:"
+                    f" {parameter.description.rstrip('.')}), which has no default: give it by --set"
+                    f" {key}=…"
                 )
             found[key] = parameter.checked(value)
         return found
 
 
 def sizes_of(words: str) -> dict[str, int]:
-    """Return the clients' sizes that words such as site-a=1200 site-b=300 state; raise ValueError for anything else."""
+    """Return the clients' sizes that words such as site-a=1200 site-b=300 state.
+
+    Raise ValueError for anything else.
+    """
     sizes = split_pairs(words, "site-a=1200")
     for name, size in sizes.items():
         if not (size.isascii() and size.isdigit() and int(size) >= 1):
-            raise ValueError(f"'{name}={size}' does not state a number of examples: write it as site-a=1200")
+            raise ValueError(
+                f"'{name}={size}' does not state a number of examples: write it as site-a=1200"
+            )
     return {name: int(size) for name, size in sizes.items()}
 
 
-def check_used(given: Mapping[str, Value], methods: Collection[str], task: str, *, deployed: bool = False) -> None:
+def check_used(
+    given: Mapping[str, Value], methods: Collection[str], task: str, *, deployed: bool = False
+) -> None:
     """Raise SettingsError when a given setting belongs to another task, or to none of these methods.
 
-    Only `deployed` runs wait for clients: where clients come with the data, these alone use `clients` too.
+    Only `deployed` runs wait for clients: where clients come with the data, these alone use
+    `clients` too.
     """
     if given.get("clients") == 0:
-        raise SettingsError("clients = 0: give at least 1, or leave it out for as many as the task has by itself")
+        raise SettingsError(
+            "clients = 0: give at least 1, or leave it out for as many as the task has by itself"
+        )
     if given.get("pooled"):
         for key in ("fraction", "training-clients", "attack", "defence"):
             if key in given:
                 raise SettingsError(
-                    f"{key} has no effect with pooled = true, as one client a round trains: leave it out"
+                    f"{key} has no effect with pooled = true, as one client a round trains: leave"
+                    " it out"
                 )
     info = find_task(task)
     none_to_choose = {
@@ -302,15 +382,23 @@ def check_used(given: Mapping[str, Value], methods: Collection[str], task: str, 
     chosen_methods = {find_method(name).__name__.lower() for name in methods}
     for key in given:
         if not deployed and key in marked(Mark.DEPLOYED):
-            raise SettingsError(f"{key} has no effect in one process, where every client answers: leave it out")
+            raise SettingsError(
+                f"{key} has no effect in one process, where every client answers: leave it out"
+            )
         owner, dot, _ = key.partition(".")
         if dot and owner in TASKS and owner != info.name:
-            raise SettingsError(f"{key} has no effect with task = {task!r}: leave it out, or set task={owner}")
+            raise SettingsError(
+                f"{key} has no effect with task = {task!r}: leave it out, or set task={owner}"
+            )
         if dot and owner in METHODS and owner not in chosen_methods:
             chosen = ", ".join(map(repr, methods))
-            raise SettingsError(f"{key} has no effect with method = {chosen}: leave it out, or set method={owner}")
+            raise SettingsError(
+                f"{key} has no effect with method = {chosen}: leave it out, or set method={owner}"
+            )
         if none_to_choose.get(key):
-            raise SettingsError(f"{key} has no effect with task = {task!r}, which leaves no choice: leave it out")
+            raise SettingsError(
+                f"{key} has no effect with task = {task!r}, which leaves no choice: leave it out"
+            )
         wanted = SETTINGS[key].partitions if key in SETTINGS else ()
         if info.partitions and wanted and partition not in wanted:
             remedy = f"leave it out, or set partition={wanted[0]}"
@@ -334,7 +422,11 @@ def find_grown(there: Mapping[str, object], config: Mapping[str, object]) -> set
         return math.inf if never else value if isinstance(value, int) else None
 
     pairs = {key: (reach(there, key), reach(config, key)) for key in may_grow()}
-    return {key for key, (before, now) in pairs.items() if before is not None and now is not None and now > before}
+    return {
+        key
+        for key, (before, now) in pairs.items()
+        if before is not None and now is not None and now > before
+    }
 
 
 def may_grow() -> Collection[str]:
@@ -343,12 +435,20 @@ def may_grow() -> Collection[str]:
 
 
 def default_config() -> dict[str, Value]:
-    """Return every run-config key with its default, those of all methods and tasks included; "" where there is none."""
-    others = {key: UNSET if each.default is None else each.default for key, each in parameters().items()}
+    """Return every run-config key with its default, those of all methods and tasks included.
+
+    "" where there is none.
+    """
+    others = {
+        key: UNSET if each.default is None else each.default for key, each in parameters().items()
+    }
     return RunSettings.of({}).model_dump(by_alias=True) | others
 
 
 def digest_changed(config: Mapping[str, Value], left_out: Collection[str]) -> str:
-    """Return eight letters for the settings that differ from their defaults; new settings do not change them."""
+    """Return eight letters for the settings that differ from their defaults.
+
+    New settings do not change them.
+    """
     defaults = default_config()
     return digest({k: v for k, v in config.items() if k not in left_out and v != defaults.get(k)})

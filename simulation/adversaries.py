@@ -1,6 +1,7 @@
 """Hostile clients on this machine: each trains as an honest one does, and then its reply is changed.
 
-The server sees the changed reply alone. Nothing here runs on a device: a deployed run refuses the setting `attack`.
+The server sees the changed reply alone. Nothing here runs on a device: a deployed run refuses the
+setting `attack`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +26,9 @@ Vector = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Sight:
-    """What a hostile client sees; a user's attack is a function of it that returns an update, shape (d,).
+    """What a hostile client sees.
+
+    A user's attack is a function of it that returns an update, shape (d,).
 
     Attributes
     ----------
@@ -54,7 +57,8 @@ def _noisy(sight: Sight) -> Vector:
 
 
 def _alie(sight: Sight) -> Vector:
-    mean, several = np.asarray(sight.honest.mean(axis=0)), len(sight.honest) > 1
+    mean = np.asarray(sight.honest.mean(axis=0))
+    several = len(sight.honest) > 1
     deviation = np.asarray(sight.honest.std(axis=0, ddof=1)) if several else np.zeros_like(mean)
     return mean + sight.strength * deviation
 
@@ -68,8 +72,8 @@ UPDATES: Mapping[str, Callable[[Sight], Vector]] = {
 }
 """What becomes of a hostile client's update.
 
-Sources: alie is of Baruch, Baruch and Goldberg, A Little Is Enough, NeurIPS 2019; ipm of Xie, Koyejo and Gupta, Fall of
-Empires, UAI 2019.
+Sources: alie is of Baruch, Baruch and Goldberg, A Little Is Enough, NeurIPS 2019; ipm of Xie,
+Koyejo and Gupta, Fall of Empires, UAI 2019.
 """
 
 SEES_HONEST = ("alie", "ipm")
@@ -79,26 +83,35 @@ SEES_HONEST = ("alie", "ipm")
 class Adversaries:
     """The hostile clients of a run, by its settings, the names of all clients, and the server's method.
 
-    FairbloomError says that all clients would attack, or that false losses are told to a method that reads none.
+    FairbloomError says that all clients would attack, or that false losses are told to a method
+    that reads none.
     """
 
     def __init__(self, settings: RunSettings, clients: Sequence[str], method: Method) -> None:
         self.names = frozenset(attackers_of(settings, clients))
         training = method.training_clients or clients
         if self.names.issuperset(training):
-            raise FairbloomError(f"attackers = {settings.attackers!r} are all clients: leave an honest one")
+            raise FairbloomError(
+                f"attackers = {settings.attackers!r} are all clients: leave an honest one"
+            )
         if self.names.isdisjoint(training):
-            raise FairbloomError(f"attackers = {settings.attackers!r}: none is among training-clients: name one")
+            raise FairbloomError(
+                f"attackers = {settings.attackers!r}: none is among training-clients: name one"
+            )
         reads_losses = method.needs & LOSSES or method.second == SNAPSHOT
         if settings.attack == LOSS and not reads_losses:
             raise FairbloomError(
-                f"attack = {LOSS!r} has no effect on {type(method).__name__}, which reads no losses: choose a method "
-                "that weighs them, as QFedAvg does, or another attack"
+                f"attack = {LOSS!r} has no effect on {type(method).__name__}, which reads no"
+                " losses: choose a method that weighs them, as QFedAvg does, or another attack"
             )
-        self._seed, self._from, self._name = settings.seed, settings.attack_from, settings.attack
+        self._seed = settings.seed
+        self._from = settings.attack_from
+        self._name = settings.attack
         known = settings.attack in ATTACKS
         self._strength = settings.attack_strength or ATTACKS.get(settings.attack) or 1.0
-        self._change = UPDATES.get(settings.attack) if known else imported("attack", settings.attack)
+        self._change = (
+            UPDATES.get(settings.attack) if known else imported("attack", settings.attack)
+        )
         self._sees_honest = not known or settings.attack in SEES_HONEST
 
     def attack(self, trained: Trained, number: int) -> None:
@@ -107,33 +120,46 @@ class Adversaries:
         An attack that sees honest updates does nothing in a round without one.
         """
         hostile = [name for name in trained.names if name in self.names]
-        if number < self._from or not hostile or (self._sees_honest and len(hostile) == len(trained.names)):
+        if (
+            number < self._from
+            or not hostile
+            or (self._sees_honest and len(hostile) == len(trained.names))
+        ):
             return
         self.lie(trained.metrics, number)
         for updates in (trained.updates, trained.second):
             if updates is not None and self._change is not None:
                 rows = np.array(updates.matrix[: len(updates)], np.float64)
-                honest = rows[[place for place, name in enumerate(trained.names) if name not in hostile]]
+                honest = rows[
+                    [place for place, name in enumerate(trained.names) if name not in hostile]
+                ]
                 for name in hostile:
-                    place, random = trained.names.index(name), generator(self._seed, "attack", number, name)
+                    place = trained.names.index(name)
+                    random = generator(self._seed, "attack", number, name)
                     seen = Sight(rows[place], honest, self._strength, len(hostile), random)
                     updates.replace(place, self._checked(self._change(seen), updates, name))
 
     def lie(self, reports: Reports, number: int, *, evaluated: bool = False) -> None:
-        """Raise the losses that hostile clients report in round `number`; of an evaluation, the training loss alone."""
+        """Raise the losses that hostile clients report in round `number`.
+
+        Of an evaluation, the training loss alone.
+        """
         if self._name != LOSS or number < self._from:
             return
         about = {TRAIN_LOSS} if evaluated else LOSSES
         for name in self.names.intersection(reports):
             reports[name] = {
-                metric: value + self._strength if metric in about else value for metric, value in reports[name].items()
+                metric: value + self._strength if metric in about else value
+                for metric, value in reports[name].items()
             }
 
     def _checked(self, changed: Vector, updates: Updates, name: str) -> Vector:
-        changed, largest = np.asarray(changed, np.float64), np.finfo(updates.matrix.dtype).max
+        changed = np.asarray(changed, np.float64)
+        largest = np.finfo(updates.matrix.dtype).max
         if changed.shape != (updates.layout.size,) or not (np.abs(changed) <= largest).all():
             raise FairbloomError(
-                f"attack = {self._name!r} makes of the update of {name} something of shape {changed.shape}, or with "
-                f"numbers beyond {largest:.3g}: return {updates.layout.size} finite numbers, or lower attack-strength"
+                f"attack = {self._name!r} makes of the update of {name} something of shape"
+                f" {changed.shape}, or with numbers beyond {largest:.3g}: return"
+                f" {updates.layout.size} finite numbers, or lower attack-strength"
             )
         return changed

@@ -1,8 +1,9 @@
 """The choice of the engine that computes a run's clients: a rule over model and machine, and one timed step.
 
-The clock decides between loop and workers alone, which give the same bits: equal settings give equal numbers on equal
-machines. On a graphics card, how many clients are stacked at once also follows from the memory that is free there. What
-was chosen is recorded in the run folder, and a run that continues keeps it.
+The clock decides between loop and workers alone, which give the same bits: equal settings give
+equal numbers on equal machines. On a graphics card, how many clients are stacked at once also
+follows from the memory that is free there. What was chosen is recorded in the run folder, and a run
+that continues keeps it.
 """
 
 import math
@@ -35,7 +36,8 @@ from .trial import Tried, try_first_step
 from .workers import WorkerClients
 
 WORKERS_SECONDS = 0.5
-"""From this length of a round on, several processes are faster than one by more than they take to be started."""
+"""From this length of a round on, several processes are faster than one by more than they take to
+be started."""
 
 BLOCK_BYTES = 2**26
 """Memory that stacked clients may take on the processor, without the round's updates."""
@@ -63,7 +65,10 @@ class Choice:
     block: int = 0
 
     def within(self, processors: int) -> "Choice":
-        """Return the choice for a run that has this many processor cores to itself; the numbers stay the same."""
+        """Return the choice for a run that has this many processor cores to itself.
+
+        The numbers stay the same.
+        """
         if self.engine != "workers" or self.workers <= processors:
             return self
         if processors > 1:
@@ -71,7 +76,10 @@ class Choice:
         return Choice("loop", f"{self.reason}; but this run has one processor core to itself")
 
     def clients(self, method: Method, settings: Mapping[str, Any]) -> LocalClients:
-        """Return the clients of a run, computed this way; raise FairbloomError where there is no such engine."""
+        """Return the clients of a run, computed this way.
+
+        Raise FairbloomError where there is no such engine.
+        """
         match self.engine:
             case "stacked":
                 return StackedClients(method, settings, block=self.block)
@@ -79,14 +87,16 @@ class Choice:
                 return WorkerClients(method, settings, workers=self.workers)
             case "loop":
                 return LocalClients(method, settings)
-        raise FairbloomError(f"engine = {self.engine!r}: there are loop, stacked and workers: name one of them")
+        raise FairbloomError(
+            f"engine = {self.engine!r}: there are loop, stacked and workers: name one of them"
+        )
 
 
 def choose(settings: RunSettings | Mapping[str, Any], processors: int) -> Choice:
     """Return how a run's clients are computed, on a machine with this many `processors` for runs.
 
-    It raises FairbloomError when the data cannot be used, no client can take a step, or the wanted engine cannot be
-    had.
+    It raises FairbloomError when the data cannot be used, no client can take a step, or the wanted
+    engine cannot be had.
     """
     settings = RunSettings.of(settings)
     task, model = load_task_and_model(settings)
@@ -103,7 +113,9 @@ def choose(settings: RunSettings | Mapping[str, Any], processors: int) -> Choice
     tried = try_first_step(settings, task, model)
     if settings.engine == "loop":
         return Choice("loop", "it was asked for")
-    slow = device.type == "cpu" and any(isinstance(module, _ConvNd | nn.RNNBase) for module in model.modules())
+    slow = device.type == "cpu" and any(
+        isinstance(module, _ConvNd | nn.RNNBase) for module in model.modules()
+    )
     if slow and settings.engine == "auto":
         why_not = "stacked convolutions and recurrent layers are slow on the processor"
     else:
@@ -111,24 +123,46 @@ def choose(settings: RunSettings | Mapping[str, Any], processors: int) -> Choice
     if settings.engine == "stacked":
         if why_not:
             return Choice("loop", f"stacked was asked for, but {why_not}")
-        return Choice("stacked", "it was asked for", block=block_of(settings, task, model, tried, cohort, device))
+        return Choice(
+            "stacked",
+            "it was asked for",
+            block=block_of(settings, task, model, tried, cohort, device),
+        )
     if cohort == 1:
         return Choice("loop", "a round has one client")
     if not why_not:
         reason = "the model can be computed for many clients at once"
-        return Choice("stacked", reason, block=block_of(settings, task, model, tried, cohort, device))
-    seconds = cohort * count_steps(len(tried.examples), global_work(settings, FIRST_ROUND)) * tried.seconds
+        return Choice(
+            "stacked", reason, block=block_of(settings, task, model, tried, cohort, device)
+        )
+    seconds = (
+        cohort
+        * count_steps(len(tried.examples), global_work(settings, FIRST_ROUND))
+        * tried.seconds
+    )
     because = f"{why_not}, and a round takes about {seconds:.2g} s"
-    if device.type == "cpu" and may_fork and min(processors, cohort) > 1 and seconds > WORKERS_SECONDS:
+    if (
+        device.type == "cpu"
+        and may_fork
+        and min(processors, cohort) > 1
+        and seconds > WORKERS_SECONDS
+    ):
         workers = min(processors, cohort)
         return Choice("workers", f"{because}; {workers} processes share it", workers=workers)
     return Choice("loop", f"{because}; one process computes it")
 
 
-def why_unstackable(settings: RunSettings, task: Task, model: nn.Module, examples: AnyExamples) -> str:
-    """Return why clients cannot be stacked, "" where they can; `examples` are those of any client."""
+def why_unstackable(
+    settings: RunSettings, task: Task, model: nn.Module, examples: AnyExamples
+) -> str:
+    """Return why clients cannot be stacked, "" where they can.
+
+    `examples` are those of any client.
+    """
     rules = rules_of(settings, FIRST_ROUND)
-    if unsupported := find_unsupported(FIRST_ROUND, rules, global_work(settings, FIRST_ROUND, rules)):
+    if unsupported := find_unsupported(
+        FIRST_ROUND, rules, global_work(settings, FIRST_ROUND, rules)
+    ):
         return f"stacked clients do not honour {unsupported}"
     try:
         make_program(model, task, examples)
@@ -138,7 +172,12 @@ def why_unstackable(settings: RunSettings, task: Task, model: nn.Module, example
 
 
 def block_of(
-    settings: RunSettings, task: Task, model: nn.Module, tried: Tried, cohort: int, device: torch.device
+    settings: RunSettings,
+    task: Task,
+    model: nn.Module,
+    tried: Tried,
+    cohort: int,
+    device: torch.device,
 ) -> int:
     """Return the most clients that fit at once into BLOCK_BYTES, or into half of what a graphics card has free."""
     outputs = 0
@@ -147,10 +186,13 @@ def block_of(
         nonlocal outputs
         if isinstance(found, torch.Tensor):
             outputs += found.nbytes
-            if isinstance(layer, _ConvNd):  # whose patches are laid out side by side for several clients at once
+            # whose patches are laid out side by side for several clients at once
+            if isinstance(layer, _ConvNd):
                 outputs += found.nbytes // layer.out_channels * layer.weight[0].numel()
 
-    hooks = [layer.register_forward_hook(note) for layer in model.modules() if not list(layer.children())]
+    hooks = [
+        layer.register_forward_hook(note) for layer in model.modules() if not list(layer.children())
+    ]
     try:
         with torch.no_grad():
             outputs_of(model.eval(), tried.examples[slice(0, 1)][0], task.output)
@@ -158,6 +200,8 @@ def block_of(
         for hook in hooks:
             hook.remove()
     parameters = sum(each.nbytes for each in model.parameters() if each.requires_grad)
-    of_one = 3 * (parameters + outputs * batch_of(len(tried.examples), global_work(settings, FIRST_ROUND)))
+    of_one = 3 * (
+        parameters + outputs * batch_of(len(tried.examples), global_work(settings, FIRST_ROUND))
+    )
     free = torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else BLOCK_BYTES
     return max(1, min(cohort, math.floor(free / of_one)))

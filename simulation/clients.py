@@ -50,8 +50,8 @@ def ignore(done: int, of: int) -> None:
 class Reply(NamedTuple):
     """What a client replies, the models of which an engine has written into the row of the matrices of updates.
 
-    `others` and those of `second` are buffers and integer arrays. `made` is what another process has made of what the
-    client keeps, with the round of the version it came from.
+    `others` and those of `second` are buffers and integer arrays. `made` is what another process
+    has made of what the client keeps, with the round of the version it came from.
     """
 
     row: int
@@ -62,7 +62,9 @@ class Reply(NamedTuple):
 
 
 class LocalClients:
-    """All clients of a run, computed on this machine; one after the other (`loop`), where an engine knows no other way.
+    """All clients of a run, computed on this machine.
+
+    One after the other (`loop`), where an engine knows no other way.
 
     The reply of a client that raises is refused, with its error as the reason.
     """
@@ -77,7 +79,9 @@ class LocalClients:
         check_tolerance(method, len(self._names))
         if self.settings.attack and share_in(self.settings.attackers) is None:
             check_names("attackers", split_names(self.settings.attackers), self._names)
-        self._adversaries = Adversaries(self.settings, self._names, method) if self.settings.attack else None
+        self._adversaries = (
+            Adversaries(self.settings, self._names, method) if self.settings.attack else None
+        )
         self._state_folder = state_folder(self.settings)
         self._loaded: tuple[Task, Module] | None = None
         self._locals: OrderedDict[str, LocalClient] = OrderedDict()
@@ -90,7 +94,7 @@ class LocalClients:
     def _hostile(self) -> frozenset[str]:
         return self._adversaries.names if self._adversaries else frozenset()
 
-    # The seam, but for train and evaluate -----------------------------------------------------------------------------
+    # The seam, but for train and evaluate ---------------------------------------------------------
 
     def online(self, fewest: int) -> Sequence[str]:
         """Return the names of all clients, in ascending order: they are always there."""
@@ -105,35 +109,49 @@ class LocalClients:
         return
 
     def sizes(self, names: Sequence[str]) -> Mapping[str, float]:
-        """Return how many training examples each of these clients has; clients with unusable data are left out."""
+        """Return how many training examples each of these clients has.
+
+        Clients with unusable data are left out.
+        """
         task = load_task(self.settings)
-        sizes = {name: self._answer(lambda client: len(task.splits(client).train), name) for name in names}
+        sizes = {
+            name: self._answer(lambda client: len(task.splits(client).train), name)
+            for name in names
+        }
         return {name: float(size) for name, size in sizes.items() if not isinstance(size, str)}
 
     def keep(self, since: int) -> None:
-        """Store what is each client's own, before the run's checkpoint is written; it may go back to round `since`."""
+        """Store what is each client's own, before the run's checkpoint is written.
+
+        It may go back to round `since`.
+        """
         if not self._kept_preprocessing:
             self._kept_preprocessing, task = True, load_task(self.settings)
-            if task.preprocessing is not None and task.preprocessing("").per_client:  # else it is the same for all
+            # else it is the same for all
+            if task.preprocessing is not None and task.preprocessing("").per_client:
                 for name in self._names:
                     keep_preprocessing(self._folder_of(name), task, name)
         with ThreadPoolExecutor(8) as pool:
             kept = [states for states in self._states.values() if states.in_memory]
-            list(pool.map(lambda states: states.store(since), kept))  # which raises what one of them has raised
+            # which raises what one of them has raised
+            list(pool.map(lambda states: states.store(since), kept))
         while len(self._states) > self._most:
             self._states.popitem(last=False)  # it is on disk
 
     def close(self) -> None:
         """End what the engine has started: nothing here."""
 
-    # For engines ------------------------------------------------------------------------------------------------------
+    # For engines ----------------------------------------------------------------------------------
 
     def local(self, name: str) -> LocalClient:
         """Return one of the clients."""
-        states = self.states(name)  # asked for with its client, so that neither is forgotten before the other
+        # asked for with its client, so that neither is forgotten before the other
+        states = self.states(name)
         if name not in self._locals:
             task, model = self.task_and_model()
-            self._locals[name] = LocalClient(name, name, self.settings, task, task.splits(name), model, states)
+            self._locals[name] = LocalClient(
+                name, name, self.settings, task, task.splits(name), model, states
+            )
         self._locals.move_to_end(name)
         return self._locals[name]
 
@@ -171,48 +189,72 @@ class LocalClients:
 
         Models are written into the rows of the `matrices`, by default of new ones.
         """
-        layout, second = self.method.layout_of(model), self.method.second
+        layout = self.method.layout_of(model)
+        second = self.method.second
         matrices = matrices or self.matrices(layout, len(names))
         trained = Trained.empty(
-            layout, refused=Refusals(terms.server_round), second=second, matrices=matrices, hostile=self._hostile
+            layout,
+            refused=Refusals(terms.server_round),
+            second=second,
+            matrices=matrices,
+            hostile=self._hostile,
         )
-        vectors = sum(size_on_the_wire(array) for arrays in sent.values() for array in arrays.values())
+        vectors = sum(
+            size_on_the_wire(array) for arrays in sent.values() for array in arrays.values()
+        )
         size = self._size_of(model)
-        reply = size + (0 if trained.second is None else self._size_of(trained.second.layout.arrays))
-        return replace(trained, bytes_sent=len(names) * (size + vectors), sizes=dict.fromkeys(names, reply))
+        reply = size + (
+            0 if trained.second is None else self._size_of(trained.second.layout.arrays)
+        )
+        return replace(
+            trained, bytes_sent=len(names) * (size + vectors), sizes=dict.fromkeys(names, reply)
+        )
 
     def matrices(self, layout: Layout, rows: int) -> list[NDArray[Any]]:
         """Return a matrix for the models of so many replies, and another one for their second models if there are."""
         second = self.method.second
         layouts = [layout, *([layout_of_second(layout, second)] if second else [])]
         budget = self.settings.memory
-        return [empty_matrix(rows, each.size, each.dtype, budget, of=len(layouts)) for each in layouts]
+        return [
+            empty_matrix(rows, each.size, each.dtype, budget, of=len(layouts)) for each in layouts
+        ]
 
     def _size_of(self, model: Model) -> int:
         frozen = frozenset(self.method.frozen)
         return sum(size_on_the_wire(array) for name, array in model.items() if name not in frozen)
 
     def hand_over(self, trained: Trained, replies: Mapping[str, Reply]) -> None:
-        """Take in the replies, by client in the order of names and rows; what cannot be used is refused."""
+        """Take in the replies, by client in the order of names and rows.
+
+        What cannot be used is refused.
+        """
         method = self.method
         metrics = {name: reply.metrics for name, reply in replies.items()}
         reports = usable_of(
-            metrics, partial(usable_metrics, needs=method.needs), method.weighted_by_key, trained.refused
+            metrics,
+            partial(usable_metrics, needs=method.needs),
+            method.weighted_by_key,
+            trained.refused,
         )
         kept = [replies[name] for name in reports]
         for updates in (trained.updates, trained.second):
             for row, reply in enumerate(kept):
                 if updates is not None and row != reply.row:
                     updates.matrix[row] = updates.matrix[reply.row]
-        trained.add_rows(reports, [reply.others for reply in kept], [reply.second for reply in kept])
+        trained.add_rows(
+            reports, [reply.others for reply in kept], [reply.second for reply in kept]
+        )
         screen_updates(method, trained, trained.refused.round)
         if self._adversaries is not None:
             self._adversaries.attack(trained, trained.refused.round)
 
-    def train(self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING) -> Trained:
+    def train(
+        self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING
+    ) -> Trained:
         """Let these clients train the model on the terms, each on its own data."""
         self.begin(names)
-        received, trained = self.on_device(model), self.none_trained(names, model, terms, sent)
+        received = self.on_device(model)
+        trained = self.none_trained(names, model, terms, sent)
         vectors = {record: self.on_device(arrays) for record, arrays in sent.items()}
 
         def train(row: int, name: str) -> Reply:
@@ -224,10 +266,17 @@ class LocalClients:
         self.hand_over(trained, refuse_failed(answers, trained.refused))
         return trained
 
-    def evaluate(self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]) -> Replies:
-        """Let these clients evaluate the model one by one; only `participants` measure what the terms ask for."""
-        received, refused = self.on_device(model), Refusals(terms.server_round)
-        of_others, asked = replace(terms, measure=()), set(participants)
+    def evaluate(
+        self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]
+    ) -> Replies:
+        """Let these clients evaluate the model one by one.
+
+        Only `participants` measure what the terms ask for.
+        """
+        received = self.on_device(model)
+        refused = Refusals(terms.server_round)
+        of_others = replace(terms, measure=())
+        asked = set(participants)
         self.begin(names)
 
         def evaluate(name: str) -> Metrics:
@@ -247,7 +296,9 @@ class LocalClients:
         if self._adversaries is not None:
             self._adversaries.lie(usable, refused.round, evaluated=True)
         bytes_sent = len(names) * self._size_of(model)
-        return Replies(metrics=usable, refused=refused, hostile=self._hostile, bytes_sent=bytes_sent)
+        return Replies(
+            metrics=usable, refused=refused, hostile=self._hostile, bytes_sent=bytes_sent
+        )
 
     def _answer(self, compute: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | str:
         return answer_of(compute, *args, **kwargs)
@@ -266,12 +317,14 @@ class DebuggedClients(LocalClients):
 
 def check_tolerance(method: Method, clients: int) -> None:
     """Raise FairbloomError when a defence is to tolerate half of a round's clients or more, and one at the least."""
-    per_round = share(method.fraction_train, len(method.training_clients) or clients, method.min_train_nodes)
+    per_round = share(
+        method.fraction_train, len(method.training_clients) or clients, method.min_train_nodes
+    )
     if method.defence is not None and 2 * max(1, method.defence.tolerance) >= per_round:
         remedy = f"lower it to {(per_round - 1) // 2}" if per_round > 2 else "a defence needs three"
         raise FairbloomError(
-            f"defence-tolerance = {method.defence.tolerance}: it must be less than half of the {per_round} clients of "
-            f"a round: {remedy}, or raise fraction or the number of clients"
+            f"defence-tolerance = {method.defence.tolerance}: it must be less than half of the"
+            f" {per_round} clients of a round: {remedy}, or raise fraction or the number of clients"
         )
 
 
@@ -281,8 +334,8 @@ def check_names(key: str, named: Sequence[str], clients: Sequence[str]) -> None:
     for name in named:
         if name not in there:
             raise FairbloomError(
-                f"{key} names {name!r}, which is none of the clients: {did_you_mean(name, clients)}there are "
-                f"{listed(clients)}"
+                f"{key} names {name!r}, which is none of the clients:"
+                f" {did_you_mean(name, clients)}there are {listed(clients)}"
             )
 
 
@@ -296,7 +349,10 @@ def answer_of(compute: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T |
 
 
 def refuse_failed(answers: Mapping[str, T | str], refused: Refusals) -> dict[str, T]:
-    """Return what clients have computed, by their names; a client with a reason in place of a result is refused."""
+    """Return what clients have computed, by their names.
+
+    A client with a reason in place of a result is refused.
+    """
     for name, answer in answers.items():
         if isinstance(answer, str):
             refused.add(name, answer)
@@ -304,9 +360,15 @@ def refuse_failed(answers: Mapping[str, T | str], refused: Refusals) -> dict[str
 
 
 def usable_of(
-    records: Mapping[str, Metrics], usable: Callable[[Metrics, str], dict[str, float]], weight: str, refused: Refusals
+    records: Mapping[str, Metrics],
+    usable: Callable[[Metrics, str], dict[str, float]],
+    weight: str,
+    refused: Refusals,
 ) -> Reports:
-    """Return what is usable of what each client reports; a client with a report that is not is refused."""
+    """Return what is usable of what each client reports.
+
+    A client with a report that is not is refused.
+    """
     reports: Reports = {}
     for name, record in records.items():
         try:
@@ -317,15 +379,23 @@ def usable_of(
 
 
 def store_reply(updates: Updates, second: Updates | None, row: int, update: Update) -> Reply:
-    """Write what a client has trained into a row of the matrices; return its reply, with copies of all else."""
+    """Write what a client has trained into a row of the matrices.
+
+    Return its reply, with copies of all else.
+    """
     others_of_second = {} if second is None else _write(second, row, update.second)
     return Reply(row, update.metrics, _write(updates, row, update.arrays), others_of_second)
 
 
 def _write(updates: Updates, row: int, state: StateDict) -> Model:
-    """Write a model's trainable arrays into a row, one after the other; return copies of the others."""
+    """Write a model's trainable arrays into a row, one after the other.
+
+    Return copies of the others.
+    """
     layout = updates.layout
-    arrays = arrays_of({name: tensor for name, tensor in state.items() if name not in layout.frozen})
+    arrays = arrays_of(
+        {name: tensor for name, tensor in state.items() if name not in layout.frozen}
+    )
     for name, place in layout.slices:
         updates.matrix[row, place] = arrays[name].ravel()
     return {name: arrays[name].copy() for name in (*layout.buffers, *layout.integers)}

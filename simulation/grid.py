@@ -20,8 +20,8 @@ SERVER = 1
 class InProcessGrid(Grid):
     """Hands each message to the ClientApp, in this process, with a context per client that persists.
 
-    Node i + 2 is the client of partition i. A client that raises answers with an error, as a deployed one does, and
-    what it had changed in its context is dropped.
+    Node i + 2 is the client of partition i. A client that raises answers with an error, as a
+    deployed one does, and what it had changed in its context is dropped.
 
     Parameters
     ----------
@@ -37,7 +37,8 @@ class InProcessGrid(Grid):
         # Messages are stamped with the process's identity, which Flower's own runtimes set as well.
         identify(run_id=SERVER, node_id=SERVER, task_id=SERVER)
         self._app = client_app
-        self._run = Run.create_empty(run_id=secrets.randbits(63))  # another one's for each grid, as for each submission
+        # another one's for each grid, as for each submission
+        self._run = Run.create_empty(run_id=secrets.randbits(63))
         self._message_ids = map(str, itertools.count(1))
         self._replies: dict[str, Message] = {}
         self.contexts: Mapping[int, Context] = {
@@ -61,7 +62,12 @@ class InProcessGrid(Grid):
         return self._run
 
     def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
     ) -> Message:
         """Return a new message."""
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
@@ -82,10 +88,19 @@ class InProcessGrid(Grid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Return the replies to these messages; each is handed out once."""
-        return [self._replies.pop(message_id) for message_id in message_ids if message_id in self._replies]
+        return [
+            self._replies.pop(message_id)
+            for message_id in message_ids
+            if message_id in self._replies
+        ]
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Let the clients work and return their replies; nothing is waited for, so there is nothing to time out."""
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Let the clients work and return their replies.
+
+        Nothing is waited for, so there is nothing to time out.
+        """
         return self.pull_messages(self.push_messages(messages))
 
     def _answer(self, message: Message) -> Message:
@@ -96,4 +111,7 @@ class InProcessGrid(Grid):
         except Exception as error:  # one client's failure is one error reply, whatever it is
             check_device(error)
             context.state = before
-            return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, failure_reason(error)), reply_to=message)
+            return Message(
+                Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, failure_reason(error)),
+                reply_to=message,
+            )

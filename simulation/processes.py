@@ -23,19 +23,26 @@ from fairbloom.system.parents import end_with_parent
 
 
 def can_fork() -> bool:
-    """Return whether forked processes can compute on this platform; on macOS its own libraries do not survive it."""
+    """Return whether forked processes can compute on this platform.
+
+    On macOS its own libraries do not survive it.
+    """
     return hasattr(os, "fork") and sys.platform != "darwin"
 
 
 def shared_array(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-    """Return an array of zeros that this process shares with those that it forks; unused parts take no memory."""
+    """Return an array of zeros that this process shares with those that it forks.
+
+    Unused parts take no memory.
+    """
     size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
     try:
         memory = mmap.mmap(-1, max(1, size))  # not in /dev/shm, which is small in containers
     except (OSError, OverflowError) as error:
         raise FairbloomError(
-            f"engine = 'workers': its processes share {size / 1e9:.1f} GB for the models of a round, more than this "
-            "machine gives: lower fraction, so that fewer clients train at a time"
+            f"engine = 'workers': its processes share {size / 1e9:.1f} GB for the models of a"
+            " round, more than this machine gives: lower fraction, so that fewer clients train at"
+            " a time"
         ) from error
     return np.ndarray(shape, dtype, buffer=memory)
 
@@ -43,7 +50,8 @@ def shared_array(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
 class Forked:
     """A process that is forked from this one as it is now, runs `serve` with its end of a pipe, and ends with it.
 
-    `others` were forked earlier: their pipes are closed in this one, so that they see their parent's end.
+    `others` were forked earlier: their pipes are closed in this one, so that they see their
+    parent's end.
     """
 
     def __init__(self, serve: Callable[[Connection], None], others: Iterable["Forked"]) -> None:
@@ -73,13 +81,14 @@ class Forked:
 
 
 def _fork() -> int:
-    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # where threads run: none is needed
+    # where threads run: none is needed
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
         try:
             return os.fork()
         except OSError as error:
             raise FairbloomError(
-                f"engine = 'workers': the system starts no more processes ({error.strerror}): set engine = loop, or "
-                "free memory and processes"
+                f"engine = 'workers': the system starts no more processes ({error.strerror}): set"
+                " engine = loop, or free memory and processes"
             ) from error
 
 
@@ -99,7 +108,8 @@ def _live(
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         end_with_parent(parent)
-        with contextlib.suppress(OSError):  # where memory runs short, the kernel shall prefer it to its parent
+        # where memory runs short, the kernel shall prefer it to its parent
+        with contextlib.suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text("500")  # of 1000
         gc.freeze()  # collections would write to shared pages, and so copy them
         serve(pipe)

@@ -29,10 +29,12 @@ def simulate(
     on_trained: OnTrained | None = None,
     debug: bool = False,
 ) -> Path:
-    """Run, or continue, what `settings` say with all clients on this machine; return the run folder.
+    """Run, or continue, what `settings` say with all clients on this machine.
 
-    Each process computes with one thread: small models gain nothing from more, and the sums are then the same on any
-    number of cores.
+    Return the run folder.
+
+    Each process computes with one thread: small models gain nothing from more, and the sums are
+    then the same on any number of cores.
 
     Parameters
     ----------
@@ -41,13 +43,15 @@ def simulate(
     processors
         How many processor cores the run may use; None: those that this process may.
     on_trained
-        Called in the midst of a round with how many of its clients have trained, and how many are to.
+        Called in the midst of a round with how many of its clients have trained, and how many are
+        to.
     debug
-        Whether clients are computed one after the other in this process, whatever the engine, and the first error of
-        one ends the run with its traceback.
+        Whether clients are computed one after the other in this process, whatever the engine, and
+        the first error of one ends the run with its traceback.
     """
     choose_device(settings.device)
-    config, folder = settings.run_config(), choose_run_folder(settings)
+    config = settings.run_config()
+    folder = choose_run_folder(settings)
     check_data(config)
     if not settings.state_dir:
         config["state-dir"] = str(PERSONAL.path_in(folder))

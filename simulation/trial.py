@@ -31,7 +31,9 @@ def try_first_step(settings: RunSettings, task: Task, model: nn.Module) -> Tried
     """
     try:
         tried = copy.deepcopy(model)
-    except Exception:  # whatever a model raises that cannot be copied; clients get theirs with each round
+    except (
+        Exception
+    ):  # whatever a model raises that cannot be copied; clients get theirs with each round
         tried = model
     reasons: dict[str, str] = {}
     for name in task.clients:
@@ -43,14 +45,17 @@ def try_first_step(settings: RunSettings, task: Task, model: nn.Module) -> Tried
     (name, reason), *others = reasons.items()
     too = f", and those of {len(others)} others" if others else ""
     raise FairbloomError(
-        f"{reason} (a trial step of client {name} failed before the first round{too}; fairbloom run --debug shows the "
-        "whole traceback)"
+        f"{reason} (a trial step of client {name} failed before the first round{too}; fairbloom run"
+        " --debug shows the whole traceback)"
     )
 
 
-def seconds_of_step(settings: RunSettings, task: Task, model: nn.Module, name: str, splits: Splits) -> float:
+def seconds_of_step(
+    settings: RunSettings, task: Task, model: nn.Module, name: str, splits: Splits
+) -> float:
     """Return how long a client's second step takes: the first one prepares much in PyTorch."""
-    work, seconds = replace(global_work(settings, Terms(server_round=1)), steps=1), 0.0
+    work = replace(global_work(settings, Terms(server_round=1)), steps=1)
+    seconds = 0.0
     for _ in range(2):
         begun = time.perf_counter()
         train(model, task, splits.train, replace(work, random=batch_order(settings, 1, name)))

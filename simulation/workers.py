@@ -1,10 +1,11 @@
 """The engine `workers`: a round's clients on several forked processes with one thread each.
 
-Each client computes as it does in the loop, to the same bits. Workers are forked, so that they have the task, the data
-and the model of this process, also those of a notebook, in the same memory. Models are handed over in shared memory,
-all else through pipes; a worker gets one client at a time, the largest first. It keeps data, and nothing else that
-matters: when it ends in mid-round, killed as memory runs short, another one computes its client, to the same numbers.
-A client that was being computed when two workers ended is refused.
+Each client computes as it does in the loop, to the same bits. Workers are forked, so that they have
+the task, the data and the model of this process, also those of a notebook, in the same memory.
+Models are handed over in shared memory, all else through pipes; a worker gets one client at a time,
+the largest first. It keeps data, and nothing else that matters: when it ends in mid-round, killed
+as memory runs short, another one computes its client, to the same numbers. A client that was being
+computed when two workers ended is refused.
 """
 
 import contextlib
@@ -38,7 +39,8 @@ Work = Literal["train", "evaluate"]
 """What clients do."""
 
 Starts = Mapping[str, tuple[int, Model]]
-"""What a client goes on from of what it keeps between rounds, as arrays by name, with the round that made it."""
+"""What a client goes on from of what it keeps between rounds, as arrays by name, with the round
+that made it."""
 
 MOST_LOSSES = 2
 """A client during which so many workers have ended is refused."""
@@ -64,28 +66,41 @@ class Job(NamedTuple):
 class SharedBuffers:
     """The memory in which this process and its workers hand models over.
 
-    It holds the model that clients get, and as many trained models and second ones as the `matrices` have rows: those
-    in a file are shared already, others are made anew.
+    It holds the model that clients get, and as many trained models and second ones as the
+    `matrices` have rows: those in a file are shared already, others are made anew.
     """
 
     def __init__(self, layout: Layout, matrices: Sequence[NDArray[Any]], *, second: str) -> None:
         self.rows = len(matrices[0])
-        self.received = {name: shared_array(array.shape, array.dtype) for name, array in layout.arrays.items()}
+        self.received = {
+            name: shared_array(array.shape, array.dtype) for name, array in layout.arrays.items()
+        }
         in_file = isinstance(matrices[0], np.memmap)
-        self.matrices = matrices if in_file else [shared_array(each.shape, each.dtype) for each in matrices]
+        self.matrices = (
+            matrices if in_file else [shared_array(each.shape, each.dtype) for each in matrices]
+        )
         self.updates = Updates(layout, self.matrices[0])
-        self.second = Updates(layout_of_second(layout, second), self.matrices[1]) if second else None
+        self.second = (
+            Updates(layout_of_second(layout, second), self.matrices[1]) if second else None
+        )
 
     def fit(self, model: Model, rows: int) -> bool:
         """Return whether there is room for `rows` clients with such models."""
-        wanted, have = ([(n, a.shape, a.dtype) for n, a in arrays.items()] for arrays in (model, self.received))
+        wanted, have = (
+            [(n, a.shape, a.dtype) for n, a in arrays.items()] for arrays in (model, self.received)
+        )
         return wanted == have and rows <= self.rows
 
 
 class Workers:
-    """Forked processes, each of which computes one client at a time; `find_client` returns a client by its name."""
+    """Forked processes, each of which computes one client at a time.
 
-    def __init__(self, count: int, buffers: SharedBuffers, find_client: Callable[[str], LocalClient]) -> None:
+    `find_client` returns a client by its name.
+    """
+
+    def __init__(
+        self, count: int, buffers: SharedBuffers, find_client: Callable[[str], LocalClient]
+    ) -> None:
         self.buffers = buffers
         self.processes: dict[int, Forked] = {}
         self._count = count
@@ -94,14 +109,19 @@ class Workers:
     def answers(
         self, call: Call, model: Model, jobs: Sequence[Job], on_answers: Callable[[int], None]
     ) -> dict[str, Reply | str]:
-        """Let the workers compute these clients; return what each replies, or why it cannot, by name.
+        """Let the workers compute these clients.
+
+        Return what each replies, or why it cannot, by name.
 
         `on_answers` is called with how many are answered, whenever one is.
         """
         for name, array in model.items():
             self.buffers.received[name][...] = array
-        waiting, computing = list(reversed(jobs)), dict[int, Job]()
-        found, losses, informed = dict[str, Reply | str](), Counter[str](), set[int]()
+        waiting = list(reversed(jobs))
+        computing = dict[int, Job]()
+        found = dict[str, Reply | str]()
+        losses = Counter[str]()
+        informed = set[int]()
         try:
             while waiting or computing:
                 for worker in range(self._count):
@@ -134,13 +154,18 @@ class Workers:
         """Give a worker a client, with what the clients of the call have in common if it is its first of them."""
         if worker not in self.processes:
             self.processes[worker] = Forked(self._serve, self.processes.values())
-        starts: Starts = {name: (version.made, arrays_of(version.state)) for name, version in job.states.items()}
-        with contextlib.suppress(OSError):  # it has ended, which shows when its answer is waited for
-            self.processes[worker].pipe.send((call.sent if first else None, call.work, job._replace(states={}), starts))
+        starts: Starts = {
+            name: (version.made, arrays_of(version.state)) for name, version in job.states.items()
+        }
+        # it has ended, which shows when its answer is waited for
+        with contextlib.suppress(OSError):
+            self.processes[worker].pipe.send(
+                (call.sent if first else None, call.work, job._replace(states={}), starts)
+            )
 
     def _receive(self, computing: Mapping[int, Job]) -> tuple[int, Reply | str | None]:
         """Wait for one of these workers; return which it is, and its answer; None: it has ended."""
-        (ready, *_) = wait([self.processes[worker].pipe for worker in computing])
+        ready, *_ = wait([self.processes[worker].pipe for worker in computing])
         worker = next(worker for worker in computing if self.processes[worker].pipe is ready)
         try:
             return worker, self.processes[worker].pipe.recv()
@@ -152,11 +177,12 @@ class Workers:
         while self.processes:
             self.processes.popitem()[1].end()
 
-    # In a worker ------------------------------------------------------------------------------------------------------
+    # In a worker ----------------------------------------------------------------------------------
 
     def _serve(self, pipe: Connection) -> None:
         torch.set_num_threads(1)
-        received, vectors = tensors_of(self.buffers.received), dict[str, StateDict]()
+        received = tensors_of(self.buffers.received)
+        vectors = dict[str, StateDict]()
         while True:
             sent, work, job, starts = pipe.recv()
             if sent is not None:
@@ -164,7 +190,12 @@ class Workers:
             pipe.send(answer_of(self._compute, work, received, vectors, job, starts))
 
     def _compute(
-        self, work: Work, received: StateDict, vectors: Mapping[str, StateDict], job: Job, starts: Starts
+        self,
+        work: Work,
+        received: StateDict,
+        vectors: Mapping[str, StateDict],
+        job: Job,
+        starts: Starts,
     ) -> Reply:
         """Compute a client; leave its models in the shared memory."""
         kept = {name: {made: tensors_of(arrays)} for name, (made, arrays) in starts.items()}
@@ -174,7 +205,9 @@ class Workers:
         update = local.train(received, job.terms, vectors)
         reply = store_reply(self.buffers.updates, self.buffers.second, job.row, update)
         made = local.states.made_in(job.terms.server_round)
-        return reply._replace(made={name: (origin, arrays_of(state)) for name, (origin, state) in made.items()})
+        return reply._replace(
+            made={name: (origin, arrays_of(state)) for name, (origin, state) in made.items()}
+        )
 
 
 class WorkerClients(LocalClients):
@@ -184,12 +217,13 @@ class WorkerClients(LocalClients):
         super().__init__(method, settings)
         if not can_fork():
             raise FairbloomError(
-                "engine = 'workers': forked processes cannot compute on this platform: set engine = loop"
+                "engine = 'workers': forked processes cannot compute on this platform: set engine ="
+                " loop"
             )
         if self.device.type != "cpu":
             raise FairbloomError(
-                f"engine = 'workers': its processes compute on the CPU, and device is {self.device.type}: set "
-                "device = cpu, or engine = auto"
+                "engine = 'workers': its processes compute on the CPU, and device is"
+                f" {self.device.type}: set device = cpu, or engine = auto"
             )
         self._count = workers
         self.workers: Workers | None = None
@@ -200,29 +234,46 @@ class WorkerClients(LocalClients):
         if self.workers is not None:
             self.workers.end()
 
-    def train(self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING) -> Trained:
+    def train(
+        self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING
+    ) -> Trained:
         """Let these clients train the model on the terms, each on its own data."""
         self.begin(names)
-        in_file = self.workers is not None and isinstance(self.workers.buffers.matrices[0], np.memmap)
-        if in_file and self.method.progress.kept:  # rows in that file, which may be more than there is memory
+        in_file = self.workers is not None and isinstance(
+            self.workers.buffers.matrices[0], np.memmap
+        )
+        # rows in that file, which may be more than there is memory
+        if in_file and self.method.progress.kept:
             self.close()
             self.workers = None
-        matrices = self._workers_for(model, len(names)).buffers.matrices  # which the next training uses again
+        # which the next training uses again
+        matrices = self._workers_for(model, len(names)).buffers.matrices
         trained = self.none_trained(names, model, terms, sent, matrices)
-        replies = self._replies(Call("train", terms, dict(sent)), model, names, names, trained.refused)
+        replies = self._replies(
+            Call("train", terms, dict(sent)), model, names, names, trained.refused
+        )
         for name, reply in replies.items():
             for kept, (origin, arrays) in (reply.made or {}).items():
                 self.states(name).keep(kept, terms.server_round, self.on_device(arrays), origin)
         self.hand_over(trained, replies)
         return trained
 
-    def evaluate(self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]) -> Replies:
-        """Let these clients evaluate the model; only `participants` measure what the terms ask for."""
+    def evaluate(
+        self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]
+    ) -> Replies:
+        """Let these clients evaluate the model.
+
+        Only `participants` measure what the terms ask for.
+        """
         self.begin(names)
-        refused, reports, asked = Refusals(terms.server_round), dict[str, Metrics](), frozenset(participants)
+        refused = Refusals(terms.server_round)
+        reports = dict[str, Metrics]()
+        asked = frozenset(participants)
         trained = None if self.workers is None else self.workers.buffers.rows
         # Personal models are in memory meanwhile: no more of them than a training has clients.
-        at_once = max(1, len(names) if trained is None or not terms.has_personal_models else trained)
+        at_once = max(
+            1, len(names) if trained is None or not terms.has_personal_models else trained
+        )
         for start in range(0, len(names), at_once):
             some = names[start : start + at_once]
             replies = self._replies(Call("evaluate", terms), model, some, asked, refused)
@@ -230,9 +281,16 @@ class WorkerClients(LocalClients):
         return self.evaluated(reports, refused, names, model)
 
     def _replies(
-        self, call: Call, model: Model, names: Sequence[str], asked: Collection[str], refused: Refusals
+        self,
+        call: Call,
+        model: Model,
+        names: Sequence[str],
+        asked: Collection[str],
+        refused: Refusals,
     ) -> dict[str, Reply]:
-        """Return what workers compute of these clients, in the order of names; those that fail are refused.
+        """Return what workers compute of these clients, in the order of names.
+
+        Those that fail are refused.
 
         Those that are `asked` measure what the terms ask for.
         """
@@ -240,13 +298,20 @@ class WorkerClients(LocalClients):
         kinds = kinds_of(call.terms, self.settings.client_rule)
 
         def prepare(row: int, name: str) -> tuple[int, Job]:
-            terms = (call.terms if name in asked else replace(call.terms, measure=())).of_client(name)
-            found = {rule.keeps: rule.kept_version(self.states(name), terms, training=training) for rule in kinds}
+            terms = (call.terms if name in asked else replace(call.terms, measure=())).of_client(
+                name
+            )
+            found = {
+                rule.keeps: rule.kept_version(self.states(name), terms, training=training)
+                for rule in kinds
+            }
             kept = {keeps: version for keeps, version in found.items() if version is not None}
             splits = self.local(name).splits  # which are read here, for all workers
             return len(splits.train if training else splits.test), Job(name, row, terms, kept)
 
-        prepared = refuse_failed({name: answer_of(prepare, row, name) for row, name in enumerate(names)}, refused)
+        prepared = refuse_failed(
+            {name: answer_of(prepare, row, name) for row, name in enumerate(names)}, refused
+        )
         largest_first = sorted(prepared.values(), key=lambda each: -each[0])
 
         def on_answers(answered: int) -> None:

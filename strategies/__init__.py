@@ -41,7 +41,21 @@ METHODS: dict[str, type[FairStrategy]] = {
     method.__name__.lower(): method
     for method in (
         *(FedAvg, FedProx, FedAvgN, SCAFFOLD, FedDyn),
-        *(QFedAvg, QFedSGD, TERM, AFL, DRFA, DeltaFL, PropFair, GiFair, VRed, SemiVRed, EAGLE, FedFa, AAggFF),
+        *(
+            QFedAvg,
+            QFedSGD,
+            TERM,
+            AFL,
+            DRFA,
+            DeltaFL,
+            PropFair,
+            GiFair,
+            VRed,
+            SemiVRed,
+            EAGLE,
+            FedFa,
+            AAggFF,
+        ),
         *(FedMGDA, FedMGDAPlus, MGDAProx, FedFV, AdaFed, FedMDFG, FedLF),
         *(FairFed, FCFL),
         *(Ditto, Local),
@@ -108,18 +122,20 @@ def name_of(method: str | type[FairStrategy]) -> str:
         return method
     if not (isinstance(method, type) and issubclass(method, FairStrategy)):
         raise FairbloomError(
-            f"method = {method!r}: give a name or a class, FedFV in place of FedFV(alpha=0.2) say; its parameters are "
-            "settings, as in {'fedfv.alpha': 0.2}"
+            f"method = {method!r}: give a name or a class, FedFV in place of FedFV(alpha=0.2) say;"
+            " its parameters are settings, as in {'fedfv.alpha': 0.2}"
         )
     if method is FromTorchJD:
-        raise FairbloomError(f"method = {method.__name__}: name the weighting of TorchJD, as {TORCHJD}upgrad")
+        raise FairbloomError(
+            f"method = {method.__name__}: name the weighting of TorchJD, as {TORCHJD}upgrad"
+        )
     if method in METHODS.values():
         return canonical(method.__name__)
     name = f"{method.__module__}:{method.__qualname__}"
     if not is_import_string(name) or imported("method", name) is not method:
         raise FairbloomError(
-            f"method = {name}: no other module can import this class by its name: define it at the top level of a "
-            "module, once, and not in a function"
+            f"method = {name}: no other module can import this class by its name: define it at the"
+            " top level of a module, once, and not in a function"
         )
     return name
 
@@ -140,12 +156,14 @@ def find_method(name: str) -> type[FairStrategy]:
         near = find_nearest(_plain(name), KNOWN_AS, least=0.8)
         hint = f"did you mean {published_name(KNOWN_AS[near])}? " if near else ""
         raise FairbloomError(
-            f"method = {name!r}: unknown method: {hint}there are {', '.join(METHODS)}, those of TorchJD such as "
-            f"{TORCHJD}upgrad, and your own as my_module:Mine"
+            f"method = {name!r}: unknown method: {hint}there are {', '.join(METHODS)}, those of"
+            f" TorchJD such as {TORCHJD}upgrad, and your own as my_module:Mine"
         )
     found = imported("method", name)
     if not (isinstance(found, type) and issubclass(found, FairStrategy)):
-        raise FairbloomError(f"method = {name!r}: it is no subclass of fairbloom.strategies.FairStrategy")
+        raise FairbloomError(
+            f"method = {name!r}: it is no subclass of fairbloom.strategies.FairStrategy"
+        )
     return found
 
 

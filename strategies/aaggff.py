@@ -30,45 +30,48 @@ CDFS: Mapping[str, Callable[[FloatArray], FloatArray]] = {
 class AAggFF(FairStrategy):
     r"""AAggFF: the weights are the decisions of an online learner that is to follow the clients with high losses.
 
-    With ρ a distribution function and x_k = F_k over the mean loss, a client's response is ρ(x_k). `rule="ons"`, for
-    few clients that all take part in every round, decides by an online Newton step over the K clients known:
+    With ρ a distribution function and x_k = F_k over the mean loss, a client's response is ρ(x_k).
+    `rule="ons"`, for few clients that all take part in every round, decides by an online Newton
+    step over the K clients known:
 
     .. math:: r_k = \frac{\rho(x_k)}{K}, \qquad g_t = \frac{-r}{1 + \langle q_t, r \rangle}
 
     .. math:: c = \arg\min_{p \in \Delta} \sum_{\tau \le t} \langle g_\tau, p \rangle + 2 \lVert p \rVert^2
         + \frac K8 \sum_{\tau \le t} \langle g_\tau, p - q_\tau \rangle^2
 
-    with q the decision before this round's losses. `rule="ftrl"`, for many clients of which m of N take part, follows
-    the regularised leader, by one score Z of each client:
+    with q the decision before this round's losses. `rule="ftrl"`, for many clients of which m of N
+    take part, follows the regularised leader, by one score Z of each client:
 
     .. math:: Z_k \leftarrow Z_k + \frac{\rho(x_k) - \bar\rho}{1 + C \bar\rho}, \qquad
         c_k = \frac{e^{\kappa Z_k}}{\sum_{j \in S} e^{\kappa Z_j}}, \qquad C = \frac mN, \qquad
         \kappa = \frac{\sqrt{\ln N}}{(2 + C) \sqrt{t + 1}}
 
-    Source: Hahn, Kim and Lee, Pursuing Overall Welfare in Federated Learning through Sequential Decision Making, ICML
-    2024, Algorithms 2 (ons) and 3 (ftrl), doi:10.48550/arXiv.2405.20821.
+    Source: Hahn, Kim and Lee, Pursuing Overall Welfare in Federated Learning through Sequential
+    Decision Making, ICML 2024, Algorithms 2 (ons) and 3 (ftrl), doi:10.48550/arXiv.2405.20821.
 
     Parameters
     ----------
     rule
         How the weights are decided: for few clients, or for many.
     cdf
-        The distribution function ρ. The paper chooses it for each data set: normal, weibull, logistic, gumbel, frechet.
+        The distribution function ρ. The paper chooses it for each data set: normal, weibull,
+        logistic, gumbel, frechet.
 
     Reductions: equal losses in every round are FedAvg with uniform weights.
 
-    Departures: the poster and the authors' code were read, not the paper's main text. Their code's normal ρ falls with
-    the loss, its ons has another ridge and lacks a term, and its ftrl forgets the mean response; here all three are as
-    derived. Weights are those of the decision after the round's losses, restricted to its clients. A client that is
-    missing under ons counts with the mean response, and a newcomer gets the mean client's past. A weight below 1e-9 of
-    an ons decision counts as 0, since the solver leaves as much where there is none; clients that all have none are
-    averaged. A negative loss counts as 0, and where every loss is 0 all are alike.
+    Departures: the poster and the authors' code were read, not the paper's main text. Their code's
+    normal ρ falls with the loss, its ons has another ridge and lacks a term, and its ftrl forgets
+    the mean response; here all three are as derived. Weights are those of the decision after the
+    round's losses, restricted to its clients. A client that is missing under ons counts with the
+    mean response, and a newcomer gets the mean client's past. A weight below 1e-9 of an ons
+    decision counts as 0, since the solver leaves as much where there is none; clients that all have
+    none are averaged. A negative loss counts as 0, and where every loss is 0 all are alike.
 
-    Objective: the regret of Σ log(1 + ⟨p, r⟩) over all rounds
-    Good for: noisy losses, to which single rounds are no guide, and few rounds; ftrl for thousands of clients.
-    Hurts when: a client's loss cannot fall: its weight grows from round to round, though never as fast as a loss does.
-    Memory: K² + 2K numbers for K clients, or with ftrl one number a client
-    Cost: a QP of K variables, and another one where clients join, or with ftrl a weighted sum
+    Objective: the regret of Σ log(1 + ⟨p, r⟩) over all rounds Good for: noisy losses, to which
+    single rounds are no guide, and few rounds; ftrl for thousands of clients. Hurts when: a
+    client's loss cannot fall: its weight grows from round to round, though never as fast as a loss
+    does. Memory: K² + 2K numbers for K clients, or with ftrl one number a client Cost: a QP of K
+    variables, and another one where clients join, or with ftrl a weighted sum
     """
 
     tries = ()
@@ -83,7 +86,8 @@ class AAggFF(FairStrategy):
         **options: Unpack[Options],
     ) -> None:
         super().__init__(**options)
-        self.rule, self.cdf = rule, cdf
+        self.rule = rule
+        self.cdf = cdf
         self.requires = frozenset({"roster"}) if rule == "ftrl" else frozenset()
 
     def weigh(self, cohort: Cohort) -> FloatArray:
@@ -91,7 +95,9 @@ class AAggFF(FairStrategy):
         decide = newton_weights if self.rule == "ons" else leader_weights
         return decide(self._after(cohort), cohort)
 
-    def remember(self, cohort: Cohort, coefficients: FloatArray, probed: Probed) -> Mapping[Kept, FloatArray]:
+    def remember(
+        self, cohort: Cohort, coefficients: FloatArray, probed: Probed
+    ) -> Mapping[Kept, FloatArray]:
         """Take the round's losses into the memory."""
         self.memory = self._after(cohort)
         return {}
@@ -109,7 +115,7 @@ def responses(losses: FloatArray, cdf: str) -> FloatArray:
         return CDFS[cdf](F / F.mean())
 
 
-# Few clients: an online Newton step -------------------------------------------------------------------------------
+# Few clients: an online Newton step ---------------------------------------------------------------
 
 
 def newton_memory(memory: Mapping[str, Any], cohort: Cohort, rho: FloatArray) -> dict[str, Any]:
@@ -123,25 +129,31 @@ def newton_memory(memory: Mapping[str, Any], cohort: Cohort, rho: FloatArray) ->
     return {"names": names, "A": A + np.outer(g, g), "b1": b1 + g, "b2": b2 + (g @ q) * g}
 
 
-def with_newcomers(memory: Mapping[str, Any], names: list[str]) -> tuple[FloatArray, FloatArray, FloatArray]:
+def with_newcomers(
+    memory: Mapping[str, Any], names: list[str]
+) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Return A, b₁ and b₂ of the clients `names`; clients without a past get the mean client's."""
     K = len(memory.get("names", ()))
     past = dict(zip(memory.get("names", ()), np.eye(K), strict=True))
     M = np.array([past.get(name, np.full(K, 1.0 / max(K, 1))) for name in names])
-    A, b1, b2 = (memory.get(key, np.zeros(shape)) for key, shape in (("A", (K, K)), ("b1", K), ("b2", K)))
+    A, b1, b2 = (
+        memory.get(key, np.zeros(shape)) for key, shape in (("A", (K, K)), ("b1", K), ("b2", K))
+    )
     return M @ A @ M.T, M @ b1, M @ b2
 
 
 def decision(A: FloatArray, b1: FloatArray, b2: FloatArray) -> FloatArray:
     """Return argmin (b₁ − βb₂)ᵀp + ½ pᵀ(αI + βA)p over p in the simplex, β = K/4, shape (K,).
 
-    On the simplex the linear term may be centred and written into the matrix, with a multiple of 11ᵀ that makes it
-    positive semidefinite: p is then the shortest combination of vectors with these inner products.
+    On the simplex the linear term may be centred and written into the matrix, with a multiple of
+    11ᵀ that makes it positive semidefinite: p is then the shortest combination of vectors with
+    these inner products.
     """
     return _decision(A.tobytes(), b1.tobytes(), b2.tobytes()).copy()
 
 
-@lru_cache(maxsize=2)  # a round needs the decisions before and after its losses, and the next one begins with the last
+# a round needs the decisions before and after its losses, and the next one begins with the last
+@lru_cache(maxsize=2)
 def _decision(*memory: bytes) -> FloatArray:
     """Return `decision` of float64 arrays with these bytes."""
     A, b1, b2 = (np.frombuffer(each) for each in memory)
@@ -155,18 +167,21 @@ def _decision(*memory: bytes) -> FloatArray:
 
 def newton_weights(memory: Mapping[str, Any], cohort: Cohort) -> FloatArray:
     """Return the decision of all clients known, restricted to the participants."""
-    decided = dict(zip(memory["names"], decision(memory["A"], memory["b1"], memory["b2"]), strict=True))
+    decided = dict(
+        zip(memory["names"], decision(memory["A"], memory["b1"], memory["b2"]), strict=True)
+    )
     c = np.array([decided[name] for name in cohort.names])
     c = np.where(c < NOTHING, 0.0, c) if c.max() >= NOTHING else np.ones(cohort.size)
     return np.asarray(c / c.sum())
 
 
-# Many clients: follow the regularised leader ------------------------------------------------------------------------
+# Many clients: follow the regularised leader ------------------------------------------------------
 
 
 def leader_memory(memory: Mapping[str, Any], cohort: Cohort, rho: FloatArray) -> dict[str, Any]:
     """Return the clients' scores after this round's responses, and how many rounds there were."""
-    scores, mean = memory.get("scores", {}), float(rho.mean())
+    scores = memory.get("scores", {})
+    mean = float(rho.mean())
     share = cohort.size / roster_size(cohort)
     gains = dict(zip(cohort.names, ((rho - mean) / (1.0 + share * mean)).tolist(), strict=True))
     risen = {name: scores.get(name, 0.0) + gain for name, gain in gains.items()}
@@ -175,7 +190,8 @@ def leader_memory(memory: Mapping[str, Any], cohort: Cohort, rho: FloatArray) ->
 
 def leader_weights(memory: Mapping[str, Any], cohort: Cohort) -> FloatArray:
     """Return the softmax of the participants' scores, sharper the more clients are known and the fewer rounds were."""
-    N, steps = roster_size(cohort), memory["steps"]
+    N = roster_size(cohort)
+    steps = memory["steps"]
     kappa = math.sqrt(math.log(N)) / ((2.0 + cohort.size / N) * math.sqrt(steps + 1.0))
     Z = np.array([memory["scores"][name] for name in cohort.names])
     c = np.exp(kappa * (Z - Z.max()))

@@ -25,8 +25,8 @@ class AdaFed(FairStrategy):
 
     gives w ← w − η d with ⟨d, u_k⟩ = F_k^γ ‖d‖² for every k.
 
-    Source: Hamidi and Yang, AdaFed: Fair Federated Learning via Adaptive Common Descent Direction, TMLR 2024,
-    Algorithm 1, doi:10.48550/arXiv.2401.04993.
+    Source: Hamidi and Yang, AdaFed: Fair Federated Learning via Adaptive Common Descent Direction,
+    TMLR 2024, Algorithm 1, doi:10.48550/arXiv.2401.04993.
 
     Parameters
     ----------
@@ -35,14 +35,12 @@ class AdaFed(FairStrategy):
     server_lr
         Step size η.
 
-    Departures: an update that is, to 1e-6 of its norm, a combination of the earlier ones is left out. A loss below 0
-    counts as 0.
+    Departures: an update that is, to 1e-6 of its norm, a combination of the earlier ones is left
+    out. A loss below 0 counts as 0.
 
-    Objective: a Pareto-stationary point
-    Good for: a step that lowers every participant's loss, the worst served one's most.
-    Hurts when: losses leave the scale that `server_lr` was chosen for: the step goes with 1/F^γ and grows as they fall.
-    Memory: none
-    Cost: a Gram matrix and Gram–Schmidt
+    Objective: a Pareto-stationary point Good for: a step that lowers every participant's loss, the
+    worst served one's most. Hurts when: losses leave the scale that `server_lr` was chosen for: the
+    step goes with 1/F^γ and grows as they fall. Memory: none Cost: a Gram matrix and Gram–Schmidt
     """
 
     tries = ({"gamma": 1.0},)
@@ -51,7 +49,9 @@ class AdaFed(FairStrategy):
     requires = frozenset({"exact gram"})
     lost_to_server_optimizers = COMMON_DESCENT
 
-    def __init__(self, *, gamma: NonNegative = 1.0, server_lr: Positive = 1.0, **options: Unpack[Options]) -> None:
+    def __init__(
+        self, *, gamma: NonNegative = 1.0, server_lr: Positive = 1.0, **options: Unpack[Options]
+    ) -> None:
         super().__init__(**options)
         self.gamma = gamma
         self.server_lr = server_lr
@@ -59,20 +59,25 @@ class AdaFed(FairStrategy):
     def weigh(self, cohort: Cohort) -> FloatArray:
         """Return c by Gram–Schmidt on coefficients.
 
-        With r_k the numerator and s_k the denominator of v_k, d = Σ s_k r_k/‖r_k‖² / Σ s_k²/‖r_k‖²: no division by s_k,
-        which may be 0. Losses are divided by the largest one, which comes out of d as a factor.
+        With r_k the numerator and s_k the denominator of v_k, d = Σ s_k r_k/‖r_k‖² / Σ s_k²/‖r_k‖²:
+        no division by s_k, which may be 0. Losses are divided by the largest one, which comes out
+        of d as a factor.
         """
-        G, m = cohort.gram, cohort.size
+        G = cohort.gram
+        m = cohort.size
         F = np.maximum(cohort.losses, 0.0)
         largest = F.max() or 1.0
         slopes = (F / largest) ** self.gamma
-        weights, total = np.zeros(m), 0.0
+        weights = np.zeros(m)
+        total = 0.0
         directions: list[tuple[FloatArray, float, float]] = []
         for k in range(m):
-            r, s = np.eye(m)[k], slopes[k]
+            r = np.eye(m)[k]
+            s = slopes[k]
             for direction, slope, square in directions:
                 share = direction @ G[k] / square
-                r, s = r - share * direction, s - share * slope
+                r = r - share * direction
+                s = s - share * slope
             square = r @ G @ r
             if square > NO_NEW_DIRECTION**2 * G[k, k]:
                 directions.append((r, s, square))
@@ -81,6 +86,8 @@ class AdaFed(FairStrategy):
         if total == 0.0:
             return weights
         with np.errstate(over="ignore", divide="ignore"):
-            factor = np.minimum(self.server_lr / total / np.power(largest, self.gamma), np.finfo(np.float64).max)
+            factor = np.minimum(
+                self.server_lr / total / np.power(largest, self.gamma), np.finfo(np.float64).max
+            )
             c: FloatArray = np.clip(weights * factor, -LARGEST_COEFFICIENT, LARGEST_COEFFICIENT)
         return c

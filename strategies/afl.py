@@ -21,10 +21,12 @@ class AFL(FairStrategy):
     .. math:: c_k = \frac{\lambda_k}{\sum_{j \in S} \lambda_j}, \qquad
         \lambda \leftarrow \Pi_\Delta(\lambda + \gamma F_S)
 
-    λ spans all clients that ever gave a usable reply and starts at their prior; a newcomer enters with its prior and
-    makes the others' weights smaller. Π is the Euclidean projection on the simplex.
+    λ spans all clients that ever gave a usable reply and starts at their prior; a newcomer enters
+    with its prior and makes the others' weights smaller. Π is the Euclidean projection on the
+    simplex.
 
-    Source: Mohri et al., Agnostic Federated Learning, ICML 2019, Stochastic-AFL, doi:10.48550/arXiv.1902.00146.
+    Source: Mohri et al., Agnostic Federated Learning, ICML 2019, Stochastic-AFL,
+    doi:10.48550/arXiv.1902.00146.
 
     Parameters
     ----------
@@ -33,14 +35,13 @@ class AFL(FairStrategy):
 
     Reductions: `gamma=0` is FedAvg.
 
-    Departures: only part of the clients is seen in a round; where λ has no mass on them, the prior takes its place.
+    Departures: only part of the clients is seen in a round; where λ has no mass on them, the prior
+    takes its place.
 
-    Objective: the worst mixture of losses
-    Good for: few clients that take part often; the result holds for every mixture of them.
-    Hurts when: few of many clients take part in a round, as λ is then out of date, or one client's labels are noisy:
-    λ settles on it and the others pay.
-    Memory: two numbers a client
-    Cost: a weighted sum and a sort
+    Objective: the worst mixture of losses Good for: few clients that take part often; the result
+    holds for every mixture of them. Hurts when: few of many clients take part in a round, as λ is
+    then out of date, or one client's labels are noisy: λ settles on it and the others pay. Memory:
+    two numbers a client Cost: a weighted sum and a sort
     """
 
     tries = ({"gamma": 0.1}, {"gamma": 0.01})
@@ -60,15 +61,23 @@ class AFL(FairStrategy):
             return c
         return cohort.prior
 
-    def remember(self, cohort: Cohort, coefficients: FloatArray, probed: Probed) -> Mapping[Kept, FloatArray]:
+    def remember(
+        self, cohort: Cohort, coefficients: FloatArray, probed: Probed
+    ) -> Mapping[Kept, FloatArray]:
         """Ascend λ by the participants' losses."""
         with np.errstate(over="ignore"):
             gains = dict(zip(cohort.names, (self.gamma * cohort.losses).tolist(), strict=True))
-        self.memory = {"weights": ascend(self._weights(cohort), gains), "examples": self._examples(cohort)}
+        self.memory = {
+            "weights": ascend(self._weights(cohort), gains),
+            "examples": self._examples(cohort),
+        }
         return {}
 
     def _examples(self, cohort: Cohort) -> dict[str, float]:
-        return {**self.memory.get("examples", {}), **dict(zip(cohort.names, cohort.counts.tolist(), strict=True))}
+        return {
+            **self.memory.get("examples", {}),
+            **dict(zip(cohort.names, cohort.counts.tolist(), strict=True)),
+        }
 
     def _weights(self, cohort: Cohort) -> dict[str, float]:
         examples = self._examples(cohort)

@@ -16,8 +16,8 @@ class DeltaFL(FairStrategy):
     .. math:: c_k = \frac{p_k [F_k \ge Q]}{\sum_j p_j [F_j \ge Q]}, \qquad
         Q = \min \Big\{F_i : \sum_{F_k \le F_i} p_k \ge 1 - \theta \Big\}
 
-    Source: Pillutla et al., Federated Learning with Superquantile Aggregation for Heterogeneous Data, 2021,
-    Algorithm 1, doi:10.48550/arXiv.2112.09429.
+    Source: Pillutla et al., Federated Learning with Superquantile Aggregation for Heterogeneous
+    Data, 2021, Algorithm 1, doi:10.48550/arXiv.2112.09429.
 
     Parameters
     ----------
@@ -26,24 +26,25 @@ class DeltaFL(FairStrategy):
 
     Reductions: `theta=1` is FedAvg; towards 0 it is the worst client alone.
 
-    Objective: the mean loss of the worst share θ
-    Good for: an objective that is easily said: the mean loss of the worst-off share of the clients, not of a single
-    one.
-    Hurts when: few clients take part in a round: one or two make the whole step, and the work of the others is unused.
-    Memory: none
-    Cost: a sort and a weighted sum
+    Objective: the mean loss of the worst share θ Good for: an objective that is easily said: the
+    mean loss of the worst-off share of the clients, not of a single one. Hurts when: few clients
+    take part in a round: one or two make the whole step, and the work of the others is unused.
+    Memory: none Cost: a sort and a weighted sum
     """
 
     tries = ({"theta": 0.5},)
     needs = frozenset({"loss-before"})
 
-    def __init__(self, *, theta: Annotated[float, Range("(0, 1]")] = 0.5, **options: Unpack[Options]) -> None:
+    def __init__(
+        self, *, theta: Annotated[float, Range("(0, 1]")] = 0.5, **options: Unpack[Options]
+    ) -> None:
         super().__init__(**options)
         self.theta = theta
 
     def weigh(self, cohort: Cohort) -> FloatArray:
         """Return the prior of the tail."""
-        F, p = cohort.losses, cohort.prior
+        F = cohort.losses
+        p = cohort.prior
         ascending = np.argsort(F, kind="stable")
         # makes ties of a cumulated prior with 1 − theta exact
         reached = np.cumsum(p[ascending]) >= 1.0 - self.theta - 1e-9

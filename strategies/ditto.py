@@ -18,11 +18,11 @@ class Ditto(FedAvg):
 
     .. math:: c_k = p_k, \qquad v_k \leftarrow v_k - \eta \big(\nabla F_k(v_k) + \lambda (v_k - w)\big)
 
-    v_k belongs to the client, at first w; it never leaves the client. w is the received global model, which is
-    the same for every lam.
+    v_k belongs to the client, at first w; it never leaves the client. w is the received global
+    model, which is the same for every lam.
 
-    Source: Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021, Algorithm 1,
-    doi:10.48550/arXiv.2012.04221.
+    Source: Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021,
+    Algorithm 1, doi:10.48550/arXiv.2012.04221.
 
     Parameters
     ----------
@@ -33,11 +33,10 @@ class Ditto(FedAvg):
 
     Reductions: the global model is FedAvg's.
 
-    Objective: the mean loss; for each client F(v) + λ/2 ‖v − w‖²
-    Good for: clients for which different models are right; newcomers still get a common one.
-    Hurts when: clients cannot keep a model between rounds, or come rarely: theirs then lags behind the global one.
-    Memory: none
-    Cost: a weighted sum
+    Objective: the mean loss; for each client F(v) + λ/2 ‖v − w‖² Good for: clients for which
+    different models are right; newcomers still get a common one. Hurts when: clients cannot keep a
+    model between rounds, or come rarely: theirs then lags behind the global one. Memory: none Cost:
+    a weighted sum
     """
 
     tries = ({"lam": 0.1}, {"lam": 1.0})
@@ -56,7 +55,9 @@ class Ditto(FedAvg):
 
     def terms(self, server_round: int) -> Terms:
         """Return the pull and the epochs of the personal model, also for a pull of 0."""
-        plain, pull, epochs = super().terms(server_round), self.personal_lambda, self.personal_epochs
+        plain = super().terms(server_round)
+        pull = self.personal_lambda
+        epochs = self.personal_epochs
         return replace(plain, personal_lambda=pull, personal_epochs=epochs)
 
 
@@ -69,11 +70,9 @@ class Local(FairStrategy):
 
     Source: the baseline of Li et al., Ditto, ICML 2021, section 4, doi:10.48550/arXiv.2012.04221.
 
-    Objective: each client's loss, by itself
-    Good for: seeing what taking part is worth: a client that is better off alone gains nothing from the others.
-    Hurts when: a client has few examples, as nothing is learned from the others. There is no model for newcomers.
-    Memory: none
-    Cost: none
+    Objective: each client's loss, by itself Good for: seeing what taking part is worth: a client
+    that is better off alone gains nothing from the others. Hurts when: a client has few examples,
+    as nothing is learned from the others. There is no model for newcomers. Memory: none Cost: none
     """
 
     default_weighting = None
@@ -82,7 +81,9 @@ class Local(FairStrategy):
 
     def terms(self, server_round: int) -> Terms:
         """Return that there is a personal model, without pull, and nothing to do for the global one."""
-        return replace(super().terms(server_round), personal_lambda=0.0, personal_epochs=1, local_only=True)
+        return replace(
+            super().terms(server_round), personal_lambda=0.0, personal_epochs=1, local_only=True
+        )
 
     def weigh(self, cohort: Cohort) -> FloatArray:
         """Return zeros."""

@@ -22,8 +22,8 @@ class DRFA(FairStrategy):
     .. math:: c_k = \frac1m, \quad k \sim \lambda \text{ with replacement}, \qquad
         \lambda \leftarrow \Pi_\Delta(\lambda + K \gamma v), \qquad v_i = \frac Nm F_i(\bar w)
 
-    w̄ is the mean of the clients' models at a random one of their K local steps; a second sample of m clients, drawn
-    uniformly of the N online, reports its loss there.
+    w̄ is the mean of the clients' models at a random one of their K local steps; a second sample of
+    m clients, drawn uniformly of the N online, reports its loss there.
 
     Source: Deng et al., Distributionally Robust Federated Averaging, NeurIPS 2020, Algorithm 1,
     doi:10.48550/arXiv.2102.12660.
@@ -37,12 +37,10 @@ class DRFA(FairStrategy):
 
     Reductions: `gamma=0` is FedAvg with uniform weights over clients drawn with replacement.
 
-    Objective: the worst mixture of losses
-    Good for: AFL's objective where only some of many clients work in a round.
-    Hurts when: messages are slow, as each round has a second exchange; or `gamma` is large: draws then swing between
-    few clients.
-    Memory: one number a client
-    Cost: two weighted sums and a second exchange
+    Objective: the worst mixture of losses Good for: AFL's objective where only some of many clients
+    work in a round. Hurts when: messages are slow, as each round has a second exchange; or `gamma`
+    is large: draws then swing between few clients. Memory: one number a client Cost: two weighted
+    sums and a second exchange
     """
 
     tries = ({"gamma": 0.01}, {"gamma": 0.1})
@@ -64,15 +62,23 @@ class DRFA(FairStrategy):
     def terms(self, server_round: int) -> Terms:
         """Return the steps, and the one after which the model is kept, drawn from (seed, round)."""
         step = int(generator(self.seed, "snapshot", server_round).integers(1, self.local_steps + 1))
-        return replace(super().terms(server_round), local_steps=self.local_steps, snapshot_step=step)
+        return replace(
+            super().terms(server_round), local_steps=self.local_steps, snapshot_step=step
+        )
 
     def choose(self, names: Collection[str], wanted: int, server_round: int) -> list[str]:
         """Draw clients by λ, with replacement."""
         weights = self._weights(names)
         ascending = sorted(names)
         shares = np.array([weights[name] for name in ascending])
-        shares = shares / shares.sum() if shares.sum() > 0.0 else np.full(len(ascending), 1.0 / len(ascending))
-        drawn = generator(self.seed, "weighted draw", server_round).choice(len(ascending), wanted, p=shares)
+        shares = (
+            shares / shares.sum()
+            if shares.sum() > 0.0
+            else np.full(len(ascending), 1.0 / len(ascending))
+        )
+        drawn = generator(self.seed, "weighted draw", server_round).choice(
+            len(ascending), wanted, p=shares
+        )
         return [ascending[i] for i in sorted(drawn)]
 
     def weigh(self, cohort: Cohort) -> FloatArray:
@@ -84,7 +90,9 @@ class DRFA(FairStrategy):
         """Ask for losses at the mean snapshot."""
         return coefficients
 
-    def remember(self, cohort: Cohort, coefficients: FloatArray, probed: Probed) -> Mapping[Kept, FloatArray]:
+    def remember(
+        self, cohort: Cohort, coefficients: FloatArray, probed: Probed
+    ) -> Mapping[Kept, FloatArray]:
         """Ascend λ by the losses of a uniform sample at the mean snapshot."""
         factor = self.local_steps * self.gamma * len(cohort.online) / max(len(probed), 1)
         gains = {name: factor * loss for name, loss in probed.items()}

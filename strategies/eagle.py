@@ -11,9 +11,11 @@ from fairbloom.rounds.ranges import NonNegative
 from .strategy import FairStrategy
 from .vred import above_mean
 
-PATIENCE, TOLERANCE, EPOCHS = 5, 1e-4, 200
-"""A client's training alone ends when its loss fell by less than TOLERANCE of itself over PATIENCE epochs, or after so
-many EPOCHS."""
+PATIENCE = 5
+TOLERANCE = 1e-4
+EPOCHS = 200
+"""A client's training alone ends when its loss fell by less than TOLERANCE of itself over PATIENCE
+epochs, or after so many EPOCHS."""
 
 
 class EAGLE(FairStrategy):
@@ -22,10 +24,11 @@ class EAGLE(FairStrategy):
     .. math:: c_k = p_k \big(1 + 2 \lambda (r_k - \bar r)\big), \qquad r_k = F_k - L_k, \qquad
         \bar r = \sum_j p_j r_j
 
-    L_k is the least loss that client k reaches by training alone, from the first model that it receives. The client
-    finds it once, before its first reply, keeps it, and reports it in every round; one that has lost it trains alone
-    again, from the model that it receives then. The weights sum to 1; for a large lam some are negative, and are used
-    as they are: `negative-weights` counts them.
+    L_k is the least loss that client k reaches by training alone, from the first model that it
+    receives. The client finds it once, before its first reply, keeps it, and reports it in every
+    round; one that has lost it trains alone again, from the model that it receives then. The
+    weights sum to 1; for a large lam some are negative, and are used as they are:
+    `negative-weights` counts them.
 
     Source: Erraji, Perrot and Bellet, 2026, doi:10.48550/arXiv.2603.29818.
 
@@ -34,20 +37,20 @@ class EAGLE(FairStrategy):
     lam
         Weight λ of the variance of the gaps.
 
-    Reductions: `lam=0` is FedAvg with the same weighting; where all L_k are equal it is VRed with `beta=lam`.
+    Reductions: `lam=0` is FedAvg with the same weighting; where all L_k are equal it is VRed with
+    `beta=lam`.
 
-    Departures: only the paper's abstract and a summary of it were read, and no public code was found. When a client
-    stops training alone is ours: when its training loss fell by less than 1e-4 of itself over 5 epochs, or after 200;
-    L_k is then the least that it met. Negative weights are used as in VRed, and only the round's clients are averaged
-    over.
+    Departures: only the paper's abstract and a summary of it were read, and no public code was
+    found. When a client stops training alone is ours: when its training loss fell by less than 1e-4
+    of itself over 5 epochs, or after 200; L_k is then the least that it met. Negative weights are
+    used as in VRed, and only the round's clients are averaged over.
 
-    Objective: the mean loss and λ times the variance of the gaps
-    Good for: clients of unlike difficulty, or with noisy labels: one whose loss is high because it cannot fall is not
-    followed, as it is where losses themselves are made equal.
-    Hurts when: a client has few examples, as it learns them by heart alone: L_k is then near zero, and this is VRed. A
-    client that reports too low an L_k gains weight.
-    Memory: none
-    Cost: a weighted sum, and at each client one training alone
+    Objective: the mean loss and λ times the variance of the gaps Good for: clients of unlike
+    difficulty, or with noisy labels: one whose loss is high because it cannot fall is not followed,
+    as it is where losses themselves are made equal. Hurts when: a client has few examples, as it
+    learns them by heart alone: L_k is then near zero, and this is VRed. A client that reports too
+    low an L_k gains weight. Memory: none Cost: a weighted sum, and at each client one training
+    alone
     """
 
     tries = ()
@@ -62,7 +65,9 @@ class EAGLE(FairStrategy):
     def terms(self, server_round: int) -> Terms:
         """Return how long a client that has no L_k yet trains alone."""
         plain = super().terms(server_round)
-        return replace(plain, baseline_patience=PATIENCE, baseline_tolerance=TOLERANCE, baseline_epochs=EPOCHS)
+        return replace(
+            plain, baseline_patience=PATIENCE, baseline_tolerance=TOLERANCE, baseline_epochs=EPOCHS
+        )
 
     def weigh(self, cohort: Cohort) -> FloatArray:
         """Return the prior moved by what each client's gap is above the mean."""

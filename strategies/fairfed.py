@@ -21,13 +21,15 @@ class FairFed(FairStrategy):
     .. math:: \Delta_k = \lvert F_k - F \rvert, \qquad
         F_k = \frac{\text{hits}_{k1}}{\text{positives}_{k1}} - \frac{\text{hits}_{k0}}{\text{positives}_{k0}}
 
-    The gap is that of equal opportunity, the difference of the true positive rates in the two groups of a client's
-    training examples, under the received model; F is the gap of the sums over S. Where a client has no positive example
-    in one of the groups, its accuracy and that over S take the place of the gaps. ω begins at the client's share of the
-    examples of all clients known up to now. Weights may get negative: `negative-weights` counts them.
+    The gap is that of equal opportunity, the difference of the true positive rates in the two
+    groups of a client's training examples, under the received model; F is the gap of the sums over
+    S. Where a client has no positive example in one of the groups, its accuracy and that over S
+    take the place of the gaps. ω begins at the client's share of the examples of all clients known
+    up to now. Weights may get negative: `negative-weights` counts them.
 
-    Source: Ezzeldin et al., FairFed: Enabling Group Fairness in Federated Learning, AAAI 2023; the main text was not
-    read: the rule is as the code of DecLearn and of FedFB has it, doi:10.48550/arXiv.2110.00857.
+    Source: Ezzeldin et al., FairFed: Enabling Group Fairness in Federated Learning, AAAI 2023; the
+    main text was not read: the rule is as the code of DecLearn and of FedFB has it,
+    doi:10.48550/arXiv.2110.00857.
 
     Parameters
     ----------
@@ -36,17 +38,15 @@ class FairFed(FairStrategy):
 
     Reductions: `beta=0` is FedAvg, and so is any beta where all clients are equally far.
 
-    Departures: negative ω, of which the paper says nothing, are used as they are; where those of a round's clients do
-    not add up to more than 0, the round is weighted by examples. DecLearn begins at the number of examples in place of
-    the share, so that its beta is another one.
+    Departures: negative ω, of which the paper says nothing, are used as they are; where those of a
+    round's clients do not add up to more than 0, the round is weighted by examples. DecLearn begins
+    at the number of examples in place of the share, so that its beta is another one.
 
-    Objective: the gap between two groups over all clients
-    Good for: clients that each have both groups, and unlike gaps between them: the model is to be fair to the groups
-    over all clients together.
-    Hurts when: a client has few examples of a group, as its gap is then noise; or the gap over all clients is wide
-    itself, since clients with a narrow one count less then. Weights drift without bound while distances differ.
-    Memory: one number a client
-    Cost: a weighted sum
+    Objective: the gap between two groups over all clients Good for: clients that each have both
+    groups, and unlike gaps between them: the model is to be fair to the groups over all clients
+    together. Hurts when: a client has few examples of a group, as its gap is then noise; or the gap
+    over all clients is wide itself, since clients with a narrow one count less then. Weights drift
+    without bound while distances differ. Memory: one number a client Cost: a weighted sum
     """
 
     tries = ({"beta": 0.05}, {"beta": 0.2})
@@ -66,7 +66,9 @@ class FairFed(FairStrategy):
         c: FloatArray = weights / weights.sum()
         return c
 
-    def remember(self, cohort: Cohort, coefficients: FloatArray, probed: Probed) -> Mapping[Kept, FloatArray]:
+    def remember(
+        self, cohort: Cohort, coefficients: FloatArray, probed: Probed
+    ) -> Mapping[Kept, FloatArray]:
         """Keep ω; that of absent clients stays."""
         moved = zip(cohort.names, self._moved(cohort).tolist(), strict=True)
         self.memory = {"weights": {**self.memory.get("weights", {}), **dict(moved)}}
@@ -86,16 +88,22 @@ class FairFed(FairStrategy):
 
 def distances_of(cohort: Cohort) -> FloatArray:
     """Return Δ, how far each client's gap is from the gap over all, or its accuracy where it has no gap, shape (m,)."""
-    positives, hits = (np.stack([cohort.metrics[name] for name in names]) for names in (POSITIVES, HITS))
+    positives, hits = (
+        np.stack([cohort.metrics[name] for name in names]) for names in (POSITIVES, HITS)
+    )
     accuracies = cohort.metrics[ACCURACY_BEFORE]
     accuracy = cohort.counts @ accuracies / cohort.counts.sum()
-    gaps, gap = _gap(positives, hits), _gap(positives.sum(axis=1), hits.sum(axis=1))
+    gaps = _gap(positives, hits)
+    gap = _gap(positives.sum(axis=1), hits.sum(axis=1))
     found: FloatArray = np.where(np.isnan(gaps), np.abs(accuracies - accuracy), np.abs(gaps - gap))
     return found
 
 
 def _gap(positives: FloatArray, hits: FloatArray) -> FloatArray:
-    """Return the true positive rate of the second group less that of the first; NaN where one has no positives."""
+    """Return the true positive rate of the second group less that of the first.
+
+    NaN where one has no positives.
+    """
     rates = np.divide(hits, positives, out=np.full_like(positives, np.nan), where=positives > 0.0)
     gap: FloatArray = rates[1] - rates[0]
     return gap

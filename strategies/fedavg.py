@@ -19,16 +19,14 @@ class FedAvg(FairStrategy):
 
     With `control_variates=True` the clients correct their local steps as in SCAFFOLD.
 
-    Source: McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017,
-    Algorithm 1, doi:10.48550/arXiv.1602.05629.
+    Source: McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized
+    Data, AISTATS 2017, Algorithm 1, doi:10.48550/arXiv.1602.05629.
 
     Reductions: `weighting="uniform"` is c = 1/m.
 
-    Objective: the mean loss
-    Good for: clients with similar data, and as the baseline that every other method is compared with.
-    Hurts when: clients differ; those with few examples or small gradients are neglected, and nothing corrects it.
-    Memory: none
-    Cost: a weighted sum
+    Objective: the mean loss Good for: clients with similar data, and as the baseline that every
+    other method is compared with. Hurts when: clients differ; those with few examples or small
+    gradients are neglected, and nothing corrects it. Memory: none Cost: a weighted sum
     """
 
     def __init__(self, **options: Unpack[Options]) -> None:
@@ -45,12 +43,13 @@ class FedAvg(FairStrategy):
         """Return the prior; control variates, where they are kept, are no part of the step."""
         return np.concatenate([cohort.prior, np.zeros(len(cohort.memory))])
 
-    # Control variates: see SCAFFOLD -----------------------------------------------------------------------------------
+    # Control variates: see SCAFFOLD ---------------------------------------------------------------
 
     def _use_control_variates(self) -> None:
         """Ask clients for the sums of their steps' learning rates, and for the roster, which C is a sum over."""
         self.check_fit(CONTROL_VARIATES, "control_variates", True)
-        self.control_variates, self.requires = True, self.requires | {"roster"}
+        self.control_variates = True
+        self.requires = self.requires | {"roster"}
         self.needs = self.needs | {STEP_SUM}
 
     def sends(self) -> Mapping[str, tuple[Kept, float]]:
@@ -60,7 +59,9 @@ class FedAvg(FairStrategy):
             return {}
         return {CONTROL: (kept, 1.0 / sum(self._size(n) for n in self.progress.roster.values()))}
 
-    def remember(self, cohort: Cohort, coefficients: FloatArray, probed: Probed) -> Mapping[Kept, FloatArray]:
+    def remember(
+        self, cohort: Cohort, coefficients: FloatArray, probed: Probed
+    ) -> Mapping[Kept, FloatArray]:
         """Keep C + Σ n_k (u_k / H_k − c), over the clients that took a step, with c as it was sent."""
         if not self.control_variates:
             return {}
@@ -68,7 +69,11 @@ class FedAvg(FairStrategy):
         n = np.array([self._size(cohort.roster[name]) for name in cohort.names]) * (H > 0.0)
         changed = np.divide(n, H, out=np.zeros_like(n), where=H > 0.0)
         left = 1.0 - n.sum() * cohort.sent.get(CONTROL, 0.0)
-        return {Kept(CONTROL, cohort.round): np.concatenate([changed, np.full(len(cohort.memory), left)])}
+        return {
+            Kept(CONTROL, cohort.round): np.concatenate(
+                [changed, np.full(len(cohort.memory), left)]
+            )
+        }
 
     def _size(self, examples: float) -> float:
         """Return n_k as the control variates are weighted by it: 1 where the prior is uniform."""

@@ -16,7 +16,11 @@ class Stepped(FairStrategy):
     default_weighting = "uniform"
 
     def __init__(
-        self, *, server_lr: Positive = 1.0, decay: Annotated[float, Range("[0, 1]")] = 0.0, **options: Unpack[Options]
+        self,
+        *,
+        server_lr: Positive = 1.0,
+        decay: Annotated[float, Range("[0, 1]")] = 0.0,
+        **options: Unpack[Options],
     ) -> None:
         super().__init__(**options)
         self.server_lr = server_lr
@@ -49,22 +53,21 @@ class FedAvgN(Stepped):
 
     .. math:: c_k = \eta_t \frac{p_k}{\lVert u_k \rVert}
 
-    Source: Hu et al., Federated Learning Meets Multi-Objective Optimization, IEEE TNSE 2022, section 6,
-    doi:10.48550/arXiv.2006.11489.
+    Source: Hu et al., Federated Learning Meets Multi-Objective Optimization, IEEE TNSE 2022,
+    section 6, doi:10.48550/arXiv.2006.11489.
 
     Parameters
     ----------
     server_lr
         Step size; the length of the step is at most this.
     decay
-        Share of the step size that is left at the end of the run, reached in a step every 100 rounds; 0: no decay.
+        Share of the step size that is left at the end of the run, reached in a step every 100
+        rounds; 0: no decay.
 
-    Objective: none; each client has the same say in the direction
-    Good for: updates of very different length; a client with a long one does not dominate the others.
-    Hurts when: updates get small towards the end, or are mostly noise: they are stretched to the same length all the
-    same, so `server_lr` has to be small or to decay.
-    Memory: none
-    Cost: norms and a weighted sum
+    Objective: none; each client has the same say in the direction Good for: updates of very
+    different length; a client with a long one does not dominate the others. Hurts when: updates get
+    small towards the end, or are mostly noise: they are stretched to the same length all the same,
+    so `server_lr` has to be small or to decay. Memory: none Cost: norms and a weighted sum
     """
 
     tries = ({"server_lr": 0.1},)

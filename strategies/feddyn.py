@@ -22,9 +22,9 @@ class FedDyn(FairStrategy):
     .. math:: R \leftarrow R + \sum_k u_k, \qquad
         w \leftarrow w - \frac1m \sum_k u_k - \frac1N R
 
-    for N clients that the server has known up to now, also absent ones. h_k, at first zero, is what the client keeps:
-    where rounds come to rest, it is its gradient there. The resting point is the minimum of the mean loss, whatever the
-    number of local steps.
+    for N clients that the server has known up to now, also absent ones. h_k, at first zero, is what
+    the client keeps: where rounds come to rest, it is its gradient there. The resting point is the
+    minimum of the mean loss, whatever the number of local steps.
 
     Source: Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021, Algorithm 1,
     doi:10.48550/arXiv.2111.04263.
@@ -32,19 +32,19 @@ class FedDyn(FairStrategy):
     Parameters
     ----------
     alpha
-        Strength of the regularizer, α: small ones leave clients far to go, large ones hold them near w.
+        Strength of the regularizer, α: small ones leave clients far to go, large ones hold them
+        near w.
 
-    Reductions: the first round in which all take part is a step twice as long as FedAvg's with uniform weights.
+    Reductions: the first round in which all take part is a step twice as long as FedAvg's with
+    uniform weights.
 
-    Departures: none from the paper. The authors' code can weigh alpha by numbers of examples, which minimises another
-    mean; that is not offered.
+    Departures: none from the paper. The authors' code can weigh alpha by numbers of examples, which
+    minimises another mean; that is not offered.
 
-    Objective: the mean loss over clients
-    Good for: many local steps on unlike data, with clients that come again.
-    Hurts when: alpha is far from the curvature of the losses: small ones make training unsteady, large ones slow. A
-    device that loses what it keeps makes all begin anew.
-    Memory: the sum of all updates
-    Cost: a weighted sum
+    Objective: the mean loss over clients Good for: many local steps on unlike data, with clients
+    that come again. Hurts when: alpha is far from the curvature of the losses: small ones make
+    training unsteady, large ones slow. A device that loses what it keeps makes all begin anew.
+    Memory: the sum of all updates Cost: a weighted sum
     """
 
     tries = ()
@@ -65,6 +65,8 @@ class FedDyn(FairStrategy):
         of_total[: cohort.size] += 1.0 / cohort.size
         return of_total
 
-    def remember(self, cohort: Cohort, coefficients: FloatArray, probed: Probed) -> Mapping[Kept, FloatArray]:
+    def remember(
+        self, cohort: Cohort, coefficients: FloatArray, probed: Probed
+    ) -> Mapping[Kept, FloatArray]:
         """Keep R + Σ u_k."""
         return {Kept("total", cohort.round): np.ones_like(coefficients)}

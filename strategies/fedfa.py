@@ -22,8 +22,8 @@ class FedFa(FairStrategy):
     .. math:: c_k \propto \alpha \hat a_k + \beta \hat f_k, \qquad
         a_k = -\log_2 \frac{A_k}{\sum_j A_j}, \quad f_k = -\log_2 \Big(1 - \frac{n_k}{\sum_j n_j}\Big)
 
-    with A_k the accuracy after local work, n_k the rounds in which the client took part, and â, f̂ normalised to sum 1;
-    then v ← μ v + Σ c_k u_k and w ← w − v.
+    with A_k the accuracy after local work, n_k the rounds in which the client took part, and â, f̂
+    normalised to sum 1; then v ← μ v + Σ c_k u_k and w ← w − v.
 
     Source: Huang et al., Fairness and Accuracy in Federated Learning, 2020, Algorithm 1,
     doi:10.48550/arXiv.2012.10069.
@@ -41,12 +41,10 @@ class FedFa(FairStrategy):
 
     Departures: A is floored at 1e-6, and a single client gets weight 1, where f is not defined.
 
-    Objective: none; weights go by accuracy and participation
-    Good for: classification where participation is even; momentum on both sides makes training fast.
-    Hurts when: some clients participate rarely, since they count less then. Noisy labels lower the accuracy, too, and
-    raise the weight.
-    Memory: one velocity, and one number a client
-    Cost: a weighted sum
+    Objective: none; weights go by accuracy and participation Good for: classification where
+    participation is even; momentum on both sides makes training fast. Hurts when: some clients
+    participate rarely, since they count less then. Noisy labels lower the accuracy, too, and raise
+    the weight. Memory: one velocity, and one number a client Cost: a weighted sum
     """
 
     needs = frozenset({"accuracy-after"})
@@ -63,9 +61,12 @@ class FedFa(FairStrategy):
         **options: Unpack[Options],
     ) -> None:
         super().__init__(**options)
-        self.alpha, self.beta = alpha, beta
+        self.alpha = alpha
+        self.beta = beta
         if self.alpha + self.beta == 0.0:
-            raise ValueError(f"alpha + beta must be greater than 0, got alpha = {alpha!r} and beta = {beta!r}")
+            raise ValueError(
+                f"alpha + beta must be greater than 0, got alpha = {alpha!r} and beta = {beta!r}"
+            )
         self.server_momentum = server_momentum
         self.client_momentum = client_momentum
 
@@ -75,7 +76,9 @@ class FedFa(FairStrategy):
 
     def weigh(self, cohort: Cohort) -> FloatArray:
         """Return c, and the server's momentum for the velocity where there is one already."""
-        return np.concatenate([self._shares(cohort), np.full(len(cohort.memory), self.server_momentum)])
+        return np.concatenate(
+            [self._shares(cohort), np.full(len(cohort.memory), self.server_momentum)]
+        )
 
     def _shares(self, cohort: Cohort) -> FloatArray:
         if cohort.size == 1:
@@ -92,7 +95,9 @@ class FedFa(FairStrategy):
         """Return in how many earlier rounds a client gave a usable reply."""
         return int(self.memory.get("rounds", {}).get(name, 0))
 
-    def remember(self, cohort: Cohort, coefficients: FloatArray, probed: Probed) -> Mapping[Kept, FloatArray]:
+    def remember(
+        self, cohort: Cohort, coefficients: FloatArray, probed: Probed
+    ) -> Mapping[Kept, FloatArray]:
         """Count the participants; keep the step as the velocity."""
         counted = {name: self._rounds(name) + 1 for name in cohort.names}
         self.memory = {"rounds": {**self.memory.get("rounds", {}), **counted}}

@@ -13,7 +13,8 @@ from fairbloom.rounds.ranges import Choices, Range
 from .strategy import FairStrategy
 
 NOTHING_COMMON = 1e-6
-"""Below this share of the mean squared norm, what is left of the average is rounding: no step is taken."""
+"""Below this share of the mean squared norm, what is left of the average is rounding: no step is
+taken."""
 
 
 class FedFV(FairStrategy):
@@ -44,15 +45,16 @@ class FedFV(FairStrategy):
 
     Reductions: `alpha=1, tau=0` is FedAvg with uniform weights.
 
-    Departures: Algorithm 2, line 3 prints k ∈ S^α; the paper's text and code mean k ∉ S^α, as here. Rounds count
-    from 1, and where ‖g‖² ≤ 1e-6 · mean ‖u_k‖² no step is taken. Updates older than τ rounds, which the algorithm
-    keeps and never uses, are dropped.
+    Departures: Algorithm 2, line 3 prints k ∈ S^α; the paper's text and code mean k ∉ S^α, as here.
+    Rounds count from 1, and where ‖g‖² ≤ 1e-6 · mean ‖u_k‖² no step is taken. Updates older than τ
+    rounds, which the algorithm keeps and never uses, are dropped.
 
-    Objective: the mean loss, without conflicts
-    Good for: clients in conflict of which few take part in a round; absent ones are respected for tau rounds.
-    Hurts when: updates are noisy: half of all pairs then conflict by chance, and projections cost signal. Or one client
-        turns its update round, even half of it: nearly parallel updates of iid clients all conflict with it, the
-        projections take away the direction that they share, and the step is noise at full length.
+    Objective: the mean loss, without conflicts Good for: clients in conflict of which few take part
+    in a round; absent ones are respected for tau rounds. Hurts when: updates are noisy: half of all
+    pairs then conflict by chance, and projections cost signal. Or one client
+        turns its update round, even half of it: nearly parallel updates of iid clients all conflict
+        with it, the projections take away the direction that they share, and the step is noise at
+        full length.
     Memory: tau rounds of updates
     Cost: a Gram matrix and projections
     """
@@ -60,7 +62,9 @@ class FedFV(FairStrategy):
     tries = ({"alpha": 0.1}, {"alpha": 0.5})
     needs = frozenset({"loss-before"})
     requires = frozenset({"gram"})
-    lost_to_server_optimizers = "its step is as long as the mean update, in the direction that the projections leave"
+    lost_to_server_optimizers = (
+        "its step is as long as the mean update, in the direction that the projections leave"
+    )
     default_weighting = None
 
     def __init__(
@@ -77,8 +81,12 @@ class FedFV(FairStrategy):
         self.order = order
 
     def weigh(self, cohort: Cohort) -> FloatArray:
-        """Return c over the updates and the kept ones; vectors are rows of coefficients, products go through G."""
-        G, m = cohort.gram, cohort.size
+        """Return c over the updates and the kept ones.
+
+        Vectors are rows of coefficients, products go through G.
+        """
+        G = cohort.gram
+        m = cohort.size
         mean = np.zeros(len(G))
         mean[:m] = 1.0 / m
         g = np.zeros(len(G))
@@ -95,10 +103,14 @@ class FedFV(FairStrategy):
         m = cohort.size
         G = cohort.gram[:m, :m]
         ascending = np.argsort(cohort.losses, kind="stable")  # ties stay in the order of names
-        keep_from = max(int(np.ceil((m - 1) * (1.0 - self.alpha) - 1e-9)), 0) if self.alpha > 0.0 else m
+        keep_from = (
+            max(int(np.ceil((m - 1) * (1.0 - self.alpha) - 1e-9)), 0) if self.alpha > 0.0 else m
+        )
         free = np.ones(m, dtype=bool)
         free[ascending[keep_from:]] = False
-        A, products = np.eye(m), G.copy()  # products[k, j] = ⟨u'_k, u_j⟩
+        # products[k, j] = ⟨u'_k, u_j⟩
+        A = np.eye(m)
+        products = G.copy()
         for j in self._in_order(cohort, ascending):
             conflicts = free & (products[:, j] < 0.0)
             conflicts[j] = False
@@ -115,7 +127,8 @@ class FedFV(FairStrategy):
 
     def _off_absent(self, cohort: Cohort, g: FloatArray) -> FloatArray:
         """Return g projected off the kept updates of absent clients, from the oldest round to the last."""
-        G, m = cohort.gram, cohort.size
+        G = cohort.gram
+        m = cohort.size
         for age in range(self.tau, 0, -1):
             products = G @ g
             con = np.zeros(len(G))
@@ -131,11 +144,15 @@ class FedFV(FairStrategy):
         """Return whether a row is of a client that is not there: the others' latest update is of this round."""
         return kept.key not in names
 
-    def remember(self, cohort: Cohort, coefficients: FloatArray, probed: Probed) -> Mapping[Kept, FloatArray]:
+    def remember(
+        self, cohort: Cohort, coefficients: FloatArray, probed: Probed
+    ) -> Mapping[Kept, FloatArray]:
         """Keep every client's latest update for tau rounds."""
         rows = np.eye(cohort.size + len(cohort.memory))
         latest = {
-            k: rows[i] for i, k in enumerate(cohort.memory, cohort.size) if self.recalls(k, cohort.names, cohort.round)
+            k: rows[i]
+            for i, k in enumerate(cohort.memory, cohort.size)
+            if self.recalls(k, cohort.names, cohort.round)
         }
         latest |= {Kept(name, cohort.round): rows[i] for i, name in enumerate(cohort.names)}
         return {kept: row for kept, row in latest.items() if kept.round > cohort.round - self.tau}

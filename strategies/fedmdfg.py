@@ -22,43 +22,45 @@ class FedMDFG(FairStrategy):
         d_0 = \arg\min \Big\lVert \sum_i \lambda_i q_i \Big\rVert, \qquad
         w \leftarrow w - \eta \, d_0 \frac{\lVert \tfrac1m \sum_k v_k \rVert}{\lVert d_0 \rVert}
 
-    with λ in the simplex. The rows q are the scaled updates v_k, those of the last round of clients that are absent
-    now, and with guidance Σ h_k v_k, where h is orthogonal to the losses F and positive for the high ones. There is
-    guidance where the angle between F and equal losses is above `angle`, or where some clients, but not all, have a
-    higher loss than expected: than the mean of their earlier ones, of which none counts for more than was expected of
-    it. The step d satisfies ⟨d, q_i⟩ ≥ ‖d‖ ‖d₀‖ for every row: to first order no loss of a client, present or absent,
-    rises.
+    with λ in the simplex. The rows q are the scaled updates v_k, those of the last round of clients
+    that are absent now, and with guidance Σ h_k v_k, where h is orthogonal to the losses F and
+    positive for the high ones. There is guidance where the angle between F and equal losses is
+    above `angle`, or where some clients, but not all, have a higher loss than expected: than the
+    mean of their earlier ones, of which none counts for more than was expected of it. The step d
+    satisfies ⟨d, q_i⟩ ≥ ‖d‖ ‖d₀‖ for every row: to first order no loss of a client, present or
+    absent, rises.
 
-    Source: Pan et al., FedMDFG: Federated Learning with Multi-Gradient Descent and Fair Guidance, AAAI 2023,
-    appendix A.1–A.3, doi:10.1609/aaai.v37i8.26122; Algorithm 1 was read in the authors' public code.
+    Source: Pan et al., FedMDFG: Federated Learning with Multi-Gradient Descent and Fair Guidance,
+    AAAI 2023, appendix A.1–A.3, doi:10.1609/aaai.v37i8.26122; Algorithm 1 was read in the authors'
+    public code.
 
     Parameters
     ----------
     angle
-        Up to this many degrees between the losses and equal ones there is no guidance; the paper has 11.25 and 5.625.
+        Up to this many degrees between the losses and equal ones there is no guidance; the paper
+        has 11.25 and 5.625.
     history
         Whether updates of the last round are respected where their clients are absent.
     guidance
-        Which updates h combines: "scaled" ones, as in the authors' code and the published tables, or plain ones,
-        "gradient", as in the proofs.
+        Which updates h combines: "scaled" ones, as in the authors' code and the published tables,
+        or plain ones, "gradient", as in the proofs.
     server_lr
         Step size η.
 
-    Reductions: without guidance and absent clients, the direction of FedMGDAPlus with `epsilon=1`. A single client's
-    update is the step.
+    Reductions: without guidance and absent clients, the direction of FedMGDAPlus with `epsilon=1`.
+    A single client's update is the step.
 
-    Departures: there is no line search over the step's length, which would take further exchanges in every round; the
-    test of sufficient decrease in the authors' code has the wrong sign. Updates are those of the clients' local work,
-    where that code takes one full-batch gradient. Losses that are equal give no guidance, where it divides 0 by 0. Only
-    an update of exactly zero is left out, and where ‖d₀‖ ≤ 1e-3 s no step is taken.
+    Departures: there is no line search over the step's length, which would take further exchanges
+    in every round; the test of sufficient decrease in the authors' code has the wrong sign. Updates
+    are those of the clients' local work, where that code takes one full-batch gradient. Losses that
+    are equal give no guidance, where it divides 0 by 0. Only an update of exactly zero is left out,
+    and where ‖d₀‖ ≤ 1e-3 s no step is taken.
 
-    Objective: a Pareto-stationary point, near equal losses
-    Good for: clients in conflict of which few take part in a round; an update that is inflated changes the length of
-    the step alone.
-    Hurts when: clients are many beside what their data span, as the shortest combination is then near zero. A client
-    whose loss cannot fall, as with noisy labels, is guided towards all the same.
-    Memory: one round of updates, and two numbers a client
-    Cost: a Gram matrix and a QP
+    Objective: a Pareto-stationary point, near equal losses Good for: clients in conflict of which
+    few take part in a round; an update that is inflated changes the length of the step alone. Hurts
+    when: clients are many beside what their data span, as the shortest combination is then near
+    zero. A client whose loss cannot fall, as with noisy labels, is guided towards all the same.
+    Memory: one round of updates, and two numbers a client Cost: a Gram matrix and a QP
     """
 
     needs = frozenset({"loss-before"})
@@ -82,17 +84,24 @@ class FedMDFG(FairStrategy):
         self.server_lr = server_lr
 
     def weigh(self, cohort: Cohort) -> FloatArray:
-        """Return c over the updates and the kept ones; vectors are rows of coefficients, products go through G."""
-        G, live = cohort.gram, self._live(cohort)
+        """Return c over the updates and the kept ones.
+
+        Vectors are rows of coefficients, products go through G.
+        """
+        G = cohort.gram
+        live = self._live(cohort)
         if not live.size:
             return np.zeros(len(G))
         v = self._scaled(cohort)
         rows = np.vstack([v[live], self._guidance_row(cohort, v), v[cohort.size :]])
-        shortest, mean = shortest_combination(rows, G), v[live].mean(axis=0)
+        shortest = shortest_combination(rows, G)
+        mean = v[live].mean(axis=0)
         squared_length = shortest @ G @ shortest
         if squared_length <= (NOTHING_COMMON * self._mean_length(cohort)) ** 2:
             return np.zeros(len(G))
-        c: FloatArray = self.server_lr * np.sqrt((mean @ G @ mean).clip(0.0) / squared_length) * shortest
+        c: FloatArray = (
+            self.server_lr * np.sqrt((mean @ G @ mean).clip(0.0) / squared_length) * shortest
+        )
         return c
 
     def _live(self, cohort: Cohort) -> NDArray[np.intp]:
@@ -103,14 +112,20 @@ class FedMDFG(FairStrategy):
         return float(np.sqrt(np.diag(cohort.gram)[self._live(cohort)]).mean())
 
     def _scaled(self, cohort: Cohort) -> FloatArray:
-        """Return v of every update and kept row; those are as long as the live ones were in the round of the row."""
+        """Return v of every update and kept row.
+
+        Those are as long as the live ones were in the round of the row.
+        """
         lengths = np.sqrt(np.diag(cohort.gram))
         wanted = np.full(len(lengths), self._mean_length(cohort))
         wanted[cohort.size :] = self.memory.get("length", 0.0)
         return np.diag(np.divide(wanted, lengths, out=np.zeros_like(lengths), where=lengths > 0.0))
 
     def _guidance_row(self, cohort: Cohort, v: FloatArray) -> FloatArray:
-        """Return the row that guides towards equal losses, shape (1, m + r); shape (0, m + r) where none does."""
+        """Return the row that guides towards equal losses, shape (1, m + r).
+
+        Shape (0, m + r) where none does.
+        """
         live = self._live(cohort)
         found = guidance(cohort.losses[live])
         if found is None or not (found.angle > self.angle or self._is_forced(cohort)):
@@ -121,18 +136,27 @@ class FedMDFG(FairStrategy):
     def _is_forced(self, cohort: Cohort) -> bool:
         """Return whether the losses of some clients, but not of all, are higher than expected."""
         expected = self.memory.get("expected", {})
-        rose = [loss > expected.get(name, loss) for name, loss in zip(cohort.names, cohort.losses, strict=True)]
+        rose = [
+            loss > expected.get(name, loss)
+            for name, loss in zip(cohort.names, cohort.losses, strict=True)
+        ]
         return any(rose) and not all(rose)
 
     def recalls(self, kept: Kept, names: Collection[str], server_round: int) -> bool:
         """Return whether a row is of a client that is absent."""
         return kept.key not in names
 
-    def remember(self, cohort: Cohort, coefficients: FloatArray, probed: Probed) -> Mapping[Kept, FloatArray | None]:
-        """Learn what losses to expect; keep the updates of the clients that moved, or the kept ones where none did."""
+    def remember(
+        self, cohort: Cohort, coefficients: FloatArray, probed: Probed
+    ) -> Mapping[Kept, FloatArray | None]:
+        """Learn what losses to expect.
+
+        Keep the updates of the clients that moved, or the kept ones where none did.
+        """
         expected, joined = (dict(self.memory.get(key, {})) for key in ("expected", "joined"))
         for name, loss in zip(cohort.names, cohort.losses.tolist(), strict=True):
-            mean, rounds = expected.get(name, loss), joined.get(name, 0)
+            mean = expected.get(name, loss)
+            rounds = joined.get(name, 0)
             expected[name] = mean + (min(loss, mean) - mean) / (rounds + 1)
             joined[name] = rounds + 1
         self.memory = self.memory | {"expected": expected, "joined": joined}

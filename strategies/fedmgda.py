@@ -19,11 +19,12 @@ class FedMGDA(Stepped):
     .. math:: c = \eta_t \lambda^*, \qquad \lambda^* = \arg\min_\lambda \Big\lVert \sum_k \lambda_k u_k \Big\rVert^2
         \quad \text{over the simplex with } |\lambda_k - p_k| \le \epsilon
 
-    With epsilon = 1 the step d satisfies ⟨d, u_k⟩ ≥ ‖d‖² for every client: to first order no participant's loss rises.
-    Where several λ are minimal, the one nearest to p is taken: clients with equal updates and priors count the same.
+    With epsilon = 1 the step d satisfies ⟨d, u_k⟩ ≥ ‖d‖² for every client: to first order no
+    participant's loss rises. Where several λ are minimal, the one nearest to p is taken: clients
+    with equal updates and priors count the same.
 
-    Source: Hu et al., Federated Learning Meets Multi-Objective Optimization, IEEE TNSE 2022, equation 25,
-    doi:10.48550/arXiv.2006.11489.
+    Source: Hu et al., Federated Learning Meets Multi-Objective Optimization, IEEE TNSE 2022,
+    equation 25, doi:10.48550/arXiv.2006.11489.
 
     Parameters
     ----------
@@ -32,16 +33,15 @@ class FedMGDA(Stepped):
     server_lr
         Step size.
     decay
-        Share of the step size that is left at the end of the run, reached in a step every 100 rounds; 0: no decay.
+        Share of the step size that is left at the end of the run, reached in a step every 100
+        rounds; 0: no decay.
 
     Reductions: `epsilon=0` is FedAvg (uniform by default); `epsilon=1` is MGDA.
 
-    Objective: a Pareto-stationary point
-    Good for: a step that, to first order, makes no participant worse.
-    Hurts when: clients' updates are noisy; the shortest combination is then near zero. A client that has converged has
-    an update of almost zero, which stops the model for all.
-    Memory: none
-    Cost: a Gram matrix and a QP
+    Objective: a Pareto-stationary point Good for: a step that, to first order, makes no participant
+    worse. Hurts when: clients' updates are noisy; the shortest combination is then near zero. A
+    client that has converged has an update of almost zero, which stops the model for all. Memory:
+    none Cost: a Gram matrix and a QP
     """
 
     tries: ClassVar[Tries] = ({"epsilon": 0.1},)
@@ -75,8 +75,8 @@ class FedMGDAPlus(FedMGDA):
 
     A client that multiplies its update by any positive number changes nothing.
 
-    Source: Hu et al., Federated Learning Meets Multi-Objective Optimization, IEEE TNSE 2022, Algorithm 1,
-    doi:10.48550/arXiv.2006.11489.
+    Source: Hu et al., Federated Learning Meets Multi-Objective Optimization, IEEE TNSE 2022,
+    Algorithm 1, doi:10.48550/arXiv.2006.11489.
 
     Parameters
     ----------
@@ -85,15 +85,15 @@ class FedMGDAPlus(FedMGDA):
     server_lr
         Step size; the length of the step is at most this.
     decay
-        Share of the step size that is left at the end of the run, reached in a step every 100 rounds; 0: no decay.
+        Share of the step size that is left at the end of the run, reached in a step every 100
+        rounds; 0: no decay.
 
     Reductions: `epsilon=0` is FedAvgN.
 
-    Objective: a Pareto-stationary point
-    Good for: FedMGDA's promise among clients of different scale, or where one inflates its update.
-    Hurts when: updates are noisy or clients many: m unit updates at right angles have a combination of length 1/√m.
-    Memory: none
-    Cost: a Gram matrix and a QP
+    Objective: a Pareto-stationary point Good for: FedMGDA's promise among clients of different
+    scale, or where one inflates its update. Hurts when: updates are noisy or clients many: m unit
+    updates at right angles have a combination of length 1/√m. Memory: none Cost: a Gram matrix and
+    a QP
     """
 
     tries: ClassVar[Tries] = ({"server_lr": 0.1}, {"server_lr": 1.0})
@@ -105,7 +105,9 @@ class FedMGDAPlus(FedMGDA):
         weights = np.zeros(cohort.size)
         if moved.any():
             unit_gram = cohort.gram * np.outer(inverse, inverse)
-            weights[moved] = min_norm_weights(unit_gram[np.ix_(moved, moved)], prior[moved], self.epsilon)
+            weights[moved] = min_norm_weights(
+                unit_gram[np.ix_(moved, moved)], prior[moved], self.epsilon
+            )
         return self.step_size(cohort.round, cohort.num_rounds) * weights * inverse
 
 
@@ -114,8 +116,8 @@ class MGDAProx(FedMGDAPlus):
 
     .. math:: \min_x F_k(x) + \tfrac{\mu}{2} \lVert x - w \rVert^2 \text{ on the clients, then FedMGDA+}
 
-    Source: Hu et al., Federated Learning Meets Multi-Objective Optimization, IEEE TNSE 2022, section 6,
-    doi:10.48550/arXiv.2006.11489.
+    Source: Hu et al., Federated Learning Meets Multi-Objective Optimization, IEEE TNSE 2022,
+    section 6, doi:10.48550/arXiv.2006.11489.
 
     Parameters
     ----------
@@ -126,15 +128,15 @@ class MGDAProx(FedMGDAPlus):
     server_lr
         Step size; the length of the step is at most this.
     decay
-        Share of the step size that is left at the end of the run, reached in a step every 100 rounds; 0: no decay.
+        Share of the step size that is left at the end of the run, reached in a step every 100
+        rounds; 0: no decay.
 
     Reductions: `mu=0` is FedMGDAPlus.
 
-    Objective: a Pareto-stationary point
-    Good for: FedMGDA+ with many local steps, where the pull keeps the directions close to the gradients'.
-    Hurts when: FedMGDA+ hurts, or mu is large: clients then hardly leave w, and their further steps are wasted.
-    Memory: none
-    Cost: a Gram matrix and a QP
+    Objective: a Pareto-stationary point Good for: FedMGDA+ with many local steps, where the pull
+    keeps the directions close to the gradients'. Hurts when: FedMGDA+ hurts, or mu is large:
+    clients then hardly leave w, and their further steps are wasted. Memory: none Cost: a Gram
+    matrix and a QP
     """
 
     tries = ()

@@ -18,8 +18,8 @@ class GiFair(FairStrategy):
 
     with s the strength. Weights stay positive and sum to 1.
 
-    Source: Yue et al., GIFAIR-FL: A Framework for Group and Individual Fairness in Federated Learning, 2021,
-    GIFAIR-FL-Global, doi:10.48550/arXiv.2108.02741.
+    Source: Yue et al., GIFAIR-FL: A Framework for Group and Individual Fairness in Federated
+    Learning, 2021, GIFAIR-FL-Global, doi:10.48550/arXiv.2108.02741.
 
     Parameters
     ----------
@@ -28,23 +28,25 @@ class GiFair(FairStrategy):
 
     Reductions: `strength=0` is FedAvg.
 
-    Objective: the mean loss and the gaps between losses
-    Good for: a mild correction by the order of losses alone, which one extreme loss cannot take over.
-    Hurts when: clients differ much in size: no weight moves by more than the strength times the smallest prior.
-    Memory: none
-    Cost: m² comparisons and a weighted sum
+    Objective: the mean loss and the gaps between losses Good for: a mild correction by the order of
+    losses alone, which one extreme loss cannot take over. Hurts when: clients differ much in size:
+    no weight moves by more than the strength times the smallest prior. Memory: none Cost: m²
+    comparisons and a weighted sum
     """
 
     tries = ({"strength": 0.9},)
     needs = frozenset({"loss-before"})
 
-    def __init__(self, *, strength: Annotated[float, Range("[0, 1)")] = 0.5, **options: Unpack[Options]) -> None:
+    def __init__(
+        self, *, strength: Annotated[float, Range("[0, 1)")] = 0.5, **options: Unpack[Options]
+    ) -> None:
         super().__init__(**options)
         self.strength = strength
 
     def weigh(self, cohort: Cohort) -> FloatArray:
         """Return the prior moved by rank."""
-        F, p = cohort.losses, cohort.prior
+        F = cohort.losses
+        p = cohort.prior
         if cohort.size == 1:
             return p
         r = np.sign(F[:, None] - F[None, :]).sum(axis=1)

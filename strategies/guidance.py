@@ -10,14 +10,16 @@ EQUAL_LOSSES = 1e-6
 """The sine of the angle between the losses and equal ones up to which they count as equal."""
 
 NOTHING_COMMON = 1e-3
-"""A shortest combination of rows of one length that has at most this share of it is no common direction."""
+"""A shortest combination of rows of one length that has at most this share of it is no common
+direction."""
 
 
 class Guidance(NamedTuple):
     """How far the losses are from equal ones, and where to.
 
-    The direction h, of length 1 and orthogonal to the losses, shape (m,), is positive where a loss is to fall relative
-    to the others; `cosine` and the angle φ, in degrees, are between the losses and equal ones.
+    The direction h, of length 1 and orthogonal to the losses, shape (m,), is positive where a loss
+    is to fall relative to the others; `cosine` and the angle φ, in degrees, are between the losses
+    and equal ones.
     """
 
     direction: FloatArray
@@ -26,14 +28,16 @@ class Guidance(NamedTuple):
 
 
 def guidance(losses: FloatArray) -> Guidance | None:
-    r"""Return the guidance of losses F, shape (m,); None where there is none, as they are equal or all zero.
+    r"""Return the guidance of losses F, shape (m,).
+
+    None where there is none, as they are equal or all zero.
 
     .. math:: h \propto \cos\varphi \, \frac{F}{\lVert F \rVert} - \hat p, \qquad
         \cos\varphi = \Big\langle \frac{F}{\lVert F \rVert}, \hat p \Big\rangle, \qquad
         \hat p = \frac{\mathbf 1}{\sqrt m}
 
-    h_k is positive exactly for F_k > ‖F‖²/ΣF: a step down along Σ h_k u_k lowers high losses beside the others. It is
-    the gradient of −cos φ with respect to F, but for its length.
+    h_k is positive exactly for F_k > ‖F‖²/ΣF: a step down along Σ h_k u_k lowers high losses beside
+    the others. It is the gradient of −cos φ with respect to F, but for its length.
 
     Source: Pan et al., FedMDFG, AAAI 2023, appendix A.1; Pan et al., FedLF, AAAI 2024, equation 5.
     """

@@ -30,17 +30,17 @@ class PropFair(FedAvg):
 
     Reductions: a large `baseline` is FedAvg with a smaller learning rate.
 
-    Objective: −Σ p log(M − F)
-    Good for: a server that must learn nothing but models, with clients that can transform their loss.
-    Hurts when: `baseline` does not fit: far above the losses it only lowers the learning rate, below them the tangent
-    multiplies it by 1/ε.
-    Memory: none
-    Cost: a weighted sum
+    Objective: −Σ p log(M − F) Good for: a server that must learn nothing but models, with clients
+    that can transform their loss. Hurts when: `baseline` does not fit: far above the losses it only
+    lowers the learning rate, below them the tangent multiplies it by 1/ε. Memory: none Cost: a
+    weighted sum
     """
 
     tries = ()
 
-    def __init__(self, *, baseline: Positive = 5.0, epsilon: Positive = 0.2, **options: Unpack[Options]) -> None:
+    def __init__(
+        self, *, baseline: Positive = 5.0, epsilon: Positive = 0.2, **options: Unpack[Options]
+    ) -> None:
         super().__init__(**options)
         self.baseline = baseline
         self.epsilon = epsilon
@@ -48,4 +48,9 @@ class PropFair(FedAvg):
     def terms(self, server_round: int) -> Terms:
         """Return the transform with the common terms."""
         plain = super().terms(server_round)
-        return replace(plain, loss_transform="propfair", propfair_baseline=self.baseline, propfair_epsilon=self.epsilon)
+        return replace(
+            plain,
+            loss_transform="propfair",
+            propfair_baseline=self.baseline,
+            propfair_epsilon=self.epsilon,
+        )

@@ -34,20 +34,22 @@ class QFedAvg(FairStrategy):
 
     Departures: F is floored at 1e-10, because F^(q−1) is undefined at F = 0 for q < 1.
 
-    Objective: Σ F^(q+1)
-    Good for: any compromise between the mean (q = 0) and the worst client (large q).
-    Hurts when: a client's loss is high because its labels are noisy: no model lowers it, and it takes over. Steps get
-    short for a large q, because h grows with it.
-    Memory: none
-    Cost: norms and a weighted sum
+    Objective: Σ F^(q+1) Good for: any compromise between the mean (q = 0) and the worst client
+    (large q). Hurts when: a client's loss is high because its labels are noisy: no model lowers it,
+    and it takes over. Steps get short for a large q, because h grows with it. Memory: none Cost:
+    norms and a weighted sum
     """
 
     tries: ClassVar[Tries] = ({"q": 1.0}, {"q": 0.1}, {"q": 5.0})
     needs = frozenset({"loss-before"})
     default_weighting = None
-    lost_to_server_optimizers = "the length of its step follows from the estimated Lipschitz constant"
+    lost_to_server_optimizers = (
+        "the length of its step follows from the estimated Lipschitz constant"
+    )
 
-    def __init__(self, *, q: NonNegative = 5.0, lipschitz: Positive = 1.0, **options: Unpack[Options]) -> None:
+    def __init__(
+        self, *, q: NonNegative = 5.0, lipschitz: Positive = 1.0, **options: Unpack[Options]
+    ) -> None:
         super().__init__(**options)
         self.q = q
         self.lipschitz = lipschitz
@@ -80,18 +82,18 @@ class QFedSGD(QFedAvg):
 
     Departures: F is floored at 1e-10, because F^(q−1) is undefined at F = 0 for q < 1.
 
-    Objective: Σ F^(q+1)
-    Good for: the exact gradient of q-FFL's objective, without the effect of many local steps.
-    Hurts when: messages are costly: a whole round is one gradient step, over all of a client's examples at once.
-    Memory: none
-    Cost: norms and a weighted sum
+    Objective: Σ F^(q+1) Good for: the exact gradient of q-FFL's objective, without the effect of
+    many local steps. Hurts when: messages are costly: a whole round is one gradient step, over all
+    of a client's examples at once. Memory: none Cost: norms and a weighted sum
     """
 
     tries = ()
     needs = frozenset({"loss-before", "learning-rate"})
     requires = frozenset({"plain sgd"})
 
-    def __init__(self, *, q: NonNegative = 1.0, lipschitz: Positive = 10.0, **options: Unpack[Options]) -> None:
+    def __init__(
+        self, *, q: NonNegative = 1.0, lipschitz: Positive = 10.0, **options: Unpack[Options]
+    ) -> None:
         super().__init__(q=q, lipschitz=lipschitz, **options)
 
     def terms(self, server_round: int) -> Terms:
@@ -102,12 +104,19 @@ class QFedSGD(QFedAvg):
         """Return c of the gradients u_k / η_k."""
         eta = cohort.metrics["learning-rate"]
         with np.errstate(over="ignore"):
-            squares = np.minimum((np.sqrt(cohort.squared_norms) / eta) ** 2, np.finfo(np.float64).max)
-            return np.minimum(_weights(cohort.losses, squares, self.q, self.lipschitz) / eta, LARGEST_COEFFICIENT)
+            squares = np.minimum(
+                (np.sqrt(cohort.squared_norms) / eta) ** 2, np.finfo(np.float64).max
+            )
+            return np.minimum(
+                _weights(cohort.losses, squares, self.q, self.lipschitz) / eta, LARGEST_COEFFICIENT
+            )
 
 
 def _weights(losses: FloatArray, squared_norms: FloatArray, q: float, L: float) -> FloatArray:
-    """Return F^q / Σ h, h = q F^(q−1) ‖g‖² + L F^q; F^q is that of F / max F, which cannot overflow and cancels."""
+    """Return F^q / Σ h, h = q F^(q−1) ‖g‖² + L F^q.
+
+    F^q is that of F / max F, which cannot overflow and cancels.
+    """
     F = np.maximum(losses, SMALLEST_LOSS)
     Fq = (F / float(F.max())) ** q
     h = L * Fq + (q * Fq / F * squared_norms if q > 0.0 else 0.0)

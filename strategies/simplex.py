@@ -10,26 +10,36 @@ from numpy.typing import NDArray
 
 from fairbloom.rounds.method import FloatArray
 
-SOLVER = {"show_progress": False, "abstol": 1e-13, "reltol": 1e-13, "feastol": 1e-13, "maxiters": 200}
+SOLVER = {
+    "show_progress": False,
+    "abstol": 1e-13,
+    "reltol": 1e-13,
+    "feastol": 1e-13,
+    "maxiters": 200,
+}
 """The solver's default tolerances leave errors of 5e-5 in the weights."""
 
 SOLVER_ERRORS = (ArithmeticError, ValueError)
 """What the solver raises where rounding has made a number negative whose square root it takes."""
 
 MAX_RELATIVE_GAP = 1e-11
-"""Relative excess of the objective over its minimum, as its duality gap bounds it, that is left as it is."""
+"""Relative excess of the objective over its minimum, as its duality gap bounds it, that is left as
+it is."""
 
 POLISHING_WORK = 2e8
-"""Bounds the time of exact refinement: so many operations, in steps of m³ each, ten steps at least."""
+"""Bounds the time of exact refinement: so many operations, in steps of m³ each, ten steps at
+least."""
 
 DEPENDENT = 1e-13
-"""Squared distance from the span of other updates, relative to its squared length, at which an update lies in it."""
+"""Squared distance from the span of other updates, relative to its squared length, at which an
+update lies in it."""
 
 
 def project(vector: FloatArray) -> FloatArray:
     """Return the point of the simplex that is nearest to `vector`, shape (m,).
 
-    Source: Duchi et al., Efficient Projections onto the l1-Ball for Learning in High Dimensions, ICML 2008, Figure 1.
+    Source: Duchi et al., Efficient Projections onto the l1-Ball for Learning in High Dimensions,
+    ICML 2008, Figure 1.
     """
     shifted = vector - vector.max()  # the projection is the same, and large entries do not cancel
     u = np.sort(shifted)[::-1]
@@ -42,16 +52,17 @@ def project(vector: FloatArray) -> FloatArray:
 def min_norm_weights(gram: FloatArray, prior: FloatArray, epsilon: float) -> FloatArray:
     """Return argmin λᵀGλ over λ in the simplex with |λ_k − p_k| ≤ `epsilon`, shape (m,).
 
-    Where several λ give the minimum, as when two updates are equal, it is the one nearest to the prior p. So equal
-    updates with equal priors get equal weights, and rounding does not decide which minimiser is returned. G is positive
-    semidefinite; an `epsilon` of 1 is no box.
+    Where several λ give the minimum, as when two updates are equal, it is the one nearest to the
+    prior p. So equal updates with equal priors get equal weights, and rounding does not decide
+    which minimiser is returned. G is positive semidefinite; an `epsilon` of 1 is no box.
     """
     m = len(prior)
     scale = np.trace(gram) / m
     if m == 1 or epsilon == 0.0 or scale == 0.0:
         return prior
     G = gram / scale
-    lower, upper = np.maximum(prior - epsilon, 0.0), np.minimum(prior + epsilon, 1.0)
+    lower = np.maximum(prior - epsilon, 0.0)
+    upper = np.minimum(prior + epsilon, 1.0)
     try:
         solution = cvxopt.solvers.qp(
             cvxopt.matrix(G),
@@ -64,7 +75,8 @@ def min_norm_weights(gram: FloatArray, prior: FloatArray, epsilon: float) -> Flo
             options=SOLVER,
         )
     except SOLVER_ERRORS:
-        weights, active = prior, np.stack([prior <= lower, prior >= upper])
+        weights = prior
+        active = np.stack([prior <= lower, prior >= upper])
     else:
         weights = np.clip(np.array(solution["x"]).ravel(), lower, upper)
         weights = weights / weights.sum()
@@ -82,23 +94,29 @@ def shortest_combination(rows: FloatArray, gram: FloatArray) -> FloatArray:
     """
     products = rows @ gram @ rows.T
     products = (products + products.T) / 2.0
-    nothing = np.diag(products) <= 0.0  # of a combination that cancels out, rounding is left, of either sign
-    products[nothing], products[:, nothing] = 0.0, 0.0
-    shortest: FloatArray = min_norm_weights(products, np.full(len(rows), 1.0 / len(rows)), epsilon=1.0) @ rows
+    # of a combination that cancels out, rounding is left, of either sign
+    nothing = np.diag(products) <= 0.0
+    products[nothing] = 0.0
+    products[:, nothing] = 0.0
+    shortest: FloatArray = (
+        min_norm_weights(products, np.full(len(rows), 1.0 / len(rows)), epsilon=1.0) @ rows
+    )
     return shortest
 
 
 def steepest_common_weights(gram: FloatArray, gains: FloatArray) -> FloatArray:
     """Return argmax gainsᵀα over α in the simplex with Gα ≥ 0, shape (m,); zeros where G is zero.
 
-    A step along Σ α_k g_k, with G the inner products of the g_k, then raises no objective to first order. The shortest
-    combination is always among the feasible ones. Vectors that are equal get equal weights; among other maximisers,
-    which is returned is left open.
+    A step along Σ α_k g_k, with G the inner products of the g_k, then raises no objective to first
+    order. The shortest combination is always among the feasible ones. Vectors that are equal get
+    equal weights; among other maximisers, which is returned is left open.
     """
     from scipy.optimize import linprog
 
-    m, lengths = len(gains), np.sqrt(np.maximum(np.diag(gram), 0.0))
-    longest, most = lengths.max(), np.abs(gains).max()
+    m = len(gains)
+    lengths = np.sqrt(np.maximum(np.diag(gram), 0.0))
+    longest = lengths.max()
+    most = np.abs(gains).max()
     if longest == 0.0:
         return np.zeros(m)
     slopes = gram / np.outer(np.where(lengths > 0.0, lengths, 1.0), np.full(m, longest))
@@ -112,18 +130,22 @@ def steepest_common_weights(gram: FloatArray, gains: FloatArray) -> FloatArray:
         method="highs",
         options={"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10},
     )
-    if not found.success:  # rounding has left no feasible point, and the shortest combination is one
+    # rounding has left no feasible point, and the shortest combination is one
+    if not found.success:
         return min_norm_weights(gram, np.full(m, 1.0 / m), 1.0)
     weights = np.maximum(found.x, 0.0)
     _, group, sizes = np.unique(gram, axis=0, return_inverse=True, return_counts=True)
-    shared: FloatArray = (np.bincount(group.ravel(), weights) / sizes)[group.ravel()] / weights.sum()
+    shared: FloatArray = (np.bincount(group.ravel(), weights) / sizes)[
+        group.ravel()
+    ] / weights.sum()
     return shared
 
 
 def duality_gap(G: FloatArray, x: FloatArray, lower: FloatArray, upper: FloatArray) -> float:
     """Return (x − s)ᵀGx, with s the best point of the boxed simplex for the gradient: at least the excess of ½xᵀGx."""
     gradient = G @ x
-    s, left = lower.copy(), 1.0 - lower.sum()
+    s = lower.copy()
+    left = 1.0 - lower.sum()
     for k in np.argsort(gradient):
         s[k] += min(upper[k] - lower[k], left)
         left = max(left - (upper[k] - lower[k]), 0.0)
@@ -152,7 +174,9 @@ def _polished(
         if not free.any():
             free[np.argmax(np.where(at_upper, G @ y, -np.inf))] = True
         target, nu = _on_face(G, y, free, lengths)
-        below, beyond = target < lower * (1.0 - 1e-15), target > upper * (1.0 + 1e-15)  # not by rounding alone
+        # not by rounding alone
+        below = target < lower * (1.0 - 1e-15)
+        beyond = target > upper * (1.0 + 1e-15)
         if (below | beyond).any():  # go as far as the first bound
             with np.errstate(divide="ignore", invalid="ignore"):
                 room = np.where(below, (lower - y) / (target - y), (upper - y) / (target - y))
@@ -171,7 +195,9 @@ def _polished(
     return y if feasible and y @ G @ y <= x @ G @ x else x
 
 
-def _on_face(G: FloatArray, y: FloatArray, free: NDArray[np.bool_], lengths: FloatArray) -> tuple[FloatArray, float]:
+def _on_face(
+    G: FloatArray, y: FloatArray, free: NDArray[np.bool_], lengths: FloatArray
+) -> tuple[FloatArray, float]:
     """Return the minimiser with all but the `free` weights fixed, and the multiplier of Σλ = 1."""
     fixed = np.where(free, 0.0, y)
     size = int(free.sum())
@@ -210,22 +236,31 @@ def _nearest_minimiser(
     nearest /= nearest.sum()
     lengths = np.sqrt(np.diag(G))
     rounding = 1e-15 * len(x) * (x @ lengths) ** 2 + (1e-15 * lengths.max()) ** 2
-    return nearest if nearest @ G @ nearest <= (1.0 + MAX_RELATIVE_GAP) * (x @ G @ x) + rounding else x
+    return (
+        nearest if nearest @ G @ nearest <= (1.0 + MAX_RELATIVE_GAP) * (x @ G @ x) + rounding else x
+    )
 
 
-def _neutral_moves(G: FloatArray, x: FloatArray, lower: FloatArray, upper: FloatArray) -> FloatArray:
+def _neutral_moves(
+    G: FloatArray, x: FloatArray, lower: FloatArray, upper: FloatArray
+) -> FloatArray:
     """Return an orthonormal basis, shape (m, k), of the moves from the minimiser x that change neither Σλu nor Σλ.
 
-    There are none (k = 0) where the updates that can share in the minimum are independent: a Cholesky factorisation
-    says so, which costs little beside the QP. Updates whose bound holds them off the minimum are left out.
+    There are none (k = 0) where the updates that can share in the minimum are independent: a
+    Cholesky factorisation says so, which costs little beside the QP. Updates whose bound holds them
+    off the minimum are left out.
     """
     lengths = np.sqrt(np.diag(G))
-    slope, reach = G @ x, lengths * (x @ lengths)  # rounding of the slope is relative to the reach
+    # rounding of the slope is relative to the reach
+    slope = G @ x
+    reach = lengths * (x @ lengths)
     inside = (x > lower + 1e-7) & (x < upper - 1e-7)
     pull = slope - (slope[inside][np.argmin(lengths[inside])] if inside.any() else 0.0)
     (free,) = np.nonzero(inside | ~inside.any() | (np.abs(pull) <= 1e-6 * reach))
     combinations = _combinations(G[np.ix_(free, free)])
-    combinations = _kept(combinations, combinations.sum(axis=0), 1e-12 * np.abs(combinations).sum(axis=0))
+    combinations = _kept(
+        combinations, combinations.sum(axis=0), 1e-12 * np.abs(combinations).sum(axis=0)
+    )
     first_order = pull[free] @ combinations
     rounding = 1e-12 * (x @ slope) + 1e-14 * len(x) * (reach[free] @ np.abs(combinations))
     combinations = _kept(combinations, first_order, rounding)
@@ -237,7 +272,8 @@ def _neutral_moves(G: FloatArray, x: FloatArray, lower: FloatArray, upper: Float
 def _kept(vectors: FloatArray, changes: FloatArray, rounding: FloatArray) -> FloatArray:
     """Return a basis of those combinations of the columns that leave a linear quantity as it is.
 
-    `changes`, shape (k,), says by how much each column changes that quantity, `rounding` how much of it is rounding.
+    `changes`, shape (k,), says by how much each column changes that quantity, `rounding` how much
+    of it is rounding.
     """
     changes = np.where(np.abs(changes) > rounding, changes, 0.0)
     if not changes.any():
@@ -250,8 +286,8 @@ def _kept(vectors: FloatArray, changes: FloatArray, rounding: FloatArray) -> Flo
 def _combinations(G: FloatArray) -> FloatArray:
     """Return a basis, shape (m, k), of the weights that combine the updates to zero, by pivoted Cholesky.
 
-    Each column is one update that lies in the span of others, less its combination of those. Pivots are taken by their
-    length, so that the entries stay small where lengths differ widely.
+    Each column is one update that lies in the span of others, less its combination of those. Pivots
+    are taken by their length, so that the entries stay small where lengths differ widely.
     """
     m = len(G)
     lengths = np.sqrt(np.diag(G))
@@ -262,10 +298,13 @@ def _combinations(G: FloatArray) -> FloatArray:
         pass
     else:
         return np.zeros((m, 0))
-    factor, left = np.zeros((m, m)), np.diag(G).copy()
-    least, pivots = DEPENDENT * left, list[int]()
+    factor = np.zeros((m, m))
+    left = np.diag(G).copy()
+    least = DEPENDENT * left
+    pivots = list[int]()
     while (left > least).any():
-        pivot, size = int(np.argmax(np.where(left > least, left, 0.0))), len(pivots)
+        pivot = int(np.argmax(np.where(left > least, left, 0.0)))
+        size = len(pivots)
         column = (G[:, pivot] - factor[:, :size] @ factor[pivot, :size]) / np.sqrt(left[pivot])
         factor[:, size] = column
         left -= column**2

@@ -1,4 +1,7 @@
-"""A method as Flower's users know it: a `Strategy` with its hooks. The one file of this package that knows Flower."""
+"""A method as Flower's users know it: a `Strategy` with its hooks.
+
+The one file of this package that knows Flower.
+"""
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -33,13 +36,14 @@ Tries = Sequence[Mapping[str, Value]]
 class FairStrategy(Method, Strategy):
     """A method as a Flower strategy; parameters are those of Method.
 
-    Flower's hooks take the steps of a round one by one, for wrappers such as Flower's for differential privacy; `start`
-    calls them in turn. A user-defined method is a subclass with a `weigh`.
+    Flower's hooks take the steps of a round one by one, for wrappers such as Flower's for
+    differential privacy; `start` calls them in turn. A user-defined method is a subclass with a
+    `weigh`.
     """
 
     tries: ClassVar[Tries] = ({},)
-    """The parameters with which `fairbloom search` tries a method that is named without some: by default as they are.
-    () leaves it out of `--methods all`. A subclass does not inherit it."""
+    """The parameters with which `fairbloom search` tries a method that is named without some: by
+    default as they are. () leaves it out of `--methods all`. A subclass does not inherit it."""
 
     def __init__(self, **options: Unpack[Options]) -> None:
         super().__init__(**options)
@@ -64,7 +68,9 @@ class FairStrategy(Method, Strategy):
         wrapper: Strategy | None = None,
         all_evaluate_last: bool = False,
     ) -> Result:
-        """Run rounds up to `num_rounds`; arguments and result are those of Flower's `Strategy.start`.
+        """Run rounds up to `num_rounds`.
+
+        Arguments and result are those of Flower's `Strategy.start`.
 
         Parameters
         ----------
@@ -73,42 +79,52 @@ class FairStrategy(Method, Strategy):
         timeout
             Seconds that clients have to reply in a round; its messages live no longer.
         train_config, evaluate_config
-            Sent with each message and read again in every round: what `configure_train` changes in one stays changed,
-            and is part of the state. A list `measure` asks for metrics beside what the method needs; in evaluation, of
-            the round's participants.
+            Sent with each message and read again in every round: what `configure_train` changes in
+            one stays changed, and is part of the state. A list `measure` asks for metrics beside
+            what the method needs; in evaluation, of the round's participants.
         on_round
-            Called with every finished Round before the next one starts. StopRun, raised there or by `evaluate_fn`, ends
-            the run as finished after that round; what else it raises ends the run.
+            Called with every finished Round before the next one starts. StopRun, raised there or by
+            `evaluate_fn`, ends the run as finished after that round; what else it raises ends the
+            run.
         resume
             A state from `state_dict()`; `initial_arrays` are then the `arrays` of that Round.
         wrapper
-            A strategy around this one, such as Flower's for differential privacy: its hooks are called, which call
-            those of this one.
+            A strategy around this one, such as Flower's for differential privacy: its hooks are
+            called, which call those of this one.
         all_evaluate_last
-            Whether all clients evaluate the last round's model, whatever `fraction_evaluate` above 0 says.
+            Whether all clients evaluate the last round's model, whatever `fraction_evaluate` above
+            0 says.
 
         Returns
         -------
-        Flower's Result; where models are averaged (`average_models`), its arrays are the mean, which `evaluate_fn` gets
-        after each round as well.
+        Flower's Result; where models are averaged (`average_models`), its arrays are the mean,
+        which `evaluate_fn` gets after each round as well.
 
         Raises
         ------
         NothingLearnedError, MethodError
-            When the rounds take no step, or the method returns what cannot be coefficients: see Rounds.train.
+            When the rounds take no step, or the method returns what cannot be coefficients: see
+            Rounds.train.
         BrokenModelError
             When what is trained of `initial_arrays` is not finite, or nothing could be trained.
         """
         check_keys({"train_config": train_config, "evaluate_config": evaluate_config})
         train_config = ConfigRecord() if train_config is None else train_config
         evaluate_config = ConfigRecord() if evaluate_config is None else evaluate_config
-        recording, self._recording = self._recording, None
+        recording = self._recording
+        self._recording = None
         if recording is not None:
-            on_round, resume, wrapper = recording.on_round, recording.resume, recording.outer
-            initial_arrays, all_evaluate_last = recording.arrays or initial_arrays, True
+            on_round = recording.on_round
+            resume = recording.resume
+            wrapper = recording.outer
+            initial_arrays = recording.arrays or initial_arrays
+            all_evaluate_last = True
         self.reset()
         self._outer = outer = self if wrapper is None else wrapper
-        self._configs = {"train": ChangingConfig(train_config), "evaluate": ChangingConfig(evaluate_config)}
+        self._configs = {
+            "train": ChangingConfig(train_config),
+            "evaluate": ChangingConfig(evaluate_config),
+        }
         if resume is not None:
             self.load_state_dict(resume)
         self._flower = FlowerClients(self, grid, timeout)
@@ -124,7 +140,9 @@ class FairStrategy(Method, Strategy):
         stopped: StopRun | None = None
         if evaluate_fn and first == 1:
             stopped = evaluate_centrally(evaluate_fn, 0, initial_arrays, result)
-            log.info("Initial global evaluation results: %s", result.evaluate_metrics_serverapp.get(0))
+            log.info(
+                "Initial global evaluation results: %s", result.evaluate_metrics_serverapp.get(0)
+            )
         arrays = initial_arrays
         for number in range(first, num_rounds + 1) if stopped is None else ():
             log.info("")
@@ -171,7 +189,10 @@ class FairStrategy(Method, Strategy):
     def _train_round(
         self, number: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Call the hooks of training; return the model, None where it stays as it is, and the means of metrics."""
+        """Call the hooks of training.
+
+        Return the model, None where it stays as it is, and the means of metrics.
+        """
         replies = self._flower.deliver(self._outer.configure_train(number, arrays, config, grid))
         after, metrics = self._outer.aggregate_train(number, replies)
         self._note_skipped(number, replies)
@@ -192,14 +213,19 @@ class FairStrategy(Method, Strategy):
     def _note_skipped(self, number: int, replies: Collection[Message]) -> None:
         """Count a round as skipped in which a wrapper, as Flower's do after an error, has passed no replies on."""
         if self.progress.finished_rounds < number:
-            trained, by = self._flower.trained(replies), type(self._outer).__name__
+            trained = self._flower.trained(replies)
+            by = type(self._outer).__name__
             passed_on = f"{by} has passed no replies on, as wrappers do where one is an error"
             trained.refuse(dict.fromkeys(trained.names, passed_on))
             self._loop.train(number, trained)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the method, what hooks have changed in the configs of messages, and wrappers' numbers."""
-        configs = {name: changes for name, config in self._configs.items() if (changes := config.state_dict())}
+        configs = {
+            name: changes
+            for name, config in self._configs.items()
+            if (changes := config.state_dict())
+        }
         wrappers = [plain_values(each) for each in layers(self._outer)[:-1]]
         added = {"configs": configs, "wrappers": wrappers}
         return super().state_dict() | {name: value for name, value in added.items() if value}
@@ -216,7 +242,8 @@ class FairStrategy(Method, Strategy):
         """Log the options that Flower's strategies log too, and the method with what else is not at its default."""
         usual = {**vars(Method()), "weighting": self.default_weighting or "uniform"}
         found = {
-            name: f"{len(self.frozen)} arrays" if name == "frozen" else each  # a large model has hundreds
+            # a large model has hundreds
+            name: f"{len(self.frozen)} arrays" if name == "frozen" else each
             for name, each in vars(self).items()
             if not name.startswith("_") and name not in ("memory", "progress", *AS_FLOWERS)
             if name not in usual or each != usual[name]
@@ -225,9 +252,13 @@ class FairStrategy(Method, Strategy):
             ("Sampling and keys", {n: getattr(self, n) for n in AS_FLOWERS}),
             (type(self).__name__, found),
         ):
-            log.info("\t├──> %s: %s", head, ", ".join(f"{name} = {each!r}" for name, each in options.items()))
+            log.info(
+                "\t├──> %s: %s",
+                head,
+                ", ".join(f"{name} = {each!r}" for name, each in options.items()),
+            )
 
-    # One round, as Flower's hooks -----------------------------------------------------------------------------------
+    # One round, as Flower's hooks -----------------------------------------------------------------
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -237,13 +268,18 @@ class FairStrategy(Method, Strategy):
         if self._recording is not None:
             raise LoopOfOwnError(self._recording.outer)
         names, terms, sent = self._loop.ask(server_round, model_of(arrays), *_asked(config))
-        log.info("configure_train: Sampled %s nodes (out of %s)", len(names), len(self._loop.online))
+        log.info(
+            "configure_train: Sampled %s nodes (out of %s)", len(names), len(self._loop.online)
+        )
         return self._flower.ask_to_train(names, arrays, terms, sent)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Screen the replies, weigh the updates and take the step; no arrays (the model stays) in a skipped round."""
+        """Screen the replies, weigh the updates and take the step.
+
+        No arrays (the model stays) in a skipped round.
+        """
         replies = list(replies)
         log_replies("aggregate_train", replies)
         trained = self._flower.trained(replies)
@@ -261,9 +297,15 @@ class FairStrategy(Method, Strategy):
         Where models are averaged, `arrays` are taken into the mean, which is what the clients get.
         """
         self._flower.grid = grid
-        names, terms, _ = self._loop.ask_to_evaluate(server_round, model_of(arrays), *_asked(config))
+        names, terms, _ = self._loop.ask_to_evaluate(
+            server_round, model_of(arrays), *_asked(config)
+        )
         if names:
-            log.info("configure_evaluate: Sampled %s nodes (out of %s)", len(names), len(self._loop.online))
+            log.info(
+                "configure_evaluate: Sampled %s nodes (out of %s)",
+                len(names),
+                len(self._loop.online),
+            )
             arrays = self._averaged(arrays)
         return self._flower.ask_to_evaluate(names, arrays, terms, self._loop.participants)
 
@@ -271,7 +313,9 @@ class FairStrategy(Method, Strategy):
         """Return what is evaluated and saved where `arrays` are the last global model: these, or the mean of all."""
         return record_of(self._loop.averaged(model_of(arrays))) if self.average_models else arrays
 
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
         """Return the means of the clients' metrics, weighted by examples, None where no client was asked."""
         replies = list(replies)
         log_replies("aggregate_evaluate", replies)
@@ -281,11 +325,16 @@ class FairStrategy(Method, Strategy):
             metrics = self._with_own(self.evaluate_metrics_aggr_fn, metrics, evaluated, replies)
         return None if metrics is None else MetricRecord(metrics)
 
-    def _with_own(self, aggregate: Aggregate, metrics: Metrics, used: Replies, replies: Collection[Message]) -> Metrics:
+    def _with_own(
+        self, aggregate: Aggregate, metrics: Metrics, used: Replies, replies: Collection[Message]
+    ) -> Metrics:
         """Return a round's metrics with those that the user's function makes in place of the means."""
         averaged = means(used.metrics, self.weighted_by_key)
         others = {name: value for name, value in metrics.items() if name not in averaged}
-        return {**aggregate(self._flower.contents(replies, used.names), self.weighted_by_key), **others}
+        return {
+            **aggregate(self._flower.contents(replies, used.names), self.weighted_by_key),
+            **others,
+        }
 
 
 @dataclass
@@ -316,8 +365,9 @@ class LoopOfOwnError(FairbloomError):
 
     def __init__(self, strategy: Strategy) -> None:
         super().__init__(
-            f"{type(strategy).__name__}.start is a loop of its own, whose rounds a run folder cannot record: change "
-            "the hooks (configure_train, aggregate_train, …), and call super().start(…), which is FairStrategy.start"
+            f"{type(strategy).__name__}.start is a loop of its own, whose rounds a run folder"
+            " cannot record: change the hooks (configure_train, aggregate_train, …), and call"
+            " super().start(…), which is FairStrategy.start"
         )
 
 
@@ -325,7 +375,11 @@ def layers(strategy: Strategy) -> list[Strategy]:
     """Return a strategy, the one that it wraps, and so on; the last one wraps none."""
     found = [strategy]
     while not isinstance(found[-1], FairStrategy):
-        inside = [each for each in vars(found[-1]).values() if isinstance(each, Strategy) and each not in found]
+        inside = [
+            each
+            for each in vars(found[-1]).values()
+            if isinstance(each, Strategy) and each not in found
+        ]
         if not inside:
             break
         found.append(inside[0])
@@ -341,7 +395,9 @@ def plain_values(strategy: Strategy) -> dict[str, bool | int | float | str]:
     }
 
 
-OUR_KEYS = frozenset({"server-round", "state-round", "seed", FROZEN, PROTOCOL}).union(*(rule.keys for rule in RULES))
+OUR_KEYS = frozenset({"server-round", "state-round", "seed", FROZEN, PROTOCOL}).union(
+    *(rule.keys for rule in RULES)
+)
 """The keys of a config by which the strategy itself tells clients what to do."""
 
 
@@ -355,22 +411,31 @@ def check_keys(configs: Mapping[str, ConfigRecord | None]) -> None:
             continue
         if taken := sorted(OUR_KEYS.intersection(config)):
             raise FairbloomError(
-                f"{name} has the key {taken[0]!r}, by which the strategy itself tells clients what to do: rename it, "
-                "or set the strategy's own parameter"
+                f"{name} has the key {taken[0]!r}, by which the strategy itself tells clients what"
+                " to do: rename it, or set the strategy's own parameter"
             )
         if not isinstance(measure := config.get("measure", []), list):
-            raise FairbloomError(f"{name} has measure = {measure!r}: give a list of names, as in ['loss-before']")
+            raise FairbloomError(
+                f"{name} has measure = {measure!r}: give a list of names, as in ['loss-before']"
+            )
 
 
 def evaluate_centrally(
-    evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None], number: int, arrays: ArrayRecord, result: Result
+    evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None],
+    number: int,
+    arrays: ArrayRecord,
+    result: Result,
 ) -> StopRun | None:
-    """Enter what the user's function makes of the model into the result; return its request that the run stop."""
+    """Enter what the user's function makes of the model into the result.
+
+    Return its request that the run stop.
+    """
     stopped: StopRun | None = None
     try:
         central = evaluate_fn(number, arrays)
     except StopRun as stop:
-        stopped, central = stop, None if stop.metrics is None else MetricRecord({**stop.metrics})
+        stopped = stop
+        central = None if stop.metrics is None else MetricRecord({**stop.metrics})
     if central is not None:
         result.evaluate_metrics_serverapp[number] = central
     return stopped
@@ -379,14 +444,23 @@ def evaluate_centrally(
 AGGREGATED = "\t└──> Aggregated MetricRecord: %s"
 
 AS_FLOWERS = (
-    *("fraction_train", "fraction_evaluate", "min_train_nodes", "min_evaluate_nodes", "min_available_nodes"),
+    *(
+        "fraction_train",
+        "fraction_evaluate",
+        "min_train_nodes",
+        "min_evaluate_nodes",
+        "min_available_nodes",
+    ),
     *("weighted_by_key", "arrayrecord_key", "configrecord_key"),
 )
 """The options that Flower's strategies have too."""
 
 
 def log_replies(what: str, replies: Collection[Message]) -> None:
-    """Log how many replies came, as Flower's strategies do; what is wrong with one is logged where it is refused."""
+    """Log how many replies came, as Flower's strategies do.
+
+    What is wrong with one is logged where it is refused.
+    """
     if replies:
         failures = sum(reply.has_error() for reply in replies)
         log.info("%s: Received %s results and %s failures", what, len(replies) - failures, failures)

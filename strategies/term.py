@@ -14,23 +14,22 @@ class TERM(FairStrategy):
 
     .. math:: c_k = \frac{p_k e^{t F_k}}{\sum_j p_j e^{t F_j}}
 
-    Source: Li et al., Tilted Empirical Risk Minimization, ICLR 2021, equation 2, at the level of clients,
-    doi:10.48550/arXiv.2007.01162.
+    Source: Li et al., Tilted Empirical Risk Minimization, ICLR 2021, equation 2, at the level of
+    clients, doi:10.48550/arXiv.2007.01162.
 
     Parameters
     ----------
     tilt
-        The tilt t: above 0 high losses count more, up to the worst client alone; below 0 they count less, as outliers.
+        The tilt t: above 0 high losses count more, up to the worst client alone; below 0 they count
+        less, as outliers.
 
     Reductions: `tilt=0` is FedAvg. FedEBA at the temperature τ (Wang et al., 2023, equation 3,
     doi:10.48550/arXiv.2301.12407) is `TERM(tilt=1/τ, weighting="uniform")`.
 
-    Objective: log Σ p e^(tF) / t
-    Good for: tuning by one number, from discounting outliers (t < 0) through the mean (t = 0) to the worst client
-    (large t).
-    Hurts when: losses change much over a run: weights go by t F, so the same t is harsh early and mild late.
-    Memory: none
-    Cost: a weighted sum
+    Objective: log Σ p e^(tF) / t Good for: tuning by one number, from discounting outliers (t < 0)
+    through the mean (t = 0) to the worst client (large t). Hurts when: losses change much over a
+    run: weights go by t F, so the same t is harsh early and mild late. Memory: none Cost: a
+    weighted sum
     """
 
     tries = ({"tilt": 1.0}, {"tilt": 5.0})
@@ -41,7 +40,10 @@ class TERM(FairStrategy):
         self.tilt = tilt
 
     def weigh(self, cohort: Cohort) -> FloatArray:
-        """Return the tilted prior; the largest exponent is taken out first, so that none overflows."""
+        """Return the tilted prior.
+
+        The largest exponent is taken out first, so that none overflows.
+        """
         if self.tilt == 0.0:
             return cohort.prior
         F = cohort.losses

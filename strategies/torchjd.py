@@ -30,32 +30,37 @@ class FromTorchJD(FairStrategy):
 
     .. math:: c = \text{weighting}(G)
 
-    Source: Quinton and Rey, Jacobian Descent for Multi-Objective Optimization, 2024, doi:10.48550/arXiv.2406.16232;
-    TorchJD's documentation names the source of each weighting.
+    Source: Quinton and Rey, Jacobian Descent for Multi-Objective Optimization, 2024,
+    doi:10.48550/arXiv.2406.16232; TorchJD's documentation names the source of each weighting.
 
     Parameters
     ----------
     weighting : Gram-based weighting of torchjd.aggregation
         Maps a Gram matrix, a float64 tensor of shape (m, m), to weights of shape (m,).
 
-    Departures: a weighting with a state starts afresh in every round, because its rows are other clients then; random
-    ones draw from (seed, round); the mean takes the place of one that is not defined for so few clients (Krum).
+    Departures: a weighting with a state starts afresh in every round, because its rows are other
+    clients then; random ones draw from (seed, round); the mean takes the place of one that is not
+    defined for so few clients (Krum).
 
-    Objective: that of the weighting
-    Good for: the rules of multi-task learning (UPGrad, Aligned-MTL, …) among clients, as their library has them.
-    Hurts when: a weighting was made for a few tasks and solves a program that gets slow with many clients. PCD favours
-    the client whose name comes first, as its primary objective.
-    Memory: none
-    Cost: a Gram matrix and the weighting
+    Objective: that of the weighting Good for: the rules of multi-task learning (UPGrad,
+    Aligned-MTL, …) among clients, as their library has them. Hurts when: a weighting was made for a
+    few tasks and solves a program that gets slow with many clients. PCD favours the client whose
+    name comes first, as its primary objective. Memory: none Cost: a Gram matrix and the weighting
     """
 
     default_weighting = None
     requires = frozenset({"gram"})
-    lost_to_server_optimizers = "its step conflicts with no update, under weightings such as UPGrad that see to that"
+    lost_to_server_optimizers = (
+        "its step conflicts with no update, under weightings such as UPGrad that see to that"
+    )
 
-    def __init__(self, weighting: Callable[[Any], Any], **options: Unpack[OptionsWithoutPrior]) -> None:
+    def __init__(
+        self, weighting: Callable[[Any], Any], **options: Unpack[OptionsWithoutPrior]
+    ) -> None:
         if not takes_gram(type(weighting)):
-            raise ValueError(f"weighting must be a Gram-based weighting of TorchJD, got {weighting!r}")
+            raise ValueError(
+                f"weighting must be a Gram-based weighting of TorchJD, got {weighting!r}"
+            )
         super().__init__(**options)
         self.weigh_gram = weighting
 
@@ -68,7 +73,9 @@ class FromTorchJD(FairStrategy):
             try:
                 weights = self.weigh_gram(torch.from_numpy(cohort.gram))
             except ValueError as error:
-                log.warning("the mean takes the place of the weighting in round %d: %s", cohort.round, error)
+                log.warning(
+                    "the mean takes the place of the weighting in round %d: %s", cohort.round, error
+                )
                 return np.full(cohort.size, 1.0 / cohort.size)
             finally:
                 self._reset()  # nothing of this round is left, as in a run that is continued
@@ -90,8 +97,13 @@ def seeded(seed: int, server_round: int) -> Iterator[None]:
 
 
 def takes_gram(weighting: type) -> bool:
-    """Return whether a class is one of TorchJD's weightings of a Gram matrix; TorchJD keeps their base private."""
-    return any(base.__name__ == "_GramianWeighting" for base in weighting.__mro__) and not inspect.isabstract(weighting)
+    """Return whether a class is one of TorchJD's weightings of a Gram matrix.
+
+    TorchJD keeps their base private.
+    """
+    return any(
+        base.__name__ == "_GramianWeighting" for base in weighting.__mro__
+    ) and not inspect.isabstract(weighting)
 
 
 def by_name(name: str, **options: Unpack[OptionsWithoutPrior]) -> FromTorchJD:
@@ -105,7 +117,9 @@ def by_name(name: str, **options: Unpack[OptionsWithoutPrior]) -> FromTorchJD:
     try:
         from torchjd import aggregation
     except ImportError as error:
-        raise ValueError(f"torchjd:{name} needs TorchJD: pip install 'fairbloom[torchjd]'") from error
+        raise ValueError(
+            f"torchjd:{name} needs TorchJD: pip install 'fairbloom[torchjd]'"
+        ) from error
     classes: dict[str, Callable[..., Any]] = {
         key.removesuffix("Weighting").lower(): value
         for key, value in vars(aggregation).items()
@@ -117,4 +131,6 @@ def by_name(name: str, **options: Unpack[OptionsWithoutPrior]) -> FromTorchJD:
     try:
         return FromTorchJD(classes[name](**STARTING_POINTS.get(name, {})), **options)
     except ImportError as error:
-        raise ValueError(f"torchjd:{name} needs more: pip install 'fairbloom[torchjd]' ({error})") from error
+        raise ValueError(
+            f"torchjd:{name} needs more: pip install 'fairbloom[torchjd]' ({error})"
+        ) from error

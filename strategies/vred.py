@@ -15,10 +15,11 @@ class VRed(FairStrategy):
 
     .. math:: c_k = p_k \big(1 + 2 \beta (F_k - \bar f)\big), \qquad \bar f = \sum_j p_j F_j
 
-    The weights sum to 1; for a large beta some are negative, and are used as they are: `negative-weights` counts them.
+    The weights sum to 1; for a large beta some are negative, and are used as they are:
+    `negative-weights` counts them.
 
-    Source: Malekmohammadi and Yu, Semi-Variance Reduction for Fair Federated Learning, 2024, Algorithm 1,
-    doi:10.48550/arXiv.2406.16193.
+    Source: Malekmohammadi and Yu, Semi-Variance Reduction for Fair Federated Learning, 2024,
+    Algorithm 1, doi:10.48550/arXiv.2406.16193.
 
     Parameters
     ----------
@@ -27,11 +28,9 @@ class VRed(FairStrategy):
 
     Reductions: `beta=0` is FedAvg.
 
-    Objective: the mean loss and β times the variance
-    Good for: making losses alike, with a penalty that is easily interpreted.
-    Hurts when: a loss is more than 1/(2β) below the mean: its weight is negative, and the step raises that loss.
-    Memory: none
-    Cost: a weighted sum
+    Objective: the mean loss and β times the variance Good for: making losses alike, with a penalty
+    that is easily interpreted. Hurts when: a loss is more than 1/(2β) below the mean: its weight is
+    negative, and the step raises that loss. Memory: none Cost: a weighted sum
     """
 
     tries: ClassVar[Tries] = ()
@@ -56,10 +55,11 @@ class SemiVRed(VRed):
 
     .. math:: c_k = p_k \big(1 + 2 \beta ((F_k - \bar f)_+ - s)\big), \qquad s = \sum_j p_j (F_j - \bar f)_+
 
-    Clients below the mean are not pulled up to it. The weights sum to 1; `negative-weights` counts negative ones.
+    Clients below the mean are not pulled up to it. The weights sum to 1; `negative-weights` counts
+    negative ones.
 
-    Source: Malekmohammadi and Yu, Semi-Variance Reduction for Fair Federated Learning, 2024, Algorithm 1,
-    doi:10.48550/arXiv.2406.16193.
+    Source: Malekmohammadi and Yu, Semi-Variance Reduction for Fair Federated Learning, 2024,
+    Algorithm 1, doi:10.48550/arXiv.2406.16193.
 
     Parameters
     ----------
@@ -68,10 +68,9 @@ class SemiVRed(VRed):
 
     Reductions: `beta=0` is FedAvg.
 
-    Objective: the mean loss and β times the semi-variance
-    Good for: raising neglected clients without making well-served ones worse only to make losses alike.
-    Hurts when: losses are far apart: for β s above 1/2 the weights of all clients below the mean are negative.
-    Memory: none
+    Objective: the mean loss and β times the semi-variance Good for: raising neglected clients
+    without making well-served ones worse only to make losses alike. Hurts when: losses are far
+    apart: for β s above 1/2 the weights of all clients below the mean are negative. Memory: none
     Cost: a weighted sum
     """
 

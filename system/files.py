@@ -12,7 +12,9 @@ from .lock import open_locked
 
 @contextmanager
 def whole_file(path: Path, mode: int | None = None) -> Iterator[IO[bytes]]:
-    """Give a file to fill that appears at `path` whole and on disk if the block succeeds; else nothing changes.
+    """Give a file to fill that appears at `path` whole and on disk if the block succeeds.
+
+    Else nothing changes.
 
     It has permissions `mode` from the start; None goes by the umask.
     """
@@ -20,7 +22,9 @@ def whole_file(path: Path, mode: int | None = None) -> Iterator[IO[bytes]]:
     try:
         descriptor = open_locked(draft, mode=0o666 if mode is None else 0o600)
     except BlockingIOError:  # another process is writing the same file: the last to end wins
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".draft")
+        descriptor, name = tempfile.mkstemp(
+            dir=path.parent, prefix=f".{path.name}.", suffix=".draft"
+        )
         draft = Path(name)
     with os.fdopen(descriptor, "wb") as file:  # locked until it is closed
         try:

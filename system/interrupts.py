@@ -7,7 +7,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def hold_signals(*numbers: int) -> Iterator[Collection[int]]:
-    """Hold signals back during the block, also in processes it starts; yield those held before. Not on Windows."""
+    """Hold signals back during the block, also in processes it starts; yield those held before.
+
+    Not on Windows.
+    """
     if not hasattr(signal, "pthread_sigmask"):
         yield ()
         return

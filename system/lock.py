@@ -31,29 +31,38 @@ class Lock:
     """A lock that this process holds until the block ends; its file is removed then."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
-        self._path, self._descriptor = path, descriptor
+        self._path = path
+        self._descriptor = descriptor
         _held_here.add(descriptor)
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         _held_here.discard(self._descriptor)
-        # Removed while it is held: a waiting process sees that the file is another one, and opens that.
+        # Removed while it is held: a waiting process sees that the file is another one, and opens
+        # that.
         with contextlib.suppress(OSError):
             if _lies_at(self._path, self._descriptor):
                 self._path.unlink()
         os.close(self._descriptor)
 
 
-def exclusive_lock(path: Path, *, seconds: float = 0.0, on_wait: Callable[[str], None] = lambda holder: None) -> Lock:
+def exclusive_lock(
+    path: Path, *, seconds: float = 0.0, on_wait: Callable[[str], None] = lambda holder: None
+) -> Lock:
     """Hold a file, made if missing, that names the process that has locked it: `with exclusive_lock(path): ...`.
 
-    Wait up to `seconds`, after one call of `on_wait` with the other process's name; then raise LockedError.
+    Wait up to `seconds`, after one call of `on_wait` with the other process's name; then raise
+    LockedError.
     """
-    deadline, said = time.monotonic() + seconds, False
+    deadline = time.monotonic() + seconds
+    said = False
     while True:
         try:
             lock = Lock(path, descriptor := open_locked(path, wait=seconds == math.inf))
@@ -69,7 +78,8 @@ def exclusive_lock(path: Path, *, seconds: float = 0.0, on_wait: Callable[[str],
             on_wait(holder)
             said = True
         time.sleep(LOOK_SECONDS)
-    with contextlib.suppress(OSError):  # a full disk does not take the name, and the lock holds nevertheless
+    # a full disk does not take the name, and the lock holds nevertheless
+    with contextlib.suppress(OSError):
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
     return lock
@@ -95,7 +105,8 @@ def is_held(path: Path) -> bool:
 def open_locked(path: Path, *, wait: bool = False, mode: int = 0o666) -> int:
     """Open a file, made if missing, and lock it until it is closed; return its descriptor.
 
-    A symbolic link is not followed. Without `wait`, raise BlockingIOError when another process has locked it.
+    A symbolic link is not followed. Without `wait`, raise BlockingIOError when another process has
+    locked it.
     """
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
@@ -106,7 +117,8 @@ def open_locked(path: Path, *, wait: bool = False, mode: int = 0o666) -> int:
         except BaseException:
             os.close(descriptor)
             raise
-        os.close(descriptor)  # the process that held it has removed or replaced it: the next file is locked instead
+        # the process that held it has removed or replaced it: the next file is locked instead
+        os.close(descriptor)
 
 
 def _lock(descriptor: int, path: Path, *, wait: bool) -> None:
@@ -132,7 +144,8 @@ def _lies_at(path: Path, descriptor: int) -> bool:
 
 
 _held_here: set[int] = set()
-"""The locks of this process, which a process that is forked from it must not hold on to when this one ends."""
+"""The locks of this process, which a process that is forked from it must not hold on to when this
+one ends."""
 
 
 def _release_after_fork() -> None:

@@ -22,10 +22,19 @@ class DamagedFileError(FairbloomError):
     """A file that is not as it was written."""
 
 
-def save_model(path: Path, arrays: Arrays, about: Mapping[str, Any], mode: int | None = None) -> None:
-    """Write a model by array name; `about` and a checksum of all go into the metadata. `mode` None: by the umask."""
-    tensors = {name: np.asarray(array, array.dtype.newbyteorder("="), order="C") for name, array in arrays.items()}
-    # The checksum is an entry of the JSON, because the library writes several entries of metadata in no fixed order.
+def save_model(
+    path: Path, arrays: Arrays, about: Mapping[str, Any], mode: int | None = None
+) -> None:
+    """Write a model by array name; `about` and a checksum of all go into the metadata.
+
+    `mode` None: by the umask.
+    """
+    tensors = {
+        name: np.asarray(array, array.dtype.newbyteorder("="), order="C")
+        for name, array in arrays.items()
+    }
+    # The checksum is an entry of the JSON, because the library writes several entries of metadata
+    # in no fixed order.
     metadata = {"about": json.dumps({**about, "sha256": _checksum(tensors, about)})}
     write_whole(path, save(tensors, metadata=metadata), mode)
 
@@ -41,7 +50,10 @@ def read_about(path: Path) -> dict[str, Any]:
 
 
 def load_model(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-    """Return a model's arrays and what was written about them; raise DamagedFileError when the file is damaged."""
+    """Return a model's arrays and what was written about them.
+
+    Raise DamagedFileError when the file is damaged.
+    """
     try:
         with safe_open(path, framework="numpy") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (the handle is not iterable)
@@ -49,7 +61,13 @@ def load_model(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         intact = about.pop("sha256") == _checksum(tensors, about)
     except OSError as error:
         raise DamagedFileError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:  # all that flipped bits lead to
+    except (
+        SafetensorError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+    ) as error:  # all that flipped bits lead to
         fault = "no whole file" if path.stat().st_size else "empty"
         raise DamagedFileError(f"{path} is damaged: it is {fault}") from error
     if not intact:

@@ -7,12 +7,15 @@ T = TypeVar("T")
 
 
 def decode_as(cls: type[T], written: Any, *, finite: bool = True) -> T:
-    """Return a value of a type from what JSON has of it; KeyError for a missing key, ValueError for other content.
+    """Return a value of a type from what JSON has of it.
 
-    Numbers are not taken for texts or the other way round, and nothing that is missing gets its default. Settings may
-    be infinite, and other numbers are finite.
+    KeyError for a missing key, ValueError for other content.
+
+    Numbers are not taken for texts or the other way round, and nothing that is missing gets its
+    default. Settings may be infinite, and other numbers are finite.
     """
-    from pydantic import TypeAdapter, ValidationError  # imported late: few commands read such a file
+    # imported late: few commands read such a file
+    from pydantic import TypeAdapter, ValidationError
 
     adapter = TypeAdapter(cls)
     try:

@@ -49,34 +49,41 @@ def find_task(name: str) -> TaskInfo:
     if name not in TASKS:
         hint = did_you_mean(name, TASKS)
         raise FairbloomError(
-            f"task = {name!r}: unknown task: {hint}there are {', '.join(TASKS)}, and yours as my_module:task"
+            f"task = {name!r}: unknown task: {hint}there are {', '.join(TASKS)}, and yours as"
+            " my_module:task"
         )
     return TASKS[name]
 
 
 def load_task(settings: RunSettings | Mapping[str, Any]) -> Task:
-    """Return the task of a run; the same one again for the same settings, and files where it reads some.
+    """Return the task of a run.
+
+    The same one again for the same settings, and files where it reads some.
 
     Parameters
     ----------
     settings
-        The run's settings, or its run config, of which this reads the task's name, what `Setup` has, the task's
-        parameters, and whether the clients' training examples are pooled.
+        The run's settings, or its run config, of which this reads the task's name, what `Setup`
+        has, the task's parameters, and whether the clients' training examples are pooled.
 
     Raises
     ------
     FairbloomError
-        When there is no such task, a parameter of it is impossible, a folder is named that it does not read, or
-        the data cannot be split as asked; the message names the setting and what would do.
+        When there is no such task, a parameter of it is impossible, a folder is named that it does
+        not read, or the data cannot be split as asked; the message names the setting and what would
+        do.
     """
     settings = RunSettings.of(settings)
     info = find_task(settings.task)
     if info.infer and "\n" not in settings.schema_ and settings.parameters.get(DEPLOYED):
-        raise ReportableError(f"task {info.name} needs the text of a schema: submit the run with --schema FILE")
+        raise ReportableError(
+            f"task {info.name} needs the text of a schema: submit the run with --schema FILE"
+        )
     setup = info.setup(settings)
     info.check(setup)
     stamps = tuple(
-        (file, (about := file.stat()).st_mtime_ns, about.st_size) for file in info.find_files(setup.data_dir)
+        (file, (about := file.stat()).st_mtime_ns, about.st_size)
+        for file in info.find_files(setup.data_dir)
     )
     task = _load(info, setup, tuple(info.check_parameters(settings.parameters).items()), stamps)
     if settings.scores:
@@ -110,9 +117,17 @@ def check_data(settings: RunSettings | Mapping[str, Any]) -> None:
         return
     task = load_task(settings.model_copy(update={"pooled": False}))
     if len(task.clients) == 1:
-        alone = f"data-dir = {settings.data_dir!r} holds the data of one client alone, {task.clients[0]}"
-        one_file = ", or, for a single file, name the column that names each row's client by csv.client"
-        raise FairbloomError(f"{alone}: give a file or folder for each client{one_file if info.name == 'csv' else ''}")
+        alone = (
+            f"data-dir = {settings.data_dir!r} holds the data of one client alone,"
+            f" {task.clients[0]}"
+        )
+        one_file = (
+            ", or, for a single file, name the column that names each row's client by csv.client"
+        )
+        raise FairbloomError(
+            f"{alone}: give a file or folder for each"
+            f" client{one_file if info.name == 'csv' else ''}"
+        )
     wrong: dict[str, FairbloomError] = {}
     for client in task.clients:
         try:
@@ -121,14 +136,23 @@ def check_data(settings: RunSettings | Mapping[str, Any]) -> None:
             wrong[client] = error
     if wrong:
         (first, reason), *others = wrong.items()
-        more = f" (the data of {', '.join(name for name, _ in others)} cannot be used either)" if others else ""
-        raise FairbloomError(f"the data of client {first} cannot be used: {reason}{more}") from reason
+        more = (
+            f" (the data of {', '.join(name for name, _ in others)} cannot be used either)"
+            if others
+            else ""
+        )
+        raise FairbloomError(
+            f"the data of client {first} cannot be used: {reason}{more}"
+        ) from reason
 
 
 def digests(settings: RunSettings | Mapping[str, Any]) -> dict[str, str]:
-    """Return a checksum of each file that a run's clients read in this process; none where no folder is named.
+    """Return a checksum of each file that a run's clients read in this process.
 
-    By them a run that is continued, or compared with others, knows whether the data are still the same.
+    None where no folder is named.
+
+    By them a run that is continued, or compared with others, knows whether the data are still the
+    same.
     """
     settings = RunSettings.of(settings)
     info = find_task(settings.task)
@@ -146,7 +170,9 @@ def infer_schema(settings: RunSettings | Mapping[str, Any]) -> str:
     settings = RunSettings.of(settings)
     info = find_task(settings.task)
     if not info.infer:
-        raise FairbloomError(f"task {info.name} has no schema: only tasks that read your own files have one")
+        raise FairbloomError(
+            f"task {info.name} has no schema: only tasks that read your own files have one"
+        )
     return info.infer_schema(info.setup(settings), info.check_parameters(settings.parameters))
 
 
@@ -183,7 +209,10 @@ def forget_tasks() -> None:
 
 @lru_cache(maxsize=4)
 def _load(
-    info: TaskInfo, setup: Setup, parameters: tuple[tuple[str, Value], ...], stamps: tuple[tuple[Path, int, int], ...]
+    info: TaskInfo,
+    setup: Setup,
+    parameters: tuple[tuple[str, Value], ...],
+    stamps: tuple[tuple[Path, int, int], ...],
 ) -> Task:
     """Return a task; `stamps` are its files, with the times of their last changes and their sizes."""
     task = info.load(setup, dict(parameters))

@@ -26,39 +26,58 @@ def guard_task(name: str, task: Task, validation_share: float = 0.0) -> Task:
     for what, names in wanted.items():
         if isinstance(names, str):  # whose letters would be the names
             remedy = f"write ({names!r},) if it is one name"
-            raise FairbloomError(f"task = {name!r}: {what} = {names!r} must be a tuple of names: {remedy}")
+            raise FairbloomError(
+                f"task = {name!r}: {what} = {names!r} must be a tuple of names: {remedy}"
+            )
     if not task.clients:
         raise FairbloomError(f"task = {name!r}: it has no clients: name one at least")
-    wrong: list[object] = [each for each in task.clients if not isinstance(each, str) or not is_usable_name(each)]
+    wrong: list[object] = [
+        each for each in task.clients if not isinstance(each, str) or not is_usable_name(each)
+    ]
     for client in wrong or [one for one, other in pairwise(task.ascending) if one == other]:
         raise FairbloomError(
-            f"task = {name!r}: its client {client!r} needs a name that no other client has: a text of at most "
-            f"{LONGEST_NAME} printable characters"
+            f"task = {name!r}: its client {client!r} needs a name that no other client has: a text"
+            f" of at most {LONGEST_NAME} printable characters"
         )
 
     def splits(client: str) -> Splits:
         made: object = task.splits(client)
         if isinstance(made, tuple) and len(made) == 2:
             made = Splits(*made)
-        if not isinstance(made, Splits) or not all(isinstance(each, Examples | CollatedExamples) for each in made):
-            got = f"Splits of {type(made.train).__name__}" if isinstance(made, Splits) else type(made).__name__
-            raise FairbloomError(f"task = {name!r}: splits({client!r}) must return Splits of two Examples, got {got}")
+        if not isinstance(made, Splits) or not all(
+            isinstance(each, Examples | CollatedExamples) for each in made
+        ):
+            got = (
+                f"Splits of {type(made.train).__name__}"
+                if isinstance(made, Splits)
+                else type(made).__name__
+            )
+            raise FairbloomError(
+                f"task = {name!r}: splits({client!r}) must return Splits of two Examples, got {got}"
+            )
         if validation_share and made.validation is None:
             raise FairbloomError(
-                f"validation-share = {validation_share:g}: task {name} sets no validation examples apart: let it "
-                "return Splits(train, test, validation), with setup.validation_share of the examples"
+                f"validation-share = {validation_share:g}: task {name} sets no validation examples"
+                " apart: let it return Splits(train, test, validation), with"
+                " setup.validation_share of the examples"
             )
-        for which, examples in (("training", made.train), ("test", made.test), ("validation", made.validation)):
+        for which, examples in (
+            ("training", made.train),
+            ("test", made.test),
+            ("validation", made.validation),
+        ):
             for fault in _find_faults(examples, task) if examples is not None else ():
-                raise FairbloomError(f"task = {name!r}: the {which} examples of client {client}: {fault}")
+                raise FairbloomError(
+                    f"task = {name!r}: the {which} examples of client {client}: {fault}"
+                )
         return made
 
     def preprocessing(client: str) -> Preprocessing:
         made: object = task.preprocessing(client) if task.preprocessing else None
         if not isinstance(made, Preprocessing):
             raise FairbloomError(
-                f"task = {name!r}: preprocessing({client!r}) must return a Preprocessing, got {type(made).__name__}; "
-                "of no client, '', it is what is common to all"
+                f"task = {name!r}: preprocessing({client!r}) must return a Preprocessing, got"
+                f" {type(made).__name__}; of no client, '', it is what is common to all"
             )
         return made
 
@@ -77,9 +96,10 @@ def guard_loss(name: str, loss: Loss) -> Loss:
         if losses.shape != targets.shape[:1]:
             place = place_of_function(loss)
             raise FairbloomError(
-                f"task = {name!r}: its loss{f' ({place})' if place else ''} must return one number for each of "
-                f"{len(targets)} examples, got shape {tuple(losses.shape)}: outputs have shape {tuple(outputs.shape)} "
-                f"and targets {tuple(targets.shape)}; a loss of PyTorch takes reduction='none'"
+                f"task = {name!r}: its loss{f' ({place})' if place else ''} must return one number"
+                f" for each of {len(targets)} examples, got shape {tuple(losses.shape)}: outputs"
+                f" have shape {tuple(outputs.shape)} and targets {tuple(targets.shape)}; a loss of"
+                " PyTorch takes reduction='none'"
             )
         return losses
 
@@ -94,8 +114,8 @@ def _find_faults(examples: AnyExamples, task: Task) -> Iterator[str]:
     dataset = examples.dataset
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         yield (
-            f"{type(dataset).__name__} must have a length and an example at each place, as a map-style Dataset has; "
-            "what can only be iterated over cannot be drawn from"
+            f"{type(dataset).__name__} must have a length and an example at each place, as a"
+            " map-style Dataset has; what can only be iterated over cannot be drawn from"
         )
     yield from _find_wrong_rows(examples, len(dataset), task)
     try:
@@ -111,14 +131,17 @@ def _find_wrong_tensors(examples: Examples, task: Task) -> Iterator[str]:
     inputs = examples.inputs
     if isinstance(inputs, list):
         yield (
-            "inputs must be a torch.Tensor, got list; several tensors are a tuple, or a dict by the names of the "
-            "model's arguments"
+            "inputs must be a torch.Tensor, got list; several tensors are a tuple, or a dict by the"
+            " names of the model's arguments"
         )
     if not tensors_of(inputs):
         yield f"inputs are an empty {type(inputs).__name__}: name one tensor at least"
     for name in names_of(inputs):
         if not isinstance(name, str):
-            yield f"inputs has the key {name!r}: tensors in a dict have the names of the model's arguments"
+            yield (
+                f"inputs has the key {name!r}: tensors in a dict have the names of the model's"
+                " arguments"
+            )
     names = (f"inputs[{name}]" if name else "inputs" for name in names_of(inputs))
     tensors = {**dict(zip(names, tensors_of(inputs), strict=True)), "targets": examples.targets}
     for what, tensor in tensors.items():
@@ -127,43 +150,63 @@ def _find_wrong_tensors(examples: Examples, task: Task) -> Iterator[str]:
         if not tensor.dim():
             yield f"{what} must have examples as their first dimension, got a single number"
         if len(tensor) != len(examples.targets):
-            yield f"each input needs one target, got {len(tensor)} {what} and {len(examples.targets)} targets"
+            yield (
+                f"each input needs one target, got {len(tensor)} {what} and {len(examples.targets)}"
+                " targets"
+            )
     yield from _find_wrong_rows(examples, len(examples.targets), task)
-    if examples.targets.dtype in (torch.int8, torch.int16, torch.int32, torch.uint8):  # which no loss takes for classes
+    # which no loss takes for classes
+    if examples.targets.dtype in (torch.int8, torch.int16, torch.int32, torch.uint8):
         yield f"targets are {examples.targets.dtype}: make them torch.int64, by targets.long()"
     for what, tensor in tensors.items():
         is_double = tensor.dtype == torch.float64 and what != "targets"
         if is_double and any(each.dtype != torch.float64 for each in task.model().parameters()):
             yield f"{what} are torch.float64, but the model is not: make them float32 by .float()"
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-            strange = int((~torch.isfinite(tensor.reshape(len(tensor), -1))).any(dim=1).nonzero()[0])
+            strange = int(
+                (~torch.isfinite(tensor.reshape(len(tensor), -1))).any(dim=1).nonzero()[0]
+            )
             yield (
-                f"{what} hold NaN or infinite numbers, first in row {strange}: fill them in, or leave such examples out"
+                f"{what} hold NaN or infinite numbers, first in row {strange}: fill them in, or"
+                " leave such examples out"
             )
 
 
 def _find_wrong_rows(examples: AnyExamples, count: int, task: Task) -> Iterator[str]:
     """Yield what is wrong with the places of a split's examples among `count`, and with those of their groups."""
-    rows, groups, names = examples.rows, examples.groups, task.groupings
+    rows = examples.rows
+    groups = examples.groups
+    names = task.groupings
     if not len(examples):
         yield "there is none: give the client some, or leave it out"
-    if rows is not None and (rows.dtype != torch.int64 or not 0 <= int(rows.min()) <= int(rows.max()) < count):
+    if rows is not None and (
+        rows.dtype != torch.int64 or not 0 <= int(rows.min()) <= int(rows.max()) < count
+    ):
         yield (
-            f"rows must be torch.int64 from 0 to {count - 1}, got {rows.dtype} from {rows.min().item()} to "
-            f"{rows.max().item()}"
+            f"rows must be torch.int64 from 0 to {count - 1}, got {rows.dtype} from"
+            f" {rows.min().item()} to {rows.max().item()}"
         )
     if not names:
         return
-    if not isinstance(groups, Tensor) or groups.dtype != torch.int64 or groups.shape != (count, len(names)):
-        got = f"{groups.dtype} of shape {tuple(groups.shape)}" if isinstance(groups, Tensor) else type(groups).__name__
+    if (
+        not isinstance(groups, Tensor)
+        or groups.dtype != torch.int64
+        or groups.shape != (count, len(names))
+    ):
+        got = (
+            f"{groups.dtype} of shape {tuple(groups.shape)}"
+            if isinstance(groups, Tensor)
+            else type(groups).__name__
+        )
         yield (
-            f"the task has groupings, so groups must be a torch.int64 tensor of shape ({count}, {len(names)}), the "
-            f"place of each example's group, got {got}"
+            f"the task has groupings, so groups must be a torch.int64 tensor of shape ({count},"
+            f" {len(names)}), the place of each example's group, got {got}"
         )
         return
     for column, (name, there) in zip(groups.unbind(1), names.items(), strict=True):
         if not 0 <= int(column.min()) <= int(column.max()) < len(there):
             yield (
-                f"groups by {name} must be places from 0 to {len(there) - 1}, got {column.min().item()} to "
-                f"{column.max().item()}: give examples without a group one of their own"
+                f"groups by {name} must be places from 0 to {len(there) - 1}, got"
+                f" {column.min().item()} to {column.max().item()}: give examples without a group"
+                " one of their own"
             )

@@ -23,7 +23,9 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True, eq=False)
 class CollatedExamples:
-    """The examples of one split of one client, of which no more than a batch is in memory; see `Examples.of`.
+    """The examples of one split of one client, of which no more than a batch is in memory.
+
+    See `Examples.of`.
 
     Attributes
     ----------
@@ -62,9 +64,10 @@ class CollatedExamples:
             got = ", ".join(type(each).__name__ for each in tensors_of(inputs)) or "none"
             shape = f" of shape {tuple(targets.shape)}" if isinstance(targets, Tensor) else ""
             raise ReportableError(
-                f"collate_fn must return (inputs, targets), or tensors by name with {self.target!r} among them, all of "
-                f"them tensors with a row for each of {len(rows)} examples; it returned a {type(batch).__name__}, with "
-                f"the inputs {got} and the targets {type(targets).__name__}{shape}"
+                f"collate_fn must return (inputs, targets), or tensors by name with {self.target!r}"
+                f" among them, all of them tensors with a row for each of {len(rows)} examples; it"
+                f" returned a {type(batch).__name__}, with the inputs {got} and the targets"
+                f" {type(targets).__name__}{shape}"
             )
         return map_inputs(inputs, lambda tensor: tensor.to(self.device)), targets.to(self.device)
 
@@ -76,14 +79,19 @@ class CollatedExamples:
             parts = [self[start : start + BATCH][1] for start in starts]
         if len({each.shape[1:] for each in parts}) > 1:
             raise ReportableError(
-                "the targets of batches have several lengths, so they are no classes of an example: fill all batches "
-                "up to one length in collate_fn, or leave out what asks for classes"
+                "the targets of batches have several lengths, so they are no classes of an example:"
+                " fill all batches up to one length in collate_fn, or leave out what asks for"
+                " classes"
             )
         return torch.cat(parts)
 
     def group_places(self) -> Tensor | None:
         """Return `groups` of the examples of this split, None where they have none."""
-        return self.groups if self.rows is None or self.groups is None else self.groups.index_select(0, self.rows)
+        return (
+            self.groups
+            if self.rows is None or self.groups is None
+            else self.groups.index_select(0, self.rows)
+        )
 
     def to(self, device: torch.device) -> CollatedExamples:
         """Return the same examples, the batches of which are moved to `device`."""
@@ -95,9 +103,13 @@ def join_collated(parts: Sequence[CollatedExamples]) -> CollatedExamples:
     first = parts[0]
     if any((part.collate_fn, part.target) != (first.collate_fn, first.target) for part in parts):
         raise ReportableError(
-            "pooled = true: the clients' examples have several functions collate_fn: give all the same"
+            "pooled = true: the clients' examples have several functions collate_fn: give all the"
+            " same"
         )
-    subsets = [part.dataset if part.rows is None else Subset(part.dataset, part.rows.tolist()) for part in parts]
+    subsets = [
+        part.dataset if part.rows is None else Subset(part.dataset, part.rows.tolist())
+        for part in parts
+    ]
     groups = [places for part in parts if (places := part.group_places()) is not None]
     whole: ConcatDataset[Any] = ConcatDataset(subsets)
     return replace(first, dataset=whole, rows=None, groups=torch.cat(groups) if groups else None)

@@ -12,12 +12,16 @@ from .task import Examples, Splits, Task
 
 @lru_cache(maxsize=4)
 def flip_labels(task: Task, hostile: tuple[str, ...]) -> Task:
-    """Return a task in which these clients train on flipped labels; all are tested on the true ones.
+    """Return a task in which these clients train on flipped labels.
+
+    All are tested on the true ones.
 
     Raises FairbloomError where targets are no classes.
     """
     if not task.classes:
-        raise FairbloomError("attack = 'label-flip' needs targets that are classes: choose another attack")
+        raise FairbloomError(
+            "attack = 'label-flip' needs targets that are classes: choose another attack"
+        )
     last = task.classes - 1
 
     def splits(client: str) -> Splits:
@@ -25,7 +29,9 @@ def flip_labels(task: Task, hostile: tuple[str, ...]) -> Task:
         if client not in hostile:
             return found
         if not isinstance(found.train, Examples):
-            raise FairbloomError("attack = 'label-flip' needs examples that are tensors: choose another attack")
+            raise FairbloomError(
+                "attack = 'label-flip' needs examples that are tensors: choose another attack"
+            )
         return replace(found, train=replace(found.train, targets=last - found.train.targets))
 
     return replace(task, splits=splits)

@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 
 from fairbloom.errors import ReportableError
-from fairbloom.protocol.scores import BRIER, CALIBRATION_ERROR, F1, FURTHER, SENSITIVITY, SPECIFICITY, Score
+from fairbloom.protocol.scores import (
+    BRIER,
+    CALIBRATION_ERROR,
+    F1,
+    FURTHER,
+    SENSITIVITY,
+    SPECIFICITY,
+    Score,
+)
 
 from .task import Task
 
@@ -35,8 +43,13 @@ def add_scores(task: Task, names: tuple[str, ...]) -> Task:
     for score in wanted:
         if misfit := find_misfit(task, score):
             raise ReportableError(f"scores = {score.name!r}: {misfit}: leave it out")
-    of: dict[Score, Measure] = {BRIER: partial(brier, positive=task.positive), CALIBRATION_ERROR: calibration_error}
-    of |= {score: partial(measure, positive=task.positive) for score, measure in OF_TWO_CLASSES.items()}
+    of: dict[Score, Measure] = {
+        BRIER: partial(brier, positive=task.positive),
+        CALIBRATION_ERROR: calibration_error,
+    }
+    of |= {
+        score: partial(measure, positive=task.positive) for score, measure in OF_TWO_CLASSES.items()
+    }
     added = {score: of[score] for score in wanted}
     return replace(task, scores={**task.scores, **added})
 
@@ -50,7 +63,7 @@ def find_misfit(task: Task, score: Score) -> str:
     return ""
 
 
-# Of two classes -------------------------------------------------------------------------------------------------------
+# Of two classes -----------------------------------------------------------------------------------
 
 
 def f1(outputs: Tensor, targets: Tensor, *, positive: int = 1) -> Tensor:
@@ -71,14 +84,24 @@ def specificity(outputs: Tensor, targets: Tensor, *, positive: int = 1) -> Tenso
     return _ratio(others, others + false)
 
 
-OF_TWO_CLASSES: Mapping[Score, Callable[..., Tensor]] = {F1: f1, SENSITIVITY: sensitivity, SPECIFICITY: specificity}
+OF_TWO_CLASSES: Mapping[Score, Callable[..., Tensor]] = {
+    F1: f1,
+    SENSITIVITY: sensitivity,
+    SPECIFICITY: specificity,
+}
 
 
 def _count_answers(outputs: Tensor, targets: Tensor, positive: int) -> list[int]:
-    """Return TP, FP, FN and TN; an example is taken for positive where that class has the higher output."""
+    """Return TP, FP, FN and TN.
+
+    An example is taken for positive where that class has the higher output.
+    """
     _check_outputs(outputs, OF_TWO_CLASSES, outputs.shape[1:] == (2,))
-    taken, right = outputs.argmax(dim=1) == positive, targets == positive
-    return [int(each.sum()) for each in (taken & right, taken & ~right, ~taken & right, ~taken & ~right)]
+    taken = outputs.argmax(dim=1) == positive
+    right = targets == positive
+    return [
+        int(each.sum()) for each in (taken & right, taken & ~right, ~taken & right, ~taken & ~right)
+    ]
 
 
 def _ratio(part: int, whole: int) -> Tensor:
@@ -86,23 +109,28 @@ def _ratio(part: int, whole: int) -> Tensor:
     return torch.tensor(part / whole if whole else math.nan, dtype=torch.float64)
 
 
-# Of probabilities -----------------------------------------------------------------------------------------------------
+# Of probabilities ---------------------------------------------------------------------------------
 
 
 def calibration_error(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return the expected calibration error: Σ_b n_b/n |accuracy_b − confidence_b| over `BINS` equal bins.
 
-    The confidence is the probability of the class that is predicted. Source: Guo et al., On Calibration of Modern
-    Neural Networks (arXiv:1706.04599), equation 3, with ten bins.
+    The confidence is the probability of the class that is predicted. Source: Guo et al., On
+    Calibration of Modern Neural Networks (arXiv:1706.04599), equation 3, with ten bins.
     """
     confidence, predicted = probabilities(outputs).max(dim=1)
     bins = (confidence * BINS).ceil().long().clamp(1, BINS) - 1  # ((b − 1) / BINS, b / BINS]
-    away = torch.bincount(bins, weights=(predicted == targets).double() - confidence, minlength=BINS)
+    away = torch.bincount(
+        bins, weights=(predicted == targets).double() - confidence, minlength=BINS
+    )
     return away.abs().sum() / len(targets)
 
 
 def brier(outputs: Tensor, targets: Tensor, *, positive: int = 1) -> Tensor:
-    """Return the mean of (p − y)² of the positive one of two classes; of more, its sum over classes."""
+    """Return the mean of (p − y)² of the positive one of two classes.
+
+    Of more, its sum over classes.
+    """
     chances = probabilities(outputs)
     right = torch.nn.functional.one_hot(targets, chances.shape[1])
     apart = (chances - right).square()
@@ -110,7 +138,10 @@ def brier(outputs: Tensor, targets: Tensor, *, positive: int = 1) -> Tensor:
 
 
 def probabilities(outputs: Tensor) -> Tensor:
-    """Return the probability of each class, in float64; raise ReportableError where outputs are not of classes."""
+    """Return the probability of each class, in float64.
+
+    Raise ReportableError where outputs are not of classes.
+    """
     _check_outputs(outputs, (CALIBRATION_ERROR, BRIER), outputs.dim() == 2 and outputs.shape[1] > 1)
     return outputs.double().softmax(dim=1)
 
@@ -118,6 +149,6 @@ def probabilities(outputs: Tensor) -> Tensor:
 def _check_outputs(outputs: Tensor, scores: Iterable[Score], are_of_classes: bool) -> None:
     if not are_of_classes:
         raise ReportableError(
-            f"scores = {', '.join(score.name for score in scores)}: they are of classes, each with an output, and the "
-            f"model's outputs have shape {tuple(outputs.shape)}: leave them out"
+            f"scores = {', '.join(score.name for score in scores)}: they are of classes, each with"
+            f" an output, and the model's outputs have shape {tuple(outputs.shape)}: leave them out"
         )

@@ -14,12 +14,17 @@ from fairbloom.errors import ReportableError
 from fairbloom.protocol.settings import split_names
 
 OTHER = "other"
-"""The group of examples that have no value, or one that is not among the groups that the clients agreed on."""
+"""The group of examples that have no value, or one that is not among the groups that the clients
+agreed on."""
 
-MAX_GROUPINGS, MAX_GROUPS = 10, 50
+MAX_GROUPINGS = 10
+MAX_GROUPS = 50
 """Bounds of the groupings of a run, and of the groups of each."""
 
-NAMING = 'by groups in the schema, as groups = ["sex"], by adult.group or heart-disease.group; or give a task groupings'
+NAMING = (
+    'by groups in the schema, as groups = ["sex"], by adult.group or heart-disease.group; or give a'
+    " task groupings"
+)
 """How a task that has no groups gets some, in words."""
 
 COMPARED = re.compile(r"(?P<column>[^<>=]*)(?P<sign>>=|<=|<|>|=+)(?P<number>.*)")
@@ -47,7 +52,10 @@ class GroupBy:
         return self.to if isinstance(self.to, str) else f"{self.to:.15g}"
 
     def groups(self, categories: Sequence[str] = ()) -> tuple[str, ...]:
-        """Return the groups of a column with these categories; of numbers those within the bound and beyond it."""
+        """Return the groups of a column with these categories.
+
+        Of numbers those within the bound and beyond it.
+        """
         if not self.sign:
             return tuple(categories)
         if self.sign == "=":
@@ -60,10 +68,14 @@ class GroupBy:
         `values` are numbers, NaN for a missing one, or the places of categories, -1 for none.
         """
         if isinstance(self.to, float):
-            within = {">=": np.greater_equal, ">": np.greater, "<=": np.less_equal, "<": np.less}[self.sign]
-            missing, found = np.isnan(values), np.where(within(values, self.to), 0, 1)
+            within = {">=": np.greater_equal, ">": np.greater, "<=": np.less_equal, "<": np.less}[
+                self.sign
+            ]
+            missing = np.isnan(values)
+            found = np.where(within(values, self.to), 0, 1)
         else:
-            missing, found = values < 0, values == categories.index(self.to) if self.sign else values
+            missing = values < 0
+            found = values == categories.index(self.to) if self.sign else values
         return np.where(missing, len(self.groups(categories)), found).astype(np.int64)
 
 
@@ -86,46 +98,52 @@ def parse_groups(key: str, text: str) -> tuple[GroupBy, ...]:
         if not column or sign not in OPPOSITE or not np.isfinite(bound):
             example = f"{column or 'age'}{sign if sign in OPPOSITE else '>='}60"
             raise ReportableError(
-                f"{key} = {word!r}: compare a column with a number by >=, >, <= or <, as in {example}, or with a "
-                "category as in race=White; a column's name alone makes a group of each of its values"
+                f"{key} = {word!r}: compare a column with a number by >=, >, <= or <, as in"
+                f" {example}, or with a category as in race=White; a column's name alone makes a"
+                " group of each of its values"
             )
         found.append(GroupBy(column, sign, bound))
     if len(found) > MAX_GROUPINGS:
-        raise ReportableError(f"{key} = {text!r} names {len(found)} groupings, and {MAX_GROUPINGS} are the most")
+        raise ReportableError(
+            f"{key} = {text!r} names {len(found)} groupings, and {MAX_GROUPINGS} are the most"
+        )
     columns = [each.column.lower() for each in found]
     for each in found:
         if columns.count(each.column.lower()) > 1:
             raise ReportableError(
-                f"{key} = {text!r} names the column {each.column!r} twice: two groupings of one column overlap, and "
-                "the difference of their counts would show groups that are too small to be reported: name it once"
+                f"{key} = {text!r} names the column {each.column!r} twice: two groupings of one"
+                " column overlap, and the difference of their counts would show groups that are"
+                " too small to be reported: name it once"
             )
     return tuple(found)
 
 
 def find_two_groups(groupings: Mapping[str, Sequence[str]], classes: int | None) -> tuple[int, int]:
-    """Return the two groups between which a model is to be fair, of a task's first grouping; `OTHER` is neither.
+    """Return the two groups between which a model is to be fair, of a task's first grouping.
+
+    `OTHER` is neither.
 
     Groupings and the number of classes are those of `Task`.
     """
     if not groupings:
         raise ReportableError(
-            "fairness between groups needs groups of examples, which the task lacks: name a column of two "
-            f"values {NAMING}"
+            "fairness between groups needs groups of examples, which the task lacks: name a column"
+            f" of two values {NAMING}"
         )
     (grouping, names), *_ = groupings.items()
     two = [place for place, name in enumerate(names) if name != OTHER]
     if len(two) != 2:
         there = ", ".join(names[place] for place in two) or "none"
         raise ReportableError(
-            f"there are {len(two)} groups by {grouping!r} ({there}), and fairness between groups is between two: name "
-            "a column of two values first, or divide the numbers of one, as in age>=60, or take one category, as in "
-            "race=White"
+            f"there are {len(two)} groups by {grouping!r} ({there}), and fairness between groups is"
+            " between two: name a column of two values first, or divide the numbers of one, as in"
+            " age>=60, or take one category, as in race=White"
         )
     if classes not in (None, 2):
         raise ReportableError(
-            "fairness between groups is about one of two classes, and the task predicts "
-            f"{f'one of {classes}' if classes else 'a quantity'}: choose a method that does not compare "
-            "groups, or a task of two classes"
+            "fairness between groups is about one of two classes, and the task predicts"
+            f" {f'one of {classes}' if classes else 'a quantity'}: choose a method that does not"
+            " compare groups, or a task of two classes"
         )
     first, second = two
     return first, second

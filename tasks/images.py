@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-# Clients --------------------------------------------------------------------------------------------------------------
+# Clients ------------------------------------------------------------------------------------------
 
 
 def infer(setup: Setup, *, size: int, grey: bool, classes: str) -> str:
@@ -39,7 +39,10 @@ def infer(setup: Setup, *, size: int, grey: bool, classes: str) -> str:
     found = [_images_by_class(folder) for folder in find_folders(setup.data_dir).values()]
     named = split_names(classes) or sort_classes({name for each in found for name in each})
     if len(named) < 2:
-        raise DataError(f"{setup.data_dir} has images of {len(named)} classes: two are needed, as CLIENT/CLASS/1.png")
+        raise DataError(
+            f"{setup.data_dir} has images of {len(named)} classes: two are needed, as"
+            " CLIENT/CLASS/1.png"
+        )
     files = [file for each in found for images in each.values() for file in images]
     width, height = (size, size) if size else _usual_size(files)
     lines = [f"classes = [{', '.join(map(quote, named))}]"]
@@ -62,12 +65,17 @@ def _usual_size(files: Sequence[Path]) -> tuple[int, int]:
 
 def find_folders(place: str) -> dict[str, Path]:
     """Return the folder of each client; one with folders of classes alone is of one client."""
-    folders, own = folders_in(place), Path(place).expanduser()
+    folders = folders_in(place)
+    own = Path(place).expanduser()
     return {own.resolve().name: own} if any(map(_images_in, folders.values())) else folders
 
 
 def _images_in(folder: Path) -> list[Path]:
-    there = (path for path in folder.iterdir() if path.suffix.lower() in PICTURES and not path.name.startswith("."))
+    there = (
+        path
+        for path in folder.iterdir()
+        if path.suffix.lower() in PICTURES and not path.name.startswith(".")
+    )
     return sorted(there)
 
 
@@ -86,8 +94,17 @@ def load(setup: Setup, *, size: int, grey: bool, classes: str) -> Task:
         return _load_client(folders[client], client, setup, schema)
 
     def preprocessing(client: str) -> Preprocessing:
-        classes, shape, resized = schema.classes, schema.shape, schema.resize
-        return Preprocessing(form=IMAGES, target="class", classes=classes, shape=shape, resized=resized, client=client)
+        classes = schema.classes
+        shape = schema.shape
+        resized = schema.resize
+        return Preprocessing(
+            form=IMAGES,
+            target="class",
+            classes=classes,
+            shape=shape,
+            resized=resized,
+            client=client,
+        )
 
     return Task(
         clients=tuple(folders),
@@ -103,37 +120,55 @@ def load(setup: Setup, *, size: int, grey: bool, classes: str) -> Task:
 
 
 def _load_client(folder: Path, client: str, setup: Setup, schema: ImageSchema) -> Splits:
-    """Return a client's pixels and classes; raise DataError where its images are not as the schema says."""
+    """Return a client's pixels and classes.
+
+    Raise DataError where its images are not as the schema says.
+    """
     found = _images_by_class(folder)
     files = [file for each in found.values() for file in each]
     if len(files) < MIN_EXAMPLES:
         raise DataError(
-            f"{folder} has {len(files)} images ({', '.join(PICTURES)}): at least {MIN_EXAMPLES} are needed, four "
-            f"fifths for training and one for testing, as {folder}/CLASS/1.png",
+            f"{folder} has {len(files)} images ({', '.join(PICTURES)}): at least {MIN_EXAMPLES} are"
+            f" needed, four fifths for training and one for testing, as {folder}/CLASS/1.png",
             "few-examples",
             examples=len(files),
             fewest=MIN_EXAMPLES,
         )
     for name in found:
         if name not in schema.classes:
-            problem = f"{folder / name} is a folder of none of the classes {join_names(schema.classes)}"
-            remedy = f"{did_you_mean(name, schema.classes)}rename it, or add it to the schema's classes"
+            problem = (
+                f"{folder / name} is a folder of none of the classes {join_names(schema.classes)}"
+            )
+            remedy = (
+                f"{did_you_mean(name, schema.classes)}rename it, or add it to the schema's classes"
+            )
             raise DataError(f"{problem}: {remedy}", "strange-folder")
     for file in () if schema.resize else files:
         if (size := size_of(file)) != schema.size:
-            problem = f"{file} has {size[0]}×{size[1]} pixels, and the schema says {schema.size[0]}×{schema.size[1]}"
-            remedy = "resize = true in the schema, or image-folder.size=32 without one, brings all to one size"
+            problem = (
+                f"{file} has {size[0]}×{size[1]} pixels, and the schema says"
+                f" {schema.size[0]}×{schema.size[1]}"
+            )
+            remedy = (
+                "resize = true in the schema, or image-folder.size=32 without one, brings all to"
+                " one size"
+            )
             raise DataError(f"{problem}: {remedy}", "image-sizes")
     labels = [schema.classes.index(name) for name, each in found.items() for _ in each]
     parts = split(np.arange(len(files)), setup, client)
-    return splits_of(image_inputs(files, schema.shape), as_targets(labels, Target(schema.classes)), parts)
+    return splits_of(
+        image_inputs(files, schema.shape), as_targets(labels, Target(schema.classes)), parts
+    )
 
 
-# Pixels ---------------------------------------------------------------------------------------------------------------
+# Pixels -------------------------------------------------------------------------------------------
 
 
 def image_inputs(files: Sequence[Path], shape: tuple[int, ...]) -> torch.Tensor:
-    """Return the pixels of images from 0 to 1, shape (n, channels, height, width); each is brought to that size."""
+    """Return the pixels of images from 0 to 1, shape (n, channels, height, width).
+
+    Each is brought to that size.
+    """
     inputs = np.empty((len(files), *shape), np.float32)
     for place, file in enumerate(files):
         inputs[place] = _open(file, lambda image: _read_pixels(image, shape))
@@ -150,14 +185,18 @@ def _open(file: Path, look: Callable[["Image.Image"], T]) -> T:
     try:
         from PIL import Image, ImageOps  # imported late: an extra brings it
     except ImportError as error:
-        raise DataError(f"{file}: images are read by Pillow: pip install 'fairbloom[images]'", "no-extra") from error
+        raise DataError(
+            f"{file}: images are read by Pillow: pip install 'fairbloom[images]'", "no-extra"
+        ) from error
     try:
         with Image.open(file) as image:
             ImageOps.exif_transpose(image, in_place=True)
             return look(image)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         remedy = "save it again, or take it out of the folder"
-        raise DataError(f"{file} cannot be read as an image ({error}): {remedy}", "unreadable") from error
+        raise DataError(
+            f"{file} cannot be read as an image ({error}): {remedy}", "unreadable"
+        ) from error
 
 
 def _read_pixels(image: "Image.Image", shape: tuple[int, ...]) -> NDArray[np.float32]:
@@ -165,20 +204,27 @@ def _read_pixels(image: "Image.Image", shape: tuple[int, ...]) -> NDArray[np.flo
     from PIL import Image
 
     channels, height, width = shape
-    mode, most = "L" if channels == 1 else "RGB", np.float32(255)
+    mode = "L" if channels == 1 else "RGB"
+    most = np.float32(255)
     if image.mode.startswith(("I", "F")):  # grey with more than eight bits
         numbers = np.asarray(image, np.float32)
         bits = getattr(image, "tag_v2", {}).get(0x0102, 16)  # TIFF's tag of an image's depth
         most = np.float32(2 ** min(16, int(bits[0] if isinstance(bits, tuple) else bits)) - 1)
-        least, largest = float(numbers.min()), float(numbers.max())
+        least = float(numbers.min())
+        largest = float(numbers.max())
         if image.mode == "F" or not 0 <= least <= largest <= most:
             raise ValueError(
-                f"its pixels of mode {image.mode} are from {least:g} to {largest:g}: at most 16 bits are read"
+                f"its pixels of mode {image.mode} are from {least:g} to {largest:g}: at most 16"
+                " bits are read"
             )
-        image, mode = Image.fromarray(numbers), "F"
+        image = Image.fromarray(numbers)
+        mode = "F"
     elif image.has_transparency_data:
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
-    elif image.mode in ("1", "P"):  # whose numbers are no brightness, so that none lies between two of them
+    elif image.mode in (
+        "1",
+        "P",
+    ):  # whose numbers are no brightness, so that none lies between two of them
         image = image.convert(mode)
     if image.size != (width, height):
         image = image.resize((width, height), Image.Resampling.BILINEAR)

@@ -1,4 +1,7 @@
-"""What a model takes of some examples: one tensor, several by name or several in order; PyTorch is imported late."""
+"""What a model takes of some examples: one tensor, several by name or several in order.
+
+PyTorch is imported late.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Inputs: TypeAlias = "Tensor | Mapping[str, Tensor] | tuple[Tensor, ...]"
-"""One tensor, for model(x); by name, for model(**x); or a tuple, for model(*x). Their first dimension: the examples."""
+"""One tensor, for model(x); by name, for model(**x); or a tuple, for model(*x). Their first
+dimension: the examples."""
 
 
 def tensors_of(inputs: Inputs) -> tuple[Tensor, ...]:
@@ -47,10 +51,12 @@ def combine_inputs(parts: Sequence[Inputs], combine: Callable[[list[Tensor]], Te
     for one, other in pairwise(parts):
         if names_of(one) != names_of(other):
             raise ReportableError(
-                f"inputs differ in their names: some have {names_of(one)}, others {names_of(other)}; give all clients' "
-                "examples the same"
+                f"inputs differ in their names: some have {names_of(one)}, others"
+                f" {names_of(other)}; give all clients' examples the same"
             )
-    combined = [combine(list(each)) for each in zip(*(tensors_of(part) for part in parts), strict=True)]
+    combined = [
+        combine(list(each)) for each in zip(*(tensors_of(part) for part in parts), strict=True)
+    ]
     if isinstance(first, Mapping):
         return dict(zip(first, combined, strict=True))
     return tuple(combined) if isinstance(first, tuple) else combined[0]

@@ -1,4 +1,7 @@
-"""The tasks that are known by name; nothing here imports PyTorch, since names are wanted without it."""
+"""The tasks that are known by name.
+
+Nothing here imports PyTorch, since names are wanted without it.
+"""
 
 import tomllib
 from collections.abc import Mapping
@@ -16,12 +19,17 @@ def _read_info(name: str, tables: Mapping[str, Mapping[str, Any]]) -> TaskInfo:
     about.pop("like", None)
     settings = []
     for key, table in about.pop("settings", {}).items():
-        default, choices = table["default"], table.get("choices", ())
-        allowed = Range(table["range"]) if "range" in table else Choices(*choices) if choices else None
+        default = table["default"]
+        choices = table.get("choices", ())
+        allowed = (
+            Range(table["range"]) if "range" in table else Choices(*choices) if choices else None
+        )
         settings.append(Parameter(key, type(default), default, table["description"], allowed))
     files = tuple(DataFile(*each) for each in about.pop("files", ()))
     fields = {key: _as_tuple(value) for key, value in about.items()}
-    return (PictureSet if "labels" in about else TaskInfo)(name=name, settings=tuple(settings), files=files, **fields)
+    return (PictureSet if "labels" in about else TaskInfo)(
+        name=name, settings=tuple(settings), files=files, **fields
+    )
 
 
 def _as_tuple(value: Any) -> Any:

@@ -1,7 +1,7 @@
 """Scores that a task may have in addition to accuracy: each is a function of outputs and targets, for `Task.scores`.
 
-One number, or one of each example, whose mean is the score. A score without meaning, such as the AUC of one class, is
-NaN, and is left out then.
+One number, or one of each example, whose mean is the score. A score without meaning, such as the
+AUC of one class, is NaN, and is left out then.
 """
 
 import math
@@ -22,7 +22,8 @@ BALANCED_ACCURACY = Score("balanced-accuracy", percent=True)
 """The share of right answers in each class, averaged over the classes."""
 
 AUC = Score("auc")
-"""The probability that an example of the second class has a higher output than one of the first; a tie counts half."""
+"""The probability that an example of the second class has a higher output than one of the first; a
+tie counts half."""
 
 MAE = Score("mae", higher_is_better=False)
 """The mean absolute error, in the target's unit."""
@@ -31,17 +32,22 @@ RMSE = Score("rmse", higher_is_better=False)
 """The root of the mean squared error, in the target's unit."""
 
 R2 = Score("r2")
-"""The share of the targets' variance that the outputs explain; below 0 they are worse than the targets' mean."""
+"""The share of the targets' variance that the outputs explain; below 0 they are worse than the
+targets' mean."""
 
 SELECTION_RATE = GroupScore("selection-rate", percent=True)
-"""The share of a group's examples for which the positive class is predicted, whether it is right or not."""
+"""The share of a group's examples for which the positive class is predicted, whether it is right or
+not."""
 
 TRUE_POSITIVE_RATE = GroupScore("true-positive-rate", percent=True, over="positives")
 """The share of a group's positive examples for which the positive class is predicted."""
 
 
 def group_scores_of_classes(classes: int, positive: int = 1) -> Mapping[GroupScore, OfEach]:
-    """Return what is measured in groups where classes are predicted; of two, `positive` is the place of one."""
+    """Return what is measured in groups where classes are predicted.
+
+    Of two, `positive` is the place of one.
+    """
     accuracy = {GroupScore(ACCURACY.name, percent=ACCURACY.percent): is_highest}
     if classes != 2:
         return accuracy
@@ -70,22 +76,31 @@ def balanced_accuracy(outputs: Tensor, targets: Tensor) -> float:
 
 
 def auc(outputs: Tensor, targets: Tensor) -> float:
-    """Return the area under the ROC curve of two classes, by ranks; NaN where one of them is missing.
+    """Return the area under the ROC curve of two classes, by ranks.
+
+    NaN where one of them is missing.
 
     Parameters
     ----------
     outputs
-        Shape (n, 2), of which the difference counts; or (n, 1) or (n,), an output that is high for the second class.
+        Shape (n, 2), of which the difference counts; or (n, 1) or (n,), an output that is high for
+        the second class.
     targets
         0 or 1, shape (n,) or (n, 1).
     """
     outputs = outputs.double()
-    margins = outputs[:, 1] - outputs[:, 0] if outputs.dim() == 2 and outputs.shape[1] == 2 else outputs.reshape(-1)
+    margins = (
+        outputs[:, 1] - outputs[:, 0]
+        if outputs.dim() == 2 and outputs.shape[1] == 2
+        else outputs.reshape(-1)
+    )
     if not margins.isfinite().all():
         return math.nan
-    ascending, second = margins.sort().values, targets.reshape(-1) == 1
+    ascending = margins.sort().values
+    second = targets.reshape(-1) == 1
     below = torch.searchsorted(ascending, margins)
-    ranks = (below + torch.searchsorted(ascending, margins, right=True) + 1).double() / 2  # equal margins share theirs
+    # equal margins share theirs
+    ranks = (below + torch.searchsorted(ascending, margins, right=True) + 1).double() / 2
     ones = int(second.sum())
     pairs = ones * (len(margins) - ones)
     return (float(ranks[second].sum()) - ones * (ones + 1) / 2) / pairs if pairs else math.nan
@@ -98,7 +113,9 @@ def absolute_error(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def rmse(outputs: Tensor, targets: Tensor) -> float:
     """Return the root of the mean squared error."""
-    return (outputs.reshape(targets.shape).double() - targets.double()).square().mean().sqrt().item()
+    return (
+        (outputs.reshape(targets.shape).double() - targets.double()).square().mean().sqrt().item()
+    )
 
 
 def r2(outputs: Tensor, targets: Tensor) -> float:

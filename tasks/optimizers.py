@@ -1,4 +1,7 @@
-"""Optimizers of clients: SGD, Adam, AdamW, or a user's own by import string; PyTorch is imported late."""
+"""Optimizers of clients: SGD, Adam, AdamW, or a user's own by import string.
+
+PyTorch is imported late.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,17 @@ if TYPE_CHECKING:
 
 SGD = "sgd"
 OF_PYTORCH = {SGD: "SGD", "adam": "Adam", "adamw": "AdamW"}
-"""The optimizers by name, with their classes in torch.optim. Each moves a number by its own gradients alone, and so can
-move the models of several clients at once."""
+"""The optimizers by name, with their classes in torch.optim. Each moves a number by its own
+gradients alone, and so can move the models of several clients at once."""
 
 
 def optimizer_in(settings: RunSettings) -> str:
     """Return the name of the optimizer that a run's settings choose: one of OF_PYTORCH, or an import string."""
-    return settings.optimizer if is_import_string(settings.optimizer) else settings.optimizer.casefold()
+    return (
+        settings.optimizer
+        if is_import_string(settings.optimizer)
+        else settings.optimizer.casefold()
+    )
 
 
 def arguments_of(name: str) -> Collection[str]:
@@ -38,7 +45,9 @@ def make_optimizer(
     momentum: float = 0.0,
     weight_decay: float = 0.0,
 ) -> Optimizer:
-    """Return a new optimizer; it gets momentum and weight decay if it takes them, also when they are 0.
+    """Return a new optimizer.
+
+    It gets momentum and weight decay if it takes them, also when they are 0.
 
     Raises ReportableError where it lacks one that is not 0, or cannot be made.
     """
@@ -56,20 +65,25 @@ def make_optimizer(
         ) from error
     if not isinstance(made, Optimizer):
         raise FairbloomError(
-            f"optimizer = {name!r}: it makes a {type(made).__name__}; it must make a torch.optim.Optimizer"
+            f"optimizer = {name!r}: it makes a {type(made).__name__}; it must make a"
+            " torch.optim.Optimizer"
         )
     return made
 
 
 def _find_rates(name: str, momentum: float, weight_decay: float) -> dict[str, float]:
-    """Return those of the two that an optimizer takes; raise ReportableError where it lacks one that is not 0."""
-    taken, rates = arguments_of(name), {"momentum": momentum, "weight_decay": weight_decay}
+    """Return those of the two that an optimizer takes.
+
+    Raise ReportableError where it lacks one that is not 0.
+    """
+    taken = arguments_of(name)
+    rates = {"momentum": momentum, "weight_decay": weight_decay}
     for argument, value in rates.items():
         if value and argument not in taken:
             key = argument.replace("_", "-")
             raise ReportableError(
-                f"{key} = {value:g} has no effect with optimizer = {name!r}, which has no {argument}: leave {key} out, "
-                "or choose another optimizer, sgd say"
+                f"{key} = {value:g} has no effect with optimizer = {name!r}, which has no"
+                f" {argument}: leave {key} out, or choose another optimizer, sgd say"
             )
     return {argument: value for argument, value in rates.items() if argument in taken}
 
@@ -79,15 +93,17 @@ def check_optimizer(settings: RunSettings) -> None:
     name = optimizer_in(settings)
     if settings.nesterov and (name != SGD or not settings.momentum):
         raise SettingsError(
-            "nesterov = true has an effect only with optimizer = 'sgd' and a momentum, got optimizer = "
-            f"{name!r} and momentum = {settings.momentum:g}: set momentum, to 0.9 say, or leave nesterov out"
+            "nesterov = true has an effect only with optimizer = 'sgd' and a momentum, got"
+            f" optimizer = {name!r} and momentum = {settings.momentum:g}: set momentum, to 0.9 say,"
+            " or leave nesterov out"
         )
     _find_rates(name, settings.momentum, settings.weight_decay)
 
 
 def usual_learning_rate(settings: RunSettings) -> float | None:
     """Return the optimizer's own default where the run has SGD's, and that is ten times as high or more; else None."""
-    name, rate = optimizer_in(settings), settings.learning_rate
+    name = optimizer_in(settings)
+    rate = settings.learning_rate
     if name == SGD or rate != SETTINGS["learning-rate"].default:
         return None
     lr = inspect.signature(_maker_of(name)).parameters.get("lr")
@@ -104,12 +120,14 @@ def _maker_of(name: str) -> Callable[..., Any]:
         return maker
     if not is_import_string(name):
         raise ReportableError(
-            f"optimizer = {name!r}: {did_you_mean(name, OF_PYTORCH)}there are {', '.join(OF_PYTORCH)}; any other is "
-            "named as in my_module:MyOptimizer, or torch.optim:RMSprop"
+            f"optimizer = {name!r}: {did_you_mean(name, OF_PYTORCH)}there are"
+            f" {', '.join(OF_PYTORCH)}; any other is named as in my_module:MyOptimizer, or"
+            " torch.optim:RMSprop"
         )
     found = imported("optimizer", name)
     if not callable(found):
         raise FairbloomError(
-            f"optimizer = {name!r}: it is a {type(found).__name__}; an optimizer is a subclass of torch.optim.Optimizer"
+            f"optimizer = {name!r}: it is a {type(found).__name__}; an optimizer is a subclass of"
+            " torch.optim.Optimizer"
         )
     return found  # type: ignore[no-any-return]

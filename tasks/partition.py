@@ -19,7 +19,8 @@ Indices = NDArray[np.intp]
 Labels = NDArray[np.int64]
 
 MIN_EXAMPLES = 5
-"""Number of examples that a client needs, so that four fifths for training and a fifth for testing are both there."""
+"""Number of examples that a client needs, so that four fifths for training and a fifth for testing
+are both there."""
 
 
 class Dealt(NamedTuple):
@@ -32,8 +33,8 @@ class Dealt(NamedTuple):
 def deal(labels: Labels, setup: Setup, tested: Labels | None = None) -> list[Dealt]:
     """Return what each client gets, at least MIN_EXAMPLES examples, by the run's partition.
 
-    `labels` has shape (n,); the test set with labels `tested` is dealt alike: a client's shards, classes or shares, and
-    at least one example.
+    `labels` has shape (n,); the test set with labels `tested` is dealt alike: a client's shards,
+    classes or shares, and at least one example.
     """
     clients = setup.clients
     if setup.partition != "shards":  # the number of shards is checked first
@@ -45,8 +46,8 @@ def deal(labels: Labels, setup: Setup, tested: Labels | None = None) -> list[Dea
         parts[1] = _fill_up(parts[1], 1)
         if min(map(len, parts[1])) == 0:
             raise FairbloomError(
-                f"clients = {clients}: the test set has {len(tested)} examples, so some clients would have none: lower "
-                "clients"
+                f"clients = {clients}: the test set has {len(tested)} examples, so some clients"
+                " would have none: lower clients"
             )
     return [Dealt(*each) for each in zip(*parts, strict=True)]
 
@@ -55,8 +56,8 @@ def _check_enough(fewest: int, clients: int, examples: int) -> None:
     """Raise FairbloomError when the client that has the fewest examples has too few to train and test on."""
     if fewest < MIN_EXAMPLES:
         raise FairbloomError(
-            f"clients = {clients} leaves a client with {fewest} of {examples} examples, at least {MIN_EXAMPLES} are "
-            f"needed: at most {examples // MIN_EXAMPLES} clients can share them"
+            f"clients = {clients} leaves a client with {fewest} of {examples} examples, at least"
+            f" {MIN_EXAMPLES} are needed: at most {examples // MIN_EXAMPLES} clients can share them"
         )
 
 
@@ -74,13 +75,14 @@ def shards(sets: Sequence[Labels], setup: Setup) -> list[list[Indices]]:
     number = setup.clients * setup.shards_per_client
     if number > len(sets[0]):
         raise FairbloomError(
-            f"clients = {setup.clients} times shards-per-client = {setup.shards_per_client} is {number} shards, more "
-            f"than the {len(sets[0])} examples: lower one of them"
+            f"clients = {setup.clients} times shards-per-client = {setup.shards_per_client} is"
+            f" {number} shards, more than the {len(sets[0])} examples: lower one of them"
         )
     random = generator(setup.seed, "shards")
 
     def cut(labels: Labels) -> list[Indices]:
-        shuffled = random.permutation(len(labels))  # else equal labels would keep the order of the file
+        # else equal labels would keep the order of the file
+        shuffled = random.permutation(len(labels))
         return np.array_split(shuffled[np.argsort(labels[shuffled], kind="stable")], number)
 
     first = cut(sets[0])
@@ -90,16 +92,20 @@ def shards(sets: Sequence[Labels], setup: Setup) -> list[list[Indices]]:
 
 
 def classes(sets: Sequence[Labels], setup: Setup) -> list[list[Indices]]:
-    """Let each client have examples of so many classes; the clients of a class have equal shares of it.
+    """Let each client have examples of so many classes.
 
-    Classes are dealt from a shuffled pack, then from another one, so that about as many clients have each class.
-    Source: Zhao et al., Federated Learning with Non-IID Data, 2018.
+    The clients of a class have equal shares of it.
+
+    Classes are dealt from a shuffled pack, then from another one, so that about as many clients
+    have each class. Source: Zhao et al., Federated Learning with Non-IID Data, 2018.
     """
-    there, clients, per_client = np.unique(sets[0]), setup.clients, setup.classes_per_client
+    there = np.unique(sets[0])
+    clients = setup.clients
+    per_client = setup.classes_per_client
     if not len(there) / clients <= per_client <= len(there):
         raise FairbloomError(
-            f"classes-per-client = {per_client}: the examples are of {len(there)} classes, so that clients = {clients} "
-            f"can have from {-(-len(there) // clients)} to {len(there)} each"
+            f"classes-per-client = {per_client}: the examples are of {len(there)} classes, so that"
+            f" clients = {clients} can have from {-(-len(there) // clients)} to {len(there)} each"
         )
     random = generator(setup.seed, "classes")
     holders: dict[int, list[int]] = {int(label): [] for label in there}
@@ -111,7 +117,9 @@ def classes(sets: Sequence[Labels], setup: Setup) -> list[list[Indices]]:
     for labels in sets:
         mine: list[list[Indices]] = [[] for _ in range(clients)]
         for label, having in holders.items():
-            pieces = np.array_split(random.permutation(np.flatnonzero(labels == label)), len(having))
+            pieces = np.array_split(
+                random.permutation(np.flatnonzero(labels == label)), len(having)
+            )
             for client, piece in zip(having, pieces, strict=True):
                 mine[client].append(piece)
         parts.append([np.concatenate(each) for each in mine])
@@ -119,10 +127,12 @@ def classes(sets: Sequence[Labels], setup: Setup) -> list[list[Indices]]:
 
 
 def dirichlet(sets: Sequence[Labels], setup: Setup) -> list[list[Indices]]:
-    """Deal each label's examples by shares drawn from Dirichlet(α), the same in each set; small α is unequal.
+    """Deal each label's examples by shares drawn from Dirichlet(α), the same in each set.
 
-    A client with too few examples of the first set gets some from the client that has the most. Source: Hsu et al.,
-    Measuring the Effects of Non-Identical Data Distribution, 2019.
+    Small α is unequal.
+
+    A client with too few examples of the first set gets some from the client that has the most.
+    Source: Hsu et al., Measuring the Effects of Non-Identical Data Distribution, 2019.
     """
     random = generator(setup.seed, "dirichlet")
     pieces: list[list[list[Indices]]] = [[[] for _ in range(setup.clients)] for _ in sets]
@@ -131,7 +141,9 @@ def dirichlet(sets: Sequence[Labels], setup: Setup) -> list[list[Indices]]:
         ends = np.cumsum(random.dirichlet(np.full(setup.clients, setup.dirichlet_alpha)))
         rest = (random.permutation(np.flatnonzero(labels == label)) for labels in sets[1:])
         for of_set, mine in zip(pieces, (shuffled, *rest), strict=True):
-            for part, piece in zip(of_set, np.split(mine, (ends * len(mine)).round().astype(int)[:-1]), strict=True):
+            for part, piece in zip(
+                of_set, np.split(mine, (ends * len(mine)).round().astype(int)[:-1]), strict=True
+            ):
                 part.append(piece)
     first, *others = [[np.concatenate(part) for part in of_set] for of_set in pieces]
     return [_fill_up(first, setup.smallest_client), *others]
@@ -139,10 +151,14 @@ def dirichlet(sets: Sequence[Labels], setup: Setup) -> list[list[Indices]]:
 
 def sizes(sets: Sequence[Labels], setup: Setup) -> list[list[Indices]]:
     """Deal the examples at random, by sizes drawn from Dirichlet(α): clients differ in how many they have."""
-    random, clients = generator(setup.seed, "sizes"), setup.clients
+    random = generator(setup.seed, "sizes")
+    clients = setup.clients
     ends = np.cumsum(random.dirichlet(np.full(clients, setup.dirichlet_alpha)))
     first, *others = (
-        np.split(random.permutation(len(labels)), (ends * len(labels)).round().astype(int))[:clients] for labels in sets
+        np.split(random.permutation(len(labels)), (ends * len(labels)).round().astype(int))[
+            :clients
+        ]
+        for labels in sets
     )
     return [_fill_up(first, setup.smallest_client), *others]
 
@@ -150,42 +166,71 @@ def sizes(sets: Sequence[Labels], setup: Setup) -> list[list[Indices]]:
 def _fill_up(parts: Sequence[Indices], fewest: int) -> list[Indices]:
     """Return the parts with examples moved from the largest to the smallest until all have `fewest`, if they can."""
     filled = [part.tolist() for part in parts]
-    while len(smallest := min(filled, key=len)) < fewest and len(largest := max(filled, key=len)) > fewest:
+    while (
+        len(smallest := min(filled, key=len)) < fewest
+        and len(largest := max(filled, key=len)) > fewest
+    ):
         smallest.append(largest.pop())
     return [np.array(part, np.intp) for part in filled]
 
 
 def by_function(sets: Sequence[Labels], setup: Setup) -> list[list[Indices]]:
-    """Deal each set by a user's function, as in my_module:deal; its streams begin alike, so shares are the same."""
-    function, clients = imported_partition(setup.partition), setup.clients
+    """Deal each set by a user's function, as in my_module:deal.
+
+    Its streams begin alike, so shares are the same.
+    """
+    function = imported_partition(setup.partition)
+    clients = setup.clients
     parts = []
     for labels in sets:
         if not len(labels):
             parts.append([np.empty(0, np.intp)] * clients)
             continue
         try:
-            dealt = function(labels.copy(), clients, generator(setup.seed, "partition", setup.partition))
+            dealt = function(
+                labels.copy(), clients, generator(setup.seed, "partition", setup.partition)
+            )
             there = [np.asarray(each) for each in dealt]
         except Exception as error:
             said = " ".join(str(error).split())
             raise FairbloomError(
                 f"partition = {setup.partition!r}: it failed with {type(error).__name__}: {said}"
             ) from error
-        strange = [each for each in there if each.ndim != 1 or (each.size and each.dtype.kind not in "iu")]
+        strange = [
+            each for each in there if each.ndim != 1 or (each.size and each.dtype.kind not in "iu")
+        ]
         if len(there) != clients or strange:
-            fault = f"; it deals {len(there)}: {', '.join(f'{each.dtype} {each.shape}' for each in there[:3])}"
+            fault = (
+                f"; it deals {len(there)}:"
+                f" {', '.join(f'{each.dtype} {each.shape}' for each in there[:3])}"
+            )
         else:
-            places, counts = np.unique(np.concatenate([each.astype(np.int64) for each in there]), return_counts=True)
+            places, counts = np.unique(
+                np.concatenate([each.astype(np.int64) for each in there]), return_counts=True
+            )
             wrong = places[(places < 0) | (places >= len(labels)) | (counts > 1)]
-            fault = f", from 0 to {len(labels) - 1}, each for one client; it deals {wrong[0]}" if len(wrong) else ""
+            fault = (
+                f", from 0 to {len(labels) - 1}, each for one client; it deals {wrong[0]}"
+                if len(wrong)
+                else ""
+            )
         if fault:
-            wanted = f"it must deal {clients} arrays of whole numbers, the places of each client's examples"
+            wanted = (
+                f"it must deal {clients} arrays of whole numbers, the places of each client's"
+                " examples"
+            )
             raise FairbloomError(f"partition = {setup.partition!r}: {wanted}{fault}")
         parts.append([each.astype(np.intp) for each in there])
     return parts
 
 
-PARTITIONS = {"shards": shards, "classes": classes, "dirichlet": dirichlet, "sizes": sizes, "iid": iid}
+PARTITIONS = {
+    "shards": shards,
+    "classes": classes,
+    "dirichlet": dirichlet,
+    "sizes": sizes,
+    "iid": iid,
+}
 """What deals the examples of each set to clients, alike, by the partition's name."""
 
 
@@ -199,8 +244,8 @@ def name_clients(setup: Setup, clients: Sequence[str]) -> tuple[str, ...]:
     """Return the names of clients that come with the data."""
     if setup.clients not in (0, len(clients)):
         raise FairbloomError(
-            f"clients = {setup.clients}: partition = {setup.partition} has {len(clients)} clients, {clients[0]} to "
-            f"{clients[-1]}: leave clients out"
+            f"clients = {setup.clients}: partition = {setup.partition} has {len(clients)} clients,"
+            f" {clients[0]} to {clients[-1]}: leave clients out"
         )
     return tuple(clients)
 
@@ -214,9 +259,12 @@ class Parts(NamedTuple):
 
 
 def split(indices: Indices, setup: Setup, client: str, tested: Indices | None = None) -> Parts:
-    """Return a client's examples as the seed splits them; each share that is asked for has at least one of them.
+    """Return a client's examples as the seed splits them.
 
-    `indices` are at least three; `tested` are its examples of a separate test set, None where a share is held out.
+    Each share that is asked for has at least one of them.
+
+    `indices` are at least three; `tested` are its examples of a separate test set, None where a
+    share is held out.
     """
     if tested is not None and not setup.validation_share:
         return Parts(indices, tested, np.empty(0, np.intp))
@@ -225,8 +273,8 @@ def split(indices: Indices, setup: Setup, client: str, tested: Indices | None = 
     ends.append(ends[-1] + _share(setup.validation_share, len(order)))
     if ends[-1] >= len(order):
         raise FairbloomError(
-            f"test-share = {setup.test_share:g} and validation-share = {setup.validation_share:g} leave {client} none "
-            f"of its {len(order)} examples to train on: lower them"
+            f"test-share = {setup.test_share:g} and validation-share = {setup.validation_share:g}"
+            f" leave {client} none of its {len(order)} examples to train on: lower them"
         )
     test, validation = (order[start:end] for start, end in pairwise(ends))
     return Parts(order[ends[-1] :], test if tested is None else tested, validation)
@@ -242,7 +290,11 @@ def add_labels(parts: Parts, labels: Labels) -> list[tuple[Indices, Labels]]:
     return [(rows, labels[rows]) for rows in parts]
 
 
-def splits_of(inputs: Tensor, targets: Tensor, parts: Parts, groups: Tensor | None = None) -> Splits:
+def splits_of(
+    inputs: Tensor, targets: Tensor, parts: Parts, groups: Tensor | None = None
+) -> Splits:
     """Return a client's splits of tensors that hold its examples, and may hold those of others."""
-    train, test, validation = (Examples(inputs, targets, torch.from_numpy(rows), groups) for rows in parts)
+    train, test, validation = (
+        Examples(inputs, targets, torch.from_numpy(rows), groups) for rows in parts
+    )
     return Splits(train, test, validation if len(validation) else None)

@@ -30,21 +30,41 @@ def pool(task: Task) -> Task:
 
 
 def join(parts: Sequence[AnyExamples]) -> AnyExamples:
-    """Return the examples of all parts, one after the other; tensors that all of them share are not copied."""
+    """Return the examples of all parts, one after the other.
+
+    Tensors that all of them share are not copied.
+    """
     collated = [part for part in parts if isinstance(part, CollatedExamples)]
     tensors = [part for part in parts if isinstance(part, Examples)]
     if collated and tensors:
-        raise ReportableError("pooled = true: some clients' examples are tensors, and others' are of a Dataset")
+        raise ReportableError(
+            "pooled = true: some clients' examples are tensors, and others' are of a Dataset"
+        )
     return join_collated(collated) if collated else join_tensors(tensors)
 
 
 def join_tensors(parts: Sequence[Examples]) -> Examples:
     """Return the examples of all parts, one after the other, in the tensors that they share, or else in a copy."""
-    first, rows = parts[0], [part.rows for part in parts if part.rows is not None]
-    held = [(names_of(part.inputs), [*tensors_of(part.inputs), part.targets, part.groups]) for part in parts]
-    if len(rows) == len(parts) and len({(names, *map(id, tensors)) for names, tensors in held}) == 1:
+    first = parts[0]
+    rows = [part.rows for part in parts if part.rows is not None]
+    held = [
+        (names_of(part.inputs), [*tensors_of(part.inputs), part.targets, part.groups])
+        for part in parts
+    ]
+    if (
+        len(rows) == len(parts)
+        and len({(names, *map(id, tensors)) for names, tensors in held}) == 1
+    ):
         return Examples(first.inputs, first.targets, torch.cat(rows), first.groups)
     whole = [(part.inputs, part.targets) if part.rows is None else part[:] for part in parts]
     inputs, targets = zip(*whole, strict=True)
-    groups = [places for part in parts if part.groups is not None and (places := part.group_places()) is not None]
-    return Examples(combine_inputs(inputs, torch.cat), torch.cat(targets), groups=torch.cat(groups) if groups else None)
+    groups = [
+        places
+        for part in parts
+        if part.groups is not None and (places := part.group_places()) is not None
+    ]
+    return Examples(
+        combine_inputs(inputs, torch.cat),
+        torch.cat(targets),
+        groups=torch.cat(groups) if groups else None,
+    )

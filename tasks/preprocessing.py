@@ -1,6 +1,7 @@
 """How a client's raw data become a model's inputs, and a model's outputs predictions: a value, which can be kept.
 
-Training and prediction go through the same functions, so that they cannot differ. PyTorch is imported late.
+Training and prediction go through the same functions, so that they cannot differ. PyTorch is
+imported late.
 """
 
 from __future__ import annotations
@@ -27,10 +28,13 @@ FORMAT = 2
 PREPROCESSING = "preprocessing.json"
 """The file of a client's preprocessing in its own folder, and of the common one in a run folder."""
 
-NUMBER, CATEGORY = "number", "category"
+NUMBER = "number"
+CATEGORY = "category"
 """The kinds of input columns."""
 
-TABLE, ARRAYS, IMAGES = "table", "arrays", "images"
+TABLE = "table"
+ARRAYS = "arrays"
+IMAGES = "images"
 """The forms of raw data."""
 
 
@@ -47,11 +51,11 @@ class InputColumn:
     categories
         Of a column of categories: each has an input, which is 1 where a row has it and else 0.
     center, scale
-        Of a column of numbers: its input is (number - center) / scale; 0 where the scale is 0, as the column was
-        constant in training.
+        Of a column of numbers: its input is (number - center) / scale; 0 where the scale is 0, as
+        the column was constant in training.
     fill
-        Whether a missing value is filled in: a number by the center, a category by none. Where it is not, a row
-        without a value has no prediction.
+        Whether a missing value is filled in: a number by the center, a category by none. Where it
+        is not, a row without a value has no prediction.
     """
 
     name: str
@@ -75,7 +79,8 @@ class InputColumn:
     def encode(self, inputs: NDArray[np.float32], values: NDArray[Any]) -> None:
         """Write the column's inputs, shape (rows, width), into an array of zeros.
 
-        `values` are the numbers, NaN where one is missing, or the places of the categories, below 0 for none.
+        `values` are the numbers, NaN where one is missing, or the places of the categories, below 0
+        for none.
         """
         if self.kind == CATEGORY:
             known = np.flatnonzero(values >= 0)
@@ -87,15 +92,22 @@ class InputColumn:
             inputs[:, 0] = numbers
 
 
-def input_columns(schema: Schema, measured: Mapping[str, tuple[float, float] | None]) -> tuple[InputColumn, ...]:
-    """Return the inputs that a schema's columns become; numbers are standardised by its means, or by those measured."""
+def input_columns(
+    schema: Schema, measured: Mapping[str, tuple[float, float] | None]
+) -> tuple[InputColumn, ...]:
+    """Return the inputs that a schema's columns become.
+
+    Numbers are standardised by its means, or by those measured.
+    """
     found = []
     for name, field in schema.inputs.items():
         fill = schema.missing_of(name) == "fill"
         if field.categories:
             found.append(InputColumn(name, CATEGORY, field.categories, fill=fill))
             continue
-        stated = None if field.center is None or field.scale is None else (field.center, field.scale)
+        stated = (
+            None if field.center is None or field.scale is None else (field.center, field.scale)
+        )
         center, scale = stated or measured.get(name) or (0.0, 0.0)
         found.append(InputColumn(name, NUMBER, center=center, scale=scale, fill=fill))
     return tuple(found)
@@ -150,7 +162,8 @@ class Preprocessing:
     shape
         Of one example, as the model takes it; () for a table.
     white
-        What bytes of an array are divided by, so that they are from 0 to 1; 0.0 where an array of bytes is refused.
+        What bytes of an array are divided by, so that they are from 0 to 1; 0.0 where an array of
+        bytes is refused.
     resized
         Whether images of another size are brought to that of `shape`.
     client
@@ -183,7 +196,10 @@ class Preprocessing:
     def inputs(self, values: Mapping[str, NDArray[Any]]) -> Tensor:
         """Return the inputs of a table's rows, shape (rows, width), torch.float32, from the values of their columns."""
         if self.per_client:
-            raise FairbloomError("numbers are standardised by each client's own means and deviations: name the client")
+            raise FairbloomError(
+                "numbers are standardised by each client's own means and deviations: name the"
+                " client"
+            )
         return encode_columns(self.columns, values)
 
     @property
@@ -192,13 +208,20 @@ class Preprocessing:
         if self.schema:
             return parse_schema(self.schema)
         fields = {each.name: each.field for each in self.columns}
-        target = Field(type="string", categories=self.classes) if self.classes else Field(type="number")
-        return Schema(target=self.target, ignore=self.ignored, fields={**fields, self.target: target})
+        target = (
+            Field(type="string", categories=self.classes) if self.classes else Field(type="number")
+        )
+        return Schema(
+            target=self.target, ignore=self.ignored, fields={**fields, self.target: target}
+        )
 
     def array_inputs(self, x: NDArray[Any]) -> Tensor:
-        """Return the inputs of an array, torch.float32; its first dimension is the examples, each becomes `shape`.
+        """Return the inputs of an array, torch.float32.
 
-        Bytes are divided by `white`. Raises ValueError where the array holds no numbers as the model takes them.
+        Its first dimension is the examples, each becomes `shape`.
+
+        Bytes are divided by `white`. Raises ValueError where the array holds no numbers as the
+        model takes them.
         """
         import torch
 
@@ -216,7 +239,9 @@ class Preprocessing:
             values = outputs.reshape(len(outputs)).double().numpy()
             return Predictions(values * self.target_scale + self.target_center, None)
         probabilities = outputs.double().softmax(dim=1).numpy()
-        return Predictions(np.array(self.classes, object)[probabilities.argmax(axis=1)], probabilities)
+        return Predictions(
+            np.array(self.classes, object)[probabilities.argmax(axis=1)], probabilities
+        )
 
     def encode(self) -> bytes:
         """Return the content of its file, numbers exactly."""
@@ -229,5 +254,7 @@ class Preprocessing:
         if not isinstance(written, dict):
             raise ValueError("it is no JSON object")
         if written["format"] != FORMAT:
-            raise ValueError(f"its format is {written['format']!r}, and this Fairbloom reads {FORMAT}: update it")
+            raise ValueError(
+                f"its format is {written['format']!r}, and this Fairbloom reads {FORMAT}: update it"
+            )
         return decode_as(cls, {key: value for key, value in written.items() if key != "format"})

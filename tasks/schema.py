@@ -14,7 +14,14 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import tomli_w
 from annotated_types import Interval, Len
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    TypeAdapter,
+    ValidationError,
+)
 
 from fairbloom.errors import ReportableError, did_you_mean
 
@@ -32,7 +39,9 @@ MISSING_VALUES = ("", "?", "NA", "NaN", "+NaN", "-NaN", "null", "N/A")
 MAX_TEXT = 200
 """Longest name of a column, category or class, in characters."""
 
-MAX_CATEGORIES, MAX_COLUMNS, MAX_BYTES = 1_000, 10_000, 2**20
+MAX_CATEGORIES = 1_000
+MAX_COLUMNS = 10_000
+MAX_BYTES = 2**20
 """Bounds of a column's categories, of a schema's columns, and of its text."""
 
 SCHEMA = "schema.toml"
@@ -49,7 +58,11 @@ class SchemaError(ReportableError):
 def normalise(text: str) -> str:
     """Return a text as it is compared: in Unicode's form NFKC, without invisible characters, with single spaces."""
     if not text.isascii():
-        text = "".join(each for each in unicodedata.normalize("NFKC", text) if unicodedata.category(each) != "Cf")
+        text = "".join(
+            each
+            for each in unicodedata.normalize("NFKC", text)
+            if unicodedata.category(each) != "Cf"
+        )
     return " ".join(text.split())
 
 
@@ -58,7 +71,9 @@ def fold(name: str) -> str:
     return normalise(name).casefold()
 
 
-Name = Annotated[str, BeforeValidator(lambda value: str(value) if type(value) in (int, float) else value)]
+Name = Annotated[
+    str, BeforeValidator(lambda value: str(value) if type(value) in (int, float) else value)
+]
 """A text, or a number that stands for it: 1 is "1"."""
 
 Category = Annotated[Name, Len(1, MAX_TEXT)]
@@ -83,7 +98,10 @@ class _Table(BaseModel):
 
 
 class Constraints(_Table):
-    """What a value must be: from `minimum` to `maximum`, one of `enum`; `required` makes a missing value a fault."""
+    """What a value must be: from `minimum` to `maximum`, one of `enum`.
+
+    `required` makes a missing value a fault.
+    """
 
     minimum: float = -math.inf
     maximum: float = math.inf
@@ -94,11 +112,12 @@ class Constraints(_Table):
 class Field(_Table):
     """A column.
 
-    `categories` are its values, in the order of the model's inputs or classes, () for a number, and `spellings` other
-    ways to write each. `unit` is that of its numbers; a cell may say it behind the number. `missingValues` stand for a
-    missing value besides what does so in all columns, and `missing` says what is done then, where it is not what the
-    schema says of all. `input`: whether the model sees it; one that only makes groups may be none. Numbers are
-    standardised as (number - center) / scale; None: by each site's own mean and deviation.
+    `categories` are its values, in the order of the model's inputs or classes, () for a number, and
+    `spellings` other ways to write each. `unit` is that of its numbers; a cell may say it behind
+    the number. `missingValues` stand for a missing value besides what does so in all columns, and
+    `missing` says what is done then, where it is not what the schema says of all. `input`: whether
+    the model sees it; one that only makes groups may be none. Numbers are standardised as (number -
+    center) / scale; None: by each site's own mean and deviation.
     """
 
     type: Literal["number", "integer", "string"]
@@ -122,7 +141,10 @@ class Field(_Table):
 
 
 class FileField(_Table):
-    """How one file has a column: under another `name`, in another `unit`; times `factor` it is in the schema's."""
+    """How one file has a column: under another `name`, in another `unit`.
+
+    Times `factor` it is in the schema's.
+    """
 
     name: str = ""
     unit: str = ""
@@ -146,11 +168,12 @@ class File(_Table):
 class Schema(_Table):
     """What the tables of all sites hold: the columns by name, in the order of the model's inputs.
 
-    `target` is the column that is predicted: a class where it has categories, of two of which `positive` is the
-    positive one ("": the second), else a quantity. `client` names each row's site, where one file has the rows of
-    several. Rows are grouped by `groups`: columns with categories, or comparisons as "age>=60" and "race=White". Files
-    may have the columns to `ignore` besides. `missing` says what is done with a row that lacks a value, and
-    `missingValues` what stands for one. `files` says how single files are written, by name.
+    `target` is the column that is predicted: a class where it has categories, of two of which
+    `positive` is the positive one ("": the second), else a quantity. `client` names each row's
+    site, where one file has the rows of several. Rows are grouped by `groups`: columns with
+    categories, or comparisons as "age>=60" and "race=White". Files may have the columns to `ignore`
+    besides. `missing` says what is done with a row that lacks a value, and `missingValues` what
+    stands for one. `files` says how single files are written, by name.
     """
 
     target: str
@@ -171,7 +194,11 @@ class Schema(_Table):
     @property
     def inputs(self) -> Mapping[str, Field]:
         """The columns that the model sees."""
-        return {name: field for name, field in self.fields.items() if name != self.target and field.input}
+        return {
+            name: field
+            for name, field in self.fields.items()
+            if name != self.target and field.input
+        }
 
     @property
     def groupings(self) -> tuple[GroupBy, ...]:
@@ -180,8 +207,13 @@ class Schema(_Table):
 
     @property
     def group_names(self) -> dict[str, tuple[str, ...]]:
-        """The groups of each grouping, by its name; the last one has the rows that belong to no other."""
-        return {by.name: (*by.groups(self.fields[by.column].categories), OTHER) for by in self.groupings}
+        """The groups of each grouping, by its name.
+
+        The last one has the rows that belong to no other.
+        """
+        return {
+            by.name: (*by.groups(self.fields[by.column].categories), OTHER) for by in self.groupings
+        }
 
     def file(self, name: str) -> File:
         """Return how a file is written."""
@@ -205,20 +237,25 @@ def read_schema(place: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not in UTF-8"
         raise SchemaError(
-            f"schema = {place!r} cannot be read ({why}): name a file, as fairbloom data DIR --write-schema FILE "
-            "writes one"
+            f"schema = {place!r} cannot be read ({why}): name a file, as fairbloom data DIR"
+            " --write-schema FILE writes one"
         ) from error
     return text if "\n" in text else f"{text}\n"
 
 
 def without_client(text: str) -> str:
     """Return a schema's text for a file of one site: without the column that names each row's client."""
-    return tomli_w.dumps({key: value for key, value in tomllib.loads(text).items() if key != "client"})
+    return tomli_w.dumps(
+        {key: value for key, value in tomllib.loads(text).items() if key != "client"}
+    )
 
 
 @lru_cache(maxsize=16)
 def parse_schema(text: str, name: str = SCHEMA) -> Schema:
-    """Return the schema that a text holds; raise SchemaError with the key's path, or the line, of its first fault."""
+    """Return the schema that a text holds.
+
+    Raise SchemaError with the key's path, or the line, of its first fault.
+    """
     schema = _parse(Schema, text, name)
     for fault in _find_contradictions(schema):
         raise SchemaError(f"{name}: {fault}")
@@ -229,7 +266,9 @@ class ImageSchema(_Table):
     """What the images of all sites hold: classes, width and height in pixels, whether they are grey, or resized."""
 
     classes: Annotated[tuple[str, ...], Len(2)]
-    size: tuple[Annotated[int, Interval(ge=1, le=10_000)], Annotated[int, Interval(ge=1, le=10_000)]]
+    size: tuple[
+        Annotated[int, Interval(ge=1, le=10_000)], Annotated[int, Interval(ge=1, le=10_000)]
+    ]
     grey: bool = False
     resize: bool = False
 
@@ -264,7 +303,9 @@ AnyTable = TypeVar("AnyTable", bound=_Table)
 
 def _parse(kind: type[AnyTable], text: str, name: str) -> AnyTable:
     if len(text) > MAX_BYTES:
-        raise SchemaError(f"{name} has {len(text):,} characters, and {MAX_BYTES:,} are the most: shorten it")
+        raise SchemaError(
+            f"{name} has {len(text):,} characters, and {MAX_BYTES:,} are the most: shorten it"
+        )
     try:
         return kind.model_validate(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
@@ -283,9 +324,14 @@ def _explain(error: ValidationError) -> str:
         return f"{path} is missing: add it"
     if fault["type"] == "extra_forbidden":
         known = [
-            key for kind in (Schema, Field, Constraints, File, FileField, ImageSchema) for key in kind.model_fields
+            key
+            for kind in (Schema, Field, Constraints, File, FileField, ImageSchema)
+            for key in kind.model_fields
         ]
-        return f"{path} is unknown: {did_you_mean(str(fault['loc'][-1]), known)}correct it, or leave it out"
+        return (
+            f"{path} is unknown: {did_you_mean(str(fault['loc'][-1]), known)}correct it, or leave"
+            " it out"
+        )
     says = fault["msg"].removeprefix("Value error, ")
     return f"{path} = {shorten_value(fault['input'])}: {says[0].lower()}{says[1:]}"
 
@@ -293,15 +339,28 @@ def _explain(error: ValidationError) -> str:
 def _find_contradictions(schema: Schema) -> Iterator[str]:
     """Yield what fits no other part of a schema, each as key, value and remedy."""
     seen: dict[str, str] = {}
-    keys = {"fields": [*schema.fields], "ignore": schema.ignore, "client": [schema.client] if schema.client else []}
+    keys = {
+        "fields": [*schema.fields],
+        "ignore": schema.ignore,
+        "client": [schema.client] if schema.client else [],
+    }
     for key, name in [(key, name) for key, names in keys.items() for name in names]:
         if not name or len(name) > MAX_TEXT:
-            yield f"{key}.{shorten_value(name)}: the name of a column has 1 to {MAX_TEXT} characters: shorten it"
+            yield (
+                f"{key}.{shorten_value(name)}: the name of a column has 1 to {MAX_TEXT} characters:"
+                " shorten it"
+            )
         if fold(name) in seen:
-            yield f"{key} has {name!r}, and {seen[fold(name)]!r} is the same in another case of letters: name it once"
+            yield (
+                f"{key} has {name!r}, and {seen[fold(name)]!r} is the same in another case of"
+                " letters: name it once"
+            )
         seen[fold(name)] = name
     if schema.target not in schema.fields:
-        yield f"target = {schema.target!r}: {did_you_mean(schema.target, schema.fields)}it must be one of the fields"
+        yield (
+            f"target = {schema.target!r}: {did_you_mean(schema.target, schema.fields)}it must be"
+            " one of the fields"
+        )
         return
     if not schema.inputs:
         yield "fields has no column but the target: nothing to learn from: add one"
@@ -309,16 +368,25 @@ def _find_contradictions(schema: Schema) -> Iterator[str]:
         yield from (f"fields.{name}.{fault}" for fault in _find_faults_of(field))
     classes = schema.predicted.categories
     if not classes and schema.predicted.center is None:
-        yield f"fields.{schema.target}.center is missing: a quantity is learned in units of its scale around its center"
+        yield (
+            f"fields.{schema.target}.center is missing: a quantity is learned in units of its scale"
+            " around its center"
+        )
     if len(classes) == 1:
-        yield f"fields.{schema.target}.categories has one class: a target has two or more: add the others"
+        yield (
+            f"fields.{schema.target}.categories has one class: a target has two or more: add the"
+            " others"
+        )
     if schema.positive and (len(classes) != 2 or schema.positive not in classes):
         there = f"the classes are {', '.join(classes)}" if classes else "the target is a quantity"
         yield f"positive = {schema.positive!r}: it must be one of two classes, and {there}"
     yield from find_wrong_groups(schema)
     for file, about in schema.files.items():
         if about.groupChar and about.groupChar == about.decimalChar:
-            yield f"files.{file}.groupChar = {about.groupChar!r}: it is the decimal mark, too: choose one of the two"
+            yield (
+                f"files.{file}.groupChar = {about.groupChar!r}: it is the decimal mark, too: choose"
+                " one of the two"
+            )
         for name in about.fields.keys() - schema.fields.keys():
             hint = did_you_mean(name, schema.fields)
             yield f"files.{file}.fields.{name}: {hint}it must be one of the fields"
@@ -335,14 +403,26 @@ def _find_faults_of(field: Field) -> Iterator[str]:
                 both = f"{field.categories[other]!r} and for {name!r}"
                 yield f"categories: {spelling!r} stands for {both}: leave it out of one of the two"
     for name in {*field.spellings} - {*field.categories}:
-        yield f"spellings.{name}: {did_you_mean(name, field.categories)}it must be one of the categories"
+        yield (
+            f"spellings.{name}: {did_you_mean(name, field.categories)}it must be one of the"
+            " categories"
+        )
     limits = field.constraints
     if field.categories and limits != Constraints(required=limits.required):
-        yield "constraints is for numbers: a column of categories has no minimum, maximum or enum: leave them out"
+        yield (
+            "constraints is for numbers: a column of categories has no minimum, maximum or enum:"
+            " leave them out"
+        )
     if not limits.minimum <= limits.maximum:
-        yield f"constraints.minimum = {limits.minimum:g} is above the maximum, {limits.maximum:g}: exchange them"
+        yield (
+            f"constraints.minimum = {limits.minimum:g} is above the maximum, {limits.maximum:g}:"
+            " exchange them"
+        )
     if (field.center is None) != (field.scale is None):
-        yield f"{'scale' if field.scale is None else 'center'} is missing: center and scale belong together"
+        yield (
+            f"{'scale' if field.scale is None else 'center'} is missing: center and scale belong"
+            " together"
+        )
 
 
 def find_wrong_groups(schema: Schema, key: str = "groups") -> Iterator[str]:
@@ -350,12 +430,25 @@ def find_wrong_groups(schema: Schema, key: str = "groups") -> Iterator[str]:
     for by in schema.groupings:
         field = schema.fields.get(by.column)
         if field is None:
-            yield f"{key} = {by.name!r}: {did_you_mean(by.column, schema.fields)}the column must be one of the fields"
+            yield (
+                f"{key} = {by.name!r}: {did_you_mean(by.column, schema.fields)}the column must be"
+                " one of the fields"
+            )
         elif by.column == schema.target:
-            yield f"{key} = {by.name!r}: it is the target: name a column that is known before the target is"
+            yield (
+                f"{key} = {by.name!r}: it is the target: name a column that is known before the"
+                " target is"
+            )
         elif isinstance(by.to, float) == bool(field.categories):
-            remedy = f"name it alone, {by.column!r}" if field.categories else f"divide it, as in '{by.column}>=60'"
-            yield f"{key} = {by.name!r}: the column holds {'categories' if field.categories else 'numbers'}: {remedy}"
+            remedy = (
+                f"name it alone, {by.column!r}"
+                if field.categories
+                else f"divide it, as in '{by.column}>=60'"
+            )
+            yield (
+                f"{key} = {by.name!r}: the column holds"
+                f" {'categories' if field.categories else 'numbers'}: {remedy}"
+            )
         elif by.sign == "=" and by.to not in field.categories:
             hint = did_you_mean(str(by.to), field.categories)
             yield f"{key} = {by.name!r}: {hint}the categories are {', '.join(field.categories)}"

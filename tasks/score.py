@@ -14,12 +14,17 @@ from .task import AnyExamples, Task
 
 
 def decide_score(
-    settings: RunSettings | Mapping[str, Any], task: Task, recorded: str = "", *, deployed: bool = False
+    settings: RunSettings | Mapping[str, Any],
+    task: Task,
+    recorded: str = "",
+    *,
+    deployed: bool = False,
 ) -> Score:
     """Return the score that fairness is measured in: the setting's, or that which a continued run has `recorded`.
 
-    Otherwise the task's first, but balanced accuracy where the task reports it and clients that come with the data have
-    two unbalanced classes: a client with test examples of both has more than two thirds of them in one.
+    Otherwise the task's first, but balanced accuracy where the task reports it and clients that
+    come with the data have two unbalanced classes: a client with test examples of both has more
+    than two thirds of them in one.
     """
     settings = RunSettings.of(settings)
     there = {score.name: score for score in (*task.scores, LOSS_SCORE)}
@@ -36,9 +41,14 @@ def decide_score(
         unbalanced = any(each and each[0] and each[1] > 2 / 3 * sum(each) for each in found)
         return BALANCED_ACCURACY if unbalanced else task.score
     if name not in there:
-        known = [*there, *(each for each, further in FURTHER.items() if not find_misfit(task, further))]
+        known = [
+            *there,
+            *(each for each, further in FURTHER.items() if not find_misfit(task, further)),
+        ]
         hint = did_you_mean(name, known)
-        raise SettingsError(f"score = {name!r}: {hint}task {settings.task} has {', '.join(dict.fromkeys(known))}")
+        raise SettingsError(
+            f"score = {name!r}: {hint}task {settings.task} has {', '.join(dict.fromkeys(known))}"
+        )
     return there[name]
 
 
@@ -55,7 +65,10 @@ def has_two_classes(task: Task) -> bool:
 
 
 def count_classes(examples: AnyExamples) -> tuple[int, int] | None:
-    """Return how many examples are of the smaller and of the larger of two classes; None without such targets."""
+    """Return how many examples are of the smaller and of the larger of two classes.
+
+    None without such targets.
+    """
     targets = examples.all_targets
     if not len(targets) or targets.dim() != 1 or targets.is_floating_point():
         return None

@@ -1,3 +1,4 @@
 import sys
 
-sys.dont_write_bytecode = False  # each process would compile hypothesis, and all that pytest rewrites, for seconds
+# each process would compile hypothesis, and all that pytest rewrites, for seconds
+sys.dont_write_bytecode = False

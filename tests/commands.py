@@ -1,7 +1,7 @@
 """Our command line in processes of its own that start at once.
 
-Each process is forked from one that has imported the command line and PyTorch, and in which nothing else has happened:
-that takes a hundredth of the time of starting Python and importing them.
+Each process is forked from one that has imported the command line and PyTorch, and in which nothing
+else has happened: that takes a hundredth of the time of starting Python and importing them.
 """
 
 import multiprocessing
@@ -19,11 +19,18 @@ from typing import Any
 import pytest
 
 STARTED = multiprocessing.get_context("forkserver")
-PRELOADED = ["tests.environment", "fairbloom.cli", "fairbloom.experiments.api", "fairbloom.client.local"]
+PRELOADED = [
+    "tests.environment",
+    "fairbloom.cli",
+    "fairbloom.experiments.api",
+    "fairbloom.client.local",
+]
 STARTED.set_forkserver_preload(PRELOADED)
 
 
-def fairbloom(folder: Path, *words: str, seconds: float = 300.0) -> subprocess.CompletedProcess[str]:
+def fairbloom(
+    folder: Path, *words: str, seconds: float = 300.0
+) -> subprocess.CompletedProcess[str]:
     """Run `fairbloom` with these words in a folder; return its exit code and what it printed."""
     return forked(folder, _command, *words, seconds=seconds)
 
@@ -31,17 +38,22 @@ def fairbloom(folder: Path, *words: str, seconds: float = 300.0) -> subprocess.C
 def forked(
     folder: Path, function: Callable[..., None], *words: str, seconds: float = 300.0
 ) -> subprocess.CompletedProcess[str]:
-    """Call a function of a module in a folder, in a process of its own; return its exit code and what it printed."""
+    """Call a function of a module in a folder, in a process of its own; return its exit code and
+    what it printed."""
     with tempfile.TemporaryDirectory() as written:
         printed = tuple(Path(written, name) for name in ("stdout", "stderr"))
-        process = STARTED.Process(target=_run, args=(function, words, folder, dict(os.environ), printed))
+        process = STARTED.Process(
+            target=_run, args=(function, words, folder, dict(os.environ), printed)
+        )
         process.start()
         process.join(seconds)
         if process.exitcode is None:
             process.kill()
             process.join()
             raise subprocess.TimeoutExpired(words, seconds)
-        return subprocess.CompletedProcess(words, process.exitcode, *(file.read_text() for file in printed))
+        return subprocess.CompletedProcess(
+            words, process.exitcode, *(file.read_text() for file in printed)
+        )
 
 
 def _run(
@@ -69,7 +81,8 @@ def _command(*words: str) -> None:
 
 
 class BeginWorker:
-    """Prepares a worker as `begin_worker` does, in the environment of the process that starts it."""
+    """Prepares a worker as `begin_worker` does, in the environment of the process that starts
+    it."""
 
     def __call__(self, *arguments: Any) -> None:
         from fairbloom.experiments.studies.pool import begin_worker
@@ -85,7 +98,8 @@ class BeginWorker:
 
 
 def fork_workers(patch: pytest.MonkeyPatch) -> None:
-    """Let the processes of comparisons be forked from one that has imported PyTorch, so that they start at once."""
+    """Let the processes of comparisons be forked from one that has imported PyTorch, so that they
+    start at once."""
     from fairbloom.experiments.studies import pool
 
     def get_context(method: str) -> ForkServerContext:
@@ -94,7 +108,8 @@ def fork_workers(patch: pytest.MonkeyPatch) -> None:
     def executor(*arguments: Any, initializer: Any, **options: Any) -> pool.ProcessPoolExecutor:
         return started(*arguments, initializer=BeginWorker(), **options)
 
-    forkserver.ensure_running()  # what is forked holds back no signal, which the pool does where it starts processes
+    # what is forked holds back no signal, which the pool does where it starts processes
+    forkserver.ensure_running()
     started = pool.ProcessPoolExecutor
     patch.setattr(pool, "multiprocessing", SimpleNamespace(get_context=get_context))
     patch.setattr(pool, "ProcessPoolExecutor", executor)

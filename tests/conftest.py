@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, settings
 
 from .checkout import PACKAGES
 
-with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # typer's, about click, when imported
+# typer's, about click, when imported
+with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
     from flwr.supercore.task_identity import TaskIdentity
 
 settings.register_profile(
@@ -31,13 +32,17 @@ BEGUN = time.monotonic()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--slow-within", type=float, metavar="MINUTES", help="skip what is slow and has not begun after so many minutes"
+        "--slow-within",
+        type=float,
+        metavar="MINUTES",
+        help="skip what is slow and has not begun after so many minutes",
     )
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Let garbage collection pass over what collection leaves, modules and tests, which stay until the end."""
+    """Let garbage collection pass over what collection leaves, modules and tests, which stay until
+    the end."""
     gc.disable()
     yield
     gc.freeze()
@@ -45,11 +50,14 @@ def pytest_collection() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put slow tests last in their file; files of nothing else come last of all, the one with most tests first."""
+    """Put slow tests last in their file; files of nothing else come last of all, the one with most
+    tests first."""
     files: dict[Path, list[pytest.Item]] = {}
     for item in items:
         files.setdefault(item.path, []).append(item)
-    items[:] = [item for own in sorted(files.values(), key=place_of) for item in sorted(own, key=is_slow)]
+    items[:] = [
+        item for own in sorted(files.values(), key=place_of) for item in sorted(own, key=is_slow)
+    ]
 
 
 def place_of(own: list[pytest.Item]) -> tuple[bool, bool, int]:
@@ -71,7 +79,8 @@ def is_slow(item: pytest.Item) -> bool:
 
 @pytest.fixture(autouse=True, scope="module")
 def no_module_of_ours_has_two_names() -> Iterator[None]:
-    """A checkout lies on the path, so that `import strategies` would make everything a second time."""
+    """A checkout lies on the path, so that `import strategies` would make everything a second
+    time."""
     yield
     assert not PACKAGES & {name.partition(".")[0] for name in sys.modules}
 
@@ -87,7 +96,8 @@ def task_identity() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def quiet_rounds() -> None:
-    """Keep the lines that every round logs out of what tests capture: `said` and `at_level` let them in."""
+    """Keep the lines that every round logs out of what tests capture: `said` and `at_level` let
+    them in."""
     logging.getLogger("flwr").setLevel(logging.WARNING)
 
 

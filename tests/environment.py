@@ -1,7 +1,10 @@
-"""The environment of all tests, and of the process that commands are forked from: to be imported before all else."""
+"""The environment of all tests, and of the process that commands are forked from: to be imported
+before all else."""
 
 import os
 
-os.environ["OMP_NUM_THREADS"] = "1"  # before NumPy and PyTorch are imported: bits need it, and tests run side by side
-for size in ("COLUMNS", "LINES"):  # pytest-xdist sets one, readline both, and what is printed would have another width
+# before NumPy and PyTorch are imported: bits need it, and tests run side by side
+os.environ["OMP_NUM_THREADS"] = "1"
+# pytest-xdist sets one, readline both, and what is printed would have another width
+for size in ("COLUMNS", "LINES"):
     os.environ.pop(size, None)

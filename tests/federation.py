@@ -1,4 +1,5 @@
-"""A federation in memory: clients that train quadratics or misbehave, a Flower grid, and runs of methods over it."""
+"""A federation in memory: clients that train quadratics or misbehave, a Flower grid, and runs of
+methods over it."""
 
 import copy
 import zlib
@@ -10,7 +11,15 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.app.error import Error
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
@@ -27,7 +36,7 @@ from fairbloom.strategies import METHODS, FairStrategy, FedDyn, Round
 
 from .strategies.helpers import ARGUMENTS, Arrays, group_counts_of, make
 
-# Clients ------------------------------------------------------------------------------------------------------------
+# Clients ------------------------------------------------------------------------------------------
 
 TRAINABLE = ("weight", "bias", "scale")
 BUFFERS = ("norm.mean",)
@@ -48,7 +57,8 @@ def initial_model() -> Arrays:
 def in_float64() -> Arrays:
     """Return the initial model with wider floats."""
     return {
-        name: array.astype(np.float64) if array.dtype.kind == "f" else array for name, array in initial_model().items()
+        name: array.astype(np.float64) if array.dtype.kind == "f" else array
+        for name, array in initial_model().items()
     }
 
 
@@ -74,25 +84,31 @@ def flat(arrays: Mapping[str, NDArray[Any]]) -> FloatArray:
 
 
 def unflat(vector: FloatArray, arrays: Mapping[str, NDArray[Any]]) -> Arrays:
-    """The trainable arrays, in the shapes and dtypes that they have in `arrays`, from one vector."""
+    """The trainable arrays, in the shapes and dtypes that they have in `arrays`, from one
+    vector."""
     places = np.split(vector, np.cumsum([arrays[name].size for name in TRAINABLE])[:-1])
     pairs = zip(TRAINABLE, places, strict=True)
-    return {name: place.reshape(arrays[name].shape).astype(arrays[name].dtype) for name, place in pairs}
+    return {
+        name: place.reshape(arrays[name].shape).astype(arrays[name].dtype) for name, place in pairs
+    }
 
 
 class Quadratic:
-    """A client whose loss is ½ Σ a (w − target)²; a step of its training is one gradient step at its own rate.
+    """A client whose loss is ½ Σ a (w − target)²; a step of its training is one gradient step at
+    its own rate.
 
-    It takes one step, or `local-steps` where the config says so; then it also replies its model after
-    `snapshot-step` of them. Its disparity is the sine of an inner product, and where the config names one it also
-    replies the model after a step down that. It keeps nothing, and says that it went on from whatever state it is
-    asked for.
+    It takes one step, or `local-steps` where the config says so; then it also replies its model
+    after `snapshot-step` of them. Its disparity is the sine of an inner product, and where the
+    config names one it also replies the model after a step down that. It keeps nothing, and says
+    that it went on from whatever state it is asked for.
     """
 
     def __init__(self, name: str) -> None:
         rng = np.random.default_rng(zlib.crc32(name.encode()))
-        self.name, self.examples = name, int(rng.integers(5, 100))
-        self.curvature, self.target = rng.uniform(0.5, 1.5, 10), 3.0 * rng.normal(size=10)
+        self.name = name
+        self.examples = int(rng.integers(5, 100))
+        self.curvature = rng.uniform(0.5, 1.5, 10)
+        self.target = 3.0 * rng.normal(size=10)
         self.mean = rng.normal(size=2)
         self.rate = float(rng.uniform(0.2, 0.4))
         self.baseline = 0.5 * self.rate
@@ -108,7 +124,10 @@ class Quadratic:
     def evened(self, arrays: Arrays) -> Arrays:
         """Return the trainable arrays after a step down |disparity|."""
         w = flat(arrays)
-        return unflat(w - self.rate * np.sign(self.disparity(arrays)) * np.cos(self.slope @ w) * self.slope, arrays)
+        return unflat(
+            w - self.rate * np.sign(self.disparity(arrays)) * np.cos(self.slope @ w) * self.slope,
+            arrays,
+        )
 
     def accuracy(self, arrays: Arrays) -> float:
         return 1.0 / (1.0 + self.loss(arrays))
@@ -128,17 +147,27 @@ class Quadratic:
 
     def __call__(self, message: Message) -> Message:
         if message.metadata.message_type == MessageType.QUERY:
-            client = ConfigRecord({"name": self.name, "num-examples": self.examples, "honours": list(WORK)})
+            client = ConfigRecord(
+                {"name": self.name, "num-examples": self.examples, "honours": list(WORK)}
+            )
             return Message(RecordDict({"client": client}), reply_to=message)
         before: Arrays = unpack(message.content.array_records["arrays"])
         config: Mapping[str, Any] = message.content.config_records.get("config", ConfigRecord())
         if message.metadata.message_type == MessageType.EVALUATE:
             loss = self.loss(before)
-            numbers = {"num-examples": self.examples, "loss": loss, "accuracy": self.accuracy(before)}
+            numbers = {
+                "num-examples": self.examples,
+                "loss": loss,
+                "accuracy": self.accuracy(before),
+            }
             if "train-loss" in config.get("measure", []):
                 numbers["train-loss"] = loss
             return Message(RecordDict({"metrics": MetricRecord(numbers)}), reply_to=message)
-        after = before if config.get("local-only") else self.trained(before, int(config.get("local-steps", 1)))
+        after = (
+            before
+            if config.get("local-only")
+            else self.trained(before, int(config.get("local-steps", 1)))
+        )
         available = {
             "accuracy-after": self.accuracy(after),
             "learning-rate": self.rate,
@@ -150,7 +179,9 @@ class Quadratic:
         }
         numbers = {"num-examples": self.examples, "loss-before": self.loss(before)}
         numbers |= {key: config[key] for key in ("state-round",) if key in config}
-        numbers |= {key: value for key, value in available.items() if key in config.get("measure", [])}
+        numbers |= {
+            key: value for key, value in available.items() if key in config.get("measure", [])
+        }
         content = RecordDict({"arrays": record(after), "metrics": MetricRecord(numbers)})
         if "snapshot-step" in config:
             content["snapshot"] = record(self.trained(before, int(config["snapshot-step"])))
@@ -160,7 +191,8 @@ class Quadratic:
 
 
 def answering(client: Answer, **others: Answer) -> Answer:
-    """Return a client that answers messages of some kinds, query, train or evaluate, in other ways."""
+    """Return a client that answers messages of some kinds, query, train or evaluate, in other
+    ways."""
     return lambda message: others.get(message.metadata.message_type, client)(message)
 
 
@@ -171,9 +203,12 @@ def about_itself(client: Answer, **about: Any) -> Answer:
 
 
 def replying(
-    name: str, train: Callable[[Arrays, int], Mapping[str, NDArray[Any]]], metrics: Mapping[str, Any]
+    name: str,
+    train: Callable[[Arrays, int], Mapping[str, NDArray[Any]]],
+    metrics: Mapping[str, Any],
 ) -> Answer:
-    """Return a client that maps a model and the round to its reply, and reports these metrics: of 10 examples."""
+    """Return a client that maps a model and the round to its reply, and reports these metrics: of
+    10 examples."""
     numbers = {"num-examples": 10, **metrics}
 
     def answer(message: Message) -> Message:
@@ -183,7 +218,9 @@ def replying(
             content = RecordDict({"client": ConfigRecord(about)})
         if message.metadata.message_type == MessageType.TRAIN:
             number = int(str(message.content.config_records["config"]["server-round"]))
-            content["arrays"] = record(train(unpack(message.content.array_records["arrays"]), number))
+            content["arrays"] = record(
+                train(unpack(message.content.array_records["arrays"]), number)
+            )
         return Message(content, reply_to=message)
 
     return answer
@@ -193,7 +230,7 @@ def quadratics(n: int) -> dict[str, Quadratic]:
     return {name: Quadratic(name) for name in (f"site-{k}" for k in range(n))}
 
 
-# The grid -----------------------------------------------------------------------------------------------------------
+# The grid -----------------------------------------------------------------------------------------
 
 Fault = Callable[[Message, Message], list[Message]]
 """From an instruction and the good reply to it to what arrives in its place."""
@@ -215,14 +252,20 @@ class MemoryGrid(Grid):
     ) -> None:
         self._rng = np.random.default_rng(seed)
         self.nodes = {int(self._rng.integers(2, 2**62)): name for name in clients}
-        self.clients, self.faults, self.registered = clients, faults or {}, registered
+        self.clients = clients
+        self.faults = faults or {}
+        self.registered = registered
         self.sent: list[Message] = []
         self.held: list[Message] = []
         self._mailbox: dict[str, list[Message]] = {}
 
     def sent_to(self, message_type: str) -> list[tuple[str, Message]]:
         """Client and message of everything sent of one type, in the order of sending."""
-        return [(self.nodes[m.metadata.dst_node_id], m) for m in self.sent if m.metadata.message_type == message_type]
+        return [
+            (self.nodes[m.metadata.dst_node_id], m)
+            for m in self.sent
+            if m.metadata.message_type == message_type
+        ]
 
     def release(self) -> None:
         """Let the replies that were held back arrive."""
@@ -255,7 +298,9 @@ class MemoryGrid(Grid):
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         return [reply for message_id in message_ids for reply in self._mailbox.pop(message_id, [])]
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
         replies = self.pull_messages(self.push_messages(messages))
         return [replies[i] for i in self._rng.permutation(len(replies))]
 
@@ -267,7 +312,12 @@ class MemoryGrid(Grid):
         return [NodeInfo(node_id=node, name=name) for node, name in names.items()]
 
     def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
     ) -> Message:
         return Message(content, dst_node_id, message_type, group_id=group_id, ttl=ttl)
 
@@ -279,7 +329,7 @@ class MemoryGrid(Grid):
         raise NotImplementedError
 
 
-# What goes wrong ----------------------------------------------------------------------------------------------------
+# What goes wrong ----------------------------------------------------------------------------------
 
 
 def no_reply(sent: Message, reply: Message) -> list[Message]:
@@ -301,12 +351,15 @@ def to_unknown_message(sent: Message, reply: Message) -> list[Message]:
 
 
 def arrays(**changed: Any) -> Fault:
-    """The same reply with arrays replaced, or left out where None is given ("_" stands for a dot)."""
+    """The same reply with arrays replaced, or left out where None is given ("_" stands for a
+    dot)."""
 
     def fault(sent: Message, reply: Message) -> list[Message]:
         changes = {name.replace("_", "."): value for name, value in changed.items()}
         kept = {**reply.content.array_records["arrays"], **changes}.items()
-        records = {k: a if isinstance(a, Array) else Array(np.asarray(a)) for k, a in kept if a is not None}
+        records = {
+            k: a if isinstance(a, Array) else Array(np.asarray(a)) for k, a in kept if a is not None
+        }
         content = RecordDict({**reply.content, "arrays": ArrayRecord(records)})
         return [Message(content, reply_to=sent)]
 
@@ -334,7 +387,7 @@ def without(kind: str) -> Fault:
     return fault
 
 
-# Runs of methods ----------------------------------------------------------------------------------------------------
+# Runs of methods ----------------------------------------------------------------------------------
 
 
 KINDS = sorted(
@@ -343,7 +396,8 @@ KINDS = sorted(
         for name, method in sorted(METHODS.items(), reverse=True)
     }.values()
 )
-"""One method for each set of needs: what a round has measured, sent, replied, computed and remembered for it."""
+"""One method for each set of needs: what a round has measured, sent, replied, computed and
+remembered for it."""
 
 OPTIONS: dict[str, Any] = {"buffers": BUFFERS, "fraction_train": 0.6, "seed": 3}
 
@@ -358,14 +412,19 @@ def run(
     """Run over a grid, or over that of clients with faults: six quadratics by default."""
     finished: list[Round] = []
     arguments.setdefault("initial_arrays", record(initial_model()))
-    grid = clients if isinstance(clients, MemoryGrid) else MemoryGrid(clients or quadratics(6), faults=faults)
+    grid = (
+        clients
+        if isinstance(clients, MemoryGrid)
+        else MemoryGrid(clients or quadratics(6), faults=faults)
+    )
     result = strategy.start(grid, num_rounds=rounds, on_round=finished.append, **arguments)
     return result, finished
 
 
 @cache
 def undisturbed(name: str) -> tuple[Result, list[Round]]:
-    """Return four rounds of a method with OPTIONS; the same again, since many tests compare theirs with them."""
+    """Return four rounds of a method with OPTIONS; the same again, since many tests compare theirs
+    with them."""
     return run(make(name, ARGUMENTS[name][0], **OPTIONS))
 
 
@@ -376,8 +435,12 @@ def assert_resumes(
     clients: Mapping[str, Answer] | None = None,
     first: ArrayRecord | None = None,
 ) -> list[Round]:
-    """Check that a run that is resumed after some round ends with the bits, rounds and state of a whole one."""
-    clients, first, states, finished = clients or quadratics(6), first or record(initial_model()), [], list[Round]()
+    """Check that a run that is resumed after some round ends with the bits, rounds and state of a
+    whole one."""
+    clients = clients or quadratics(6)
+    first = first or record(initial_model())
+    states = []
+    finished = list[Round]()
     strategy = made()
 
     def on_round(each: Round) -> None:
@@ -387,8 +450,15 @@ def assert_resumes(
     strategy.start(MemoryGrid(clients), first, rounds, on_round=on_round)
     assert_plain(states[-1])
     for stop in stops:
-        again, arrays = made(), finished[stop - 1].arrays
-        _, rest = run(again, MemoryGrid(clients, seed=9), rounds, initial_arrays=arrays, resume=states[stop - 1])
+        again = made()
+        arrays = finished[stop - 1].arrays
+        _, rest = run(
+            again,
+            MemoryGrid(clients, seed=9),
+            rounds,
+            initial_arrays=arrays,
+            resume=states[stop - 1],
+        )
         assert [told(each) for each in rest] == [told(each) for each in finished[stop:]], strategy
         np.testing.assert_equal(again.state_dict(), states[-1])
     return finished
@@ -396,7 +466,9 @@ def assert_resumes(
 
 def assert_plain(value: Any) -> None:
     assert type(value) in (str, int, float, bool, type(None), list, dict, np.ndarray), type(value)
-    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+    for inner in (
+        value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    ):
         assert_plain(inner)
     if isinstance(value, dict):
         assert all(type(key) is str for key in value)
@@ -404,7 +476,10 @@ def assert_plain(value: Any) -> None:
 
 def told(finished: Round) -> dict[str, Any]:
     """Return all that there is to a round, its arrays to the bit."""
-    arrays = {name: each and bits(each) for name, each in (("arrays", finished.arrays), ("average", finished.average))}
+    arrays = {
+        name: each and bits(each)
+        for name, each in (("arrays", finished.arrays), ("average", finished.average))
+    }
     return {**vars(finished), **arrays}
 
 
@@ -418,20 +493,24 @@ SITE_2_IS_DRAWN = 4
 
 @cache
 def one_faulty(name: str, fault: Fault | None) -> tuple[Result, Round]:
-    """Return a round in which site-2 misbehaves; the same again, since many tests compare theirs with one."""
+    """Return a round in which site-2 misbehaves; the same again, since many tests compare theirs
+    with one."""
     grid = MemoryGrid(quadratics(6), faults={} if fault is None else {("site-2", 1): fault})
-    result, (only,) = run(make(name, ARGUMENTS[name][0], buffers=BUFFERS, seed=SITE_2_IS_DRAWN), grid, rounds=1)
+    result, (only,) = run(
+        make(name, ARGUMENTS[name][0], buffers=BUFFERS, seed=SITE_2_IS_DRAWN), grid, rounds=1
+    )
     return result, only
 
 
-# Clients with a quadratic loss each, whose solutions are known ------------------------------------------------------
+# Clients with a quadratic loss each, whose solutions are known ------------------------------------
 
 
 class Bowl:
-    """A client with the loss ½ (x − a)ᵀ A (x − a) + b of a model of one array, w, and full-batch steps at these rates.
+    """A client with the loss ½ (x − a)ᵀ A (x − a) + b of a model of one array, w, and full-batch
+    steps at these rates.
 
-    As METHODS has it for SCAFFOLD and FedDyn, it keeps a vector between rounds: `states` by the round of the reply that
-    made them, before and after its last reply.
+    As METHODS has it for SCAFFOLD and FedDyn, it keeps a vector between rounds: `states` by the
+    round of the reply that made them, before and after its last reply.
     """
 
     def __init__(
@@ -443,7 +522,12 @@ class Bowl:
         examples: int = 1,
         rates: Sequence[float] = (0.2,),
     ) -> None:
-        self.name, self.A, self.a, self.b, self.examples, self.rates = name, A, a, b, examples, rates
+        self.name = name
+        self.A = A
+        self.a = a
+        self.b = b
+        self.examples = examples
+        self.rates = rates
         self.states: dict[int, FloatArray] = {}
 
     def loss(self, x: FloatArray) -> float:
@@ -456,13 +540,20 @@ class Bowl:
         """Return the state after the reply of a round, zeros for round 0."""
         return self.states[number] if number else np.zeros_like(self.a)
 
-    def train(self, w: FloatArray, config: Mapping[str, Any], control: FloatArray | None) -> list[FloatArray]:
-        """Return the model before the first local step and after each; keep the state that follows."""
-        mu, alpha, shift = config.get("proximal-mu", 0.0), config.get("dynamic-alpha", 0.0), np.zeros_like(w)
+    def train(
+        self, w: FloatArray, config: Mapping[str, Any], control: FloatArray | None
+    ) -> list[FloatArray]:
+        """Return the model before the first local step and after each; keep the state that
+        follows."""
+        mu = config.get("proximal-mu", 0.0)
+        alpha = config.get("dynamic-alpha", 0.0)
+        shift = np.zeros_like(w)
         if "state-round" in config:
-            state, c = self.state(self.from_round(config)), np.zeros_like(w) if control is None else control
+            state = self.state(self.from_round(config))
+            c = np.zeros_like(w) if control is None else control
             shift = c - state if config.get("control-variates") else -state
-        path, rates = [w], list(self.rates[:1]) * int(config.get("local-steps", 0)) or self.rates
+        path = [w]
+        rates = list(self.rates[:1]) * int(config.get("local-steps", 0)) or self.rates
         for rate in () if config.get("local-only") else rates:
             x = path[-1]
             room = config.get("propfair-baseline", self.loss(x) + 1.0) - self.loss(x)
@@ -470,39 +561,60 @@ class Bowl:
             path.append(x - rate * (slope * self.gradient(x) + (mu + alpha) * (x - w) + shift))
         if "state-round" in config:
             corrected = (w - path[-1]) / sum(rates) if len(rates) else shift
-            after = corrected - shift if config.get("control-variates") else state + alpha * (w - path[-1])
+            after = (
+                corrected - shift
+                if config.get("control-variates")
+                else state + alpha * (w - path[-1])
+            )
             self.states = {self.from_round(config): state, int(config["server-round"]): after}
             self.states.pop(0, None)
         return path
 
     def from_round(self, config: Mapping[str, Any]) -> int:
-        """Return the round of the state that it goes on from: the one asked for, 0 where it has lost it."""
+        """Return the round of the state that it goes on from: the one asked for, 0 where it has
+        lost it."""
         return config["state-round"] if config["state-round"] in self.states else 0
 
     def report(self, w: FloatArray, config: Mapping[str, Any]) -> dict[str, Any]:
         """Return its metrics of a round's training, before it trains."""
         kept = {"state-round": self.from_round(config)} if "state-round" in config else {}
         rates = {"learning-rate": float(sum(self.rates[:1])), "step-sum": float(sum(self.rates))}
-        return {"num-examples": self.examples, "loss-before": self.loss(w), "accuracy-after": 0.5, **rates, **kept}
+        return {
+            "num-examples": self.examples,
+            "loss-before": self.loss(w),
+            "accuracy-after": 0.5,
+            **rates,
+            **kept,
+        }
 
     def __call__(self, message: Message) -> Message:
         if message.metadata.message_type == MessageType.QUERY:
             about = {"name": self.name, "num-examples": self.examples, "honours": list(WORK)}
             return Message(RecordDict({"client": ConfigRecord(about)}), reply_to=message)
-        config, w = message.content.config_records["config"], unpack(message.content.array_records["arrays"])["w"]
+        config = message.content.config_records["config"]
+        w = unpack(message.content.array_records["arrays"])["w"]
         if message.metadata.message_type == MessageType.EVALUATE:
             measured = MetricRecord({"num-examples": self.examples, "loss": self.loss(w)})
             return Message(RecordDict({"metrics": measured}), reply_to=message)
-        control, numbers = message.content.array_records.get("control"), MetricRecord(self.report(w, config))
+        control = message.content.array_records.get("control")
+        numbers = MetricRecord(self.report(w, config))
         path = self.train(w, config, None if control is None else unpack(control)["w"])
-        return Message(RecordDict({"arrays": record({"w": path[-1]}), "metrics": numbers}), reply_to=message)
+        return Message(
+            RecordDict({"arrays": record({"w": path[-1]}), "metrics": numbers}), reply_to=message
+        )
 
 
 class Bowls:
-    """Such clients without messages; see rounds/clients.py. `joins` has the first round of those that come later."""
+    """Such clients without messages; see rounds/clients.py. `joins` has the first round of those
+    that come later."""
 
-    def __init__(self, method: FairStrategy, clients: Iterable[Bowl], joins: Mapping[str, int]) -> None:
-        self._method, self._clients, self._joins, self._round = method, {c.name: c for c in clients}, joins, 1
+    def __init__(
+        self, method: FairStrategy, clients: Iterable[Bowl], joins: Mapping[str, int]
+    ) -> None:
+        self._method = method
+        self._clients = {c.name: c for c in clients}
+        self._joins = joins
+        self._round = 1
 
     def online(self, fewest: int) -> Sequence[str]:
         return [name for name in sorted(self._clients) if self._joins.get(name, 1) <= self._round]
@@ -513,9 +625,14 @@ class Bowls:
     def sizes(self, names: Sequence[str]) -> Mapping[str, float]:
         return {name: float(self._clients[name].examples) for name in names}
 
-    def train(self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING) -> Trained:
-        layout, self._round = self._method.layout_of(model), terms.server_round + 1
-        trained = Trained.empty(layout, refused=Refusals(terms.server_round), second=self._method.second)
+    def train(
+        self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING
+    ) -> Trained:
+        layout = self._method.layout_of(model)
+        self._round = terms.server_round + 1
+        trained = Trained.empty(
+            layout, refused=Refusals(terms.server_round), second=self._method.second
+        )
         for client in map(self._clients.__getitem__, names):
             config = terms.of_client(client.name).to_config()
             report = client.report(model["w"], config)
@@ -523,16 +640,25 @@ class Bowls:
             trained.add(client.name, report, {"w": path[-1]}, {"w": path[terms.snapshot_step or 0]})
         return trained
 
-    def evaluate(self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]) -> Replies:
+    def evaluate(
+        self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]
+    ) -> Replies:
         losses = {name: self._clients[name].loss(model["w"]) for name in names}
-        reports = {name: {"num-examples": 1, "loss": loss, "train-loss": loss} for name, loss in losses.items()}
+        reports = {
+            name: {"num-examples": 1, "loss": loss, "train-loss": loss}
+            for name, loss in losses.items()
+        }
         return Replies(metrics=reports, refused=Refusals(terms.server_round))
 
 
 def descend(
-    method: FairStrategy, clients: Iterable[Bowl], rounds: int, joins: Mapping[str, int] = MappingProxyType({})
+    method: FairStrategy,
+    clients: Iterable[Bowl],
+    rounds: int,
+    joins: Mapping[str, int] = MappingProxyType({}),
 ) -> FloatArray:
-    """Return the model before the first round and after each, shape (rounds + 1, 3), without messages."""
+    """Return the model before the first round and after each, shape (rounds + 1, 3), without
+    messages."""
     start = np.full(3, 2.0)
     loop = Rounds(method, Bowls(method, clients, joins), rounds)
     finished = loop.run({"w": start}, measure=lambda number: [], measure_after=[])
@@ -542,14 +668,20 @@ def descend(
 def minimiser_of_means(clients: Iterable[Bowl], *, by_examples: bool) -> FloatArray:
     """Return where the mean loss is least, weighted by examples or uniformly."""
     weighted = [(client.examples if by_examples else 1, client) for client in clients]
-    return np.linalg.solve(sum(n * c.A for n, c in weighted), sum(n * c.A @ c.a for n, c in weighted))
+    return np.linalg.solve(
+        sum(n * c.A for n, c in weighted), sum(n * c.A @ c.a for n, c in weighted)
+    )
 
 
 def keeping(m: int) -> dict[str, Bowl]:
-    """Return m clients with unlike curvatures, optima, examples and numbers of steps, the first with 7."""
-    rng, clients = np.random.default_rng(0), dict[str, Bowl]()
+    """Return m clients with unlike curvatures, optima, examples and numbers of steps, the first
+    with 7."""
+    rng = np.random.default_rng(0)
+    clients = dict[str, Bowl]()
     for name in (f"site-{k}" for k in range(m)):
-        A, a, examples = np.diag(rng.uniform(0.5, 2.0, 3)), 2.0 * rng.normal(size=3), int(rng.integers(5, 60))
+        A = np.diag(rng.uniform(0.5, 2.0, 3))
+        a = 2.0 * rng.normal(size=3)
+        examples = int(rng.integers(5, 60))
         rates = list(rng.uniform(0.02, 0.1, 1 + (6 + 3 * len(clients)) % 11))
         clients[name] = Bowl(name, A, a, 0.0, examples, rates)
     return clients
@@ -560,10 +692,12 @@ QUIET: dict[str, Any] = {"fraction_evaluate": 0.0, "unused_rounds": 0, "update_l
 
 @dataclass
 class Course:
-    """A run of such clients by messages: the model before the first round and after each, the rounds and the states.
+    """A run of such clients by messages: the model before the first round and after each, the
+    rounds and the states.
 
-    `inconsistencies` has what `inconsistency` was after each round, `sent` the config of each message to train by round
-    and client, and `controlled` the rounds in which a control variate went out.
+    `inconsistencies` has what `inconsistency` was after each round, `sent` the config of each
+    message to train by round and client, and `controlled` the rounds in which a control variate
+    went out.
     """
 
     method: FairStrategy
@@ -584,16 +718,22 @@ class Course:
     def inconsistency(self) -> float:
         """Return how far what the clients keep and what the server keeps are from agreeing.
 
-        Of FedDyn that is Σ h_k − alpha R; else Σ n_k (c − c_k) / Σ n_k over all clients that the server has known.
+        Of FedDyn that is Σ h_k − alpha R; else Σ n_k (c − c_k) / Σ n_k over all clients that the
+        server has known.
         """
         rows = [np.asarray(row.blocks[0][0]) for row in self.method.progress.kept.values()]
-        states, kept = self.used_states, rows[0] if rows else np.zeros(1)
+        states = self.used_states
+        kept = rows[0] if rows else np.zeros(1)
         if isinstance(self.method, FedDyn):
             return float(np.abs(sum(states.values()) - self.method.alpha * kept).max())
         by_examples = self.method.weighting == "examples"
-        n = {name: size if by_examples else 1.0 for name, size in self.method.progress.roster.items()}
+        n = {
+            name: size if by_examples else 1.0 for name, size in self.method.progress.roster.items()
+        }
         total = sum(n.values()) or 1.0
-        return float(np.abs(sum(n[name] * (kept / total - states[name]) for name in n) / total).max())
+        return float(
+            np.abs(sum(n[name] * (kept / total - states[name]) for name in n) / total).max()
+        )
 
 
 def follow(
@@ -606,11 +746,13 @@ def follow(
     first: FloatArray | None = None,
     resume: Mapping[str, Any] | None = None,
 ) -> Course:
-    """Run such clients by messages; `before` is called before each round, with its number and the grid.
+    """Run such clients by messages; `before` is called before each round, with its number and the
+    grid.
 
     `resume` and `first` continue a run, from a state and the model of its round.
     """
-    grid, start = MemoryGrid(clients, faults=faults), np.full(3, 3.0) if first is None else first
+    grid = MemoryGrid(clients, faults=faults)
+    start = np.full(3, 3.0) if first is None else first
     course = Course(method, clients, [start])
 
     def over(finished: Round) -> None:

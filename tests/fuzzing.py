@@ -1,4 +1,5 @@
-"""Files that are wrong in their structure, made of valid ones by hypothesis, and what may become of them.
+"""Files that are wrong in their structure, made of valid ones by hypothesis, and what may become of
+them.
 
 A structure is what a file holds in plain values: dicts, lists, numbers, texts, bytes and arrays.
 """
@@ -23,12 +24,28 @@ from fairbloom.errors import FairbloomError
 Structure = Any
 Draw = Callable[[st.SearchStrategy[Any]], Any]
 
-CPU_SECONDS, MEMORY_BYTES = 20.0, 500e6
+CPU_SECONDS = 20.0
+MEMORY_BYTES = 500e6
 """The most that reading one file, and all of a test's files, may take."""
 
 OTHERS: tuple[Structure, ...] = (
     *(None, True, False, 0, 1, -1, 2**31, 2**70, 0.5, 1e308, 5e-324, math.nan, math.inf, -math.inf),
-    *("", "0", "nan", "x" * 300, "a\nb", "\x00", "é\u202e", "../..", [], [1], ["a", "a"], [[]], {}, {"a": {"b": 1}}),
+    *(
+        "",
+        "0",
+        "nan",
+        "x" * 300,
+        "a\nb",
+        "\x00",
+        "é\u202e",
+        "../..",
+        [],
+        [1],
+        ["a", "a"],
+        [[]],
+        {},
+        {"a": {"b": 1}},
+    ),
 )
 """What a value is replaced by."""
 
@@ -95,15 +112,20 @@ def _places(holder: Any) -> Iterator[tuple[Any, Any]]:
 
 def _change(draw: Draw, holder: Any, key: Any) -> None:
     """Drop, double, move, replace or alter the value at a place."""
-    how, value = draw(st.sampled_from(["drop", "double", "exchange", "replace", "alter", "alter"])), holder[key]
+    how = draw(st.sampled_from(["drop", "double", "exchange", "replace", "alter", "alter"]))
+    value = holder[key]
     if how == "drop":
         del holder[key]
     elif how == "double" and isinstance(holder, list):
         holder.insert(key, copy.deepcopy(value))
     elif how == "double":
-        holder[draw(st.sampled_from([f"{key}2", str(key).upper(), f"{key}.a", "", "é"]))] = copy.deepcopy(value)
+        holder[draw(st.sampled_from([f"{key}2", str(key).upper(), f"{key}.a", "", "é"]))] = (
+            copy.deepcopy(value)
+        )
     elif how == "exchange":
-        other = draw(st.sampled_from(list(holder) if isinstance(holder, dict) else range(len(holder))))
+        other = draw(
+            st.sampled_from(list(holder) if isinstance(holder, dict) else range(len(holder)))
+        )
         holder[key], holder[other] = holder[other], holder[key]
     elif how == "replace":
         holder[key] = copy.deepcopy(draw(st.sampled_from(OTHERS)))
@@ -116,14 +138,27 @@ def _altered(value: Structure) -> st.SearchStrategy[Structure]:
     if isinstance(value, np.ndarray):
         places = st.integers(0, max(0, value.size - 1))
         return st.one_of(
-            st.sampled_from(TYPES if value.dtype.kind in "fiub" else ["U3", "S3"]).map(value.astype),
-            st.sampled_from([value.reshape(-1), value[..., None], value[:0], np.resize(value, value.size + 1)]),
-            st.tuples(places, st.sampled_from([math.nan, math.inf])).map(lambda each: _with(value, *each)),
+            st.sampled_from(TYPES if value.dtype.kind in "fiub" else ["U3", "S3"]).map(
+                value.astype
+            ),
+            st.sampled_from(
+                [value.reshape(-1), value[..., None], value[:0], np.resize(value, value.size + 1)]
+            ),
+            st.tuples(places, st.sampled_from([math.nan, math.inf])).map(
+                lambda each: _with(value, *each)
+            ),
         )
     if isinstance(value, bytes):
         return damaged(value)
     if isinstance(value, str):
-        others = [value[:-1], value * 2, value.upper(), f" {value}", value.replace("1", "2"), [value]]
+        others = [
+            value[:-1],
+            value * 2,
+            value.upper(),
+            f" {value}",
+            value.replace("1", "2"),
+            [value],
+        ]
         return st.sampled_from([*others, f"{value} # 1", f"{value}\nseed = 1"])
     if isinstance(value, bool) or value is None:
         return st.sampled_from([not value, str(value), int(value or 0)])
@@ -144,11 +179,13 @@ def _with(array: np.ndarray, place: int, number: float) -> np.ndarray:
 
 
 def damaged(content: bytes) -> st.SearchStrategy[bytes]:
-    """Return what is made of bytes that are cut off, flipped, taken out, repeated, or of another length inside."""
+    """Return what is made of bytes that are cut off, flipped, taken out, repeated, or of another
+    length inside."""
     places = st.integers(0, max(0, len(content) - 1))
 
     def made(at: int, other: int, bits: int, how: str) -> bytes:
-        first, last = min(at, other), max(at, other)
+        first = min(at, other)
+        last = max(at, other)
         if how == "cut":
             return content[:at]
         if how == "flip" and content:
@@ -175,9 +212,17 @@ def check_mutant(kind: Kind, folder: Path, draw: Draw) -> None:
     structure = draw(mutants(kind.valid))
     try:
         content = kind.encode(structure)
-    except (ValueError, TypeError, LookupError, OverflowError, AttributeError, csv.Error):  # it has no such structure
+    except (
+        ValueError,
+        TypeError,
+        LookupError,
+        OverflowError,
+        AttributeError,
+        csv.Error,
+    ):  # it has no such structure
         reject()
-    whole, path = draw(st.integers(0, 3)) > 0, folder / kind.file
+    whole = draw(st.integers(0, 3)) > 0
+    path = folder / kind.file
     path.write_bytes(content if whole else draw(damaged(content)))
     began = time.process_time()
     try:
@@ -191,24 +236,34 @@ def check_mutant(kind: Kind, folder: Path, draw: Draw) -> None:
 
 
 def assert_helpful(error: Exception, path: Path | None, *, quotes: bool) -> None:
-    """Check that an error says more than the name of the file, which it names; it may quote a huge damaged value."""
+    """Check that an error says more than the name of the file, which it names; it may quote a huge
+    damaged value."""
     words = str(error)
     assert path is None or path.name in words or path.stem in words, words
     assert 10 < len(words.replace(str(path), "")) < (np.inf if quotes else 4000), words
 
 
 def same(one: Structure, other: Structure) -> bool:
-    """Return whether two structures are equal, arrays by dtype, shape and bits; 1 and True are not."""
+    """Return whether two structures are equal, arrays by dtype, shape and bits; 1 and True are
+    not."""
     if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
         return (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
         return len(one) == len(other) and all(map(same, one, other))
-    numbers = isinstance(one, int | float) and isinstance(other, int | float) and bool not in (type(one), type(other))
-    return (numbers or type(one) is type(other)) and (one == other or (one != one and other != other))
+    numbers = (
+        isinstance(one, int | float)
+        and isinstance(other, int | float)
+        and bool not in (type(one), type(other))
+    )
+    return (numbers or type(one) is type(other)) and (
+        one == other or (one != one and other != other)
+    )
 
 
 def peak_memory() -> float:
     """Return the most bytes that this process has had."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1.0 if sys.platform == "darwin" else 1024.0)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+        1.0 if sys.platform == "darwin" else 1024.0
+    )

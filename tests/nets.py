@@ -1,4 +1,5 @@
-"""A user's tasks and models for whole runs: digits in float64, groups, frozen layers, buffers, odd models."""
+"""A user's tasks and models for whole runs: digits in float64, groups, frozen layers, buffers, odd
+models."""
 
 from dataclasses import replace
 
@@ -9,16 +10,19 @@ from fairbloom.experiments.check.subject import even_digits
 from fairbloom.tasks import TASKS, Examples, Setup, Splits, Task
 from fairbloom.tasks.task import AnyExamples
 
-# Tasks ----------------------------------------------------------------------------------------------------------------
+# Tasks --------------------------------------------------------------------------------------------
 
 
 def doubled(setup: Setup, *, apart: bool = False) -> Task:
-    """The digits in float64, in which engines agree to the last digits; if `apart`, clients share no tensor."""
+    """The digits in float64, in which engines agree to the last digits; if `apart`, clients share
+    no tensor."""
     task = digits(setup)
     shared = task.splits(task.clients[0]).train.inputs.double()
 
     def splits(client: str) -> Splits:
-        return task.splits(client).map(lambda part: in_doubles(part) if apart else replace(part, inputs=shared))
+        return task.splits(client).map(
+            lambda part: in_doubles(part) if apart else replace(part, inputs=shared)
+        )
 
     return replace(task, model=lambda: task.model().double(), splits=splits)
 
@@ -29,7 +33,8 @@ def few(setup: Setup) -> Task:
 
 
 def even(setup: Setup) -> Task:
-    """The task of the checks of methods that compare groups, in float64, with at most 31 examples."""
+    """The task of the checks of methods that compare groups, in float64, with at most 31
+    examples."""
     return in_float64(even_digits(setup), 31)
 
 
@@ -43,27 +48,34 @@ def in_float64(task: Task, few: int) -> Task:
             return task.model().double()
 
     return replace(
-        task, model=model, splits=lambda client: task.splits(client).map(lambda part: in_doubles(part, slice(0, few)))
+        task,
+        model=model,
+        splits=lambda client: task.splits(client).map(lambda part: in_doubles(part, slice(0, few))),
     )
 
 
 def in_doubles(part: AnyExamples, rows: slice = slice(None)) -> Examples:
     assert isinstance(part, Examples)
     inputs, targets = part[rows]
-    return Examples(inputs.double(), targets, groups=None if part.groups is None else part.groups[rows])
+    return Examples(
+        inputs.double(), targets, groups=None if part.groups is None else part.groups[rows]
+    )
 
 
-# Models ---------------------------------------------------------------------------------------------------------------
+# Models -------------------------------------------------------------------------------------------
 
 
 class Adapted(nn.Module):
-    """Two frozen layers with trained adapters of rank 2, a frozen BatchNorm, whose statistics change, and a head."""
+    """Two frozen layers with trained adapters of rank 2, a frozen BatchNorm, whose statistics
+    change, and a head."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
-        self.first, self.second = nn.Linear(inputs, 96).requires_grad_(False), nn.Linear(96, 96).requires_grad_(False)
+        self.first = nn.Linear(inputs, 96).requires_grad_(False)
+        self.second = nn.Linear(96, 96).requires_grad_(False)
         self.norm = nn.BatchNorm1d(96).requires_grad_(False)
-        self.down, self.up = nn.Linear(96, 2, bias=False), nn.Linear(2, 96, bias=False)
+        self.down = nn.Linear(96, 2, bias=False)
+        self.up = nn.Linear(2, 96, bias=False)
         self.head = nn.Linear(96, outputs)
         nn.init.zeros_(self.up.weight)
 

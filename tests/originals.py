@@ -12,4 +12,6 @@ def is_there(file: str) -> bool:
 
 def needs(file: str) -> pytest.MarkDecorator:
     """Return what skips a test, visibly, where a file of real data is not there."""
-    return pytest.mark.skipif(not is_there(file), reason=f"FAIRBLOOM_DATA names no folder with {file}")
+    return pytest.mark.skipif(
+        not is_there(file), reason=f"FAIRBLOOM_DATA names no folder with {file}"
+    )

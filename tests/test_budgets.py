@@ -1,6 +1,8 @@
-"""The project does not grow unseen: each room, the tests and the docs have a budget of lines or words.
+"""The project does not grow unseen: each room, the tests and the docs have a budget of lines or
+words.
 
-Raise a budget only with a line in docs/decisions.md that says what it buys; lower it when a room gets smaller.
+Raise a budget only with a line in docs/decisions.md that says what it buys; lower it when a room
+gets smaller.
 """
 
 import re
@@ -37,10 +39,12 @@ ROOMS: Mapping[str, int] = {
 }
 """The most lines of Python in each package and subpackage that is larger than SMALL_ROOM."""
 
-PACKAGES, TESTS = 40_805, 45_954
+PACKAGES = 40_805
+TESTS = 45_954
 """The most lines of Python in all packages, and in the tests."""
 
-DOCS_WORDS, DEPENDENCIES = 29_977, 15
+DOCS_WORDS = 29_977
+DEPENDENCIES = 15
 """The most words in docs/, and the most direct dependencies of a bare install."""
 
 OUTSIDE = ("tests", "docs", "benchmarks", "locks")
@@ -55,7 +59,8 @@ LONGEST_NAME = 60
 
 
 def tracked(ending: str) -> list[Path]:
-    """Return the paths, relative to the checkout, of the files that git knows, or would if they were added."""
+    """Return the paths, relative to the checkout, of the files that git knows, or would if they
+    were added."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", f"*{ending}"],
         cwd=ROOT,
@@ -82,7 +87,10 @@ def lines() -> Counter[str]:
 
 def test_no_room_is_larger_than_its_budget(lines: Counter[str]) -> None:
     over = {room: count for room, count in lines.items() if count > ROOMS.get(room, SMALL_ROOM)}
-    assert not over, f"too large: {over}; move or delete something, or say in docs/decisions.md what the lines buy"
+    assert not over, (
+        f"too large: {over}; move or delete something, or say in docs/decisions.md what the"
+        " lines buy"
+    )
 
 
 def test_the_whole_is_no_larger_than_its_budget(lines: Counter[str]) -> None:
@@ -102,7 +110,9 @@ def test_a_bare_install_has_no_more_direct_dependencies_than_its_budget() -> Non
 
 
 def test_a_budget_is_lowered_once_the_room_is_smaller(lines: Counter[str]) -> None:
-    loose = {room: (lines[room], budget) for room, budget in ROOMS.items() if lines[room] < 0.95 * budget}
+    loose = {
+        room: (lines[room], budget) for room, budget in ROOMS.items() if lines[room] < 0.95 * budget
+    }
     assert not loose, f"lower the budgets of these rooms to what they have: {loose}"
 
 

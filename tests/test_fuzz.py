@@ -1,7 +1,8 @@
-"""Each file that Fairbloom reads, with a wrong structure: it is refused by name, or it means what it says.
+"""Each file that Fairbloom reads, with a wrong structure: it is refused by name, or it means what
+it says.
 
-No file may raise another error, mean something else silently, take long or take much memory. A kind of file is an entry
-of KINDS; what may happen to its structure is in fuzzing.py.
+No file may raise another error, mean something else silently, take long or take much memory. A kind
+of file is an entry of KINDS; what may happen to its structure is in fuzzing.py.
 """
 
 import atexit
@@ -50,7 +51,7 @@ from .fuzzing import MEMORY_BYTES, Kind, Structure, check_mutant, peak_memory, s
 from .simulation.helpers import run
 from .tasks.tables import csv_of
 
-# How structures become bytes ----------------------------------------------------------------------------------------
+# How structures become bytes ----------------------------------------------------------------------
 
 
 def toml(structure: Structure) -> bytes:
@@ -90,7 +91,7 @@ def arrays(structure: Structure) -> bytes:
     return content.getvalue()
 
 
-# What readers take --------------------------------------------------------------------------------------------------
+# What readers take --------------------------------------------------------------------------------
 
 
 def in_json(file: files.File[Any]) -> Callable[[Path], Structure]:
@@ -116,7 +117,8 @@ def taken_of(given: Mapping[str, Any]) -> Structure:
     settings = Settings.of(given)
     check_used(given, [settings.method], settings.task)
     taken = settings.run_config()
-    spelt = {key: str(taken[key]).lower() for key in ("method", "optimizer", "attackers")}  # any case, names of digits
+    # any case, names of digits
+    spelt = {key: str(taken[key]).lower() for key in ("method", "optimizer", "attackers")}
 
     def again(key: str) -> Structure:
         return given[key] if str(given[key]).lower() == spelt.get(key) else taken[key]
@@ -134,12 +136,18 @@ def bundle() -> Path:
     """Return the bundle of a client, which stays as long as this process."""
     folder = tempfile.mkdtemp()
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return enroll(Federation.init(Path(folder, "federation"), ["localhost"], 9092), "site-a").absolute()
+    return enroll(
+        Federation.init(Path(folder, "federation"), ["localhost"], 9092), "site-a"
+    ).absolute()
 
 
 def read_client(path: Path) -> Structure:
     names = {"ca": "ca.crt", "certificate": "certificate", "key": "key", "state-dir": "state"}
-    return {**asdict(ClientSettings.of({key: str(bundle() / name) for key, name in names.items()}, path))}
+    return {
+        **asdict(
+            ClientSettings.of({key: str(bundle() / name) for key, name in names.items()}, path)
+        )
+    }
 
 
 def read_enrolled(path: Path) -> Structure:
@@ -167,7 +175,8 @@ def read_rounds(path: Path, *, finished: bool) -> Structure:
 
 
 def rows_of(structure: Structure) -> Structure:
-    """Return a table's rows as dicts of texts; a table with a column twice or a row of another length has none."""
+    """Return a table's rows as dicts of texts; a table with a column twice or a row of another
+    length has none."""
     header = [text_of(name) for name in structure["header"]]
     assert len({*header}) == len(header)
     return [dict(zip(header, map(text_of, row), strict=True)) for row in structure["rows"] if row]
@@ -175,7 +184,10 @@ def rows_of(structure: Structure) -> Structure:
 
 def spelt(structure: Structure) -> list[str]:
     """Return the words of --set for [key, value] pairs."""
-    return [f"{key}={json.dumps(value) if isinstance(value, bool) else value}" for key, value in structure]
+    return [
+        f"{key}={json.dumps(value) if isinstance(value, bool) else value}"
+        for key, value in structure
+    ]
 
 
 def words(structure: Structure) -> bytes:
@@ -216,7 +228,9 @@ def whole_rows_of(structure: Structure) -> Structure:
 
 
 def read_csv(path: Path) -> Structure:
-    found = {name: different_cells(column) for name, column in read_file(path, File()).columns.items()}
+    found = {
+        name: different_cells(column) for name, column in read_file(path, File()).columns.items()
+    }
     return {name: [cells[code].strip() for code in codes] for name, (cells, codes) in found.items()}
 
 
@@ -243,10 +257,15 @@ def split_of(structure: Structure) -> Structure:
     return {name: np.asarray(structure[name]) for name in SPLIT}
 
 
-# The kinds of files -------------------------------------------------------------------------------------------------
+# The kinds of files -------------------------------------------------------------------------------
 
 MODEL = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones(2, np.float32)}
-STATE = {"round": 7, "rows": [np.array([1, 2, 3])], "loss": 0.1, "names": {"site-a": 3, "site-b": None}}
+STATE = {
+    "round": 7,
+    "rows": [np.array([1, 2, 3])],
+    "loss": 0.1,
+    "names": {"site-a": 3, "site-b": None},
+}
 
 
 def checkpoint() -> Structure:
@@ -259,16 +278,38 @@ def checkpoint() -> Structure:
 
 
 SETTINGS = {
-    **{"task": "digits", "clients": 4, "method": "fedfv", "fedfv.alpha": 0.2, "num-rounds": 3, "fraction": 0.5},
-    **{"learning-rate": 0.1, "batch-size": 16, "partition": "dirichlet", "dirichlet-alpha": 0.5, "seed": 3},
+    **{
+        "task": "digits",
+        "clients": 4,
+        "method": "fedfv",
+        "fedfv.alpha": 0.2,
+        "num-rounds": 3,
+        "fraction": 0.5,
+    },
+    **{
+        "learning-rate": 0.1,
+        "batch-size": 16,
+        "partition": "dirichlet",
+        "dirichlet-alpha": 0.5,
+        "seed": 3,
+    },
     **{"attack": "sign-flip", "attackers": "client-1", "attack-strength": 0.5, "defence": "nnm"},
-    **{"device": "cpu", "optimizer": "sgd", "evaluate-every": 2, "personal-lambda": 0.0, "scores": ""},
+    **{
+        "device": "cpu",
+        "optimizer": "sgd",
+        "evaluate-every": 2,
+        "personal-lambda": 0.0,
+        "scores": "",
+    },
 }
 NOT_IN_JSON = {"nan": np.nan, "inf": np.inf, "+inf": np.inf, "-inf": -np.inf}
 """What the command line reads as numbers, and JSON does not."""
 PREPROCESSING = Preprocessing(
     form="table",
-    columns=(InputColumn("age", "number", center=50.0, scale=2.5), InputColumn("ward", "category", ("a", "b"), True)),
+    columns=(
+        InputColumn("age", "number", center=50.0, scale=2.5),
+        InputColumn("ward", "category", ("a", "b"), True),
+    ),
     target="y",
     classes=("no", "yes"),
 )
@@ -282,7 +323,11 @@ SPLIT = {
 }
 ROUNDS = {
     "header": ["round", "clients_asked", "refused", "seconds"],
-    "rows": [["1", "4", "", "0.25"], ["2", "4", 'site-a: it\'s "odd", really', "0.5"], ["3", "3", "", "1e-3"]],
+    "rows": [
+        ["1", "4", "", "0.25"],
+        ["2", "4", 'site-a: it\'s "odd", really', "0.5"],
+        ["3", "3", "", "1e-3"],
+    ],
 }
 ENROLLED = {
     **{"name": "site-a", "partition": 0, "key": "77aa", "revoked": ""},
@@ -294,7 +339,13 @@ CLIENT = {
     **{"allow": ["mine:load"], "limits": {"rows": 10}},
 }
 RECIPE = {
-    **{"title": "Small", "what": "Does it work?", "source": "Nobody", "measures": ["mean", "worst_10"], "notes": ["a"]},
+    **{
+        "title": "Small",
+        "what": "Does it work?",
+        "source": "Nobody",
+        "measures": ["mean", "worst_10"],
+        "notes": ["a"],
+    },
     "settings": {"task": "digits", "clients": 4, "num-rounds": 2},
     "rows": [{"label": "FedAvg", "settings": {"method": "fedavg"}}],
 }
@@ -302,7 +353,12 @@ STUDY = {
     "kind": "search",
     "arms": [
         {"label": "FedAvg", "method": "fedavg", "settings": {}, "evaluated": "global"},
-        {"label": "Ditto (lam=0.1)", "method": "ditto", "settings": {"ditto.lam": 0.1}, "evaluated": "personal"},
+        {
+            "label": "Ditto (lam=0.1)",
+            "method": "ditto",
+            "settings": {"ditto.lam": 0.1},
+            "evaluated": "personal",
+        },
     ],
     **{"seeds": [1, 2], "baseline": "fedavg", "settings": {"clients": 4, "average-models": True}},
     "failed": {"runs/ditto-lam=0.1-seed2": "it diverged"},
@@ -310,7 +366,10 @@ STUDY = {
     "found": {"judged": [1], "best": ["FedAvg"], "fresh": [1001]},
     **{"recipe": "", "quick": False, "overrides": {}},
 }
-CSV = {"header": csv_of(1).split("\n")[0].split(","), "rows": [row.split(",") for row in csv_of(12).split("\n")[1:-1]]}
+CSV = {
+    "header": csv_of(1).split("\n")[0].split(","),
+    "rows": [row.split(",") for row in csv_of(12).split("\n")[1:-1]],
+}
 SCORES = [asdict(Score("accuracy", percent=True)), asdict(Score("mae", higher_is_better=False))]
 GROUPED = json.loads(Grouped({"sex": ("m", "f")}, (GroupScore("accuracy", percent=True),)).encode())
 
@@ -341,32 +400,63 @@ KINDS: Mapping[str, Kind] = {
         SCORES,
         as_json,
         in_json(files.SCORES),
-        lambda structure: [{"column": Score(each["name"]).column(), **only(*SCORES[0])(each)} for each in structure],
+        lambda structure: [
+            {"column": Score(each["name"]).column(), **only(*SCORES[0])(each)} for each in structure
+        ],
     ),
     "the groups": Kind("groups.json", GROUPED, as_json, in_json(files.GROUPED)),
     "a preprocessing": Kind(
-        "preprocessing.json", json.loads(PREPROCESSING.encode()), as_json, in_json(files.PREPROCESSING)
+        "preprocessing.json",
+        json.loads(PREPROCESSING.encode()),
+        as_json,
+        in_json(files.PREPROCESSING),
     ),
     "a split": Kind("split.npz", SPLIT, arrays, read_split, split_of, sealed=True),
-    "a finished table": Kind("rounds.csv", ROUNDS, table, partial(read_rounds, finished=True), rows_of),
-    "a begun table": Kind("rounds.csv", ROUNDS, table, partial(read_rounds, finished=False), whole_rows_of),
+    "a finished table": Kind(
+        "rounds.csv", ROUNDS, table, partial(read_rounds, finished=True), rows_of
+    ),
+    "a begun table": Kind(
+        "rounds.csv", ROUNDS, table, partial(read_rounds, finished=False), whole_rows_of
+    ),
     "the settings of a run": Kind("settings.toml", SETTINGS, toml, read_settings, names_file=False),
     "the words of --set": Kind(
-        "words.json", [[*each] for each in SETTINGS.items()], words, read_words, meant_by, names_file=False
+        "words.json",
+        [[*each] for each in SETTINGS.items()],
+        words,
+        read_words,
+        meant_by,
+        names_file=False,
     ),
-    "the settings of a client": Kind("client.toml", CLIENT, toml, read_client, client_of, names_file=False),
-    "an enrolled client": Kind("site-a.toml", ENROLLED, toml, read_enrolled, lambda each: [{**UNSET, **each}]),
+    "the settings of a client": Kind(
+        "client.toml", CLIENT, toml, read_client, client_of, names_file=False
+    ),
+    "an enrolled client": Kind(
+        "site-a.toml", ENROLLED, toml, read_enrolled, lambda each: [{**UNSET, **each}]
+    ),
     "a federation": Kind(
         "federation.toml",
-        {"server": "fl.example.org:9092", "listen": "0.0.0.0:9092", "pin-keys": True, "max-reply": 5},
+        {
+            "server": "fl.example.org:9092",
+            "listen": "0.0.0.0:9092",
+            "pin-keys": True,
+            "max-reply": 5,
+        },
         toml,
         read_federation,
         lambda structure: {**DEFAULTS, **structure},
     ),
-    "a recipe": Kind("small.toml", RECIPE, toml, lambda path: load_recipe(str(path)) and RECIPE, lambda _: RECIPE),
+    "a recipe": Kind(
+        "small.toml", RECIPE, toml, lambda path: load_recipe(str(path)) and RECIPE, lambda _: RECIPE
+    ),
     "the order of a run": Kind(
         "run.toml",
-        {"app": "a:b", "distribution": "c", "version": "1", "folder": "", "settings": {"seed": 3, "task": "digits"}},
+        {
+            "app": "a:b",
+            "distribution": "c",
+            "version": "1",
+            "folder": "",
+            "settings": {"seed": 3, "task": "digits"},
+        },
         toml,
         read_order,
     ),
@@ -383,20 +473,28 @@ KINDS: Mapping[str, Kind] = {
         sealed=True,
         names_file=False,
     ),
-    "a study": Kind("study.json", STUDY, as_json, lambda path: json.loads(json.dumps(asdict(Study.read(path.parent))))),
+    "a study": Kind(
+        "study.json",
+        STUDY,
+        as_json,
+        lambda path: json.loads(json.dumps(asdict(Study.read(path.parent)))),
+    ),
     "a table of data": Kind("site-a.csv", CSV, table, read_csv, columns_of),
 }
 
 
 PHASES = [Phase.explicit, Phase.generate]
-"""Without the phase `shrink`, which reads a file some thousand times; add it to make a failure smaller."""
+"""Without the phase `shrink`, which reads a file some thousand times; add it to make a failure
+smaller."""
 
 
 def fuzz(kind: Kind, examples: int) -> None:
     """Read this many mutants of a kind of file."""
 
     @settings(
-        max_examples=examples, phases=PHASES, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
+        max_examples=examples,
+        phases=PHASES,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
     )
     @given(st.data())
     def read_mutants(data: st.DataObject) -> None:
@@ -421,11 +519,19 @@ def test_a_whole_checkpoint_of_another_content_is_refused(tmp_path: Path) -> Non
     model, state = load_checkpoint(last)
     others = [(model, {key: state[key] for key in state if key != left}) for left in state]
     others += [
-        (model, {**state, "strategy": {key: each for key, each in state["strategy"].items() if key != left}})
+        (
+            model,
+            {
+                **state,
+                "strategy": {key: each for key, each in state["strategy"].items() if key != left},
+            },
+        )
         for left in ("method", "round", "steps", "rows", "memory", "first-counts", "lengths")
     ]
     name, array = next(iter(model.items()))
-    others += [({**model, name: changed}, state) for changed in (array[:1], array.astype(np.float64))]
+    others += [
+        ({**model, name: changed}, state) for changed in (array[:1], array.astype(np.float64))
+    ]
     others += [({key: model[key] for key in model if key != name}, state)]
     for number, content in enumerate(others):
         folder = shutil.copytree(begun, tmp_path / str(number))
@@ -433,7 +539,8 @@ def test_a_whole_checkpoint_of_another_content_is_refused(tmp_path: Path) -> Non
             path.unlink()
         save_checkpoint(folder / "checkpoint" / last.name, *content)
         with pytest.raises(
-            FairbloomError, match=r"the last checkpoint in .* is whole, but not .*: it.*Put back a copy"
+            FairbloomError,
+            match=r"the last checkpoint in .* is whole, but not .*: it.*Put back a copy",
         ):
             run(folder, num_rounds=3)
 

@@ -1,4 +1,5 @@
-"""A task and a method that lie in somebody's own files, named by import strings wherever names can be given."""
+"""A task and a method that lie in somebody's own files, named by import strings wherever names can
+be given."""
 
 import json
 import sys
@@ -83,7 +84,8 @@ class WorstHalf(FairStrategy):
         return np.isin(np.arange(cohort.size), worst) / len(worst)
 '''
 
-CLIENTS, ROUNDS = 4, 3
+CLIENTS = 4
+ROUNDS = 3
 OURS: dict[str, Any] = {"task": "theirs:slopes", "slopes.noise": 0.2, "method": "theirs:WorstHalf"}
 SETTINGS: dict[str, Any] = {"clients": CLIENTS, "num-rounds": ROUNDS, "learning-rate": 0.05}
 SETTINGS |= {"fraction": 0.5, "device": "cpu"}
@@ -106,7 +108,8 @@ def assert_it_is_theirs(run: Path) -> None:
     assert {key: there[key] for key in OURS} == OURS
     assert there["worsthalf.share"] == 0.25
     assert json.loads((run / "scores.json").read_text())[0]["higher_is_better"] is False
-    rows, last = table(run / "clients.csv"), table(run / "rounds.csv")[-1]
+    rows = table(run / "clients.csv")
+    last = table(run / "rounds.csv")[-1]
     assert len(rows) == CLIENTS * ROUNDS
     errors = [float(row["test_mae_of_global_model"]) for row in rows[-CLIENTS:]]
     assert float(last["test_mae_of_global_model_worst"]) == max(errors)
@@ -114,19 +117,36 @@ def assert_it_is_theirs(run: Path) -> None:
 
 
 def test_both_are_run_from_the_directory_that_they_lie_in(here: Path) -> None:
-    done = fairbloom(here, "run", *words_of(SETTINGS | OURS | {"worsthalf.share": 0.25}), "--out", "a")
+    done = fairbloom(
+        here, "run", *words_of(SETTINGS | OURS | {"worsthalf.share": 0.25}), "--out", "a"
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert_it_is_theirs(here / "a")
 
 
 def test_what_is_wrong_is_said_in_one_line_and_nothing_is_written(here: Path) -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
-        ({"method": "theirs:WorstHlf"}, "method = 'theirs:WorstHlf': theirs has no WorstHlf; it has "),
-        ({"method": "their:WorstHalf"}, "method = 'their:WorstHalf': there is no module their, neither in"),
-        ({"method": "theirs:np"}, "method = 'theirs:np': it is no subclass of fairbloom.strategies.FairStrategy"),
-        ({"task": "theirs:torch"}, "task = 'theirs:torch': it is a module; a task is a function, or class"),
+        (
+            {"method": "theirs:WorstHlf"},
+            "method = 'theirs:WorstHlf': theirs has no WorstHlf; it has ",
+        ),
+        (
+            {"method": "their:WorstHalf"},
+            "method = 'their:WorstHalf': there is no module their, neither in",
+        ),
+        (
+            {"method": "theirs:np"},
+            "method = 'theirs:np': it is no subclass of fairbloom.strategies.FairStrategy",
+        ),
+        (
+            {"task": "theirs:torch"},
+            "task = 'theirs:torch': it is a module; a task is a function, or class",
+        ),
         ({"worsthalf.share": 2.0}, "share must be in (0, 1], got 2.0 (worsthalf.share = 2.0)"),
-        ({"worsthalf.shr": 0.5}, "unknown setting worsthalf.shr = 0.5; did you mean worsthalf.share?"),
+        (
+            {"worsthalf.shr": 0.5},
+            "unknown setting worsthalf.shr = 0.5; did you mean worsthalf.share?",
+        ),
         ({"slopes.noise": "much"}, "slopes.noise = 'much': allowed is float"),
         ({"slopes.noise": -1.0}, "slopes.noise = -1.0: it must be at least 0"),
         ({"slopes.nose": 1}, "unknown setting slopes.nose = 1; did you mean slopes.noise?"),
@@ -165,7 +185,9 @@ def test_a_module_of_the_folder_here_goes_before_an_installed_one(
     for place, word in (("installed", "theirs"), ("here", "mine")):
         (tmp_path / place).mkdir()
         (tmp_path / place / "twice_there.py").write_text(f"word = {word!r}\n")
-    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "installed"), str(tmp_path / "here")])
+    monkeypatch.setattr(
+        sys, "path", [*sys.path, str(tmp_path / "installed"), str(tmp_path / "here")]
+    )
     monkeypatch.chdir(tmp_path / "here")
     try:
         assert imported("task", "twice_there:word") == "mine"

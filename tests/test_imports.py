@@ -1,4 +1,5 @@
-"""Imports make no circle, not even late ones, and each entry point imports no more than it needs, to start at once."""
+"""Imports make no circle, not even late ones, and each entry point imports no more than it needs,
+to start at once."""
 
 import ast
 import subprocess
@@ -11,7 +12,9 @@ import pytest
 from tests.checkout import ROOT
 
 PACKAGES = [
-    path.parent for path in ROOT.glob("*/__init__.py") if path.parent.name not in ("tests", "docs", "benchmarks")
+    path.parent
+    for path in ROOT.glob("*/__init__.py")
+    if path.parent.name not in ("tests", "docs", "benchmarks")
 ]
 
 
@@ -28,7 +31,9 @@ def imported(name: str, path: Path, among: Mapping[str, object]) -> Iterator[str
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in among)
         elif isinstance(node, ast.ImportFrom):
-            start = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            start = (
+                package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            )
             module = ".".join([*start, *(node.module.split(".") if node.module else [])])
             for alias in node.names:
                 inner = f"{module}.{alias.name}"
@@ -37,7 +42,8 @@ def imported(name: str, path: Path, among: Mapping[str, object]) -> Iterator[str
 
 
 def circle(graph: Mapping[str, list[str]]) -> list[str]:
-    """Return the names along one circle of a graph, the first again at the end; [] where there is none."""
+    """Return the names along one circle of a graph, the first again at the end; [] where there is
+    none."""
     done = set[str]()
 
     def search(path: list[str]) -> list[str]:
@@ -77,8 +83,13 @@ LARGE = (
 
 def imported_by(code: str) -> list[str]:
     """Return which of the large libraries a program has imported when it ends."""
-    program = f"import sys\ntry:\n    {code}\nexcept SystemExit:\n    pass\nprint(*sys.modules, file=sys.stderr)"
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    program = (
+        f"import sys\ntry:\n    {code}\nexcept SystemExit:\n    pass\nprint(*sys.modules,"
+        " file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     return [name for name in LARGE if name in done.stderr.split()]
 
 
@@ -87,7 +98,13 @@ def imported_by(code: str) -> list[str]:
     [
         ("import fairbloom", []),
         ("import fairbloom.cli", []),
-        ("sys.argv = ['fairbloom', '--help']; import fairbloom.__main__ as program; program.main()", []),
+        (
+            (
+                "sys.argv = ['fairbloom', '--help']; import fairbloom.__main__ as program;"
+                " program.main()"
+            ),
+            [],
+        ),
         ("import fairbloom.strategies", ["flwr", "grpc", "numpy", "cvxopt"]),
         ("import fairbloom.deploy.cli", []),
         ("import fairbloom.tasks", ["numpy", "pydantic"]),

@@ -50,7 +50,9 @@ def written(program: str, environment: dict[str, str], *, terminal: bool) -> str
     """Return what a program writes to stderr, into a pipe or on a terminal."""
     without = {key: value for key, value in os.environ.items() if key != "NO_COLOR"}
     ours, theirs = pty.openpty() if terminal else os.pipe()
-    subprocess.run([sys.executable, "-c", program], env=without | environment, stderr=theirs, check=True)
+    subprocess.run(
+        [sys.executable, "-c", program], env=without | environment, stderr=theirs, check=True
+    )
     found = os.read(ours, 1 << 16).decode()
     for end in (ours, theirs):
         os.close(end)
@@ -73,7 +75,9 @@ def test_what_several_processes_warn_of_is_printed_by_another_and_on_a_terminal_
     assert written(SEND, {"NO_COLOR": "1"}, terminal=True).splitlines() == sent
 
 
-def test_our_commands_colour_nothing_where_their_words_go_to_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_our_commands_colour_nothing_where_their_words_go_to_a_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(console_handler, "colored", True)
     monkeypatch.setattr(console_handler, "stream", io.StringIO())
     assert fairbloom("methods", "fedavg") == 0
@@ -81,5 +85,7 @@ def test_our_commands_colour_nothing_where_their_words_go_to_a_file(monkeypatch:
 
 
 def test_handlers_of_others_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logging.getLogger("flwr"), "handlers", [logging.NullHandler(), logging.StreamHandler()])
+    monkeypatch.setattr(
+        logging.getLogger("flwr"), "handlers", [logging.NullHandler(), logging.StreamHandler()]
+    )
     colour_on_terminals_alone()

@@ -1,4 +1,5 @@
-"""`fairbloom new` writes an app that runs: its names, its dependencies, what travels with it, and what it promises."""
+"""`fairbloom new` writes an app that runs: its names, its dependencies, what travels with it, and
+what it promises."""
 
 import importlib
 import os
@@ -47,14 +48,17 @@ def project(app: Path) -> dict:
     return tomllib.loads((app / "pyproject.toml").read_text())
 
 
-# Names ---------------------------------------------------------------------------------------------------------------
+# Names --------------------------------------------------------------------------------------------
 
 
 def test_the_app_has_its_name_and_nothing_of_the_templates(app: Path) -> None:
     files = {str(file.relative_to(app)) for file in app.rglob("*") if file.is_file()}
     assert files == {
         *("pyproject.toml", "README.md", ".gitignore", "tests/test_app.py"),
-        *(f"my_hearts/{name}.py" for name in ("__init__", "__main__", "task", "client_app", "server_app")),
+        *(
+            f"my_hearts/{name}.py"
+            for name in ("__init__", "__main__", "task", "client_app", "server_app")
+        ),
     }
     for file in files:
         assert "my_app" not in (app / file).read_text()
@@ -62,16 +66,26 @@ def test_the_app_has_its_name_and_nothing_of_the_templates(app: Path) -> None:
     assert [entry.name for entry in app.parent.iterdir()] == ["my-hearts"]
 
 
-NO_NAME = "is no name for an app: write up to 32 small letters and digits, words joined by hyphens, as in"
+NO_NAME = (
+    "is no name for an app: write up to 32 small letters and digits, words joined by hyphens, as in"
+)
 WRONG_NAMES = {
-    **{name: f"{name!r} {NO_NAME}" for name in ("", "../app", "My-App", "my_app", "2-apps", "app-", "a" * 33)},
+    **{
+        name: f"{name!r} {NO_NAME}"
+        for name in ("", "../app", "My-App", "my_app", "2-apps", "app-", "a" * 33)
+    },
     **{name: f"a module {name} is installed already" for name in ("fairbloom", "flwr", "test")},
     "class": "'class' is a keyword of Python, which no package can be called: my-class would do",
-    "torch": "'torch': a module torch is installed already, and your app would hide it: my-torch would do",
+    "torch": (
+        "'torch': a module torch is installed already, and your app would hide it: my-torch"
+        " would do"
+    ),
 }
 
 
-def test_a_name_that_will_not_do_is_said_and_nothing_is_written(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_name_that_will_not_do_is_said_and_nothing_is_written(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name, said in WRONG_NAMES.items():
         assert fairbloom("new", name) == 2
         assert said in capsys.readouterr().err
@@ -85,22 +99,29 @@ def test_what_is_there_already_stays(here: Path, capsys: pytest.CaptureFixture[s
     assert (here / "hearts").read_text() == "years of work"
 
 
-def test_a_directory_that_takes_no_files_is_said(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_directory_that_takes_no_files_is_said(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (here / "gone").mkdir()
     os.chdir(here / "gone")
     (here / "gone").rmdir()
     assert fairbloom("new", "hearts") == 2
-    assert "hearts cannot be written in this directory: No such file or directory" in capsys.readouterr().err
+    assert (
+        "hearts cannot be written in this directory: No such file or directory"
+        in capsys.readouterr().err
+    )
     os.chdir(here)
 
 
-# What it asks for, and what travels -----------------------------------------------------------------------------------
+# What it asks for, and what travels ---------------------------------------------------------------
 
 
 def test_its_dependencies_are_pinned_as_ours() -> None:
     """The version of Flower is the one that real nodes need: an app may be deployed."""
     ours = {Requirement(each).name: Requirement(each) for each in OURS}
-    theirs = {each.name: each for each in map(Requirement, project(TEMPLATE)["project"]["dependencies"])}
+    theirs = {
+        each.name: each for each in map(Requirement, project(TEMPLATE)["project"]["dependencies"])
+    }
     assert theirs.pop("fairbloom").specifier.contains(__version__)
     assert set(theirs) <= set(ours)
     for name, requirement in theirs.items():
@@ -114,11 +135,18 @@ def test_flower_takes_it_as_it_is(app: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
 def test_a_federation_and_runs_in_its_folder_do_not_travel_with_it(app: Path) -> None:
-    for place in ("federation/operators.toml", "operators/operators.toml", "runs/my-hearts/config.toml"):
+    for place in (
+        "federation/operators.toml",
+        "operators/operators.toml",
+        "runs/my-hearts/config.toml",
+    ):
         (app / place).parent.mkdir(parents=True, exist_ok=True)
         (app / place).write_text('secret = "secret"\n')
     names = ZipFile(BytesIO(build_fab_from_disk(app))).namelist()
-    assert {name for name in names if not name.startswith("my_hearts/")} == {"pyproject.toml", ".info/CONTENT"}
+    assert {name for name in names if not name.startswith("my_hearts/")} == {
+        "pyproject.toml",
+        ".info/CONTENT",
+    }
 
 
 def test_the_settings_that_a_deployed_client_takes_are_those_that_it_says() -> None:
@@ -127,12 +155,15 @@ def test_the_settings_that_a_deployed_client_takes_are_those_that_it_says() -> N
     assert [key for key in settings if key in marked(Mark.SENT_TO_CLIENTS)] == settings[-6:]
 
 
-# What it promises ----------------------------------------------------------------------------------------------------
+# What it promises ---------------------------------------------------------------------------------
 
 
 def python_m(app: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    environment, command = os.environ | {"PYTHONPATH": str(ROOT)}, [sys.executable, "-m", *words]
-    return subprocess.run(command, cwd=app, env=environment, capture_output=True, text=True, timeout=300)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", *words]
+    return subprocess.run(
+        command, cwd=app, env=environment, capture_output=True, text=True, timeout=300
+    )
 
 
 @pytest.mark.slow
@@ -144,13 +175,17 @@ def test_the_apps_own_test_passes(app: Path) -> None:
 
 @pytest.mark.slow
 def test_its_readme_tells_what_it_shows(app: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clients' accuracies in percent after the app's number of rounds, the mean and the worst."""
+    """The clients' accuracies in percent after the app's number of rounds, the mean and the
+    worst."""
     import torch
     from flwr.app import ArrayRecord
 
     monkeypatch.syspath_prepend(app)
-    client_app, task = (importlib.import_module(f"my_hearts.{name}") for name in ("client_app", "task"))
-    config, words = project(app)["tool"]["flwr"]["app"]["config"], " ".join((app / "README.md").read_text().split())
+    client_app, task = (
+        importlib.import_module(f"my_hearts.{name}") for name in ("client_app", "task")
+    )
+    config = project(app)["tool"]["flwr"]["app"]["config"]
+    words = " ".join((app / "README.md").read_text().split())
     for strategy, mean, worst, said in (
         (FedAvg(), 74, 36, "in 74 % of a client's"),
         (FedMGDAPlus(), 83, 73, "to 83 % and 73 %"),
@@ -158,7 +193,12 @@ def test_its_readme_tells_what_it_shows(app: Path, monkeypatch: pytest.MonkeyPat
         finished: list[Round] = []
         torch.manual_seed(config["seed"])
         grid = InProcessGrid(client_app.app, config, config["clients"])
-        strategy.start(grid, ArrayRecord(task.Net().state_dict()), config["num-rounds"], on_round=finished.append)
+        strategy.start(
+            grid,
+            ArrayRecord(task.Net().state_dict()),
+            config["num-rounds"],
+            on_round=finished.append,
+        )
         found = [100 * metrics["accuracy"] for metrics in finished[-1].evaluations.values()]
         assert np.mean(found) == pytest.approx(mean, abs=2)
         assert np.min(found) == pytest.approx(worst, abs=4)

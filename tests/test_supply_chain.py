@@ -33,7 +33,12 @@ LINUX = {"sys_platform": "linux", "platform_system": "Linux", "os_name": "posix"
 SYSTEMS = {
     "laptop": LINUX | {"platform_machine": "x86_64"},
     "raspberry-pi": LINUX | {"platform_machine": "aarch64"},
-    "mac": {"sys_platform": "darwin", "platform_system": "Darwin", "os_name": "posix", "platform_machine": "arm64"},
+    "mac": {
+        "sys_platform": "darwin",
+        "platform_system": "Darwin",
+        "os_name": "posix",
+        "platform_machine": "arm64",
+    },
 }
 DIGEST = re.compile(r"[\w./-]+:[\w.-]+@sha256:[0-9a-f]{64}")
 
@@ -55,7 +60,8 @@ def entries(lock: Path) -> Iterator[str]:
 
 
 def locked(name: str) -> dict[str, list[Locked]]:
-    """Return what a lock file has of each package: one version, or one for each range of Python versions."""
+    """Return what a lock file has of each package: one version, or one for each range of Python
+    versions."""
     found: dict[str, list[Locked]] = {}
     for entry in entries(LOCKS[name]):
         if not entry.startswith("-"):
@@ -70,7 +76,10 @@ def declared(*, extras: bool = True, group: str | None = None) -> list[Requireme
     if group is not None:
         return [Requirement(line) for line in PROJECT["dependency-groups"][group]]
     optional = [line for extra, lines in OPTIONAL.items() if extra != "all" for line in lines]
-    return [Requirement(line) for line in (*PROJECT["project"]["dependencies"], *(optional if extras else []))]
+    return [
+        Requirement(line)
+        for line in (*PROJECT["project"]["dependencies"], *(optional if extras else []))
+    ]
 
 
 @pytest.mark.parametrize("name", LOCKS)
@@ -79,7 +88,9 @@ def test_every_locked_package_has_one_version_and_hashes(name: str) -> None:
     packages = locked(name)
     assert packages
     assert "://" not in LOCKS[name].read_text()
-    assert [entry for entry in entries(LOCKS[name]) if entry.startswith("-")] == ["--only-binary :all:"]
+    assert [entry for entry in entries(LOCKS[name]) if entry.startswith("-")] == [
+        "--only-binary :all:"
+    ]
     for versions in packages.values():
         for pin in versions:
             (specifier,) = pin.requirement.specifier
@@ -87,17 +98,28 @@ def test_every_locked_package_has_one_version_and_hashes(name: str) -> None:
             assert specifier.operator == "=="
             assert "*" not in specifier.version
             assert pin.options
-            assert all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", option) for option in pin.options), pin.requirement
+            assert all(
+                re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", option) for option in pin.options
+            ), pin.requirement
         apart = [pin.requirement.marker for pin in versions]
-        assert len(versions) == 1 or None not in apart, f"two versions of {versions[0].requirement.name} at once"
+        assert len(versions) == 1 or None not in apart, (
+            f"two versions of {versions[0].requirement.name} at once"
+        )
 
 
 def test_lock_files_agree() -> None:
-    """A package has the same version and hashes wherever it is locked; PyTorch's CPU build is another one's."""
+    """A package has the same version and hashes wherever it is locked; PyTorch's CPU build is
+    another one's."""
     everything = [locked(name) for name in LOCKS if name != "torch-cpu"]
     for package in {package for lock in everything for package in lock}:
-        pins = [{(pin.version, *pin.options) for pin in lock[package]} for lock in everything if package in lock]
-        assert all(pin == pins[0] for pin in pins), f"{package} differs between lock files; run make lock"
+        pins = [
+            {(pin.version, *pin.options) for pin in lock[package]}
+            for lock in everything
+            if package in lock
+        ]
+        assert all(pin == pins[0] for pin in pins), (
+            f"{package} differs between lock files; run make lock"
+        )
 
 
 def test_what_the_project_asks_for_is_locked_in_its_range() -> None:
@@ -108,7 +130,9 @@ def test_what_the_project_asks_for_is_locked_in_its_range() -> None:
         pins = locked(lock) | locked("torch")
         for requirement in asked:
             for pin in pins[canonicalize_name(requirement.name)]:
-                assert pin.version in requirement.specifier, f"{requirement} is locked at {pin.version}; run make lock"
+                assert pin.version in requirement.specifier, (
+                    f"{requirement} is locked at {pin.version}; run make lock"
+                )
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
@@ -116,8 +140,8 @@ def test_what_the_project_asks_for_is_locked_in_its_range() -> None:
 def test_a_lock_file_is_complete(lock: str, system: str) -> None:
     """What a locked package needs is locked, too, or pip would refuse it.
 
-    PyTorch, which the user chooses, is apart: the CPU build finds all that it needs here, another one finds here or in
-    torch.lock what it needs more. This holds whichever build is installed.
+    PyTorch, which the user chooses, is apart: the CPU build finds all that it needs here, another
+    one finds here or in torch.lock what it needs more. This holds whichever build is installed.
     """
     if lock == "requirements":
         asked = [*declared(), *declared(group="dev"), *declared(group="build")]
@@ -129,7 +153,8 @@ def test_a_lock_file_is_complete(lock: str, system: str) -> None:
                 on_system = [
                     pin
                     for pin in pins.get(canonicalize_name(requirement.name), [])
-                    if pin.requirement.marker is None or pin.requirement.marker.evaluate(SYSTEMS[system])
+                    if pin.requirement.marker is None
+                    or pin.requirement.marker.evaluate(SYSTEMS[system])
                 ]
                 assert len(on_system) == 1, f"{requirement} is not in {LOCKS[lock].name}"
                 assert on_system[0].version in requirement.specifier
@@ -138,7 +163,10 @@ def test_a_lock_file_is_complete(lock: str, system: str) -> None:
 def test_an_extra_asks_for_no_other_version_than_the_project() -> None:
     """And for nothing else: what simulates can be a client as well."""
     others = [Requirement(line) for line in OPTIONAL["images"]]
-    ranges = {requirement.name: requirement.specifier for requirement in (*declared(extras=False), *others)}
+    ranges = {
+        requirement.name: requirement.specifier
+        for requirement in (*declared(extras=False), *others)
+    }
     assert ranges["flwr"] == SpecifierSet(">=1.39")
     for line in (*OPTIONAL["client"], *OPTIONAL["server"]):
         assert ranges[Requirement(line).name] == Requirement(line).specifier, line
@@ -157,7 +185,8 @@ def test_no_client_gets_what_only_simulation_and_figures_need() -> None:
 
 
 def imports_of(module: Path) -> Iterator[str]:
-    """Return the names that a file imports, in functions too: of our modules, and of others' packages."""
+    """Return the names that a file imports, in functions too: of our modules, and of others'
+    packages."""
     package = ["fairbloom", *module.relative_to(ROOT).parts[:-1]]
     for node in ast.walk(ast.parse(module.read_text())):
         if isinstance(node, ast.Import):
@@ -170,32 +199,47 @@ def imports_of(module: Path) -> Iterator[str]:
 
 
 def files_of(module: str) -> Iterator[Path]:
-    """Return the files that an import of a module runs, but for fairbloom itself, which imports others when asked."""
+    """Return the files that an import of a module runs, but for fairbloom itself, which imports
+    others when asked."""
     parts = module.split(".")[1:]
     for size in range(1, len(parts) + 1):
         place = ROOT.joinpath("fairbloom", *parts[:size])
-        yield from (file.resolve() for file in (place / "__init__.py", place.with_suffix(".py")) if file.is_file())
+        yield from (
+            file.resolve()
+            for file in (place / "__init__.py", place.with_suffix(".py"))
+            if file.is_file()
+        )
 
 
 def test_the_extra_for_clients_names_all_that_a_deployed_client_imports() -> None:
     started = [
-        file for room in ("client", "deploy/device", "deploy/fleet", "tasks") for file in (ROOT / room).rglob("*.py")
+        file
+        for room in ("client", "deploy/device", "deploy/fleet", "tasks")
+        for file in (ROOT / room).rglob("*.py")
     ]
-    waiting, seen, others = [*started, ROOT / "fairbloom" / "clientapp.py"], set(), set()
+    waiting = [*started, ROOT / "fairbloom" / "clientapp.py"]
+    seen = set()
+    others = set()
     while waiting:
         file = waiting.pop()
         if file not in seen:
             seen.add(file)
             for name in imports_of(file):
                 if name.startswith("fairbloom.strategies"):
-                    continue  # imported for a run folder alone, which no device has (tests/install/test_device.py)
+                    # imported for a run folder alone, which no device has
+                    # (tests/install/test_device.py)
+                    continue
                 if name.partition(".")[0] == "fairbloom":
                     waiting += files_of(name)
                 else:
                     others.add(name.partition(".")[0])
     assert ROOT / "protocol" / "settings.py" in seen
-    owners = {**packages_distributions(), "google": ["protobuf"]}  # of several packages' google, protobuf's is imported
-    imported = {canonicalize_name(owners[name][0]) for name in others - sys.stdlib_module_names - {"__future__"}}
+    # of several packages' google, protobuf's is imported
+    owners = {**packages_distributions(), "google": ["protobuf"]}
+    imported = {
+        canonicalize_name(owners[name][0])
+        for name in others - sys.stdlib_module_names - {"__future__"}
+    }
 
     def names(lines: Iterable[str]) -> set[str]:
         return {canonicalize_name(Requirement(line).name) for line in lines}
@@ -218,7 +262,8 @@ def test_pytorch_and_its_cuda_libraries_are_locked_apart() -> None:
 
 def test_the_environment_is_the_locked_one() -> None:
     installed = {
-        canonicalize_name(found.name): found.version for found in distributions(path=[sysconfig.get_path("purelib")])
+        canonicalize_name(found.name): found.version
+        for found in distributions(path=[sysconfig.get_path("purelib")])
     }
     pins = locked("requirements")
     here = {
@@ -227,9 +272,13 @@ def test_the_environment_is_the_locked_one() -> None:
         for pin in versions
         if pin.requirement.marker is None or pin.requirement.marker.evaluate()
     }
-    assert {name: installed.get(name) for name in here} == here, "make setup installs what is locked"
+    assert {name: installed.get(name) for name in here} == here, (
+        "make setup installs what is locked"
+    )
     apart = {"fairbloom", *locked("torch"), *locked("docs")}
-    assert set(installed) <= {*here, *apart, "setuptools"}, "something is installed that is not locked"
+    assert set(installed) <= {*here, *apart, "setuptools"}, (
+        "something is installed that is not locked"
+    )
 
 
 def torch_for(*requirement: str, path: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -255,13 +304,20 @@ def test_without_a_driver_pytorchs_cpu_build_is_taken_if_pip_has_it(tmp_path: Pa
     (tmp_path / "nvidia-smi").unlink()
     (tmp_path / "pip.py").write_text("print('Available versions: 2.15.0, 2.13.0+cpu, 2.13.0')")
     for module, lock in (("pip", "torch-cpu"), ("missing", "torch")):
-        code = (ROOT / "locks" / "pytorch.py").read_text().replace('"-m", "pip"', f'"-m", "{module}"')
+        code = (
+            (ROOT / "locks" / "pytorch.py").read_text().replace('"-m", "pip"', f'"-m", "{module}"')
+        )
         (tmp_path / "pytorch.py").write_text(code)
         for name in ("torch", "torch-cpu"):
             (tmp_path / f"{name}.lock").write_text(LOCKS[name].read_text())
         told = subprocess.run(
             [sys.executable, "pytorch.py"],
-            **{"cwd": tmp_path, "env": {"PATH": "", "PYTHONPATH": str(tmp_path)}, "capture_output": True, "text": True},
+            **{
+                "cwd": tmp_path,
+                "env": {"PATH": "", "PYTHONPATH": str(tmp_path)},
+                "capture_output": True,
+                "text": True,
+            },
         )
         assert told.stdout == LOCKS[lock].read_text()
         assert ("No NVIDIA driver here" in told.stderr) == (lock == "torch-cpu")
@@ -278,7 +334,8 @@ def test_another_pytorch_is_taken_as_it_is_and_that_is_said() -> None:
 def test_whatever_is_installed_is_checked(path: str) -> None:
     """Each command by which pip or uv gets something.
 
-    Exempt are PyTorch, for which locks/pytorch.py gives the hashes, and our own code, which is not downloaded.
+    Exempt are PyTorch, for which locks/pytorch.py gives the hashes, and our own code, which is not
+    downloaded.
     """
     text = (ROOT / path).read_text().replace("\\\n", " ")
     text = re.sub(r"^(#|gather\(\)|INSTALL =).*$", "", text, flags=re.MULTILINE)
@@ -310,10 +367,15 @@ def registry(tmp_path: Path) -> dict[str, str]:
     """An environment whose docker answers as a registry would; none can be reached in a test."""
     docker = tmp_path / "bin" / "docker"
     docker.parent.mkdir()
-    docker.write_text('#!/bin/sh\n[ "$1 $2 $3" = "buildx imagetools inspect" ] && echo "$ANSWER" || exit 9\n')
+    docker.write_text(
+        '#!/bin/sh\n[ "$1 $2 $3" = "buildx imagetools inspect" ] && echo "$ANSWER" || exit 9\n'
+    )
     docker.chmod(0o755)
     shutil.copy(ROOT / "docker" / "Dockerfile", tmp_path)
-    return os.environ | {"PATH": f"{docker.parent}:{os.environ['PATH']}", "ANSWER": f'"sha256:{NEW}"'}
+    return os.environ | {
+        "PATH": f"{docker.parent}:{os.environ['PATH']}",
+        "ANSWER": f'"sha256:{NEW}"',
+    }
 
 
 def renew(folder: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
@@ -324,7 +386,9 @@ def renew(folder: Path, environment: dict[str, str]) -> subprocess.CompletedProc
 def test_a_digest_is_renewed_or_added(tmp_path: Path, registry: dict[str, str]) -> None:
     dockerfile = tmp_path / "Dockerfile"
     for tag in ("", f"@sha256:{'1' * 64}"):
-        dockerfile.write_text(re.sub(r"(?m)^(ARG BASE=[^@\n]+).*$", rf"\g<1>{tag}", dockerfile.read_text()))
+        dockerfile.write_text(
+            re.sub(r"(?m)^(ARG BASE=[^@\n]+).*$", rf"\g<1>{tag}", dockerfile.read_text())
+        )
         done = renew(tmp_path, registry)
         assert done.returncode == 0, done.stderr
         assert f"ARG BASE=python:3.11-slim@sha256:{NEW}\n" in dockerfile.read_text()
@@ -332,7 +396,13 @@ def test_a_digest_is_renewed_or_added(tmp_path: Path, registry: dict[str, str]) 
 
 def test_what_is_not_a_digest_is_not_written(tmp_path: Path, registry: dict[str, str]) -> None:
     before = (tmp_path / "Dockerfile").read_text()
-    for answer in ("", "sha256:12", "error: no such image", f"sha256:{NEW} {NEW}", "sha256:" + "g" * 64):
+    for answer in (
+        "",
+        "sha256:12",
+        "error: no such image",
+        f"sha256:{NEW} {NEW}",
+        "sha256:" + "g" * 64,
+    ):
         done = renew(tmp_path, registry | {"ANSWER": answer})
         assert done.returncode == 1
         assert "not a digest" in done.stderr
@@ -341,8 +411,15 @@ def test_what_is_not_a_digest_is_not_written(tmp_path: Path, registry: dict[str,
 
 AUDIT: dict[str, Any] = runpy.run_path(str(ROOT / "locks" / "audit.py"))
 SAFE = {"name": "numpy", "version": "2.4.6", "vulns": []}
-HOLED = {"name": "jinja2", "version": "2.4.1", "vulns": [{"id": "CVE-2019-10906", "fix_versions": ["2.10.1"]}]}
-UNKNOWN = {"name": "flwr", "skip_reason": "Dependency not found and could not be audited: flwr (1.39.0)"}
+HOLED = {
+    "name": "jinja2",
+    "version": "2.4.1",
+    "vulns": [{"id": "CVE-2019-10906", "fix_versions": ["2.10.1"]}],
+}
+UNKNOWN = {
+    "name": "flwr",
+    "skip_reason": "Dependency not found and could not be audited: flwr (1.39.0)",
+}
 
 
 def test_an_audit_that_could_not_look_says_so() -> None:

@@ -40,9 +40,22 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "own.py").write_text(EVIL)
     text = inferred(folder / "data")
     for name, center, scale in (("age", 60.0, 10.0), ("bp", 130.0, 15.0)):
-        text = text.replace(f"[fields.{name}]\n", f"[fields.{name}]\ncenter = {center}\nscale = {scale}\n")
+        text = text.replace(
+            f"[fields.{name}]\n", f"[fields.{name}]\ncenter = {center}\nscale = {scale}\n"
+        )
     (folder / "schema.toml").write_text(text)
-    words = ("--data-dir", "data", "--schema", "schema.toml", "--model", "own:net", "--rounds", "1", "--out", "run")
+    words = (
+        "--data-dir",
+        "data",
+        "--schema",
+        "schema.toml",
+        "--model",
+        "own:net",
+        "--rounds",
+        "1",
+        "--out",
+        "run",
+    )
     done = fairbloom(folder, "run", "--task", "csv", *words)
     assert done.returncode == 0, done.stderr
     small = ("--task", "digits", "--rounds", "1", "--seeds", "2", "--jobs", "1")
@@ -66,11 +79,20 @@ def change_settings(folder: Path, **settings: str) -> None:
     for config in folder.rglob("config.toml"):
         lines = [line.partition(" = ") for line in config.read_text().splitlines()]
         assert {key for key, _, _ in lines} >= settings.keys()
-        changed = [f'{key} = "{settings[key]}"' if key in settings else key + sign + old for key, sign, old in lines]
+        changed = [
+            f'{key} = "{settings[key]}"' if key in settings else key + sign + old
+            for key, sign, old in lines
+        ]
         config.write_text("\n".join(changed) + "\n")
 
 
-READING = (("show", "run"), ("show", "run", "--json"), ("report", "run"), ("show", "two"), ("report", "two"))
+READING = (
+    ("show", "run"),
+    ("show", "run", "--json"),
+    ("report", "run"),
+    ("show", "two"),
+    ("report", "two"),
+)
 PREDICTING = (
     ("predict", "run", "new.csv", "--out", "out.csv"),
     ("export", "run"),
@@ -104,7 +126,9 @@ def test_a_trusted_module_is_imported(foreign: Path) -> None:
         assert done.returncode == 0, done.stderr
 
 
-def test_predictor_in_python_takes_trusted_modules(foreign: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_predictor_in_python_takes_trusted_modules(
+    foreign: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(foreign)
     monkeypatch.setattr(sys, "path", [*sys.path])
     run = library.load("run")
@@ -131,19 +155,30 @@ settings = { method = "evil:Task" }
 
 def test_report_of_a_foreign_reproduction_runs_no_code(foreign: Path) -> None:
     (foreign / "evil.toml").write_text(RECIPE)
-    Study("reproduce", [], [0], recipe=str(foreign / "evil.toml"), quick=True).write(foreign / "again")
+    Study("reproduce", [], [0], recipe=str(foreign / "evil.toml"), quick=True).write(
+        foreign / "again"
+    )
     done = fairbloom(foreign, "report", "again")
     assert done.returncode == 2
     assert "say --trust" in done.stderr
     assert not (foreign / "ran").exists()
 
 
-def test_only_what_is_imported_already_needs_no_trust(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_what_is_imported_already_needs_no_trust(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "evil.py").write_text(EVIL)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     with only_trusted_imports(False):
-        for name in ("evil:net", "os:system", "subprocess:run", "builtins:exec", "sys:exit", "evil.os:system"):
+        for name in (
+            "evil:net",
+            "os:system",
+            "subprocess:run",
+            "builtins:exec",
+            "sys:exit",
+            "evil.os:system",
+        ):
             with pytest.raises(FairbloomError, match="--trust"):
                 imported("task", name)
         assert imported("task", "fairbloom.strategies:FedFV")

@@ -20,8 +20,13 @@ server = ServerApp()
 @client.train()
 def train(message: Message, context: Context) -> Message:
     """Add one to every number."""
-    arrays = {name: Array(array.numpy() + 1) for name, array in message.content.array_records["arrays"].items()}
-    content = RecordDict({"arrays": ArrayRecord(arrays), "metrics": MetricRecord({"num-examples": 1})})
+    arrays = {
+        name: Array(array.numpy() + 1)
+        for name, array in message.content.array_records["arrays"].items()
+    }
+    content = RecordDict(
+        {"arrays": ArrayRecord(arrays), "metrics": MetricRecord({"num-examples": 1})}
+    )
     return Message(content, reply_to=message)
 
 
@@ -39,6 +44,9 @@ def main(grid: Grid, context: Context) -> None:
         started = time.perf_counter()
         Path(str(context.run_config["out"])).write_text(json.dumps(seconds))
 
-    floats, rounds = int(context.run_config["floats"]), int(context.run_config["num-rounds"])
+    floats = int(context.run_config["floats"])
+    rounds = int(context.run_config["num-rounds"])
     model = ArrayRecord({"weights": Array(np.zeros(floats, np.float32))})
-    FedAvg(fraction_evaluate=0.0, update_limit=math.inf).start(PollingGrid(grid), model, rounds, on_round=on_round)
+    FedAvg(fraction_evaluate=0.0, update_limit=math.inf).start(
+        PollingGrid(grid), model, rounds, on_round=on_round
+    )

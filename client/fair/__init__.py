@@ -38,28 +38,32 @@ class fair(ClientApp, Generic[P, R]):  # noqa: N801 # it is called as a function
         app = fair(train_fn, test_fn)
         train_fn = app.train_fn  # trains on the terms of the message that is being answered
 
-    It serves 19 methods and every server optimizer. QFedSGD, DRFA, PropFair, Ditto, Local, EAGLE, FairFed, FCFL,
-    SCAFFOLD and FedDyn need a task of your own (model, loss and data) instead, and are refused by name.
+    It serves 19 methods and every server optimizer. QFedSGD, DRFA, PropFair, Ditto, Local, EAGLE,
+    FairFed, FCFL, SCAFFOLD and FedDyn need a task of your own (model, loss and data) instead, and
+    are refused by name.
 
-    The handlers call it once for a message. They load model and data, and write the reply, as for Flower's FedAvg.
+    The handlers call it once for a message. They load model and data, and write the reply, as for
+    Flower's FedAvg.
 
     Parameters
     ----------
     train
-        Trains a model in place with an optimizer of torch.optim. The model is its argument that is a module with
-        trained parameters; of several, the one whose arrays are the received ones.
+        Trains a model in place with an optimizer of torch.optim. The model is its argument that is
+        a module with trained parameters; of several, the one whose arrays are the received ones.
     test
-        Measures a model and returns (mean loss, accuracy), (mean loss, dict with accuracy) or a dict with both. It is
-        called with batches of the training data too. Parameters beside model and loader take the value that `train`
-        has by the same name.
+        Measures a model and returns (mean loss, accuracy), (mean loss, dict with accuracy) or a
+        dict with both. It is called with batches of the training data too. Parameters beside model
+        and loader take the value that `train` has by the same name.
     training_data
-        Returns a DataLoader of the training data from a message's context, for methods that measure them. None: the
-        dataset of the only DataLoader that `train` is called with.
+        Returns a DataLoader of the training data from a message's context, for methods that measure
+        them. None: the dataset of the only DataLoader that `train` is called with.
     mods
-        Flower's mods around the train handlers. `@app.evaluate(mods=[...])` takes those for evaluation.
+        Flower's mods around the train handlers. `@app.evaluate(mods=[...])` takes those for
+        evaluation.
     seeded
-        Whether a client's random numbers are drawn from the seeds of run and strategy, so that runs can be repeated.
-        The server knows these seeds: noise that protects data needs False, for seeds that nobody knows.
+        Whether a client's random numbers are drawn from the seeds of run and strategy, so that runs
+        can be repeated. The server knows these seeds: noise that protects data needs False, for
+        seeds that nobody knows.
     """
 
     def __init__(
@@ -73,10 +77,16 @@ class fair(ClientApp, Generic[P, R]):  # noqa: N801 # it is called as a function
     ) -> None:
         super().__init__()
         self._session = functools.partial(Session, train, test)
-        self._training_data, self._train_mods, self._seeded = training_data, mods, seeded
-        # Not a function of this scope: Ray would pickle it with all it refers to, and a ContextVar cannot be pickled.
-        self.train_fn: Callable[P, R] = functools.update_wrapper(functools.partial(_train_on_terms, train), train)
-        self._checked = set[str]()  # the clients for which this process has checked the test function
+        self._training_data = training_data
+        self._train_mods = mods
+        self._seeded = seeded
+        # Not a function of this scope: Ray would pickle it with all it refers to, and a ContextVar
+        # cannot be pickled.
+        self.train_fn: Callable[P, R] = functools.update_wrapper(
+            functools.partial(_train_on_terms, train), train
+        )
+        # the clients for which this process has checked the test function
+        self._checked = set[str]()
         self.query()(introduce)
 
     def train(self, action: str = "default", *, mods: list[Mod] | None = None) -> Decorator:
@@ -87,11 +97,14 @@ class fair(ClientApp, Generic[P, R]):  # noqa: N801 # it is called as a function
         """Register an evaluate function, as ClientApp does."""
         return super().evaluate(action, mods=[*(mods or []), self._answer])
 
-    def _answer_train(self, message: Message, context: Context, handler: ClientAppCallable) -> Message:
+    def _answer_train(
+        self, message: Message, context: Context, handler: ClientAppCallable
+    ) -> Message:
         """Let a handler answer by `train_fn` on the message's terms, and complete its reply."""
         if (terms := terms_of(message)) is None:
             return handler(message, context)
-        client, arrays = name_of(context), next(iter(message.content.array_records.values()), ArrayRecord())
+        client = name_of(context)
+        arrays = next(iter(message.content.array_records.values()), ArrayRecord())
         drawn_by = (terms.server_round, terms.seed) if terms.seed else (terms.server_round,)
         session = self._session(
             terms,
@@ -100,9 +113,13 @@ class fair(ClientApp, Generic[P, R]):  # noqa: N801 # it is called as a function
             seed=_seed(context, "train", *drawn_by) if self._seeded else None,
             is_checked=client in self._checked,
         )
-        # The app adds the proximal term itself, so the handler must not: its message says that the term is 0.
-        shown, (key,) = copy.copy(message), PROXIMAL.keys
-        configs = {name: each for name, each in message.content.config_records.items() if key in each}
+        # The app adds the proximal term itself, so the handler must not: its message says that the
+        # term is 0.
+        shown = copy.copy(message)
+        (key,) = PROXIMAL.keys
+        configs = {
+            name: each for name, each in message.content.config_records.items() if key in each
+        }
         without = {name: ConfigRecord({**each, key: 0.0}) for name, each in configs.items()}
         shown.content = RecordDict({**message.content, **without})
         token = _SESSION.set(session)
@@ -114,8 +131,9 @@ class fair(ClientApp, Generic[P, R]):  # noqa: N801 # it is called as a function
             return reply
         if session.asked and session.calls != 1:
             raise ReportableError(
-                f"the server asks for {session.asked}, so the train handler must call app.train_fn once for a message, "
-                f"and called it {session.calls} times: write train_fn = app.train_fn below app = fair(...)"
+                f"the server asks for {session.asked}, so the train handler must call app.train_fn"
+                f" once for a message, and called it {session.calls} times: write train_fn ="
+                " app.train_fn below app = fair(...)"
             )
         self._checked |= {client} if session.is_checked else set()
         for record in reply.content.metric_records.values():
@@ -163,7 +181,9 @@ def terms_of(message: Message) -> Terms | None:
     config: Mapping[str, Any] = configs.get(wire.CONFIG) or next(iter(configs.values()), {})
     check_protocol(config)
     terms = Terms.of(config) if "server-round" in config else None
-    if terms is not None and (lacking := HONOURED.find_unsupported(terms, [kind(terms) for kind in kinds_of(terms)])):
+    if terms is not None and (
+        lacking := HONOURED.find_unsupported(terms, [kind(terms) for kind in kinds_of(terms)])
+    ):
         remedy = advice_on([lacking], "install its newest version of Fairbloom")
         raise ReportableError(f"{lacking}: this client does not know it: {remedy}")
     return terms

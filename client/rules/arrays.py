@@ -17,7 +17,10 @@ def update_of(received: Arrays, trained: Arrays) -> dict[str, Tensor]:
 
 
 def like(array: Tensor | None, other: Tensor) -> Tensor:
-    """Return an array in the dtype, and on the device, of another one; zeros of its shape where there is none."""
+    """Return an array in the dtype, and on the device, of another one.
+
+    Zeros of its shape where there is none.
+    """
     return torch.zeros_like(other) if array is None else array.to(other)
 
 
@@ -37,9 +40,19 @@ def check_arrays(arrays: object, like: Arrays, what: str) -> None:
         )
     for name, array in like.items():
         found = arrays[name]
-        if not isinstance(found, Tensor) or found.shape != array.shape or not found.is_floating_point():
-            got = f"{found.dtype} of shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
-            raise ReportableError(f"{what} must be floats of shape {tuple(array.shape)} for {name!r}, got {got}")
+        if (
+            not isinstance(found, Tensor)
+            or found.shape != array.shape
+            or not found.is_floating_point()
+        ):
+            got = (
+                f"{found.dtype} of shape {tuple(found.shape)}"
+                if isinstance(found, Tensor)
+                else type(found).__name__
+            )
+            raise ReportableError(
+                f"{what} must be floats of shape {tuple(array.shape)} for {name!r}, got {got}"
+            )
 
 
 def check_finite(arrays: Arrays, what: str) -> None:

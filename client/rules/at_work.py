@@ -17,9 +17,14 @@ class RuleAtWork:
     `origin` is the round of the version that it goes on from, 0 where the client begins again.
     """
 
-    def __init__(self, rule: Rule, received: Arrays, kept: Version, sent: Mapping[str, Arrays]) -> None:
-        self._rule, self._received, self.origin = rule, received, kept.made
-        vectors = {record: copies(arrays) for record, arrays in sent.items()}  # the other clients are sent them, too
+    def __init__(
+        self, rule: Rule, received: Arrays, kept: Version, sent: Mapping[str, Arrays]
+    ) -> None:
+        self._rule = rule
+        self._received = received
+        self.origin = kept.made
+        # the other clients are sent them, too
+        vectors = {record: copies(arrays) for record, arrays in sent.items()}
         self._state = self._rule.start(copies(received), copies(kept.state), vectors)
 
     @property
@@ -45,14 +50,22 @@ class RuleAtWork:
         """
         finished = self._rule.finish(copies(self._received), trained, self._state, steps)
         if not (isinstance(finished, tuple) and len(finished) == 2):
-            raise ReportableError(f"{self._rule}: finish must return two, the arrays to reply and those to keep")
+            raise ReportableError(
+                f"{self._rule}: finish must return two, the arrays to reply and those to keep"
+            )
         replied, kept = finished
         if replied is not trained:
             check_arrays(replied, self._received, f"{self._rule}: what finish has the client reply")
             check_finite(replied, f"{self._rule}: what finish has the client reply")
-        if not isinstance(kept, Mapping) or not all(isinstance(each, Tensor) for each in kept.values()):
-            raise ReportableError(f"{self._rule}: what finish has the client keep must be tensors by name")
+        if not isinstance(kept, Mapping) or not all(
+            isinstance(each, Tensor) for each in kept.values()
+        ):
+            raise ReportableError(
+                f"{self._rule}: what finish has the client keep must be tensors by name"
+            )
         if not all(isinstance(name, str) for name in kept):
-            raise ReportableError(f"{self._rule}: what finish has the client keep must have words for names")
+            raise ReportableError(
+                f"{self._rule}: what finish has the client keep must have words for names"
+            )
         check_finite(kept, f"{self._rule}: what finish has the client keep")
         return replied, dict(kept)

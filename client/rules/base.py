@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from ..local import LocalClient
 
 Arrays = Mapping[str, Tensor]
-"""Tensors by name: those of trainable parameters have their names and shapes, and the dtype in which they travel."""
+"""Tensors by name: those of trainable parameters have their names and shapes, and the dtype in
+which they travel."""
 
 Copy = Callable[[], Any]
 """Returns a copy of a model in the midst of its steps, or of the models of several clients."""
@@ -47,8 +48,8 @@ class StepsTaken:
 class Rule:
     """The client half of a method, made for one round.
 
-    Subclasses override some of the hooks. An engine declares the hooks that it calls, and leaves a rule with another
-    one to a client by itself.
+    Subclasses override some of the hooks. An engine declares the hooks that it calls, and leaves a
+    rule with another one to a client by itself.
 
     Attributes
     ----------
@@ -73,7 +74,10 @@ class Rule:
     def __str__(self) -> str:
         """Return what errors call it: what asks for it, as key = value."""
         if self.reads is not None and self.reads in self.terms.rules:
-            return f"{self.reads.asked_by.replace('_', '-')} = {getattr(self.terms, self.reads.asked_by)!r}"
+            return (
+                f"{self.reads.asked_by.replace('_', '-')} ="
+                f" {getattr(self.terms, self.reads.asked_by)!r}"
+            )
         return f"measure = {next(name for name in self.reports if name in self.terms.measure)}"
 
     @classmethod
@@ -91,10 +95,13 @@ class Rule:
 
     @classmethod
     def kept_version(cls, states: ClientStates, terms: Terms, *, training: bool) -> Version | None:
-        """Return what a client goes on from where it trains, or evaluates, on these terms; None: nothing."""
+        """Return what a client goes on from where it trains, or evaluates, on these terms.
+
+        None: nothing.
+        """
         return states.find(cls.keeps, before=terms.server_round) if cls.keeps and training else None
 
-    # Which steps are taken --------------------------------------------------------------------------------------------
+    # Which steps are taken ------------------------------------------------------------------------
 
     def replace_steps(self, work: LocalWork) -> LocalWork:
         """Return the steps to take in place of these."""
@@ -108,7 +115,7 @@ class Rule:
         """Return what becomes of the mean loss of a minibatch, or of several, each by itself."""
         return loss
 
-    # The parts of a round, in their order -----------------------------------------------------------------------------
+    # The parts of a round, in their order ---------------------------------------------------------
 
     def before(self, client: "LocalClient") -> Scores:
         """Work before everything else, and return what is reported of that."""
@@ -118,15 +125,17 @@ class Rule:
         """Return what is reported of the received model."""
         return {}
 
-    def step_beside(self, client: "LocalClient", received: StateDict, learning_rate: float) -> Scores:
+    def step_beside(
+        self, client: "LocalClient", received: StateDict, learning_rate: float
+    ) -> Scores:
         """Make the second model from the received one; return what is reported of that."""
         return {}
 
     def start(self, received: Arrays, kept: Arrays, sent: Mapping[str, Arrays]) -> Any:
         """Return what `correct` and `finish` get as the state of this round.
 
-        `kept` is what `finish` had the client keep when its reply was used last, empty at first; `sent` is what the
-        server sent in addition to the trainable parameters, by record.
+        `kept` is what `finish` had the client keep when its reply was used last, empty at first;
+        `sent` is what the server sent in addition to the trainable parameters, by record.
         """
 
     def correct(self, gradients: dict[str, Tensor], state: Any, step: int) -> Arrays:
@@ -139,7 +148,9 @@ class Rule:
     def after_step(self, step: int, copy: Copy, *, last: bool) -> None:
         """Look at the model after a step, from 1."""
 
-    def finish(self, received: Arrays, trained: Arrays, state: Any, steps: StepsTaken) -> tuple[Arrays, Arrays]:
+    def finish(
+        self, received: Arrays, trained: Arrays, state: Any, steps: StepsTaken
+    ) -> tuple[Arrays, Arrays]:
         """Return the trainable parameters to reply, which are `trained` for most rules, and what the client keeps."""
         return trained, {}
 
@@ -148,9 +159,12 @@ class Rule:
         return {}
 
     def after(self, work: LocalWork) -> LocalWork:
-        """Return the work on a model of the client's own, which is pulled to the received one; `work` is the run's.
+        """Return the work on a model of the client's own, which is pulled to the received one.
 
-        It starts from the last version that the client keeps, at first from the received model, and is kept.
+        `work` is the run's.
+
+        It starts from the last version that the client keeps, at first from the received model, and
+        is kept.
         """
         return work
 
@@ -163,7 +177,10 @@ HOOKS = (
 
 
 class Corrector(Rule):
-    """A rule that corrects each step by a state which the client keeps between rounds; a client follows one of them."""
+    """A rule that corrects each step by a state which the client keeps between rounds.
+
+    A client follows one of them.
+    """
 
     keeps = RULE
 
@@ -184,10 +201,15 @@ class Shift(Corrector):
     def correct(self, gradients: dict[str, Tensor], state: Any, step: int) -> Arrays:
         """Return the gradients with the shift."""
         shift = self.shift(state)
-        torch._foreach_add_([*gradients.values()], [shift[name].to(each.dtype) for name, each in gradients.items()])
+        torch._foreach_add_(
+            [*gradients.values()], [shift[name].to(each.dtype) for name, each in gradients.items()]
+        )
         return gradients
 
     @classmethod
     def hooks(cls) -> frozenset[str]:
-        """Return the hooks that it has; `shift` says in place of `correct` what it does to a gradient."""
+        """Return the hooks that it has.
+
+        `shift` says in place of `correct` what it does to a gradient.
+        """
         return super().hooks() - {"correct"} | {"shift"}

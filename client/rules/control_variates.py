@@ -14,7 +14,8 @@ from .base import Arrays, Shift, StepsTaken
 class ControlVariates(Shift):
     """SCAFFOLD's local work: y ← y − η (g(y) − c_k + c), and then c_k ← c_k − c + u_k / H with H = Σ η.
 
-    c is the server's control variate, sent as the record `control` (zero where there is none), and c_k the client's.
+    c is the server's control variate, sent as the record `control` (zero where there is none), and
+    c_k the client's.
 
     Source: Karimireddy et al., ICML 2020, Algorithm 1, option II.
     """
@@ -34,13 +35,17 @@ class ControlVariates(Shift):
         """Return c − c_k."""
         return state.shift
 
-    def finish(self, received: Arrays, trained: Arrays, state: "Control", steps: StepsTaken) -> tuple[Arrays, Arrays]:
+    def finish(
+        self, received: Arrays, trained: Arrays, state: "Control", steps: StepsTaken
+    ) -> tuple[Arrays, Arrays]:
         """Return the trained parameters and the new c_k, which is the old one where no step went anywhere."""
         if not steps.rate_sum:
             return trained, state.own
         updates = update_of(received, trained)
         kept = {
-            name: (in_double(own) - in_double(state.of_server[name]) + updates[name] / steps.rate_sum).to(own)
+            name: (
+                in_double(own) - in_double(state.of_server[name]) + updates[name] / steps.rate_sum
+            ).to(own)
             for name, own in state.own.items()
         }
         return trained, kept

@@ -1,8 +1,8 @@
 """FCFL's and FairFed's client halves: how differently a model treats two groups of a client's training examples.
 
-The groups are those of the task's first grouping, and an example of its group "other" belongs to neither. Where one of
-them has too few examples to be reported on, nothing is said of either: the disparity is 0, and so are its gradient and
-all counts.
+The groups are those of the task's first grouping, and an example of its group "other" belongs to
+neither. Where one of them has too few examples to be reported on, nothing is said of either: the
+disparity is 0, and so are its gradient and all counts.
 """
 
 import math
@@ -46,20 +46,26 @@ class DisparityStep(Rule):
         if not terms.disparity:
             asked = next(name for name in terms.measure if name in self.reports)
             raise ReportableError(
-                f"measure = {asked}: the terms do not say which disparity: let the method's terms have one, as in "
-                f"replace(super().terms(server_round), disparity={DEMOGRAPHIC_PARITY!r})"
+                f"measure = {asked}: the terms do not say which disparity: let the method's terms"
+                " have one, as in replace(super().terms(server_round),"
+                f" disparity={DEMOGRAPHIC_PARITY!r})"
             )
 
     def check(self, settings: RunSettings) -> None:
         """Raise FairbloomError where steps have weight decay, which the disparity's gradient lacks."""
         if settings.weight_decay:
             raise ReportableError(
-                f"{self} goes with the gradient of the plain loss: leave out weight-decay = {settings.weight_decay!r}"
+                f"{self} goes with the gradient of the plain loss: leave out weight-decay ="
+                f" {settings.weight_decay!r}"
             )
 
-    def step_beside(self, client: "LocalClient", received: StateDict, learning_rate: float) -> Scores:
+    def step_beside(
+        self, client: "LocalClient", received: StateDict, learning_rate: float
+    ) -> Scores:
         """Take the step from the received model; return the disparity."""
-        disparity = measure_disparity(client.model, client.task, client.splits.train, self.terms, client.smallest_group)
+        disparity = measure_disparity(
+            client.model, client.task, client.splits.train, self.terms, client.smallest_group
+        )
         self._stepped = step_down(client.model, received, disparity.gradient, learning_rate)
         client.model.load_state_dict(received)
         return disparity.metrics
@@ -86,9 +92,9 @@ class GroupCounts(Rule):
 class Disparity(NamedTuple):
     """A disparity between two groups.
 
-    `smooth` is Δ, the mean of σ(sharpness · z) in the second group less that in the first, z the logit of the positive
-    class; `hard` is the same of the decisions, 1 where z ≥ 0. `gradient` is that of |Δ| by each trainable parameter,
-    None where there is none; empty where Δ is 0.
+    `smooth` is Δ, the mean of σ(sharpness · z) in the second group less that in the first, z the
+    logit of the positive class; `hard` is the same of the decisions, 1 where z ≥ 0. `gradient` is
+    that of |Δ| by each trainable parameter, None where there is none; empty where Δ is 0.
     """
 
     smooth: float
@@ -101,17 +107,23 @@ class Disparity(NamedTuple):
         return {wire.DISPARITY: self.smooth, wire.DISPARITY_HARD: self.hard}
 
 
-def measure_disparity(model: nn.Module, task: Task, examples: AnyExamples, terms: Terms, smallest: int) -> Disparity:
-    """Return the disparity that the terms ask for, of a model in eval mode; Δ is summed batch by batch.
+def measure_disparity(
+    model: nn.Module, task: Task, examples: AnyExamples, terms: Terms, smallest: int
+) -> Disparity:
+    """Return the disparity that the terms ask for, of a model in eval mode.
 
-    `smallest` is the fewest examples that each group must have, positive ones with equal opportunity.
+    Δ is summed batch by batch.
+
+    `smallest` is the fewest examples that each group must have, positive ones with equal
+    opportunity.
     """
     members = find_members(task, examples)
     if terms.disparity == EQUAL_OPPORTUNITY:
         members &= find_positive(task, examples)
     elif terms.disparity != DEMOGRAPHIC_PARITY:
         raise ReportableError(
-            f"disparity = {terms.disparity!r}: this client knows {DEMOGRAPHIC_PARITY} and {EQUAL_OPPORTUNITY}"
+            f"disparity = {terms.disparity!r}: this client knows {DEMOGRAPHIC_PARITY} and"
+            f" {EQUAL_OPPORTUNITY}"
         )
     sharpness = 10.0 if terms.disparity_sharpness is None else terms.disparity_sharpness
     if not 0.0 < sharpness < math.inf:
@@ -121,16 +133,20 @@ def measure_disparity(model: nn.Module, task: Task, examples: AnyExamples, terms
         return Disparity(0.0, 0.0, [])
     of_each = members.double()
     first, second = of_each / counts[:, None]
-    weights, sums = second - first, torch.zeros(2, 2, dtype=torch.float64)
+    weights = second - first
+    sums = torch.zeros(2, 2, dtype=torch.float64)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in parameters:
         parameter.grad = None
-    with drawing_from(0, examples.device):  # a model may draw in evaluation too, and then always the same
+    # a model may draw in evaluation too, and then always the same
+    with drawing_from(0, examples.device):
         for place, logits in _logits_of(model, task, examples):
             decisions = torch.sigmoid(sharpness * logits)
             if decisions.requires_grad:
                 torch.autograd.backward((weights[place].to(decisions) * decisions).sum())
-            sums += of_each[:, place] @ torch.stack([_in_double(decisions), _in_double(logits >= 0.0)], dim=1)
+            sums += of_each[:, place] @ torch.stack(
+                [_in_double(decisions), _in_double(logits >= 0.0)], dim=1
+            )
     of_first, of_second = sums / counts[:, None]  # no mean is beyond 1, as a sum of shares may be
     smooth, hard = (of_second - of_first).tolist()
     gradient = [parameter.grad for parameter in parameters]
@@ -145,30 +161,51 @@ def measure_disparity(model: nn.Module, task: Task, examples: AnyExamples, terms
 def step_down(
     model: nn.Module, received: StateDict, gradient: Sequence[Tensor | None], learning_rate: float
 ) -> StateDict:
-    """Take one plain gradient step in place; return a copy of the model after it, the buffers as they were received."""
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad] if gradient else []
-    descend(parameters, gradient, [], [], LocalWork(epochs=1, batch_size=0, learning_rate=learning_rate))
+    """Take one plain gradient step in place.
+
+    Return a copy of the model after it, the buffers as they were received.
+    """
+    parameters = (
+        [parameter for parameter in model.parameters() if parameter.requires_grad]
+        if gradient
+        else []
+    )
+    descend(
+        parameters, gradient, [], [], LocalWork(epochs=1, batch_size=0, learning_rate=learning_rate)
+    )
     state = model.state_dict(keep_vars=True).items()
-    return {name: tensor.detach().clone() if tensor.requires_grad else received[name] for name, tensor in state}
+    return {
+        name: tensor.detach().clone() if tensor.requires_grad else received[name]
+        for name, tensor in state
+    }
 
 
 @torch.no_grad()
-def count_hits(model: nn.Module, task: Task, examples: AnyExamples, smallest: int) -> dict[str, int]:
+def count_hits(
+    model: nn.Module, task: Task, examples: AnyExamples, smallest: int
+) -> dict[str, int]:
     """Return each group's positive examples, and how many of them a model in eval mode predicts as positive."""
     members = find_members(task, examples) & find_positive(task, examples)
     if members.sum(dim=1).min() < smallest:
         members = torch.zeros_like(members)
     with drawing_from(0, examples.device):
-        found = torch.cat([(logits >= 0.0).cpu() for _, logits in _logits_of(model, task, examples)])
+        found = torch.cat(
+            [(logits >= 0.0).cpu() for _, logits in _logits_of(model, task, examples)]
+        )
     counts = {name: int(mine.sum()) for name, mine in zip(wire.POSITIVES, members, strict=True)}
-    return counts | {name: int((mine & found).sum()) for name, mine in zip(wire.HITS, members, strict=True)}
+    return counts | {
+        name: int((mine & found).sum()) for name, mine in zip(wire.HITS, members, strict=True)
+    }
 
 
 def find_members(task: Task, examples: AnyExamples) -> Tensor:
     """Return which examples belong to each of the two groups, shape (2, n), on the CPU."""
-    two, places = find_two_groups(task.groupings, task.classes), examples.group_places()
+    two = find_two_groups(task.groupings, task.classes)
+    places = examples.group_places()
     if places is None:
-        raise ReportableError("the task has groupings, and its training examples have no groups: give Examples groups")
+        raise ReportableError(
+            "the task has groupings, and its training examples have no groups: give Examples groups"
+        )
     column = places[:, 0].cpu()
     return torch.stack([column == place for place in two])
 
@@ -181,7 +218,9 @@ def find_positive(task: Task, examples: AnyExamples) -> Tensor:
     return targets.reshape(-1).cpu() == task.positive
 
 
-def _logits_of(model: nn.Module, task: Task, examples: AnyExamples) -> Iterator[tuple[slice, Tensor]]:
+def _logits_of(
+    model: nn.Module, task: Task, examples: AnyExamples
+) -> Iterator[tuple[slice, Tensor]]:
     """Yield the places of each batch of examples, and their logits of the positive class."""
     model.eval()
     size = BATCH if isinstance(examples, CollatedExamples) else EVALUATION_BATCH
@@ -207,6 +246,6 @@ def _in_double(values: Tensor) -> Tensor:
 
 def _no_two_classes(instead: str) -> ReportableError:
     return ReportableError(
-        f"fairness between groups needs a task of two classes, and {instead}: choose a method that does not compare "
-        "groups, or a task of two classes"
+        f"fairness between groups needs a task of two classes, and {instead}: choose a method that"
+        " does not compare groups, or a task of two classes"
     )

@@ -31,7 +31,12 @@ class DynamicRegularizer(Shift):
         """Return −h_k."""
         return state
 
-    def finish(self, received: Arrays, trained: Arrays, state: Arrays, steps: StepsTaken) -> tuple[Arrays, Arrays]:
+    def finish(
+        self, received: Arrays, trained: Arrays, state: Arrays, steps: StepsTaken
+    ) -> tuple[Arrays, Arrays]:
         """Return the trained parameters and the new h_k."""
-        alpha, updates = self.pull(), update_of(received, trained)
-        return trained, {n: (alpha * updates[n] - in_double(minus_h)).to(minus_h) for n, minus_h in state.items()}
+        alpha = self.pull()
+        updates = update_of(received, trained)
+        return trained, {
+            n: (alpha * updates[n] - in_double(minus_h)).to(minus_h) for n, minus_h in state.items()
+        }

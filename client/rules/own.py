@@ -25,8 +25,13 @@ class ClientRule(Protocol):
     def correct(self, gradients: dict[str, Tensor], state: Any, step: int) -> Arrays:
         """Return what a step goes down in place of the gradients; see `Rule.correct`."""
 
-    def finish(self, received: Arrays, trained: Arrays, state: Any, steps: StepsTaken) -> tuple[Arrays, Arrays]:
-        """Return the trainable parameters to reply, and what the client keeps; see `Rule.finish`."""
+    def finish(
+        self, received: Arrays, trained: Arrays, state: Any, steps: StepsTaken
+    ) -> tuple[Arrays, Arrays]:
+        """Return the trainable parameters to reply, and what the client keeps.
+
+        See `Rule.finish`.
+        """
 
 
 class OwnRule(Corrector):
@@ -39,15 +44,20 @@ class OwnRule(Corrector):
         self._name = name
         found = imported("client-rule", name) if is_import_string(name) else None
         functions = ("start", "correct", "finish")
-        if not (isinstance(found, type) and all(callable(getattr(found, each, None)) for each in functions)):
+        if not (
+            isinstance(found, type)
+            and all(callable(getattr(found, each, None)) for each in functions)
+        ):
             raise SettingsError(
-                f"{self}: it must be a class, as in my_module:MyRule, with the functions {', '.join(functions)}"
+                f"{self}: it must be a class, as in my_module:MyRule, with the functions"
+                f" {', '.join(functions)}"
             )
         try:
             self.users: ClientRule = found()
         except Exception as error:
             raise FairbloomError(
-                f"{self}: it cannot be made without arguments ({type(error).__name__}: {error}): give them defaults"
+                f"{self}: it cannot be made without arguments ({type(error).__name__}: {error}):"
+                " give them defaults"
             ) from error
 
     def __str__(self) -> str:
@@ -62,6 +72,8 @@ class OwnRule(Corrector):
         """Return what the user's rule does."""
         return self.users.correct(gradients, state, step)
 
-    def finish(self, received: Arrays, trained: Arrays, state: Any, steps: StepsTaken) -> tuple[Arrays, Arrays]:
+    def finish(
+        self, received: Arrays, trained: Arrays, state: Any, steps: StepsTaken
+    ) -> tuple[Arrays, Arrays]:
         """Return what the user's rule does."""
         return self.users.finish(received, trained, state, steps)

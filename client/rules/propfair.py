@@ -22,7 +22,8 @@ class PropFairLoss(Rule):
             raise ReportableError(f"{self} is unknown: this client knows propfair")
         if terms.propfair_baseline is None or terms.propfair_epsilon is None:
             raise ReportableError(f"{self} came without propfair-baseline or propfair-epsilon")
-        self._baseline, self._epsilon = terms.propfair_baseline, terms.propfair_epsilon
+        self._baseline = terms.propfair_baseline
+        self._epsilon = terms.propfair_epsilon
 
     def loss(self, loss: Tensor) -> Tensor:
         """Return −log(M − f)."""
@@ -30,11 +31,14 @@ class PropFairLoss(Rule):
 
 
 def propfair(loss: Tensor, baseline: float, epsilon: float) -> Tensor:
-    """Return −log(M − f) of each mean loss, continued below M − f = ε by its tangent; M is `baseline`.
+    """Return −log(M − f) of each mean loss, continued below M − f = ε by its tangent.
+
+    M is `baseline`.
 
     Source: Zhang et al., Proportional Fairness in Federated Learning, TMLR 2023.
     """
     utility = baseline - loss
     tangent = -math.log(epsilon) - (utility - epsilon) / epsilon
-    # Where the tangent is taken, the logarithm must still have a finite gradient, which is multiplied by zero.
+    # Where the tangent is taken, the logarithm must still have a finite gradient, which is
+    # multiplied by zero.
     return torch.where(utility >= epsilon, -torch.log(utility.clamp(min=epsilon)), tangent)

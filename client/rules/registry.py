@@ -24,12 +24,23 @@ from .snapshot import SnapshotRule
 from .steps import ClientMomentum, FullBatchStep, LocalOnly, StepCount
 
 RULES: tuple[type[Rule], ...] = (
-    *(ProximalTerm, PersonalModel, ClientMomentum, FullBatchStep, StepCount, LocalOnly, SnapshotRule, PropFairLoss),
+    *(
+        ProximalTerm,
+        PersonalModel,
+        ClientMomentum,
+        FullBatchStep,
+        StepCount,
+        LocalOnly,
+        SnapshotRule,
+        PropFairLoss,
+    ),
     *(GroupCounts, DisparityStep, Baseline, ControlVariates, DynamicRegularizer, OwnRule),
 )
 """The rules in their order: where several have the same hook, that of the first is called first."""
 
-_BY_PARAMETERS: Mapping[Request | None, type[Rule]] = {rule.reads: rule for rule in RULES if rule.reads}
+_BY_PARAMETERS: Mapping[Request | None, type[Rule]] = {
+    rule.reads: rule for rule in RULES if rule.reads
+}
 _BY_METRIC: Mapping[str, type[Rule]] = {name: rule for rule in RULES for name in rule.reports}
 
 Rules = tuple[Rule, ...]
@@ -39,13 +50,16 @@ def rules_of(settings: RunSettings, terms: Terms) -> Rules:
     """Return the rules of a client's round, as the server's terms and the run's settings ask for them."""
     check_rule(settings, terms)
     kinds = kinds_of(terms, settings.client_rule)
-    rules = tuple(OwnRule(terms, settings.client_rule) if kind is OwnRule else kind(terms) for kind in kinds)
+    rules = tuple(
+        OwnRule(terms, settings.client_rule) if kind is OwnRule else kind(terms) for kind in kinds
+    )
     for rule in rules:
         rule.check(settings)
     seconds = [rule for rule in rules if rule.replies]
     if len(seconds) > 1:
         raise ReportableError(
-            f"{seconds[0]} and {seconds[1]} ask for a second model each, and a reply has one: leave out one of them"
+            f"{seconds[0]} and {seconds[1]} ask for a second model each, and a reply has one: leave"
+            " out one of them"
         )
     return rules
 

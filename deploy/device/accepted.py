@@ -1,4 +1,7 @@
-"""What a client takes of a run: its settings, and of those a short list; the app is the one that is installed."""
+"""What a client takes of a run: its settings, and of those a short list.
+
+The app is the one that is installed.
+"""
 
 from __future__ import annotations
 
@@ -45,9 +48,10 @@ class RunDescription:
 class Installed:
     """The installed app, which is run whatever code comes with a run.
 
-    `app` is the import string module:attribute; `allow` has values of settings that are allowed although they are not
-    plain words. A run must be of `distribution`, by name and version; None where the app was not installed but is on
-    the path. Any version of Fairbloom itself may do: messages say whether server and client fit (protocol/version.py).
+    `app` is the import string module:attribute; `allow` has values of settings that are allowed
+    although they are not plain words. A run must be of `distribution`, by name and version; None
+    where the app was not installed but is on the path. Any version of Fairbloom itself may do:
+    messages say whether server and client fit (protocol/version.py).
     """
 
     app: str
@@ -61,7 +65,10 @@ class Installed:
         return cls(app, allow, distribution_of(app.partition(":")[0]), limits)
 
     def accept(self, run: RunDescription, context: Context) -> tuple[ClientApp, dict[str, Any]]:
-        """Return the installed app, and the settings that a run may set on a device; RunRefusedError otherwise."""
+        """Return the installed app, and the settings that a run may set on a device.
+
+        RunRefusedError otherwise.
+        """
         from flwr.clientapp import ClientApp
 
         from fairbloom.client.record import note
@@ -72,26 +79,37 @@ class Installed:
         same = _normal(name) == OURS or run.version == version
         if not same or _normal(run.distribution) != _normal(name):
             raise RunRefusedError(
-                f"the run is of {run.distribution[:80]} {run.version[:40]}, this client has {name} {version} "
-                "installed: install the same version on both"
+                f"the run is of {run.distribution[:80]} {run.version[:40]}, this client has {name}"
+                f" {version} installed: install the same version on both"
             )
         for key, value in run.settings.items():
             if not isinstance(value, bool | int | float | str):
-                raise RunRefusedError(f"the run's setting {key} is neither a number, a text nor true or false")
+                raise RunRefusedError(
+                    f"the run's setting {key} is neither a number, a text nor true or false"
+                )
         place = context.node_config.get("state-dir")
         try:
             settings = accepted_settings(run.settings, self.allow)
             if self.limits is not None:
                 self.limits.check(settings)
             allowed = "" if self.limits is None else self.limits.schema
-            check_accepted(str(settings.get(SCHEMA, "")), Path(str(place)) if place else None, allowed)
+            check_accepted(
+                str(settings.get(SCHEMA, "")), Path(str(place)) if place else None, allowed
+            )
         except SettingRefusedError as error:
             if place:
-                asked = {"run": run.number, "asked": "settings", "settings": dict(run.settings), "refused": str(error)}
+                asked = {
+                    "run": run.number,
+                    "asked": "settings",
+                    "settings": dict(run.settings),
+                    "refused": str(error),
+                }
                 note(Path(str(place)), asked)
             raise RunRefusedError(str(error)) from error
         # Where this device keeps things wins over a run's settings of the same name.
-        places = {key: value for key, value in context.node_config.items() if key in marked(Mark.DEVICE)}
+        places = {
+            key: value for key, value in context.node_config.items() if key in marked(Mark.DEVICE)
+        }
         return load_app(self.app, ClientApp, "this client"), settings | places
 
 
@@ -109,7 +127,9 @@ def distribution_of(module: str) -> tuple[str, str] | None:
     for each in distributions():  # an editable installation lists none of its files
         about = json.loads(each.read_text("direct_url.json") or "{}")
         is_editable = about.get("dir_info", {}).get("editable", False)
-        if is_editable and origin.is_relative_to(Path(url2pathname(urlsplit(about["url"]).path)).resolve()):
+        if is_editable and origin.is_relative_to(
+            Path(url2pathname(urlsplit(about["url"]).path)).resolve()
+        ):
             return each.metadata["Name"], each.version
     return None
 

@@ -30,8 +30,12 @@ client = typer.Typer(
 
 @client.command(DEFAULT)
 def run(
-    config: Annotated[Path, typer.Argument(metavar="CLIENT.TOML", help="Settings, from the bundle.")],
-    server: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="The federation's server.")] = None,
+    config: Annotated[
+        Path, typer.Argument(metavar="CLIENT.TOML", help="Settings, from the bundle.")
+    ],
+    server: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="The federation's server.")
+    ] = None,
     partition_id: Annotated[
         int | None, typer.Option(help="Number of this client's partition of the data, from 0.")
     ] = None,
@@ -39,45 +43,63 @@ def run(
     state_dir: Annotated[
         str | None, typer.Option(help="Folder for its state between rounds and the last model.")
     ] = None,
-    app: Annotated[str | None, typer.Option(metavar="MODULE:ATTRIBUTE", help="Installed app to run.")] = None,
+    app: Annotated[
+        str | None, typer.Option(metavar="MODULE:ATTRIBUTE", help="Installed app to run.")
+    ] = None,
     allow: Annotated[
-        list[str] | None, typer.Option(metavar="VALUE", help="A path or import string that a run may use.")
+        list[str] | None,
+        typer.Option(metavar="VALUE", help="A path or import string that a run may use."),
     ] = None,
 ) -> None:
     """Run a client: it keeps model and data in memory during a run, and reconnects if the connection fails.
 
-    An owner.toml beside CLIENT.TOML has the settings of the device's owner, and wins over it key by key; options win
-    over both.
+    An owner.toml beside CLIENT.TOML has the settings of the device's owner, and wins over it key by
+    key; options win over both.
     """
     from ..fleet.client import replace_process
     from .client import ClientSettings
 
-    given: dict[str, object] = {"server": server, "partition-id": partition_id, "data-dir": data_dir}
+    given: dict[str, object] = {
+        "server": server,
+        "partition-id": partition_id,
+        "data-dir": data_dir,
+    }
     given |= {"state-dir": state_dir, "app": app, "allow": allow or None}
     replace_process(ClientSettings.of(given, config))
 
 
 @client.command(epilog="Example: fairbloom client keys site-a")
 def keys(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of this client in the federation.")],
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the key; default: NAME.")] = None,
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Name of this client in the federation.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder of the key; default: NAME.")
+    ] = None,
 ) -> None:
-    """Create this device's private key, and print a request for the operator. The key stays on the device."""
+    """Create this device's private key, and print a request for the operator.
+
+    The key stays on the device.
+    """
     from .keys import make
 
     folder = Path(name) if out is None else out
     request = make(folder, name)
     print(request, end="")
     print(
-        f"{folder / 'key'} is this device's private key and stays here. Send the lines above, which are no secret and "
-        f"lie in {folder / f'{name}.request'}, to the federation's operator, by a way on which nobody can change them; "
-        f"unpack the bundle that comes back next to the key, so that {folder / 'client.toml'} is there",
+        f"{folder / 'key'} is this device's private key and stays here. Send the lines above, which"
+        f" are no secret and lie in {folder / f'{name}.request'}, to the federation's operator, by"
+        " a way on which nobody can change them; unpack the bundle that comes back next to the"
+        f" key, so that {folder / 'client.toml'} is there",
         file=sys.stderr,
     )
 
 
 StatePlace = Annotated[
-    Path, typer.Argument(metavar="STATE_DIR", help="The client's state-dir, or the client.toml that names it.")
+    Path,
+    typer.Argument(
+        metavar="STATE_DIR", help="The client's state-dir, or the client.toml that names it."
+    ),
 ]
 
 
@@ -92,7 +114,10 @@ def find_state_dir(place: Path) -> Path:
 def accept(
     place: StatePlace,
     schema: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The schema to accept; default: the one that was refused last.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="The schema to accept; default: the one that was refused last."
+        ),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Accept it without a question.")] = False,
 ) -> None:
@@ -111,7 +136,9 @@ def accept(
 @client.command(epilog="Example: fairbloom client log client.toml")
 def log(
     place: StatePlace,
-    as_json: Annotated[bool, typer.Option("--json", help="Print every entry, with all numbers, as JSON.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print every entry, with all numbers, as JSON.")
+    ] = False,
 ) -> None:
     """Show what this device was asked and what it sent, run by run."""
     import json
@@ -119,4 +146,8 @@ def log(
     from fairbloom.client.record import describe_entries, read_entries
 
     entries = read_entries(find_state_dir(place))
-    print(json.dumps(entries, indent=2, ensure_ascii=False) if as_json else "\n".join(describe_entries(entries)))
+    print(
+        json.dumps(entries, indent=2, ensure_ascii=False)
+        if as_json
+        else "\n".join(describe_entries(entries))
+    )

@@ -26,12 +26,14 @@ NEEDED = ("server", "ca", "key", "certificate", "state-dir")
 PATHS = ("ca", "key", "certificate", "data-dir", "state-dir")
 
 OWNERS_FILE = "owner.toml"
-"""The file of the device's owner beside client.toml, which no bundle brings: it is read last, key by key."""
+"""The file of the device's owner beside client.toml, which no bundle brings: it is read last, key
+by key."""
 LIMIT_ROWS = "limit-rows"
 """Key of the node config for the owner's limit `rows`, as `fairbloom.client.limits` calls it."""
 
 FILES = "files"
-"""Key of the node config for how the device's files are written, as JSON; `fairbloom.client.app` calls it so."""
+"""Key of the node config for how the device's files are written, as JSON; `fairbloom.client.app`
+calls it so."""
 
 NODE_CONFIG = ("partition-id", "name", "data-dir", "state-dir", FILES)
 """Keys of Flower's node config that are settings of client.toml."""
@@ -43,8 +45,9 @@ IMPORT_STRING = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-
 class ClientSettings:
     """Settings of one client, as in client.toml and the owner's file, with hyphens there.
 
-    `name` is the one in the certificate. `data_dir` is "" for none; a run sets neither it nor `state_dir`. `limits`:
-    see `fairbloom.client.limits.Limits`. `files` are tables of a schema that say how the device's files are written.
+    `name` is the one in the certificate. `data_dir` is "" for none; a run sets neither it nor
+    `state_dir`. `limits`: see `fairbloom.client.limits.Limits`. `files` are tables of a schema that
+    say how the device's files are written.
     """
 
     server: str
@@ -69,7 +72,9 @@ class ClientSettings:
         if not IMPORT_STRING.fullmatch(self.app):
             raise DeployError(f"app = {self.app!r}: write it as module:attribute, {APP} say")
         if self.node_config and self.app == APP:
-            raise DeployError("node-config is for an app of your own: name it by app, or leave node-config out")
+            raise DeployError(
+                "node-config is for an app of your own: name it by app, or leave node-config out"
+            )
         for key, value in self.node_config.items():
             setting = f"node-config has {key} = {value!r}"
             if key == LIMIT_ROWS:
@@ -82,34 +87,53 @@ class ClientSettings:
             raise DeployError(f"partition-id = {self.partition_id}: it is counted from 0")
         for key, file in (("ca", self.ca), ("certificate", self.certificate)):
             if not Path(file).is_file():
-                raise DeployError(f"{key} = {file}: there is no such file; take it from the client's bundle")
+                raise DeployError(
+                    f"{key} = {file}: there is no such file; take it from the client's bundle"
+                )
         if not Path(self.key).is_file():
             raise DeployError(
-                f"key = {self.key}: there is no such file. Keys are made on the device, by fairbloom client keys NAME "
-                f"--out {Path(self.key).parent}; the federation's operator enrolls the request that it prints"
+                f"key = {self.key}: there is no such file. Keys are made on the device, by"
+                f" fairbloom client keys NAME --out {Path(self.key).parent}; the federation's"
+                " operator enrolls the request that it prints"
             )
 
     @classmethod
     def of(cls, given: Mapping[str, Any], file: Path) -> ClientSettings:
         """Return the settings of client.toml, those of owner.toml beside it, and those given, of which the last wins.
 
-        Relative paths of a file begin at its folder. DeployError: a file cannot be used, or a setting is unknown or
-        impossible.
+        Relative paths of a file begin at its folder. DeployError: a file cannot be used, or a
+        setting is unknown or impossible.
         """
         owners = file.with_name(OWNERS_FILE)
         merged = _read(file) | (_read(owners) if owners.exists() else {})
         merged |= {key: value for key, value in given.items() if value is not None}
-        kinds = {each.name.replace("_", "-"): type(each.default) for each in fields(cls) if each.name != "name"}
-        kinds |= {**dict.fromkeys(NEEDED, str), "allow": list, "limits": dict, "files": dict, "node-config": dict}
+        kinds = {
+            each.name.replace("_", "-"): type(each.default)
+            for each in fields(cls)
+            if each.name != "name"
+        }
+        kinds |= {
+            **dict.fromkeys(NEEDED, str),
+            "allow": list,
+            "limits": dict,
+            "files": dict,
+            "node-config": dict,
+        }
         for key, value in merged.items():
             if key not in kinds:
-                raise DeployError(f"unknown setting {key} = {value!r}: there are {', '.join(sorted(kinds))}")
+                raise DeployError(
+                    f"unknown setting {key} = {value!r}: there are {', '.join(sorted(kinds))}"
+                )
             if type(value) is not kinds[key]:
                 raise DeployError(f"{key} = {value!r}: it must be of type {kinds[key].__name__}")
         for key in NEEDED:
             if not merged.get(key):
-                raise DeployError(f"{key} is missing in {file}: take the client.toml of this client's bundle")
-        merged |= {key: str(Path(merged[key]).expanduser().absolute()) for key in PATHS if merged.get(key)}
+                raise DeployError(
+                    f"{key} is missing in {file}: take the client.toml of this client's bundle"
+                )
+        merged |= {
+            key: str(Path(merged[key]).expanduser().absolute()) for key in PATHS if merged.get(key)
+        }
         if not all(isinstance(value, str) for value in merged.get("allow", [])):
             raise DeployError(f"allow = {merged['allow']!r}: it must be a list of texts")
         merged["allow"] = tuple(merged.get("allow", []))
@@ -118,7 +142,10 @@ class ClientSettings:
         return replace(client, name=read_name(client.certificate))
 
     def check_files(self) -> None:
-        """Raise DeployError unless certificates, key and app can be used; the message names the file."""
+        """Raise DeployError unless certificates, key and app can be used.
+
+        The message names the file.
+        """
         self.tls_context()
         from fairbloom.client.limits import Limits, LimitsError  # not in the loop
         from fairbloom.tasks.schema import SchemaError, with_files
@@ -129,7 +156,9 @@ class ClientSettings:
         except (LimitsError, SchemaError) as error:
             raise DeployError(str(error)) from error
         if importlib.util.find_spec(self.app.partition(".")[0].partition(":")[0]) is None:
-            raise DeployError(f"app = {self.app!r}: there is no such module here; install it, or name another app")
+            raise DeployError(
+                f"app = {self.app!r}: there is no such module here; install it, or name another app"
+            )
 
     def tls_context(self) -> ssl.SSLContext:
         """Return how this client checks the server's certificate, as leniently as gRPC does, and shows its own."""
@@ -137,18 +166,25 @@ class ClientSettings:
             context = ssl.create_default_context(cafile=self.ca)
         except OSError as error:  # ssl.SSLError is one
             reason = (
-                "it holds no certificate" if isinstance(error, ssl.SSLError) else f"it cannot be read: {error.strerror}"
+                "it holds no certificate"
+                if isinstance(error, ssl.SSLError)
+                else f"it cannot be read: {error.strerror}"
             )
-            raise DeployError(f"ca = {self.ca}: {reason}; take ca.crt from the client's bundle again") from error
+            raise DeployError(
+                f"ca = {self.ca}: {reason}; take ca.crt from the client's bundle again"
+            ) from error
         context.verify_flags &= ~getattr(ssl, "VERIFY_X509_STRICT", 0)
         try:
-            # A password that is none: of a key that is encrypted, OpenSSL would ask the terminal for it.
+            # A password that is none: of a key that is encrypted, OpenSSL would ask the terminal
+            # for it.
             context.load_cert_chain(self.certificate, self.key, password="")
         except OSError as error:
-            words = "is not the key of" if isinstance(error, ssl.SSLError) else "cannot be read with"
+            words = (
+                "is not the key of" if isinstance(error, ssl.SSLError) else "cannot be read with"
+            )
             raise DeployError(
-                f"key = {self.key} {words} certificate = {self.certificate} ({error.strerror or error}): take both "
-                "from this client's last enrolment"
+                f"key = {self.key} {words} certificate = {self.certificate}"
+                f" ({error.strerror or error}): take both from this client's last enrolment"
             ) from error
         return context
 
@@ -173,13 +209,15 @@ class ClientSettings:
             "limits": dict(self.limits),
             "node": self.node(),
         }
-        # The worker ends with this process and gets its id here: asked for later, the id might be another process's.
+        # The worker ends with this process and gets its id here: asked for later, the id might be
+        # another process's.
         code = f"from fairbloom.deploy.fleet.app_process import main; main({os.getpid()})"
         return [sys.executable, "-P", "-c", code, str(pipe), json.dumps(given)]
 
     def environment(self) -> dict[str, str]:
         """Return the worker's environment: Flower's files in the state folder, unless ours says so."""
-        # Threads that spin while they wait for each other slow several clients on one machine down threefold.
+        # Threads that spin while they wait for each other slow several clients on one machine down
+        # threefold.
         defaults = {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"}
         return {**defaults, "FLWR_HOME": str(Path(self.state_dir, "flower")), **os.environ}
 
@@ -193,7 +231,9 @@ def _read(file: Path) -> dict[str, Any]:
         raise DeployError(f"{file} is not a TOML file: {error}") from error
     folder = file.absolute().parent
     return settings | {
-        key: str(folder / settings[key]) for key in PATHS if isinstance(settings.get(key), str) and settings[key]
+        key: str(folder / settings[key])
+        for key in PATHS
+        if isinstance(settings.get(key), str) and settings[key]
     }
 
 
@@ -206,5 +246,7 @@ def read_name(certificate: str) -> str:
     except DeployError as error:
         raise DeployError(f"certificate = {error}") from error
     if not name:
-        raise DeployError(f"certificate = {certificate} names no client: take it from the client's bundle again")
+        raise DeployError(
+            f"certificate = {certificate} names no client: take it from the client's bundle again"
+        )
     return name

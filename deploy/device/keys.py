@@ -10,10 +10,14 @@ from ..errors import DeployError
 
 
 def make(folder: Path, name: str) -> str:
-    """Make a device's key, write `key` (for its owner alone) and `NAME.request` to a folder; return the request."""
+    """Make a device's key, write `key` (for its owner alone) and `NAME.request` to a folder.
+
+    Return the request.
+    """
     if not pki.NAME.fullmatch(name):
         raise DeployError(f"client {name!r}: {pki.NAME_RULE}")
-    made, key = pki.make_key(), folder / "key"
+    made = pki.make_key()
+    key = folder / "key"
     request = pki.write_request(made, name)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -23,8 +27,8 @@ def make(folder: Path, name: str) -> str:
         write_public(folder / f"{name}.request", request.encode())
     except FileExistsError:
         raise DeployError(
-            f"{key} is there already, and a federation may know this device by it: delete it first, or name another "
-            "folder by --out"
+            f"{key} is there already, and a federation may know this device by it: delete it first,"
+            " or name another folder by --out"
         ) from None
     except OSError as error:
         raise DeployError(f"{folder}: the key cannot be written there: {error.strerror}") from error

@@ -1,7 +1,7 @@
 """Unpack a client's bundle, of which nothing is trusted: `unpack.py BUNDLE [FOLDER]`, without FOLDER check it alone.
 
-It runs as root on a device, so each file is read and written as bytes: no link is followed, no other name written.
-Prints the names of the files that the bundle has.
+It runs as root on a device, so each file is read and written as bytes: no link is followed, no
+other name written. Prints the names of the files that the bundle has.
 """
 
 import gzip
@@ -11,8 +11,15 @@ import tarfile
 import zlib
 from pathlib import Path
 
-FILES = {"ca.crt": True, "certificate": True, "client.toml": True, "key": False, "fairbloom-client.service": False}
-"""What a bundle has, in one folder, and whether it must have it: a key that was made on the device is not in it."""
+FILES = {
+    "ca.crt": True,
+    "certificate": True,
+    "client.toml": True,
+    "key": False,
+    "fairbloom-client.service": False,
+}
+"""What a bundle has, in one folder, and whether it must have it: a key that was made on the device
+is not in it."""
 
 LARGEST = 2**20
 """Bytes of a whole bundle, unpacked; a real one has 10 kB."""
@@ -23,7 +30,10 @@ class BundleError(Exception):
 
 
 def files_of(bundle: Path) -> dict[str, bytes]:
-    """Return the files of a bundle; BundleError if it is too large or damaged, lacks a file or has any other."""
+    """Return the files of a bundle.
+
+    BundleError if it is too large or damaged, lacks a file or has any other.
+    """
     found: dict[str, bytes] = {}
     folders = set()
     try:
@@ -38,9 +48,17 @@ def files_of(bundle: Path) -> dict[str, bytes]:
                 if member.isdir() and not name:
                     continue
                 plain = member.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and not member.issparse()
-                file = archive.extractfile(member) if plain and name in FILES and name not in found else None
+                file = (
+                    archive.extractfile(member)
+                    if plain and name in FILES and name not in found
+                    else None
+                )
                 if file is None or len(folders) > 1 or folder in ("", ".."):
-                    link = f": a link to {member.linkname[:80]!r}" if member.issym() or member.islnk() else ""
+                    link = (
+                        f": a link to {member.linkname[:80]!r}"
+                        if member.issym() or member.islnk()
+                        else ""
+                    )
                     raise BundleError(f"{member.name[:80]!r} does not belong in it{link}")
                 found[name] = file.read()
     except (OSError, EOFError, zlib.error, tarfile.TarError, ValueError) as error:

@@ -5,4 +5,5 @@
 
 import os
 
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # before gRPC is loaded: it would log each stranger's handshake
+# before gRPC is loaded: it would log each stranger's handshake
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")

@@ -1,6 +1,7 @@
 """The process that calls a device's app: it keeps the app loaded.
 
-It is started and ended by worker.py, and opens no port: tasks and answers go through an inherited pipe.
+It is started and ended by worker.py, and opens no port: tasks and answers go through an inherited
+pipe.
 """
 
 from __future__ import annotations
@@ -27,17 +28,19 @@ PRELOADED = ("flwr.app", "numpy", "torch")
 """Libraries that are loaded before the first message."""
 
 NO_HANDLER = re.compile(
-    r"(ValueError: )?(No (train|evaluate|query) function registered with name '\w+'|Invalid message type: [a-z.]+)"
+    r"(ValueError: )?(No (train|evaluate|query) function registered with name '\w+'|Invalid message"
+    r" type: [a-z.]+)"
 )
-"""What Flower raises where an app has no handler for a message; a server that asks by QUERY knows it by these words."""
+"""What Flower raises where an app has no handler for a message; a server that asks by QUERY knows
+it by these words."""
 
 
 @dataclass(frozen=True)
 class Task:
     """A message with all that is needed to answer it.
 
-    `settings` is the JSON that came with the run, `data` the content, `state` what the app keeps of the run (b"" for
-    nothing).
+    `settings` is the JSON that came with the run, `data` the content, `state` what the app keeps of
+    the run (b"" for nothing).
     """
 
     node: int
@@ -49,7 +52,10 @@ class Task:
 
 @dataclass(frozen=True)
 class Answer:
-    """A reply: content, or an error's code and reason; `state` is None where the app keeps what it had."""
+    """A reply: content, or an error's code and reason.
+
+    `state` is None where the app keeps what it had.
+    """
 
     data: bytes = field(default=b"", repr=False)
     code: int = 0
@@ -80,7 +86,10 @@ def answer(installed: Installed, node_config: Mapping[str, Any], task: Task) -> 
 
 
 def call_app(installed: Installed, node_config: Mapping[str, Any], task: Task) -> Answer:
-    """Return the app's reply and its state after it; what it changes of its state is lost where it raises."""
+    """Return the app's reply and its state after it.
+
+    What it changes of its state is lost where it raises.
+    """
     from flwr.app import Context, Message, RecordDict
 
     from fairbloom.errors import ReportableError, reportable
@@ -88,10 +97,17 @@ def call_app(installed: Installed, node_config: Mapping[str, Any], task: Task) -
 
     from ..device.accepted import RunDescription
 
-    head, told = Head.FromString(task.head), json.loads(task.settings)
+    head = Head.FromString(task.head)
+    told = json.loads(task.settings)
     # A message of the server to this node, which writes its reply after that.
     identify(run_id=head.run, node_id=1, task_id=0)
-    message = Message(deserialize(task.data), task.node, head.type, ttl=max(head.seconds, 1.0), group_id=head.round)
+    message = Message(
+        deserialize(task.data),
+        task.node,
+        head.type,
+        ttl=max(head.seconds, 1.0),
+        group_id=head.round,
+    )
     set_message_id(message, head.id)
     identify(run_id=head.run, node_id=task.node, task_id=0)
     state = deserialize(task.state) if task.state else RecordDict()
@@ -100,7 +116,9 @@ def call_app(installed: Installed, node_config: Mapping[str, Any], task: Task) -
     app, context.run_config = installed.accept(run, context)
     try:
         reply = address(app(message=message, context=context), message)
-    except SystemExit as end:  # the app would end this process: the server learns what it may of that
+    except (
+        SystemExit
+    ) as end:  # the app would end this process: the server learns what it may of that
         raise ReportableError(f"SystemExit: {end}", reportable(end)) from end
     kept = serialize(context.state)
     changed = None if kept == task.state else kept
@@ -125,7 +143,8 @@ def main(parent: int) -> None:
 
     from ..device.accepted import Installed
 
-    pipe, given = Connection(int(sys.argv[1])), json.loads(sys.argv[2])
+    pipe = Connection(int(sys.argv[1]))
+    given = json.loads(sys.argv[2])
     installed = Installed.of(given["app"], tuple(given["allow"]), Limits.of(given["limits"]))
     for name in PRELOADED:
         with contextlib.suppress(ImportError):

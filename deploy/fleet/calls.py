@@ -17,14 +17,17 @@ from ..processes import duration
 from .messages import BEAT_SECONDS, HELD_SECONDS, SERVICE, in_chunks, slices
 from .wire_pb2 import Chunk, Drop, Head, Taken, Working
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.5, 15.0
-"""First and longest pause in seconds before a call is made again; each is drawn from half of it to one and a half."""
+FIRST_PAUSE = 0.5
+LONGEST_PAUSE = 15.0
+"""First and longest pause in seconds before a call is made again; each is drawn from half of it to
+one and a half."""
 
 ANSWER_SECONDS = 30.0
 """How long after the end of a held call its answer may take, and how long a call may be silent."""
 
 OPTIONS = (
-    ("grpc.max_receive_message_length", 64 << 20),  # a head with the run's settings may be longer than a chunk
+    # a head with the run's settings may be longer than a chunk
+    ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.initial_reconnect_backoff_ms", 500),
     ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.max_reconnect_backoff_ms", int(1000 * LONGEST_PAUSE)),
@@ -34,7 +37,11 @@ OPTIONS = (
 )
 
 FINAL = (
-    *(grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.ALREADY_EXISTS, grpc.StatusCode.UNIMPLEMENTED),
+    *(
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.ALREADY_EXISTS,
+        grpc.StatusCode.UNIMPLEMENTED,
+    ),
     *(grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNAUTHENTICATED),
 )
 """Answers that will be the same if the call is made again at once."""
@@ -60,7 +67,8 @@ class Received:
 
 def say(words: str) -> None:
     """Print a line about this client on stderr."""
-    sys.stderr.write(f"fairbloom client: {words}\n")  # in one piece: other processes write there, too
+    # in one piece: other processes write there, too
+    sys.stderr.write(f"fairbloom client: {words}\n")
     sys.stderr.flush()
 
 
@@ -92,7 +100,10 @@ class Outage:
 
 
 class Calls:
-    """The calls of one device. `find_fault` says in words why the server may not be reached, None for no reason."""
+    """The calls of one device.
+
+    `find_fault` says in words why the server may not be reached, None for no reason.
+    """
 
     def __init__(
         self,
@@ -102,19 +113,30 @@ class Calls:
         outage: Outage,
         find_fault: Callable[[], str | None],
     ) -> None:
-        self._session, self._outage, self._find_fault = session, outage, find_fault
+        self._session = session
+        self._outage = outage
+        self._find_fault = find_fault
         self._channel = grpc.secure_channel(server, credentials, options=OPTIONS)
         place = f"/{SERVICE}/"
-        self._next: Any = self._channel.unary_stream(f"{place}Next", Working.SerializeToString, Chunk.FromString)
-        self._reply: Any = self._channel.stream_unary(f"{place}Reply", Chunk.SerializeToString, Taken.FromString)
-        self._beat: Any = self._channel.unary_unary(f"{place}Beat", Working.SerializeToString, Drop.FromString)
+        self._next: Any = self._channel.unary_stream(
+            f"{place}Next", Working.SerializeToString, Chunk.FromString
+        )
+        self._reply: Any = self._channel.stream_unary(
+            f"{place}Reply", Chunk.SerializeToString, Taken.FromString
+        )
+        self._beat: Any = self._channel.unary_unary(
+            f"{place}Beat", Working.SerializeToString, Drop.FromString
+        )
 
     def connect(self) -> None:
         """Wait until the server lets this client in."""
         self._retry(lambda: self._beat(Working(session=self._session), timeout=ANSWER_SECONDS))
 
     def next(self, settings: str) -> Received | None:
-        """Return the next message for this device, None where none came for a while; `settings` is the digest known."""
+        """Return the next message for this device, None where none came for a while.
+
+        `settings` is the digest known.
+        """
 
         def call() -> Received | None:
             working = Working(session=self._session, settings=settings)
@@ -124,12 +146,18 @@ class Calls:
 
     def reply(self, head: Head, data: bytes) -> Taken:
         """Give the reply to a message; return what became of it."""
-        head.session, head.size, head.sha256 = self._session, len(data), hashlib.sha256(data).digest()
-        seconds = ANSWER_SECONDS + len(data) / 10_000  # 10 kB a second are the slowest line that is waited for
+        head.session = self._session
+        head.size = len(data)
+        head.sha256 = hashlib.sha256(data).digest()
+        # 10 kB a second are the slowest line that is waited for
+        seconds = ANSWER_SECONDS + len(data) / 10_000
         return self._retry(lambda: self._reply(in_chunks(head, slices(data)), timeout=seconds))
 
     def beat(self, id: str, run: int) -> str:
-        """Say that this device works on a message; return why it is to drop it, "" where nobody says so."""
+        """Say that this device works on a message.
+
+        Return why it is to drop it, "" where nobody says so.
+        """
         try:
             drop = self._beat(Working(session=self._session, id=id, run=run), timeout=BEAT_SECONDS)
         except grpc.RpcError as error:
@@ -149,7 +177,9 @@ class Calls:
             except grpc.RpcError as error:
                 if error.code() in FINAL:
                     raise RefusedError(error.details()) from None
-                self._outage.fault(self._find_fault() or f"the server does not answer ({error.details()})")
+                self._outage.fault(
+                    self._find_fault() or f"the server does not answer ({error.details()})"
+                )
             except IncompleteError as error:
                 self._outage.fault(str(error))
             else:
@@ -160,7 +190,10 @@ class Calls:
 
 
 def receive(chunks: Iterable[Chunk]) -> Received | None:
-    """Return the message that comes in chunks, None for no chunk; IncompleteError where it is not whole."""
+    """Return the message that comes in chunks, None for no chunk.
+
+    IncompleteError where it is not whole.
+    """
     rest: Iterator[Chunk] = iter(chunks)
     first = next(rest, None)
     if first is None:

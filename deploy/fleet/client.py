@@ -1,6 +1,7 @@
 """`fairbloom client`: the loop that connects a device again whenever its connection ends.
 
-This process loads neither Flower nor PyTorch: those are in the worker's process, while there is a run.
+This process loads neither Flower nor PyTorch: those are in the worker's process, while there is a
+run.
 """
 
 from __future__ import annotations
@@ -45,11 +46,16 @@ def run(client: ClientSettings) -> None:
     """Keep a client connected until SIGTERM or SIGINT."""
     parts = (Path(client.ca), Path(client.key), Path(client.certificate))
     credentials = grpc.ssl_channel_credentials(*(file.read_bytes() for file in parts))
-    worker, outage = Worker(client), Outage()
-    contexts, kept, session = Contexts(client.state_dir), KeptReply(client.state_dir), load_session(client.state_dir)
+    worker = Worker(client)
+    outage = Outage()
+    contexts = Contexts(client.state_dir)
+    kept = KeptReply(client.state_dir)
+    session = load_session(client.state_dir)
     try:
         while True:
-            calls = Calls(client.server, credentials, session, outage, lambda: connection_fault(client))
+            calls = Calls(
+                client.server, credentials, session, outage, lambda: connection_fault(client)
+            )
             try:
                 Session(client.name, calls, worker, contexts, kept).serve()
             except RefusedError as error:
@@ -62,19 +68,28 @@ def run(client: ClientSettings) -> None:
 
 
 def run_alone(client: ClientSettings) -> None:
-    """Keep a client connected, as the one process that uses its state folder; DeployError where it cannot be used."""
+    """Keep a client connected, as the one process that uses its state folder.
+
+    DeployError where it cannot be used.
+    """
     folder = Path(client.state_dir)
     try:
         make_folder(folder)
         if not os.access(folder, os.W_OK | os.X_OK):
-            raise DeployError(f"state-dir = {folder}: the account that runs this client may not write there")
+            raise DeployError(
+                f"state-dir = {folder}: the account that runs this client may not write there"
+            )
         with exclusive_lock(folder / "lock"):
             run(client)
     except LockedError as error:
         words = f"state-dir = {folder} is used already, by {error.holder}"
-        raise DeployError(f"{words}: end that client, or give this one a folder of its own") from None
+        raise DeployError(
+            f"{words}: end that client, or give this one a folder of its own"
+        ) from None
     except OSError as error:
-        raise DeployError(f"state-dir = {folder}: {error.filename or ''} {error.strerror}") from error
+        raise DeployError(
+            f"state-dir = {folder}: {error.filename or ''} {error.strerror}"
+        ) from error
 
 
 def _stop(number: int, frame: object) -> None:
@@ -84,7 +99,10 @@ def _stop(number: int, frame: object) -> None:
 
 
 def main() -> int:
-    """Run the client of the settings that are given as JSON; what it writes is for its own account alone."""
+    """Run the client of the settings that are given as JSON.
+
+    What it writes is for its own account alone.
+    """
     os.umask(0o077)
     logging.basicConfig(format="fairbloom client: %(message)s", level=logging.INFO)
     settings = json.loads(sys.argv[1])

@@ -39,7 +39,8 @@ class Daemon:
         self._federation = federation
         self._members = Members(federation.path / "clients", pin_keys=federation.pin_keys)
         self._mailbox = Mailbox(Room(federation.state, federation.mailbox_memory))
-        largest, most = federation.max_reply, federation.max_clients
+        largest = federation.max_reply
+        most = federation.max_clients
         self._port = Port(self._members, self._mailbox, max_reply=largest, max_clients=most)
         self._runs = Runs(federation.runs, self._members, self._mailbox, self._port)
         self._now = federation.state / NOW
@@ -47,7 +48,10 @@ class Daemon:
         self._fault = ""
 
     async def run(self) -> None:
-        """Serve until SIGTERM or SIGINT; a run that goes on then is killed, and goes on after the next start."""
+        """Serve until SIGTERM or SIGINT.
+
+        A run that goes on then is killed, and goes on after the next start.
+        """
         self._look()
         for run in self._runs.waiting():
             self._mailbox.begin(run.number)
@@ -61,11 +65,15 @@ class Daemon:
                 f"listen = {self._federation.listen}: {words}: end that program, or change the line"
             ) from error
         log.info("ready: clients reach it at port %d", port)
-        stopped, loop = asyncio.Event(), asyncio.get_running_loop()
+        stopped = asyncio.Event()
+        loop = asyncio.get_running_loop()
         for number in STOPPING:
             loop.add_signal_handler(number, stopped.set)
         release_signals(*STOPPING)
-        tasks = [asyncio.create_task(each) for each in (self._runs.carry_out(), self._tick(), stopped.wait())]
+        tasks = [
+            asyncio.create_task(each)
+            for each in (self._runs.carry_out(), self._tick(), stopped.wait())
+        ]
         done, rest = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in rest:
             task.cancel()
@@ -79,13 +87,20 @@ class Daemon:
         while True:
             self._look()
             self._mailbox.expire()
-            at, devices = time.time(), self._port.devices
+            at = time.time()
+            devices = self._port.devices
             there = {name: devices[name].others_seen for _, name in self._port.online()}
             self._seen |= dict.fromkeys(there, at)
-            now = {"at": at, "online": there, "seen": self._seen, "runs": [run.number for run in self._runs.waiting()]}
+            now = {
+                "at": at,
+                "online": there,
+                "seen": self._seen,
+                "runs": [run.number for run in self._runs.waiting()],
+            }
             draft = self._now.with_name(".now.json")
             try:
-                draft.write_text(json.dumps(now))  # need not outlive a power cut: waiting for the disk holds up calls
+                # need not outlive a power cut: waiting for the disk holds up calls
+                draft.write_text(json.dumps(now))
                 draft.replace(self._now)
             except OSError as error:
                 self._complain(f"{self._now} cannot be written: {error.strerror}")
@@ -105,27 +120,39 @@ class Daemon:
 
 
 def read_identity(federation: Federation) -> tuple[bytes, bytes, bytes]:
-    """Return the server's key and certificate, and the authority's certificate; DeployError where they do not fit."""
+    """Return the server's key and certificate, and the authority's certificate.
+
+    DeployError where they do not fit.
+    """
     certificate, key = federation.identity
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
     except ssl.SSLError as error:
         words = f"{key} is not the key of {certificate} ({error.reason})"
-        raise DeployError(f"{words}: take both from a copy, or make both anew with fairbloom deploy renew") from error
+        raise DeployError(
+            f"{words}: take both from a copy, or make both anew with fairbloom deploy renew"
+        ) from error
     return key.read_bytes(), certificate.read_bytes(), federation.authority[0].read_bytes()
 
 
 def renew_if_due(federation: Federation) -> None:
-    """Make a new server certificate where under a third of its life is left; without the authority's key, warn."""
-    certificate, signer = federation.identity[0], federation.authority[1]
-    days, left = pki.lifetime(certificate), pki.days_left(certificate)
+    """Make a new server certificate where under a third of its life is left.
+
+    Without the authority's key, warn.
+    """
+    certificate = federation.identity[0]
+    signer = federation.authority[1]
+    days = pki.lifetime(certificate)
+    left = pki.days_left(certificate)
     if left >= days / 3:
         return
     if signer.exists():
         federation.renew(days=days)
         log.info("%s is renewed, for %.0f days", certificate, days)
     else:
-        words = "%s ends in %.0f days: run fairbloom deploy renew where %s is, and restart the server"
+        words = (
+            "%s ends in %.0f days: run fairbloom deploy renew where %s is, and restart the server"
+        )
         log.warning(words, certificate, left, signer.name)
 
 
@@ -143,12 +170,16 @@ def serve(path: Path) -> None:
 
 
 def keep_trimmed() -> None:
-    """Give memory that is free inside this process back to the system, for ever; only glibc needs it."""
+    """Give memory that is free inside this process back to the system, for ever.
+
+    Only glibc needs it.
+    """
     library = ctypes.CDLL(None)
     if not hasattr(library, "malloc_trim"):
         return
-    # M_MMAP_THRESHOLD, the size from which a block is mapped by itself and goes back when it is freed: its default.
-    # glibc would raise it with the largest block freed, and the next buffers of TLS would fragment the heap.
+    # M_MMAP_THRESHOLD, the size from which a block is mapped by itself and goes back when it is
+    # freed: its default. glibc would raise it with the largest block freed, and the next buffers of
+    # TLS would fragment the heap.
     library.mallopt(-3, 1 << 17)
     while True:
         time.sleep(5.0)
@@ -156,7 +187,10 @@ def keep_trimmed() -> None:
 
 
 def main() -> int:
-    """Serve the folder that is named; what is written, models in run folders, too, is for this account alone."""
+    """Serve the folder that is named.
+
+    What is written, models in run folders, too, is for this account alone.
+    """
     os.umask(0o077)
     logging.basicConfig(format="fairbloom server: %(message)s", level=logging.INFO)
     Thread(target=keep_trimmed, daemon=True).start()

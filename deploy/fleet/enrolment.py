@@ -34,22 +34,27 @@ def enroll(
 ) -> Path:
     """Enrol a client, or again with another key, which replaces the one before; return its bundle.
 
-    Without a request, the key is made here, and is in the bundle alone. `partition` None means the first free one, and
-    `examples` 0 that their number is not known; who is enrolled again keeps both where they are not given.
+    Without a request, the key is made here, and is in the bundle alone. `partition` None means the
+    first free one, and `examples` 0 that their number is not known; who is enrolled again keeps
+    both where they are not given.
     """
     for option, number in (("--examples", examples), ("--partition-id", partition or 0)):
         if number < 0:
             raise DeployError(f"{option} {number}: it is counted from 0")
     if request is None:
         made = pki.make_key()
-        public, secret = made.public_key(), pki.format_key(made)
+        public = made.public_key()
+        secret = pki.format_key(made)
     else:
-        public, secret = _read_request(request, name), b""
+        public = _read_request(request, name)
+        secret = b""
     digest = pki.digest_key(public)
     with _registry_locked(federation):
         members = federation.members()
         _check_free(federation, members, name, digest)
-        before = next((member for member in members if member.name == name and not member.revoked), None)
+        before = next(
+            (member for member in members if member.name == name and not member.revoked), None
+        )
         taken = {member.partition for member in members if not member.revoked}
         first_free = before.partition if before else min({*range(len(taken) + 1)} - taken)
         member = Member(
@@ -66,11 +71,16 @@ def enroll(
 
 
 def revoke(federation: Federation, name: str) -> None:
-    """Let a client in no longer; a server that runs ends the calls that it holds within two seconds."""
+    """Let a client in no longer.
+
+    A server that runs ends the calls that it holds within two seconds.
+    """
     with _registry_locked(federation):
         there = {member.name: member for member in federation.enrolled()}
         if name not in there:
-            raise DeployError(f"client {name!r} is not enrolled; enrolled are: {first_names(there) or 'none'}")
+            raise DeployError(
+                f"client {name!r} is not enrolled; enrolled are: {first_names(there) or 'none'}"
+            )
         _write(federation, replace(there[name], revoked=now()))
         _remove_bundle(federation, name)
 
@@ -84,7 +94,10 @@ def describe_clients_beyond(members: Sequence[Member], clients: int) -> str:
     free = sorted(set(range(clients)) - {member.partition for member in members})
     words = first_names(f"client {member.name} has partition {member.partition}" for member in far)
     again = f", or enrol it again with --partition-id {free[0]}" if free else ""
-    return f"{words}, but clients={clients} has only 0 to {clients - 1}: set clients={highest + 1}{again}"
+    return (
+        f"{words}, but clients={clients} has only 0 to {clients - 1}: set"
+        f" clients={highest + 1}{again}"
+    )
 
 
 def now() -> str:
@@ -99,7 +112,9 @@ def _read_request(request: Path, name: str) -> ec.EllipticCurvePublicKey:
     except (OSError, UnicodeDecodeError) as error:
         raise DeployError(f"--request {request} cannot be read: {error}") from None
     if asked != name:
-        raise DeployError(f"--request {request} is of client {asked!r}, not {name!r}: was the file mixed up?")
+        raise DeployError(
+            f"--request {request} is of client {asked!r}, not {name!r}: was the file mixed up?"
+        )
     return key
 
 
@@ -108,19 +123,22 @@ def _check_free(federation: Federation, members: Sequence[Member], name: str, di
     if not pki.NAME.fullmatch(name):
         raise DeployError(f"client {name!r}: {pki.NAME_RULE}")
     if name.lower() in map(str.lower, pki.read_hosts(federation.identity[0])):
-        raise DeployError(f"client {name!r} is called like a host of the server's certificate: choose another name")
+        raise DeployError(
+            f"client {name!r} is called like a host of the server's certificate: choose another"
+            " name"
+        )
     for member in members:
         if member.name != name and member.name.lower() == name.lower():
             state = "revoked" if member.revoked else "enrolled"
             raise DeployError(
-                f"client {name!r} differs from client {member.name!r}, which is {state}, in case alone: "
-                "choose another name"
+                f"client {name!r} differs from client {member.name!r}, which is {state}, in case"
+                " alone: choose another name"
             )
         if member.key == digest and (member.name != name or member.revoked):
             owner = f"client {member.name!r}" + (", which is revoked" if member.revoked else "")
             raise DeployError(
-                f"the request of {name}: {owner}, has had this key: make another on the device with "
-                f"fairbloom client keys {name}"
+                f"the request of {name}: {owner}, has had this key: make another on the device with"
+                f" fairbloom client keys {name}"
             )
 
 
@@ -153,9 +171,14 @@ def _write(federation: Federation, member: Member) -> None:
 
 @contextlib.contextmanager
 def _registry_locked(federation: Federation) -> Iterator[None]:
-    """Keep other commands from changing the registry; DeployError where files cannot be read or written."""
+    """Keep other commands from changing the registry.
+
+    DeployError where files cannot be read or written.
+    """
     try:
         with exclusive_lock(federation.path / "clients" / ".lock", seconds=math.inf):
             yield
     except OSError as error:
-        raise DeployError(f"{error.filename or federation.path}: {error.strerror or error}") from error
+        raise DeployError(
+            f"{error.filename or federation.path}: {error.strerror or error}"
+        ) from error

@@ -38,10 +38,12 @@ DEFAULTS: dict[str, Any] = {
     "mailbox-memory": MEMORY_BYTES,
     "max-clients": 1000,
 }
-"""The keys of federation.toml with their defaults; bytes for both sizes. `init` writes the first two."""
+"""The keys of federation.toml with their defaults; bytes for both sizes. `init` writes the first
+two."""
 
 
-NOW, FRESH_SECONDS = "now.json", 10.0
+NOW = "now.json"
+FRESH_SECONDS = 10.0
 """File in the state folder which the server writes once a second, and how old it may be."""
 
 
@@ -49,8 +51,9 @@ NOW, FRESH_SECONDS = "now.json", 10.0
 class Federation:
     """A federation's folder, which `init` made.
 
-    `server` and `listen` are HOST:PORT of what devices dial and of where the server listens. `pin_keys` says whether a
-    device needs the key with which it was enrolled. `max_reply` and `mailbox_memory` are bytes.
+    `server` and `listen` are HOST:PORT of what devices dial and of where the server listens.
+    `pin_keys` says whether a device needs the key with which it was enrolled. `max_reply` and
+    `mailbox_memory` are bytes.
     """
 
     path: Path
@@ -69,19 +72,26 @@ class Federation:
             said = tomllib.loads(file.read_text())
         except FileNotFoundError:
             raise DeployError(
-                f"{path} is not a federation's folder: make one with fairbloom deploy init {path} --host NAME, "
-                "or name another by --dir"
+                f"{path} is not a federation's folder: make one with fairbloom deploy init {path}"
+                " --host NAME, or name another by --dir"
             ) from None
         except (OSError, ValueError, RecursionError) as error:
             raise DeployError(f"{file} cannot be read: {error}") from error
         for key, value in said.items():
             default = DEFAULTS.get(key)
             if default is None:
-                raise DeployError(f"unknown setting {key} = {value!r} in {file}: there are {', '.join(DEFAULTS)}")
+                raise DeployError(
+                    f"unknown setting {key} = {value!r} in {file}: there are {', '.join(DEFAULTS)}"
+                )
             if type(value) is not type(default) or (isinstance(value, int) and value < 0):
-                raise DeployError(f"{key} = {value!r} in {file}: it must be of type {type(default).__name__}")
+                raise DeployError(
+                    f"{key} = {value!r} in {file}: it must be of type {type(default).__name__}"
+                )
         if "server" not in said:
-            raise DeployError(f'server is missing in {file}: write server = "HOST:PORT", as devices reach the server')
+            raise DeployError(
+                f'server is missing in {file}: write server = "HOST:PORT", as devices reach the'
+                " server"
+            )
         for key in ("server", "listen"):
             try:
                 host, port = split_address(said.get(key, DEFAULTS[key]))
@@ -89,21 +99,29 @@ class Federation:
                 raise DeployError(f"{key} in {file}: {error}") from None
             normalise_host(f"{key} in {file}:", host)
             check_port(f"{key} in {file}:", port)
-        return cls(path, **{key.replace("-", "_"): said.get(key, default) for key, default in DEFAULTS.items()})
+        return cls(
+            path,
+            **{key.replace("-", "_"): said.get(key, default) for key, default in DEFAULTS.items()},
+        )
 
     @classmethod
     def init(cls, path: Path, hosts: Sequence[str], port: int) -> Federation:
-        """Make the folder of a new federation, whole or not at all; DeployError if an argument is impossible.
+        """Make the folder of a new federation, whole or not at all.
 
-        `hosts` are the server's names and addresses, the first for devices, which connect to `port`.
+        DeployError if an argument is impossible.
+
+        `hosts` are the server's names and addresses, the first for devices, which connect to
+        `port`.
         """
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise DeployError(
-                f"{path} is not empty: choose another folder; fairbloom deploy renew makes a new server certificate"
+                f"{path} is not empty: choose another folder; fairbloom deploy renew makes a new"
+                " server certificate"
             )
         if path.exists() and path.stat().st_uid != os.geteuid():
             raise DeployError(
-                f"{path} belongs to another account, which could change what is in it: choose another folder"
+                f"{path} belongs to another account, which could change what is in it: choose"
+                " another folder"
             )
         names = [normalise_host("--host", host) for host in hosts]
         check_port("--port", port)
@@ -115,9 +133,12 @@ class Federation:
                     (folder / name).mkdir(mode=0o700, exist_ok=True)
                 authority = (folder / "ca.crt", folder / "ca.key")
                 pki.make_authority(*authority)
-                pki.make_server_certificate(*authority, folder / "server.crt", folder / "server.key", names)
+                pki.make_server_certificate(
+                    *authority, folder / "server.crt", folder / "server.key", names
+                )
                 write_public(folder / SERVER_UNIT.name, server_unit(path).encode())
-                write_public(folder / "federation.toml", tomli_w.dumps(about).encode())  # last: it makes a folder one
+                # last: it makes a folder one
+                write_public(folder / "federation.toml", tomli_w.dumps(about).encode())
         except OSError as error:
             raise DeployError(f"{path} cannot be made: {error}") from error
         return cls.read(path)
@@ -153,11 +174,16 @@ class Federation:
         return is_held(self.lock) and time.time() - read_now(self).get("at", 0.0) < FRESH_SECONDS
 
     def renew(self, hosts: Sequence[str] = (), days: float = pki.SERVER_DAYS) -> list[str]:
-        """Make a new server certificate, by default for the old names; return its names, loopback left out."""
+        """Make a new server certificate, by default for the old names.
+
+        Return its names, loopback left out.
+        """
         names = [normalise_host("--host", host) for host in hosts]
         if not hosts:
             try:
-                names = [host for host in pki.read_hosts(self.identity[0]) if host not in pki.LOCAL] or ["localhost"]
+                names = [
+                    host for host in pki.read_hosts(self.identity[0]) if host not in pki.LOCAL
+                ] or ["localhost"]
             except DeployError as error:
                 words = "say for which hosts the new one is, by fairbloom deploy renew --host"
                 raise DeployError(f"{error}: {words}") from None
@@ -183,7 +209,10 @@ class Federation:
 
 
 def normalise_host(option: str, given: str) -> str:
-    """Return a host's name or address as certificates have it; DeployError names the option that gave it."""
+    """Return a host's name or address as certificates have it.
+
+    DeployError names the option that gave it.
+    """
     try:
         return pki.normalise_host(given)
     except DeployError as error:
@@ -197,7 +226,10 @@ def check_port(option: str, given: int) -> None:
 
 
 def read_now(federation: Federation) -> dict[str, Any]:
-    """Return what the server said last of who is online and which runs go on; {} where it has said nothing."""
+    """Return what the server said last of who is online and which runs go on.
+
+    {} where it has said nothing.
+    """
     try:
         said = json.loads((federation.state / NOW).read_text())
     except (OSError, ValueError):
@@ -207,7 +239,10 @@ def read_now(federation: Federation) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def create_folder(path: Path) -> Iterator[Path]:
-    """Give a folder to fill, which is at `path` when the block succeeds; when it fails, all of it is gone."""
+    """Give a folder to fill, which is at `path` when the block succeeds.
+
+    When it fails, all of it is gone.
+    """
     if path.exists():  # a volume's root cannot be replaced
         path.chmod(0o700)
         (path / "clients").mkdir()  # of two at once, one stops here
@@ -235,6 +270,13 @@ def server_unit(folder: Path) -> str:
         account = pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:  # a container's user has often no name
         account = str(os.geteuid())
-    names = {"account": account, "python": sys.executable, "folder": str(place), "parent": str(place.parent)}
+    names = {
+        "account": account,
+        "python": sys.executable,
+        "folder": str(place),
+        "parent": str(place.parent),
+    }
     # To systemd, a percent sign begins a specifier.
-    return SERVER_UNIT.read_text().format(**{name: value.replace("%", "%%") for name, value in names.items()})
+    return SERVER_UNIT.read_text().format(
+        **{name: value.replace("%", "%%") for name, value in names.items()}
+    )

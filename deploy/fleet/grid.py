@@ -20,24 +20,28 @@ from .mailbox import Address, Collected
 from .messages import id_of
 
 UNREADABLE_REPLY = 422
-"""Code of the error that takes the place of a reply which cannot be read; Flower's own codes are below 100."""
+"""Code of the error that takes the place of a reply which cannot be read; Flower's own codes are
+below 100."""
 
 AGAIN_SECONDS = 1.0
 """Pause until the server is asked again to keep a message for which its disk has no room."""
 
-LOOK_SECONDS, AWAY_SECONDS = 1.0, 60.0
-"""How long one wait for replies takes, and after how long without its device a reply is given up."""
+LOOK_SECONDS = 1.0
+AWAY_SECONDS = 60.0
+"""How long one wait for replies takes, and after how long without its device a reply is given
+up."""
 
 
 class RunGrid(Grid):
     """Sends the messages of a run and collects the replies.
 
-    Ids are the same in every process of a run that saves its rounds (`save`): what was answered before this process
-    began is not computed again.
+    Ids are the same in every process of a run that saves its rounds (`save`): what was answered
+    before this process began is not computed again.
     """
 
     def __init__(self, pipe: Connection, run_id: int) -> None:
-        self._pipe, self._lock = pipe, threading.Lock()
+        self._pipe = pipe
+        self._lock = threading.Lock()
         self._run_id = run_id
         self._run: Run | None = None
         self._saves = False
@@ -61,7 +65,12 @@ class RunGrid(Grid):
         self._call("save", last)
 
     def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
     ) -> Message:
         """Return a new message."""
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
@@ -78,7 +87,9 @@ class RunGrid(Grid):
         """Send messages; return their ids, "" for one whose device is not enrolled."""
         messages = list(messages)
         contents = serialize_once([message.content for message in messages])
-        digests = {content: hashlib.sha256(content).hexdigest() for content in dict.fromkeys(contents)}
+        digests = {
+            content: hashlib.sha256(content).hexdigest() for content in dict.fromkeys(contents)
+        }
         for content in digests:
             said = False
             while (fault := self._call("store", content)) is not None:  # its disk has no room
@@ -87,7 +98,9 @@ class RunGrid(Grid):
                     log.warning(words, len(content), fault)
                 said = True
                 time.sleep(AGAIN_SECONDS)
-        names: dict[int, str] = self._call("names", [message.metadata.dst_node_id for message in messages])
+        names: dict[int, str] = self._call(
+            "names", [message.metadata.dst_node_id for message in messages]
+        )
         now = time.time()
         for id, sent in [*self._sent.items()]:  # without those whose time is over
             if sent.metadata.created_at + sent.metadata.ttl < now:
@@ -105,7 +118,8 @@ class RunGrid(Grid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """Return the replies to these messages that have come, or errors in their places."""
-        ids, replies = list(message_ids), list[Message]()
+        ids = list(message_ids)
+        replies = list[Message]()
         more = bool(ids)
         while more:
             found, more = self._call("collect", ids)
@@ -118,22 +132,33 @@ class RunGrid(Grid):
         """Return once `number` of these messages are answered, or after `seconds`."""
         self._call("wait", list(message_ids), number, seconds)
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
         """Send messages; return the replies that come in time.
 
         An error takes the place of a reply whose device has been offline for AWAY_SECONDS.
         """
-        pending, replies = [id for id in self.push_messages(messages) if id], list[Message]()
-        until, there = time.monotonic() + (timeout if timeout is not None else float("inf")), dict[int, float]()
+        pending = [id for id in self.push_messages(messages) if id]
+        replies = list[Message]()
+        until = time.monotonic() + (timeout if timeout is not None else float("inf"))
+        there = dict[int, float]()
         while pending:
-            self.wait_for_replies(pending, len(pending), min(LOOK_SECONDS, max(0.0, until - time.monotonic())))
-            came, now = self.pull_messages(pending), time.monotonic()
+            self.wait_for_replies(
+                pending, len(pending), min(LOOK_SECONDS, max(0.0, until - time.monotonic()))
+            )
+            came = self.pull_messages(pending)
+            now = time.monotonic()
             there |= dict.fromkeys(self.get_node_ids(), now)
             answered = {reply.metadata.reply_to_message_id for reply in came}
             for id in [id for id in pending if id not in answered]:
                 if now - there.setdefault(self._sent[id].metadata.dst_node_id, now) >= AWAY_SECONDS:
                     words = f"the client was offline for {AWAY_SECONDS:.0f} s"
-                    came.append(Message(Error(ErrorCode.NODE_UNAVAILABLE, words), reply_to=self._sent.pop(id)))
+                    came.append(
+                        Message(
+                            Error(ErrorCode.NODE_UNAVAILABLE, words), reply_to=self._sent.pop(id)
+                        )
+                    )
                     answered.add(id)
             replies += came
             pending = [id for id in pending if id not in answered]
@@ -142,8 +167,13 @@ class RunGrid(Grid):
         return replies
 
     def _address(self, message: Message, name: str, digest: str) -> Address:
-        about, number = message.metadata, round_of(message.content)
-        kept = self._saves and number > 0 and about.message_type in (MessageType.TRAIN, MessageType.EVALUATE)
+        about = message.metadata
+        number = round_of(message.content)
+        kept = (
+            self._saves
+            and number > 0
+            and about.message_type in (MessageType.TRAIN, MessageType.EVALUATE)
+        )
         fixed = id_of(self._run_id, about.message_type, number, name, digest)
         return Address(
             id=fixed if kept else secrets.token_hex(16),
@@ -157,7 +187,10 @@ class RunGrid(Grid):
         )
 
     def _read(self, reply: Collected) -> Message | None:
-        """Return a reply as Flower's message; None for one to a message that this process has not sent."""
+        """Return a reply as Flower's message.
+
+        None for one to a message that this process has not sent.
+        """
         if (sent := self._sent.pop(reply.id, None)) is None:
             return None
         if reply.data is None:
@@ -176,12 +209,17 @@ class RunGrid(Grid):
 
 
 def serialize_once(contents: Sequence[RecordDict]) -> list[bytes]:
-    """Return each content in Flower's wire format; those with the same arrays and equal other records are made once."""
+    """Return each content in Flower's wire format.
+
+    Those with the same arrays and equal other records are made once.
+    """
     made = dict[object, bytes]()
     found = list[bytes]()
     for content in contents:
         arrays = [(name, id(record)) for name, record in content.array_records.items()]
-        others = {name: record for name, record in content.items() if name not in content.array_records}
+        others = {
+            name: record for name, record in content.items() if name not in content.array_records
+        }
         key = (*content, *arrays, serialize(RecordDict(others)))
         if key not in made:
             made[key] = serialize(content)
@@ -192,7 +230,9 @@ def serialize_once(contents: Sequence[RecordDict]) -> list[bytes]:
 def without_content(message: Message) -> Message:
     """Return a message with this one's metadata that replies can refer to."""
     about = message.metadata
-    copy = Message(RecordDict(), about.dst_node_id, about.message_type, ttl=about.ttl, group_id=about.group_id)
+    copy = Message(
+        RecordDict(), about.dst_node_id, about.message_type, ttl=about.ttl, group_id=about.group_id
+    )
     set_message_id(copy, about.message_id)
     return copy
 

@@ -23,7 +23,8 @@ MOST_TIMES = 3
 """How often a device is given a message that it has received whole and not answered."""
 
 KEPT_SECONDS = 600.0
-"""How long a message is known after its time: its reply can be collected, and work on it is dropped."""
+"""How long a message is known after its time: its reply can be collected, and work on it is
+dropped."""
 
 TIME_OVER = "the message's time is over"
 
@@ -32,7 +33,9 @@ class Room:
     """The memory that contents share, and the folder of files for what does not fit."""
 
     def __init__(self, folder: Path, memory: int = MEMORY_BYTES) -> None:
-        self.folder, self._memory, self.used = folder, memory, 0
+        self.folder = folder
+        self._memory = memory
+        self.used = 0
 
     def take(self, size: int) -> bool:
         """Take memory; return whether there was enough."""
@@ -48,12 +51,14 @@ class Room:
 class Content:
     """Bytes that are appended piece by piece, with their number and SHA-256.
 
-    They move to a file without a name, which ends with this process, once they do not fit into the room. OSError where
-    the disk is full.
+    They move to a file without a name, which ends with this process, once they do not fit into the
+    room. OSError where the disk is full.
     """
 
     def __init__(self, room: Room) -> None:
-        self.size, self._room, self._held = 0, room, 0
+        self.size = 0
+        self._room = room
+        self._held = 0
         self._pieces: list[bytes] = []
         self._file: int | None = None
         self._hash = hashlib.sha256()
@@ -82,9 +87,11 @@ class Content:
             self._pieces.append(piece)
         else:
             if self._file is None:
-                with tempfile.TemporaryFile(dir=self._room.folder) as file:  # without a name from the start, or soon
+                # without a name from the start, or soon
+                with tempfile.TemporaryFile(dir=self._room.folder) as file:
                     self._file = os.dup(file.fileno())
-                pieces, self._pieces = self._pieces, []
+                pieces = self._pieces
+                self._pieces = []
                 for each in pieces:
                     _write(self._file, each)
                 self._room.give_back(self._held)
@@ -102,7 +109,8 @@ class Content:
     def close(self) -> None:
         """Give memory and file back."""
         self._room.give_back(self._held)
-        self._held, self._pieces = 0, []
+        self._held = 0
+        self._pieces = []
         if self._file is not None:
             os.close(self._file)
             self._file = None
@@ -135,8 +143,8 @@ class Reply:
 class Address:
     """What a run says of a message.
 
-    `round` is 0 where it belongs to none, `group` is Flower's group_id, `digest` names its content, `seconds` it has to
-    live; `kept`: its reply stays until its round is saved.
+    `round` is 0 where it belongs to none, `group` is Flower's group_id, `digest` names its content,
+    `seconds` it has to live; `kept`: its reply stays until its round is saved.
     """
 
     id: str
@@ -151,7 +159,9 @@ class Address:
 
 @dataclass
 class Letter:
-    """A message in the mailbox, and its reply once there is one. `until` is a second of the mailbox's clock.
+    """A message in the mailbox, and its reply once there is one.
+
+    `until` is a second of the mailbox's clock.
 
     `collected` says whether the run has its reply.
     """
@@ -179,28 +189,34 @@ class Collected:
 class Mailbox:
     """The messages and replies of the runs that are going on; one thread uses it.
 
-    `on_message` is called with the devices that have a new message, `on_reply` with the id of a message that is
-    answered.
+    `on_message` is called with the devices that have a new message, `on_reply` with the id of a
+    message that is answered.
     """
 
     def __init__(self, room: Room, clock: Callable[[], float] = time.monotonic) -> None:
-        self.room, self._clock = room, clock
+        self.room = room
+        self._clock = clock
         self.on_message: Callable[[Collection[str]], None] = lambda devices: None
         self.on_reply: Callable[[str], None] = lambda id: None
         self._letters: dict[str, Letter] = {}
         self._open: dict[str, dict[str, Letter]] = {}
-        """The letters that a device has not answered, by device and id, in the order in which they were sent."""
+        """The letters that a device has not answered, by device and id, in the order in which they
+        were sent."""
         self._contents: dict[str, Content] = {}
         self._uses: dict[str, int] = {}
         self._saved: dict[int, int] = {}
         """The runs that are going on, and the last round that each has saved."""
 
-    # The run's side -------------------------------------------------------------------------------------------------
+    # The run's side -------------------------------------------------------------------------------
 
     def begin(self, run: int) -> None:
         """Let a run begin, or go on in a new process: what its last process asked without a fixed id is forgotten."""
         self._saved.setdefault(run, 0)
-        self._forget(letter for letter in self._letters.values() if letter.run == run and not letter.address.kept)
+        self._forget(
+            letter
+            for letter in self._letters.values()
+            if letter.run == run and not letter.address.kept
+        )
 
     def end(self, run: int) -> None:
         """Forget a run that is over."""
@@ -208,14 +224,20 @@ class Mailbox:
         self._forget(letter for letter in self._letters.values() if letter.run == run)
 
     def store(self, data: bytes) -> str:
-        """Keep content for messages that are sent next; return its digest. OSError where the disk is full."""
+        """Keep content for messages that are sent next; return its digest.
+
+        OSError where the disk is full.
+        """
         digest = hashlib.sha256(data).hexdigest()
         if digest not in self._contents:
             self._contents[digest], self._uses[digest] = Content.of(self.room, data), 0
         return digest
 
     def send(self, run: int, addresses: Iterable[Address]) -> None:
-        """Send messages whose content is stored; one that is here already lives on, with its reply if it has one."""
+        """Send messages whose content is stored.
+
+        One that is here already lives on, with its reply if it has one.
+        """
         devices = set[str]()
         for address in addresses:
             until = self._clock() + address.seconds
@@ -238,7 +260,8 @@ class Mailbox:
 
     def collect(self, ids: Iterable[str]) -> tuple[list[Collected], bool]:
         """Return the replies to these messages that are here, up to COLLECT_BYTES, and whether there are more."""
-        found, size = list[Collected](), 0
+        found = list[Collected]()
+        size = 0
         for id in ids:
             letter = self._letters.get(id)
             if letter is None or (letter.reply is None and letter.until < self._clock()):
@@ -261,7 +284,8 @@ class Mailbox:
     def save(self, run: int, last: int) -> None:
         """Forget the replies up to round `last`, which the run has saved, and take back what nobody has begun.
 
-        Of a reply that came too late for its round, the run still learns that it came: its device is free again.
+        Of a reply that came too late for its round, the run still learns that it came: its device
+        is free again.
         """
         self._saved[run] = max(last, self._saved.get(run, 0))
         old = [
@@ -277,10 +301,15 @@ class Mailbox:
             if letter.reply is not None:
                 if letter.reply.content is not None:
                     letter.reply.content.close()
-                letter.reply = Reply(None, NODE_UNAVAILABLE, f"the reply came after round {number} had ended")
+                letter.reply = Reply(
+                    None, NODE_UNAVAILABLE, f"the reply came after round {number} had ended"
+                )
             elif not letter.working:
                 self._settle(
-                    letter, Reply(None, NODE_UNAVAILABLE, f"round {number} ended before this client was there")
+                    letter,
+                    Reply(
+                        None, NODE_UNAVAILABLE, f"round {number} ended before this client was there"
+                    ),
                 )
 
     def expire(self) -> None:
@@ -292,7 +321,7 @@ class Mailbox:
             if not is_kept and (not used or letter.until + KEPT_SECONDS < now):
                 self._forget([letter])
 
-    # The device's side ----------------------------------------------------------------------------------------------
+    # The device's side ----------------------------------------------------------------------------
 
     def next(self, device: str) -> Letter | None:
         """Return the oldest message that a device has not answered: a device that asks works on nothing."""
@@ -303,7 +332,10 @@ class Mailbox:
                 continue
             if letter.times < MOST_TIMES:
                 return letter
-            reason = f"the client received this message {MOST_TIMES} times and was started again each time"
+            reason = (
+                f"the client received this message {MOST_TIMES} times and was started again each"
+                " time"
+            )
             self._settle(letter, Reply(None, APP_CRASHED, reason))
         return None
 
@@ -330,14 +362,15 @@ class Mailbox:
             return Taken(answer=Taken.DROP, reason=TIME_OVER)
         return Taken(answer=Taken.TAKEN)
 
-    # Both -----------------------------------------------------------------------------------------------------------
+    # Both -----------------------------------------------------------------------------------------
 
     def _is_kept(self, letter: Letter) -> bool:
         """Return whether the reply to a message may be asked for again: its round is not saved."""
         return letter.address.kept and letter.address.round > self._saved.get(letter.run, 0)
 
     def _settle(self, letter: Letter, reply: Reply) -> None:
-        letter.reply, letter.working = reply, False
+        letter.reply = reply
+        letter.working = False
         self._open[letter.address.device].pop(letter.address.id, None)
         self.on_reply(letter.address.id)
 

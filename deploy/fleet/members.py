@@ -20,8 +20,8 @@ from .messages import node_id_of
 class Member:
     """A client as the operator knows it, from clients/NAME.toml.
 
-    `key` is the SHA-256 (hex) of its public key in DER. `examples` is 0 where it was not given; `enrolled` and
-    `revoked` are moments (ISO 8601), "" for never.
+    `key` is the SHA-256 (hex) of its public key in DER. `examples` is 0 where it was not given;
+    `enrolled` and `revoked` are moments (ISO 8601), "" for never.
     """
 
     name: str
@@ -40,18 +40,23 @@ class Members:
     """The members by name, as their files say at the last `look`."""
 
     def __init__(self, folder: Path, *, pin_keys: bool = True) -> None:
-        self.folder, self._pin_keys = folder, pin_keys
+        self.folder = folder
+        self._pin_keys = pin_keys
         self._files: dict[str, tuple[tuple[int, int, int], Member]] = {}
         self.by_name: dict[str, Member] = {}
         self.names: dict[int, str] = {}
         """The names by node id."""
 
     def look(self) -> set[str]:
-        """Read the files that have changed; return the names of members that are now others than before.
+        """Read the files that have changed.
 
-        OSError where the folder cannot be read. A file that cannot be used is logged, and its client is no member.
+        Return the names of members that are now others than before.
+
+        OSError where the folder cannot be read. A file that cannot be used is logged, and its
+        client is no member.
         """
-        before, found = self.by_name, dict[str, tuple[tuple[int, int, int], Member]]()
+        before = self.by_name
+        found = dict[str, tuple[tuple[int, int, int], Member]]()
         with os.scandir(self.folder) as entries:
             files = [entry for entry in entries if entry.name.endswith(".toml")]
         for entry in files:
@@ -59,7 +64,8 @@ class Members:
                 status = entry.stat()
             except FileNotFoundError:
                 continue
-            version, known = (status.st_mtime_ns, status.st_size, status.st_ino), self._files.get(entry.name)
+            version = (status.st_mtime_ns, status.st_size, status.st_ino)
+            known = self._files.get(entry.name)
             if known is not None and known[0] == version:
                 found[entry.name] = known
             elif (member := self._read(Path(entry.path))) is not None:
@@ -69,20 +75,28 @@ class Members:
         self._files = found
         self.by_name = {member.name: member for _, member in found.values()}
         self.names = {node_id_of(name): name for name in self.by_name}
-        return {name for name in {*before, *self.by_name} if before.get(name) != self.by_name.get(name)}
+        return {
+            name for name in {*before, *self.by_name} if before.get(name) != self.by_name.get(name)
+        }
 
     def admit(self, certificate: bytes) -> Member:
-        """Return whose certificate (PEM) this is; NotAdmittedError where it is nobody's, or a revoked member's."""
+        """Return whose certificate (PEM) this is.
+
+        NotAdmittedError where it is nobody's, or a revoked member's.
+        """
         name, key = identity_in(certificate)
         member = self.by_name.get(name)
         remedy = f"ask the federation's operator to enrol it (fairbloom deploy enroll {name})"
         if member is None:
             raise NotAdmittedError(f"client {name!r} is not enrolled here: {remedy}")
         if member.revoked:
-            raise NotAdmittedError(f"client {name!r} was revoked by the federation's operator: {remedy} again")
+            raise NotAdmittedError(
+                f"client {name!r} was revoked by the federation's operator: {remedy} again"
+            )
         if self._pin_keys and member.key != key:
             raise NotAdmittedError(
-                f"client {name!r} is enrolled with another key: use the bundle of its last enrolment, or {remedy} again"
+                f"client {name!r} is enrolled with another key: use the bundle of its last"
+                f" enrolment, or {remedy} again"
             )
         return member
 
@@ -99,7 +113,9 @@ class Members:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError, RecursionError) as error:
-            log.error("%s cannot be used (%s): its client is not let in; enrol it again", file, error)
+            log.error(
+                "%s cannot be used (%s): its client is not let in; enrol it again", file, error
+            )
             return None
         return member
 

@@ -26,11 +26,13 @@ from .wire_pb2 import Chunk, Drop, Head, Taken, Working
 ONLINE_SECONDS = 30.0
 """How long a device counts as online after its last sign of life."""
 
-REPLY_BYTES, REPLY_TIMES = 4 << 20, 2
+REPLY_BYTES = 4 << 20
+REPLY_TIMES = 2
 """A reply may have so many bytes beyond so many times its message's."""
 
 REFUSED_REPLY = 413
-"""Code of the error that takes the place of a reply which is refused; Flower's own codes are below 100."""
+"""Code of the error that takes the place of a reply which is refused; Flower's own codes are below
+100."""
 
 LONGEST_REASON = 4000
 """Most characters of a reason that are taken from a device."""
@@ -41,7 +43,8 @@ OTHER_CONNECTIONS = 1000
 OPTIONS = (
     ("grpc.max_concurrent_streams", 8),
     ("grpc.max_receive_message_length", LARGEST_CHUNK),
-    ("grpc.per_message_decompression", 0),  # a compressed chunk of 1 MB may hold 1 GB; devices compress nothing
+    # a compressed chunk of 1 MB may hold 1 GB; devices compress nothing
+    ("grpc.per_message_decompression", 0),
     ("grpc.server_handshake_timeout_ms", 5_000),
     ("grpc.max_connection_idle_ms", 60_000),
     ("grpc.keepalive_time_ms", 30_000),
@@ -75,10 +78,18 @@ class Device:
 
 
 class Port:
-    """The service for devices. `settings` returns the digest and the JSON of a run's settings by its number."""
+    """The service for devices.
 
-    def __init__(self, members: Members, mailbox: Mailbox, *, max_reply: int = 0, max_clients: int = 1000) -> None:
-        self._members, self._mailbox, self._max_reply, self._max_clients = members, mailbox, max_reply, max_clients
+    `settings` returns the digest and the JSON of a run's settings by its number.
+    """
+
+    def __init__(
+        self, members: Members, mailbox: Mailbox, *, max_reply: int = 0, max_clients: int = 1000
+    ) -> None:
+        self._members = members
+        self._mailbox = mailbox
+        self._max_reply = max_reply
+        self._max_clients = max_clients
         self.devices: dict[str, Device] = {}
         self.settings: dict[int, tuple[str, str]] = {}
         """Digest and JSON of the settings of each run that is going on."""
@@ -91,12 +102,22 @@ class Port:
         options = [*OPTIONS, ("grpc.max_allowed_incoming_connections", most)]
         self._server = grpc.aio.server(options=options)
         handlers = {
-            "Next": grpc.unary_stream_rpc_method_handler(self.next, Working.FromString, Chunk.SerializeToString),
-            "Reply": grpc.stream_unary_rpc_method_handler(self.reply, Chunk.FromString, Taken.SerializeToString),
-            "Beat": grpc.unary_unary_rpc_method_handler(self.beat, Working.FromString, Drop.SerializeToString),
+            "Next": grpc.unary_stream_rpc_method_handler(
+                self.next, Working.FromString, Chunk.SerializeToString
+            ),
+            "Reply": grpc.stream_unary_rpc_method_handler(
+                self.reply, Chunk.FromString, Taken.SerializeToString
+            ),
+            "Beat": grpc.unary_unary_rpc_method_handler(
+                self.beat, Working.FromString, Drop.SerializeToString
+            ),
         }
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
-        credentials = grpc.ssl_server_credentials([(key, certificate)], authority, require_client_auth=True)
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(SERVICE, handlers),)
+        )
+        credentials = grpc.ssl_server_credentials(
+            [(key, certificate)], authority, require_client_auth=True
+        )
         port = self._server.add_secure_port(address, credentials)
         await self._server.start()
         return int(port)
@@ -114,10 +135,18 @@ class Port:
 
     def online(self) -> list[tuple[int, str]]:
         """Return the node ids and names of the clients that are online, those revoked excepted."""
-        found = ((name, self._members.by_name.get(name)) for name, device in self.devices.items() if device.online)
-        return sorted((node_id_of(name), name) for name, member in found if member is not None and not member.revoked)
+        found = (
+            (name, self._members.by_name.get(name))
+            for name, device in self.devices.items()
+            if device.online
+        )
+        return sorted(
+            (node_id_of(name), name)
+            for name, member in found
+            if member is not None and not member.revoked
+        )
 
-    # Calls ----------------------------------------------------------------------------------------------------------
+    # Calls ----------------------------------------------------------------------------------------
 
     async def next(self, working: Working, context: Any) -> AsyncIterator[Chunk]:
         """Hand out the next message for the device that calls, or nothing where none comes."""
@@ -169,14 +198,20 @@ class Port:
         return None
 
     async def reply(self, chunks: AsyncIterator[Chunk], context: Any) -> Taken:
-        """Take a reply, or say what becomes of it; an error takes the place of one that is refused."""
+        """Take a reply, or say what becomes of it.
+
+        An error takes the place of one that is refused.
+        """
         first = await anext(aiter(chunks), None)
         if first is None:
-            return await self._refuse(context, grpc.StatusCode.INVALID_ARGUMENT, "a reply without a head")
+            return await self._refuse(
+                context, grpc.StatusCode.INVALID_ARGUMENT, "a reply without a head"
+            )
         head = first.head
         name, device = await self._enter(context, head.session)
         device.seen = monotonic()
-        judged, letter = self._mailbox.judge(name, head.id, head.run), self._mailbox.find(name, head.id)
+        judged = self._mailbox.judge(name, head.id, head.run)
+        letter = self._mailbox.find(name, head.id)
         if letter is None or judged.answer != Taken.TAKEN:
             return judged
         if head.code:
@@ -184,7 +219,10 @@ class Port:
             return judged
         most = max(self._max_reply, REPLY_TIMES * letter.content.size + REPLY_BYTES)
         if head.size > most:
-            words = f"the reply has {head.size} bytes, and at most {most} are taken (max-reply in federation.toml)"
+            words = (
+                f"the reply has {head.size} bytes, and at most {most} are taken (max-reply in"
+                " federation.toml)"
+            )
             return self._take_refusal(letter, words)
         content = Content(self._mailbox.room)
         try:
@@ -192,21 +230,33 @@ class Port:
         except OSError as error:
             content.close()
             words = f"the server cannot keep the reply now: {error.strerror}"
-            log.error("the reply of client %s is not taken, and the client tries again: %s", name, error)
+            log.error(
+                "the reply of client %s is not taken, and the client tries again: %s", name, error
+            )
             return await self._refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, words)
         except BaseException:  # the call was cut, or refused
             content.close()
             raise
         if content.size != head.size or content.sha256 != head.sha256:
             content.close()
-            return self._take_refusal(letter, "the reply's bytes are not those that its head announces")
+            return self._take_refusal(
+                letter, "the reply's bytes are not those that its head announces"
+            )
         self._mailbox.answer(letter, Reply(content))
         return judged
 
     async def _receive(
-        self, content: Content, first: Chunk, chunks: AsyncIterator[Chunk], device: Device, context: Any
+        self,
+        content: Content,
+        first: Chunk,
+        chunks: AsyncIterator[Chunk],
+        device: Device,
+        context: Any,
     ) -> None:
-        """Append what comes, at most what the head says; a call that breaks off, or is not the newest, is refused."""
+        """Append what comes, at most what the head says.
+
+        A call that breaks off, or is not the newest, is refused.
+        """
         if device.receiving is not None:
             device.receiving.close()  # of an older call, which may never end
         device.receiving = content
@@ -220,7 +270,9 @@ class Port:
             if content.size > first.head.size:
                 break
         if device.receiving is not content:
-            await self._refuse(context, grpc.StatusCode.ABORTED, "the same client replies in a newer call")
+            await self._refuse(
+                context, grpc.StatusCode.ABORTED, "the same client replies in a newer call"
+            )
         device.receiving = None
         if content.size < first.head.size:  # a call that is cut may end as a stream does
             await self._refuse(context, grpc.StatusCode.ABORTED, "the reply broke off")
@@ -232,7 +284,7 @@ class Port:
         judged = self._mailbox.judge(name, working.id, working.run)
         return Drop(reason=judged.reason if judged.answer == Taken.DROP else "")
 
-    # Who calls ------------------------------------------------------------------------------------------------------
+    # Who calls ------------------------------------------------------------------------------------
 
     async def _admit(self, context: Any) -> Member:
         """Return whose call this is, by the certificate of its connection and the registry of now."""
@@ -243,15 +295,19 @@ class Port:
             await self._refuse(context, grpc.StatusCode.PERMISSION_DENIED, str(error))
 
     async def _enter(self, context: Any, session: bytes) -> tuple[str, Device]:
-        """Return the name and the calls of the client that calls; end the call of a second process with its key."""
+        """Return the name and the calls of the client that calls.
+
+        End the call of a second process with its key.
+        """
         name = (await self._admit(context)).name
         device = self.devices.setdefault(name, Device())
         if session != device.session:
             if device.session and device.online:
                 device.others_seen += 1
                 words = (
-                    f"another process with the key of client {name!r} is connected, from another state folder: end one "
-                    "of the two, or ask the federation's operator for a key of its own"
+                    f"another process with the key of client {name!r} is connected, from another"
+                    " state folder: end one of the two, or ask the federation's operator for a key"
+                    " of its own"
                 )
                 await self._refuse(context, grpc.StatusCode.ALREADY_EXISTS, words)
             device.session = session

@@ -18,14 +18,16 @@ from fairbloom.system.parents import end_with_parent
 from ..processes import load_app
 from .grid import RunGrid
 
-SERVER_NODE, FAILED = 1, 1
+SERVER_NODE = 1
+FAILED = 1
 """The node id that Flower gives servers, and the exit code of a run that raised."""
 
 
 def main(parent: int) -> None:
     """Carry out the run that the server which started this process sends: `run_process.py FD`."""
     end_with_parent(parent)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a server begun in the background leaves it ignored
+    # a server begun in the background leaves it ignored
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     pipe = Connection(int(sys.argv[1]))
     given = pipe.recv()
     colour_on_terminals_alone(never=True)

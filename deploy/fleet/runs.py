@@ -33,7 +33,8 @@ from .mailbox import Mailbox
 from .members import Members
 from .port import Port
 
-MOST_STARTS, STARTS_SECONDS = 5, 600.0
+MOST_STARTS = 5
+STARTS_SECONDS = 600.0
 """How often a run's process that was killed is started again within so many seconds."""
 
 END_SECONDS = 15.0
@@ -42,9 +43,10 @@ END_SECONDS = 15.0
 LOOK_SECONDS = 0.5
 """Pause between two looks at orders and processes."""
 
-CLIENTS_FOLDER, RUN_FOLDER = "FAIRBLOOM_CLIENTS", "FAIRBLOOM_RUN"
-"""Environment variables by which a run knows the registry (server/arrival.py) and its files (server/progress.py): these
-modules load libraries that are not loaded here."""
+CLIENTS_FOLDER = "FAIRBLOOM_CLIENTS"
+RUN_FOLDER = "FAIRBLOOM_RUN"
+"""Environment variables by which a run knows the registry (server/arrival.py) and its files
+(server/progress.py): these modules load libraries that are not loaded here."""
 
 STOPPED = 130
 """Exit status of a run that was stopped by its operator."""
@@ -73,8 +75,12 @@ class Order:
         if unknown := said.keys() - {field.name for field in fields(cls)}:
             raise ValueError(f"it has the key {sorted(unknown)[0]}, which an order does not have")
         texts = (said["app"], said["distribution"], said["version"], said["folder"])
-        if not all(isinstance(each, str) for each in texts) or not isinstance(said["settings"], dict):
-            raise ValueError("app, distribution, version and folder are texts, and settings is a table")
+        if not all(isinstance(each, str) for each in texts) or not isinstance(
+            said["settings"], dict
+        ):
+            raise ValueError(
+                "app, distribution, version and folder are texts, and settings is a table"
+            )
         for key, value in said["settings"].items():
             if not isinstance(value, bool | int | float | str):
                 raise ValueError(f"the setting {key} is neither a number, a text nor true or false")
@@ -82,12 +88,18 @@ class Order:
 
 
 class RunFiles:
-    """The files of one run: its order, its log, and how it ended. Its number is the folder's name."""
+    """The files of one run: its order, its log, and how it ended.
+
+    Its number is the folder's name.
+    """
 
     def __init__(self, folder: Path) -> None:
-        self.number, self.folder = int(folder.name), folder
-        self.order, self.log = folder / "run.toml", folder / "log"
-        self._status, self._stop = folder / "status", folder / "stop"
+        self.number = int(folder.name)
+        self.folder = folder
+        self.order = folder / "run.toml"
+        self.log = folder / "log"
+        self._status = folder / "status"
+        self._stop = folder / "stop"
 
     @property
     def status(self) -> int | None:
@@ -133,7 +145,9 @@ def list_runs(folder: Path, but: Collection[int] = ()) -> list[RunFiles]:
 
 
 def submit(folder: Path, order: Order) -> RunFiles:
-    """Write a run's order below a folder; its number is the moment, since devices know runs of other servers too.
+    """Write a run's order below a folder.
+
+    Its number is the moment, since devices know runs of other servers too.
 
     DeployError where the disk refuses it.
     """
@@ -153,10 +167,14 @@ class Runs:
     """Carries out the runs in a folder, and answers their processes."""
 
     def __init__(self, folder: Path, members: Members, mailbox: Mailbox, port: Port) -> None:
-        self._folder, self._members, self._mailbox, self._port = folder, members, mailbox, port
+        self._folder = folder
+        self._members = members
+        self._mailbox = mailbox
+        self._port = port
         self._ended: set[int] = set()
         self._awaited: set[str] = set()
-        self._missing, self._arrived = 0, asyncio.Event()
+        self._missing = 0
+        self._arrived = asyncio.Event()
         mailbox.on_reply = self._note_reply
 
     def waiting(self) -> list[RunFiles]:
@@ -166,7 +184,10 @@ class Runs:
         return [run for run in runs if run.number not in self._ended]
 
     async def carry_out(self) -> None:
-        """Carry out runs, one after the other, for ever; where this is cancelled, a run that goes on is killed."""
+        """Carry out runs, one after the other, for ever.
+
+        Where this is cancelled, a run that goes on is killed.
+        """
         while True:
             for run in self.waiting():
                 try:
@@ -177,7 +198,13 @@ class Runs:
                     break
                 self._mailbox.end(run.number)
                 self._port.settings.pop(run.number, None)
-                words = "stopped" if status == STOPPED else "completed" if not status else f"failed: {run.last_line}"
+                words = (
+                    "stopped"
+                    if status == STOPPED
+                    else "completed"
+                    if not status
+                    else f"failed: {run.last_line}"
+                )
                 log.info("run %d %s", run.number, words)
             await asyncio.sleep(LOOK_SECONDS)
 
@@ -188,7 +215,11 @@ class Runs:
         except (OSError, ValueError, KeyError) as error:
             run.say(f"{run.order} cannot be used: {error}")
             return 2
-        about = {"distribution": order.distribution, "version": order.version, "settings": dict(order.settings)}
+        about = {
+            "distribution": order.distribution,
+            "version": order.version,
+            "settings": dict(order.settings),
+        }
         told = json.dumps(about, sort_keys=True)
         self._port.settings[run.number] = hashlib.sha256(told.encode()).hexdigest(), told
         starts = deque[float]()
@@ -200,16 +231,25 @@ class Runs:
                 return code
             starts.append(monotonic())
             if len(starts) > MOST_STARTS and starts[-1] - starts.popleft() < STARTS_SECONDS:
-                run.say(f"the run's process was killed {len(starts) + 1} times ({exit_reason(code)}): it is given up")
+                run.say(
+                    f"the run's process was killed {len(starts) + 1} times ({exit_reason(code)}):"
+                    " it is given up"
+                )
                 return 128 - code
             run.say(f"the run's process was {exit_reason(code)}: it is started again")
 
     async def _start(self, run: RunFiles, order: Order) -> int:
-        """Start a run's process, answer it until it ends, and end it where the operator asks; return its exit code."""
+        """Start a run's process, answer it until it ends, and end it where the operator asks.
+
+        Return its exit code.
+        """
         self._mailbox.begin(run.number)
         ours, theirs = Pipe()
         program = f"from fairbloom.deploy.fleet.run_process import main; main({os.getpid()})"
-        places = {CLIENTS_FOLDER: str(self._members.folder.absolute()), RUN_FOLDER: str(run.folder.absolute())}
+        places = {
+            CLIENTS_FOLDER: str(self._members.folder.absolute()),
+            RUN_FOLDER: str(run.folder.absolute()),
+        }
         with run.log.open("ab") as file:
             process = subprocess.Popen(  # noqa: S603 (this Python)
                 [sys.executable, "-P", "-c", program, str(theirs.fileno())],
@@ -221,8 +261,15 @@ class Runs:
                 start_new_session=True,
             )
         theirs.close()
-        told = {"run": run.number, "app": order.app, "folder": order.folder, "settings": dict(order.settings)}
-        Thread(target=self._serve, args=(ours, told, asyncio.get_running_loop()), daemon=True).start()
+        told = {
+            "run": run.number,
+            "app": order.app,
+            "folder": order.folder,
+            "settings": dict(order.settings),
+        }
+        Thread(
+            target=self._serve, args=(ours, told, asyncio.get_running_loop()), daemon=True
+        ).start()
         until = math.inf
         try:
             while (code := process.poll()) is None:
@@ -238,25 +285,35 @@ class Runs:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
-    # What a run's process asks ---------------------------------------------------------------------------------------
+    # What a run's process asks --------------------------------------------------------------------
 
-    def _serve(self, pipe: Connection, told: Mapping[str, Any], loop: asyncio.AbstractEventLoop) -> None:
+    def _serve(
+        self, pipe: Connection, told: Mapping[str, Any], loop: asyncio.AbstractEventLoop
+    ) -> None:
         """Tell a process which run it is, and answer it until it ends, in a thread of its own."""
-        with pipe, contextlib.suppress(EOFError, OSError, RuntimeError):  # it was killed, or this process ends
+        # it was killed, or this process ends
+        with pipe, contextlib.suppress(EOFError, OSError, RuntimeError):
             pipe.send(told)
             while True:
                 name, arguments = pipe.recv()
-                answer = asyncio.run_coroutine_threadsafe(self._answer(told["run"], name, arguments), loop).result()
+                answer = asyncio.run_coroutine_threadsafe(
+                    self._answer(told["run"], name, arguments), loop
+                ).result()
                 pipe.send(answer)
 
     async def _answer(self, run: int, name: str, arguments: tuple[Any, ...]) -> Any:
-        """Return what a run's process asks for; `wait`: until so many messages are answered, or for some seconds."""
+        """Return what a run's process asks for.
+
+        `wait`: until so many messages are answered, or for some seconds.
+        """
         match name:
             case "nodes":
                 return self._port.online()
             case "names":
                 return {
-                    node_id: self._members.names[node_id] for node_id in arguments[0] if node_id in self._members.names
+                    node_id: self._members.names[node_id]
+                    for node_id in arguments[0]
+                    if node_id in self._members.names
                 }
             case "store":
                 try:

@@ -55,26 +55,39 @@ class KeptReply:
         self._file = Path(state_dir, "reply")
         content = _read_sealed(self._file, "the last reply is lost")
         size = int.from_bytes(content[:4], "big")
-        self.head, self.data = Head.FromString(content[4 : 4 + size]), content[4 + size :]
+        self.head = Head.FromString(content[4 : 4 + size])
+        self.data = content[4 + size :]
 
     def save(self, head: Head, data: bytes) -> None:
-        """Keep a reply in place of the last one; where the disk refuses, until this process ends."""
-        self.head, self.data = head, data
+        """Keep a reply in place of the last one.
+
+        Where the disk refuses, until this process ends.
+        """
+        self.head = head
+        self.data = data
         written = head.SerializeToString()
         try:
             _write_sealed(self._file, len(written).to_bytes(4, "big") + written + data)
         except OSError as error:
-            log.warning("%s cannot be written (%s): a restart would lose the last reply", self._file, error.strerror)
+            log.warning(
+                "%s cannot be written (%s): a restart would lose the last reply",
+                self._file,
+                error.strerror,
+            )
 
 
 def _write_sealed(file: Path, content: bytes) -> None:
     """Write content after its SHA-256."""
     with whole_file(file, 0o600) as opened:
-        opened.writelines([hashlib.sha256(content).digest(), content])  # not joined: a reply may be large
+        # not joined: a reply may be large
+        opened.writelines([hashlib.sha256(content).digest(), content])
 
 
 def _read_sealed(file: Path, loss: str) -> bytes:
-    """Return the content of a sealed file; b"" where there is none, or it is damaged, which is logged with the loss."""
+    """Return the content of a sealed file.
+
+    B"" where there is none, or it is damaged, which is logged with the loss.
+    """
     content = file.read_bytes() if file.exists() else b""
     if content and hashlib.sha256(content[32:]).digest() != content[:32]:
         log.error("%s is damaged: %s", file, loss)
@@ -85,9 +98,15 @@ def _read_sealed(file: Path, loss: str) -> bytes:
 class Session:
     """Answers messages for one client; the worker outlives it."""
 
-    def __init__(self, name: str, calls: Calls, worker: Worker, contexts: Contexts, kept: KeptReply) -> None:
-        self._name, self._node = name, node_id_of(name)
-        self._calls, self._worker, self._contexts, self._kept = calls, worker, contexts, kept
+    def __init__(
+        self, name: str, calls: Calls, worker: Worker, contexts: Contexts, kept: KeptReply
+    ) -> None:
+        self._name = name
+        self._node = node_id_of(name)
+        self._calls = calls
+        self._worker = worker
+        self._contexts = contexts
+        self._kept = kept
         self._settings = ""
         self._asked = time.monotonic()
 
@@ -126,14 +145,19 @@ class Session:
         finally:
             done.set()
         beats.join()
-        head = Head(id=message.head.id, run=message.head.run, code=answer.code, reason=answer.reason)
+        head = Head(
+            id=message.head.id, run=message.head.run, code=answer.code, reason=answer.reason
+        )
         self._kept.save(head, answer.data)
 
     def _work(self, message: Received) -> Answer:
         head = message.head
         if head.protocol != PROTOCOL:
             side = "this client" if head.protocol > PROTOCOL else "the server"
-            words = f"the server speaks protocol {head.protocol} and this client {PROTOCOL}: upgrade {side}"
+            words = (
+                f"the server speaks protocol {head.protocol} and this client {PROTOCOL}: upgrade"
+                f" {side}"
+            )
             return Answer.failed(APP_RAISED, words)
         state = self._contexts.load(head.run)
         task = Task(self._node, head.SerializeToString(), self._settings, message.data, state)

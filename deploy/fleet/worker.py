@@ -39,10 +39,13 @@ class Worker:
     """
 
     def __init__(self, client: ClientSettings) -> None:
-        self._client, self._limit = client, float(client.limits.get("round-seconds", 0.0))
+        self._client = client
+        self._limit = float(client.limits.get("round-seconds", 0.0))
         self.working = ""
         """The name of what is worked on, "" for nothing."""
-        self._reason, self._ready, self._lock = "", False, threading.Lock()
+        self._reason = ""
+        self._ready = False
+        self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection | None = None
 
@@ -55,11 +58,12 @@ class Worker:
     def answer(self, task: object, name: str) -> Any:
         """Return what the worker makes of a task.
 
-        Raises DroppedError when the work is dropped, and CrashedError when the process ends three times without an
-        answer.
+        Raises DroppedError when the work is dropped, and CrashedError when the process ends three
+        times without an answer.
         """
         with self._lock:
-            self.working, self._reason = name, ""
+            self.working = name
+            self._reason = ""
         reason = ""
         try:
             for _ in range(MOST_TIMES):
@@ -75,13 +79,15 @@ class Worker:
         finally:
             with self._lock:
                 self.working = ""
-        raise CrashedError(f"the client app's process ended {MOST_TIMES} times without a reply: {reason}")
+        raise CrashedError(
+            f"the client app's process ended {MOST_TIMES} times without a reply: {reason}"
+        )
 
     def drop(self, name: str, reason: str) -> None:
         """End the work on this, and the process with it; for other threads, once or often.
 
-        A process that still loads its libraries stays: where that takes longer than a message may wait, the client
-        would never have one.
+        A process that still loads its libraries stays: where that takes longer than a message may
+        wait, the client would never have one.
         """
         with self._lock:
             if name != self.working or self._reason:
@@ -95,13 +101,16 @@ class Worker:
         self._kill()
         if self._pipe is not None:
             self._pipe.close()
-        self._process, self._pipe, self._ready = None, None, False
+        self._process = None
+        self._pipe = None
+        self._ready = False
 
     def _answer(self, task: object) -> Any:
         if self._pipe is None or not self.runs:
             self.end()
             self._pipe, theirs = Pipe()
-            # A new session: Ctrl-C reaches the client alone, and what the app starts can be ended with it.
+            # A new session: Ctrl-C reaches the client alone, and what the app starts can be ended
+            # with it.
             self._process = subprocess.Popen(  # noqa: S603 (this Python)
                 self._client.worker(theirs.fileno()),
                 env=self._client.environment(),
@@ -122,14 +131,20 @@ class Worker:
         while not self._wait(self._pipe):
             if self._limit and time.monotonic() > over:
                 seconds = f"{self._limit:g} s, limits.round-seconds"
-                self.drop(self.working, f"it took longer than the owner of this device allows ({seconds})")
+                self.drop(
+                    self.working, f"it took longer than the owner of this device allows ({seconds})"
+                )
         return self._pipe.recv()
 
     def _wait(self, pipe: Connection) -> bool:
-        """Wait a little; return whether the process has said something. Raise EOFError once it has ended."""
+        """Wait a little; return whether the process has said something.
+
+        Raise EOFError once it has ended.
+        """
         if pipe.poll(0.2):
             return True
-        if not self.runs and not pipe.poll():  # processes that the app has started may hold the pipe open
+        # processes that the app has started may hold the pipe open
+        if not self.runs and not pipe.poll():
             raise EOFError
         return False
 

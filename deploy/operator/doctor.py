@@ -93,11 +93,15 @@ def check_identity(federation: Federation) -> CheckResult:
     return ok("server key", "is the one of the server's certificate")
 
 
-def check_private(what: str, paths: Iterable[Path], bad: Callable[[str, str], CheckResult] = fault) -> CheckResult:
+def check_private(
+    what: str, paths: Iterable[Path], bad: Callable[[str, str], CheckResult] = fault
+) -> CheckResult:
     """Check that nobody else can read files or enter folders with keys, models or data."""
     readable = [str(path) for path in paths if path.exists() and path.stat().st_mode & 0o077]
     if readable:
-        return bad(what, f"others can read {', '.join(readable)}: chmod go-rwx {' '.join(readable)}")
+        return bad(
+            what, f"others can read {', '.join(readable)}: chmod go-rwx {' '.join(readable)}"
+        )
     return ok(what, "for this account alone")
 
 
@@ -109,7 +113,10 @@ def check_clients(federation: Federation) -> CheckResult:
     except DeployError as error:
         return fault("clients", str(error))
     if damaged:
-        return fault("clients", f"the files of {', '.join(sorted(damaged))} cannot be used: enrol these again")
+        return fault(
+            "clients",
+            f"the files of {', '.join(sorted(damaged))} cannot be used: enrol these again",
+        )
     return ok("clients", f"{len(federation.enrolled())} are enrolled")
 
 
@@ -122,7 +129,10 @@ def check_server(federation: Federation) -> CheckResult:
         with socket.create_connection(("localhost", port), timeout=SECONDS):
             return ok("server", f"answers at port {port}; devices dial {federation.server}")
     except OSError as error:
-        return fault("server", f"port {port} does not answer here: {error.strerror or error}: see the server's log")
+        return fault(
+            "server",
+            f"port {port} does not answer here: {error.strerror or error}: see the server's log",
+        )
 
 
 def check_clock() -> CheckResult:
@@ -135,8 +145,14 @@ def check_clock() -> CheckResult:
         answer = ""
     if answer == "yes":
         return ok("clock", "kept by a time server")
-    words = "is not kept by a time server" if answer == "no" else "is not known to be kept by a time server"
-    return warning("clock", f"{words}; certificates are refused where it is far off (timedatectl set-ntp true)")
+    words = (
+        "is not kept by a time server"
+        if answer == "no"
+        else "is not known to be kept by a time server"
+    )
+    return warning(
+        "clock", f"{words}; certificates are refused where it is far off (timedatectl set-ntp true)"
+    )
 
 
 def check_disk(folder: Path) -> CheckResult:

@@ -32,8 +32,10 @@ def survey(federation: Federation) -> dict[str, Any]:
 
     Its runs are those that go on and wait, and the latest that have ended, the latest first.
     """
-    now, serves = read_now(federation), federation.is_served
-    online, seen = now.get("online", {}) if serves else {}, now.get("seen", {})
+    now = read_now(federation)
+    serves = federation.is_served
+    online = now.get("online", {}) if serves else {}
+    seen = now.get("seen", {})
     clients = dict[str, Any]()
     for member in federation.members():
         name = member.name
@@ -78,22 +80,34 @@ def _moment(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
-# For the eye ----------------------------------------------------------------------------------------------------------
+# For the eye --------------------------------------------------------------------------------------
 
 
 def show(found: Mapping[str, Any]) -> None:
     """Print a survey as tables and lines."""
-    runs, clients = found["runs"], found["clients"]
+    runs = found["runs"]
+    clients = found["clients"]
     going = [run for run in runs if run["exit-status"] is None]
     parts: list[RenderableType] = [_line("server", found["server"], warn=found["server"] != "up")]
-    parts += [part for run in going for part in _describe_going(run)] or [Text("no run is going on")]
+    parts += [part for run in going for part in _describe_going(run)] or [
+        Text("no run is going on")
+    ]
     counts = Counter(client["state"] for client in clients.values())
-    parts.append(_line("clients", ", ".join(f"{number} {state}" for state, number in sorted(counts.items())) or "none"))
+    parts.append(
+        _line(
+            "clients",
+            ", ".join(f"{number} {state}" for state, number in sorted(counts.items())) or "none",
+        )
+    )
     if clients:
         table = Table("client", "partition", "state", "last seen")
         for name, client in clients.items():
-            style, seen = ("", "") if client["state"] == "online" else ("yellow", client["last-seen"] or "")
-            state = client["state"] + (", and another process with its key" if client["refused-with-same-key"] else "")
+            style, seen = (
+                ("", "") if client["state"] == "online" else ("yellow", client["last-seen"] or "")
+            )
+            state = client["state"] + (
+                ", and another process with its key" if client["refused-with-same-key"] else ""
+            )
             table.add_row(*map(Text, (name, str(client["partition-id"]), state, seen)), style=style)
         table.columns[0].no_wrap = True
         parts.append(table)
@@ -104,11 +118,20 @@ def show(found: Mapping[str, Any]) -> None:
         for run in (run for run in runs if run["exit-status"] is not None):
             rounds = f"{run['round']}/{run['of-rounds']}" if "round" in run else ""
             folder = PurePath(run.get("folder", "")).name
-            cells = (str(run["run"]), run["state"], run.get("method", ""), rounds, folder, _shorten(run["said"]))
+            cells = (
+                str(run["run"]),
+                run["state"],
+                run.get("method", ""),
+                rounds,
+                folder,
+                _shorten(run["said"]),
+            )
             table.add_row(*map(Text, cells))
         parts.append(table)
     parts.append(_line("disk", f"{found['disk']['free-bytes'] / 1e9:.1f} GB free"))
-    parts.append(_line("certificate", f"the server's holds for {found['certificate-days']:.0f} more days"))
+    parts.append(
+        _line("certificate", f"the server's holds for {found['certificate-days']:.0f} more days")
+    )
     Terminal().print(Group(*parts))
 
 
@@ -117,7 +140,11 @@ def _describe_going(run: Mapping[str, Any]) -> list[RenderableType]:
     words = run["state"]
     if "round" in run:
         words += f": {run['method']} on {run['task'] or 'a user-defined task'}, "
-        words += f"round {run['round']} of {run['of-rounds']}" if run["round"] else "before its first round"
+        words += (
+            f"round {run['round']} of {run['of-rounds']}"
+            if run["round"]
+            else "before its first round"
+        )
         if run["seconds-a-round"] is not None:
             since = duration(run["seconds-since-round"])
             words += f", {run['seconds-a-round']:.3g} s a round, the last one {since} ago"
@@ -129,7 +156,11 @@ def _describe_going(run: Mapping[str, Any]) -> list[RenderableType]:
             lines.append(_line(f"  {what} in round {run['round']}", run[what], warn=True))
     for refusal in run.get("refused", ()):
         lines.append(
-            _line(f"  refused in round {refusal['round']}", f"{refusal['client']}: {refusal['reason']}", warn=True)
+            _line(
+                f"  refused in round {refusal['round']}",
+                f"{refusal['client']}: {refusal['reason']}",
+                warn=True,
+            )
         )
     return lines
 

@@ -17,7 +17,15 @@ from fairbloom.client.settings import settings_to_allow
 from fairbloom.errors import did_you_mean
 from fairbloom.imports import is_import_string
 from fairbloom.protocol.parameters import of_kind
-from fairbloom.protocol.settings import OWN_SETTINGS, Mark, RunSettings, SettingsError, Value, marked, parsed
+from fairbloom.protocol.settings import (
+    OWN_SETTINGS,
+    Mark,
+    RunSettings,
+    SettingsError,
+    Value,
+    marked,
+    parsed,
+)
 from fairbloom.server.settings import Settings, check_used, default_config
 from fairbloom.tasks import find_task
 
@@ -53,13 +61,22 @@ class App:
         return self.distribution == "fairbloom"
 
     def order(self, federation: Federation, given: Mapping[str, Value]) -> Order:
-        """Return the order of a run of this app; its settings are checked before anything is written."""
-        config, folder = self.config or {}, "" if self.folder is None or self.is_ours else str(self.folder.absolute())
+        """Return the order of a run of this app.
+
+        Its settings are checked before anything is written.
+        """
+        config = self.config or {}
+        folder = "" if self.folder is None or self.is_ours else str(self.folder.absolute())
         settings = prepare(federation, given) if self.is_ours else self.check(given)
-        return Order(self.serverapp, self.distribution, self.version, {**config, **settings}, folder)
+        return Order(
+            self.serverapp, self.distribution, self.version, {**config, **settings}, folder
+        )
 
     def check(self, given: Mapping[str, Value]) -> dict[str, Value]:
-        """Return settings of a user's app, each with the type of its default; SettingsError where one has none."""
+        """Return settings of a user's app, each with the type of its default.
+
+        SettingsError where one has none.
+        """
         if self.config is None or self.folder is None:
             return dict(given)
         checked: dict[str, Value] = {}
@@ -72,7 +89,8 @@ class App:
             kind = type(self.config[key])
             if not of_kind(value, kind):
                 raise SettingsError(
-                    f"{key} = {value!r}: it must be of type {kind.__name__}, as its default in {where} is"
+                    f"{key} = {value!r}: it must be of type {kind.__name__}, as its default in"
+                    f" {where} is"
                 )
             checked[key] = kind(value)
         return checked
@@ -93,8 +111,8 @@ def choose_app(given: str | None) -> App:
     if is_import_string(given) and (about := distribution_of(given.partition(":")[0])):
         return OURS if about[0] == "fairbloom" else App(given, *about, config=None)
     raise DeployError(
-        f"--app {given}: it is neither a folder whose pyproject.toml has [tool.flwr.app] nor a module:attribute of an "
-        "installed package"
+        f"--app {given}: it is neither a folder whose pyproject.toml has [tool.flwr.app] nor a"
+        " module:attribute of an installed package"
     )
 
 
@@ -107,13 +125,16 @@ def app_in(folder: Path) -> App | None:
         return None
     except (OSError, ValueError) as error:
         raise DeployError(f"{file} cannot be read: {error}") from error
-    app, about = project.get("tool", {}).get("flwr", {}).get("app"), project.get("project", {})
+    app = project.get("tool", {}).get("flwr", {}).get("app")
+    about = project.get("project", {})
     if app is None:
         return None
     if about.get("name") == "fairbloom":
         return OURS
     try:
-        serverapp, name, version = str(app["components"]["serverapp"]), str(about["name"]), str(about["version"])
+        serverapp = str(app["components"]["serverapp"])
+        name = str(about["name"])
+        version = str(about["version"])
     except KeyError as error:
         raise DeployError(
             f"{file} lacks {error}: a run needs name and version of [project], and serverapp of "
@@ -126,7 +147,9 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return tables of tables as settings with dotted keys, as Flower reads them."""
     settings: dict[str, Any] = {}
     for key, value in config.items():
-        settings |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+        settings |= (
+            flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+        )
     return settings
 
 
@@ -135,7 +158,8 @@ def prepare(federation: Federation, given: Mapping[str, Value]) -> dict[str, Val
     for key in marked(Mark.DEVICE):
         if key in given:
             raise SettingsError(
-                f"{key} = {given[key]!r} has no effect on devices: each has its own, {key} in its owner.toml"
+                f"{key} = {given[key]!r} has no effect on devices: each has its own, {key} in its"
+                " owner.toml"
             )
     members = federation.enrolled()
     sizes = [f"{member.name}={member.examples}" for member in members if member.examples]
@@ -151,17 +175,24 @@ def prepare(federation: Federation, given: Mapping[str, Value]) -> dict[str, Val
     return pack_own_settings({**config, "schema": settings.schema_} if settings.schema_ else config)
 
 
-def check_honoured(members: Sequence[Member], settings: Settings, given: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what the operator must know of how devices take a run's settings; SettingsError if no device takes one."""
+def check_honoured(
+    members: Sequence[Member], settings: Settings, given: Mapping[str, Any]
+) -> Iterator[str]:
+    """Yield what the operator must know of how devices take a run's settings.
+
+    SettingsError if no device takes one.
+    """
     refused = settings_to_allow(given)
     if "device" in refused:
-        raise SettingsError(f"device = {refused['device']!r}: devices accept auto, cpu, cuda, cuda:1 or mps")
+        raise SettingsError(
+            f"device = {refused['device']!r}: devices accept auto, cpu, cuda, cuda:1 or mps"
+        )
     info = find_task(settings.task)
     for key, value in refused.items():
         module = ", and its module installed there" if is_import_string(value) else ""
         yield (
-            f"{key} = {value!r} is accepted only by devices with owners who allow it (allow = [{value!r}] in "
-            f"owner.toml{module}); the others are refused, by name in each round"
+            f"{key} = {value!r} is accepted only by devices with owners who allow it (allow ="
+            f" [{value!r}] in owner.toml{module}); the others are refused, by name in each round"
         )
     dealt = info.setup(given).clients
     if dealt and not info.is_user_defined and (far := describe_clients_beyond(members, dealt)):
@@ -175,8 +206,8 @@ def check_not_pythons(given: Mapping[str, Any]) -> None:
         module = value.partition(":")[0].partition(".")[0]
         if is_import_string(value) and module in sys.stdlib_module_names:
             raise SettingsError(
-                f"{key} = {value!r}: {module} belongs to Python and holds no {key}, so no device allows it: name your "
-                f"own, as in my_module:{key}"
+                f"{key} = {value!r}: {module} belongs to Python and holds no {key}, so no device"
+                f" allows it: name your own, as in my_module:{key}"
             )
 
 
@@ -200,11 +231,13 @@ def format_value(value: Value) -> str:
 
 def follow(federation: Federation, run: RunFiles) -> int:
     """Print a run's log as it is written, until the run ends; return its exit status."""
-    place, said = 0, ""
+    place = 0
+    said = ""
     while True:
         status = run.status
         content = b""
-        with contextlib.suppress(OSError), run.log.open("rb") as file:  # without a log the run has not begun
+        # without a log the run has not begun
+        with contextlib.suppress(OSError), run.log.open("rb") as file:
             file.seek(place)
             content = file.read()
         sys.stdout.write(content.decode(errors="replace"))
@@ -213,7 +246,10 @@ def follow(federation: Federation, run: RunFiles) -> int:
         if status is not None:
             return status
         if not run.folder.exists():
-            raise DeployError(f"{run.folder} is gone: the same submit continues the run after its last finished round")
+            raise DeployError(
+                f"{run.folder} is gone: the same submit continues the run after its last finished"
+                " round"
+            )
         words = describe_wait(federation, run)
         if words and words != said:
             say(words)
@@ -224,9 +260,16 @@ def follow(federation: Federation, run: RunFiles) -> int:
 def describe_wait(federation: Federation, run: RunFiles) -> str:
     """Return in words why a run does not go on, "" where it does."""
     if not federation.is_served:
-        return f"no server runs, and run {run.number} waits for it: start fairbloom server --dir {federation.path}"
+        return (
+            f"no server runs, and run {run.number} waits for it: start fairbloom server --dir"
+            f" {federation.path}"
+        )
     first = next((each for each in list_runs(federation.runs) if each.status is None), run)
-    return "" if first.number == run.number else f"run {run.number} waits for run {first.number}, which goes on"
+    return (
+        ""
+        if first.number == run.number
+        else f"run {run.number} waits for run {first.number}, which goes on"
+    )
 
 
 def describe_end(status: int) -> str:
@@ -241,7 +284,9 @@ def choose_run(federation: Federation, number: str | None) -> RunFiles:
     if number is not None:
         if number not in runs:
             there = ", ".join(open_runs) or "none"
-            raise DeployError(f"run {number!r} is not one of this federation; going on or waiting are: {there}")
+            raise DeployError(
+                f"run {number!r} is not one of this federation; going on or waiting are: {there}"
+            )
         return runs[number]
     if len(open_runs) != 1:
         words = (

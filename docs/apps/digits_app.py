@@ -20,8 +20,12 @@ def received(model, message):
 
 def loader(context, first, last, **options):
     X, y = load_digits(return_X_y=True)
-    own = slice(int(context.node_config["partition-id"]), None, int(context.node_config["num-partitions"]))
-    data = TensorDataset(torch.tensor(X[own] / 16).float()[first:last], torch.tensor(y[own])[first:last])
+    own = slice(
+        int(context.node_config["partition-id"]), None, int(context.node_config["num-partitions"])
+    )
+    data = TensorDataset(
+        torch.tensor(X[own] / 16).float()[first:last], torch.tensor(y[own])[first:last]
+    )
     return DataLoader(data, batch_size=16, **options)
 
 
@@ -38,14 +42,21 @@ def test_fn(model, loader):
 def add_handlers(app, make_model):
     @app.train()
     def train(message, context):
-        model, data = received(make_model(), message), loader(context, 50, None, shuffle=True)
+        model = received(make_model(), message)
+        data = loader(context, 50, None, shuffle=True)
         app.train_fn(model, data)
         metrics = MetricRecord({"num-examples": len(data.dataset)})
-        return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=message)
+        return Message(
+            RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}),
+            reply_to=message,
+        )
 
     @app.evaluate()
     def evaluate(message, context):
-        model, data = received(make_model(), message).eval(), loader(context, 0, 50)
+        model = received(make_model(), message).eval()
+        data = loader(context, 0, 50)
         loss, accuracy = test_fn(model, data)
-        metrics = MetricRecord({"num-examples": len(data.dataset), "eval_loss": loss, "eval_acc": accuracy})
+        metrics = MetricRecord(
+            {"num-examples": len(data.dataset), "eval_loss": loss, "eval_acc": accuracy}
+        )
         return Message(RecordDict({"metrics": metrics}), reply_to=message)

@@ -36,4 +36,9 @@ def urgent(setup: Setup) -> Task:
         torch.manual_seed(setup.seed)
         return Reader()
 
-    return Task(WARDS, model, lambda outputs, targets: cross_entropy(outputs, targets, reduction="none"), splits)
+    return Task(
+        WARDS,
+        model,
+        lambda outputs, targets: cross_entropy(outputs, targets, reduction="none"),
+        splits,
+    )

@@ -15,6 +15,9 @@ def whole(outputs: int) -> torch.nn.Module:
 
 
 def adapter(outputs: int) -> torch.nn.Module:
-    """The same, of which adapters beside the layers of the attention are trained, and the classifier."""
-    config = LoraConfig(task_type=TaskType.SEQ_CLS, r=20, lora_alpha=40, target_modules=["query", "value"])
+    """The same, of which adapters beside the layers of the attention are trained, and the
+    classifier."""
+    config = LoraConfig(
+        task_type=TaskType.SEQ_CLS, r=20, lora_alpha=40, target_modules=["query", "value"]
+    )
     return get_peft_model(whole(outputs), config)

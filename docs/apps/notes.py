@@ -8,11 +8,14 @@ from torch.nn.functional import cross_entropy
 
 from fairbloom.tasks import Examples, Setup, Splits, Task
 
-WARDS, WORDS, LONGEST = ("east", "south", "west"), 50, 12
+WARDS = ("east", "south", "west")
+WORDS = 50
+LONGEST = 12
 
 
 class Reader(nn.Module):
-    """A transformer's layer over the words of a note, and the mean of those that the mask lets through."""
+    """A transformer's layer over the words of a note, and the mean of those that the mask lets
+    through."""
 
     def __init__(self):
         super().__init__()

@@ -23,17 +23,24 @@ def query(message, context):
 def train(message, context):
     X, y = (each[:50] for each in examples(context))
     w = message.content["arrays"]["w"].numpy()
-    mu, x = message.content["config"].get("proximal-mu", 0.0), w.copy()
+    mu = message.content["config"].get("proximal-mu", 0.0)
+    x = w.copy()
     before = np.mean((X @ w - y) ** 2)
     for _ in range(10):
         x -= 0.05 * (2 * X.T @ (X @ x - y) / len(y) + mu * (x - w))
     metrics = MetricRecord({"num-examples": len(y), "loss-before": float(before)})
-    return Message(RecordDict({"arrays": ArrayRecord({"w": Array(x)}), "metrics": metrics}), reply_to=message)
+    return Message(
+        RecordDict({"arrays": ArrayRecord({"w": Array(x)}), "metrics": metrics}), reply_to=message
+    )
 
 
 @app.evaluate()
 def evaluate(message, context):
     X, y = (each[50:] for each in examples(context))
     errors = X @ message.content["arrays"]["w"].numpy() - y
-    metrics = {"num-examples": len(y), "loss": float(np.mean(errors**2)), "mae": float(np.mean(abs(errors)))}
+    metrics = {
+        "num-examples": len(y),
+        "loss": float(np.mean(errors**2)),
+        "mae": float(np.mean(abs(errors))),
+    }
     return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message)

@@ -1,4 +1,5 @@
-"""Training by Opacus, which wraps the plain model inside the function; its noise must not be seeded."""
+"""Training by Opacus, which wraps the plain model inside the function; its noise must not be
+seeded."""
 
 from digits_app import add_handlers, net, test_fn
 from opacus import PrivacyEngine

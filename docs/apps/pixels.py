@@ -14,12 +14,15 @@ def images(setup: Setup) -> Task:
 
     def splits(client):
         with np.load(Path(setup.data_dir, f"{client}.npz")) as file:
-            x, y = torch.from_numpy(file["x"] / np.float32(255))[:, None], torch.from_numpy(file["y"])
+            x = torch.from_numpy(file["x"] / np.float32(255))[:, None]
+            y = torch.from_numpy(file["y"])
         return Splits(train=Examples(x[:48], y[:48]), test=Examples(x[48:], y[48:]))
 
     clients = sorted(path.stem for path in Path(setup.data_dir).glob("*.npz"))
     loss = torch.nn.CrossEntropyLoss(reduction="none")
-    return Task(tuple(clients), lambda: build(setup.model or "cnn", (1, 8, 8), 2, setup.seed), loss, splits)
+    return Task(
+        tuple(clients), lambda: build(setup.model or "cnn", (1, 8, 8), 2, setup.seed), loss, splits
+    )
 
 
 def make(folder: Path) -> None:

@@ -20,7 +20,9 @@ def received(message):
     rate = message.content["config"].get("lr", 0.1)
     model = SGDClassifier(loss="log_loss", learning_rate="constant", eta0=rate, random_state=0)
     model.classes_ = np.arange(10)
-    model.coef_, model.intercept_ = (message.content["arrays"][name].numpy().copy() for name in ("coef", "intercept"))
+    model.coef_, model.intercept_ = (
+        message.content["arrays"][name].numpy().copy() for name in ("coef", "intercept")
+    )
     return model
 
 

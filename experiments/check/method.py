@@ -21,19 +21,30 @@ from fairbloom.strategies import FairStrategy
 
 from .replies import extreme_replies, ordinary_replies
 from .report import CheckReport, Failure, Remark, bits, check_properties
-from .subject import MEASURED, ROUNDS, TAKING_PART, MethodUnderTest, initial_model, real_clients, unknown_metrics
+from .subject import (
+    MEASURED,
+    ROUNDS,
+    TAKING_PART,
+    MethodUnderTest,
+    initial_model,
+    real_clients,
+    unknown_metrics,
+)
 
 SIZES = (1, 2, 3, 10, 50)
 """With so many clients the shape of the coefficients is tried."""
 
 TOLERANCE = 1e-3
-"""Coefficients and steps that differ by less than this share are the same: some methods solve a program for them."""
+"""Coefficients and steps that differ by less than this share are the same: some methods solve a
+program for them."""
 
 LEARNING_ROUNDS = 3
 """A method has so many rounds to learn something."""
 
 
-def check_method(method: Callable[..., FairStrategy], arguments: Mapping[str, Value] | None = None) -> CheckReport:
+def check_method(
+    method: Callable[..., FairStrategy], arguments: Mapping[str, Value] | None = None
+) -> CheckReport:
     """Check every property of a method; takes about a second.
 
     Parameters
@@ -54,7 +65,7 @@ def check_method(method: Callable[..., FairStrategy], arguments: Mapping[str, Va
     return check_properties(f"{name}({given})", PROPERTIES, subject)
 
 
-# Parameters ---------------------------------------------------------------------------------------------------------
+# Parameters ---------------------------------------------------------------------------------------
 
 
 def check_parameters(subject: MethodUnderTest) -> str:
@@ -68,7 +79,10 @@ def check_parameters(subject: MethodUnderTest) -> str:
             raise Failure(f"{error}. Only so can a setting of a run carry it.") from error
     for parameter in declared:
         if parameter.default is None and parameter.argument not in subject.arguments:
-            raise Failure(f"{parameter.argument} has no default: give it by --set {parameter.key}=…, or give it one.")
+            raise Failure(
+                f"{parameter.argument} has no default: give it by --set {parameter.key}=…, or give"
+                " it one."
+            )
     subject.create()
     try:
         has_options = subject.create(seed=5).seed == 5
@@ -76,18 +90,22 @@ def check_parameters(subject: MethodUnderTest) -> str:
         has_options = False
     if not has_options:
         raise Failure(
-            "The common option seed=5 of a run does not reach FairStrategy. Write def __init__(self, *, share: float = "
-            "0.5, **options: Unpack[Options]) and begin it with super().__init__(**options)."
+            "The common option seed=5 of a run does not reach FairStrategy. Write def"
+            " __init__(self, *, share: float = 0.5, **options: Unpack[Options]) and begin it with"
+            " super().__init__(**options)."
         )
     for parameter in declared:
         _check_impossible(subject, parameter)
     names = ", ".join(parameter.argument for parameter in declared)
-    return f"{names}: impossible values are refused by name." if declared else "It has no parameters."
+    return (
+        f"{names}: impossible values are refused by name." if declared else "It has no parameters."
+    )
 
 
 def _check_impossible(subject: MethodUnderTest, parameter: Parameter) -> None:
     """Raise Failure where a number takes a value that no run can work with, or is not refused by name."""
-    name, kind = parameter.argument, parameter.kind
+    name = parameter.argument
+    kind = parameter.kind
     if kind not in (float, int):
         return
     beyond = [] if "inf" in parameter.range else [math.inf]
@@ -96,29 +114,39 @@ def _check_impossible(subject: MethodUnderTest, parameter: Parameter) -> None:
         try:
             subject.factory(**{**subject.arguments, name: value})
         except Exception as error:
-            if isinstance(error, TypeError) or (isinstance(error, ValueError) and name in str(error)):
+            if isinstance(error, TypeError) or (
+                isinstance(error, ValueError) and name in str(error)
+            ):
                 continue
-            told = f"{name} = {value!r} raised {error!r}: refuse it by a ValueError that names {name}."
+            told = (
+                f"{name} = {value!r} raised {error!r}: refuse it by a ValueError that names {name}."
+            )
             raise Failure(told) from error
         if value != maybe:
             raise Failure(
-                f"{name} = {value!r} is taken, and a run with it would fail later or learn nothing: refuse it by a "
-                f"ValueError that names {name}, or annotate it: {name}: Annotated[float, Range('(0, 1]')] = 0.5."
+                f"{name} = {value!r} is taken, and a run with it would fail later or learn nothing:"
+                f" refuse it by a ValueError that names {name}, or annotate it: {name}:"
+                " Annotated[float, Range('(0, 1]')] = 0.5."
             )
 
 
-# What clients are asked for -----------------------------------------------------------------------------------------
+# What clients are asked for -----------------------------------------------------------------------
 
 
 def check_needs(subject: MethodUnderTest) -> str:
     """The method asks its clients for what they report, and for work that goes with it."""
     method = subject.create()
     if isinstance(method.needs, str) or not all(isinstance(metric, str) for metric in method.needs):
-        raise Failure(f"needs = {method.needs!r} is no set of names: write needs = frozenset({{'loss-before'}}).")
+        raise Failure(
+            f"needs = {method.needs!r} is no set of names: write needs ="
+            " frozenset({'loss-before'})."
+        )
     unknown = unknown_metrics(method)
     for metric in unknown:
         if close := difflib.get_close_matches(metric, MEASURED, n=1, cutoff=0.8):
-            raise Failure(f"needs asks for {metric!r}, which no client reports: {close[0]!r} is meant?")
+            raise Failure(
+                f"needs asks for {metric!r}, which no client reports: {close[0]!r} is meant?"
+            )
     with subject.explain_errors("In round 7, "):
         terms: object = method.terms(7)
     if not isinstance(terms, Terms) or terms.server_round != 7:
@@ -127,45 +155,62 @@ def check_needs(subject: MethodUnderTest) -> str:
             "dataclasses.replace(super().terms(server_round), local_steps=5)."
         )
     if method.second == wire.SNAPSHOT and terms.snapshot_step is None:
-        raise Failure("second = 'snapshot' awaits models in mid-work: set snapshot_step and local_steps in terms.")
+        raise Failure(
+            "second = 'snapshot' awaits models in mid-work: set snapshot_step and local_steps in"
+            " terms."
+        )
     if (method.second == wire.ARRAYS_DISPARITY) != bool(terms.disparity):
         raise Failure(
-            f"second = {method.second!r}, and terms have disparity = {terms.disparity!r}: a step down the difference "
-            f"between two groups needs both, second = {wire.ARRAYS_DISPARITY!r} and a disparity."
+            f"second = {method.second!r}, and terms have disparity = {terms.disparity!r}: a step"
+            " down the difference between two groups needs both, second ="
+            f" {wire.ARRAYS_DISPARITY!r} and a disparity."
         )
     if unknown:
-        raise Remark(f"Fairbloom's clients do not report {', '.join(unknown)}: a run whose clients lack it stops.")
+        raise Remark(
+            f"Fairbloom's clients do not report {', '.join(unknown)}: a run whose clients lack it"
+            " stops."
+        )
     return f"It asks for {', '.join(sorted(method.needs)) or 'no metric'}."
 
 
-# Coefficients -------------------------------------------------------------------------------------------------------
+# Coefficients -------------------------------------------------------------------------------------
 
 
 def check_finite(subject: MethodUnderTest) -> str:
     """Weigh returns one finite number for each row, and the step is finite, whatever a run may come to."""
     for m in SIZES:
-        replies, method = ordinary_replies(m), subject.create()
+        replies = ordinary_replies(m)
+        method = subject.create()
         subject.weigh(method, subject.show(method, replies).cohort, replies.description)
-    kept = max(len(cohort.memory) for cohort in subject.iterate_rounds(subject.create(), len(TAKING_PART)))
+    kept = max(
+        len(cohort.memory) for cohort in subject.iterate_rounds(subject.create(), len(TAKING_PART))
+    )
     extremes = list(extreme_replies())
     for replies in extremes:
         method = subject.create()
         seen = subject.show(method, replies)
-        if not np.isfinite(seen.step(subject.weigh(method, seen.cohort, replies.description))).all():
+        if not np.isfinite(
+            seen.step(subject.weigh(method, seen.cohort, replies.description))
+        ).all():
             raise Failure(
-                f"Given {replies.description}, the step is beyond all numbers. Such a round is skipped: bound what you "
-                "divide by."
+                f"Given {replies.description}, the step is beyond all numbers. Such a round is"
+                " skipped: bound what you divide by."
             )
     counts = ", ".join(map(str, SIZES))
-    return f"One finite number per client, with {counts} of them, {kept} kept rows, and in {len(extremes)} extremes."
+    return (
+        f"One finite number per client, with {counts} of them, {kept} kept rows, and in"
+        f" {len(extremes)} extremes."
+    )
 
 
 def check_permutation(subject: MethodUnderTest) -> str:
     """A coefficient goes with what a client replied, whatever the client is called."""
     for m, common in ((3, 1.0), (5, 0.0), (8, 0.3), (50, 1.0)):
-        replies, order = ordinary_replies(m, seed=1, common=common), np.random.default_rng(m).permutation(m)[::-1]
+        replies = ordinary_replies(m, seed=1, common=common)
+        order = np.random.default_rng(m).permutation(m)[::-1]
         renamed = replace(replies.select(order), names=replies.names)
-        (given, step), (after, step_after) = subject.weigh_fresh(replies), subject.weigh_fresh(renamed)
+        given, step = subject.weigh_fresh(replies)
+        after, step_after = subject.weigh_fresh(renamed)
         wanted = given[:, order]
         if _is_same(after, wanted):
             continue
@@ -173,68 +218,84 @@ def check_permutation(subject: MethodUnderTest) -> str:
         moved = np.abs(after - wanted).max(axis=0) @ lengths  # if all went in one direction
         if np.linalg.norm(step_after - step) <= 0.01 * moved:
             raise Remark(
-                "When clients change their names, they get other coefficients, and the step is the same: several "
-                "coefficients give it, and the order of names decides which."
+                "When clients change their names, they get other coefficients, and the step is the"
+                " same: several coefficients give it, and the order of names decides which."
             )
-        if any(not _is_same(subject.weigh_fresh(replies, seed=seed)[0], given) for seed in range(1, 9)):
+        if any(
+            not _is_same(subject.weigh_fresh(replies, seed=seed)[0], given) for seed in range(1, 9)
+        ):
             raise Remark(
-                "The method draws from the seed, and what is drawn goes to clients in the order of their names: with "
-                "other names the step is another draw."
+                "The method draws from the seed, and what is drawn goes to clients in the order of"
+                " their names: with other names the step is another draw."
             )
         row, k = np.unravel_index(np.argmax(np.abs(after - wanted)), wanted.shape)
         raise Failure(
-            f"Given {replies.description}, the client with loss {renamed.column(wire.LOSS)[k]:.2g} got the coefficient "
-            f"{wanted[row, k]:.3g}; with other names, and so in another order, the same replies got it "
-            f"{after[row, k]:.3g}, and the step is another one. Go by what clients reply, not by their place in "
-            "cohort.names."
+            f"Given {replies.description}, the client with loss {renamed.column(wire.LOSS)[k]:.2g}"
+            f" got the coefficient {wanted[row, k]:.3g}; with other names, and so in another order,"
+            f" the same replies got it {after[row, k]:.3g}, and the step is another one. Go by what"
+            " clients reply, not by their place in cohort.names."
         )
     return "Clients that are called otherwise, and so come in another order, count as before."
 
 
-# State --------------------------------------------------------------------------------------------------------------
+# State --------------------------------------------------------------------------------------------
 
 
 def check_memory(subject: MethodUnderTest) -> str:
     """Weigh changes nothing; what is remembered can be written down, and does not grow for ever."""
     _check_weigh_changes_nothing(subject, subject.create(), number=1)
     method = subject.create()
-    sizes, had, changed = dict[int, tuple[int, int]](), _own_attributes(method), dict[str, int]()
+    sizes = dict[int, tuple[int, int]]()
+    had = _own_attributes(method)
+    changed = dict[str, int]()
     for number, _ in enumerate(subject.iterate_rounds(method, ROUNDS + 1)):
         has = _own_attributes(method)
-        changed |= {name: number for name in has if name not in changed and has[name] != had.get(name)}
+        changed |= {
+            name: number for name in has if name not in changed and has[name] != had.get(name)
+        }
         if number in (1, ROUNDS // 2, ROUNDS):  # a file takes milliseconds to reach the disk
             sizes[number] = _saved_size(method), len(method.progress.kept)
     _check_weigh_changes_nothing(subject, method, number=ROUNDS + 2)
     if changed:
         name, number = next(iter(changed.items()))
         raise Remark(
-            f"self.{name} changes in round {number} and is no part of self.memory, which alone a checkpoint holds: a "
-            "run that is continued begins without it. Keep it in self.memory, if weigh, terms or remember use it.",
+            f"self.{name} changes in round {number} and is no part of self.memory, which alone a"
+            " checkpoint holds: a run that is continued begins without it. Keep it in self.memory,"
+            " if weigh, terms or remember use it.",
         )
-    (bytes_then, rows_then), (bytes_now, rows_now) = sizes[ROUNDS // 2], sizes[ROUNDS]
+    bytes_then, rows_then = sizes[ROUNDS // 2]
+    bytes_now, rows_now = sizes[ROUNDS]
     kept = f"After {ROUNDS} rounds it keeps {rows_now} old updates and {bytes_now} bytes"
     if rows_now > rows_then or bytes_now > 1.1 * bytes_then + 64:
-        raise Remark(f"{kept}, more with every round: drop what weigh uses no longer, or keep a moving average.")
+        raise Remark(
+            f"{kept}, more with every round: drop what weigh uses no longer, or keep a moving"
+            " average."
+        )
     return f"weigh changes nothing. {kept}."
 
 
-def _check_weigh_changes_nothing(subject: MethodUnderTest, method: FairStrategy, number: int) -> None:
-    six = ordinary_replies(6)  # as in the rounds that the method may remember: a model keeps its size
+def _check_weigh_changes_nothing(
+    subject: MethodUnderTest, method: FairStrategy, number: int
+) -> None:
+    # as in the rounds that the method may remember: a model keeps its size
+    six = ordinary_replies(6)
     cohort = subject.show(method, six, number).cohort
     names = ("counts", "prior", "draws", "gram", "grams", "squared_norms")
     arrays = {f"cohort.{name}": getattr(cohort, name) for name in names}
     arrays |= {f"cohort.metrics[{metric!r}]": values for metric, values in cohort.metrics.items()}
-    before, had = ({name: bits(value) for name, value in each.items()} for each in (arrays, vars(method)))
+    before, had = (
+        {name: bits(value) for name, value in each.items()} for each in (arrays, vars(method))
+    )
     subject.weigh(method, cohort, six.description)
     if changed := [name for name, array in arrays.items() if bits(array) != before[name]]:
         raise Failure(
-            f"weigh changes {changed[0]} in place, and the step and the records read it afterwards: work on a copy, "
-            f"{changed[0]}.copy()."
+            f"weigh changes {changed[0]} in place, and the step and the records read it afterwards:"
+            f" work on a copy, {changed[0]}.copy()."
         )
     if changed := [name for name, value in vars(method).items() if bits(value) != had.get(name)]:
         raise Failure(
-            f"weigh changes self.{changed[0]}. It may be asked for a round whose step is not taken then: change "
-            "self.memory in remember, which comes after the step."
+            f"weigh changes self.{changed[0]}. It may be asked for a round whose step is not taken"
+            " then: change self.memory in remember, which comes after the step."
         )
 
 
@@ -245,7 +306,10 @@ def _own_attributes(method: FairStrategy) -> dict[str, object]:
 
 
 def _saved_size(method: FairStrategy) -> int:
-    """Return the bytes of a method's memory in a checkpoint; raise Failure where it comes back as something else."""
+    """Return the bytes of a method's memory in a checkpoint.
+
+    Raise Failure where it comes back as something else.
+    """
     wrong = f"self.memory = {method.memory!r} comes back from a checkpoint as something else."
     with TemporaryDirectory() as folder:
         file = Path(folder) / "memory.safetensors"
@@ -255,7 +319,10 @@ def _saved_size(method: FairStrategy) -> int:
                 return file.stat().st_size
         except Exception as error:  # whatever an object in it raises
             wrong = f"self.memory = {method.memory!r} cannot be saved in a checkpoint ({error})."
-    remedy = "A checkpoint keeps dicts by str, lists, str, int, float, bool, None and NumPy arrays of numbers."
+    remedy = (
+        "A checkpoint keeps dicts by str, lists, str, int, float, bool, None and NumPy arrays of"
+        " numbers."
+    )
     raise Failure(f"{wrong} {remedy}")
 
 
@@ -266,45 +333,52 @@ def check_resume(subject: MethodUnderTest) -> str:
         return subject.create(fraction_train=0.5)
 
     kept = (
-        "A checkpoint holds self.memory and the kept rows: what weigh uses of earlier rounds must be in self.memory, "
+        "A checkpoint holds self.memory and the kept rows: what weigh uses of earlier rounds must"
+        " be in self.memory, "
     )
     said = subject.check_resumed(create, f"{kept}or in the rows that remember returns.")
-    method, replies = subject.create(), ordinary_replies(5)
+    method = subject.create()
+    replies = ordinary_replies(5)
     cohort = subject.show(method, replies, ROUNDS // 2).cohort
     longer = replace(cohort, num_rounds=2 * ROUNDS)
     one, other = (subject.weigh(method, each, replies.description) for each in (cohort, longer))
     if not _is_same(one, other) and not method.paced:
         raise Failure(
-            f"In round {ROUNDS // 2} the coefficients of a run of {ROUNDS} rounds are others than those of one of "
-            f"{2 * ROUNDS}. A finished run that is extended by more rounds would then be neither: say so by a property "
-            "paced that returns True, and such a run is refused in words."
+            f"In round {ROUNDS // 2} the coefficients of a run of {ROUNDS} rounds are others than"
+            f" those of one of {2 * ROUNDS}. A finished run that is extended by more rounds would"
+            " then be neither: say so by a property paced that returns True, and such a run is"
+            " refused in words."
         )
     return said
 
 
 def check_determinism(subject: MethodUnderTest) -> str:
     """The same cohort gets the same coefficients, whatever else the process has done."""
-    replies, method = ordinary_replies(5, seed=4), subject.create()
+    replies = ordinary_replies(5, seed=4)
+    method = subject.create()
     cohort = subject.show(method, replies).cohort
     first = subject.weigh(method, cohort, replies.description)
     with all_seeded(1):
         others = {"asked once more": subject.weigh(method, cohort, replies.description)}
     with all_seeded(2):
         fresh = subject.create()
-        others["made afresh"] = subject.weigh(fresh, subject.show(fresh, replies).cohort, replies.description)
+        others["made afresh"] = subject.weigh(
+            fresh, subject.show(fresh, replies).cohort, replies.description
+        )
     for what, again in others.items():
         if again.tobytes() != first.tobytes():
             place = tuple(np.argwhere(again != first)[0])
             name = cohort.names[place[-1] % cohort.size]
             raise Failure(
-                f"Given the same {replies.description}, {name} got {first[place]:.6g} and, when the method was "
-                f"{what}, {again[place]:.6g}. Resumed runs and repeated ones then differ: draw from "
-                "fairbloom.protocol.streams.generator(self.seed, 'what for', cohort.round), and read no clock."
+                f"Given the same {replies.description}, {name} got {first[place]:.6g} and, when the"
+                f" method was {what}, {again[place]:.6g}. Resumed runs and repeated ones then"
+                " differ: draw from fairbloom.protocol.streams.generator(self.seed, 'what for',"
+                " cohort.round), and read no clock."
             )
     return "The same replies get the same coefficients to the bit, also in a fresh method."
 
 
-# What it is good for ------------------------------------------------------------------------------------------------
+# What it is good for ------------------------------------------------------------------------------
 
 
 def check_learns(subject: MethodUnderTest) -> str:
@@ -316,36 +390,47 @@ def check_learns(subject: MethodUnderTest) -> str:
     coefficients = [subject.weigh_fresh(ordinary_replies(5))[0]]
     coefficients += [np.array(list(finished.coefficients.values())) for finished in rounds]
     if not any(c.any() for c in coefficients):
-        raise Remark("All coefficients are 0: the global model stays as it is, and only personal ones could learn.")
+        raise Remark(
+            "All coefficients are 0: the global model stays as it is, and only personal ones could"
+            " learn."
+        )
 
     def losses(model: Model) -> FloatArray:
         replies = clients.evaluate(clients.online(1), model, Terms(server_round=1), ())
         return np.array([report[wire.LOSS] for report in replies.metrics.values()])
 
-    before, after = losses(first), losses(rounds[-1].arrays)
+    before = losses(first)
+    after = losses(rounds[-1].arrays)
     sums = [float(np.atleast_2d(c).sum(axis=1)[0]) for c in coefficients]
     said = (
-        f"In {LEARNING_ROUNDS} rounds on digits, the mean loss of {len(before)} clients went from {before.mean():.3g} "
-        f"to {after.mean():.3g}, and that of the worst served from {before.max():.3g} to {after.max():.3g}. The "
-        f"coefficients sum to {min(sums):.3g} to {max(sums):.3g} (FedAvg: 1)."
+        f"In {LEARNING_ROUNDS} rounds on digits, the mean loss of {len(before)} clients went from"
+        f" {before.mean():.3g} to {after.mean():.3g}, and that of the worst served from"
+        f" {before.max():.3g} to {after.max():.3g}. The coefficients sum to {min(sums):.3g} to"
+        f" {max(sums):.3g} (FedAvg: 1)."
     )
     # Of a step along the updates above 0, against them below.
-    directions = [c.sum() if abs(c.sum()) > TOLERANCE * np.abs(c).sum() else 0.0 for c in coefficients]
+    directions = [
+        c.sum() if abs(c.sum()) > TOLERANCE * np.abs(c).sum() else 0.0 for c in coefficients
+    ]
     if max(directions) <= 0.0:
         what = "are negative: the step goes uphill"
         what = what if min(directions) < 0.0 else "sum to about 0: where clients agree, no step"
         raise Failure(
-            f"The coefficients {what}. {said} An update is u_k = w - w_k and the new model w - sum of c_k u_k, so "
-            "coefficients that sum to 1 average the clients' models."
+            f"The coefficients {what}. {said} An update is u_k = w - w_k and the new model w - sum"
+            " of c_k u_k, so coefficients that sum to 1 average the clients' models."
         )
     if not after.mean() < before.mean():
-        raise Remark(f"{said} The mean loss did not fall: the step is too long, or goes for something else.")
+        raise Remark(
+            f"{said} The mean loss did not fall: the step is too long, or goes for something else."
+        )
     return said
 
 
 def _is_same(one: FloatArray, other: FloatArray) -> bool:
     """Return whether two arrays are the same to a share of the largest of them."""
-    return bool(np.abs(one - other).max() <= TOLERANCE * max(np.abs(one).max(), np.abs(other).max()))
+    return bool(
+        np.abs(one - other).max() <= TOLERANCE * max(np.abs(one).max(), np.abs(other).max())
+    )
 
 
 PROPERTIES: Mapping[str, Callable[[MethodUnderTest], str]] = {

@@ -29,12 +29,17 @@ class Replies:
     draws: FloatArray
 
     def column(self, metric: str) -> FloatArray:
-        """Return what the clients report under a metric's name; the loss stands for an unknown one."""
+        """Return what the clients report under a metric's name.
+
+        The loss stands for an unknown one.
+        """
         match SAME.get(metric, metric):
             case wire.UPDATE_NORM:
                 return np.asarray(np.linalg.norm(self.updates, axis=1))
             case wire.STEP_SUM:  # no step, no update
-                return np.where(self.updates.any(axis=1), 5.0 * self.metrics[wire.LEARNING_RATE], 0.0)
+                return np.where(
+                    self.updates.any(axis=1), 5.0 * self.metrics[wire.LEARNING_RATE], 0.0
+                )
             case name:
                 return self.metrics.get(name, self.metrics[wire.LOSS])
 
@@ -44,19 +49,26 @@ class Replies:
 
     def move(self, change: Callable[[FloatArray], FloatArray], description: str) -> "Replies":
         """Return these replies with other updates; the second ones change in the same way."""
-        return replace(self, description=description, updates=change(self.updates), seconds=change(self.seconds))
+        return replace(
+            self,
+            description=description,
+            updates=change(self.updates),
+            seconds=change(self.seconds),
+        )
 
     def select(self, rows: list[int] | NDArray[np.intp]) -> "Replies":
         """Return the replies in these rows, in this order."""
         metrics = {metric: values[rows] for metric, values in self.metrics.items()}
-        names, arrays = tuple(self.names[k] for k in rows), (self.updates[rows], self.seconds[rows])
+        names = tuple(self.names[k] for k in rows)
+        arrays = (self.updates[rows], self.seconds[rows])
         return Replies(self.description, names, *arrays, metrics, self.draws[rows])
 
 
 def ordinary_replies(m: int, seed: int = 0, common: float = 1.0) -> Replies:
     """Return m different replies; `common` is the size of what their updates have in common."""
     rng = np.random.default_rng([m, seed])
-    shared, single = rng.normal(size=m + 3), rng.normal(size=(m, m + 3))
+    shared = rng.normal(size=m + 3)
+    single = rng.normal(size=(m, m + 3))
     updates = rng.uniform(0.5, 2.0, (m, 1)) * (common * shared + single)
     metrics = {
         wire.LOSS: rng.uniform(0.2, 3.0, m),
@@ -66,42 +78,67 @@ def ordinary_replies(m: int, seed: int = 0, common: float = 1.0) -> Replies:
     }
     seconds = 0.3 * rng.normal(size=(m, m + 3))
     metrics[wire.DISPARITY] = rng.uniform(-0.5, 0.5, m)
-    groups = np.hstack([rng.integers(10, 20, (m, 2)), rng.integers(1, 10, (m, 2))]).astype(np.float64)
+    groups = np.hstack([rng.integers(10, 20, (m, 2)), rng.integers(1, 10, (m, 2))]).astype(
+        np.float64
+    )
     metrics |= dict(zip((*wire.POSITIVES, *wire.HITS), groups.T, strict=True))
     metrics[wire.LOSS_BASELINE] = rng.uniform(0.1, 1.0, m)
     names = tuple(f"client-{k:04}" for k in range(m))
     return Replies(
-        f"{m} ordinary clients" if m > 1 else "a single client", names, updates, seconds, metrics, np.ones(m)
+        f"{m} ordinary clients" if m > 1 else "a single client",
+        names,
+        updates,
+        seconds,
+        metrics,
+        np.ones(m),
     )
 
 
 def extreme_replies() -> Iterator[Replies]:
     """Yield the extremes that a run may come to."""
     usual = ordinary_replies(4)
-    loss, groups = usual.metrics[wire.LOSS], usual.metrics.keys() & {wire.POSITIVES[1], wire.HITS[1]}
+    loss = usual.metrics[wire.LOSS]
+    groups = usual.metrics.keys() & {wire.POSITIVES[1], wire.HITS[1]}
     still = np.array([1.0, 0.0, 1.0, 1.0])
     first = np.arange(usual.updates.shape[1]) < 3  # of three arrays
     one_array = first & (still[:, None] == 0.0)
     yield usual.move(lambda U: 0.0 * U, "4 clients that did not move (zero updates)")
-    yield usual.move(lambda U: still[:, None] * U, "4 clients of which one did not move (a zero update)")
-    yield usual.move(lambda U: np.where(first, 0.0, U), "4 clients that did not move one of the arrays")
-    yield usual.move(lambda U: np.where(one_array, 0.0, U), "4 clients of which one did not move an array")
+    yield usual.move(
+        lambda U: still[:, None] * U, "4 clients of which one did not move (a zero update)"
+    )
+    yield usual.move(
+        lambda U: np.where(first, 0.0, U), "4 clients that did not move one of the arrays"
+    )
+    yield usual.move(
+        lambda U: np.where(one_array, 0.0, U), "4 clients of which one did not move an array"
+    )
     yield usual.move(lambda U: np.tile(U[0], (4, 1)), "4 clients with the same update")
-    yield usual.move(lambda U: np.outer([1.0, -1.0, 1.0, -1.0], U[0]), "4 clients with opposed updates")
+    yield usual.move(
+        lambda U: np.outer([1.0, -1.0, 1.0, -1.0], U[0]), "4 clients with opposed updates"
+    )
     yield usual.move(lambda U: np.eye(*U.shape), "4 clients with orthogonal updates")
     yield usual.report({wire.LOSS: np.ones(4)}, "4 clients with equal losses")
     yield usual.report({wire.LOSS: np.zeros(4)}, "4 clients with zero losses")
     yield usual.report({wire.LOSS: still * loss}, "4 clients of which one has a zero loss")
-    yield usual.report({wire.LOSS: -loss}, "4 clients with losses below zero, as that of a density may be")
+    yield usual.report(
+        {wire.LOSS: -loss}, "4 clients with losses below zero, as that of a density may be"
+    )
     for scale in (1e-12, 1e12):
         one_off = np.array([1.0, scale, 1.0, 1.0])[:, None]
         yield usual.report({wire.LOSS: scale * loss}, f"4 clients with losses around {scale:.0e}")
         yield usual.move(partial(np.multiply, scale), f"4 clients with updates around {scale:.0e}")
-        yield usual.move(partial(np.multiply, one_off), f"4 clients of which one has an update around {scale:.0e}")
+        yield usual.move(
+            partial(np.multiply, one_off),
+            f"4 clients of which one has an update around {scale:.0e}",
+        )
     for accuracy in (0.0, 1.0):
-        yield usual.report({wire.ACCURACY: np.full(4, accuracy)}, f"4 clients with accuracy {accuracy:g}")
+        yield usual.report(
+            {wire.ACCURACY: np.full(4, accuracy)}, f"4 clients with accuracy {accuracy:g}"
+        )
     yield usual.report({wire.LOSS_BASELINE: loss}, "4 clients that are as well served alone")
-    yield usual.report({wire.DISPARITY: np.zeros(4)}, "4 clients without a disparity between groups")
+    yield usual.report(
+        {wire.DISPARITY: np.zeros(4)}, "4 clients without a disparity between groups"
+    )
     none, some = ({name: by * usual.metrics[name] for name in groups} for by in (0.0, still))
     yield usual.report(none, "4 clients without positive examples in one of two groups")
     yield usual.report(some, "4 clients of which one has no positive examples in a group")

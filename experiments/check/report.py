@@ -47,12 +47,24 @@ class CheckReport:
     @property
     def failures(self) -> dict[str, str]:
         """What is wrong, by the properties that failed."""
-        return {name: message for name, (status, message) in self.results.items() if status is Status.FAILED}
+        return {
+            name: message
+            for name, (status, message) in self.results.items()
+            if status is Status.FAILED
+        }
 
     def show(self, console: Console) -> None:
         """Print one row per property."""
-        signs = dict(zip(Status, ("[green]✓[/]", "[yellow]![/]", "[red]✗[/]", "[dim]–[/]"), strict=True))
-        table = Table(box=None, title=escape(self.name), title_justify="left", show_header=False, pad_edge=False)
+        signs = dict(
+            zip(Status, ("[green]✓[/]", "[yellow]![/]", "[red]✗[/]", "[dim]–[/]"), strict=True)
+        )
+        table = Table(
+            box=None,
+            title=escape(self.name),
+            title_justify="left",
+            show_header=False,
+            pad_edge=False,
+        )
         for fold in (False, False, True):
             table.add_column(no_wrap=not fold, overflow="fold")
         for name, (status, message) in self.results.items():
@@ -61,10 +73,17 @@ class CheckReport:
 
 
 class CheckFailedError(FairbloomError):
-    """A method or client-side rule fails a property, as the message says; `report` has everything."""
+    """A method or client-side rule fails a property, as the message says.
+
+    `report` has everything.
+    """
 
     def __init__(self, report: CheckReport) -> None:
-        super().__init__("; ".join(f"{report.name} fails {name}: {said}" for name, said in report.failures.items()))
+        super().__init__(
+            "; ".join(
+                f"{report.name} fails {name}: {said}" for name, said in report.failures.items()
+            )
+        )
         self.report = report
 
 
@@ -86,13 +105,16 @@ class NotApplicable(Failure):
     status = Status.NOT_APPLICABLE
 
 
-def check_properties(name: str, properties: Mapping[str, Callable[[T], str]], subject: T) -> CheckReport:
+def check_properties(
+    name: str, properties: Mapping[str, Callable[[T], str]], subject: T
+) -> CheckReport:
     """Return the outcome of every property; raise CheckFailedError if one failed.
 
-    The function of a property returns what it found, or raises Failure, Remark or NotApplicable. After a failure no
-    other is checked, since most would fail by the same fault.
+    The function of a property returns what it found, or raises Failure, Remark or NotApplicable.
+    After a failure no other is checked, since most would fail by the same fault.
     """
-    results, failed = dict[str, PropertyResult](), ""
+    results = dict[str, PropertyResult]()
+    failed = ""
     with silence():
         for each, check_property in properties.items():
             try:

@@ -42,7 +42,8 @@ STEPS = {
     "gradients around 1e-12": (5, 1e-12),
     "gradients around 1e+12": (5, 1e12),
 }
-"""The number of a client's steps in a round and the size of the gradients, by what errors call them."""
+"""The number of a client's steps in a round and the size of the gradients, by what errors call
+them."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,9 @@ class RuleUnderTest(Subject):
         """How real clients train."""
         return {"client_rule": self.name, "batch_size": 20, "learning_rate": LEARNING_RATE}
 
-    def run_client(self, kept: Arrays, seed: int, steps: str = "5 ordinary steps") -> tuple[Arrays, dict[str, Tensor]]:
+    def run_client(
+        self, kept: Arrays, seed: int, steps: str = "5 ordinary steps"
+    ) -> tuple[Arrays, dict[str, Tensor]]:
         """Return what a client replies and keeps after a round, which it begins with what it has kept."""
         count, scale = STEPS[steps]
         generator = torch.Generator().manual_seed(seed)
@@ -72,8 +75,12 @@ class RuleUnderTest(Subject):
             work = RuleAtWork(OwnRule(ROUND, self.name), received, Version(0, {**kept}), {})
             trained = {name: array.clone() for name, array in received.items()}
             for step in range(1, count + 1):
-                gradients = [scale * torch.randn(shape, generator=generator) for shape in SHAPES.values()]
-                for array, gradient in zip(trained.values(), work.correct(gradients, step), strict=True):
+                gradients = [
+                    scale * torch.randn(shape, generator=generator) for shape in SHAPES.values()
+                ]
+                for array, gradient in zip(
+                    trained.values(), work.correct(gradients, step), strict=True
+                ):
                     array -= LEARNING_RATE * gradient
             replied, kept = work.finish(trained, StepsTaken((LEARNING_RATE,) * count))
             check_finite(replied, "the reply")
@@ -83,7 +90,11 @@ class RuleUnderTest(Subject):
 def is_rule(name: str) -> bool:
     """Return whether an import string names a client-side rule, and no method."""
     found = imported("method", name) if is_import_string(name) else None
-    return isinstance(found, type) and hasattr(found, "correct") and not issubclass(found, FairStrategy)
+    return (
+        isinstance(found, type)
+        and hasattr(found, "correct")
+        and not issubclass(found, FairStrategy)
+    )
 
 
 def check_rule(name: str) -> CheckReport:
@@ -100,7 +111,7 @@ def check_rule(name: str) -> CheckReport:
     return check_properties(name, RULE_PROPERTIES, RuleUnderTest(name))
 
 
-# The properties -----------------------------------------------------------------------------------------------------
+# The properties -----------------------------------------------------------------------------------
 
 
 def check_arrays(subject: RuleUnderTest) -> str:
@@ -121,9 +132,9 @@ def check_determinism(subject: RuleUnderTest) -> str:
             found.append(bits(subject.run_client(kept, 2)))
     if found[0] != found[1]:
         raise Failure(
-            "The same gradients gave another reply, or something else to keep, the second time. Runs that are "
-            "continued and repeated ones then differ: draw no random numbers, read no clock, and keep nothing but what "
-            "finish returns."
+            "The same gradients gave another reply, or something else to keep, the second time."
+            " Runs that are continued and repeated ones then differ: draw no random numbers, read"
+            " no clock, and keep nothing but what finish returns."
         )
     return "The same gradients give the same reply to the bit."
 
@@ -142,14 +153,17 @@ def check_kept(subject: RuleUnderTest) -> str:
             stored = load_version(file) or {}
         except Exception as error:  # whatever a tensor of the user's raises
             raise Failure(
-                f"What finish has the client keep cannot be stored ({type(error).__name__}: {error}): return plain, "
-                "detached tensors that share no memory."
+                f"What finish has the client keep cannot be stored ({type(error).__name__}:"
+                f" {error}): return plain, detached tensors that share no memory."
             ) from error
     if bits(sorted(stored.items())) != bits(sorted(kept.items())):
         raise Failure("What finish has the client keep comes back from a file as something else.")
     earlier, later = (sizes[number] for number in GROWTH)
     if later > earlier:
-        words = f"A client keeps more with every round, {later} bytes after {GROWTH[-1]}: keep a sum or a mean instead."
+        words = (
+            f"A client keeps more with every round, {later} bytes after {GROWTH[-1]}: keep a sum or"
+            " a mean instead."
+        )
         raise Remark(words)
     numbers = sum(array.numel() for array in kept.values())
     return f"A client keeps {numbers} numbers: {', '.join(kept) or 'nothing'}."
@@ -170,4 +184,5 @@ RULE_PROPERTIES: Mapping[str, Callable[[RuleUnderTest], str]] = {
     "kept": check_kept,
     "resume": check_resume,
 }
-"""The check of every property of a client-side rule by the property's name, in the order in which a report has them."""
+"""The check of every property of a client-side rule by the property's name, in the order in which a
+report has them."""

@@ -50,10 +50,12 @@ MEASURED = (
     *(each.pattern.format(score) for each in OF_TRAINING for score in (wire.LOSS, wire.ACCURACY)),
     *(*WORK_METRICS, *sorted(wire.BETWEEN_GROUPS), wire.NUM_EXAMPLES),
 )
-"""What Fairbloom's own clients report of their training, of every task of classes, where a method asks for it."""
+"""What Fairbloom's own clients report of their training, of every task of classes, where a method
+asks for it."""
 
 SAME_TO_THE_BIT = ("participants", "coefficients", "arrays")
-"""What is compared of the rounds of a run that was continued with those of one that was not stopped."""
+"""What is compared of the rounds of a run that was continued with those of one that was not
+stopped."""
 
 ABSENT = "client-absent"
 """A client that the server knows, and that takes part in no made-up round."""
@@ -80,7 +82,10 @@ class Subject:
 
     @contextmanager
     def explain_errors(self, given: str) -> Iterator[None]:
-        """Turn what is raised inside into Failure, which names a line of the code under test; `given` begins it."""
+        """Turn what is raised inside into Failure, which names a line of the code under test.
+
+        `given` begins it.
+        """
         try:
             yield
         except Failure:
@@ -89,30 +94,46 @@ class Subject:
             said = str(error).removesuffix(".")
             if not isinstance(error, FairbloomError):  # which says itself where it comes from
                 file = inspect.getsourcefile(self.source)
-                frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+                frames = [
+                    frame
+                    for frame in traceback.extract_tb(error.__traceback__)
+                    if frame.filename == file
+                ]
                 said = f"{frames[0].name if frames else 'it'} raised {type(error).__name__}: {said}"
-                said += "".join(f" ({Path(at.filename).name}, line {at.lineno}: `{at.line}`)" for at in frames[-1:])
+                said += "".join(
+                    f" ({Path(at.filename).name}, line {at.lineno}: `{at.line}`)"
+                    for at in frames[-1:]
+                )
             raise Failure(f"{given}{said}. {self.consequence}") from error
 
-    def run_rounds(self, method: FairStrategy, rounds: int, model: Model | None = None, **work: Value) -> list[Round]:
+    def run_rounds(
+        self, method: FairStrategy, rounds: int, model: Model | None = None, **work: Value
+    ) -> list[Round]:
         """Return the next rounds of a method with six real clients, which learn digits in this process.
 
-        They take one step in a round unless `work`, settings by their names in Python, says something else. What they
-        keep between rounds is stored in `state_dir`, if it is given. Every step is taken, so that it shows where one is
-        too long.
+        They take one step in a round unless `work`, settings by their names in Python, says
+        something else. What they keep between rounds is stored in `state_dir`, if it is given.
+        Every step is taken, so that it shows where one is too long.
         """
         if unknown := unknown_metrics(method):
-            words = f"Fairbloom's clients do not report {', '.join(unknown)}, so no round can be run with them."
+            words = (
+                f"Fairbloom's clients do not report {', '.join(unknown)}, so no round can be run"
+                " with them."
+            )
             raise NotApplicable(words)
         method.update_limit = math.inf
         with self.explain_errors("In rounds with real clients, "):
             clients = real_clients(method, **self.work, **work)
             first = initial_model(clients) if model is None else model
-            loop = Rounds(method, clients, ROUNDS).run(first, measure=lambda number: (), measure_after=())
+            loop = Rounds(method, clients, ROUNDS).run(
+                first, measure=lambda number: (), measure_after=()
+            )
             finished = list(islice(loop, rounds))
             clients.keep(since=method.progress.finished_rounds)
         for name, reason in (refusal for each in finished for refusal in each.refused.items()):
-            raise Failure(f"In rounds with real clients, the reply of {name} was refused: {reason}.")
+            raise Failure(
+                f"In rounds with real clients, the reply of {name} was refused: {reason}."
+            )
         return finished
 
     def check_resumed(self, create: Callable[[], FairStrategy], remedy: str) -> str:
@@ -123,25 +144,41 @@ class Subject:
             all_seeded(1),
             self.explain_errors("Stopped after round 2 and continued, "),
         ):
-            stopped, continued, file = create(), create(), Path(folder, "checkpoint.safetensors")
+            stopped = create()
+            continued = create()
+            file = Path(folder, "checkpoint.safetensors")
             again = self.run_rounds(stopped, 2, state_dir=folder)
             save_checkpoint(file, again[-1].arrays, stopped.state_dict())
             model, state = load_checkpoint(file)
             continued.load_state_dict(state)
             again += self.run_rounds(continued, 2, model, state_dir=folder)
         for one, other in zip(rounds, again, strict=True):
-            if any(bits(getattr(one, part)) != bits(getattr(other, part)) for part in SAME_TO_THE_BIT):
+            if any(
+                bits(getattr(one, part)) != bits(getattr(other, part)) for part in SAME_TO_THE_BIT
+            ):
                 raise Failure(
-                    "A run was stopped after round 2 and continued from its checkpoint and its clients' files; in "
-                    f"round {one.number} it differs from one that was not stopped. {remedy}"
+                    "A run was stopped after round 2 and continued from its checkpoint and its"
+                    f" clients' files; in round {one.number} it differs from one that was not"
+                    f" stopped. {remedy}"
                 )
-        return "Continued after round 2 from what was stored, rounds 3 and 4 are the same to the bit."
+        return (
+            "Continued after round 2 from what was stored, rounds 3 and 4 are the same to the bit."
+        )
 
 
 def real_clients(method: Method, **work: Value) -> LocalClients:
-    """Return six real clients, which learn digits in this process; those of a method that compares groups have two."""
+    """Return six real clients, which learn digits in this process.
+
+    Those of a method that compares groups have two.
+    """
     task = f"{__name__}:even_digits" if method.compares_groups else "digits"
-    small: dict[str, Value] = {"task": task, "clients": 6, "device": "cpu", "batch-size": 0, "learning-rate": 0.5}
+    small: dict[str, Value] = {
+        "task": task,
+        "clients": 6,
+        "device": "cpu",
+        "batch-size": 0,
+        "learning-rate": 0.5,
+    }
     given = {name.replace("_", "-"): value for name, value in work.items()}
     return LocalClients(method, Settings.of(small | given).run_config())
 
@@ -175,7 +212,9 @@ def even_digits(setup: Setup) -> Task:
 def initial_model(clients: LocalClients) -> Model:
     """Return the model that clients begin with."""
     task, _ = clients.task_and_model()
-    return {name: tensor.detach().numpy().copy() for name, tensor in task.model().state_dict().items()}
+    return {
+        name: tensor.detach().numpy().copy() for name, tensor in task.model().state_dict().items()
+    }
 
 
 class Seen(NamedTuple):
@@ -186,13 +225,19 @@ class Seen(NamedTuple):
     updates: Updates
 
     def step(self, coefficients: FloatArray) -> FloatArray:
-        """Return the step of these coefficients, shape (d,), by the code of a run; infinite where a run takes none."""
+        """Return the step of these coefficients, shape (d,), by the code of a run.
+
+        Infinite where a run takes none.
+        """
         cohort = self.cohort
         try:
-            after = self.updates.model_after(coefficients, self.vectors, cohort.prior, cohort.counts)
+            after = self.updates.model_after(
+                coefficients, self.vectors, cohort.prior, cohort.counts
+            )
         except ValueError:
             return np.full(self.vectors.size, np.inf)
-        return -np.concatenate([after[name] for name in self.updates.layout.trainable])  # the model before it is zero
+        # the model before it is zero
+        return -np.concatenate([after[name] for name in self.updates.layout.trainable])
 
 
 @dataclass(frozen=True)
@@ -214,29 +259,38 @@ class MethodUnderTest(Subject):
         with self.explain_errors("When it was made, "):
             method = self.factory(**self.arguments, **options)
         if "progress" not in vars(method):
-            raise Failure("Its __init__ does not call super().__init__(**options): call that first.")
+            raise Failure(
+                "Its __init__ does not call super().__init__(**options): call that first."
+            )
         return method
 
     def show(self, method: FairStrategy, replies: Replies, number: int = 1) -> Seen:
         """Return what the method sees of replies, made by the code that makes it in a run."""
-        names, counts = replies.names, replies.column(wire.NUM_EXAMPLES)
+        names = replies.names
+        counts = replies.column(wire.NUM_EXAMPLES)
         layout = method.layout_of(as_arrays(np.zeros(replies.updates.shape[1])))
         trained = Trained.empty(layout, refused=Refusals(number), second=method.second)
         columns = {metric: replies.column(metric) for metric in method.needs}
         columns |= {wire.NUM_EXAMPLES: counts, method.weighted_by_key: counts}
         for k, name in enumerate(names):
             report = {metric: column[k] for metric, column in columns.items()}
-            trained.add(name, report, as_arrays(-replies.updates[k]), as_arrays(-replies.seconds[k]))
+            trained.add(
+                name, report, as_arrays(-replies.updates[k]), as_arrays(-replies.seconds[k])
+            )
         trained.screen()
         if "roster" in method.requires:
-            known = {**method.progress.roster, ABSENT: 20.0, **dict(zip(names, counts.tolist(), strict=True))}
+            known = {
+                **method.progress.roster,
+                ABSENT: 20.0,
+                **dict(zip(names, counts.tolist(), strict=True)),
+            }
             method.progress.roster = dict(sorted(known.items()))
         with self.explain_errors(f"Given {replies.description}, "):
             sends = method.sends()
             if unknown := [row for row, _ in sends.values() if row not in method.progress.kept]:
                 raise Failure(
-                    f"sends returned {sends!r}, and no row is kept as {unknown[0]}: it must return {{record: (row of "
-                    "self.progress.kept, factor)}."
+                    f"sends returned {sends!r}, and no row is kept as {unknown[0]}: it must return"
+                    " {record: (row of self.progress.kept, factor)}."
                 )
             cohort, vectors = cohort_of(
                 method,
@@ -257,12 +311,14 @@ class MethodUnderTest(Subject):
     def weigh_fresh(self, replies: Replies, **options: Any) -> tuple[FloatArray, FloatArray]:
         """Return the coefficients that a new instance gives to replies, and the step.
 
-        The coefficients have shape (k, m): k is 1, the number of arrays, or twice that with second updates.
+        The coefficients have shape (k, m): k is 1, the number of arrays, or twice that with second
+        updates.
         """
         method = self.create(**options)
         seen = self.show(method, replies)
         c = self.weigh(method, seen.cohort, replies.description)
-        m, by_array = seen.cohort.size, np.atleast_2d(c)
+        m = seen.cohort.size
+        by_array = np.atleast_2d(c)
         second = [by_array[:, m : 2 * m]] if method.has_second_rows else []
         return np.vstack([by_array[:, :m], *second]), seen.step(c)
 
@@ -279,16 +335,21 @@ class MethodUnderTest(Subject):
             with self.explain_errors(f"Given {description}, "):
                 asked = method.probe(cohort, coefficients) is not None
                 losses = np.linspace(0.5, 1.5, cohort.size).tolist() if asked else ()
-                rows = method.remember(cohort, coefficients, dict(zip(cohort.names, losses, strict=False)))
+                rows = method.remember(
+                    cohort, coefficients, dict(zip(cohort.names, losses, strict=False))
+                )
                 if not isinstance(rows, Mapping) or not all(
                     isinstance(key, Kept)
-                    and (row is None or (np.shape(row) == (cohort.rows,) and bool(np.isfinite(row).all())))
+                    and (
+                        row is None
+                        or (np.shape(row) == (cohort.rows,) and bool(np.isfinite(row).all()))
+                    )
                     for key, row in rows.items()
                 ):
                     raise Failure(
-                        f"remember returned {rows!r}: it must return {{Kept(key, cohort.round): row}}, where a row "
-                        f"has one finite number for each update and kept row, shape {(cohort.rows,)}, and {{}} to keep "
-                        "none."
+                        f"remember returned {rows!r}: it must return {{Kept(key, cohort.round):"
+                        " row}, where a row has one finite number for each update and kept row,"
+                        f" shape {(cohort.rows,)}, and {{}} to keep none."
                     )
                 method.progress.kept = rows_after(method, rows, seen.vectors)
             method.progress.finished_rounds = number

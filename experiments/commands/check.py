@@ -29,7 +29,9 @@ def check(method: str, *, settings: Mapping[str, Value] = {}) -> None:
     """
     if settings and is_rule(method):
         key, value = next(iter(settings.items()))
-        raise FairbloomError(f"--set {key}={value}: a client-side rule has no settings: leave it out")
+        raise FairbloomError(
+            f"--set {key}={value}: a client-side rule has no settings: leave it out"
+        )
     try:
         if is_rule(method):
             report = check_rule(method)
@@ -44,11 +46,16 @@ def check(method: str, *, settings: Mapping[str, Value] = {}) -> None:
 
 def arguments_of(method: type[FairStrategy], settings: Mapping[str, Value]) -> dict[str, Value]:
     """Return the arguments of a method that settings such as worsthalf.share=0.5 give it."""
-    known = {each.key: each for each in parameters_of(method.__name__.lower(), method)} if settings else {}
+    known = (
+        {each.key: each for each in parameters_of(method.__name__.lower(), method)}
+        if settings
+        else {}
+    )
     for key in settings:
         if key not in known:
             there = ", ".join(known) or "none"
             raise FairbloomError(
-                f"{key} = {settings[key]!r}: {method.__name__} has no such parameter; there are {there}"
+                f"{key} = {settings[key]!r}: {method.__name__} has no such parameter; there are"
+                f" {there}"
             )
     return {known[key].argument: known[key].checked(value) for key, value in settings.items()}

@@ -24,7 +24,13 @@ from ..options import CommonOptions, as_settings, merge_settings
 IN_PYTHON = ("progress", "on_round")
 """Parameters of API functions that no command has."""
 
-METAVARS = {"settings": "KEY=VALUE", "grid": "KEY=VALUES", "budget": "MINUTES", "memory": "GB", "figure": "PATH"}
+METAVARS = {
+    "settings": "KEY=VALUE",
+    "grid": "KEY=VALUES",
+    "budget": "MINUTES",
+    "memory": "GB",
+    "figure": "PATH",
+}
 METAVARS |= {"schema": "FILE", "rows": "TEXT"}
 """What the help calls the values of options, where their type says too little."""
 
@@ -32,7 +38,10 @@ DEFAULTS = {"jobs": processors_here(), "settings": list[str]()}
 """The defaults of options that are other than the function's."""
 
 SAID = {
-    **{name: SETTINGS[next(iter(as_settings({name: None})))].description for name in CommonOptions.__annotations__},
+    **{
+        name: SETTINGS[next(iter(as_settings({name: None})))].description
+        for name in CommonOptions.__annotations__
+    },
     **{name: SETTINGS[name].description for name in ("task", "method", "seed")},
     "data_dir": "The folder that the task reads its data from",
     "settings": "Set any setting; fairbloom settings lists them. May be repeated",
@@ -42,8 +51,10 @@ SAID = {
 
 MORE = {
     "method": " Its parameters may follow in parentheses: 'fedfv(alpha=0.2)'.",
-    "engine": " loop computes one client at a time, stacked many as one tensor, workers in several processes. All give "
-    "the same numbers, up to rounding.",
+    "engine": (
+        " loop computes one client at a time, stacked many as one tensor, workers in several"
+        " processes. All give the same numbers, up to rounding."
+    ),
 }
 """What the help adds to a setting's description."""
 
@@ -56,17 +67,24 @@ class SettingsCommand(TyperCommand):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            key, settings = key_of(error.option_name.lstrip("-")), default_config()
+            key = key_of(error.option_name.lstrip("-"))
+            settings = default_config()
             options = {name.lstrip("-") for each in self.params for name in each.opts}
-            others = (f"{key}s", key.removesuffix("s"))  # a run has --method and --seed, a study --methods
-            for other in (*others, *(["rows"] if key.startswith("method") else [])):  # which a recipe has
+            # a run has --method and --seed, a study --methods
+            others = (f"{key}s", key.removesuffix("s"))
+            # which a recipe has
+            for other in (*others, *(["rows"] if key.startswith("method") else [])):
                 if other in options:
                     message = f"No such option {error.option_name!r}: write --{other}."
                     raise click.NoSuchOption(error.option_name, message, ctx=ctx) from None
             nearest = key if key in settings else find_nearest(key, [*options, *settings])
             if nearest is None or nearest in options:
                 raise
-            say = f"write --set {key}=VALUE." if nearest == key else f"did you mean --set {nearest}=VALUE?"
+            say = (
+                f"write --set {key}=VALUE."
+                if nearest == key
+                else f"did you mean --set {nearest}=VALUE?"
+            )
             message = f"No such option {error.option_name!r}: {say}"
             raise click.NoSuchOption(error.option_name, message, ctx=ctx) from None
 
@@ -78,14 +96,19 @@ class OneValue(click.ParamType):  # type: ignore[type-arg]  # generic from click
         self._setting = SETTINGS[key]
         self.name = {int: "integer", float: "float"}[self._setting.kind]
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Value:
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Value:
         """Return the value; raise SettingsError where the setting cannot have it."""
         called = param.opts[0] if param else ""
         return self._setting.checked(parsed(value) if isinstance(value, str) else value, called)
 
 
 def settings_of(assignments: Iterable[str]) -> dict[str, Value]:
-    """Return the settings of KEY=VALUE assignments; raise FairbloomError for one that is none, or has two values."""
+    """Return the settings of KEY=VALUE assignments.
+
+    Raise FairbloomError for one that is none, or has two values.
+    """
     config: dict[str, Value] = {}
     for assignment in assignments:
         config = merge_settings(config, parse_assignments([assignment]))
@@ -100,17 +123,23 @@ def command(
 ) -> Callable[[Callable[..., Any]], Callable[..., None]]:
     """Return a decorator that makes the command of a function, carried out by what is decorated: by default itself.
 
-    The function's parameters are options, and its docstring is the help; `like` is another one whose docstring
-    describes parameters, and what is described nowhere is as in `fairbloom.run`. What carries it out is given all
-    values by their names; its own parameters are options as well, after the function's. `arguments` are the parameters
-    that stand without a name, with what the help calls their values; [NAME] may be left out.
+    The function's parameters are options, and its docstring is the help; `like` is another one
+    whose docstring describes parameters, and what is described nowhere is as in `fairbloom.run`.
+    What carries it out is given all values by their names; its own parameters are options as well,
+    after the function's. `arguments` are the parameters that stand without a name, with what the
+    help calls their values; [NAME] may be left out.
     """
 
     def decorate(carry_out: Callable[..., Any]) -> Callable[..., None]:
         function = of or carry_out
-        own = [_read_parameters(str(each.__doc__)) for each in (api.run, api.load, like, function, carry_out)]
+        own = [
+            _read_parameters(str(each.__doc__))
+            for each in (api.run, api.load, like, function, carry_out)
+        ]
         common = {name: f"{text}.{MORE.get(name, '')}" for name, text in SAID.items()}
-        said = reduce(or_, [*own[:2], common, *(each for each in own[2:] if function is not api.run)])
+        said = reduce(
+            or_, [*own[:2], common, *(each for each in own[2:] if function is not api.run)]
+        )
         signatures = [inspect.signature(each).parameters for each in (function, carry_out)]
         said["settings"] = common["settings"]
         parameters = [
@@ -124,10 +153,17 @@ def command(
                 values["settings"] = settings_of(values["settings"])
             carry_out(**values)
 
-        # What comes before the parameters, without the sentence that refers to those of another function.
-        text = inspect.cleandoc(str(function.__doc__)).partition("\nParameters\n----------\n")[0].replace("`", "")
+        # What comes before the parameters, without the sentence that refers to those of another
+        # function.
+        text = (
+            inspect.cleandoc(str(function.__doc__))
+            .partition("\nParameters\n----------\n")[0]
+            .replace("`", "")
+        )
         parts = [" ".join(part.split()) for part in text.strip().split("\n\n")]
-        about = "\n\n".join(part for part in parts if not part.startswith("The parameters that are not"))
+        about = "\n\n".join(
+            part for part in parts if not part.startswith("The parameters that are not")
+        )
         called.__doc__ = about.replace("The same call", "The same command")
         called.__annotations__ = {each.name: each.annotation for each in parameters}
         vars(called)["__signature__"] = inspect.Signature(parameters)
@@ -138,7 +174,9 @@ def command(
 
 def _declare(parameter: inspect.Parameter, said: str, argument: str | None) -> inspect.Parameter:
     """Return a parameter as typer reads it: an argument that stands without a name, or an option."""
-    name, kind, kinds = parameter.name, parameter.annotation, get_args(parameter.annotation)
+    name = parameter.name
+    kind = parameter.annotation
+    kinds = get_args(parameter.annotation)
     if get_origin(kind) is not Literal and kind not in (bool, int, float, str, Path):
         plain: Any = next((each for each in (int, float, str, Path) if each in kinds), None)
         several = plain is None or get_origin(kind) is not type(int | str)
@@ -149,10 +187,13 @@ def _declare(parameter: inspect.Parameter, said: str, argument: str | None) -> i
     if argument is not None:
         declared = typer.Argument(metavar=argument, help=said)
         if argument.startswith("[") and default is parameter.empty:
-            kind, default = kind | None, None
+            kind = kind | None
+            default = None
     else:
         (key,) = as_settings({name: None})
-        number = parameter.default is None and key in SETTINGS and SETTINGS[key].kind in (int, float)
+        number = (
+            parameter.default is None and key in SETTINGS and SETTINGS[key].kind in (int, float)
+        )
         path = "FILE" if Path in (kind, *get_args(kind)) else None
         declared = typer.Option(
             "--set" if name == "settings" else f"--{name.removeprefix('as_').replace('_', '-')}",
@@ -161,7 +202,9 @@ def _declare(parameter: inspect.Parameter, said: str, argument: str | None) -> i
             min=1 if name == "jobs" else None,
             help=said,
         )
-    return parameter.replace(kind=parameter.KEYWORD_ONLY, annotation=Annotated[kind, declared], default=default)
+    return parameter.replace(
+        kind=parameter.KEYWORD_ONLY, annotation=Annotated[kind, declared], default=default
+    )
 
 
 def _read_parameters(docstring: str) -> dict[str, str]:

@@ -45,17 +45,28 @@ def data(
     write_schema
         Infer a schema from the files, and write it into FILE.
     """
-    given = {"task": task, "data_dir": folder, "schema": schema, "clients": clients, "partition": partition}
+    given = {
+        "task": task,
+        "data_dir": folder,
+        "schema": schema,
+        "clients": clients,
+        "partition": partition,
+    }
     config = merge_settings(as_settings({"data_dir": data_dir}), settings)
     config = merge_settings(as_settings({**given, "seed": seed}), config)
     check_used(config, ["fedavg"], task)
     chosen = Settings.of(config)
     if write_schema is not None:
         if write_schema.exists():
-            raise RunFolderError(f"{write_schema} is there already: name another file, or delete it")
+            raise RunFolderError(
+                f"{write_schema} is there already: name another file, or delete it"
+            )
         with explain_write_errors(write_schema.name, write_schema.parent):
             write_whole(write_schema, infer_schema(chosen).encode())
-        print(f"{write_schema} is written: read it, correct it, and pass it by --schema {write_schema}")
+        print(
+            f"{write_schema} is written: read it, correct it, and pass it by --schema"
+            f" {write_schema}"
+        )
         return
     described = describe_data(chosen)
     if as_json:

@@ -45,7 +45,7 @@ GROUPS: Mapping[str, str] = {
 """The headings above the settings of all runs, by the first setting of each."""
 
 
-# Methods, tasks and settings ----------------------------------------------------------------------------------------
+# Methods, tasks and settings ----------------------------------------------------------------------
 
 
 @command(names="[NAME]...")
@@ -84,15 +84,24 @@ def settings(names: Sequence[str] = (), *, as_json: bool = False) -> None:
     names
         Only those with this in their name: qfedavg, rate.
     """
-    defaults, words = default_config(), [name.replace("_", "-").lower() for name in names]
+    defaults = default_config()
+    words = [name.replace("_", "-").lower() for name in names]
     for word, name in zip(words, names, strict=True):
         if not any(word in key for key in defaults):
-            raise SettingsError(f"there is no setting {name}: {did_you_mean(name, defaults)}leave it out to see all")
-    shown = {key: value for key, value in defaults.items() if not words or any(word in key for word in words)}
+            raise SettingsError(
+                f"there is no setting {name}: {did_you_mean(name, defaults)}leave it out to see all"
+            )
+    shown = {
+        key: value
+        for key, value in defaults.items()
+        if not words or any(word in key for word in words)
+    }
     if as_json:
         print(json.dumps(shown, indent=2))
         return
-    known, group, heading = {**SETTINGS, **parameters()}, "", ""
+    known = {**SETTINGS, **parameters()}
+    group = ""
+    heading = ""
     for key, value in defaults.items():
         group = key.rpartition(".")[0] or GROUPS.get(key, group)
         if key not in shown:
@@ -110,7 +119,9 @@ def describe_method(name: str) -> dict[str, Any]:
     method = find_method(name)
     text = inspect.getdoc(method) or ""
     own = () if issubclass(method, FromTorchJD) else parameters_of(method.__name__.lower(), method)
-    source = re.search(r"^Source: (.+?)(?:\n\n|\n[A-Z][a-z ]+: |\Z)", text, re.MULTILINE | re.DOTALL)
+    source = re.search(
+        r"^Source: (.+?)(?:\n\n|\n[A-Z][a-z ]+: |\Z)", text, re.MULTILINE | re.DOTALL
+    )
     return {
         "name": canonical(name),
         "summary": " ".join(text.partition("\n\n")[0].split()),
@@ -121,7 +132,12 @@ def describe_method(name: str) -> dict[str, Any]:
 
 def describe_task(task: TaskInfo) -> dict[str, Any]:
     """Return what a list says of a task: name, summary, models, partitions, parameters and source."""
-    folder = {"key": "data-dir", "range": "folder", "default": REQUIRED, "description": "Folder of the data"}
+    folder = {
+        "key": "data-dir",
+        "range": "folder",
+        "default": REQUIRED,
+        "description": "Folder of the data",
+    }
     return {
         "name": task.name,
         "summary": task.summary,
@@ -149,7 +165,11 @@ def _show_described(described: Sequence[Mapping[str, Any]], as_json: bool) -> No
             if each.get(what):
                 _indented(f"{what}: {escape(', '.join(each[what]))}")
         for one in each["parameters"]:
-            default = one["default"] if one["default"] == REQUIRED else f"default {one['default'] or repr('')}"
+            default = (
+                one["default"]
+                if one["default"] == REQUIRED
+                else f"default {one['default'] or repr('')}"
+            )
             about = f"({one['range']}, {default}) {one['description']}"
             _indented(f"[cyan]{one['key']}[/] {escape(about)}")
         if each["source"]:
@@ -161,14 +181,15 @@ def _indented(markup: str) -> None:
     console.print(Padding(Text.from_markup(markup, overflow="fold"), (0, 0, 0, 4), expand=False))
 
 
-# Recipes and runs ---------------------------------------------------------------------------------------------------
+# Recipes and runs ---------------------------------------------------------------------------------
 
 
 def show_recipes(recipes: Sequence["Recipe"]) -> None:
     """Print the recipes: what each is, what data it needs, and how much it runs."""
     headings = ("name", "what", "data", "rows", "runs")
     cells = [
-        [*map(Cell.of, (each.name, each.title, ", ".join(each.tasks), len(each.rows), each.runs))] for each in recipes
+        [*map(Cell.of, (each.name, each.title, ", ".join(each.tasks), len(each.rows), each.runs))]
+        for each in recipes
     ]
     show_table(Table("recipes", "", headings, cells, "runs: with the recipe's number of seeds"))
 
@@ -183,8 +204,19 @@ def show_runs(runs: Sequence[Mapping[str, Any]], folder: Path) -> None:
         score = run.get("score", {})
         rounds = f"{run['rounds']}/{run['of_rounds']}" if "rounds" in run else ""
         state = f"damaged: {run['fault']}" if "fault" in run else run["state"]
-        measured = (Cell(score.get(f"{key}_in_words", ""), score.get(key)) for key in ("mean", "worst_10"))
+        measured = (
+            Cell(score.get(f"{key}_in_words", ""), score.get(key)) for key in ("mean", "worst_10")
+        )
         words = map(Cell, (run["name"], str(run.get("task", "")), run.get("method", "")))
-        cells.append([*words, Cell(rounds, 0), Cell(score.get("title", "")), *measured, Cell(state), Cell(run["when"])])
+        cells.append(
+            [
+                *words,
+                Cell(rounds, 0),
+                Cell(score.get("title", "")),
+                *measured,
+                Cell(state),
+                Cell(run["when"]),
+            ]
+        )
     headings = ("run", "task", "method", "rounds", "score", "mean", "worst 10 %", "state", "when")
     show_table(Table("runs", "", headings, cells))

@@ -13,25 +13,44 @@ from ..render.terminal import console
 
 
 def predict(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run folder, or on a device its client's state-dir.")],
-    file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="The new data: a CSV file with the columns of training.")
+    run: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN", help="The run folder, or on a device its client's state-dir."
+        ),
     ],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The CSV file to write. It must not exist yet.")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE", help="The new data: a CSV file with the columns of training."
+        ),
+    ],
+    out: Annotated[
+        Path, typer.Option(metavar="FILE", help="The CSV file to write. It must not exist yet.")
+    ],
     client: Annotated[
         str,
         typer.Option(
-            help="The client to which the rows belong: its personal model, or its means and deviations, are used."
+            help=(
+                "The client to which the rows belong: its personal model, or its means and"
+                " deviations, are used."
+            )
         ),
     ] = "",
     model: Annotated[
         Literal["last", "best", "personal"],
         typer.Option(
-            help="The model after the last round, the one with the best mean score, or the client's personal one."
+            help=(
+                "The model after the last round, the one with the best mean score, or the client's"
+                " personal one."
+            )
         ),
     ] = "last",
     schema: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="How the new tables are written, where not as those of the run.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="How the new tables are written, where not as those of the run."
+        ),
     ] = None,
     trust: TrustOption = False,
 ) -> None:
@@ -39,10 +58,13 @@ def predict(
 
     The columns may be in any order. The target column may be missing.
     """
-    from fairbloom.prediction.predictor import check_new, load_predictor  # imported late, as PyTorch is with them
+    # imported late, as PyTorch is with them
+    from fairbloom.prediction.predictor import check_new, load_predictor
 
     check_new(out)
     predictor = load_predictor(run, client=client, model=model, trust=trust)
     if schema is not None:
         predictor = predictor.reading_by(read_schema(str(schema)))
-    console.print(escape(f"{predictor.describe(predictor.predict_file(file, out))}: {out}"), soft_wrap=True)
+    console.print(
+        escape(f"{predictor.describe(predictor.predict_file(file, out))}: {out}"), soft_wrap=True
+    )

@@ -23,7 +23,11 @@ Model = Literal["last", "best", "personal"]
 
 @command(folder="[FOLDER]")
 def show(
-    folder: Path = Path("runs"), *, figure: Path | None = None, trust: bool = False, as_json: bool = False
+    folder: Path = Path("runs"),
+    *,
+    figure: Path | None = None,
+    trust: bool = False,
+    as_json: bool = False,
 ) -> None:
     """Show the results, progress and settings of a run or a study, or list the runs in a folder.
 
@@ -37,7 +41,9 @@ def show(
     study = find_study(folder)
     if folder.is_dir() and study is None and not is_run_folder(folder):
         if figure is not None:
-            raise SettingsError(f"--figure: {folder} is no run and no study: name one of those in it")
+            raise SettingsError(
+                f"--figure: {folder} is no run and no study: name one of those in it"
+            )
         runs = find_runs(folder)
         if as_json:
             print(json.dumps(runs, indent=2))
@@ -45,9 +51,15 @@ def show(
             show_runs(runs, folder)
         return
     if study and study.kind == "compare" and (unfinished := study.unfinished(folder)):
-        runs, whole = find_runs(folder), len(study.arms) * len(study.seeds)
+        runs = find_runs(folder)
+        whole = len(study.arms) * len(study.seeds)
         if as_json:
-            print(json.dumps({"unfinished": [str(path.absolute()) for path in unfinished], "runs": runs}, indent=2))
+            print(
+                json.dumps(
+                    {"unfinished": [str(path.absolute()) for path in unfinished], "runs": runs},
+                    indent=2,
+                )
+            )
             return
         show_runs(runs, folder)
         done = f"{whole - len(unfinished)} of {whole} runs of this comparison are finished"
@@ -56,7 +68,9 @@ def show(
     found = api.load(folder, trust=trust)
     show_result(found, as_json)
     if figure is not None:
-        files = write_figure(found, figure.with_suffix("") if figure.suffix in (".png", ".svg") else figure)
+        files = write_figure(
+            found, figure.with_suffix("") if figure.suffix in (".png", ".svg") else figure
+        )
         say(f"figure: {', '.join(map(str, files))}", as_json)
 
 
@@ -95,10 +109,18 @@ def report(folder: Path, *, out: Path | None = None, trust: bool = False) -> Non
 
 
 @command(run="RUN")
-def export(run: Path, *, client: str = "", model: Model = "last", out: Path | None = None, trust: bool = False) -> None:
+def export(
+    run: Path,
+    *,
+    client: str = "",
+    model: Model = "last",
+    out: Path | None = None,
+    trust: bool = False,
+) -> None:
     """Export the trained model with its preprocessing as an ONNX file for other programs.
 
-    The export is tried on a few hundred rows, and not written if its predictions differ from the model's.
+    The export is tried on a few hundred rows, and not written if its predictions differ from the
+    model's.
 
     Parameters
     ----------
@@ -107,7 +129,8 @@ def export(run: Path, *, client: str = "", model: Model = "last", out: Path | No
     client
         The client whose personal model, or whose means and deviations, are used.
     model
-        The model after the last round, the one with the best mean score, or the client's personal one.
+        The model after the last round, the one with the best mean score, or the client's personal
+        one.
     out
         The file to write. The default is a file in exports/ in the run folder.
     """

@@ -48,7 +48,9 @@ evaluate = shown(api.evaluate, run="RUN")
 
 
 @command(api.reproduce, like=api.compare, name="[NAME]")
-def reproduce(*, name: str | None = None, as_list: bool = False, as_json: bool = False, **values: Any) -> None:
+def reproduce(
+    *, name: str | None = None, as_list: bool = False, as_json: bool = False, **values: Any
+) -> None:
     """Reproduce, and show the numbers.
 
     Parameters

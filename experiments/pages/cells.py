@@ -43,7 +43,11 @@ class Digits:
 
     def difference(self, found: Difference) -> Cell:
         """Return a difference with its interval, where it has one."""
-        interval = "" if math.isnan(found.low) else f" ({self.number(found.low)} to {self.number(found.high)})"
+        interval = (
+            ""
+            if math.isnan(found.low)
+            else f" ({self.number(found.low)} to {self.number(found.high)})"
+        )
         return Cell(self.number(found.mean, "+") + interval, found.mean)
 
     def spread(self, mean: float, deviation: float | None, sign: str = "") -> Cell:
@@ -53,10 +57,17 @@ class Digits:
 
 
 def tone_of(difference: Difference) -> Tone:
-    """Return whether a significant difference is for the better or the worse; "" where it is not significant."""
+    """Return whether a significant difference is for the better or the worse.
+
+    "" where it is not significant.
+    """
     return "" if not difference.significant else "better" if difference.mean > 0.0 else "worse"
 
 
 def mark_significant(cell: Cell, difference: Difference) -> Cell:
     """Return a cell, marked and coloured where a significant difference is for the better or the worse."""
-    return replace(cell, text=f"{CLEAR} {cell.text}", tone=tone_of(difference)) if difference.significant else cell
+    return (
+        replace(cell, text=f"{CLEAR} {cell.text}", tone=tone_of(difference))
+        if difference.significant
+        else cell
+    )

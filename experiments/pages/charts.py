@@ -1,6 +1,7 @@
 """Charts of reports as Vega-Lite specifications: pure functions from rows of numbers to a specification.
 
-Names of clients and methods are only ever values of data or of a scale's domain, never a part of an expression.
+Names of clients and methods are only ever values of data or of a scale's domain, never a part of an
+expression.
 """
 
 import math
@@ -49,7 +50,7 @@ def with_error(value: float, away: float = 0.0) -> dict[str, float | None]:
     return {"value": short(value), "low": short(value - away), "high": short(value + away)}
 
 
-# Charts -------------------------------------------------------------------------------------------------------------
+# Charts -------------------------------------------------------------------------------------------
 
 
 def clients_by_method(
@@ -61,21 +62,31 @@ def clients_by_method(
     of: str = "client",
     zero: bool = False,
 ) -> Spec:
-    """Return a row for each client, or what else `of` names, with a point for each method; a line spans the seeds.
+    """Return a row for each client, or what else `of` names, with a point for each method.
 
-    The rows have a field of that name, `method`, `value`, `low` and `high`. The points of a row stand below each other
-    where there is room. `zero` draws a line there.
+    A line spans the seeds.
+
+    The rows have a field of that name, `method`, `value`, `low` and `high`. The points of a row
+    stand below each other where there is room. `zero` draws a line there.
     """
     apart = len(series) * len(clients) <= 90
-    offset = {"yOffset": {"field": "method", "sort": [each.label for each in series]}} if apart else {}
+    offset = (
+        {"yOffset": {"field": "method", "sort": [each.label for each in series]}} if apart else {}
+    )
     common = {
         "y": {**_names(of, clients), "axis": {**NAMES, "grid": True, "tickBand": "extent"}},
         **offset,
         **_method(series),
         "opacity": _emphasis(),
     }
-    tooltip = _tooltip((of, of), ("method", "method"), ("value", axis), ("low", "lowest"), ("high", "highest"))
-    spans = _layer("rule", {"x": {**_quantity("low", axis), **END}, "x2": {"field": "high"}, **common}, strokeWidth=1.5)
+    tooltip = _tooltip(
+        (of, of), ("method", "method"), ("value", axis), ("low", "lowest"), ("high", "highest")
+    )
+    spans = _layer(
+        "rule",
+        {"x": {**_quantity("low", axis), **END}, "x2": {"field": "high"}, **common},
+        strokeWidth=1.5,
+    )
     x = {**_quantity("value", axis), **END}
     points = _layer("point", {"x": x, "shape": _shape(series), **common, "tooltip": tooltip})
     return {
@@ -84,40 +95,69 @@ def clients_by_method(
     }
 
 
-def sorted_clients(rows: Sequence[Row], series: Sequence[Series], axis: str, among: Sequence[Row] = ()) -> Spec:
-    """Return a line for each method over its clients, from the worst served to the best; a band spans the seeds.
+def sorted_clients(
+    rows: Sequence[Row], series: Sequence[Series], axis: str, among: Sequence[Row] = ()
+) -> Spec:
+    """Return a line for each method over its clients, from the worst served to the best.
 
-    The rows have `rank`, `method`, `value`, `low` and `high`. The axis reaches over all rows `among` which these are.
+    A band spans the seeds.
+
+    The rows have `rank`, `method`, `value`, `low` and `high`. The axis reaches over all rows
+    `among` which these are.
     """
     x: Spec = {"field": "rank", "type": "quantitative", "title": "clients, the worst served first"}
     x |= {"scale": {"nice": False, "zero": False}, "axis": {"tickMinStep": 1, "grid": False}}
     return _bands(rows, series, x, _quantity("value", axis, among))
 
 
-def over_rounds(rows: Sequence[Row], series: Sequence[Series], axis: str, among: Sequence[Row] = ()) -> Spec:
+def over_rounds(
+    rows: Sequence[Row], series: Sequence[Series], axis: str, among: Sequence[Row] = ()
+) -> Spec:
     """Return a line for each method over the rounds, in a band."""
-    x = {"field": "round", "type": "quantitative", "title": "round", "scale": {"nice": False, "zero": False}}
-    x |= {"axis": {"values": thin(sorted({row["round"] for row in rows}), 9), "format": "d", "grid": False}}
+    x = {
+        "field": "round",
+        "type": "quantitative",
+        "title": "round",
+        "scale": {"nice": False, "zero": False},
+    }
+    x |= {
+        "axis": {
+            "values": thin(sorted({row["round"] for row in rows}), 9),
+            "format": "d",
+            "grid": False,
+        }
+    }
     return _bands(rows, series, x, _quantity("value", axis, among))
 
 
 def differences(rows: Sequence[Row], axis: str) -> Spec:
-    """Return the difference of each method to the baseline with its interval; to the right is better.
+    """Return the difference of each method to the baseline with its interval.
+
+    To the right is better.
 
     The rows have `method`, `mean`, `low`, `high`, and as `clear` a key of CLEAR.
     """
     methods = list(dict.fromkeys(row["method"] for row in rows))
     clear = _scaled("clear", list(CLEAR), [colour(name) for name in CLEAR.values()])
     common = {"y": _names("method", methods), "color": clear, "opacity": _emphasis()}
-    tooltip = _tooltip(("method", "method"), ("mean", axis), ("low", "from"), ("high", "to"), ("clear", ""))
-    interval = _layer("rule", {"x": _quantity("low", axis), "x2": {"field": "high"}, **common}, strokeWidth=3)
-    point = _layer("point", {"x": _quantity("mean", axis), **common, "tooltip": tooltip}, size=70, filled=True)
-    intervals = [interval] if any(row["low"] is not None for row in rows) else []  # two seeds have none
+    tooltip = _tooltip(
+        ("method", "method"), ("mean", axis), ("low", "from"), ("high", "to"), ("clear", "")
+    )
+    interval = _layer(
+        "rule", {"x": _quantity("low", axis), "x2": {"field": "high"}, **common}, strokeWidth=3
+    )
+    point = _layer(
+        "point", {"x": _quantity("mean", axis), **common, "tooltip": tooltip}, size=70, filled=True
+    )
+    # two seeds have none
+    intervals = [interval] if any(row["low"] is not None for row in rows) else []
     return {**_spec(rows, [_zero_line(), *intervals, point]), "height": 28 * len(methods)}
 
 
 def _zero_line() -> Spec:
-    return _layer("rule", {"x": {"datum": 0}}, data={"values": [{}]}, color=colour("muted"), strokeDash=[3, 3])
+    return _layer(
+        "rule", {"x": {"datum": 0}}, data={"values": [{}]}, color=colour("muted"), strokeDash=[3, 3]
+    )
 
 
 CLEAR = {"better": "better", "worse": "worse", "not clear": "same", "not tested": "same"}
@@ -125,16 +165,27 @@ CLEAR = {"better": "better", "worse": "worse", "not clear": "same", "not tested"
 
 
 def mean_against_worst(
-    rows: Sequence[Row], front: Sequence[str], series: Sequence[Series], axes: tuple[str, str], *, lower: bool = False
+    rows: Sequence[Row],
+    front: Sequence[str],
+    series: Sequence[Series],
+    axes: tuple[str, str],
+    *,
+    lower: bool = False,
 ) -> Spec:
     """Return the methods by their mean (x) and by their worst-served clients (y), with the Pareto front as a line.
 
-    The rows have `method`, `mean`, `worst`, and the bounds `mean_low`, `mean_high`, `worst_low` and `worst_high`. Where
-    lower is better, the axes are turned, so that better stays to the right and above.
+    The rows have `method`, `mean`, `worst`, and the bounds `mean_low`, `mean_high`, `worst_low` and
+    `worst_high`. Where lower is better, the axes are turned, so that better stays to the right and
+    above.
     """
     scale = {"zero": False, "nice": True, "padding": 18, "reverse": lower}
-    x, y = (_quantity(field, axis) | {"scale": scale} for field, axis in zip(("mean", "worst"), axes, strict=True))
-    better = sorted((row for row in rows if row["method"] in front), key=lambda row: float(row["mean"]))
+    x, y = (
+        _quantity(field, axis) | {"scale": scale}
+        for field, axis in zip(("mean", "worst"), axes, strict=True)
+    )
+    better = sorted(
+        (row for row in rows if row["method"] in front), key=lambda row: float(row["mean"])
+    )
     line = _layer(
         "line",
         {"x": x, "y": y, "order": {"field": "mean"}},
@@ -158,13 +209,28 @@ def mean_against_worst(
 
 
 def heat_map(
-    rows: Sequence[Row], clients: Sequence[str], title: str, ends: tuple[float, float], *, reverse: bool = False
+    rows: Sequence[Row],
+    clients: Sequence[str],
+    title: str,
+    ends: tuple[float, float],
+    *,
+    reverse: bool = False,
 ) -> Spec:
-    """Return a map of clients × rounds with `ends` as the darkest and the brightest value; what has no row is blank."""
+    """Return a map of clients × rounds with `ends` as the darkest and the brightest value.
+
+    What has no row is blank.
+    """
     rounds = sorted({row["round"] for row in rows})
     band = {"paddingInner": 0, "paddingOuter": 0}
-    legend = {"orient": "top", "title": title, "titleLimit": 260, "gradientLength": 140, "gradientThickness": 9}
-    scale = {"scheme": "viridis", "domain": list(ends), "clamp": True, "reverse": reverse}  # also readable in grey
+    legend = {
+        "orient": "top",
+        "title": title,
+        "titleLimit": 260,
+        "gradientLength": 140,
+        "gradientThickness": 9,
+    }
+    # also readable in grey
+    scale = {"scheme": "viridis", "domain": list(ends), "clamp": True, "reverse": reverse}
     axis = {"values": thin(rounds, 9), "labelAngle": 0}
     encoding: Spec = {
         "x": {"field": "round", "type": "ordinal", "title": "round", "axis": axis, "scale": band},
@@ -184,9 +250,10 @@ NAMES: Spec = {"domain": False, "ticks": False, "labelPadding": 8}
 """An axis of names."""
 
 END: Spec = {"axis": {"titleAnchor": "end"}}
-"""An axis beside names: its title ends where the chart does, so that it has room on a narrow page."""
+"""An axis beside names: its title ends where the chart does, so that it has room on a narrow
+page."""
 
-# Parts of charts ----------------------------------------------------------------------------------------------------
+# Parts of charts ----------------------------------------------------------------------------------
 
 
 def _spec(rows: Sequence[Row], layers: list[Spec]) -> Spec:
@@ -196,7 +263,11 @@ def _spec(rows: Sequence[Row], layers: list[Spec]) -> Spec:
 
 
 def _layer(mark: str, encoding: Mapping[str, Any], data: Spec | None = None, **look: Any) -> Spec:
-    return {**({"data": data} if data else {}), "mark": {"type": mark, **look}, "encoding": dict(encoding)}
+    return {
+        **({"data": data} if data else {}),
+        "mark": {"type": mark, **look},
+        "encoding": dict(encoding),
+    }
 
 
 def _bands(rows: Sequence[Row], series: Sequence[Series], x: Spec, y: Spec) -> Spec:
@@ -207,10 +278,22 @@ def _bands(rows: Sequence[Row], series: Sequence[Series], x: Spec, y: Spec) -> S
     labels = [each.label for each in series]
     dashes = _scaled("method", labels, [[5, 3] if each.dashed else [1, 0] for each in series])
     # Where lines coincide, the wider one below shows at both sides of the one above.
-    widths = {**_scaled("method", labels, [max(2.8 - 0.4 * i, 1.4) for i in range(len(series))]), "type": "ordinal"}
-    line = {"x": x, "y": y, "strokeDash": dashes, "strokeWidth": widths, **_method(series), "opacity": _emphasis()}
+    widths = {
+        **_scaled("method", labels, [max(2.8 - 0.4 * i, 1.4) for i in range(len(series))]),
+        "type": "ordinal",
+    }
+    line = {
+        "x": x,
+        "y": y,
+        "strokeDash": dashes,
+        "strokeWidth": widths,
+        **_method(series),
+        "opacity": _emphasis(),
+    }
     place = (x["field"], x["field"])
-    tooltip = _tooltip(("method", "method"), place, ("value", y["title"]), ("low", "from"), ("high", "to"))
+    tooltip = _tooltip(
+        ("method", "method"), place, ("value", y["title"]), ("low", "from"), ("high", "to")
+    )
     dots = {"x": x, "y": y, "shape": _shape(series), **_method(series), "tooltip": tooltip}
     layers = [
         _layer("area", band, line=False),
@@ -236,11 +319,20 @@ def _names(field: str, names: Sequence[str]) -> Spec:
 
 def _scaled(field: str, domain: Sequence[str], looks: Sequence[Any]) -> Spec:
     """Return how marks look by a field; the page has the legend."""
-    return {"field": field, "type": "nominal", "scale": {"domain": list(domain), "range": list(looks)}, "legend": None}
+    return {
+        "field": field,
+        "type": "nominal",
+        "scale": {"domain": list(domain), "range": list(looks)},
+        "legend": None,
+    }
 
 
 def _method(series: Sequence[Series]) -> dict[str, Spec]:
-    return {"color": _scaled("method", [each.label for each in series], [colour(each.colour) for each in series])}
+    return {
+        "color": _scaled(
+            "method", [each.label for each in series], [colour(each.colour) for each in series]
+        )
+    }
 
 
 def _shape(series: Sequence[Series]) -> Spec:
@@ -248,7 +340,10 @@ def _shape(series: Sequence[Series]) -> Spec:
 
 
 def _quantity(field: str, title: str, among: Sequence[Row] = ()) -> Spec:
-    """Return the axis of a field; it reaches from the lowest to the highest of the rows among which it is drawn."""
+    """Return the axis of a field.
+
+    It reaches from the lowest to the highest of the rows among which it is drawn.
+    """
     scale: Spec = {"zero": False, "nice": True}
     if among:
         scale["domain"] = [min(row["low"] for row in among), max(row["high"] for row in among)]
@@ -257,4 +352,7 @@ def _quantity(field: str, title: str, among: Sequence[Row] = ()) -> Spec:
 
 def _tooltip(*fields: tuple[str, str]) -> list[Spec]:
     numbers = ("value", "low", "high", "mean", "worst", "rank")
-    return [{"field": f, "title": title, **({"format": ".4~g"} if f in numbers else {})} for f, title in fields]
+    return [
+        {"field": f, "title": title, **({"format": ".4~g"} if f in numbers else {})}
+        for f, title in fields
+    ]

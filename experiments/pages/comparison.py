@@ -43,7 +43,8 @@ POINTS_SHOWN = 16
 @page_of.register
 def page_of_comparison(comparison: Comparison) -> Page:
     """Return the page of a comparison, without details where it comes from no folder."""
-    folder, seeds = comparison.folder, comparison.seeds
+    folder = comparison.folder
+    seeds = comparison.seeds
     lines = lines_of(comparison)
     facts: dict[str, object] = {"baseline": comparison.baseline, "clients": comparison.client_count}
     facts |= {"seeds": len(seeds)} | ({"rounds": lines[0].runs[0].rounds_done} if lines else {})
@@ -75,17 +76,30 @@ def brief_sections(comparison: Comparison) -> list[Section]:
     )
     intro = f"The {comparison.score.words} of the final models on each client's own test examples."
     if len(comparison.seeds) > 1:
-        marks = "Points are means over the seeds, lines" if named else "Lines are means over the seeds, bands"
+        marks = (
+            "Points are means over the seeds, lines"
+            if named
+            else "Lines are means over the seeds, bands"
+        )
         intro += f" {marks} span them from the lowest to the highest."
-    clients = Section("clients", "Each client under each method", intro, [drawn, client_table(comparison)])
+    clients = Section(
+        "clients", "Each client under each method", intro, [drawn, client_table(comparison)]
+    )
     sections = [_methods_section(comparison), clients]
-    sections += [Section("gaps", "Gaps between groups", "", gaps)] if (gaps := gap_tables(comparison)) else []
+    sections += (
+        [Section("gaps", "Gaps between groups", "", gaps)]
+        if (gaps := gap_tables(comparison))
+        else []
+    )
     left_out = [
-        f"Left out with seed {seed} (no test {comparison.score.words} under some method): {', '.join(clients)}."
+        f"Left out with seed {seed} (no test {comparison.score.words} under some method):"
+        f" {', '.join(clients)}."
         for seed, clients in comparison.left_out.items()
         if clients
     ]
-    return present([*sections, caveats_section([*comparison.verdict.further, *comparison.caveats, *left_out])])
+    return present(
+        [*sections, caveats_section([*comparison.verdict.further, *comparison.caveats, *left_out])]
+    )
 
 
 def detailed_sections(comparison: Comparison, lines: Sequence[Line]) -> list[Section]:
@@ -96,13 +110,28 @@ def detailed_sections(comparison: Comparison, lines: Sequence[Line]) -> list[Sec
     scene = Scene(lines, comparison.score, order, _first_only(comparison), comparison.client_count)
     groups = subgroups_section(scene, comparison.by_group)
     sections = [_differences_section(comparison), rounds_section(scene), groups]
-    sections += [map_section(scene), weights_section(scene), examples_section(scene), cost_section(scene)]
+    sections += [
+        map_section(scene),
+        weights_section(scene),
+        examples_section(scene),
+        cost_section(scene),
+    ]
     trained = scene.trained
-    return present([*sections, absences_section(trained), settings_section(trained), all_settings_section(trained)])
+    return present(
+        [
+            *sections,
+            absences_section(trained),
+            settings_section(trained),
+            all_settings_section(trained),
+        ]
+    )
 
 
 def lines_of(comparison: Comparison) -> list[Line]:
-    """Return the methods with their runs, the baseline first; personal models follow the method that they are of."""
+    """Return the methods with their runs, the baseline first.
+
+    Personal models follow the method that they are of.
+    """
     lines = []
     for label, runs in comparison.runs.items():
         lines.append(Line(label, runs, "personal" if label in comparison.personal else "global"))
@@ -118,9 +147,14 @@ def _first_only(comparison: Comparison) -> bool:
 
 def by_name(comparison: Comparison, method: str) -> dict[str, float]:
     """Return the score of each client: the mean over the seeds, or that of the first where seeds deal the data."""
-    by_seed = comparison.values[method][:1] if _first_only(comparison) else comparison.values[method]
+    by_seed = (
+        comparison.values[method][:1] if _first_only(comparison) else comparison.values[method]
+    )
     names = dict.fromkeys(name for values in by_seed for name in values)
-    return {name: statistics.fmean(values[name] for values in by_seed if name in values) for name in names}
+    return {
+        name: statistics.fmean(values[name] for values in by_seed if name in values)
+        for name in names
+    }
 
 
 def _labels(comparison: Comparison) -> list[str]:
@@ -131,13 +165,16 @@ def _series(comparison: Comparison) -> list[Series]:
     return charts.series_of(_labels(comparison), comparison.baseline, comparison.personal)
 
 
-# Methods ------------------------------------------------------------------------------------------------------------
+# Methods ------------------------------------------------------------------------------------------
 
 
 def _methods_section(comparison: Comparison) -> Section:
     """Return the methods by mean and worst, which of them no other one beats in both, and all measures."""
     worst = measure_title("worst_10", comparison.client_count)
-    means = {method: {key: comparison.spread(method, key)[0] for key in SHOWN} for method in _labels(comparison)}
+    means = {
+        method: {key: comparison.spread(method, key)[0] for key in SHOWN}
+        for method in _labels(comparison)
+    }
     score = comparison.score
     gains = {
         (one, other): [score.better(mine[key], theirs[key]) for key in ("mean", "worst_10")]
@@ -151,12 +188,23 @@ def _methods_section(comparison: Comparison) -> Section:
         row: dict[str, object] = {"method": method}
         for name, key in (("mean", "mean"), ("worst", "worst_10")):
             found = mean_and_range([seed[key] for seed in comparison.measures(method)])
-            row |= {name: found["value"], f"{name}_low": found["low"], f"{name}_high": found["high"]}
+            row |= {
+                name: found["value"],
+                f"{name}_low": found["low"],
+                f"{name}_high": found["high"],
+            }
         rows.append(row)
-    axes, series = (f"mean over clients: {score.title}", f"{worst}: {score.title}"), _series(comparison)
+    axes = (f"mean over clients: {score.title}", f"{worst}: {score.title}")
+    series = _series(comparison)
     spec = charts.mean_against_worst(rows, front, series, axes, lower=not score.higher_is_better)
-    what = f"Methods by their mean over clients and their {worst}. On the Pareto front: {', '.join(front)}."
-    intro = "Up and to the right is better. On the Pareto front, where no other method is better in both: "
+    what = (
+        f"Methods by their mean over clients and their {worst}. On the Pareto front:"
+        f" {', '.join(front)}."
+    )
+    intro = (
+        "Up and to the right is better. On the Pareto front, where no other method is better in"
+        " both: "
+    )
     intro += f"{', '.join(front)}.{' Lines span the seeds.' if len(comparison.seeds) > 1 else ''}"
     drawn = Charts([Chart("front", f"Mean against {worst}", what, spec)], series)
     return Section("methods", "Methods", intro, [drawn, method_table(comparison)])
@@ -164,27 +212,44 @@ def _methods_section(comparison: Comparison) -> Section:
 
 def method_table(comparison: Comparison) -> Table:
     """Return the table with a row per method: measures over clients, and the differences to the baseline."""
-    seeds, titles = len(comparison.seeds), [measure_title(key, comparison.client_count) for key in SHOWN]
-    means = {method: [comparison.spread(method, key)[0] for key in SHOWN] for method in _labels(comparison)}
+    seeds = len(comparison.seeds)
+    titles = [measure_title(key, comparison.client_count) for key in SHOWN]
+    means = {
+        method: [comparison.spread(method, key)[0] for key in SHOWN]
+        for method in _labels(comparison)
+    }
     digits = Digits.of(comparison.score, (mean for each in means.values() for mean in each))
     found = [comparison.differences(measure) for measure in (MEAN, WORST)]
     gains = {
-        method: [mark_significant(digits.difference(of[method]), of[method]) for of in found] for method in found[0]
+        method: [mark_significant(digits.difference(of[method]), of[method]) for of in found]
+        for method in found[0]
     }
     headings = [f"gain, {title}" for title in (titles[0], titles[2])] if gains else []
     blank = [NONE] * len(headings)
-    rows = [[Cell(name), *map(digits.cell, each), *gains.get(name, blank)] for name, each in means.items()]
-    lacking = {method: words for method, words in comparison.failed.items() if method not in comparison.methods}
-    rows += [[Cell(f"{method}: {words}"), *[NONE] * len(titles), *blank] for method, words in lacking.items()]
+    rows = [
+        [Cell(name), *map(digits.cell, each), *gains.get(name, blank)]
+        for name, each in means.items()
+    ]
+    lacking = {
+        method: words
+        for method, words in comparison.failed.items()
+        if method not in comparison.methods
+    }
+    rows += [
+        [Cell(f"{method}: {words}"), *[NONE] * len(titles), *blank]
+        for method, words in lacking.items()
+    ]
     note = f"Mean over {seeds} seeds; gains" if seeds > 1 else "Gains"
     note += f" are against {comparison.baseline}, paired by seed"
     if seeds >= FEWEST_SEEDS:
         note += f", with 95 % intervals. {CLEAR} p < 0.05 (paired t test, Holm's correction)"
     caption = f"Final models over clients: test {comparison.score.title}"
-    return Table("methods", caption, ["method", *titles, *headings], rows, f"{note}." if gains else "")
+    return Table(
+        "methods", caption, ["method", *titles, *headings], rows, f"{note}." if gains else ""
+    )
 
 
-# Clients ------------------------------------------------------------------------------------------------------------
+# Clients ------------------------------------------------------------------------------------------
 
 
 def sorted_charts(comparison: Comparison) -> Charts:
@@ -194,21 +259,36 @@ def sorted_charts(comparison: Comparison) -> Charts:
 
 
 def client_table(comparison: Comparison) -> Table:
-    """Return the score of each client under each method; of many clients the worst and the best served."""
-    base, seeds, first_only = comparison.baseline, len(comparison.seeds), _first_only(comparison)
+    """Return the score of each client under each method.
+
+    Of many clients the worst and the best served.
+    """
+    base = comparison.baseline
+    seeds = len(comparison.seeds)
+    first_only = _first_only(comparison)
     values = {method: by_name(comparison, method) for method in _labels(comparison)}
     order = worst_first(values[base], comparison.score)
     shares = {} if first_only else comparison.larger_classes
-    over = "of the first seed, as each deals the data in its own way" if first_only else f"mean over {seeds} seeds"
+    over = (
+        "of the first seed, as each deals the data in its own way"
+        if first_only
+        else f"mean over {seeds} seeds"
+    )
     caption = f"Each client, the worst served under {base} first: test {comparison.score.title}"
     caption += f", {over}" if seeds > 1 else ""
     before = {LARGER_CLASS: shares} if shares else {}
     return table_of_clients(
-        caption, shown_of(order), len(order), comparison.score, values, comparison.shown_name, before=before
+        caption,
+        shown_of(order),
+        len(order),
+        comparison.score,
+        values,
+        comparison.shown_name,
+        before=before,
     )
 
 
-# Groups -------------------------------------------------------------------------------------------------------------
+# Groups -------------------------------------------------------------------------------------------
 
 
 def gap_tables(comparison: Comparison) -> list[Table]:
@@ -223,37 +303,60 @@ def gap_tables(comparison: Comparison) -> list[Table]:
         gap: Digits.of(score, (each.mean for each in found[gap].values()))
         for gap, score in comparison.gaps_compared.items()
     }
-    rows = [[Cell(method), *(digits[gap].difference(found[gap][method]) for gap in found)] for method in methods]
+    rows = [
+        [Cell(method), *(digits[gap].difference(found[gap][method]) for gap in found)]
+        for method in methods
+    ]
     headings = ["method", *(measure_title(gap, 0) for gap in found)]
     caption = f"How much narrower gaps are than under {comparison.baseline}"
-    return [gaps, Table("narrower", caption, headings, rows, "Positive is better; paired by seed, not tested.")]
+    return [
+        gaps,
+        Table(
+            "narrower", caption, headings, rows, "Positive is better; paired by seed, not tested."
+        ),
+    ]
 
 
-# Differences --------------------------------------------------------------------------------------------------------
+# Differences --------------------------------------------------------------------------------------
 
 
 def _differences_section(comparison: Comparison) -> Section | None:
     """Return by how much each method is better than the baseline, with intervals."""
-    base, unit = comparison.baseline, comparison.score.unit
+    base = comparison.baseline
+    unit = comparison.score.unit
     if len(comparison.methods) == 1:
         return None
-    panels, cells = [], []
-    for measure, score in {**dict.fromkeys(COMPARED, comparison.score), **comparison.gaps_compared}.items():
-        found, tested = comparison.differences(measure), measure in CLAIMED
-        title = measure_title(measure, comparison.client_count) + ("" if score.unit == unit else f", {score.unit}")
+    panels = []
+    cells = []
+    for measure, score in {
+        **dict.fromkeys(COMPARED, comparison.score),
+        **comparison.gaps_compared,
+    }.items():
+        found = comparison.differences(measure)
+        tested = measure in CLAIMED
+        title = measure_title(measure, comparison.client_count) + (
+            "" if score.unit == unit else f", {score.unit}"
+        )
         digits = Digits.of(score, (each.mean for each in found.values()))
-        words = {method: (tone_of(each) or "not clear") if tested else "not tested" for method, each in found.items()}
+        words = {
+            method: (tone_of(each) or "not clear") if tested else "not tested"
+            for method, each in found.items()
+        }
         rows = [
             {"method": method, "clear": words[method]}
             | {key: charts.short(getattr(each, key)) for key in ("mean", "low", "high")}
             for method, each in found.items()
         ]
-        said = "; ".join(f"{name} {digits.difference(each).text}, {words[name]}" for name, each in found.items())
+        said = "; ".join(
+            f"{name} {digits.difference(each).text}, {words[name]}" for name, each in found.items()
+        )
         what = f"Difference to {base} in {title}, to the right is better: {said}."
         spec = charts.differences(rows, score.unit)
         panels.append(Chart(f"difference-{slug(measure)}", title.capitalize(), what, spec))
         for method, each in found.items():
-            p_value = Cell("< 0.001" if each.p_value < 0.001 else f"{each.p_value:.3f}", each.p_value)
+            p_value = Cell(
+                "< 0.001" if each.p_value < 0.001 else f"{each.p_value:.3f}", each.p_value
+            )
             size = replace(digits.difference(each), tone=tone_of(each) if tested else "")
             seeds = (Cell.of(each.better), Cell.of(each.worse))
             cells.append([Cell(method), Cell(title), size, *seeds, p_value if tested else NONE])
@@ -265,13 +368,24 @@ def _differences_section(comparison: Comparison) -> Section | None:
     headings = ["method", "measure", "difference", "seeds better", "seeds worse", "p"]
     note = "Positive is better; of the standard deviation, more equal"
     note += "; of a gap between groups, narrower. " if comparison.gaps_compared else ". "
-    note += f"The {measure_title(WORST, comparison.client_count)} and the mean are tested; p is of the paired t test, "
+    note += (
+        f"The {measure_title(WORST, comparison.client_count)} and the mean are tested; p is of the"
+        " paired t test, "
+    )
     note += "with Holm's correction over both and all methods."
     if comparison.shared.test_share:
         split = "are taken to split" if comparison.shared.unknown else "split"
-        note += f" All seeds {split} the same data, for which Nadeau and Bengio's correction widens the intervals."
+        note += (
+            f" All seeds {split} the same data, for which Nadeau and Bengio's correction widens the"
+            " intervals."
+        )
     table = Table("differences", f"Differences to {base} in {unit}", headings, cells, note)
-    return Section("differences", f"Differences to {base}", intro, [Charts(panels), table, *_scores_table(comparison)])
+    return Section(
+        "differences",
+        f"Differences to {base}",
+        intro,
+        [Charts(panels), table, *_scores_table(comparison)],
+    )
 
 
 def _scores_table(comparison: Comparison) -> list[Table]:
@@ -280,13 +394,29 @@ def _scores_table(comparison: Comparison) -> list[Table]:
         return []
     cells = []
     of_seed = comparison.finals.groupby(["method", "score", "seed"])["value"]
-    means, counts = of_seed.mean(), of_seed.count()
+    means = of_seed.mean()
+    counts = of_seed.count()
     for method in comparison.methods:
         row = [Cell(method)]
         for score in comparison.scores:
-            mine, clients = means[method, score.name].dropna(), sorted({*counts[method, score.name]})
+            mine = means[method, score.name].dropna()
+            clients = sorted({*counts[method, score.name]})
             mean = statistics.fmean(mine) if len(mine) else None
-            row += [Digits.of(score, mine).cell(mean), Cell("–".join(map(str, {clients[0]: 0, clients[-1]: 0})))]
+            row += [
+                Digits.of(score, mine).cell(mean),
+                Cell("–".join(map(str, {clients[0]: 0, clients[-1]: 0}))),
+            ]
         cells.append(row)
-    headings = ["method", *(heading for score in comparison.scores for heading in (score.title, "over clients"))]
-    return [Table("scores", "Every score: mean over clients, then over seeds", headings, cells, folded=True)]
+    headings = [
+        "method",
+        *(heading for score in comparison.scores for heading in (score.title, "over clients")),
+    ]
+    return [
+        Table(
+            "scores",
+            "Every score: mean over clients, then over seeds",
+            headings,
+            cells,
+            folded=True,
+        )
+    ]

@@ -13,9 +13,14 @@ def page_of_evaluation(found: Evaluation) -> Page:
     rows = [[Cell(found.site), Cell.of(found.test_examples), *own]]
     ranges = [(score, found.range_of(score)) for score in found.scores]
     for place, word in enumerate(("worst", "best") if found.clients else ()):
-        cells = [NONE if ends is None else Cell(score.written(ends[place]), ends[place]) for score, ends in ranges]
+        cells = [
+            NONE if ends is None else Cell(score.written(ends[place]), ends[place])
+            for score, ends in ranges
+        ]
         rows.append([Cell(f"{word} of the run's clients"), NONE, *cells])
-    table = Table("evaluation", "", ["", "test examples", *(score.words for score in found.scores)], rows)
+    table = Table(
+        "evaluation", "", ["", "test examples", *(score.words for score in found.scores)], rows
+    )
     headline, *sentences = found.sentences()
     title = f"{found.run} at {found.site}, {found.train_examples} examples to train on"
     return Page(title, headline, sentences, (), [Section("scores", "Scores", "", [table])])

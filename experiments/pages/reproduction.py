@@ -14,31 +14,52 @@ from .sections import files_of, in_seconds
 @page_of.register
 def page_of_reproduction(done: Reproduction) -> Page:
     """Return the page of a reproduction."""
-    recipe, folder = done.recipe, done.folder
-    facts = [("recipe", recipe.name), ("rows", str(len(done.outcomes))), ("seeds", str(len(done.study.seeds)))]
+    recipe = done.recipe
+    folder = done.folder
+    facts = [
+        ("recipe", recipe.name),
+        ("rows", str(len(done.outcomes))),
+        ("seeds", str(len(done.study.seeds))),
+    ]
     facts += [(key, str(value)) for key, value in done.study.overrides.items() if key != "data-dir"]
     written = done.whole and (folder / "results.csv").exists()
     files = files_of(folder, "table, figure and runs" if written else "runs")
     said = [line for line in (recipe.what, recipe.source) if line]
-    intro = "Lines and ± are standard deviations over the seeds. " if len(done.study.seeds) > 1 or done.printed else ""
+    intro = (
+        "Lines and ± are standard deviations over the seeds. "
+        if len(done.study.seeds) > 1 or done.printed
+        else ""
+    )
     if done.printed:
-        intro += "A row agrees where it is within two combined standard errors of what was printed, or one point "
+        intro += (
+            "A row agrees where it is within two combined standard errors of what was printed, or"
+            " one point "
+        )
         intro += "where no ± is printed."
     shown = "Printed and measured" if done.printed else "What was measured"
     sections = [Section("rows", shown, intro, [_rows_table(done), _rows_charts(done)])]
     faults = [f"{outcome.name}: {outcome.fault}" for outcome in done.outcomes if outcome.fault]
-    notes = [f"{recipe.name_of(outcome.row)}: {outcome.row.note}" for outcome in done.outcomes if outcome.row.note]
+    notes = [
+        f"{recipe.name_of(outcome.row)}: {outcome.row.note}"
+        for outcome in done.outcomes
+        if outcome.row.note
+    ]
     if known := list(dict.fromkeys([*faults, *notes, *recipe.notes])):
         sections.append(Section("notes", "What is known of the differences", "", [Note(known)]))
     figure = partial(_rows_charts, done)
     verdict = _agreement(done)
     if unfinished := {folder for outcome in done.outcomes for folder in outcome.unfinished}:
         finished = sum(not outcome.unfinished for outcome in done.outcomes)
-        counts = f"Rows finished: {finished} of {len(done.outcomes)}; runs missing: {len(unfinished)}."
+        counts = (
+            f"Rows finished: {finished} of {len(done.outcomes)}; runs missing: {len(unfinished)}."
+        )
         verdict = f"{counts} The same command runs them. {verdict}".strip()
 
     def details() -> list[Section]:
-        cells = [[Cell(o.name), Cell.of(len(o.runs)), Cell(in_seconds(o.seconds), o.seconds)] for o in done.outcomes]
+        cells = [
+            [Cell(o.name), Cell.of(len(o.runs)), Cell(in_seconds(o.seconds), o.seconds)]
+            for o in done.outcomes
+        ]
         headings = ["row", "runs", "time of their rounds together"]
         table = Table("cost", "How long the rounds took to compute", headings, cells, folded=True)
         return [Section("cost", "Time", "", [table])]
@@ -51,32 +72,48 @@ def _agreement(done: Reproduction) -> str:
     if not done.printed:
         return "These runs are cut short by --quick." if done.study.quick else ""
     if not done.comparable:
-        cut = "cut short by --quick" if done.study.quick else "made with other settings than the recipe's"
+        cut = (
+            "cut short by --quick"
+            if done.study.quick
+            else "made with other settings than the recipe's"
+        )
         return f"These runs are {cut}: the numbers cannot be compared with the printed ones."
     judged = [agrees for outcome in done.outcomes if (agrees := done.agrees(outcome)) is not None]
     if not judged:
         return ""
     within = "two combined standard errors, or one point where no ± is printed"
     if done.recipe.tolerance:
-        within += "".join(f", or {value:g} in {measure_title(m)}" for m, value in done.recipe.tolerance.items())
+        within += "".join(
+            f", or {value:g} in {measure_title(m)}" for m, value in done.recipe.tolerance.items()
+        )
     verb = "agrees" if len(judged) == 1 else "agree"
     return f"{sum(judged)} of {len(judged)} rows {verb} with what was printed: within {within}."
 
 
 def _rows_charts(done: Reproduction) -> Charts:
     """Return what was printed and what was measured, a chart a measure."""
-    names, panels = [outcome.name for outcome in done.outcomes], []
+    names = [outcome.name for outcome in done.outcomes]
+    panels = []
     for measure in done.recipe.measures:
         rows: list[charts.Row] = []
         for outcome in done.outcomes:
-            printed, found = outcome.published.get(measure), outcome.measured.get(measure)
+            printed = outcome.published.get(measure)
+            found = outcome.measured.get(measure)
             numbers = {"printed": (printed.mean, printed.spread or 0.0)} if printed else {}
             numbers |= {"measured": found} if found else {}
-            rows += [{"row": outcome.name, "method": kind, **charts.with_error(*of)} for kind, of in numbers.items()]
+            rows += [
+                {"row": outcome.name, "method": kind, **charts.with_error(*of)}
+                for kind, of in numbers.items()
+            ]
         if rows:
             title = measure_title(measure)
-            said = f"{title} of {len(names)} rows, as printed and as measured; the table has the numbers."
-            spec = charts.clients_by_method(rows, charts.PRINTED_AND_MEASURED, names, title, of="row")
+            said = (
+                f"{title} of {len(names)} rows, as printed and as measured; the table has the"
+                " numbers."
+            )
+            spec = charts.clients_by_method(
+                rows, charts.PRINTED_AND_MEASURED, names, title, of="row"
+            )
             panels.append(Chart(f"rows-{slug(measure)}", title.capitalize(), said, spec))
     series = charts.PRINTED_AND_MEASURED
     return Charts(panels, series if done.printed else series[1:])
@@ -84,8 +121,11 @@ def _rows_charts(done: Reproduction) -> Charts:
 
 def _rows_table(done: Reproduction) -> Table:
     """Return the rows: for each measure what was printed and what was measured."""
-    recipe, outcomes = done.recipe, done.outcomes
-    printed = [measure for measure in recipe.measures if any(measure in o.published for o in outcomes)]
+    recipe = done.recipe
+    outcomes = done.outcomes
+    printed = [
+        measure for measure in recipe.measures if any(measure in o.published for o in outcomes)
+    ]
     headings = ["row"]
     for measure in recipe.measures:
         title = measure_title(measure)
@@ -109,10 +149,16 @@ def _rows_table(done: Reproduction) -> Table:
         if done.printed:
             judged = {True: "yes", False: "no", None: "–"}[done.agrees(outcome)]
             row.append(Cell("unfinished" if outcome.unfinished else judged))
-        runs = f"{len(outcome.runs)} of {len(done.study.seeds)}" if outcome.unfinished else str(len(outcome.runs))
+        runs = (
+            f"{len(outcome.runs)} of {len(done.study.seeds)}"
+            if outcome.unfinished
+            else str(len(outcome.runs))
+        )
         cells.append([*row, Cell(runs, len(outcome.runs))])
     note = "Mean ±standard deviation over the seeds."
     if printed:
-        note += f" What was printed is over {recipe.published_seeds or 'an unknown number of'} seeds."
+        note += (
+            f" What was printed is over {recipe.published_seeds or 'an unknown number of'} seeds."
+        )
     headings += ["agrees", "seeds"] if done.printed else ["seeds"]
     return Table("rows", "Each row", headings, cells, note)

@@ -19,10 +19,13 @@ from .charts import Row, series_of, short, thin
 if TYPE_CHECKING:
     import pandas
 
-CURVE_ROUNDS, MAP_ROUNDS = 60, 40
+CURVE_ROUNDS = 60
+MAP_ROUNDS = 40
 """So many rounds a curve has at most, and a map of clients × rounds."""
 
-NAMED, WORST_SHOWN, BEST_SHOWN = 40, 20, 10
+NAMED = 40
+WORST_SHOWN = 20
+BEST_SHOWN = 10
 """Up to so many clients are shown one by one; of more, the worst served and the best served."""
 
 
@@ -30,7 +33,8 @@ NAMED, WORST_SHOWN, BEST_SHOWN = 40, 20, 10
 class Line:
     """A method as charts have it: its runs, one a seed, and which of their models is looked at, global or personal.
 
-    `same_runs_as` is the label of the line that has the same runs and stands for their global models.
+    `same_runs_as` is the label of the line that has the same runs and stands for their global
+    models.
     """
 
     label: str
@@ -49,14 +53,21 @@ class Line:
         found = []
         for run in self.runs:
             written = COEFFICIENTS.exists_in(run.folder)
-            table = _pick(run, read_frame(COEFFICIENTS, run.folder) if written else run.clients[:0], "coefficient")
+            table = _pick(
+                run,
+                read_frame(COEFFICIENTS, run.folder) if written else run.clients[:0],
+                "coefficient",
+            )
             total = table["value"].abs().groupby(table["round"]).transform("sum")
             found.append(table.assign(value=100.0 * table["value"] / total.where(total > 0.0)))
         return found
 
 
 def _pick(run: Run, table: "pandas.DataFrame", column: str) -> "pandas.DataFrame":
-    """Return the columns round, client, and another one as `value`, without attackers; one that is not there is NaN."""
+    """Return the columns round, client, and another one as `value`, without attackers.
+
+    One that is not there is NaN.
+    """
     table = table[~table["client"].isin(run.attackers)]
     return table.reindex(columns=["round", "client", column]).rename(columns={column: "value"})
 
@@ -65,9 +76,10 @@ def _pick(run: Run, table: "pandas.DataFrame", column: str) -> "pandas.DataFrame
 class Scene:
     """What the sections of a report are about.
 
-    The first line is the baseline, and personal models are lines of their own. `shown` are the clients that are shown
-    one by one, from the worst served to the best by the baseline. `first_only` says that what is shown client by client
-    is of the first seed alone, because each seed deals the data again.
+    The first line is the baseline, and personal models are lines of their own. `shown` are the
+    clients that are shown one by one, from the worst served to the best by the baseline.
+    `first_only` says that what is shown client by client is of the first seed alone, because each
+    seed deals the data again.
     """
 
     lines: Sequence[Line]
@@ -92,7 +104,9 @@ class Scene:
         """How the lines look."""
         labels = {line.label: line.model for line in self.lines}
         return series_of(
-            [*labels], self.lines[0].label, [name for name, model in labels.items() if model == "personal"]
+            [*labels],
+            self.lines[0].label,
+            [name for name, model in labels.items() if model == "personal"],
         )
 
     @property
@@ -106,8 +120,14 @@ class Scene:
         under = f" under {self.lines[0].label}" if len(self.lines) > 1 else ""
         part = len(self.shown) < self.clients
         which = f" The {WORST_SHOWN} worst and {BEST_SHOWN} best of {self.clients}." if part else ""
-        seeds = " Of the first seed: each deals the data again." if self.first_only else " Mean over the seeds."
-        return f"The worst-served client{under} is at the top.{which}{seeds if self.several else ''}"
+        seeds = (
+            " Of the first seed: each deals the data again."
+            if self.first_only
+            else " Mean over the seeds."
+        )
+        return (
+            f"The worst-served client{under} is at the top.{which}{seeds if self.several else ''}"
+        )
 
     @property
     def several(self) -> bool:
@@ -117,7 +137,9 @@ class Scene:
 
 def axis_title(score: Score) -> str:
     """Return what the axis of a score says: its name, unit and direction."""
-    return f"test {score.title}, higher is better" if score.higher_is_better else f"test {score.title}"
+    return (
+        f"test {score.title}, higher is better" if score.higher_is_better else f"test {score.title}"
+    )
 
 
 def worst_first(values: Mapping[str, float], score: Score) -> list[str]:
@@ -131,11 +153,18 @@ def shown_of(clients: Sequence[str]) -> list[str]:
 
 
 def hidden_in_words(clients: int) -> str:
-    """Return in words which of so many clients are shown, and which file has the others; "" where all are shown."""
-    return "" if clients <= NAMED else f"The worst and the best served of {clients} clients; {CLIENTS.name} has all."
+    """Return in words which of so many clients are shown, and which file has the others.
+
+    "" where all are shown.
+    """
+    return (
+        ""
+        if clients <= NAMED
+        else f"The worst and the best served of {clients} clients; {CLIENTS.name} has all."
+    )
 
 
-# Over rounds --------------------------------------------------------------------------------------------------------
+# Over rounds --------------------------------------------------------------------------------------
 
 
 def curves(lines: Iterable[Line], measure: str) -> list[dict[str, Any]]:
@@ -149,13 +178,23 @@ def curves(lines: Iterable[Line], measure: str) -> list[dict[str, Any]]:
         tables = [run.rounds.set_index("round") for run in line.runs]
         by_run = [table[column].dropna().to_dict() if column in table else {} for table in tables]
         for number in thin(sorted(set.intersection(*map(set, by_run))), CURVE_ROUNDS):
-            rows.append({"round": number, "method": line.label, **mean_and_range([each[number] for each in by_run])})
+            rows.append(
+                {
+                    "round": number,
+                    "method": line.label,
+                    **mean_and_range([each[number] for each in by_run]),
+                }
+            )
     return rows
 
 
 def mean_and_range(values: Sequence[float]) -> dict[str, float | None]:
     """Return the mean of values as `value`, the lowest as `low`, and the highest as `high`."""
-    return {"value": short(float(np.mean(values))), "low": short(min(values)), "high": short(max(values))}
+    return {
+        "value": short(float(np.mean(values))),
+        "low": short(min(values)),
+        "high": short(max(values)),
+    }
 
 
 def score_map(scene: Scene, line: Line) -> list[Row]:
@@ -168,14 +207,17 @@ def score_map(scene: Scene, line: Line) -> list[Row]:
 def weight_map(scene: Scene, line: Line) -> list[Row]:
     """Return how much each client that is shown weighed in the steps, in percent of a round's weights.
 
-    Rounds are put together where they are many: a value is the mean over the rounds in which the client took part.
+    Rounds are put together where they are many: a value is the mean over the rounds in which the
+    client took part.
     """
     table = scene.join(line.shares)
     if table.empty:
         return []
     last = int(table["round"].max())
     width = -(-last // MAP_ROUNDS)
-    return _mapped(scene, table.assign(round=np.minimum(last, np.ceil(table["round"] / width) * width)))
+    return _mapped(
+        scene, table.assign(round=np.minimum(last, np.ceil(table["round"] / width) * width))
+    )
 
 
 def _mapped(scene: Scene, table: "pandas.DataFrame") -> list[Row]:
@@ -198,5 +240,8 @@ def sorted_scores(by_seed: Sequence[Mapping[str, float]], score: Score) -> NDArr
     most = max(len(row) for row in rows)
     places = np.linspace(0.0, 1.0, most)
     return np.array(
-        [row if len(row) == most else np.interp(places, np.linspace(0.0, 1.0, len(row)), row) for row in rows]
+        [
+            row if len(row) == most else np.interp(places, np.linspace(0.0, 1.0, len(row)), row)
+            for row in rows
+        ]
     )

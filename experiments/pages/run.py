@@ -38,8 +38,8 @@ Values = Mapping[str, float]
 """A score by client."""
 
 ONE_SEED = (
-    "One run with one seed does not show whether another method would serve these clients better: use fairbloom "
-    "compare with five seeds or more."
+    "One run with one seed does not show whether another method would serve these clients better:"
+    " use fairbloom compare with five seeds or more."
 )
 
 
@@ -49,15 +49,25 @@ def page_of_run(run: Run) -> Page:
     final = run.final()
     personal = run.final(model="personal") if run.serves == "global" and run.finished else {}
     lines = [Line(run.label, [run], run.serves)]
-    lines += [Line(personal_label(run.label), [run], "personal", same_runs_as=run.label)] if personal else []
+    lines += (
+        [Line(personal_label(run.label), [run], "personal", same_runs_as=run.label)]
+        if personal
+        else []
+    )
     scene = Scene(lines, run.score, shown_of(worst_first(final, run.score)), False, len(final))
     headline, sentences = _words(run, final)
     counts = [f"{name} {count}" for name, count in run.left_out()]
-    defence = f"Left out by the defence {run.settings.get('defence')}, in rounds of {run.rounds_done}"
+    defence = (
+        f"Left out by the defence {run.settings.get('defence')}, in rounds of {run.rounds_done}"
+    )
     left_out = [f"{defence}: {join_names(counts, 6)}."] if counts else []
-    groups = {line.label: [each] for line in lines if (each := run.by_group(line.model)) is not None}
+    groups = {
+        line.label: [each] for line in lines if (each := run.by_group(line.model)) is not None
+    }
     sections = [
-        _clients_section(scene, dict(zip((line.label for line in lines), (final, personal), strict=False))),
+        _clients_section(
+            scene, dict(zip((line.label for line in lines), (final, personal), strict=False))
+        ),
         subgroups_section(scene, groups, *([gaps_table(groups)] if groups else [])),
         _metrics_section(run),
         absences_section(lines[:1]),
@@ -66,7 +76,11 @@ def page_of_run(run: Run) -> Page:
     ]
     facts = {
         "clients": len(final) or None,
-        "rounds": f"{run.rounds_done} of {run.num_rounds}" if run.rounds_done < run.num_rounds else run.rounds_done,
+        "rounds": (
+            f"{run.rounds_done} of {run.num_rounds}"
+            if run.rounds_done < run.num_rounds
+            else run.rounds_done
+        ),
         "seed": run.settings.get("seed"),
         "state": run.state,
         "engine": describe_engine(run),
@@ -74,7 +88,12 @@ def page_of_run(run: Run) -> Page:
     task = f" on {run.settings['task']}" if "task" in run.settings else ""
 
     def details() -> list[Section]:
-        sections = [rounds_section_of_run(run), map_section(scene), weights_section(scene), examples_section(scene)]
+        sections = [
+            rounds_section_of_run(run),
+            map_section(scene),
+            weights_section(scene),
+            examples_section(scene),
+        ]
         return present([*sections, cost_section(scene), all_settings_section(lines[:1])])
 
     return Page(
@@ -91,15 +110,28 @@ def page_of_run(run: Run) -> Page:
 
 def _words(run: Run, final: Values) -> tuple[str, list[str]]:
     """Return how the model serves the clients, and what is missing for it to be known."""
-    unfinished = [] if run.finished else [f"The run is {run.state} after round {run.rounds_done} of {run.num_rounds}."]
+    unfinished = (
+        []
+        if run.finished
+        else [f"The run is {run.state} after round {run.rounds_done} of {run.num_rounds}."]
+    )
     if not final:
         return f"{run.label} has not been evaluated yet.", unfinished
-    score, found, order = run.score, measures(final, run.score), worst_first(final, run.score)
+    score = run.score
+    found = measures(final, run.score)
+    order = worst_first(final, run.score)
     lower = "" if score.higher_is_better else ", lower is better"
-    headline = f"{run.label} serves its clients with a mean test {score.words} of {score.written(found['mean'])}{lower}"
+    headline = (
+        f"{run.label} serves its clients with a mean test {score.words} of"
+        f" {score.written(found['mean'])}{lower}"
+    )
     if len(final) > 1:
-        worst, best = order[0], order[-1]
-        headline += f", from {score.written(final[worst])} ({worst}) to {score.written(final[best])} ({best})"
+        worst = order[0]
+        best = order[-1]
+        headline += (
+            f", from {score.written(final[worst])} ({worst}) to {score.written(final[best])}"
+            f" ({best})"
+        )
     without = run.without(score)
     left = [f"Without a test {score.words}: {', '.join(without)}."] if without else []
     return f"{headline}.", [*unfinished, *left, ONE_SEED]
@@ -118,24 +150,49 @@ def _clients_section(scene: Scene, columns: Mapping[str, Values]) -> Section | N
     run = scene.lines[0].runs[0]
     intro = f"The {scene.score.words} of the final model on each client's own test examples."
     shares = run.column(SHARE_OF_LARGER_CLASS)
-    after: dict[str, Values] = {"test examples": run.test_examples(), **({LARGER_CLASS: shares} if shares else {})}
+    after: dict[str, Values] = {
+        "test examples": run.test_examples(),
+        **({LARGER_CLASS: shares} if shares else {}),
+    }
     caption = f"Each client, the worst served first: test {run.score.title}"
-    clients = table_of_clients(caption, scene.shown, scene.clients, run.score, columns, run.shown_name, after=after)
-    return Section("clients", "How each client is served", intro, [drawn, _measures_table(run), clients])
+    clients = table_of_clients(
+        caption, scene.shown, scene.clients, run.score, columns, run.shown_name, after=after
+    )
+    return Section(
+        "clients", "How each client is served", intro, [drawn, _measures_table(run), clients]
+    )
 
 
 def _measures_table(run: Run) -> Table:
     """Return the measures over clients of all scores, each with the number of clients that it is over."""
-    keys, cells, found = (*SHOWN, "gap"), [], scores_of(run)
+    keys = (*SHOWN, "gap")
+    cells = []
+    found = scores_of(run)
     for each in found:
         spread = measures(each.values, each.score)
         digits = Digits.of(each.score, (spread[key] for key in keys))
-        name = f"{each.score.title} (personal models)" if each.model == "personal" else each.score.title
-        of = f"{len(each.values)} of {each.clients}" if len(each.values) < each.clients else str(each.clients)
-        cells.append([Cell(name), Cell(of, len(each.values)), *(digits.cell(spread[key]) for key in keys)])
+        name = (
+            f"{each.score.title} (personal models)"
+            if each.model == "personal"
+            else each.score.title
+        )
+        of = (
+            f"{len(each.values)} of {each.clients}"
+            if len(each.values) < each.clients
+            else str(each.clients)
+        )
+        cells.append(
+            [Cell(name), Cell(of, len(each.values)), *(digits.cell(spread[key]) for key in keys)]
+        )
     headings = ["test score", "clients", *(measure_title(key, len(run.final())) for key in keys)]
     note = " ".join(f"{sentence}." for sentence in sentences_of(found))
-    return Table("measures", f"{run.label} after round {run.rounds_done}, over clients", headings, cells, note)
+    return Table(
+        "measures",
+        f"{run.label} after round {run.rounds_done}, over clients",
+        headings,
+        cells,
+        note,
+    )
 
 
 def _metrics_section(run: Run) -> Section | None:

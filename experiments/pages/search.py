@@ -13,7 +13,8 @@ from .cells import NONE, Digits
 from .comparison import brief_sections, detailed_sections, lines_of
 from .sections import files_of, present
 
-PROMISED, TESTED = "promised by validation", "on test examples"
+PROMISED = "promised by validation"
+TESTED = "on test examples"
 """What the chart calls the two gains of an arm."""
 
 
@@ -22,7 +23,9 @@ def page_of_search(search: Search) -> Page:
     """Return the page of a search; while runs are missing, as far as it is."""
     headline, *sentences = search.sentences
     facts = [("arms", str(len(search.judged))), ("criterion", _title(search))]
-    facts += [("seeds", f"{len(search.found.judged)} to choose by, {len(search.found.fresh)} fresh ones")]
+    facts += [
+        ("seeds", f"{len(search.found.judged)} to choose by, {len(search.found.fresh)} fresh ones")
+    ]
     files = files_of(search.folder, "tables and runs")
     compared = search.comparison
     blocks: list[Block] = [] if compared is None else [chosen_charts(search)]
@@ -31,18 +34,22 @@ def page_of_search(search: Search) -> Page:
     figure = None if compared is None else partial(chosen_charts, search)
     task = search.study.settings.get("task", SETTINGS["task"].default)
 
-    def details() -> list[Section]:  # all arms, and the comparison on test examples, which had no part in the choice
+    # all arms, and the comparison on test examples, which had no part in the choice
+    def details() -> list[Section]:
         arms = [Section("arms", "What was tried", "", [arms_table(search)])] if search.best else []
         if compared is None:
             return arms
-        return present([*arms, *brief_sections(compared), *detailed_sections(compared, lines_of(compared))])
+        return present(
+            [*arms, *brief_sections(compared), *detailed_sections(compared, lines_of(compared))]
+        )
 
     return Page(f"Search on {task}", headline, sentences, facts, [chosen], details, files, figure)
 
 
 def chosen_table(search: Search) -> Table:
     """Return the best arm of each method, the best first: its measure, and what it gains over the baseline."""
-    digits, title = _digits(search), _title(search)
+    digits = _digits(search)
+    title = _title(search)
     cells = []
     for label in search.found.best:
         found = search.difference(label)
@@ -51,8 +58,12 @@ def chosen_table(search: Search) -> Table:
         gained = NONE if found is None else digits.difference(found)
         cells.append([Cell(label), digits.cell(search.of(label).mean), promised, gained])
     headings = ["best of each method", f"{title}, validation", "gain promised", "gain tested"]
-    seeds, fresh = len(search.found.judged), len(search.found.fresh)
-    note = f"gain: by how much better than {search.baseline}; promised: on validation examples, seeds: {seeds}; "
+    seeds = len(search.found.judged)
+    fresh = len(search.found.fresh)
+    note = (
+        f"gain: by how much better than {search.baseline}; promised: on validation examples, seeds:"
+        f" {seeds}; "
+    )
     note += f"tested: on test examples, fresh seeds: {fresh}"
     return Table("chosen", f"Chosen by the {title} of {search.score.title}", headings, cells, note)
 
@@ -60,32 +71,48 @@ def chosen_table(search: Search) -> Table:
 def chosen_charts(search: Search) -> Charts:
     """Return a chart of what each chosen arm gains: as promised, and as tested."""
     rows: list[charts.Row] = []
-    tested = {label: found for label in search.found.best if (found := search.difference(label)) is not None}
+    tested = {
+        label: found
+        for label in search.found.best
+        if (found := search.difference(label)) is not None
+    }
     for label, found in tested.items():
         promised = search.promise(label)
         low, high = (found.mean, found.mean) if found.low != found.low else (found.low, found.high)
-        rows.append({"row": label, "method": PROMISED, "value": promised, "low": promised, "high": promised})
+        rows.append(
+            {"row": label, "method": PROMISED, "value": promised, "low": promised, "high": promised}
+        )
         rows.append({"row": label, "method": TESTED, "value": found.mean, "low": low, "high": high})
     series = [Series(PROMISED, "series-0", "square"), Series(TESTED, "series-1")]
     what = f"gain in the {_title(search)} over {search.baseline}"
     spec = charts.clients_by_method(rows, series, [*tested], what, of="row", zero=True)
-    said = f"The {what} of {len(tested)} arms, as validation promised it and as test examples show it."
+    said = (
+        f"The {what} of {len(tested)} arms, as validation promised it and as test examples show it."
+    )
     return Charts([Chart("gains", "Promised and tested", said, spec)], series)
 
 
 def arms_table(search: Search) -> Table:
     """Return what each arm is worth on validation examples, the best first."""
-    digits, title = _digits(search), _title(search)
-    measure, score = search.measure, search.score
+    digits = _digits(search)
+    title = _title(search)
+    measure = search.measure
+    score = search.score
 
     def order(each: Judged) -> tuple[bool, float]:
         return not each.values, measure.better(0.0, each.mean, score) if each.values else 0.0
 
     cells = []
     for each in sorted(search.judged, key=order):
-        state = "chosen" if each.arm.label in search.found.best else each.fault or ("" if each.values else "unfinished")
+        state = (
+            "chosen"
+            if each.arm.label in search.found.best
+            else each.fault or ("" if each.values else "unfinished")
+        )
         numbers = [digits.cell(each.mean), digits.cell(each.error)] if each.values else [NONE, NONE]
-        cells.append([Cell(each.arm.label), *numbers, Cell(state, tone="worse" if each.fault else "")])
+        cells.append(
+            [Cell(each.arm.label), *numbers, Cell(state, tone="worse" if each.fault else "")]
+        )
     seeds = len(search.found.judged)
     note = f"Mean over {seeds} seed{'s' if seeds != 1 else ''} on validation examples."
     caption = f"Arms by the {title} of {search.score.title}"

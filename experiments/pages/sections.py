@@ -41,14 +41,18 @@ KEPT_APART = ("seed", "out", "method", "data-dir", "schema")
 """The settings that are said elsewhere, are a path of one machine, or a whole file."""
 
 
-# Each client --------------------------------------------------------------------------------------------------------
+# Each client --------------------------------------------------------------------------------------
 
 Finals = Mapping[str, Sequence[Mapping[str, float]]]
 """By method, the score of each client with each seed."""
 
 
 def named_charts(
-    finals: Finals, series: Sequence[Series], clients: Sequence[str], score: Score, shown_name: Callable[[str], str]
+    finals: Finals,
+    series: Sequence[Series],
+    clients: Sequence[str],
+    score: Score,
+    shown_name: Callable[[str], str],
 ) -> Charts:
     """Return a chart with a point for each client and method."""
     rows: list[charts.Row] = [
@@ -58,9 +62,18 @@ def named_charts(
         if (values := [each[client] for each in by_seed if client in each])
     ]
     first = next(iter(finals))
-    said = ", ".join(f"{row['client']} {score.written(row['value'])}" for row in rows if row["method"] == first)
+    said = ", ".join(
+        f"{row['client']} {score.written(row['value'])}" for row in rows if row["method"] == first
+    )
     spec = charts.clients_by_method(rows, series, [*map(shown_name, clients)], axis_title(score))
-    return Charts([Chart("clients", "Each client", f"The score of each client. Under {first}: {said}.", spec)], series)
+    return Charts(
+        [
+            Chart(
+                "clients", "Each client", f"The score of each client. Under {first}: {said}.", spec
+            )
+        ],
+        series,
+    )
 
 
 def ordered_charts(finals: Finals, series: Sequence[Series], score: Score) -> Charts:
@@ -68,10 +81,23 @@ def ordered_charts(finals: Finals, series: Sequence[Series], score: Score) -> Ch
     rows: list[charts.Row] = []
     for method, by_seed in finals.items():
         ranks = sorted_scores(by_seed, score).T.tolist()
-        rows += [{"rank": rank, "method": method, **mean_and_range(values)} for rank, values in enumerate(ranks, 1)]
-    worst = "; ".join(f"{row['method']} {score.written(row['value'])}" for row in rows if row["rank"] == 1)
+        rows += [
+            {"rank": rank, "method": method, **mean_and_range(values)}
+            for rank, values in enumerate(ranks, 1)
+        ]
+    worst = "; ".join(
+        f"{row['method']} {score.written(row['value'])}" for row in rows if row["rank"] == 1
+    )
     said = f"The worst served: {worst}."
-    return lines_charts("clients", "All clients in order", said, rows, series, axis_title(score), charts.sorted_clients)
+    return lines_charts(
+        "clients",
+        "All clients in order",
+        said,
+        rows,
+        series,
+        axis_title(score),
+        charts.sorted_clients,
+    )
 
 
 def lines_charts(
@@ -111,15 +137,21 @@ def table_of_clients(
     """Return scores by client, in columns by their headings, between columns of whole numbers."""
     digits = Digits.of(score, (value for each in values.values() for value in each.values()))
     columns = [(Digits(0), each) for each in before.values()]
-    columns += [*((digits, each) for each in values.values()), *((Digits(0), each) for each in after.values())]
+    columns += [
+        *((digits, each) for each in values.values()),
+        *((Digits(0), each) for each in after.values()),
+    ]
     cells = [
-        [Cell(shown_name(client)), *(written.cell(each.get(client)) for written, each in columns)] for client in shown
+        [Cell(shown_name(client)), *(written.cell(each.get(client)) for written, each in columns)]
+        for client in shown
     ]
     headings = ["client", *before, *values, *after]
-    return Table("clients", caption, headings, cells, hidden_in_words(clients), folded=len(cells) > 12)
+    return Table(
+        "clients", caption, headings, cells, hidden_in_words(clients), folded=len(cells) > 12
+    )
 
 
-# Over rounds --------------------------------------------------------------------------------------------------------
+# Over rounds --------------------------------------------------------------------------------------
 
 
 def rounds_section(scene: Scene) -> Section | None:
@@ -129,21 +161,35 @@ def rounds_section(scene: Scene) -> Section | None:
         rows = curves(scene.lines, measure)
         if len({row["round"] for row in rows}) < 2:
             continue
-        name, title = f"rounds-{slug(measure)}", measure_title(measure, scene.clients)
+        name = f"rounds-{slug(measure)}"
+        title = measure_title(measure, scene.clients)
         ends = {row["method"]: row["value"] for row in rows}
         said = "; ".join(f"{label} {scene.score.written(value)}" for label, value in ends.items())
         said = f"Over the rounds. At the end: {said}."
         series = [each for each in scene.series if each.label in ends]
         full = f"{title} over clients".capitalize() if measure == "mean" else title.capitalize()
         drawn.append(
-            lines_charts(name, full, said, rows, series, axis_title(scene.score), charts.over_rounds, f": {title}")
+            lines_charts(
+                name,
+                full,
+                said,
+                rows,
+                series,
+                axis_title(scene.score),
+                charts.over_rounds,
+                f": {title}",
+            )
         )
     if not drawn:
         return None
     if not drawn[0].narrow:  # beside each other, with one legend
         drawn = [Charts([chart for each in drawn for chart in each.charts], drawn[0].legend)]
     intro = f"The {scene.score.words} on the clients' test examples after each evaluated round."
-    intro += " Lines are means over the seeds, bands span them from the lowest to the highest." if scene.several else ""
+    intro += (
+        " Lines are means over the seeds, bands span them from the lowest to the highest."
+        if scene.several
+        else ""
+    )
     return Section("rounds", "Over the rounds", intro, drawn)
 
 
@@ -159,30 +205,45 @@ def rounds_section_of_run(run: Run) -> Section | None:
 def rounds_charts_of_run(run: Run) -> Charts:
     """Return the best-served clients, the mean and the worst served of one run over the rounds, in one chart."""
     rows: list[charts.Row] = []
-    names = {measure_title(measure, len(run.final())): measure for measure in ("best_10", "mean", "worst_10")}
+    names = {
+        measure_title(measure, len(run.final())): measure
+        for measure in ("best_10", "mean", "worst_10")
+    }
     for name, measure in names.items():
         rows += curves([Line(name, [run], run.serves)], measure)
-    series = [Series(name, f"series-{i}", charts.SHAPES[i]) for i, name in zip((1, 0, 2), names, strict=True)]
+    series = [
+        Series(name, f"series-{i}", charts.SHAPES[i])
+        for i, name in zip((1, 0, 2), names, strict=True)
+    ]
     models = " (personal models)" if run.serves == "personal" else ""
     spec = charts.over_rounds(rows, series, axis_title(run.score) + models)
     last = {row["method"]: row["value"] for row in rows}
     said = ", ".join(f"{name} {run.score.written(value)}" for name, value in last.items())
-    chart = Chart("rounds", "Best, mean and worst", f"Lines over the rounds; after the last one: {said}.", spec)
+    chart = Chart(
+        "rounds",
+        "Best, mean and worst",
+        f"Lines over the rounds; after the last one: {said}.",
+        spec,
+    )
     return Charts([chart], series)
 
 
-# Clients over rounds ------------------------------------------------------------------------------------------------
+# Clients over rounds ------------------------------------------------------------------------------
 
 
 def map_section(scene: Scene) -> Section | None:
     """Return the score of each client, or group of clients, over the rounds, a map a line."""
     found = {line.label: score_map(scene, line) for line in scene.lines}
-    found = {label: rows for label, rows in found.items() if len({row["round"] for row in rows}) > 1}
+    found = {
+        label: rows for label, rows in found.items() if len({row["round"] for row in rows}) > 1
+    }
     if not found:
         return None
-    written, higher = scene.score.written, scene.score.higher_is_better
+    written = scene.score.written
+    higher = scene.score.higher_is_better
     low, high = bounds = _bounds(found, 0.05, 1.0) if higher else _bounds(found, 0.0, 0.95)
-    maps, names = [], [*map(scene.shown_name, scene.shown)]
+    maps = []
+    names = [*map(scene.shown_name, scene.shown)]
     for place, (label, rows) in enumerate(found.items(), 1):
         end = max(row["round"] for row in rows)
         last = [row for row in rows if row["round"] == end]
@@ -206,31 +267,49 @@ def weights_section(scene: Scene) -> Section | None:
         for line in scene.trained
         if line.label in found
     }
-    bounds, maps = _bounds(found, 0.0, 0.99), []
+    bounds = _bounds(found, 0.0, 0.99)
+    maps = []
     for place, (label, share) in enumerate(shares.items(), 1):
         most = max(share, key=lambda name: share[name])
-        what = f"Weight by client and round. On average {most} weighs most, {share[most]:.1f} % of a round."
-        spec = charts.heat_map(found[label], [*map(scene.shown_name, scene.shown)], "% of a round's weights", bounds)
+        what = (
+            f"Weight by client and round. On average {most} weighs most, {share[most]:.1f} % of a"
+            " round."
+        )
+        spec = charts.heat_map(
+            found[label], [*map(scene.shown_name, scene.shown)], "% of a round's weights", bounds
+        )
         maps.append(Chart(f"weights-{place}", label, what, spec))
     cells = [
-        [Cell(scene.shown_name(name)), *(Digits(1).cell(share.get(name)) for share in shares.values())]
+        [
+            Cell(scene.shown_name(name)),
+            *(Digits(1).cell(share.get(name)) for share in shares.values()),
+        ]
         for name in scene.shown
     ]
     note = "Mean over the rounds in which a client took part."
-    table = Table("weights", "Share of a round's weights, in %", ["client", *shares], cells, note, folded=True)
-    intro = "The weight (coefficient) of each client's update in the step, in percent of the weights of its round; "
+    table = Table(
+        "weights", "Share of a round's weights, in %", ["client", *shares], cells, note, folded=True
+    )
+    intro = (
+        "The weight (coefficient) of each client's update in the step, in percent of the weights of"
+        " its round; "
+    )
     intro += f"blank where it did not take part. {scene.caption}"
-    return Section("weights", "Whom the method listened to", intro, [Charts(maps, narrow=len(maps) > 2), table])
+    return Section(
+        "weights", "Whom the method listened to", intro, [Charts(maps, narrow=len(maps) > 2), table]
+    )
 
 
-def _bounds(found: Mapping[str, Sequence[charts.Row]], low: float, high: float) -> tuple[float, float]:
+def _bounds(
+    found: Mapping[str, Sequence[charts.Row]], low: float, high: float
+) -> tuple[float, float]:
     """Return two quantiles of the values of all maps, apart from each other, as the ends of their colours."""
     values = [row["value"] for rows in found.values() for row in rows]
     ends = [float(f"{end:.3g}") for end in np.quantile(values, [low, high])]
     return (ends[0], ends[1]) if ends[0] < ends[1] else (ends[0] - 1.0, ends[0] + 1.0)
 
 
-# Data ---------------------------------------------------------------------------------------------------------------
+# Data ---------------------------------------------------------------------------------------------
 
 
 def examples_section(scene: Scene) -> Section | None:
@@ -239,38 +318,61 @@ def examples_section(scene: Scene) -> Section | None:
     split = SPLIT.read(run.folder)
     counts: dict[str, Mapping[str, int]] = {"test": run.test_examples()}
     if split is not None:
-        owners = {part: split.client[split.part == i] for i, part in enumerate(("training", "test", "validation"))}
+        owners = {
+            part: split.client[split.part == i]
+            for i, part in enumerate(("training", "test", "validation"))
+        }
         counts = {
-            part: dict(zip(split.clients, np.bincount(each, minlength=len(split.clients)).tolist(), strict=True))
+            part: dict(
+                zip(
+                    split.clients,
+                    np.bincount(each, minlength=len(split.clients)).tolist(),
+                    strict=True,
+                )
+            )
             for part, each in owners.items()
             if each.size
         }
     if not counts["test"]:
         return None
     cells = [
-        [Cell(scene.shown_name(name)), *(Digits(0).cell(each.get(name)) for each in counts.values())]
+        [
+            Cell(scene.shown_name(name)),
+            *(Digits(0).cell(each.get(name)) for each in counts.values()),
+        ]
         for name in scene.shown
     ]
     headings = ["client", *(f"{part} examples" for part in counts)]
     note = hidden_in_words(scene.clients)
     table = Table("examples", "Examples of each client", headings, cells, note, folded=True)
     several = scene.several and split is not None
-    intro = f"The split of seed {run.settings.get('seed')}; others deal the data in other ways." if several else ""
+    intro = (
+        f"The split of seed {run.settings.get('seed')}; others deal the data in other ways."
+        if several
+        else ""
+    )
     return Section("examples", "Who has how many examples", intro, [table])
 
 
-# What happened ------------------------------------------------------------------------------------------------------
+# What happened ------------------------------------------------------------------------------------
 
 
 def absences_section(lines: Iterable[Line]) -> Section | None:
     """Return who was refused, missing or offline, and why replies were refused."""
-    rows, reasons = list[list[Cell]](), list[list[Cell]]()
+    rows = list[list[Cell]]()
+    reasons = list[list[Cell]]()
     for line in lines:
         absences = [run.absences() for run in line.runs]
-        found = [sum((Counter(dict(each[kind])) for each in absences), Counter[str]()) for kind in ABSENT]
+        found = [
+            sum((Counter(dict(each[kind])) for each in absences), Counter[str]()) for kind in ABSENT
+        ]
         for client in sorted({name for each in found for name in each}):
             rows.append(
-                [Cell(line.label), Cell(client), *(Cell(str(each[client] or "–"), each[client]) for each in found)]
+                [
+                    Cell(line.label),
+                    Cell(client),
+                    *(Cell(str(each[client] or "–"), each[client]) for each in found),
+                ]
             )
         cells = (cell for run in line.runs for cell in run.rounds.get("refused", ()))
         refusals = Counter(refusal for cell in cells for refusal in parse_refusals(cell))
@@ -281,16 +383,30 @@ def absences_section(lines: Iterable[Line]) -> Section | None:
         there = [0, 1, *(i for i in range(2, 2 + len(ABSENT)) if any(row[i].value for row in rows))]
         rows.sort(key=lambda row: -sum(cell.value or 0 for cell in row))
         note = (
-            f"{len(rows) - ABSENCES_SHOWN} more are in the runs' {ROUNDS.name}. " if len(rows) > ABSENCES_SHOWN else ""
+            f"{len(rows) - ABSENCES_SHOWN} more are in the runs' {ROUNDS.name}. "
+            if len(rows) > ABSENCES_SHOWN
+            else ""
         )
-        note += "Refused: a reply that could not be used. Missing: no reply in time. Offline: known, and not connected."
+        note += (
+            "Refused: a reply that could not be used. Missing: no reply in time. Offline: known,"
+            " and not connected."
+        )
         headings = ["method", "client", *ABSENT]
-        caption, cut = "In how many rounds clients were absent, over all seeds", rows[:ABSENCES_SHOWN]
+        caption = "In how many rounds clients were absent, over all seeds"
+        cut = rows[:ABSENCES_SHOWN]
         shown = [[row[i] for i in there] for row in cut]
         blocks.append(Table("absences", caption, [headings[i] for i in there], shown, note))
     if reasons:
         headings = ["method", "client", "reason", "rounds"]
-        blocks.append(Table("refusals", "Why replies were refused", headings, reasons[:ABSENCES_SHOWN], folded=True))
+        blocks.append(
+            Table(
+                "refusals",
+                "Why replies were refused",
+                headings,
+                reasons[:ABSENCES_SHOWN],
+                folded=True,
+            )
+        )
     return Section("absences", "Absences and refusals", "", blocks) if blocks else None
 
 
@@ -301,7 +417,9 @@ def cost_section(scene: Scene) -> Section:
     cells = []
     for line in scene.trained:
         seconds, sent, received = (
-            statistics.fmean(float(run.rounds.get(column, pandas.Series()).sum()) for run in line.runs)
+            statistics.fmean(
+                float(run.rounds.get(column, pandas.Series()).sum()) for run in line.runs
+            )
             for column in ("seconds", "bytes_sent", "bytes_received")
         )
         rounds = statistics.fmean(run.rounds_done for run in line.runs)
@@ -310,17 +428,38 @@ def cost_section(scene: Scene) -> Section:
         cells.append([Cell(line.label), Digits(0).cell(rounds), *times, *traffic])
     first = scene.lines[0].runs[0]
     words = describe_engine(first)
-    by = f" Clients were computed by the engine {words}: {(first.engine or {}).get('reason')}." if words else ""
-    caption = "A run's time and traffic, mean over the seeds" if scene.several else "The run's time and traffic"
-    headings = ["method", "rounds", "time of a run", "time of a round", "sent to clients", "received from clients"]
-    note = "Time is that of the rounds with their evaluation; the CSV file has seconds and bytes. Runs that go on at "
+    by = (
+        f" Clients were computed by the engine {words}: {(first.engine or {}).get('reason')}."
+        if words
+        else ""
+    )
+    caption = (
+        "A run's time and traffic, mean over the seeds"
+        if scene.several
+        else "The run's time and traffic"
+    )
+    headings = [
+        "method",
+        "rounds",
+        "time of a run",
+        "time of a round",
+        "sent to clients",
+        "received from clients",
+    ]
+    note = (
+        "Time is that of the rounds with their evaluation; the CSV file has seconds and bytes. Runs"
+        " that go on at "
+    )
     note += f"the same time share the machine.{by}"
     table = Table("cost", caption, headings, cells, note)
     return Section("cost", "Time and traffic", "", [table])
 
 
 def describe_engine(run: Run) -> str | None:
-    """Return which engine computes the clients of a run, and in how many processes; None where others compute them."""
+    """Return which engine computes the clients of a run, and in how many processes.
+
+    None where others compute them.
+    """
     if run.engine is None:
         return None
     processes = run.engine.get("workers", 1)
@@ -336,7 +475,11 @@ def settings_section(lines: Sequence[Line]) -> Section:
 
 def all_settings_section(lines: Sequence[Line]) -> Section:
     """Return all settings, and the versions of what computed."""
-    tables = [_settings_table("all-settings", "All settings", {line.label: line.runs[0].settings for line in lines})]
+    tables = [
+        _settings_table(
+            "all-settings", "All settings", {line.label: line.runs[0].settings for line in lines}
+        )
+    ]
     environments = [ENVIRONMENT.read(run.folder) for line in lines for run in line.runs]
     if versions := [[Cell(key), Cell(str(value))] for key, value in environments[0].items()]:
         same = all(each == environments[0] for each in environments)
@@ -346,11 +489,15 @@ def all_settings_section(lines: Sequence[Line]) -> Section:
     return Section("everything", "All settings and versions", "", tables)
 
 
-def _settings_table(name: str, caption: str, by_method: Mapping[str, Mapping[str, object]]) -> Table:
+def _settings_table(
+    name: str, caption: str, by_method: Mapping[str, Mapping[str, object]]
+) -> Table:
     """Return settings of each method; a row has the methods that share a value."""
     headings = ["setting", "value", *(["of"] if len(by_method) > 1 else [])]
     rows = []
-    for key in dict.fromkeys(key for settings in by_method.values() for key in settings if key not in KEPT_APART):
+    for key in dict.fromkeys(
+        key for settings in by_method.values() for key in settings if key not in KEPT_APART
+    ):
         methods: dict[str, list[str]] = {}
         for label, settings in by_method.items():
             if key in settings:
@@ -364,10 +511,14 @@ def _settings_table(name: str, caption: str, by_method: Mapping[str, Mapping[str
 
 def caveats_section(sentences: Sequence[str]) -> Section | None:
     """Return what a reader should know before trusting the numbers."""
-    return Section("caveats", "What limits these numbers", "", [Note(sentences)]) if sentences else None
+    return (
+        Section("caveats", "What limits these numbers", "", [Note(sentences)])
+        if sentences
+        else None
+    )
 
 
-# Cells --------------------------------------------------------------------------------------------------------------
+# Cells --------------------------------------------------------------------------------------------
 
 
 def in_seconds(seconds: float) -> str:

@@ -13,7 +13,8 @@ from .page import Charts
 from .theme import COLOURS, CONFIG, PICKED, Spec, colour
 
 MARKED_POINTS = 240
-"""Number of points up to which a figure marks those of lines; a report shows the ones under the pointer."""
+"""Number of points up to which a figure marks those of lines; a report shows the ones under the
+pointer."""
 
 
 class VegaLite(dict[str, Any]):
@@ -49,7 +50,10 @@ def draw_svg(spec: Spec) -> bytes:
 def write_charts(charts: Charts, path: Path) -> list[Path]:
     """Write charts beside each other as `path`.png and .svg; return these files."""
     spec = spec_of(charts)
-    files = {path.with_name(f"{path.name}{end}"): draw for end, draw in ((".png", draw_png), (".svg", draw_svg))}
+    files = {
+        path.with_name(f"{path.name}{end}"): draw
+        for end, draw in ((".png", draw_png), (".svg", draw_svg))
+    }
     with explain_write_errors("the figure", path.parent):
         for file, draw in files.items():
             write_whole(file, draw(spec))
@@ -61,21 +65,32 @@ def spec_of(charts: Charts) -> VegaLite:
 
     More than one chart stand in rows of three, with their titles.
     """
-    config = {**CONFIG, "font": "sans-serif", "background": "white", "concat": {"columns": 3, "spacing": 24}}
+    config = {
+        **CONFIG,
+        "font": "sans-serif",
+        "background": "white",
+        "concat": {"columns": 3, "spacing": 24},
+    }
     config["legend"] = {**CONFIG["legend"], "symbolLimit": 0, "labelLimit": 300}
     # By channel how each label looks, over all charts: beside each other they share their legends.
-    looks, parts = dict[str, dict[str, Any]](), []
+    looks = dict[str, dict[str, Any]]()
+    parts = []
     for layer in (layer for chart in charts.charts for layer in chart.spec["layer"]):
         for channel, each in layer["encoding"].items():
             if isinstance(each, dict) and each.get("legend", ...) is None:
-                looks.setdefault(channel, {}).update(zip(each["scale"]["domain"], each["scale"]["range"], strict=True))
+                looks.setdefault(channel, {}).update(
+                    zip(each["scale"]["domain"], each["scale"]["range"], strict=True)
+                )
     for chart in charts.charts:
-        part = {key: value for key, value in chart.spec.items() if key not in ("autosize", "params")}
+        part = {
+            key: value for key, value in chart.spec.items() if key not in ("autosize", "params")
+        }
         part |= {"width": 520} if len(charts.charts) == 1 else {"width": 190, "title": chart.title}
         few = len(chart.spec["data"]["values"]) <= MARKED_POINTS
         part["layer"] = []
         for layer in chart.spec["layer"]:
-            mark, encoding = layer["mark"], dict(layer["encoding"])
+            mark = layer["mark"]
+            encoding = dict(layer["encoding"])
             if few and mark.get("opacity") == 0.0:
                 mark = {**mark, "opacity": 1.0, "size": 32}
             for channel, look in looks.items():

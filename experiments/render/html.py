@@ -25,11 +25,17 @@ HERE = Path(__file__).parent
 def render(page: Page) -> str:
     """Return the page, with its details, as one HTML file."""
     sections = [*page.sections, *page.details()]
-    groups = [block for section in sections for block in section.blocks if isinstance(block, Charts)]
+    groups = [
+        block for section in sections for block in section.blocks if isinstance(block, Charts)
+    ]
     charts = [chart for group in groups for chart in group.charts]
-    light, dark = ("".join(f"--{name}:{pair[i]};" for name, pair in COLOURS.items()) for i in (0, 1))  # print is light
+    # print is light
+    light, dark = (
+        "".join(f"--{name}:{pair[i]};" for name, pair in COLOURS.items()) for i in (0, 1)
+    )
     style = (
-        f":root{{color-scheme:light dark;{light}}}@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}\n"
+        f":root{{color-scheme:light dark;{light}}}@media screen and"
+        f" (prefers-color-scheme:dark){{:root{{{dark}}}}}\n"
     )
     style += (HERE / "page.css").read_text(encoding="utf-8")
     scripts = [*([_library()] if charts else []), (HERE / "page.js").read_text(encoding="utf-8")]
@@ -51,11 +57,13 @@ def policy(scripts: Sequence[str]) -> str:
 
     What a client's name says is never run.
     """
-    digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
+    digests = (
+        base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts
+    )
     allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
     return (
         f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data:; "
-        f"base-uri 'none'; form-action 'none'"
+        "base-uri 'none'; form-action 'none'"
     )
 
 
@@ -84,5 +92,8 @@ def _library() -> str:
 
     script: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
     if "</script" in script.lower() or "<!--" in script:
-        raise RuntimeError(f"vl-convert-python {version('vl-convert-python')} has a library that ends its own script")
+        raise RuntimeError(
+            f"vl-convert-python {version('vl-convert-python')} has a library that ends its own"
+            " script"
+        )
     return script

@@ -43,7 +43,9 @@ class Table:
     @property
     def numeric(self) -> list[bool]:
         """Whether each column holds numbers."""
-        return [any(row[i].value is not None for row in self.rows) for i in range(len(self.headings))]
+        return [
+            any(row[i].value is not None for row in self.rows) for i in range(len(self.headings))
+        ]
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,10 @@ class Chart:
 
 @dataclass(frozen=True)
 class Charts:
-    """Charts beside each other that have one legend; narrow ones stand three in a row where there is room."""
+    """Charts beside each other that have one legend.
+
+    Narrow ones stand three in a row where there is room.
+    """
 
     charts: Sequence[Chart]
     legend: Sequence[Series] = ()
@@ -97,9 +102,12 @@ class Page:
     headline: str
     sentences: Sequence[str]
     facts: Sequence[tuple[str, str]]
-    sections: Sequence[Section]  # in brief, which a terminal and a notebook have as well as a report
-    details: Callable[[], Sequence[Section]] = tuple  # what a report has beside them, which takes longer to make
-    files: Sequence[tuple[str, str]] = ()  # where files lie, by what they are; a report does not say it
+    # in brief, which a terminal and a notebook have as well as a report
+    sections: Sequence[Section]
+    # what a report has beside them, which takes longer to make
+    details: Callable[[], Sequence[Section]] = tuple
+    # where files lie, by what they are; a report does not say it
+    files: Sequence[tuple[str, str]] = ()
     figure: Callable[[], Charts] | None = None
 
     def make_figure(self) -> Charts:

@@ -21,7 +21,8 @@ STYLES = {"better": "bold green", "worse": "bold red", "quiet": "dim"}
 GAP = 2
 """The number of characters between two columns."""
 
-FIRST_ROWS, LAST_ROWS = 6, 3
+FIRST_ROWS = 6
+LAST_ROWS = 3
 """Number of rows that are printed of a folded table."""
 
 
@@ -86,7 +87,8 @@ def show_table(table: Table) -> None:
 
 def tables_within(table: Table, width: int) -> list[rich_table.Table]:
     """Return tables of at most this width that have all columns, the first one in each."""
-    shown, hidden = table.rows, len(table.rows) - FIRST_ROWS - LAST_ROWS
+    shown = table.rows
+    hidden = len(table.rows) - FIRST_ROWS - LAST_ROWS
     if table.folded and hidden > 1:
         gap = [Cell(f"… {hidden} more rows"), *[Cell("")] * (len(table.headings) - 1)]
         shown = [*shown[:FIRST_ROWS], gap, *shown[-LAST_ROWS:]]
@@ -117,7 +119,9 @@ def _cut(widths: Sequence[int], width: int) -> list[list[int]]:
 
 
 def _part(table: Table, columns: Sequence[int], fixed: dict[int, int]) -> rich_table.Table:
-    part = rich_table.Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 0, 0, 1))
+    part = rich_table.Table(
+        box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 0, 0, 1)
+    )
     numeric = table.numeric
     for column in columns:
         right = column > 0 and numeric[column]
@@ -129,5 +133,7 @@ def _part(table: Table, columns: Sequence[int], fixed: dict[int, int]) -> rich_t
             vertical="bottom" if right else "top",
         )
     for row in table.rows:
-        part.add_row(*(Text(row[column].text, STYLES.get(row[column].tone, "")) for column in columns))
+        part.add_row(
+            *(Text(row[column].text, STYLES.get(row[column].tone, "")) for column in columns)
+        )
     return part

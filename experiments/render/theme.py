@@ -1,6 +1,7 @@
 """Colours, fonts and lines of pages and their charts, as theme.json has them.
 
-Colours are CSS variables (`var(--ink)`), so that charts follow light, dark and print without being drawn again.
+Colours are CSS variables (`var(--ink)`), so that charts follow light, dark and print without being
+drawn again.
 """
 
 import json
@@ -14,12 +15,15 @@ Spec = dict[str, Any]
 
 _THEME = json.loads(Path(__file__).with_name("theme.json").read_text(encoding="utf-8"))
 
-COLOURS: Mapping[str, tuple[str, str]] = {name: (light, dark) for name, (light, dark) in _THEME["colours"].items()}
-"""The colours of a page and its charts by their names: in light and in dark. Those of series are close to Okabe and
-Ito's, which colour-blind people tell apart, and dark enough for thin lines."""
+COLOURS: Mapping[str, tuple[str, str]] = {
+    name: (light, dark) for name, (light, dark) in _THEME["colours"].items()
+}
+"""The colours of a page and its charts by their names: in light and in dark. Those of series are
+close to Okabe and Ito's, which colour-blind people tell apart, and dark enough for thin lines."""
 
 CONFIG: Spec = _THEME["config"]
-"""How all charts look. The fonts are those that the reader's machine has; the page describes each chart as a whole."""
+"""How all charts look. The fonts are those that the reader's machine has; the page describes each
+chart as a whole."""
 
 PICKED = {"name": "picked", "value": ""}
 """The label that a page's legend emphasises; "" for all."""
@@ -32,7 +36,10 @@ def colour(name: str) -> str:
 
 @dataclass(frozen=True)
 class Series:
-    """How a method, or any other line of a chart, looks; those of personal models are dashed with hollow points."""
+    """How a method, or any other line of a chart, looks.
+
+    Those of personal models are dashed with hollow points.
+    """
 
     label: str
     colour: str

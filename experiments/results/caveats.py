@@ -20,12 +20,14 @@ FEW_CLIENTS = 5
 class SharedData:
     """What the seeds of a comparison have in common: the clients, and the examples that these are tested on.
 
-    Seeds that split the examples of the same clients are not independent: their training sets overlap, and so do their
-    test sets. Seeds that deal a data set to clients once more differ in the clients, which decides most of a difference
-    between methods: benchmarks/coverage.py measures both.
+    Seeds that split the examples of the same clients are not independent: their training sets
+    overlap, and so do their test sets. Seeds that deal a data set to clients once more differ in
+    the clients, which decides most of a difference between methods: benchmarks/coverage.py measures
+    both.
     """
 
-    clients_differ: bool = False  # a seed decides which examples a client has, so names mean other clients
+    # a seed decides which examples a client has, so names mean other clients
+    clients_differ: bool = False
     same_test_examples: bool = False  # all seeds test on the same examples of the same clients
     test_share: float = 0.0  # test by training examples, where seeds split the same clients' data
     unknown: bool = False  # not known, as of a user-defined task
@@ -34,8 +36,8 @@ class SharedData:
     def of(cls, runs: Sequence[Run]) -> "SharedData":
         """Return what the seeds of these runs, one each, have in common.
 
-        The seeds of a user-defined task are assumed to re-split the same clients' data, which gives the widest
-        intervals.
+        The seeds of a user-defined task are assumed to re-split the same clients' data, which gives
+        the widest intervals.
         """
         settings = runs[0].settings
         task = runs[0].task
@@ -45,17 +47,27 @@ class SharedData:
         natural = (settings.get("partition") or next(iter(task.partitions), "")) in task.natural
         # Clients are dealt a data set, or drawn from many that come with the data.
         dealt = not task.reads and (
-            not natural or (settings.get("clients") and len({frozenset(run.test_examples()) for run in runs}) > 1)
+            not natural
+            or (
+                settings.get("clients")
+                and len({frozenset(run.test_examples()) for run in runs}) > 1
+            )
         )
         if tests == "fresh" or dealt:
             return cls(clients_differ=True)
-        return cls(same_test_examples=True) if tests == "fixed" else cls(test_share=task.test_by_train(settings))
+        return (
+            cls(same_test_examples=True)
+            if tests == "fixed"
+            else cls(test_share=task.test_by_train(settings))
+        )
 
 
 def caveats_of_run(run: Run) -> list[str]:
     """Return what limits the numbers of one run: an early end, single participants, clients tested on few examples."""
     stopped = (
-        [f"The run stopped after round {run.rounds_done} of {run.num_rounds}: {run.stopped}."] if run.stopped else []
+        [f"The run stopped after round {run.rounds_done} of {run.num_rounds}: {run.stopped}."]
+        if run.stopped
+        else []
     )
     single = _single([run], "the method had nothing")
     return [*stopped, *single, *_attacked([run]), *_small_tests(run), *_worse_than_the_mean(run)]
@@ -64,13 +76,16 @@ def caveats_of_run(run: Run) -> list[str]:
 def caveats_of_comparison(runs: Mapping[str, Sequence[Run]]) -> list[str]:
     """Return what limits the numbers of a comparison, whose runs are given by the labels of the methods, one a seed."""
     every = [run for by_seed in runs.values() for run in by_seed]
-    found, models = _single(every, "no method had anything"), dict[tuple[str, ...], list[str]]()
+    found = _single(every, "no method had anything")
+    models = dict[tuple[str, ...], list[str]]()
     for label, by_seed in runs.items():
         if by_seed[0].serves == "global":
             digests = tuple(str(MODEL.read_about(run.folder)["sha256"]) for run in by_seed)
             models.setdefault(digests, []).append(label)
     for labels in (each for each in models.values() if len(each) > 1):
-        found.append(f"{join_all(labels)} ended with the same models to the bit, so their numbers are equal.")
+        found.append(
+            f"{join_all(labels)} ended with the same models to the bit, so their numbers are equal."
+        )
     worse = [label for label, by_seed in runs.items() if _worse_than_the_mean(by_seed[0])]
     if worse:
         found.append(
@@ -86,7 +101,12 @@ def caveats_of_comparison(runs: Mapping[str, Sequence[Run]]) -> list[str]:
     if spans:
         early = f"Runs stopped early ({', '.join(spans)} rounds)"
         found.append(f"{early}, so methods are compared after different numbers of rounds.")
-    return [*found, *_attacked(every), *caveats_of_data(next(iter(runs.values()))), *_small_tests(every[0])]
+    return [
+        *found,
+        *_attacked(every),
+        *caveats_of_data(next(iter(runs.values()))),
+        *_small_tests(every[0]),
+    ]
 
 
 def _single(runs: Sequence[Run], who: str) -> list[str]:
@@ -105,11 +125,17 @@ def _single(runs: Sequence[Run], who: str) -> list[str]:
 def _attacked(runs: Sequence[Run]) -> list[str]:
     """Return which clients attack in an experiment, nothing where none does."""
     found = []
-    for attack in dict.fromkeys(str(run.settings.get("attack", "")) for run in runs if run.attackers):
-        attackers = {name for run in runs if run.settings.get("attack") == attack for name in run.attackers}
+    for attack in dict.fromkeys(
+        str(run.settings.get("attack", "")) for run in runs if run.attackers
+    ):
+        attackers = {
+            name for run in runs if run.settings.get("attack") == attack for name in run.attackers
+        }
         verb = "attack" if len(attackers) > 1 else "attacks"
         named = join_names(sorted(attackers), 5)
-        found.append(f"{named} {verb} by {attack}, as set: all measures are over the honest clients.")
+        found.append(
+            f"{named} {verb} by {attack}, as set: all measures are over the honest clients."
+        )
     return found
 
 
@@ -120,17 +146,17 @@ def caveats_of_data(by_seed: Sequence[Run]) -> list[str]:
         return []
     if shared.same_test_examples:
         return [
-            "All seeds test on the same examples: differences hold for these, and intervals do not say what other "
-            "examples would give."
+            "All seeds test on the same examples: differences hold for these, and intervals do not"
+            " say what other examples would give."
         ]
     if shared.unknown:
         return [
-            "What seeds share of this task's data is not known. They are taken for splits of the same clients' "
-            "examples, with which intervals are the widest."
+            "What seeds share of this task's data is not known. They are taken for splits of the"
+            " same clients' examples, with which intervals are the widest."
         ]
     return [
-        "The seeds split the examples of the same clients, so they are not independent: intervals are wider for it "
-        "(Nadeau and Bengio, 2003)."
+        "The seeds split the examples of the same clients, so they are not independent: intervals"
+        " are wider for it (Nadeau and Bengio, 2003)."
     ]
 
 
@@ -140,24 +166,29 @@ def _small_tests(run: Run) -> list[str]:
     if not small:
         return []
     shown = join_names([f"{client} {count}" for count, client in small], 5)
-    moved = f": one example moves the {run.score.words} of such a client by {100 / small[-1][0]:.0f} points or more"
+    moved = (
+        f": one example moves the {run.score.words} of such a client by {100 / small[-1][0]:.0f}"
+        " points or more"
+    )
     verb = "are" if len(small) > 1 else "is"
     return [
-        f"{len(small)} of {len(examples)} clients {verb} tested on fewer than {FEWEST_EXAMPLES} examples "
-        f"({shown}){moved if run.score.percent else ', which says little about them'}."
+        f"{len(small)} of {len(examples)} clients {verb} tested on fewer than {FEWEST_EXAMPLES}"
+        f" examples ({shown}){moved if run.score.percent else ', which says little about them'}."
     ]
 
 
 def _worse_than_the_mean(run: Run) -> list[str]:
     """Return for which clients a quantity is predicted worse than by the mean of their targets, if for any."""
     found = []
-    for score, model in ((score, model) for score in run.scores if score.name == "r2" for model in run.models):
+    for score, model in (
+        (score, model) for score in run.scores if score.name == "r2" for model in run.models
+    ):
         values = run.final(score, model)
         if worse := sorted((value, client) for client, value in values.items() if value < 0.0):
             shown = join_names([f"{client} {value:.3g}" for value, client in worse], 5)
             found.append(
-                f"For {len(worse)} of {len(values)} clients the {model} model is worse than to predict the mean of "
-                f"their test targets for everyone (r2 below 0: {shown})."
+                f"For {len(worse)} of {len(values)} clients the {model} model is worse than to"
+                f" predict the mean of their test targets for everyone (r2 below 0: {shown})."
             )
     return found
 

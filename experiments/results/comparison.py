@@ -36,20 +36,37 @@ COLUMNS = ("method", "model", "seed", "client", "tested", "score", "value")
 def read_comparison(folder: Path, study: Study) -> "Comparison":
     """Return the comparison of a study's runs; raise RunFolderError where some are not finished.
 
-    A method whose runs lack a score that others have is left out, and so is one of which a run failed.
+    A method whose runs lack a score that others have is left out, and so is one of which a run
+    failed.
     """
     if unfinished := study.unfinished(folder):
         whole = len(study.arms) * len(study.seeds)
-        raise RunFolderError(f"{folder} has {whole - len(unfinished)} of {whole} runs: the same command continues")
+        raise RunFolderError(
+            f"{folder} has {whole - len(unfinished)} of {whole} runs: the same command continues"
+        )
     plan = study.finished
-    runs = {arm.label: [load(folder / plan.folder(arm, seed)) for seed in plan.seeds] for arm in plan.arms}
+    runs = {
+        arm.label: [load(folder / plan.folder(arm, seed)) for seed in plan.seeds]
+        for arm in plan.arms
+    }
     failures = {arm.label: found for arm in study.arms if (found := study.failures(arm))}
-    failed = {label: f"failed with {len(of)} of {len(study.seeds)} seeds" for label, of in failures.items()}
+    failed = {
+        label: f"failed with {len(of)} of {len(study.seeds)} seeds"
+        for label, of in failures.items()
+    }
     lacking = _find_lacking(runs, plan.baseline, plan.seeds)
     runs = {label: by_seed for label, by_seed in runs.items() if label not in lacking}
-    reasons = [f"{label} with seed {seed}: {of[seed]}." for label, of in failures.items() for seed in [*of][:1]]
-    rows, by_group = list[tuple[object, ...]](), dict[str, Sequence[GroupReport]]()
-    known = [set[str]().union(*(run.known for run in of_seed)) for of_seed in zip(*runs.values(), strict=True)]
+    reasons = [
+        f"{label} with seed {seed}: {of[seed]}."
+        for label, of in failures.items()
+        for seed in [*of][:1]
+    ]
+    rows = list[tuple[object, ...]]()
+    by_group = dict[str, Sequence[GroupReport]]()
+    known = [
+        set[str]().union(*(run.known for run in of_seed))
+        for of_seed in zip(*runs.values(), strict=True)
+    ]
     for label, by_seed in runs.items():
         models = {label: by_seed[0].serves}
         if models[label] != "personal" and all(run.final(model="personal") for run in by_seed):
@@ -60,7 +77,15 @@ def read_comparison(folder: Path, study: Study) -> "Comparison":
                 for score in run.scores:
                     values = run.final(score, model)
                     rows += [
-                        (method, model, seed, each, tested.get(each, math.nan), score.name, values.get(each, math.nan))
+                        (
+                            method,
+                            model,
+                            seed,
+                            each,
+                            tested.get(each, math.nan),
+                            score.name,
+                            values.get(each, math.nan),
+                        )
                         for each in sorted(clients.union(values))
                     ]
             reports = [run.by_group(model) for run in by_seed]
@@ -70,13 +95,21 @@ def read_comparison(folder: Path, study: Study) -> "Comparison":
     caveats = (*caveats_of_comparison(runs), *reasons)
     shared = SharedData.of(runs[plan.baseline])
     compared = Comparison(
-        tabulate(rows), plan.baseline, scores, folder, caveats, shared, by_group, failed | lacking, runs
+        tabulate(rows),
+        plan.baseline,
+        scores,
+        folder,
+        caveats,
+        shared,
+        by_group,
+        failed | lacking,
+        runs,
     )
     for seed in compared.seeds:
         if compared.score_by_client.loc[seed].dropna().empty:
             raise RunFolderError(
-                f"with seed {seed} no client has a test {scores[0].words} under every method: compare by another score "
-                "(--score), in another folder (--out)"
+                f"with seed {seed} no client has a test {scores[0].words} under every method:"
+                " compare by another score (--score), in another folder (--out)"
             )
     return compared
 
@@ -93,8 +126,13 @@ def tabulate(rows: Sequence[Sequence[object]]) -> "pandas.DataFrame":
     return pandas.DataFrame(rows, columns=[*COLUMNS])
 
 
-def _find_lacking(runs: Mapping[str, Sequence[Run]], baseline: str, seeds: Sequence[int]) -> dict[str, str]:
-    """Return in words what methods lack whose clients have no score that others have; the baseline must have all."""
+def _find_lacking(
+    runs: Mapping[str, Sequence[Run]], baseline: str, seeds: Sequence[int]
+) -> dict[str, str]:
+    """Return in words what methods lack whose clients have no score that others have.
+
+    The baseline must have all.
+    """
     found: dict[str, str] = {}
     for place, seed in enumerate(seeds):
         scored = set().union(*(by_seed[place].final() for by_seed in runs.values()))
@@ -103,12 +141,14 @@ def _find_lacking(runs: Mapping[str, Sequence[Run]], baseline: str, seeds: Seque
             if label == baseline:
                 final_of(run)  # at the latest here it is noticed that nobody evaluated
             if missing := sorted(scored - {*run.test_examples()}):
-                found.setdefault(label, f"has no test {run.score.words} of {', '.join(missing)} with seed {seed}")
+                found.setdefault(
+                    label, f"has no test {run.score.words} of {', '.join(missing)} with seed {seed}"
+                )
     if baseline in found:
         rounds = ROUNDS.path_in(runs[baseline][0].folder)
         raise RunFolderError(
-            f"{baseline} {found[baseline]}, as other methods have: see what was refused or missing in {rounds}, or "
-            "choose another --baseline"
+            f"{baseline} {found[baseline]}, as other methods have: see what was refused or missing"
+            f" in {rounds}, or choose another --baseline"
         )
     return found
 
@@ -120,9 +160,10 @@ class Comparison(Shown):
     Attributes
     ----------
     finals
-        A row a `method`, `seed`, `client` and `score`: its `value` under the final model, NaN where the client has
-        none, and on how many examples the client was `tested`. The personal models of a method count as another method,
-        `Ditto (personal)`: `model` is "personal" there, else "global".
+        A row a `method`, `seed`, `client` and `score`: its `value` under the final model, NaN where
+        the client has none, and on how many examples the client was `tested`. The personal models
+        of a method count as another method, `Ditto (personal)`: `model` is "personal" there, else
+        "global".
     baseline
         The method that the others are compared with.
     scores
@@ -180,13 +221,18 @@ class Comparison(Shown):
     def score_by_client(self) -> "pandas.DataFrame":
         """The score that fairness is measured in: a row a seed and client, a column a method."""
         rows = self.finals[self.finals["score"] == self.score.name]
-        return rows.pivot(index=["seed", "client"], columns="method", values="value")[[*self.methods]]
+        return rows.pivot(index=["seed", "client"], columns="method", values="value")[
+            [*self.methods]
+        ]
 
     @cached_property
     def values(self) -> Mapping[str, Sequence[Values]]:
         """The score of each client that has it under every method, by method and seed."""
         shared = self.score_by_client.dropna()
-        return {method: [shared[method].loc[seed].to_dict() for seed in self.seeds] for method in self.methods}
+        return {
+            method: [shared[method].loc[seed].to_dict() for seed in self.seeds]
+            for method in self.methods
+        }
 
     @property
     def left_out(self) -> Mapping[int, Sequence[str]]:
@@ -213,8 +259,9 @@ class Comparison(Shown):
         method
             One of `methods`.
         measure
-            One of `fairbloom.server.fairness.summarize`; "client:NAME", the score of one client; or "group-gap:SCORE",
-            the gap between groups over all clients, and "group-gap:SCORE:NAME", that of one client.
+            One of `fairbloom.server.fairness.summarize`; "client:NAME", the score of one client; or
+            "group-gap:SCORE", the gap between groups over all clients, and "group-gap:SCORE:NAME",
+            that of one client.
 
         Raises
         ------
@@ -223,43 +270,64 @@ class Comparison(Shown):
         """
         for name in (method, self.baseline):
             if name not in self.methods:
-                raise FairbloomError(f"method = {name!r}: this comparison has {', '.join(self.methods)}")
-        pairs, found = self._pairs(method, measure), find_measure(measure)
+                raise FairbloomError(
+                    f"method = {name!r}: this comparison has {', '.join(self.methods)}"
+                )
+        pairs = self._pairs(method, measure)
+        found = find_measure(measure)
         if not pairs:
-            raise FairbloomError(f"measure = {measure!r}: it is not there, or has no meaning, with any seed")
+            raise FairbloomError(
+                f"measure = {measure!r}: it is not there, or has no meaning, with any seed"
+            )
         return [
-            0.0 if math.isclose(value, base, rel_tol=1e-9, abs_tol=1e-12) else found.better(value, base, self.score)
+            (
+                0.0
+                if math.isclose(value, base, rel_tol=1e-9, abs_tol=1e-12)
+                else found.better(value, base, self.score)
+            )
             for value, base in pairs
         ]
 
     def difference(self, method: str, measure: str) -> Difference:
         """Return how much better a method is than the baseline by a measure of `gains`, and how sure that is.
 
-        The mean and the worst-served tenth are tested; see `claims`. Other measures have an interval and no p-value.
+        The mean and the worst-served tenth are tested; see `claims`. Other measures have an
+        interval and no p-value.
         """
         found = self.differences(measure)
         if method not in found:
             raise FairbloomError(
-                f"method = {method!r}: the methods that are compared with {self.baseline} are {', '.join(found)}"
+                f"method = {method!r}: the methods that are compared with {self.baseline} are"
+                f" {', '.join(found)}"
             )
         return found[method]
 
     def differences(self, measure: str) -> dict[str, Difference]:
-        """Return the difference of each method but the baseline by a measure of `gains`; see `difference`."""
+        """Return the difference of each method but the baseline by a measure of `gains`.
+
+        See `difference`.
+        """
         if measure in CLAIMED:
             return {method: self.claims[method, measure] for method in self._others}
         share = self.shared.test_share
         gains = {method: self.gains(method, measure) for method in self._others}
-        return {method: difference_of(each, test_share=share).untested for method, each in gains.items()}
+        return {
+            method: difference_of(each, test_share=share).untested for method, each in gains.items()
+        }
 
     @cached_property
     def claims(self) -> Mapping[tuple[str, str], Difference]:
         """All differences that a sentence may claim, by method and measure.
 
-        They are one family: the p-values have Holm's correction over all of them, so that where nothing differs,
-        anything is claimed in 5 % of comparisons at most. Those that are equal with every seed are not tested.
+        They are one family: the p-values have Holm's correction over all of them, so that where
+        nothing differs, anything is claimed in 5 % of comparisons at most. Those that are equal
+        with every seed are not tested.
         """
-        gains = {(method, measure): self.gains(method, measure) for measure in CLAIMED for method in self._others}
+        gains = {
+            (method, measure): self.gains(method, measure)
+            for measure in CLAIMED
+            for method in self._others
+        }
         return differences_of(gains, test_share=self.shared.test_share)
 
     @property
@@ -267,12 +335,17 @@ class Comparison(Shown):
         return [method for method in self.methods if method != self.baseline]
 
     def personal_row(self, method: str) -> str:
-        """Return what the row of a method's personal models is called; "" where it has none beside its global model."""
+        """Return what the row of a method's personal models is called.
+
+        "" where it has none beside its global model.
+        """
         return name if (name := personal_label(method)) in self.personal else ""
 
     @cached_property
     def gaps_compared(self) -> dict[str, GroupScore]:
-        """What each gap between groups over all clients is in, by its measure `group-gap:SCORE`; empty without groups.
+        """What each gap between groups over all clients is in, by its measure `group-gap:SCORE`.
+
+        Empty without groups.
 
         A gap that some method has with no seed with which the baseline has it is not there.
         """
@@ -287,7 +360,9 @@ class Comparison(Shown):
     @property
     def tested(self) -> Mapping[str, float]:
         """On how many examples each client was tested under the baseline, with the first seed that has it."""
-        scored = self.finals[(self.finals["method"] == self.baseline) & (self.finals["score"] == self.score.name)]
+        scored = self.finals[
+            (self.finals["method"] == self.baseline) & (self.finals["score"] == self.score.name)
+        ]
         tested = dict(zip(scored["client"][::-1], scored["tested"][::-1], strict=True))
         return {client: tested[client] for client in max(self.values[self.baseline], key=len)}
 
@@ -298,7 +373,9 @@ class Comparison(Shown):
 
     def _pairs(self, method: str, measure: str) -> list[tuple[float, float]]:
         """Return a measure under a method and under the baseline, for each seed that has both."""
-        pairs = zip(self._by_seed(measure, method), self._by_seed(measure, self.baseline), strict=True)
+        pairs = zip(
+            self._by_seed(measure, method), self._by_seed(measure, self.baseline), strict=True
+        )
         return [pair for pair in pairs if all(map(math.isfinite, pair))]
 
     def _by_seed(self, measure: str, method: str) -> list[float]:
@@ -321,7 +398,9 @@ class Comparison(Shown):
     @cached_property
     def clients(self) -> "pandas.DataFrame":
         """A row a method, seed and client, with each score: the table clients.csv."""
-        wide = self.finals.pivot(index=["method", "seed", "client"], columns="score", values="value")
+        wide = self.finals.pivot(
+            index=["method", "seed", "client"], columns="score", values="value"
+        )
         wide = wide.reindex([*self.methods], level="method")
         return wide[[score.name for score in accuracy_first(self.scores)]].reset_index()
 
@@ -333,7 +412,9 @@ class Comparison(Shown):
         """Return a row a method, seed, client, grouping and score: over all clients together, and client by client."""
         return self._of_groups(GroupReport.gap_rows)
 
-    def _of_groups(self, rows: Callable[[GroupReport], list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    def _of_groups(
+        self, rows: Callable[[GroupReport], list[dict[str, Any]]]
+    ) -> list[dict[str, Any]]:
         return [
             {"method": method, "seed": seed, **row}
             for method, reports in self.by_group.items()
@@ -343,7 +424,9 @@ class Comparison(Shown):
 
     def client_rows(self) -> list[dict[str, Any]]:
         """Return the rows of clients.csv: those of `clients`, with None where there is no score."""
-        rows: list[dict[str, Any]] = self.clients.astype(object).where(self.clients.notna(), None).to_dict("records")
+        rows: list[dict[str, Any]] = (
+            self.clients.astype(object).where(self.clients.notna(), None).to_dict("records")
+        )
         return rows
 
     def rows(self) -> list[dict[str, Any]]:
@@ -355,16 +438,22 @@ class Comparison(Shown):
         ]
 
     def difference_rows(self) -> list[dict[str, Any]]:
-        """Return the rows of differences.csv: one a method and measure; None for numbers that there are not.
+        """Return the rows of differences.csv: one a method and measure.
 
-        The measures are those of fairness, and gaps between groups over all clients; and, of `clients_compared`, each
-        client's score and its gaps.
+        None for numbers that there are not.
+
+        The measures are those of fairness, and gaps between groups over all clients; and, of
+        `clients_compared`, each client's score and its gaps.
         """
         measured = [m for m in MEASURES if any(map(math.isfinite, self._by_seed(m, self.baseline)))]
         of_clients = [f"{CLIENT}{client}" for client in self.clients_compared]
         gaps = [f"{gap}:{client}" for gap in self.gaps_compared for client in self.clients_compared]
         return [
-            {"method": method, "measure": measure, **{k: None if v != v else v for k, v in asdict(found).items()}}
+            {
+                "method": method,
+                "measure": measure,
+                **{k: None if v != v else v for k, v in asdict(found).items()},
+            }
             for measure in (*measured, *of_clients, *self.gaps_compared, *filter(self._has, gaps))
             for method, found in self.differences(measure).items()
         ]
@@ -382,7 +471,10 @@ class Comparison(Shown):
         """The share of each client's test examples in the larger of two classes, in percent, mean over seeds."""
         by_seed = [run.column(SHARE_OF_LARGER_CLASS) for run in self.runs.get(self.baseline, ())]
         clients = dict.fromkeys(client for shares in by_seed for client in shares)
-        return {name: statistics.fmean(each[name] for each in by_seed if name in each) for name in clients}
+        return {
+            name: statistics.fmean(each[name] for each in by_seed if name in each)
+            for name in clients
+        }
 
     @property
     def client_count(self) -> int:
@@ -409,7 +501,10 @@ class Comparison(Shown):
     def __repr__(self) -> str:
         """Return the comparison in a line."""
         seeds = f"{len(self.seeds)} seed{'s' if len(self.seeds) > 1 else ''}"
-        return f"Comparison({str(self.folder)!r}: {', '.join(self.methods)}; {seeds}, {self.score.title})"
+        return (
+            f"Comparison({str(self.folder)!r}: {', '.join(self.methods)}; {seeds},"
+            f" {self.score.title})"
+        )
 
 
 def mean_and_deviation(numbers: Sequence[float]) -> tuple[float, float]:

@@ -16,21 +16,23 @@ LEVEL = 1.0 - CONFIDENCE
 """The largest p-value, after Holm's correction, of a significant difference."""
 
 FEWEST_SEEDS = 3
-"""With fewer seeds nothing is tested, and differences have no interval: it would be wider than most scores' range."""
+"""With fewer seeds nothing is tested, and differences have no interval: it would be wider than most
+scores' range."""
 
 
 @dataclass(frozen=True)
 class Difference:
     """How much better a method is than the baseline by one measure, from differences that are paired by seed.
 
-    The p-value is two-sided, of the t test that there is no difference, after Holm's correction where several
-    differences are tested. It is 1 where nothing can be tested: with fewer than three seeds, or differences that do not
-    vary; and NaN where nothing is to be tested.
+    The p-value is two-sided, of the t test that there is no difference, after Holm's correction
+    where several differences are tested. It is 1 where nothing can be tested: with fewer than three
+    seeds, or differences that do not vary; and NaN where nothing is to be tested.
     """
 
     mean: float  # positive is better, whatever the direction of the score
     error: float  # the standard error; NaN with fewer than three seeds
-    low: float  # of the 95 % interval; NaN with fewer than three seeds, or where all differences are the same
+    # of the 95 % interval; NaN with fewer than three seeds, or where all differences are the same
+    low: float
     high: float
     better: int  # with how many seeds the method is better; with others it is worse, or equal
     worse: int
@@ -56,17 +58,20 @@ class Difference:
 def difference_of(differences: Sequence[float], *, test_share: float = 0.0) -> Difference:
     """Return the mean of differences, one per seed, tested by the paired t test.
 
-    `test_share` is the number of test examples divided by that of training examples where the seeds re-split one data
-    set, else 0. Splits of one data set are not independent, so the variance of the mean is (1/n + test_share) s² in
-    place of s²/n: Nadeau and Bengio, Inference for the Generalization Error, Machine Learning 52 (2003), equation 9.
+    `test_share` is the number of test examples divided by that of training examples where the seeds
+    re-split one data set, else 0. Splits of one data set are not independent, so the variance of
+    the mean is (1/n + test_share) s² in place of s²/n: Nadeau and Bengio, Inference for the
+    Generalization Error, Machine Learning 52 (2003), equation 9.
     """
     x = np.asarray(differences, np.float64)
     if not x.size or not np.isfinite(x).all():
         raise ValueError(f"there must be differences, all of them finite, got {list(differences)}")
     if not test_share >= 0.0:
         raise ValueError(f"test_share must be at least 0, got {test_share}")
-    n, mean = x.size, float(x.mean())
-    better, worse = int((x > 0.0).sum()), int((x < 0.0).sum())
+    n = x.size
+    mean = float(x.mean())
+    better = int((x > 0.0).sum())
+    worse = int((x < 0.0).sum())
     if n < FEWEST_SEEDS:
         return Difference(mean, math.nan, math.nan, math.nan, better, worse, n, 1.0)
     if np.ptp(x) <= 1e-9 * np.abs(x).max() or x.std() == 0.0:
@@ -81,7 +86,9 @@ def difference_of(differences: Sequence[float], *, test_share: float = 0.0) -> D
     return Difference(mean, error, mean - reach, mean + reach, better, worse, n, p_value)
 
 
-def differences_of(differences: Mapping[Key, Sequence[float]], *, test_share: float = 0.0) -> dict[Key, Difference]:
+def differences_of(
+    differences: Mapping[Key, Sequence[float]], *, test_share: float = 0.0
+) -> dict[Key, Difference]:
     """Return several differences to one baseline, with Holm's correction over those tested.
 
     What is equal to the baseline with every seed is not tested, so it costs the others no power.

@@ -32,8 +32,8 @@ class Evaluation(Shown):
     model
         Which model of the run: "last" or "best".
     clients
-        Of each score the numbers of the run's clients under the final model, by their names; empty where the folder
-        does not have them.
+        Of each score the numbers of the run's clients under the final model, by their names; empty
+        where the folder does not have them.
     """
 
     site: str
@@ -48,7 +48,9 @@ class Evaluation(Shown):
 
     def range_of(self, score: Score) -> tuple[float, float] | None:
         """Return the worst and the best number of the run's clients by a score, None where the folder has none."""
-        values = sorted(self.clients.get(score.name, {}).values(), reverse=not score.higher_is_better)
+        values = sorted(
+            self.clients.get(score.name, {}).values(), reverse=not score.higher_is_better
+        )
         return (values[0], values[-1]) if values else None
 
     def written(self, score: Score) -> str:
@@ -65,18 +67,32 @@ class Evaluation(Shown):
         """Yield what the numbers mean, in words."""
         score = self.scores[0]
         spread = self.range_of(score)
-        own = f"{self.site} has {score.words} {self.written(score)} by {self.test_examples} test examples"
+        own = (
+            f"{self.site} has {score.words} {self.written(score)} by {self.test_examples} test"
+            " examples"
+        )
         if score.name not in self.values:
             yield f"The {score.words} has no meaning on the test examples of {self.site}."
         elif spread is None:
-            yield f"{own}. The folder does not say how the model serves the run's clients: only a run folder does."
+            yield (
+                f"{own}. The folder does not say how the model serves the run's clients: only a run"
+                " folder does."
+            )
         else:
             worst, best = map(score.written, spread)
-            yield f"{own}; the run's {len(self.clients[score.name])} clients have {worst} to {best}."
+            yield (
+                f"{own}; the run's {len(self.clients[score.name])} clients have {worst} to {best}."
+            )
         if self.test_examples < FEWEST_EXAMPLES:
-            yield "So few test examples say nothing: take more rows, or a larger test-share in the next run."
+            yield (
+                "So few test examples say nothing: take more rows, or a larger test-share in the"
+                " next run."
+            )
         elif self.interval is not None:
-            yield "In parentheses is the 95 % interval of the accuracy: what differs by less may be chance."
+            yield (
+                "In parentheses is the 95 % interval of the accuracy: what differs by less may be"
+                " chance."
+            )
         if self.model == "best":
             yield "The run's clients have the final model, and the site has the best one."
 
@@ -97,4 +113,7 @@ class Evaluation(Shown):
 
     def __repr__(self) -> str:
         """Return it in a line."""
-        return f"Evaluation({str(self.run)!r} at {self.site}, {self.scores[0].name}: {self.written(self.scores[0])})"
+        return (
+            f"Evaluation({str(self.run)!r} at {self.site}, {self.scores[0].name}:"
+            f" {self.written(self.scores[0])})"
+        )

@@ -15,10 +15,15 @@ MEASURED = ("mean", "worst_10")
 
 
 def find_runs(folder: Path) -> list[dict[str, Any]]:
-    """Return what is known of each run in a folder and in folders below, by name; of a damaged one its `fault`."""
+    """Return what is known of each run in a folder and in folders below, by name.
+
+    Of a damaged one its `fault`.
+    """
     found = []
     for path in sorted(run_folders(folder)):
-        files = [file for entry in (ROUNDS, MODEL, CONFIG) if (file := entry.path_in(path)).exists()]
+        files = [
+            file for entry in (ROUNDS, MODEL, CONFIG) if (file := entry.path_in(path)).exists()
+        ]
         changed = max((file.stat().st_mtime for file in files), default=0.0)
         name = str(path.relative_to(folder)) if path != folder else str(path)
         about: dict[str, Any] = {"name": name, "folder": str(path.absolute())}
@@ -26,8 +31,16 @@ def find_runs(folder: Path) -> list[dict[str, Any]]:
         found.append(about)
         try:
             run = load(path)
-            last = run.rounds.filter([f"{run.score.column(run.serves)}_{key}" for key in MEASURED]).dropna().tail(1)
-            about |= {"task": run.settings.get("task", ""), "method": run.label, "seed": run.settings.get("seed")}
+            last = (
+                run.rounds.filter([f"{run.score.column(run.serves)}_{key}" for key in MEASURED])
+                .dropna()
+                .tail(1)
+            )
+            about |= {
+                "task": run.settings.get("task", ""),
+                "method": run.label,
+                "seed": run.settings.get("seed"),
+            }
             about |= {"state": run.state, "rounds": run.rounds_done, "of_rounds": run.num_rounds}
         except FairbloomError as error:
             about |= {"state": "damaged", "fault": str(error)}
@@ -40,7 +53,10 @@ def find_runs(folder: Path) -> list[dict[str, Any]]:
 
 
 def run_folders(folder: Path, depth: int = 4) -> Iterator[Path]:
-    """Yield the run folders in a folder and below, as those of a comparison; a folder that cannot be read has none."""
+    """Yield the run folders in a folder and below, as those of a comparison.
+
+    A folder that cannot be read has none.
+    """
     try:
         inside = [path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()]
     except OSError:

@@ -19,13 +19,15 @@ CLIENT = "client:"
 """What the measure of one client begins with."""
 
 GAP = "group-gap:"
-"""What the measure of a gap between groups begins with: a score follows, and `:NAME` where it is of one client."""
+"""What the measure of a gap between groups begins with: a score follows, and `:NAME` where it is of
+one client."""
 
 NAMED = (f"{CLIENT}NAME", f"{GAP}SCORE", f"{GAP}SCORE:NAME")
 """How errors spell the measures that hold a name."""
 
 LARGER_CLASS = "larger class, %"
-"""What tables call the share of a client's test examples that are of the larger one of two classes."""
+"""What tables call the share of a client's test examples that are of the larger one of two
+classes."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,8 @@ class Measure:
     of: Callable[[Served], float]  # NaN where a client or a gap is not there
     good: Literal["as score", "high", "low"] = "as score"  # where it is, clients are better served
     decimals: int = 2  # in tables of recipes, as papers print it
-    unit: bool = True  # whether it is in the unit of the score; others have none, but for the radians of the angle
+    # whether it is in the unit of the score; others have none, but for the radians of the angle
+    unit: bool = True
 
     def is_good_high(self, score: Score) -> bool:
         """Return whether a higher number is better for the clients."""
@@ -72,7 +75,10 @@ class Measure:
 
 
 def parse_gap(measure: str) -> tuple[str, str]:
-    """Return the score and the client of a measure of a gap between groups; "" for all clients together."""
+    """Return the score and the client of a measure of a gap between groups.
+
+    "" for all clients together.
+    """
     score, _, client = measure.removeprefix(GAP).partition(":")
     return score, client
 
@@ -84,10 +90,16 @@ def find_measure(name: str) -> Measure:
         return Measure(name, lambda served: served.values.get(client, math.nan))
     if re.fullmatch(rf"{GAP}[a-z0-9-]+(:.+)?", name, re.DOTALL):
         score, client = parse_gap(name)
-        return Measure(name, lambda s: s.groups.sizes(client).get(score, math.nan) if s.groups else math.nan, "low")
+        return Measure(
+            name,
+            lambda s: s.groups.sizes(client).get(score, math.nan) if s.groups else math.nan,
+            "low",
+        )
     if (key := name.replace("-", "_")) not in REGISTRY:
         there = ", ".join((*REGISTRY, *NAMED))
-        raise FairbloomError(f"unknown measure {name!r}: {did_you_mean(key, REGISTRY)}there are {there}")
+        raise FairbloomError(
+            f"unknown measure {name!r}: {did_you_mean(key, REGISTRY)}there are {there}"
+        )
     return REGISTRY[key]
 
 
@@ -98,7 +110,9 @@ def measure_title(measure: str, clients: int = 0) -> str:
 
 def _spread(name: str) -> Callable[[Served], float]:
     """Return the function of a measure of how scores are spread over clients."""
-    return lambda served: summarize(served.values, lower_is_better=not served.score.higher_is_better)[name]
+    return lambda served: summarize(
+        served.values, lower_is_better=not served.score.higher_is_better
+    )[name]
 
 
 def _percentile(percent: int) -> Callable[[Served], float]:
@@ -107,8 +121,11 @@ def _percentile(percent: int) -> Callable[[Served], float]:
 
 def _uniform(served: Served) -> float:
     """Return the mean over all examples."""
-    values, examples = served.values, served.examples
-    return sum(examples[name] * value for name, value in values.items()) / sum(examples[name] for name in values)
+    values = served.values
+    examples = served.examples
+    return sum(examples[name] * value for name, value in values.items()) / sum(
+        examples[name] for name in values
+    )
 
 
 GOOD: Mapping[str, Literal["high", "low"]] = {
@@ -119,13 +136,24 @@ BARE = ("jain", "gini", "entropy", "cosine")
 
 REGISTRY: Mapping[str, Measure] = {
     **{
-        name: Measure(name, _spread(name), GOOD.get(name, "as score"), 3 if name in BARE else 2, name not in BARE)
+        name: Measure(
+            name,
+            _spread(name),
+            GOOD.get(name, "as score"),
+            3 if name in BARE else 2,
+            name not in BARE,
+        )
         for name in MEASURES
     },
-    "angle": Measure("angle", lambda served: math.acos(min(1.0, _spread("cosine")(served))), "low", 3, unit=False),
+    "angle": Measure(
+        "angle", lambda served: math.acos(min(1.0, _spread("cosine")(served))), "low", 3, unit=False
+    ),
     "uniform": Measure("uniform", _uniform),
     "percentile_5": Measure("percentile_5", _percentile(5)),
     "percentile_95": Measure("percentile_95", _percentile(95)),
-    "3*mean+worst": Measure("3*mean+worst", lambda s: 0.75 * _spread("mean")(s) + 0.25 * _spread("worst")(s)),
+    "3*mean+worst": Measure(
+        "3*mean+worst", lambda s: 0.75 * _spread("mean")(s) + 0.25 * _spread("worst")(s)
+    ),
 }
-"""The measures by their names; beside them stand those that hold a name, which `find_measure` knows."""
+"""The measures by their names; beside them stand those that hold a name, which `find_measure`
+knows."""

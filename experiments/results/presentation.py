@@ -1,6 +1,7 @@
 """How results are shown: one page of each, which a terminal, a notebook, a report and a figure are made of.
 
-The pages of results lie above them, in `fairbloom.experiments.pages`, which registers one function for each class.
+The pages of results lie above them, in `fairbloom.experiments.pages`, which registers one function
+for each class.
 """
 
 from functools import singledispatch
@@ -19,8 +20,8 @@ from ..render.terminal import show_page
 def page_of(result: object) -> Page:
     """Return the page of a result."""
     raise NotImplementedError(
-        f"no page of {type(result).__name__} is registered: import fairbloom.experiments.api, as `fairbloom.load` "
-        "does, or register one"
+        f"no page of {type(result).__name__} is registered: import fairbloom.experiments.api, as"
+        " `fairbloom.load` does, or register one"
     )
 
 
@@ -55,5 +56,8 @@ def write_report(result: object, path: Path) -> Path:
 
 
 def write_figure(result: object, path: Path) -> list[Path]:
-    """Write the chart of a result as `path`.png and .svg, the same chart as the same bytes; return these files."""
+    """Write the chart of a result as `path`.png and .svg, the same chart as the same bytes.
+
+    Return these files.
+    """
     return write_charts(page_of(result).make_figure(), path)

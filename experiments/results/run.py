@@ -60,14 +60,20 @@ if TYPE_CHECKING:
 REPORT = "report.html"
 """The name of a report, in the folder of what it is about."""
 
-LABELLED = frozenset(key for key, setting in COMMON.items() if Mark.SENT_TO_CLIENTS not in setting.marks)
-"""The settings of every method that are part of its label; those of clients' work, as the learning rate, are not."""
+LABELLED = frozenset(
+    key for key, setting in COMMON.items() if Mark.SENT_TO_CLIENTS not in setting.marks
+)
+"""The settings of every method that are part of its label; those of clients' work, as the learning
+rate, are not."""
 
 
 def load(folder: str | os.PathLike[str]) -> "Run":
-    """Return the run in a folder, finished or not; raise FairbloomError where it holds none, or cannot be read.
+    """Return the run in a folder, finished or not.
 
-    It may be the run folder of `fairbloom run`, of a comparison, of a deployed run, or of a user's ServerApp.
+    Raise FairbloomError where it holds none, or cannot be read.
+
+    It may be the run folder of `fairbloom run`, of a comparison, of a deployed run, or of a user's
+    ServerApp.
     """
     path = Path(folder).absolute()
     if study := find_study(path):
@@ -76,10 +82,13 @@ def load(folder: str | os.PathLike[str]) -> "Run":
         what = f"{path} holds a {NOUNS[study.kind]}, of several runs"
         raise RunFolderError(f"{what}: name one in {path / 'runs'}{which}")
     if not path.exists():
-        raise RunFolderError(f"there is no folder {path}: fairbloom show lists the runs in the folder runs")
+        raise RunFolderError(
+            f"there is no folder {path}: fairbloom show lists the runs in the folder runs"
+        )
     if not is_run_folder(path):
         raise RunFolderError(
-            f"{path} is no run folder: it has no {CONFIG.name}; fairbloom show FOLDER lists the runs in one"
+            f"{path} is no run folder: it has no {CONFIG.name}; fairbloom show FOLDER lists the"
+            " runs in one"
         )
     return Run(path, dict(CONFIG.read(path).settings), tuple(SCORES.read(path)))
 
@@ -115,13 +124,17 @@ class Run(Shown):
         parameters = {
             key: value
             for key, value in self.settings.items()
-            if (key.startswith(f"{name.lower()}.") or key in LABELLED) and value not in ("", defaults.get(key, ""))
+            if (key.startswith(f"{name.lower()}.") or key in LABELLED)
+            and value not in ("", defaults.get(key, ""))
         }
         return label_of(name, parameters if "task" in self.settings else {})
 
     @property
     def task(self) -> TaskInfo | None:
-        """What is known of its task; None of a user-defined one, which is not imported, or one that is gone."""
+        """What is known of its task.
+
+        None of a user-defined one, which is not imported, or one that is gone.
+        """
         return TASKS.get(str(self.settings.get("task", "")))
 
     @property
@@ -179,15 +192,18 @@ class Run(Shown):
 
     @cached_property
     def groups(self) -> "pandas.DataFrame":
-        """The table groups.csv: a row a client, evaluated round, model and group; empty where there are no groups."""
+        """The table groups.csv: a row a client, evaluated round, model and group.
+
+        Empty where there are no groups.
+        """
         return read_frame(GROUPS, self.folder) if GROUPED.exists_in(self.folder) else frame([])
 
     @cached_property
     def metrics(self) -> "pandas.DataFrame":
         """The table metrics.csv: a row per metric that a user's app reported; empty of other runs.
 
-        The columns are `round`, `phase` (train, evaluate, or server for `evaluate_fn`), `client` ("" where a number is
-        of all together), `metric` and `value`.
+        The columns are `round`, `phase` (train, evaluate, or server for `evaluate_fn`), `client`
+        ("" where a number is of all together), `metric` and `value`.
         """
         return read_frame(METRICS, self.folder) if METRICS.exists_in(self.folder) else frame([])
 
@@ -204,12 +220,15 @@ class Run(Shown):
         )
 
     def by_group(self, model: str = "", split: str = "test") -> GroupReport | None:
-        """Return counts, scores and gaps of groups after the last evaluated round; None where there are no groups.
+        """Return counts, scores and gaps of groups after the last evaluated round.
+
+        None where there are no groups.
 
         Parameters
         ----------
         model
-            "global", or "personal" for personal models, which few methods have; by default the one that `serves`.
+            "global", or "personal" for personal models, which few methods have; by default the one
+            that `serves`.
         split
             "test", or "validation" for the examples that a validation share sets apart.
         """
@@ -217,7 +236,8 @@ class Run(Shown):
         grouped = GROUPED.read(self.folder)
         if grouped is None:
             return None
-        last, rows = self._evaluated(), self.groups
+        last = self._evaluated()
+        rows = self.groups
         rows = rows[rows["round"].isin(last["round"]) & ~rows["client"].isin(self.attackers)]
         rows = rows[(rows["model"] == model) & (rows["split"] == split)]
         if model != "global" and rows.empty:
@@ -229,7 +249,8 @@ class Run(Shown):
     def summary(self) -> dict[str, Any]:
         """How the model serves the clients after the last evaluated round, and where that stands.
 
-        The measures are those of `fairbloom.server.fairness.summarize`; there are none before the first evaluation.
+        The measures are those of `fairbloom.server.fairness.summarize`; there are none before the
+        first evaluation.
         """
         about = {
             "folder": str(self.folder),
@@ -247,52 +268,71 @@ class Run(Shown):
         return about | (measures(final, self.score) if final else {})
 
     def final(
-        self, score: Score | None = None, model: str = "", split: str = "test", *, hostile: bool = False
+        self,
+        score: Score | None = None,
+        model: str = "",
+        split: str = "test",
+        *,
+        hostile: bool = False,
     ) -> dict[str, float]:
-        """Return the score of each client after the last evaluated round; clients without one are left out.
+        """Return the score of each client after the last evaluated round.
+
+        Clients without one are left out.
 
         Parameters
         ----------
         score
             One of `scores`; by default the one that fairness is measured in.
         model
-            "global", or "personal" for personal models, which few methods have; by default the one that `serves`.
+            "global", or "personal" for personal models, which few methods have; by default the one
+            that `serves`.
         split
             "test", or "validation" for the examples that a validation share sets apart.
         hostile
             Whether clients that attack in an experiment are among them.
         """
-        score, model = score or self.score, model or self.serves
-        column, path = score.column(model, split), CLIENTS.path_in(self.folder)
+        score = score or self.score
+        model = model or self.serves
+        column = score.column(model, split)
+        path = CLIENTS.path_in(self.folder)
         rows = self._evaluated(hostile=hostile)
         if column not in rows:
             if len(rows) and split == "test" and (self.finished or model == "global"):
-                raise RunFolderError(f"{path} cannot be read: it has no column {column}. Restore it from a copy")
+                raise RunFolderError(
+                    f"{path} cannot be read: it has no column {column}. Restore it from a copy"
+                )
             return {}
         values = self.column(column, hostile=hostile)
         for value in values.values():
             if not math.isfinite(value) or (score.percent and not 0.0 <= value <= 100.0):
                 what = f"{score.words} in percent" if score.percent else score.words
                 raise RunFolderError(
-                    f"{path} has {value:g} for {what}: restore it from a copy, or run again with another folder (--out)"
+                    f"{path} has {value:g} for {what}: restore it from a copy, or run again with"
+                    " another folder (--out)"
                 )
         return values
 
     @property
     def known(self) -> set[str]:
-        """The clients of the last evaluated round, but for attackers; where all are to evaluate, those of any round."""
+        """The clients of the last evaluated round, but for attackers.
+
+        Where all are to evaluate, those of any round.
+        """
         last = self._evaluated(hostile=True)
         names = set(last["client"])
         if float(self.settings.get("fraction-evaluate", 1.0)) == 1.0:
             names.update(self.clients["client"].unique())
-            names.update(*self._absent(self.rounds[self.rounds["round"].isin(last["round"])]).values())
+            names.update(
+                *self._absent(self.rounds[self.rounds["round"].isin(last["round"])]).values()
+            )
         return names.difference(self.attackers)
 
     def without(self, score: Score, model: str = "global") -> tuple[str, ...]:
         """Return the clients that have no such score after the last evaluated round.
 
-        They have none where it cannot be measured, as an AUC over a single class, or where they have no test examples,
-        were refused, missing or offline. Where a share of the clients evaluates, others than these are not counted.
+        They have none where it cannot be measured, as an AUC over a single class, or where they
+        have no test examples, were refused, missing or offline. Where a share of the clients
+        evaluates, others than these are not counted.
         """
         return tuple(sorted(self.known.difference(self.final(score, model))))
 
@@ -305,66 +345,98 @@ class Run(Shown):
         return max(0, known - len(there))
 
     def test_examples(self, *, hostile: bool = False) -> dict[str, int]:
-        """Return how many examples each client was tested on after the last evaluated round; see `final`."""
-        return {client: int(count) for client, count in self.column("test_examples", hostile=hostile).items()}
+        """Return how many examples each client was tested on after the last evaluated round.
+
+        See `final`.
+        """
+        return {
+            client: int(count)
+            for client, count in self.column("test_examples", hostile=hostile).items()
+        }
 
     def column(self, name: str, *, hostile: bool = False) -> dict[str, float]:
-        """Return the numbers of a column of `clients` after the last evaluated round, by client; see `final`.
+        """Return the numbers of a column of `clients` after the last evaluated round, by client.
+
+        See `final`.
 
         There is none of a client without a number, and none at all where there is no such column.
         """
         rows = self._evaluated(hostile=hostile)
-        pairs = zip(rows["client"].tolist(), rows[name].tolist(), strict=True) if name in rows else ()
+        pairs = (
+            zip(rows["client"].tolist(), rows[name].tolist(), strict=True) if name in rows else ()
+        )
         return {client: value for client, value in pairs if not math.isnan(value)}
 
     def absences(self) -> dict[str, list[tuple[str, int]]]:
         """Return who was refused, missing, offline, each with the number of rounds, the most frequent first."""
-        return {kind: Counter(names).most_common() for kind, names in self._absent(self.rounds).items()}
+        return {
+            kind: Counter(names).most_common() for kind, names in self._absent(self.rounds).items()
+        }
 
     @staticmethod
     def _absent(rounds: "pandas.DataFrame") -> dict[str, list[str]]:
         """Return who was refused, missing, offline in some rounds, as often as they were."""
         return {
-            kind: [name for cell in rounds.get(kind, ()) for name in parse_absent({kind: cell}, kind)]
+            kind: [
+                name for cell in rounds.get(kind, ()) for name in parse_absent({kind: cell}, kind)
+            ]
             for kind in ABSENT
         }
 
     def left_out(self) -> list[tuple[str, int]]:
         """Return whom the defence left out, each with the number of rounds, the most frequent first."""
-        return Counter(name for cell in self.rounds.get("left_out", ()) for name in parse_names(cell)).most_common()
+        return Counter(
+            name for cell in self.rounds.get("left_out", ()) for name in parse_names(cell)
+        ).most_common()
 
     def differing(self) -> dict[str, Value]:
         """Return the settings that are not at their defaults: what a task or a strategy chooses is a default too."""
         usual = dict(default_config())
         method = str(self.settings.get("method", ""))
-        with contextlib.suppress(FairbloomError, TypeError):  # what is not known here any more, or has no defaults
+        # what is not known here any more, or has no defaults
+        with contextlib.suppress(FairbloomError, TypeError):
             if "task" in self.settings:
                 setup = (self.task or TaskInfo("", "", "", "")).setup({})
-                usual |= {"model": setup.model, "clients": setup.clients, "partition": setup.partition}
-                usual["fraction"] = usual_fraction(int(self.settings.get("clients", 0)) or len(self.test_examples()))
+                usual |= {
+                    "model": setup.model,
+                    "clients": setup.clients,
+                    "partition": setup.partition,
+                }
+                usual["fraction"] = usual_fraction(
+                    int(self.settings.get("clients", 0)) or len(self.test_examples())
+                )
             elif not is_import_string(method):
                 usual = {**collect_options(find_method(method)()), "method": ""}
-        return {key: value for key, value in self.settings.items() if key != "out" and value != usual.get(key)}
+        return {
+            key: value
+            for key, value in self.settings.items()
+            if key != "out" and value != usual.get(key)
+        }
 
-    def predictor(self, client: str = "", model: str = "last", *, trust: bool = False) -> "Predictor":
+    def predictor(
+        self, client: str = "", model: str = "last", *, trust: bool = False
+    ) -> "Predictor":
         """Return what predicts with the run's model for new data: the module, and how data become its inputs.
 
         Parameters
         ----------
         client
-            The client whose personal model is wanted, or by whose means and deviations numbers are standardised.
+            The client whose personal model is wanted, or by whose means and deviations numbers are
+            standardised.
         model
-            "last" for the model after the last round, "best" for the one with the best mean score, or "personal".
+            "last" for the model after the last round, "best" for the one with the best mean score,
+            or "personal".
         trust
             Import the modules that the run's settings name. Importing runs their code.
 
         Raises
         ------
         FairbloomError
-            When there is no such model, a client must be named, there is none of that name, or the settings name a
-            module that may not be imported.
+            When there is no such model, a client must be named, there is none of that name, or the
+            settings name a module that may not be imported.
         """
-        from fairbloom.prediction.predictor import load_predictor  # imported late, as PyTorch is with it
+        # imported late, as PyTorch is with it
+        from fairbloom.prediction.predictor import load_predictor
 
         return load_predictor(self.folder, client=client, model=model, trust=trust)
 
@@ -372,11 +444,15 @@ class Run(Shown):
         """Return the trained model, a torch.nn.Module in eval mode on the CPU; see `predictor`."""
         return self.predictor(client, model).module
 
-    def predict(self, frame: "pandas.DataFrame", client: str = "", model: str = "last") -> "pandas.DataFrame":
-        """Return a data frame with all of its columns, then a prediction for each row; see `predictor`.
+    def predict(
+        self, frame: "pandas.DataFrame", client: str = "", model: str = "last"
+    ) -> "pandas.DataFrame":
+        """Return a data frame with all of its columns, then a prediction for each row.
 
-        The columns of inputs may be in any order, and the target may be there or not. Added are `predicted_TARGET` and,
-        where classes are predicted, `probability_CLASS` for each of them.
+        See `predictor`.
+
+        The columns of inputs may be in any order, and the target may be there or not. Added are
+        `predicted_TARGET` and, where classes are predicted, `probability_CLASS` for each of them.
         """
         return self.predictor(client, model).predict(frame)
 
@@ -388,19 +464,24 @@ class Run(Shown):
         out: str | os.PathLike[str] | None = None,
         trust: bool = False,
     ) -> Path:
-        """Export the trained model with its preprocessing as ONNX; return the file, by default one in exports/.
+        """Export the trained model with its preprocessing as ONNX.
 
-        `client`, `model` and `trust` are as in `predictor`. An earlier file is replaced. What was written is tried: its
-        predictions are compared with the model's own.
+        Return the file, by default one in exports/.
+
+        `client`, `model` and `trust` are as in `predictor`. An earlier file is replaced. What was
+        written is tried: its predictions are compared with the model's own.
 
         Raises
         ------
         FairbloomError
-            When there is no such model, it cannot be exported, or predicts something else; nothing is written then.
+            When there is no such model, it cannot be exported, or predicts something else; nothing
+            is written then.
         """
         from fairbloom.prediction.export import export_onnx  # imported late, as PyTorch is with it
 
-        return export_onnx(self.predictor(client, model, trust=trust), None if out is None else Path(out))
+        return export_onnx(
+            self.predictor(client, model, trust=trust), None if out is None else Path(out)
+        )
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Return the global model after the last round: arrays by the names of the module's state dict.
@@ -426,7 +507,8 @@ class Run(Shown):
         split = SPLIT.read(self.folder)
         if split is None:
             raise RunFolderError(
-                f"{self.folder} has no {SPLIT.name}: its data were not dealt to clients on this machine"
+                f"{self.folder} has no {SPLIT.name}: its data were not dealt to clients on this"
+                " machine"
             )
         return split
 
@@ -457,7 +539,10 @@ class Run(Shown):
 
     @cached_property
     def _last(self) -> "pandas.DataFrame":
-        """The rows of clients.csv of the last round of a finished run; of others, of the last evaluated one."""
+        """The rows of clients.csv of the last round of a finished run.
+
+        Of others, of the last evaluated one.
+        """
         table = self.clients
         done = self.finished and not self.stopped
         return table[table["round"] == (self.rounds_done if done else table["round"].max())]
@@ -472,7 +557,8 @@ class OpenedRuns:
     """The runs of a study, of which each is opened once, when it is finished."""
 
     def __init__(self, study: Study, folder: Path) -> None:
-        self.study, self._folder = study, folder
+        self.study = study
+        self._folder = folder
         self._found: dict[str, Run] = {}
 
     def get(self, arm: Arm, seed: int) -> Run | None:
@@ -484,12 +570,16 @@ class OpenedRuns:
 
 
 def final_of(run: Run) -> dict[str, float]:
-    """Return the score of each client under the final model; raise RunFolderError when no client has one."""
+    """Return the score of each client under the final model.
+
+    Raise RunFolderError when no client has one.
+    """
     final = run.final()
     if not final:
         raise RunFolderError(
-            f"{CLIENTS.path_in(run.folder)} has no test {run.score.words} after the last round: "
-            f"{ROUNDS.path_in(run.folder)} says in its columns refused and missing what became of the clients' replies"
+            f"{CLIENTS.path_in(run.folder)} has no test {run.score.words} after the last round:"
+            f" {ROUNDS.path_in(run.folder)} says in its columns refused and missing what became of"
+            " the clients' replies"
         )
     return final
 
@@ -503,10 +593,12 @@ def frame(rows: Sequence[Mapping[str, Any]]) -> "pandas.DataFrame":
     """Return rows as a data frame, with NaN for ""."""
     import pandas  # imported late: it takes a second
 
-    return pandas.DataFrame([{name: np.nan if cell == "" else cell for name, cell in row.items()} for row in rows])
+    return pandas.DataFrame(
+        [{name: np.nan if cell == "" else cell for name, cell in row.items()} for row in rows]
+    )
 
 
-# Over which clients each score is a mean, and why it lacks the others -------------------------------------------------
+# Over which clients each score is a mean, and why it lacks the others -----------------------------
 
 
 @dataclass(frozen=True)
@@ -544,21 +636,28 @@ def scores_of(run: Run) -> list[Scored]:
         for model in run.models:
             if values := run.final(score, model):
                 why = WHY_UNDEFINED.get(score.name, "it has no finite value there")
-                # A client without test examples, or one that was refused, missing or offline, has no score at all.
+                # A client without test examples, or one that was refused, missing or offline, has
+                # no score at all.
                 untested = "not tested in the last round"
-                lacking = {name: why if name in tested else untested for name in run.without(score, model)}
+                lacking = {
+                    name: why if name in tested else untested for name in run.without(score, model)
+                }
                 found.append(Scored(score, model, values, lacking, run.unasked))
     return found
 
 
 def sentences_of(found: Sequence[Scored]) -> list[str]:
-    """Return over which clients each score is a mean, a sentence a reason; nothing of one that all have.
+    """Return over which clients each score is a mean, a sentence a reason.
+
+    Nothing of one that all have.
 
     It is said once where personal models lack it for the same clients.
     """
     shown: list[str] = []
     for place, each in enumerate(found):
-        if any((each.score, each.lacking) == (before.score, before.lacking) for before in found[:place]):
+        if any(
+            (each.score, each.lacking) == (before.score, before.lacking) for before in found[:place]
+        ):
             continue
         words = each.score.words
         of = words if each.model == "global" else f"{words} of personal models"

@@ -22,7 +22,7 @@ from .run import OpenedRuns, Run
 NAMED = 3
 """Of at most so many arms that failed a sentence says why."""
 
-# How arms are judged --------------------------------------------------------------------------------------------------
+# How arms are judged ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,8 @@ class Judged:
     arm: Arm
     values: Sequence[float] = ()  # the measure by seed; empty where it cannot be chosen
     means: Sequence[float] = ()  # the mean over the clients by seed
-    fault: str = ""  # why it cannot be chosen though its runs are finished, or which of them failed; "" where it can
+    # why it cannot be chosen though its runs are finished, or which of them failed; "" where it can
+    fault: str = ""
 
     @property
     def mean(self) -> float:
@@ -46,13 +47,19 @@ class Judged:
         return statistics.stdev(self.values) / math.sqrt(count) if count > 1 else None
 
 
-def judge_arms(measure: Measure, arms: Sequence[Arm], runs: Sequence[Sequence[Run | None]]) -> list[Judged]:
-    """Return what arms are worth by a measure on validation examples; `runs` has those of each arm, one a seed.
+def judge_arms(
+    measure: Measure, arms: Sequence[Arm], runs: Sequence[Sequence[Run | None]]
+) -> list[Judged]:
+    """Return what arms are worth by a measure on validation examples.
 
-    An arm that lacks a run, or the score of a client that others have, cannot be chosen. Test examples are read only
-    of runs that set no validation examples apart, as recipes of papers do that say no more.
+    `runs` has those of each arm, one a seed.
+
+    An arm that lacks a run, or the score of a client that others have, cannot be chosen. Test
+    examples are read only of runs that set no validation examples apart, as recipes of papers do
+    that say no more.
     """
-    served, faults = list[list[Served]](), list[str]()
+    served = list[list[Served]]()
+    faults = list[str]()
     for arm, by_seed in zip(arms, runs, strict=True):
         try:
             served.append([serve(run, arm.evaluated) for run in by_seed if run is not None])
@@ -62,39 +69,61 @@ def judge_arms(measure: Measure, arms: Sequence[Arm], runs: Sequence[Sequence[Ru
             faults.append(str(error))
         if len(served[-1]) < len(by_seed):
             served[-1] = []
-    wanted = [set[str]().union(*(each.values for each in of)) for of in zip(*filter(None, served), strict=True)]
+    wanted = [
+        set[str]().union(*(each.values for each in of))
+        for of in zip(*filter(None, served), strict=True)
+    ]
     judged = []
     for arm, mine, fault in zip(arms, served, faults, strict=True):
         values = [measure.of(each) for each in mine]
-        lacking = {name for each, names in zip(mine, wanted, strict=False) for name in names.difference(each.values)}
+        lacking = {
+            name
+            for each, names in zip(mine, wanted, strict=False)
+            for name in names.difference(each.values)
+        }
         if lacking:
-            what = f"the validation {mine[0].score.words} of {', '.join(sorted(lacking))}, which others have"
+            what = (
+                f"the validation {mine[0].score.words} of {', '.join(sorted(lacking))}, which"
+                " others have"
+            )
             fault = f"it lacks {what}: see what was refused or missing in {ROUNDS.name} of its runs"
         elif not all(map(math.isfinite, values)):
             fault = f"there is no {measure.name} of so few validation examples"
         mean = find_measure("mean").of
-        judged.append(Judged(arm, fault=fault) if fault else Judged(arm, values, [mean(each) for each in mine]))
+        judged.append(
+            Judged(arm, fault=fault)
+            if fault
+            else Judged(arm, values, [mean(each) for each in mine])
+        )
     return judged
 
 
 def serve(run: Run, evaluated: str) -> Served:
     """Return how a run serves its clients on validation examples, or on test examples where it set none apart."""
     tests = not float(run.settings.get("validation-share", 0.0)) > 0.0
-    model, split = run.serves if evaluated == "global" else evaluated, "test" if tests else "validation"
+    model = run.serves if evaluated == "global" else evaluated
+    split = "test" if tests else "validation"
     scores = run.final(model=model, split=split, hostile=tests)
     if not scores:
         of_which = " of personal models" if model == "personal" else ""
         raise FairbloomError(
-            f"{CLIENTS.path_in(run.folder)} has no {split} {run.score.words}{of_which}: give clients more examples, so "
-            "that validation-share leaves each of them some, or set validation-share = 0 where a recipe has it"
+            f"{CLIENTS.path_in(run.folder)} has no {split} {run.score.words}{of_which}: give"
+            " clients more examples, so that validation-share leaves each of them some, or set"
+            " validation-share = 0 where a recipe has it"
         )
     return Served(scores, run.score, groups=run.by_group(model, split))
 
 
 def choose(
-    measure: Measure, score: Score, among: Sequence[Judged], within: float | None = None, base: Judged | None = None
+    measure: Measure,
+    score: Score,
+    among: Sequence[Judged],
+    within: float | None = None,
+    base: Judged | None = None,
 ) -> Judged | None:
-    """Return the best of the arms that can be chosen, of equals the first; None where there is none.
+    """Return the best of the arms that can be chosen, of equals the first.
+
+    None where there is none.
 
     With `within`, the mean over the clients may be at most so many points below that of `base`.
     """
@@ -109,7 +138,7 @@ def choose(
     return best
 
 
-# What was found -------------------------------------------------------------------------------------------------------
+# What was found -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -125,7 +154,8 @@ class Search(Shown):
     score
         The score that fairness is measured in.
     comparison
-        The best arm of each method on the test examples of fresh seeds; None while runs are missing.
+        The best arm of each method on the test examples of fresh seeds; None while runs are
+        missing.
     folder
         Where tables, figure and runs lie.
     notes
@@ -151,7 +181,10 @@ class Search(Shown):
 
     @property
     def best(self) -> str:
-        """The label of the arm that is best on validation examples; "" before anything was chosen."""
+        """The label of the arm that is best on validation examples.
+
+        "" before anything was chosen.
+        """
         return next(iter(self.found.best), "")
 
     @property
@@ -160,7 +193,9 @@ class Search(Shown):
         if self.study.reference and self.best:
             return self.study.reference.label
         methods = {arm.label: arm.method for arm in self.study.arms}
-        return next((label for label in self.found.best if methods[label] == self.study.baseline), "")
+        return next(
+            (label for label in self.found.best if methods[label] == self.study.baseline), ""
+        )
 
     def of(self, label: str) -> Judged:
         """Return what an arm is worth."""
@@ -176,9 +211,16 @@ class Search(Shown):
         return personal if personal and self.of(label).arm.evaluated == "personal" else label
 
     def difference(self, label: str) -> Difference | None:
-        """Return by how much better than the baseline an arm is on test examples; None where it was not tested."""
+        """Return by how much better than the baseline an arm is on test examples.
+
+        None where it was not tested.
+        """
         method = self.tested(label)
-        if self.comparison is None or method not in self.comparison.methods or method == self.comparison.baseline:
+        if (
+            self.comparison is None
+            or method not in self.comparison.methods
+            or method == self.comparison.baseline
+        ):
             return None
         return self.comparison.differences(self.measure.name)[method]
 
@@ -191,26 +233,48 @@ class Search(Shown):
         title = measure.title(self.comparison.client_count if self.comparison else 0)
         said = f"{self.best} is best by the {title} on validation examples"
         if (found := self.difference(self.best)) is None:
-            return (f"{said}{'' if self.best == self.baseline else ': it is not tested yet'}.", *self.notes)
+            return (
+                f"{said}{'' if self.best == self.baseline else ': it is not tested yet'}.",
+                *self.notes,
+            )
         unit = f" {self.score.unit}" if measure.unit and self.score.unit else ""
         differs = "does not clearly differ from"
         if found.low > 0.0 or found.high < 0.0:
-            verb, interval = "loses" if found.mean < 0.0 else "gains", f"({found.low:+.3g} to {found.high:+.3g})"
+            verb = "loses" if found.mean < 0.0 else "gains"
+            interval = f"({found.low:+.3g} to {found.high:+.3g})"
             differs = f"{verb} {abs(found.mean):.3g}{unit} {interval} against"
-        said += f"; on the test examples of {len(self.found.fresh)} fresh seeds it {differs} {self.baseline}"
-        return (f"{said}, where validation had promised {self.promise(self.best):+.3g}{unit}.", *self.notes)
+        said += (
+            f"; on the test examples of {len(self.found.fresh)} fresh seeds it {differs}"
+            f" {self.baseline}"
+        )
+        return (
+            f"{said}, where validation had promised {self.promise(self.best):+.3g}{unit}.",
+            *self.notes,
+        )
 
     @property
     def as_json(self) -> dict[str, Any]:
         """What --json prints: of each arm what it is worth on validation examples, and what it gains on test ones."""
         arms = []
         for each in self.judged:
-            label, worth = each.arm.label, each if each.values else None
+            label = each.arm.label
+            worth = each if each.values else None
             chosen = label in self.found.best
             found = self.difference(label) if chosen else None
-            about: dict[str, Any] = {"arm": label, "method": each.arm.method, "settings": dict(each.arm.settings)}
-            about |= {"validation": worth and worth.mean, "error": worth and worth.error, "chosen": chosen}
-            about |= {"promised": self.promise(label) if chosen else None, "gained": found and found.mean}
+            about: dict[str, Any] = {
+                "arm": label,
+                "method": each.arm.method,
+                "settings": dict(each.arm.settings),
+            }
+            about |= {
+                "validation": worth and worth.mean,
+                "error": worth and worth.error,
+                "chosen": chosen,
+            }
+            about |= {
+                "promised": self.promise(label) if chosen else None,
+                "gained": found and found.mean,
+            }
             arms.append(about | {"fault": each.fault})
         return {
             "criterion": self.study.criterion,
@@ -237,26 +301,31 @@ def read_search(folder: Path, study: Study) -> Search:
     runs = [[opened.get(arm, seed) for seed in found.judged] for arm in study.arms]
     judged = [
         Judged(arm, fault=next(iter(failed.values()))) if (failed := study.failures(arm)) else each
-        for arm, each in zip(study.arms, judge_arms(find_measure(study.criterion), study.arms, runs), strict=True)
+        for arm, each in zip(
+            study.arms, judge_arms(find_measure(study.criterion), study.arms, runs), strict=True
+        )
     ]
     first = next((run for by_seed in runs for run in by_seed if run is not None), None)
     if first is None:
         return Search(study, judged, ACCURACY, folder=folder)
-    # What limits it: seeds that time did not allow, arms that failed, clients that had no part in the choice.
+    # What limits it: seeds that time did not allow, arms that failed, clients that had no part in
+    # the choice.
     notes = []
     if study.found and len(found.judged) < len(study.seeds):
         notes.append(
-            f"Judged by {len(found.judged)} of {len(study.seeds)} seeds, begun in {study.minutes:g} minutes: the same "
-            "command goes on."
+            f"Judged by {len(found.judged)} of {len(study.seeds)} seeds, begun in {study.minutes:g}"
+            " minutes: the same command goes on."
         )
     failing = [each for each in judged if each.fault]
     notes += [f"{each.arm.label} was not judged: {each.fault}." for each in failing[:NAMED]]
     if len(failing) > NAMED:
-        notes.append(f"{len(failing) - NAMED} more arms were not judged; the table of the report says why.")
+        notes.append(
+            f"{len(failing) - NAMED} more arms were not judged; the table of the report says why."
+        )
     if lacking := sorted({*first.final()} - {*first.final(split="validation")}):
         notes.append(
-            f"Without a validation {first.score.words}, and so without a part in the choice: {', '.join(lacking)}. "
-            "Give more examples, or raise validation-share."
+            f"Without a validation {first.score.words}, and so without a part in the choice:"
+            f" {', '.join(lacking)}. Give more examples, or raise validation-share."
         )
     search = Search(study, judged, first.score, None, folder, tuple(notes))
     tested = study.of(found.best, found.fresh)

@@ -19,11 +19,15 @@ if TYPE_CHECKING:
 def read_frame(file: TableFile, folder: Path) -> "pandas.DataFrame":
     """Return a table of a run folder; an empty cell is NaN, or "" where the column holds words.
 
-    Of an unfinished run the file may be missing and the last line torn; there are no rows then, or it is left out.
-    RunFolderError is raised where it cannot be read, holds something else or, of a finished run, is not whole.
+    Of an unfinished run the file may be missing and the last line torn; there are no rows then, or
+    it is left out. RunFolderError is raised where it cannot be read, holds something else or, of a
+    finished run, is not whole.
     """
-    path, finished = file.path_in(folder), is_finished(folder)
-    remedy = "Restore it from a copy" + (", or run again with another folder (--out)" if finished else "")
+    path = file.path_in(folder)
+    finished = is_finished(folder)
+    remedy = "Restore it from a copy" + (
+        ", or run again with another folder (--out)" if finished else ""
+    )
     with explain_read_errors(path, remedy):
         content = path.read_bytes() if finished or path.exists() else b""
         if finished and not content.endswith(b"\n"):
@@ -44,9 +48,12 @@ def _parse(content: bytes, needed: Sequence[str], *, finished: bool) -> "pyarrow
 
     table = pyarrow.csv.read_csv(
         pyarrow.BufferReader(content),
-        pyarrow.csv.ReadOptions(block_size=len(content) + 1, use_threads=False),  # types are of the whole column
+        # types are of the whole column
+        pyarrow.csv.ReadOptions(block_size=len(content) + 1, use_threads=False),
         pyarrow.csv.ParseOptions(newlines_in_values=True, invalid_row_handler=judge),
-        pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(WORDS, pyarrow.string()), null_values=[""]),
+        pyarrow.csv.ConvertOptions(
+            column_types=dict.fromkeys(WORDS, pyarrow.string()), null_values=[""]
+        ),
     )
     names = table.column_names
     if twice := [name for name in names if names.count(name) > 1]:
@@ -54,12 +61,17 @@ def _parse(content: bytes, needed: Sequence[str], *, finished: bool) -> "pyarrow
     if lacking := [name for name in needed if name not in names]:
         raise ValueError(f"its first line has no column {lacking[0]}")
     if len(table) and not pyarrow.types.is_integer(table["round"].type):
-        raise ValueError("it is no table of rounds: its column round has other cells than whole numbers")
+        raise ValueError(
+            "it is no table of rounds: its column round has other cells than whole numbers"
+        )
     return table
 
 
 def _to_frame(table: "pyarrow.Table") -> "pandas.DataFrame":
-    """Return a data frame, in which all columns but those of words are numbers; ValueError where a cell is none."""
+    """Return a data frame, in which all columns but those of words are numbers.
+
+    ValueError where a cell is none.
+    """
     import pandas
     import pyarrow
 
@@ -68,7 +80,9 @@ def _to_frame(table: "pyarrow.Table") -> "pandas.DataFrame":
         if name in WORDS:
             words = column.to_pandas()
             if words.str.startswith("'").any():
-                words = words.map(lambda cell: cell[1:] if cell[:1] == "'" and FORMULA.match(cell) else cell)
+                words = words.map(
+                    lambda cell: cell[1:] if cell[:1] == "'" and FORMULA.match(cell) else cell
+                )
             columns[name] = words
         elif pyarrow.types.is_null(column.type) or not len(column):
             columns[name] = np.full(len(column), np.nan)
@@ -77,5 +91,7 @@ def _to_frame(table: "pyarrow.Table") -> "pandas.DataFrame":
         else:
             cells = column.cast(pyarrow.string()).to_pandas().dropna()
             wrong = cells[pandas.to_numeric(cells, errors="coerce").isna()]
-            raise ValueError(f"its column {name} has {next(iter(wrong), cells.iloc[0])!r}, which is no number")
+            raise ValueError(
+                f"its column {name} has {next(iter(wrong), cells.iloc[0])!r}, which is no number"
+            )
     return pandas.DataFrame(columns)

@@ -17,13 +17,15 @@ from .progress import StudyBar
 from .running import carry_out, fix_score, write_tables
 
 OPTIONS = {"method": "--methods", "seed": "--seed and --seeds", "out": "--out"}
-"""The settings that differ from run to run of a study, and the options that say which values they take."""
+"""The settings that differ from run to run of a study, and the options that say which values they
+take."""
 
 
 def compare_arms(study: Study, out: Path, place: int | OnRay, bar: StudyBar) -> Comparison:
     """Run what is missing of a comparison, and write its tables, figure and report into `out`.
 
-    A run that fails ends no other; the same call tries it again. No run is started where an error can be known before.
+    A run that fails ends no other; the same call tries it again. No run is started where an error
+    can be known before.
     """
     out = out.absolute()
     study = prepare(study, out)
@@ -40,11 +42,15 @@ def compare_arms(study: Study, out: Path, place: int | OnRay, bar: StudyBar) -> 
 
 
 def prepare(study: Study, out: Path) -> Study:
-    """Return a study whose runs all go by one score; raise SettingsError where a shared setting has no use."""
+    """Return a study whose runs all go by one score.
+
+    Raise SettingsError where a shared setting has no use.
+    """
     for key, value in study.settings.items():
         if key in OPTIONS:
             raise SettingsError(
-                f"{key} = {value!r}: a {NOUNS[study.kind]} sets {key} run by run: give {OPTIONS[key]} instead"
+                f"{key} = {value!r}: a {NOUNS[study.kind]} sets {key} run by run: give"
+                f" {OPTIONS[key]} instead"
             )
     first = study.run(study.arms[0], study.seeds[0], out)
     check_used(study.settings, [arm.method for arm in study.arms], first.task)

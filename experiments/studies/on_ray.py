@@ -41,41 +41,58 @@ def run_on_cluster(runs: Runs, place: OnRay, log_level: int, ended: Ended) -> No
 
     A run whose host is lost goes on from its folder on another one.
     """
-    ray, given = connect(place.gpus_per_run), (log_level, str(Path.cwd()), sys.path)
+    ray = connect(place.gpus_per_run)
+    given = (log_level, str(Path.cwd()), sys.path)
     task = ray.remote(run_on_host).options(num_gpus=place.gpus_per_run)
     started = {task.remote(run, *given): name for name, run in runs.items()}
     try:
         while started:
             (done,), _ = ray.wait([*started], num_returns=1)
-            name, failed = started.pop(done), None
+            name = started.pop(done)
+            failed = None
             try:
                 ray.get(done)
                 if not is_done(runs[name]):
-                    raise FairbloomError("its folder is not here: put --out on storage that all hosts share")
-            except FairbloomError as error:  # of the run, it is a RayTaskError as well, with the cause
+                    raise FairbloomError(
+                        "its folder is not here: put --out on storage that all hosts share"
+                    )
+            except (
+                FairbloomError
+            ) as error:  # of the run, it is a RayTaskError as well, with the cause
                 failed = getattr(error, "cause", error)
             except (ray.exceptions.WorkerCrashedError, ray.exceptions.NodeDiedError) as error:
-                failed = FairbloomError(f"its host was lost ({type(error).__name__}): the same command continues")
+                failed = FairbloomError(
+                    f"its host was lost ({type(error).__name__}): the same command continues"
+                )
             ended(name, failed)
     finally:  # with an error, Ctrl-C too, this ends the tasks that are left
         ray.shutdown()
 
 
 def connect(gpus: float) -> Any:
-    """Join the Ray cluster that runs here, or at RAY_ADDRESS; FairbloomError where no host has so many GPUs."""
+    """Join the Ray cluster that runs here, or at RAY_ADDRESS.
+
+    FairbloomError where no host has so many GPUs.
+    """
     try:
         import ray  # imported late: it takes a second, and not everyone has it
     except ModuleNotFoundError as error:
-        raise FairbloomError("pool = 'ray': Ray is not installed: pip install 'fairbloom[ray]'") from error
+        raise FairbloomError(
+            "pool = 'ray': Ray is not installed: pip install 'fairbloom[ray]'"
+        ) from error
     try:
         ray.init(address="auto", logging_level=logging.ERROR)
     except ConnectionError as error:
         remedy = "start one by ray start --head, or name its address by RAY_ADDRESS"
         raise FairbloomError(f"pool = 'ray': there is no Ray cluster: {remedy}") from error
-    most = max((node["Resources"].get("GPU", 0.0) for node in ray.nodes() if node["Alive"]), default=0.0)  # type: ignore[no-untyped-call]
+    most = max(
+        (node["Resources"].get("GPU", 0.0) for node in ray.nodes() if node["Alive"]), default=0.0
+    )  # type: ignore[no-untyped-call]
     if gpus > most:
         ray.shutdown()
-        raise FairbloomError(f"gpus-per-run = {gpus:g}: no host of the Ray cluster has more than {most:g}: lower it")
+        raise FairbloomError(
+            f"gpus-per-run = {gpus:g}: no host of the Ray cluster has more than {most:g}: lower it"
+        )
     return ray
 
 

@@ -50,20 +50,29 @@ def run_in_processes(runs: Runs, jobs: int, log_level: int, ended: Ended) -> Non
 
     What the processes log from a level on is printed by this one.
     """
-    context, at_a_time = multiprocessing.get_context("spawn"), min(jobs, len(runs))
+    context = multiprocessing.get_context("spawn")
+    at_a_time = min(jobs, len(runs))
     with contextlib.ExitStack() as opened:
         over, held_open = (opened.enter_context(end) for end in context.Pipe(duplex=False))
         records, sent = (opened.enter_context(end) for end in context.Pipe(duplex=False))
         printer = threading.Thread(target=print_records, args=(records, over), daemon=True)
         printer.start()
-        opened.callback(printer.join, 5.0)  # seconds, as a worker that was killed may leave half a record
-        opened.callback(held_open.send_bytes, b"end")  # to these workers, and to no other process of the caller's
+        # seconds, as a worker that was killed may leave half a record
+        opened.callback(printer.join, 5.0)
+        # to these workers, and to no other process of the caller's
+        opened.callback(held_open.send_bytes, b"end")
         begin = (over, sent, context.Lock())
-        pool = ProcessPoolExecutor(at_a_time, mp_context=context, initializer=begin_worker, initargs=begin)
+        pool = ProcessPoolExecutor(
+            at_a_time, mp_context=context, initializer=begin_worker, initargs=begin
+        )
         try:
-            # Ctrl-C goes to all processes of a terminal: one that still imports would print its traceback.
+            # Ctrl-C goes to all processes of a terminal: one that still imports would print its
+            # traceback.
             with hide_main(), hold_signals(signal.SIGINT):
-                started = {pool.submit(run_quietly, run, at_a_time, log_level): name for name, run in runs.items()}
+                started = {
+                    pool.submit(run_quietly, run, at_a_time, log_level): name
+                    for name, run in runs.items()
+                }
             for done in as_completed(started):
                 ended(started[done], _error_of(done))
         except BaseException:
@@ -81,8 +90,8 @@ def _error_of(done: Future[None]) -> FairbloomError | None:
         return error
     except BrokenProcessPool as error:
         raise FairbloomError(
-            "the system has ended the process of a run, as it does when memory runs short: lower --jobs, and run the "
-            "same command again, which continues"
+            "the system has ended the process of a run, as it does when memory runs short: lower"
+            " --jobs, and run the same command again, which continues"
         ) from error
     return None
 
@@ -110,7 +119,8 @@ def begin_worker(over: Connection, records: Connection, turn: Lock) -> None:
 
 
 def _end_with_pipe(over: Connection) -> None:
-    over.poll(None)  # nobody reads what is sent, so all workers see it; it returns when the other end is closed, too
+    # nobody reads what is sent, so all workers see it; it returns when the other end is closed, too
+    over.poll(None)
     os._exit(1)  # a run that is cut off continues with the same command
 
 
@@ -122,11 +132,14 @@ def run_quietly(settings: Settings, at_a_time: int, log_level: int) -> None:
     simulate(settings, processors=max(1, processors_here() // at_a_time))
 
 
-# Log records of workers, printed by their driver: its progress bar makes room for them --------------------------------
+# Log records of workers, printed by their driver: its progress bar makes room for them ------------
 
 
 def send_records(pipe: Connection, turn: Lock) -> None:
-    """Let another process print what this one logs, and Python's warnings; `turn` is held by the one that sends."""
+    """Let another process print what this one logs, and Python's warnings.
+
+    `turn` is held by the one that sends.
+    """
     logging.captureWarnings(True)
     for name in ("flwr", "py.warnings"):
         logging.getLogger(name).handlers = [_Sender(pipe, turn)]
@@ -137,7 +150,8 @@ class _Sender(QueueHandler):
 
     def __init__(self, pipe: Connection, turn: Lock) -> None:
         super().__init__(pipe)  # type: ignore[arg-type]  # `enqueue` below is all that uses it
-        self._pipe, self._turn = pipe, turn
+        self._pipe = pipe
+        self._turn = turn
 
     def enqueue(self, record: logging.LogRecord) -> None:
         """Send a record."""

@@ -19,10 +19,12 @@ from ..results.measures import measure_title
 
 @contextmanager
 def progress(*, shown: bool = True) -> Iterator[Progress]:
-    """Show progress bars with what each has `measured` beside its count; nothing is drawn where nobody watches.
+    """Show progress bars with what each has `measured` beside its count.
 
-    An error that the user can correct takes the bar away, so that its line stands alone. A notebook draws it with
-    ipywidgets, and nothing without them.
+    Nothing is drawn where nobody watches.
+
+    An error that the user can correct takes the bar away, so that its line stands alone. A notebook
+    draws it with ipywidgets, and nothing without them.
     """
     console = Terminal(stderr=True)
     bar = Progress(
@@ -49,16 +51,22 @@ class RunBar:
     """The bar of a run: its rounds, how the last evaluated one serves the clients, and how far a long one is."""
 
     def __init__(self, bar: Progress, title: str, num_rounds: int) -> None:
-        self._bar, self._num_rounds = bar, num_rounds
+        self._bar = bar
+        self._num_rounds = num_rounds
         self._task = bar.add_task(title, total=num_rounds, measured="")
-        self._rounds, self._measured, self._began = 0, "", time.monotonic()
+        self._rounds = 0
+        self._measured = ""
+        self._began = time.monotonic()
 
     def count(self, recorded: RecordedRound, score: Score) -> None:
         """Count a recorded round."""
         if recorded.scores:
             mean, worst = (score.written(recorded.measures[name]) for name in ("mean", "worst_10"))
-            self._measured = f"mean {mean}, {measure_title('worst_10', len(recorded.scores))} {worst}"
-        self._rounds, self._began = recorded.number, time.monotonic()
+            self._measured = (
+                f"mean {mean}, {measure_title('worst_10', len(recorded.scores))} {worst}"
+            )
+        self._rounds = recorded.number
+        self._began = time.monotonic()
         self._bar.update(self._task, completed=recorded.number, measured=self._measured)
 
     def show_within(self, done: int, of: int) -> None:
@@ -83,7 +91,8 @@ class StudyBar:
     """The bar of a study's runs."""
 
     def __init__(self, bar: Progress, title: str) -> None:
-        self._bar, self._study = bar, bar.add_task(title, total=None, measured="runs done")
+        self._bar = bar
+        self._study = bar.add_task(title, total=None, measured="runs done")
 
     def expect(self, total: int) -> None:
         """Take in how many runs there will be, as far as it is known."""

@@ -40,7 +40,8 @@ def reproduce(
 ) -> Reproduction:
     """Repeat a published experiment, and print its numbers next to the published ones.
 
-    The same call continues what was interrupted. Table and figure are written where no rows are left out.
+    The same call continues what was interrupted. Table and figure are written where no rows are
+    left out.
 
     The parameters that are not described here are those of `compare`.
 
@@ -64,17 +65,23 @@ def reproduce(
     Raises
     ------
     FairbloomError
-        When there is no such recipe or row, a setting is impossible or unused, a folder or the data cannot be used, or
-        no run succeeds.
+        When there is no such recipe or row, a setting is impossible or unused, a folder or the data
+        cannot be used, or no run succeeds.
     """
     recipe = load_recipe(name)
     count = seeds if seeds is not None else 1 if quick else recipe.seeds
     if count < 1:
         raise SettingsError(f"seeds = {count}: a reproduction takes at least one")
-    overrides = dict(settings or {}) | ({} if data_dir is None else {"data-dir": os.fspath(data_dir)})
-    study = study_of(recipe, choose_rows(recipe, rows), range(count), quick=quick, overrides=overrides)
+    overrides = dict(settings or {}) | (
+        {} if data_dir is None else {"data-dir": os.fspath(data_dir)}
+    )
+    study = study_of(
+        recipe, choose_rows(recipe, rows), range(count), quick=quick, overrides=overrides
+    )
     study = replace(study, recipe=str(Path(name).absolute()) if name.endswith(".toml") else name)
-    folder = Path(out or Path("runs", "reproduce", f"{recipe.name}-quick" if quick else recipe.name)).absolute()
+    folder = Path(
+        out or Path("runs", "reproduce", f"{recipe.name}-quick" if quick else recipe.name)
+    ).absolute()
     place = place_of(jobs, pool, gpus_per_run)
     with study_progress(recipe.name, shown=progress) as bar:
         return _carry_out(recipe, study, folder, place, bar)
@@ -84,16 +91,19 @@ def choose_rows(recipe: Recipe, words: Sequence[str]) -> list[Row]:
     """Return the rows whose name has one of the words, all without words."""
     names = {recipe.name_of(row): row for row in recipe.rows}
     wanted = [
-        row for name, row in names.items() if not words or any(word.casefold() in name.casefold() for word in words)
+        row
+        for name, row in names.items()
+        if not words or any(word.casefold() in name.casefold() for word in words)
     ]
     if not wanted:
         raise FairbloomError(
-            f"--rows {' '.join(words)}: recipe {recipe.name} has no such row: there are {', '.join(names)}"
+            f"--rows {' '.join(words)}: recipe {recipe.name} has no such row: there are"
+            f" {', '.join(names)}"
         )
     return wanted
 
 
-# The study of a recipe ----------------------------------------------------------------------------------------------
+# The study of a recipe ----------------------------------------------------------------------------
 
 
 def study_of(
@@ -104,9 +114,12 @@ def study_of(
     quick: bool = False,
     overrides: Mapping[str, Value] | None = None,
 ) -> Study:
-    """Return the study of a recipe's rows; what the user has set goes before all others, and is not varied.
+    """Return the study of a recipe's rows.
 
-    Raises FairbloomError, with the row's name, where a run would have an unknown, impossible or unused setting.
+    What the user has set goes before all others, and is not varied.
+
+    Raises FairbloomError, with the row's name, where a run would have an unknown, impossible or
+    unused setting.
     """
     overrides = overrides or {}
     _check_overrides(overrides, recipe, rows)
@@ -122,16 +135,23 @@ def study_of(
             chosen = Settings.of(config)
             check_used(config, [arm.method], chosen.task)
             if arm.evaluated == "personal" and not chosen.strategy().terms(1).has_personal_models:
-                raise SettingsError("it has no personal models: leave evaluated out, or take a method that has some")
+                raise SettingsError(
+                    "it has no personal models: leave evaluated out, or take a method that has some"
+                )
         except FairbloomError as error:
             raise FairbloomError(f"recipe {recipe.name}: row {arm.row!r}: {error}") from error
     if not shared.get("score"):  # a recipe that names it is shown without the data
         first = _first_of_tasks(study)
-        scores = {task: fix_score(study.run(arm, study.seeds[0], Path())) for task, arm in first.items()}
+        scores = {
+            task: fix_score(study.run(arm, study.seeds[0], Path())) for task, arm in first.items()
+        }
         if len(scores) == 1:
             study = replace(study, settings={**next(iter(scores.values())), **shared})
         else:
-            arms = [replace(a, settings={**scores[_task_of(study, a)], **a.settings}) for a in study.arms]
+            arms = [
+                replace(a, settings={**scores[_task_of(study, a)], **a.settings})
+                for a in study.arms
+            ]
             study = replace(study, arms=arms)
     return study
 
@@ -149,7 +169,11 @@ def _task_of(study: Study, arm: Arm) -> str:
 def _arms(recipe: Recipe, row: Row, overrides: Mapping[str, Value], quick: bool) -> list[Arm]:
     """Return the arms of a recipe's row, one for each point of its grid."""
     arms: list[Arm] = []
-    own = {key: value for key, value in row.settings.items() if key not in overrides and key != "method"}
+    own = {
+        key: value
+        for key, value in row.settings.items()
+        if key not in overrides and key != "method"
+    }
     for whole_point in recipe.points(row):
         point = {key: value for key, value in whole_point.items() if key not in overrides}
         at = ", ".join(f"{key} = {format_value(value)}" for key, value in point.items())
@@ -157,7 +181,9 @@ def _arms(recipe: Recipe, row: Row, overrides: Mapping[str, Value], quick: bool)
         if quick and "num-rounds" in settings:
             settings = _shorten(settings)
         name = recipe.name_of(row)
-        arm = Arm(f"{name} at {at}" if at else name, recipe.method(row), settings, row.evaluated, name)
+        arm = Arm(
+            f"{name} at {at}" if at else name, recipe.method(row), settings, row.evaluated, name
+        )
         if not any(arm.settings == other.settings for other in arms):
             arms.append(arm)
     return arms
@@ -168,10 +194,16 @@ def _check_overrides(overrides: Mapping[str, Value], recipe: Recipe, rows: Seque
     options = {"seed": "--seeds", "out": "--out", "method": "--rows"}
     for key, value in overrides.items():
         if key in options:
-            raise SettingsError(f"{key} = {value!r}: a recipe sets {key} run by run: use {options[key]}")
+            raise SettingsError(
+                f"{key} = {value!r}: a recipe sets {key} run by run: use {options[key]}"
+            )
     methods = [recipe.method(row) for row in recipe.rows]
     for task in recipe.tasks:
-        check_used({key: value for key, value in recipe.settings.items() if key not in overrides}, methods, task)
+        check_used(
+            {key: value for key, value in recipe.settings.items() if key not in overrides},
+            methods,
+            task,
+        )
     for task in {str(overrides.get("task", recipe.task(row))) for row in rows}:
         check_used(overrides, [recipe.method(row) for row in rows], task)
 
@@ -184,26 +216,37 @@ def _shorten(config: Mapping[str, Value]) -> dict[str, Value]:
     return {**config, "num-rounds": rounds, "evaluate-every": every}
 
 
-# How it is run ------------------------------------------------------------------------------------------------------
+# How it is run ------------------------------------------------------------------------------------
 
 
-def _carry_out(recipe: Recipe, study: Study, out: Path, place: int | OnRay, bar: StudyBar) -> Reproduction:
+def _carry_out(
+    recipe: Recipe, study: Study, out: Path, place: int | OnRay, bar: StudyBar
+) -> Reproduction:
     """Run what is missing of a recipe, and write what came out, where no rows are left out."""
     kept = study
     if len(study.groups) < len(recipe.rows):
         with contextlib.suppress(RunFolderError):  # which says how all rows are run
             kept = Study.read(out)
     for arm in _first_of_tasks(study).values():
-        check_measures(recipe.measures, study.run(arm, study.seeds[0], out), f"recipe {recipe.name}: measures")
-    seeds = {arm.label: seeds_of(recipe, arms, study) for arms in study.groups.values() for arm in arms}
-    first = study.runs(out, [(arm, seed) for seed in study.seeds for arm in study.arms if seed in seeds[arm.label]])
-    later = sum(len(study.seeds) - len(seeds[arms[0].label]) for arms in study.groups.values())  # where grids end
+        check_measures(
+            recipe.measures, study.run(arm, study.seeds[0], out), f"recipe {recipe.name}: measures"
+        )
+    seeds = {
+        arm.label: seeds_of(recipe, arms, study) for arms in study.groups.values() for arm in arms
+    }
+    first = study.runs(
+        out, [(arm, seed) for seed in study.seeds for arm in study.arms if seed in seeds[arm.label]]
+    )
+    # where grids end
+    later = sum(len(study.seeds) - len(seeds[arms[0].label]) for arms in study.groups.values())
     bar.expect(len(first) + later)
     with carry_out(kept if kept.kind == study.kind else study, out, place, bar, QUIET) as work:
         work.run(first, some=True)
         opened = OpenedRuns(study, out)
         found = [choose_arm(recipe, arms, opened)[0] for arms in study.groups.values()]
-        best = study.runs(out, [(arm, seed) for seed in study.seeds for arm in found if arm is not None])
+        best = study.runs(
+            out, [(arm, seed) for seed in study.seeds for arm in found if arm is not None]
+        )
         work.run({name: run for name, run in best.items() if name not in first})
         whole = kept is study
         study = replace(study, failed=work.failed)

@@ -9,7 +9,12 @@ from typing import Any
 
 from fairbloom.errors import FairbloomError, did_you_mean
 from fairbloom.protocol.settings import SettingsError, Value
-from fairbloom.server.run_folder.errors import RunFolderError, check_place, explain_access_errors, explain_write_errors
+from fairbloom.server.run_folder.errors import (
+    RunFolderError,
+    check_place,
+    explain_access_errors,
+    explain_write_errors,
+)
 from fairbloom.server.run_folder.files import is_run_folder
 from fairbloom.server.run_folder.lock import locked_folder
 from fairbloom.server.run_folder.tables import format_csv
@@ -25,15 +30,16 @@ from .pool import check_runs, run_in_processes
 from .progress import StudyBar
 
 QUIET = logging.ERROR
-"""From which level on log lines are printed: hundreds of runs have too many warnings; rounds.csv has what they say."""
+"""From which level on log lines are printed: hundreds of runs have too many warnings; rounds.csv
+has what they say."""
 
 
 @dataclass
 class Work:
     """What carries out the runs of a study: processes of this machine, so many at a time, or a Ray cluster.
 
-    The bar counts each run, and each that was finished before; `failed` has why runs failed, by their folders in the
-    study's.
+    The bar counts each run, and each that was finished before; `failed` has why runs failed, by
+    their folders in the study's.
     """
 
     place: int | OnRay
@@ -67,8 +73,8 @@ def carry_out(
 ) -> Iterator[Work]:
     """Check and lock the folder of a study, write study.json, and yield what carries out its runs.
 
-    The folder is made if it is not there, and removed if no run came into it. Lines that runs log are printed from
-    `log_level` on.
+    The folder is made if it is not there, and removed if no run came into it. Lines that runs log
+    are printed from `log_level` on.
     """
     check_runs(study.runs(out))
     check_place(out)
@@ -76,13 +82,20 @@ def carry_out(
         raise RunFolderError(f"{out} is the folder of a single run: choose another folder (--out)")
     with explain_access_errors(out):
         made = not out.exists()
-        there = set() if made else {each.name for each in out.iterdir() if not each.name.startswith(".")}
+        there = (
+            set()
+            if made
+            else {each.name for each in out.iterdir() if not each.name.startswith(".")}
+        )
     with contextlib.suppress(RunFolderError):  # none, or a damaged one, which is written again
-        if (kind := Study.read(out).kind) != study.kind:  # its tables would be replaced, or stay beside others
+        # its tables would be replaced, or stay beside others
+        if (kind := Study.read(out).kind) != study.kind:
             raise FairbloomError(
-                f"{out} holds a {NOUNS[kind]}: choose another folder for the {NOUNS[study.kind]} (--out)"
+                f"{out} holds a {NOUNS[kind]}: choose another folder for the {NOUNS[study.kind]}"
+                " (--out)"
             )
-    if there and STUDY not in there and "runs" not in there:  # files of the same names would be replaced
+    # files of the same names would be replaced
+    if there and STUDY not in there and "runs" not in there:
         raise RunFolderError(f"{out} exists and holds no study: choose another folder (--out)")
     try:
         with locked_folder(out, wait=False):
@@ -96,7 +109,10 @@ def carry_out(
 
 
 def write_tables(folder: Path, tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-    """Write tables into a study's folder, by the names of their files; a table without rows has no file any more."""
+    """Write tables into a study's folder, by the names of their files.
+
+    A table without rows has no file any more.
+    """
     with explain_write_errors("the tables", folder):
         for name, rows in tables.items():
             if rows:
@@ -105,17 +121,21 @@ def write_tables(folder: Path, tables: Mapping[str, Sequence[Mapping[str, Any]]]
                 (folder / name).unlink(missing_ok=True)
 
 
-# The score ------------------------------------------------------------------------------------------------------------
+# The score ----------------------------------------------------------------------------------------
 
 
 def fix_score(settings: Settings) -> dict[str, Value]:
-    """Return the setting that all runs of a study need to go by one score; none where they do without.
+    """Return the setting that all runs of a study need to go by one score.
 
-    Other seeds test other examples, by which another score might fit the data: one run decides for all.
+    None where they do without.
+
+    Other seeds test other examples, by which another score might fit the data: one run decides for
+    all.
 
     The settings are those of the run with the first seed.
     """
-    from fairbloom.tasks.score import decide_score, has_natural_clients  # imported late, as PyTorch is with it
+    # imported late, as PyTorch is with it
+    from fairbloom.tasks.score import decide_score, has_natural_clients
 
     if not settings.score and not has_natural_clients(settings):
         return {}
@@ -129,7 +149,7 @@ def load_checked(settings: Settings) -> Task:
     return load_task(config)
 
 
-# The measures ---------------------------------------------------------------------------------------------------------
+# The measures -------------------------------------------------------------------------------------
 
 
 def check_measures(names: Iterable[str], settings: Settings, told: str) -> None:
@@ -145,8 +165,15 @@ def check_measures(names: Iterable[str], settings: Settings, told: str) -> None:
     for name in named:
         score, client = parse_gap(name) if name.startswith(GAP) else ("", name.removeprefix(CLIENT))
         if score and not groups:
-            raise SettingsError(f"{told} = {name!r}: the task has no groups of examples: name a column {NAMING}")
-        for word, what, there in ((score, "a score of groups", groups), (client, "a client", task.clients)):
+            raise SettingsError(
+                f"{told} = {name!r}: the task has no groups of examples: name a column {NAMING}"
+            )
+        for word, what, there in (
+            (score, "a score of groups", groups),
+            (client, "a client", task.clients),
+        ):
             if word and word not in there:
                 hint = did_you_mean(word, there)
-                raise SettingsError(f"{told} = {name!r}: {word} is not {what}: {hint}there are {', '.join(there)}")
+                raise SettingsError(
+                    f"{told} = {name!r}: {word} is not {what}: {hint}there are {', '.join(there)}"
+                )

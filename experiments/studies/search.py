@@ -51,28 +51,47 @@ Grid = Mapping[str, Sequence[Value]]
 """The values that are tried of settings."""
 
 OTHER_EXAMPLES = {
-    *("task", "data-dir", "clients", "partition", "pooled", "test-share", "validation-share", "score"),
+    *(
+        "task",
+        "data-dir",
+        "clients",
+        "partition",
+        "pooled",
+        "test-share",
+        "validation-share",
+        "score",
+    ),
     *(key for key, setting in SETTINGS.items() if setting.partitions),
 }
-"""Settings with other values of which arms would be judged by other examples, or by another score."""
+"""Settings with other values of which arms would be judged by other examples, or by another
+score."""
 
 
-# What is tried --------------------------------------------------------------------------------------------------------
+# What is tried ------------------------------------------------------------------------------------
 
 
 def arms_of(
-    words: Named | Iterable[Named], grid: Grid, baseline: Named, shared: Mapping[str, Value], criterion: str = ""
+    words: Named | Iterable[Named],
+    grid: Grid,
+    baseline: Named,
+    shared: Mapping[str, Value],
+    criterion: str = "",
 ) -> list[Arm]:
     """Return the arms of a search: each method at each point of the grid, and the baseline's.
 
-    "all" names all methods that can be run with the shared settings; those that measure groups are among them where the
-    criterion does. A method tries the axes of the grid that are its own or common to all methods; one that is
-    written without parameters, and has no axis of its own, tries the values that it declares in `tries`. Where no other
-    method than the baseline's is searched, the baseline as it is written comes first.
+    "all" names all methods that can be run with the shared settings; those that measure groups are
+    among them where the criterion does. A method tries the axes of the grid that are its own or
+    common to all methods; one that is written without parameters, and has no axis of its own, tries
+    the values that it declares in `tries`. Where no other method than the baseline's is searched,
+    the baseline as it is written comes first.
     """
     texts = [words] if isinstance(words, str | type) else list(words)
     gaps = criterion.startswith(GAP)
-    every = [name for name, cls in METHODS.items() if _declared(cls) and (gaps or not cls.needs & BETWEEN_GROUPS)]
+    every = [
+        name
+        for name, cls in METHODS.items()
+        if _declared(cls) and (gaps or not cls.needs & BETWEEN_GROUPS)
+    ]
     named = parse_arms(every if texts == [ALL] else texts, shared)
     (base,) = parse_arms([baseline], shared)
     if not any(base.method == arm.method for arm in named):
@@ -100,22 +119,29 @@ def arms_of(
         raise SettingsError(_explain_unused(unused[0], named))
     if len(arms) < 2:
         raise SettingsError(
-            f"there is nothing to choose from but {arms[0].label}: name more --methods, or give values by --grid, as "
-            "in alpha=0,0.1,0.5"
+            f"there is nothing to choose from but {arms[0].label}: name more --methods, or give"
+            " values by --grid, as in alpha=0,0.1,0.5"
         )
     return label_arms(arms)
 
 
 def parse_grid(words: Iterable[str]) -> dict[str, list[Value]]:
-    """Return the settings and values of texts as alpha=0,0.1,0.5; raise SettingsError for one that has none."""
+    """Return the settings and values of texts as alpha=0,0.1,0.5.
+
+    Raise SettingsError for one that has none.
+    """
     grid: dict[str, list[Value]] = {}
     for text in [words] if isinstance(words, str) else words:
         key, equals, listed = (part.strip() for part in text.partition("="))
         values = [word.strip() for word in listed.split(",")]
         if not equals or not key or not all(values):
-            raise SettingsError(f"grid = {text!r}: write it as KEY=VALUE,VALUE, as in alpha=0,0.1,0.5")
+            raise SettingsError(
+                f"grid = {text!r}: write it as KEY=VALUE,VALUE, as in alpha=0,0.1,0.5"
+            )
         if key in grid:
-            raise SettingsError(f"grid: {key} is there twice: give all its values at once, as in {key}=0,0.1,0.5")
+            raise SettingsError(
+                f"grid: {key} is there twice: give all its values at once, as in {key}=0,0.1,0.5"
+            )
         grid[key] = [parsed(word) for word in values]
     return grid
 
@@ -125,8 +151,13 @@ def _axes(arm: Arm, grid: Grid) -> dict[str, tuple[str, list[Value]]]:
 
     Raises SettingsError for an impossible value, or one given twice.
     """
-    own, found = method_parameters(arm.method), dict[str, tuple[str, list[Value]]]()
-    common = {key: each for key, each in SETTINGS.items() if key not in OTHER_EXAMPLES and key not in OPTIONS}
+    own = method_parameters(arm.method)
+    found = dict[str, tuple[str, list[Value]]]()
+    common = {
+        key: each
+        for key, each in SETTINGS.items()
+        if key not in OTHER_EXAMPLES and key not in OPTIONS
+    }
     for name, values in grid.items():
         key = find_key(name, own) or key_of(name)
         parameter = own.get(key) or common.get(key)
@@ -134,7 +165,9 @@ def _axes(arm: Arm, grid: Grid) -> dict[str, tuple[str, list[Value]]]:
             continue
         checked = [parameter.checked(value) for value in values]
         if twice := [value for value in checked if checked.count(value) > 1]:
-            raise SettingsError(f"grid: {key} = {format_value(twice[0])} is there twice: give each value once")
+            raise SettingsError(
+                f"grid: {key} = {format_value(twice[0])} is there twice: give each value once"
+            )
         found[name] = key, checked
     return found
 
@@ -143,21 +176,29 @@ def _explain_unused(name: str, named: Sequence[Arm]) -> str:
     """Return why no method tries values of a setting."""
     key = key_of(name)
     if key in OTHER_EXAMPLES:
-        return f"grid: arms would be judged by other examples with other values of {key}: make a search for each"
+        return (
+            f"grid: arms would be judged by other examples with other values of {key}: make a"
+            " search for each"
+        )
     if key in OPTIONS:
         return f"grid: a search sets {key} run by run: give {OPTIONS[key]} instead"
     if key in SETTINGS:
         return f"grid: {key} is given twice, here and by the methods: give it in one place"
     there = [each.rpartition(".")[2] for arm in named for each in method_parameters(arm.method)]
     methods = ", ".join(dict.fromkeys(arm.label for arm in named))
-    return f"grid: {name} is no parameter of {methods}: {did_you_mean(name, [*there, *SETTINGS])}leave it out"
+    return (
+        f"grid: {name} is no parameter of {methods}: {did_you_mean(name, [*there, *SETTINGS])}leave"
+        " it out"
+    )
 
 
 def _tries(arm: Arm, shared: Mapping[str, Value]) -> list[dict[str, Value]]:
-    """Return the parameters that a method declares to be worth trying; one that the settings have is not varied.
+    """Return the parameters that a method declares to be worth trying.
 
-    The step size of q-FedAvg follows from the clients' learning rate, as in its paper, and FCFL has half of the rounds
-    for each of its two stages.
+    One that the settings have is not varied.
+
+    The step size of q-FedAvg follows from the clients' learning rate, as in its paper, and FCFL has
+    half of the rounds for each of its two stages.
     """
     known: Mapping[str, Parameter] = method_parameters(arm.method)
     needed = {key: each.example for key, each in known.items() if each.default is None}
@@ -168,7 +209,8 @@ def _tries(arm: Arm, shared: Mapping[str, Value]) -> list[dict[str, Value]]:
         needed["fcfl.stage1-rounds"] = common.num_rounds // 2
     declared = _declared(find_method(arm.method)) or [{}]
     points = [
-        needed | {f"{owner_of(arm.method)}.{key_of(name)}": value for name, value in each.items()} for each in declared
+        needed | {f"{owner_of(arm.method)}.{key_of(name)}": value for name, value in each.items()}
+        for each in declared
     ]
     return [{key: value for key, value in point.items() if key not in shared} for point in points]
 
@@ -185,7 +227,7 @@ def _evaluated(arm: Arm, shared: Mapping[str, Value]) -> Literal["global", "pers
     return "personal" if Settings.of(config).strategy().terms(1).has_personal_models else "global"
 
 
-# How it is searched ---------------------------------------------------------------------------------------------------
+# How it is searched -------------------------------------------------------------------------------
 
 
 def search_arms(study: Study, out: Path, place: int | OnRay, bar: StudyBar) -> Search:
@@ -196,8 +238,8 @@ def search_arms(study: Study, out: Path, place: int | OnRay, bar: StudyBar) -> S
     share = study.settings.get("validation-share")
     if share == 0:
         raise SettingsError(
-            "validation-share = 0: a search chooses by validation examples, never by test examples: set "
-            f"validation-share = {VALIDATION_SHARE:g}, or leave it out"
+            "validation-share = 0: a search chooses by validation examples, never by test"
+            f" examples: set validation-share = {VALIDATION_SHARE:g}, or leave it out"
         )
     out = out.absolute()
     with_share = {**study.settings, "validation-share": share or VALIDATION_SHARE}
@@ -206,11 +248,16 @@ def search_arms(study: Study, out: Path, place: int | OnRay, bar: StudyBar) -> S
     count = len(study.runs(out))
     bar.expect(count)
     with carry_out(study, out, place, bar, QUIET) as work:
-        until, judged = time.monotonic() + 60.0 * (study.minutes or math.inf), list[int]()
+        until = time.monotonic() + 60.0 * (study.minutes or math.inf)
+        judged = list[int]()
         for seeds in [study.seeds] if study.minutes is None else [[seed] for seed in study.seeds]:
             if judged and time.monotonic() >= until:
                 break
-            arms = [arm for arm in study.arms if not any(study.folder(arm, seed) in work.failed for seed in judged)]
+            arms = [
+                arm
+                for arm in study.arms
+                if not any(study.folder(arm, seed) in work.failed for seed in judged)
+            ]
             work.run(study.runs(out, [(arm, seed) for seed in seeds for arm in arms]), some=True)
             judged += seeds
         study = replace(study, found=Found(judged), failed=work.failed)
@@ -231,17 +278,30 @@ def search_arms(study: Study, out: Path, place: int | OnRay, bar: StudyBar) -> S
 
 
 def _choose(search: Search) -> list[str]:
-    """Return the labels of the best arm of each method, the best of all first; what they are compared with is there."""
-    study, measure, score = search.study, search.measure, search.score
+    """Return the labels of the best arm of each method, the best of all first.
+
+    What they are compared with is there.
+    """
+    study = search.study
+    measure = search.measure
+    score = search.score
     methods: dict[str, list[Judged]] = {}
     for each in search.judged:
         methods.setdefault(each.arm.method, []).append(each)
-    base = choose(measure, score, search.judged[:1] if study.reference else methods.pop(study.baseline))
+    base = choose(
+        measure, score, search.judged[:1] if study.reference else methods.pop(study.baseline)
+    )
     if base is None:
-        faults = [each.fault for each in search.judged if each.arm.method == study.baseline and each.fault]
+        faults = [
+            each.fault for each in search.judged if each.arm.method == study.baseline and each.fault
+        ]
         raise FairbloomError(
-            f"no arm of the baseline can be judged{f': {faults[0]}' if faults else ''}: choose another --baseline"
+            f"no arm of the baseline can be judged{f': {faults[0]}' if faults else ''}: choose"
+            " another --baseline"
         )
     found = [choose(measure, score, among, study.mean_within, base) for among in methods.values()]
     kept = [base, *(each for each in found if each is not None and each is not base)]
-    return [each.arm.label for each in sorted(kept, key=lambda each: measure.better(0.0, each.mean, score))]
+    return [
+        each.arm.label
+        for each in sorted(kept, key=lambda each: measure.better(0.0, each.mean, score))
+    ]

@@ -10,12 +10,27 @@ from fairbloom.protocol.version import RUN_FOLDER_FORMAT as FORMAT
 from ..checkpoint import list_checkpoints
 from ..settings import default_config, find_grown, may_differ
 from .errors import RunFolderError, check_place, explain_access_errors
-from .files import CHECKPOINTS, CONFIG, DATA, ENVIRONMENT, LOCK, MODEL, MODULES, SCORES, is_finished, is_run_folder
+from .files import (
+    CHECKPOINTS,
+    CONFIG,
+    DATA,
+    ENVIRONMENT,
+    LOCK,
+    MODEL,
+    MODULES,
+    SCORES,
+    is_finished,
+    is_run_folder,
+)
 from .values import Recorded
 
 FIRST_LAID = (
     *(entry.name for entry in (LOCK, CHECKPOINTS)),
-    *(name for file in (ENVIRONMENT, SCORES, MODULES, CONFIG) for name in (file.name, f".{file.name}.draft")),
+    *(
+        name
+        for file in (ENVIRONMENT, SCORES, MODULES, CONFIG)
+        for name in (file.name, f".{file.name}.draft")
+    ),
 )
 """What a folder may hold if making it was interrupted before its settings were written."""
 
@@ -23,7 +38,9 @@ Config = Mapping[str, object]
 
 
 def check_folder(path: Path, config: Config, code: Mapping[str, str] | None = None) -> None:
-    """Raise RunFolderError if a run with these settings cannot start, go on or be shown in `path`; change nothing.
+    """Raise RunFolderError if a run with these settings cannot start, go on or be shown in `path`.
+
+    Change nothing.
 
     `code` are the checksums of the user's own modules, by default of those that the settings name.
     """
@@ -32,20 +49,23 @@ def check_folder(path: Path, config: Config, code: Mapping[str, str] | None = No
         begun = is_run_folder(path)
         entries = [entry.name for entry in path.iterdir()] if path.exists() else []
     if begun:
-        recorded, finished = CONFIG.read(path), is_finished(path)
+        recorded = CONFIG.read(path)
+        finished = is_finished(path)
         if recorded.format != FORMAT:
             written_by = f"use the version that wrote it, which {ENVIRONMENT.name} names,"
             remedy = "upgrade fairbloom" if recorded.format > FORMAT else written_by
             raise RunFolderError(
-                f"{path} was written by another version (run-folder-format = {recorded.format}, this version reads "
-                f"{FORMAT}): {remedy} or choose another folder (--out)"
+                f"{path} was written by another version (run-folder-format = {recorded.format},"
+                f" this version reads {FORMAT}): {remedy} or choose another folder (--out)"
             )
         _check_same_settings(path, recorded, config, finished=finished)
-        there, here = MODULES.read(path), digest_code(config) if code is None else code
+        there = MODULES.read(path)
+        here = digest_code(config) if code is None else code
         if there and there != here:
             raise RunFolderError(
-                f"your code has changed since the run in {path} was begun ({_list_changed(there, here)}): choose "
-                f"another folder (--out) for runs with the new code, or delete {path} to start again there"
+                f"your code has changed since the run in {path} was begun"
+                f" ({_list_changed(there, here)}): choose another folder (--out) for runs with the"
+                f" new code, or delete {path} to start again there"
             )
         if finished:
             try:
@@ -54,7 +74,9 @@ def check_folder(path: Path, config: Config, code: Mapping[str, str] | None = No
                 remedy = "Delete that file and run the same command again, which writes it again"
                 raise RunFolderError(f"{error}. {remedy} from the last checkpoint") from error
     elif any(name not in FIRST_LAID for name in entries):
-        raise RunFolderError(f"{path} is there already and is no run folder: choose another folder (--out)")
+        raise RunFolderError(
+            f"{path} is there already and is no run folder: choose another folder (--out)"
+        )
 
 
 def check_same_data(path: Path, digests: Mapping[str, str]) -> None:
@@ -62,14 +84,17 @@ def check_same_data(path: Path, digests: Mapping[str, str]) -> None:
     there = DATA.read(path) if digests else {}
     if there and there != digests:
         raise RunFolderError(
-            f"the data have changed since the run in {path} was begun ({_list_changed(there, digests)}): put them "
-            "back, or choose another folder (--out) for a run with the new data"
+            f"the data have changed since the run in {path} was begun"
+            f" ({_list_changed(there, digests)}): put them back, or choose another folder (--out)"
+            " for a run with the new data"
         )
 
 
 def digest_code(config: Config) -> dict[str, str]:
     """Return a checksum of each module of a user's own behind settings: of the method, task, model, rules, scores."""
-    return digest_own_code(each for value in config.values() if isinstance(value, str) for each in split_names(value))
+    return digest_own_code(
+        each for value in config.values() if isinstance(value, str) for each in split_names(value)
+    )
 
 
 def _list_changed(there: Mapping[str, str], here: Mapping[str, str]) -> str:
@@ -79,25 +104,39 @@ def _list_changed(there: Mapping[str, str], here: Mapping[str, str]) -> str:
 
 def _check_same_settings(path: Path, recorded: Recorded, config: Config, *, finished: bool) -> None:
     # A setting that is newer than the folder had its default.
-    there = {key: value for key, value in default_config().items() if key in config} | {**recorded.settings}
-    grown, before, now = find_grown(there, config), there.get("num-rounds"), config.get("num-rounds")
+    there = {key: value for key, value in default_config().items() if key in config} | {
+        **recorded.settings
+    }
+    grown = find_grown(there, config)
+    before = there.get("num-rounds")
+    now = config.get("num-rounds")
     shorter = isinstance(before, int) and isinstance(now, int) and now < before
-    free = {*may_differ(finished=finished and not grown), *grown, *(["num-rounds"] if shorter else [])}
+    free = {
+        *may_differ(finished=finished and not grown),
+        *grown,
+        *(["num-rounds"] if shorter else []),
+    }
     # A run that goes on keeps what was decided when it began.
-    free |= {key for key, undecided in (("fraction", 0.0), ("score", "")) if config.get(key) == undecided}
-    differing = {key for key in config.keys() | there.keys() if config.get(key) != there.get(key)} - free
+    free |= {
+        key for key, undecided in (("fraction", 0.0), ("score", "")) if config.get(key) == undecided
+    }
+    differing = {
+        key for key in config.keys() | there.keys() if config.get(key) != there.get(key)
+    } - free
     if differing:
         shown = (
-            f"{key} = {_show(there.get(key))} there and {_show(config.get(key))} here" for key in sorted(differing)
+            f"{key} = {_show(there.get(key))} there and {_show(config.get(key))} here"
+            for key in sorted(differing)
         )
         raise RunFolderError(
-            f"{path} belongs to a run with other settings ({', '.join(shown)}): choose another folder (--out)"
+            f"{path} belongs to a run with other settings ({', '.join(shown)}): choose another"
+            " folder (--out)"
         )
     last = next((int(each.stem) for each in list_checkpoints(CHECKPOINTS.path_in(path))), 0)
     if shorter and last > int(str(now)):
         raise RunFolderError(
-            f"{path} already has {last} rounds, which is more than num-rounds = {now}: give at least {last}, or choose "
-            "another folder (--out)"
+            f"{path} already has {last} rounds, which is more than num-rounds = {now}: give at"
+            f" least {last}, or choose another folder (--out)"
         )
 
 

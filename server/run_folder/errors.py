@@ -17,7 +17,8 @@ class RunFolderError(FairbloomError):
 def said_in_app(choice: str, *, at_once: bool) -> Iterator[None]:
     """Let errors say by which `choice` an app names another folder, in place of the command line's --out.
 
-    With `at_once` they are logged, too: Flower's simulation shows those of a ServerApp late, in a traceback of its own.
+    With `at_once` they are logged, too: Flower's simulation shows those of a ServerApp late, in a
+    traceback of its own.
     """
     try:
         yield
@@ -37,8 +38,9 @@ def explain_write_errors(what: str, folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise RunFolderError(
-            f"{what} cannot be written to {folder}: {error.strerror}. What was written before is intact: make room "
-            "there, or correct its permissions, and run the same command again; or choose another folder (--out)"
+            f"{what} cannot be written to {folder}: {error.strerror}. What was written before is"
+            " intact: make room there, or correct its permissions, and run the same command again;"
+            " or choose another folder (--out)"
         ) from error
 
 
@@ -47,7 +49,15 @@ def explain_read_errors(path: Path, remedy: str) -> Iterator[None]:
     """Turn whatever is wrong with the content of a file into a RunFolderError that ends with the remedy."""
     try:
         yield
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, csv.Error) as error:
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+        csv.Error,
+    ) as error:
         raise RunFolderError(f"{path} cannot be read: {_describe(error)}. {remedy}") from error
 
 
@@ -60,8 +70,9 @@ def explain_other_state(folder: Path) -> Iterator[None]:
         raise
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
         raise RunFolderError(
-            f"the last checkpoint in {folder} is whole, but not what this run needs: {_describe(error)}. Put back a "
-            "copy, use the Fairbloom that wrote it, or choose another folder (--out)"
+            f"the last checkpoint in {folder} is whole, but not what this run needs:"
+            f" {_describe(error)}. Put back a copy, use the Fairbloom that wrote it, or choose"
+            " another folder (--out)"
         ) from error
 
 
@@ -77,7 +88,9 @@ def explain_access_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise RunFolderError(f"{folder} cannot be used: {error.strerror}. Choose another folder (--out)") from error
+        raise RunFolderError(
+            f"{folder} cannot be used: {error.strerror}. Choose another folder (--out)"
+        ) from error
 
 
 def check_place(folder: Path) -> None:

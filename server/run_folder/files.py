@@ -52,8 +52,8 @@ class Entry:
 class File(Entry, Generic[T]):
     """A file of one value, which is written whole or not at all.
 
-    `decode` raises ValueError, KeyError or TypeError for other bytes; `absent` is the value where the file is missing;
-    `first` returns what it holds when a run begins, None for no file.
+    `decode` raises ValueError, KeyError or TypeError for other bytes; `absent` is the value where
+    the file is missing; `first` returns what it holds when a run begins, None for no file.
     """
 
     encode: Callable[[T], bytes]
@@ -105,7 +105,7 @@ class ModelFile(Entry):
         save_model(self.path_in(folder), arrays, about)
 
 
-# How values are written ----------------------------------------------------------------------------------------------
+# How values are written ---------------------------------------------------------------------------
 
 
 def _encode_json(value: Any) -> bytes:
@@ -134,7 +134,7 @@ def _splits() -> "type[Split]":
     return Split
 
 
-# Files --------------------------------------------------------------------------------------------------------------
+# Files --------------------------------------------------------------------------------------------
 
 CONFIG = File[Recorded](
     name="config.toml",
@@ -144,11 +144,15 @@ CONFIG = File[Recorded](
     remedy="Correct it, restore it from a copy, or choose another folder (--out)",
 )
 
-ENVIRONMENT = File[Mapping[str, Any]](name="env.json", encode=_encode_json, decode=_decode_object, absent={})
+ENVIRONMENT = File[Mapping[str, Any]](
+    name="env.json", encode=_encode_json, decode=_decode_object, absent={}
+)
 
 SCORES = File[Sequence[Score]](
     name="scores.json",
-    encode=lambda scores: _encode_json([{"column": score.column(), **asdict(score)} for score in scores]),
+    encode=lambda scores: _encode_json(
+        [{"column": score.column(), **asdict(score)} for score in scores]
+    ),
     decode=_decode_scores,
     absent=(ACCURACY,),
 )
@@ -175,7 +179,9 @@ PREPROCESSING = File[Preprocessing | None](
     encode=lambda preprocessing: b"" if preprocessing is None else preprocessing.encode(),
     decode=Preprocessing.decode_file,
     absent=None,
-    first=lambda beginning: beginning.task.preprocessing("") if beginning.task.preprocessing else None,
+    first=lambda beginning: (
+        beginning.task.preprocessing("") if beginning.task.preprocessing else None
+    ),
 )
 
 MODULES = File[Mapping[str, str]](
@@ -254,7 +260,10 @@ def read_stop(folder: Path) -> str:
 
 
 def runs_of_study(folder: Path) -> list[str]:
-    """Return the names of the run folders in a study's folder, in ascending order; none where it is no study's."""
+    """Return the names of the run folders in a study's folder, in ascending order.
+
+    None where it is no study's.
+    """
     return sorted(each.parent.name for each in folder.glob(f"runs/*/{CONFIG.name}"))
 
 
@@ -270,12 +279,16 @@ def is_finished(folder: Path) -> bool:
 
 def state_of(folder: Path) -> str:
     """Return what the run in a folder is doing: finished, running or interrupted."""
-    running = is_running(folder)  # looked at first: one that ends in between is finished, and not interrupted
+    # looked at first: one that ends in between is finished, and not interrupted
+    running = is_running(folder)
     return "finished" if is_finished(folder) else "running" if running else "interrupted"
 
 
 def read_model(folder: Path) -> dict[str, NDArray[Any]] | None:
-    """Return the model after the last finished round, None where there is none yet; raise if it is damaged."""
+    """Return the model after the last finished round, None where there is none yet.
+
+    Raise if it is damaged.
+    """
     if is_finished(folder):
         return MODEL.read(folder)
     last = load_last(CHECKPOINTS.path_in(folder))
@@ -285,7 +298,9 @@ def read_model(folder: Path) -> dict[str, NDArray[Any]] | None:
 def write_first_files(folder: Path, beginning: Beginning) -> None:
     """Write what the files of a run hold when it begins, those that are missing or empty."""
     for entry in ENTRIES:
-        if not isinstance(entry, File) or (entry.exists_in(folder) and entry.path_in(folder).stat().st_size):
+        if not isinstance(entry, File) or (
+            entry.exists_in(folder) and entry.path_in(folder).stat().st_size
+        ):
             continue
         if (value := entry.first(beginning)) is not None:
             entry.write(folder, value)
@@ -293,7 +308,8 @@ def write_first_files(folder: Path, beginning: Beginning) -> None:
 
 def record_known(folder: Path, names: Iterable[str]) -> Known:
     """Write which clients the run knows, where some of these are new, and return them all."""
-    before, names = KNOWN.read(folder), sorted(names)
+    before = KNOWN.read(folder)
+    names = sorted(names)
     known = Known(before.began or tuple(names), tuple(sorted({*before.known, *names})))
     if known != before:
         KNOWN.write(folder, known)

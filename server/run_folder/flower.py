@@ -43,18 +43,20 @@ FREE = {name for name, option in OPTIONS.items() if option.marks & {Mark.FREE, M
 class RunFolder:
     """A folder with the records of a run, which goes on from there when its process was lost.
 
-    It holds what a run of Fairbloom's own app leaves: a row a round, a row per client, the last checkpoints, the best
-    and the final model; `fairbloom show` and `fairbloom.load` read it.
+    It holds what a run of Fairbloom's own app leaves: a row a round, a row per client, the last
+    checkpoints, the best and the final model; `fairbloom show` and `fairbloom.load` read it.
 
     Parameters
     ----------
     path
-        The folder; made if it is not there. A relative path begins at the process's current directory.
+        The folder; made if it is not there. A relative path begins at the process's current
+        directory.
     score
-        What fairness is measured in: the name of a metric that clients reply when they evaluate, or a Score that says
-        whether lower is better, and whether it is a share that is shown in percent. Names of losses and errors are
-        lower-is-better, those of accuracies, AUC, F1 and R² higher-is-better; any other needs a Score. Of several, in a
-        list, it is the first; the others are in clients.csv, too. The default is `accuracy`.
+        What fairness is measured in: the name of a metric that clients reply when they evaluate, or
+        a Score that says whether lower is better, and whether it is a share that is shown in
+        percent. Names of losses and errors are lower-is-better, those of accuracies, AUC, F1 and R²
+        higher-is-better; any other needs a Score. Of several, in a list, it is the first; the
+        others are in clients.csv, too. The default is `accuracy`.
     loss
         The name of the metric that is the loss on the test examples, `loss` by default.
     wait
@@ -92,27 +94,31 @@ class RunFolder:
         *,
         on_round: Callable[[Round], None] | None = None,
     ) -> Result:
-        """Run, continue or extend what the strategy says; arguments and result are those of `strategy.start`.
+        """Run, continue or extend what the strategy says.
 
-        The strategy is one of ours, or a wrapper around one, such as Flower's for differential privacy. If its `start`
-        is overridden, that is called, and calls `super().start`; a loop of its own is refused.
+        Arguments and result are those of `strategy.start`.
 
-        Replies are looked for often, in place of every three seconds, and the run outlives a SuperLink that falls.
+        The strategy is one of ours, or a wrapper around one, such as Flower's for differential
+        privacy. If its `start` is overridden, that is called, and calls `super().start`; a loop of
+        its own is refused.
+
+        Replies are looked for often, in place of every three seconds, and the run outlives a
+        SuperLink that falls.
 
         All clients evaluate the last round's model, whatever `fraction_evaluate` above 0 says.
 
-        StopRun, raised by `on_round` or `evaluate_fn`, ends the run as finished after that round; more rounds extend
-        it.
+        StopRun, raised by `on_round` or `evaluate_fn`, ends the run as finished after that round;
+        more rounds extend it.
 
-        The result of a continued run has the metrics of the rounds that ran now, and the arrays after the last one. A
-        finished run is not run again: its result has the final arrays alone.
+        The result of a continued run has the metrics of the rounds that ran now, and the arrays
+        after the last one. A finished run is not run again: its result has the final arrays alone.
 
         Raises
         ------
         FairbloomError
             When the strategy is none of ours, its `start` is a loop of its own, the folder belongs
-            to a run with another strategy, other options or other code of the strategy, or clients that evaluate do not
-            reply the scores or the loss.
+            to a run with another strategy, other options or other code of the strategy, or clients
+            that evaluate do not reply the scores or the loss.
         """
         with said_in_app("RunFolder(path)", at_once=is_simulated(grid)):
             arguments: dict[str, Any] = {
@@ -120,17 +126,30 @@ class RunFolder:
                 "initial_arrays": initial_arrays,
                 "num_rounds": num_rounds,
             }
-            optional = {"train_config": train_config, "evaluate_config": evaluate_config, "evaluate_fn": evaluate_fn}
+            optional = {
+                "train_config": train_config,
+                "evaluate_config": evaluate_config,
+                "evaluate_fn": evaluate_fn,
+            }
             arguments |= {name: value for name, value in optional.items() if value is not None}
             return self._start(strategy, {**arguments, "timeout": timeout}, on_round)
 
-    def _start(self, strategy: Strategy, arguments: dict[str, Any], on_round: Callable[[Round], None] | None) -> Result:
+    def _start(
+        self,
+        strategy: Strategy,
+        arguments: dict[str, Any],
+        on_round: Callable[[Round], None] | None,
+    ) -> Result:
         """Do what `start` says, with the `arguments` of the strategy's."""
         inner = find_fair_strategy(strategy)
         announce(self.path)
         config = {"num-rounds": arguments["num_rounds"], **collect_options(strategy)}
         sent = (arguments.get("train_config") or {}).items()
-        config |= {f"train.{key}": value for key, value in sent if isinstance(value, bool | int | float | str)}
+        config |= {
+            f"train.{key}": value
+            for key, value in sent
+            if isinstance(value, bool | int | float | str)
+        }
         config |= {"loss": self.loss} if self.loss else {}
         classes = [cls for each in layers(strategy) for cls in type(each).__mro__]
         names = (f"{cls.__module__}:{cls.__qualname__.partition('.')[0]}" for cls in classes)
@@ -157,7 +176,9 @@ class RunFolder:
             writer = RoundWriter(recorder, self.scores, self.loss, on_round)
             if "evaluate_fn" in arguments:
                 arguments["evaluate_fn"] = writer.watch(arguments["evaluate_fn"])
-            recording = Recording(strategy, writer, state, None if state is None else arguments["initial_arrays"])
+            recording = Recording(
+                strategy, writer, state, None if state is None else arguments["initial_arrays"]
+            )
             inner.record_by(recording)
             if type(strategy).start in (FairStrategy.start, Strategy.start):
                 recorder.begin()
@@ -166,7 +187,9 @@ class RunFolder:
                 result = strategy.start(**arguments)
             if recording.result is None:
                 raise LoopOfOwnError(strategy)
-            recorder.finish({name: array.numpy() for name, array in recording.result.arrays.items()})
+            recorder.finish(
+                {name: array.numpy() for name, array in recording.result.arrays.items()}
+            )
         return result
 
 
@@ -174,21 +197,38 @@ class RoundWriter:
     """Writes each finished round into a run folder, then hands it on."""
 
     def __init__(
-        self, recorder: RunRecorder, scores: Sequence[Score], loss: str, on_round: Callable[[Round], None] | None
+        self,
+        recorder: RunRecorder,
+        scores: Sequence[Score],
+        loss: str,
+        on_round: Callable[[Round], None] | None,
     ) -> None:
-        self._recorder, self._scores, self._on_round = recorder, scores, on_round
-        self._unseen = [*(score.name for score in scores), *([loss] if loss else [])] if not recorder.saved else []
+        self._recorder = recorder
+        self._scores = scores
+        self._on_round = on_round
+        self._unseen = (
+            [*(score.name for score in scores), *([loss] if loss else [])]
+            if not recorder.saved
+            else []
+        )
         self._central: dict[int, MetricRecord] = {}
         self._started = time.perf_counter()
 
     def __call__(self, finished: Round) -> None:
         """Write the round; raise FairbloomError when clients evaluated and none replied the scores, or the loss."""
-        reported = sorted({metric for metrics in finished.evaluations.values() for metric in metrics})
+        reported = sorted(
+            {metric for metrics in finished.evaluations.values() for metric in metrics}
+        )
         if reported and (missing := [name for name in self._unseen if name not in reported]):
-            what = "in which fairness is to be measured" if missing[0] == self._scores[0].name else "which is named"
+            what = (
+                "in which fairness is to be measured"
+                if missing[0] == self._scores[0].name
+                else "which is named"
+            )
             raise FairbloomError(
-                f"clients that evaluate reply {one_line(', '.join(reported))}, and not {missing[0]!r}, {what}: name "
-                "one of those, as in RunFolder(path, score=Score('eval_acc', percent=True), loss='eval_loss')"
+                f"clients that evaluate reply {one_line(', '.join(reported))}, and not"
+                f" {missing[0]!r}, {what}: name one of those, as in RunFolder(path,"
+                " score=Score('eval_acc', percent=True), loss='eval_loss')"
             )
         if reported:
             self._unseen = []  # they have been seen: a client that lacks one later ends no run
@@ -232,19 +272,33 @@ class RoundWriter:
 
 
 def find_fair_strategy(strategy: Strategy) -> FairStrategy:
-    """Return the strategy of ours that this one is or wraps; raise FairbloomError where there is none."""
+    """Return the strategy of ours that this one is or wraps.
+
+    Raise FairbloomError where there is none.
+    """
     innermost = layers(strategy)[-1] if isinstance(strategy, Strategy) else strategy
     if not isinstance(innermost, FairStrategy):
         around = "" if innermost is strategy else f" inside {type(strategy).__name__}"
         raise FairbloomError(
-            f"strategy is Flower's {type(innermost).__name__}{around}, which reports nothing of single clients: take "
-            "the one of fairbloom.strategies, which has FedAvg too"
+            f"strategy is Flower's {type(innermost).__name__}{around}, which reports nothing of"
+            " single clients: take the one of fairbloom.strategies, which has FedAvg too"
         )
     return innermost
 
 
 LOWER_IS_BETTER = ("loss", "error", "rmse", "mae", "mse", "perplexity")
-HIGHER_IS_BETTER = ("accuracy", "acc", "auc", "auroc", "f1", "f1-score", "r2", "r2-score", "precision", "recall")
+HIGHER_IS_BETTER = (
+    "accuracy",
+    "acc",
+    "auc",
+    "auroc",
+    "f1",
+    "f1-score",
+    "r2",
+    "r2-score",
+    "precision",
+    "recall",
+)
 """How the names of scores end whose better direction is known."""
 
 
@@ -262,29 +316,45 @@ def score_called(name: str, loss: str) -> Score:
     if any(ending == each or ending.endswith(f"-{each}") for each in HIGHER_IS_BETTER):
         return Score(name)
     raise FairbloomError(
-        f"score = {name!r} does not say whether higher is better: write Score({name!r}, higher_is_better=True), or "
-        "False"
+        f"score = {name!r} does not say whether higher is better: write Score({name!r},"
+        " higher_is_better=True), or False"
     )
 
 
 def scores_in(given: Sequence[str | Score], loss: str = "") -> tuple[Score, ...]:
-    """Return scores, those given by their names as such; raise FairbloomError where there is none, or one twice."""
+    """Return scores, those given by their names as such.
+
+    Raise FairbloomError where there is none, or one twice.
+    """
     scores = tuple(each if isinstance(each, Score) else score_called(each, loss) for each in given)
     columns = [score.column() for score in scores]
     if twice := [name for name in columns if columns.count(name) > 1]:
-        raise FairbloomError(f"score names two metrics whose column is {twice[0]}: rename one of them in your client")
+        raise FairbloomError(
+            f"score names two metrics whose column is {twice[0]}: rename one of them in your client"
+        )
     if not scores:
-        raise FairbloomError("score = []: name the metric that fairness is measured in, as in score='eval_acc'")
+        raise FairbloomError(
+            "score = []: name the metric that fairness is measured in, as in score='eval_acc'"
+        )
     return scores
 
 
 def collect_options(strategy: Strategy) -> dict[str, Value]:
     """Return what identifies a strategy's run: class, parameters, common options, and wrappers, the outermost first."""
     *wrappers, inner = layers(strategy)
-    # The parameters of its constructor, of its bases' ones without object's, and the common options.
-    signatures = [inspect.signature(vars(each)["__init__"]) for each in type(inner).__mro__ if "__init__" in vars(each)]
+    # The parameters of its constructor, of its bases' ones without object's, and the common
+    # options.
+    signatures = [
+        inspect.signature(vars(each)["__init__"])
+        for each in type(inner).__mro__
+        if "__init__" in vars(each)
+    ]
     own = set(OPTIONS).union(*(signature.parameters for signature in signatures[:-1]))
-    plain = {name: value for name, value in plain_values(inner).items() if name in own and name not in FREE}
+    plain = {
+        name: value
+        for name, value in plain_values(inner).items()
+        if name in own and name not in FREE
+    }
     named = {name.replace("_", "-"): value for name, value in plain.items()}
     around = [
         f"{type(each).__name__}({', '.join(f'{name}={value!r}' for name, value in plain_values(each).items())})"
@@ -296,6 +366,10 @@ def collect_options(strategy: Strategy) -> dict[str, Value]:
         "method": type(inner).__name__,
         **named,
         "training-clients": ",".join(clients),
-        **({name.replace("_", "-"): value for name, value in optimizer.options().items()} if optimizer else {}),
+        **(
+            {name.replace("_", "-"): value for name, value in optimizer.options().items()}
+            if optimizer
+            else {}
+        ),
         **({"wrapped-in": ", ".join(around)} if around else {}),
     }

@@ -41,7 +41,10 @@ class Grouped:
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns of groups.csv."""
-        return (*GROUP_KEYS, *dict.fromkeys(column for score in self.scores for column in score.columns))
+        return (
+            *GROUP_KEYS,
+            *dict.fromkeys(column for score in self.scores for column in score.columns),
+        )
 
     def encode(self) -> bytes:
         """Return the content of groups.json."""
@@ -56,10 +59,14 @@ class Grouped:
     def find_fault(self, there: Mapping[str, Cells], most: float) -> str:
         """Return why a client's report on one grouping is impossible, "" where it is possible.
 
-        `there` has count and scores by group; `most` is the number of examples that the client was tested on.
+        `there` has count and scores by group; `most` is the number of examples that the client was
+        tested on.
         """
         for group, cells in there.items():
-            counts = {name: cells.get(name) for name in (COUNT, *(s.over for s in self.scores if s.over in cells))}
+            counts = {
+                name: cells.get(name)
+                for name in (COUNT, *(s.over for s in self.scores if s.over in cells))
+            }
             for name, count in counts.items():
                 if not isinstance(count, int) or not 1 <= count <= cells[COUNT]:
                     return f"its {name} of {group} is {count!r}"
@@ -70,7 +77,11 @@ class Grouped:
                 if value is not None and score.percent and not 0.0 <= value <= 1.0:
                     return f"its {score.name} of {group} is {value!r}, which must lie in [0, 1]"
         total = sum(cells[COUNT] for cells in there.values())
-        return f"its groups have {total:g} examples together, and it was tested on {most:g}" if total > most else ""
+        return (
+            f"its groups have {total:g} examples together, and it was tested on {most:g}"
+            if total > most
+            else ""
+        )
 
     def format_cells(self, cells: Cells) -> list[Any]:
         """Return count and scores of a group as the table has them, None for what the client does not report."""
@@ -83,12 +94,18 @@ class Grouped:
 
 
 def format_groups(finished: Round, grouped: Grouped) -> list[tuple[object, ...]]:
-    """Return the cells of `Grouped.columns` for each group that a client reports; impossible reports are logged."""
+    """Return the cells of `Grouped.columns` for each group that a client reports.
+
+    Impossible reports are logged.
+    """
     rows: list[tuple[object, ...]] = []
-    wanted = dict.fromkeys([COUNT, *(score.over for score in grouped.scores), *(s.name for s in grouped.scores)])
+    wanted = dict.fromkeys(
+        [COUNT, *(score.over for score in grouped.scores), *(s.name for s in grouped.scores)]
+    )
     for client, report in sorted(finished.evaluations.items()):
         for model, split in product(("global", "personal"), ("test", "validation")):
-            most = report[names.NUM_EXAMPLES] if split == "test" else math.inf  # of the others no number is reported
+            # of the others no number is reported
+            most = report[names.NUM_EXAMPLES] if split == "test" else math.inf
             for grouping, groups in grouped.groupings.items():
                 there = dict[str, Cells]()
                 for group in groups:
@@ -101,7 +118,15 @@ def format_groups(finished: Round, grouped: Grouped) -> list[tuple[object, ...]]
                     log.warning(words, finished.number, client, grouping, wrong)
                     continue
                 rows += [
-                    (finished.number, client, model, split, grouping, group, *grouped.format_cells(cells))
+                    (
+                        finished.number,
+                        client,
+                        model,
+                        split,
+                        grouping,
+                        group,
+                        *grouped.format_cells(cells),
+                    )
                     for group, cells in there.items()
                 ]
     return rows

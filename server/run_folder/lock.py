@@ -10,17 +10,22 @@ from fairbloom.system.lock import LockedError, exclusive_lock, is_held
 from .errors import RunFolderError, explain_write_errors
 
 LOCK = ".lock"
-"""The file that says which process writes to a folder; it is there no longer than that process works."""
+"""The file that says which process writes to a folder; it is there no longer than that process
+works."""
 
 WAIT_SECONDS = 60.0
-"""How long to wait for another process to end: a process that has lost its run notices it within that time."""
+"""How long to wait for another process to end: a process that has lost its run notices it within
+that time."""
 
 
 @contextmanager
 def locked_folder(folder: Path, *, wait: bool = True) -> Iterator[None]:
-    """Lock a folder, made if missing, for this process alone; RunFolderError if another process holds it.
+    """Lock a folder, made if missing, for this process alone.
 
-    With `wait`, wait up to a minute for a process that holds it, such as one whose run was taken over.
+    RunFolderError if another process holds it.
+
+    With `wait`, wait up to a minute for a process that holds it, such as one whose run was taken
+    over.
     """
 
     def say(holder: str) -> None:
@@ -32,7 +37,8 @@ def locked_folder(folder: Path, *, wait: bool = True) -> Iterator[None]:
             lock = exclusive_lock(folder / LOCK, seconds=WAIT_SECONDS if wait else 0.0, on_wait=say)
         except LockedError as error:
             raise RunFolderError(
-                f"{folder} is written by {error.holder}: wait for it to end, or choose another folder (--out)"
+                f"{folder} is written by {error.holder}: wait for it to end, or choose another"
+                " folder (--out)"
             ) from None
     with lock:
         yield

@@ -9,9 +9,11 @@ from fairbloom.rounds.refusals import one_line
 from fairbloom.rounds.round import Round
 
 METRIC_COLUMNS = ("round", "phase", "client", "metric", "value")
-"""The columns of metrics.csv; the client is empty where a number is of all clients together, or of the server."""
+"""The columns of metrics.csv; the client is empty where a number is of all clients together, or of
+the server."""
 
-LONGEST_NAME, MOST_METRICS = 100, 1000
+LONGEST_NAME = 100
+MOST_METRICS = 1000
 """Limits of a metric's name, and of the metrics of one client in one phase; others are left out."""
 
 MetricRow = tuple[int, str, str, str, object]
@@ -20,9 +22,11 @@ MetricRow = tuple[int, str, str, str, object]
 def format_metrics(finished: Round) -> list[MetricRow]:
     """Return the rows of a round: means, or what takes their place, before the clients in the order of names.
 
-    The phases are what clients report of training and of evaluation, and what `evaluate_fn` returns.
+    The phases are what clients report of training and of evaluation, and what `evaluate_fn`
+    returns.
     """
-    number, rows = finished.number, list[MetricRow]()
+    number = finished.number
+    rows = list[MetricRow]()
     for phase, together, by_client in (
         ("train", finished.metrics, finished.train_metrics),
         ("evaluate", finished.evaluation_metrics, finished.evaluations),
@@ -34,21 +38,26 @@ def format_metrics(finished: Round) -> list[MetricRow]:
     return rows
 
 
-def format_phase(number: int, phase: str, client: str, metrics: Mapping[str, Any]) -> list[MetricRow]:
+def format_phase(
+    number: int, phase: str, client: str, metrics: Mapping[str, Any]
+) -> list[MetricRow]:
     """Return a row for each number; a list has none."""
     numbers = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
     return [(number, phase, client, one_line(name), value) for name, value in numbers.items()]
 
 
 def _bounded(client: str, metrics: Mapping[str, float]) -> Mapping[str, float]:
-    """Return what a client reports as far as the table takes it; a warning says what is left out."""
+    """Return what a client reports as far as the table takes it.
+
+    A warning says what is left out.
+    """
     if len(metrics) <= MOST_METRICS and all(map(_is_name, metrics)):
         return metrics
     kept = set(islice(filter(_is_name, metrics), MOST_METRICS))
     left_out = next(name for name in metrics if name not in kept)
     log.warning(
-        "client %s: %d of its %d metrics are not written, %r first: names have at most %d printable characters, and %d "
-        "numbers are the most",
+        "client %s: %d of its %d metrics are not written, %r first: names have at most %d printable"
+        " characters, and %d numbers are the most",
         client,
         len(metrics) - len(kept),
         len(metrics),

@@ -20,12 +20,13 @@ class RecordedRound:
     row
         Its row of rounds.csv, by column; a column that has nothing to say is missing or None.
     measures
-        How the score is spread over the clients under the model that the method serves them with, the global one or
-        their personal ones: mean, std, worst, worst_10, best_10, gap and the other measures of
-        `fairbloom.server.fairness.summarize`. Empty in a round that was not evaluated.
+        How the score is spread over the clients under the model that the method serves them with,
+        the global one or their personal ones: mean, std, worst, worst_10, best_10, gap and the
+        other measures of `fairbloom.server.fairness.summarize`. Empty in a round that was not
+        evaluated.
     scores
-        The score of each client under that model, in the unit of the tables (accuracy in percent), by client name.
-        Empty in a round that was not evaluated.
+        The score of each client under that model, in the unit of the tables (accuracy in percent),
+        by client name. Empty in a round that was not evaluated.
     coefficients
         The coefficient of each update that was used, by client name; empty in a skipped round.
     refused
@@ -44,12 +45,17 @@ class RecordedRound:
 
     @classmethod
     def of(cls, finished: Round, row: Row, score: Score, model: str = "global") -> "RecordedRound":
-        """Return a finished round with its row of rounds.csv; `model` is what clients are served with."""
+        """Return a finished round with its row of rounds.csv.
+
+        `model` is what clients are served with.
+        """
         cells = {measure: row.get(f"{score.column(model)}_{measure}") for measure in MEASURES}
         return cls(
             number=finished.number,
             row=row,
-            measures={measure: value for measure, value in cells.items() if isinstance(value, float)},
+            measures={
+                measure: value for measure, value in cells.items() if isinstance(value, float)
+            },
             scores=scores_by_client(finished, score, score.name + ENDINGS[model]),
             coefficients=dict(finished.coefficients),
             refused=dict(finished.refused),
@@ -58,8 +64,8 @@ class RecordedRound:
 
 
 OnRound = Callable[[RecordedRound], None]
-"""Called with each round once it is recorded. What it raises ends the run, which continues after that round; with
-StopRun the run is finished."""
+"""Called with each round once it is recorded. What it raises ends the run, which continues after
+that round; with StopRun the run is finished."""
 
 
 def ignore(recorded: RecordedRound) -> None:

@@ -49,29 +49,33 @@ from .tables import TableWriter, format_cell
 from .values import Recorded
 
 SHARED_SECONDS = 0.5
-"""In one process, a checkpoint is written once the rounds since the last one have taken so long together."""
+"""In one process, a checkpoint is written once the rounds since the last one have taken so long
+together."""
 
 
 class RunRecorder:
     """What a run leaves on disk, and what it continues from.
 
-    Rows are appended at each round. A checkpoint, which is written whole, has the size of each table: what follows is
-    dropped when the run continues. So a run that ends at any moment repeats at most the current round and, in one
-    process, SHARED_SECONDS of finished ones, to the same bits. The checkpoint before the last is kept: if the last is
-    damaged, the run continues from there.
+    Rows are appended at each round. A checkpoint, which is written whole, has the size of each
+    table: what follows is dropped when the run continues. So a run that ends at any moment repeats
+    at most the current round and, in one process, SHARED_SECONDS of finished ones, to the same
+    bits. The checkpoint before the last is kept: if the last is damaged, the run continues from
+    there.
 
     Parameters
     ----------
     config
         The settings that identify the run, and those that leave the numbers unchanged.
     in_process
-        Whether the clients are in this process: rounds shorter than SHARED_SECONDS share a checkpoint, and the losses
-        that clients report after a round are those before the next one. A deployed client's rows may change.
+        Whether the clients are in this process: rounds shorter than SHARED_SECONDS share a
+        checkpoint, and the losses that clients report after a round are those before the next one.
+        A deployed client's rows may change.
     keep
-        Called before a checkpoint is written, with the round of the oldest checkpoint to which the run may go back, 0
-        if there is none: lets the clients store what they keep for themselves.
+        Called before a checkpoint is written, with the round of the oldest checkpoint to which the
+        run may go back, 0 if there is none: lets the clients store what they keep for themselves.
     validated
-        Whether the best model is the one with the best mean score on validation examples, not on test examples.
+        Whether the best model is the one with the best mean score on validation examples, not on
+        test examples.
     app_metrics
         Whether all metrics of a user's app are written, which are not known in advance.
     code
@@ -101,27 +105,36 @@ class RunRecorder:
         self.stopped = ""
         """Why the run ends before its last round, "" where it does not."""
         self._losses: Mapping[str, float] = {}
-        """The training losses, by client, of the model that the next round begins with; empty where none are known."""
+        """The training losses, by client, of the model that the next round begins with; empty where
+        none are known."""
         self.method = method
-        self._scores, self._score = scores, scores[0]
-        self._in_process, self._keep = in_process, keep
-        self._rounds = TableWriter(ROUNDS.path_in(path), round_columns(method, self._score, validated=validated))
+        self._scores = scores
+        self._score = scores[0]
+        self._in_process = in_process
+        self._keep = keep
+        self._rounds = TableWriter(
+            ROUNDS.path_in(path), round_columns(method, self._score, validated=validated)
+        )
         self._grouped = grouped
         self._groups = TableWriter(GROUPS.path_in(path), grouped.columns) if grouped else None
         self._best_by = mean_column(self._score, validated=validated)
         personal = method.terms(1).has_personal_models
         disparity = DISPARITY in method.needs
         hostile = bool(config.get("attack"))
-        self._table = ClientTable(scores, validated, personal, disparity, two_classes, hostile, loss)
+        self._table = ClientTable(
+            scores, validated, personal, disparity, two_classes, hostile, loss
+        )
         self._clients = TableWriter(CLIENTS.path_in(path), self._table.columns)
         self._coefficients = TableWriter(COEFFICIENTS.path_in(path), COEFFICIENTS.needed)
         self._name_cells: dict[str, str] = {}
-        """The names of clients as cells, which are formatted once: a round may take a millisecond."""
+        """The names of clients as cells, which are formatted once: a round may take a
+        millisecond."""
         self._stopping = stopping
         self._metrics = TableWriter(METRICS.path_in(path), METRIC_COLUMNS) if app_metrics else None
         self._best: Mapping[str, float] = {}
         self._mean = math.nan
-        """The mean score of the last round that was evaluated since the process began, NaN where there is none."""
+        """The mean score of the last round that was evaluated since the process began, NaN where
+        there is none."""
         self._new_best: Arrays | None = None
         self._unsaved: tuple[int, Mapping[str, Any]] | None = None
         """The last round and its model, while it has no checkpoint."""
@@ -143,29 +156,35 @@ class RunRecorder:
             SCORES.write(self.path, self._scores)
             if code:
                 MODULES.write(self.path, code)
-            # The settings come last: a folder without them was killed while it was made, and is made again.
+            # The settings come last: a folder without them was killed while it was made, and is
+            # made again.
             CONFIG.write(self.path, Recorded(config))
             return
         recorded = CONFIG.read(self.path)
-        there, grown = recorded.num_rounds, find_grown(recorded.settings, config)
+        there = recorded.num_rounds
+        grown = find_grown(recorded.settings, config)
         if recorded.settings == config or (self.finished and not grown):
             return
         if there != config["num-rounds"] and (self.method.paced or RunSettings.of(config).paced):
             change = "be extended to" if config["num-rounds"] > there else "end after"
             raise RunFolderError(
-                f"{self.path} holds a run whose steps decay over {there} rounds, so it cannot {change} "
-                f"{config['num-rounds']}: choose another folder (--out) for a run of that length"
+                f"{self.path} holds a run whose steps decay over {there} rounds, so it cannot"
+                f" {change} {config['num-rounds']}: choose another folder (--out) for a run of that"
+                " length"
             )
         self._changed = replace(recorded, settings=config)
 
     def begin(self) -> None:
-        """Make a run that is continued, or extended, one with its new settings; what refuses it before changes nothing.
+        """Make a run that is continued, or extended, one with its new settings.
+
+        What refuses it before changes nothing.
 
         The first round that is recorded calls it, too.
         """
         if self._changed is None:
             return
-        with explain_write_errors("the run folder", self.path):  # before the settings, which say more rounds
+        # before the settings, which say more rounds
+        with explain_write_errors("the run folder", self.path):
             MODEL.path_in(self.path).unlink(missing_ok=True)
         CONFIG.write(self.path, self._changed)
         self._changed = None
@@ -176,10 +195,15 @@ class RunRecorder:
         return is_finished(self.path) and self._changed is None
 
     def resume(self) -> tuple[Arrays, Mapping[str, Any]] | None:
-        """Return model and state after the last finished round, None before it; raise if all are damaged."""
+        """Return model and state after the last finished round, None before it.
+
+        Raise if all are damaged.
+        """
         nothing: dict[str, Any] = {"strategy": {"round": 0}, "best": {}, "losses": {}}
         arrays, state = load_last(self._checkpoints) or (None, nothing)
-        self._best, self.saved, self._losses = state["best"], state["strategy"]["round"], state["losses"]
+        self._best = state["best"]
+        self.saved = state["strategy"]["round"]
+        self._losses = state["losses"]
         if self._stopping is not None and "stopping" in state:
             self._stopping.load_state_dict(state["stopping"])
             self.stopped = self._stopping.reason
@@ -189,8 +213,8 @@ class RunRecorder:
                 seconds = sum(float(row.get("seconds") or 0.0) for row in rows[:-1])
                 if len(rows) > 1 and (not self._in_process or seconds >= SHARED_SECONDS):
                     raise RunFolderError(
-                        f"{self.path} has rows of {len(rows)} rounds and no checkpoint: restore the folder "
-                        f"{CHECKPOINTS.name} from a copy, or choose another folder (--out)"
+                        f"{self.path} has rows of {len(rows)} rounds and no checkpoint: restore the"
+                        f" folder {CHECKPOINTS.name} from a copy, or choose another folder (--out)"
                     )
                 for table in self._tables:
                     table.begin()
@@ -216,7 +240,10 @@ class RunRecorder:
             for name in finished.coefficients.keys() - self._name_cells.keys():
                 self._name_cells[name] = format_cell(name)
             coefficients = sorted(finished.coefficients.items())
-            lines = [f"{finished.number},{self._name_cells[name]},{value}\n" for name, value in coefficients]
+            lines = [
+                f"{finished.number},{self._name_cells[name]},{value}\n"
+                for name, value in coefficients
+            ]
             self._coefficients.add_lines("".join(lines))
             if self._grouped is not None and self._groups is not None:
                 self._groups.add(format_groups(finished, self._grouped))
@@ -229,10 +256,12 @@ class RunRecorder:
         if isinstance(mean, float):
             self._mean = mean
             if not self._best or self._score.better(mean, self._best["mean"]) > 0.0:
-                self._best, self._new_best = {"mean": mean, "round": finished.number}, finished.evaluated
+                self._best = {"mean": mean, "round": finished.number}
+                self._new_best = finished.evaluated
         self._seconds += float(str(row["seconds"]))
         after = {name: m[TRAIN_LOSS] for name, m in finished.evaluations.items() if TRAIN_LOSS in m}
-        self._losses = {} if finished.average is not None else after  # the next round begins with another model
+        # the next round begins with another model
+        self._losses = {} if finished.average is not None else after
         self._unsaved = finished.number, finished.arrays
         if not self._in_process or self._seconds >= SHARED_SECONDS:
             self._save()
@@ -254,12 +283,21 @@ class RunRecorder:
             if self._new_best is not None:
                 about = {"round": self._best["round"], self._best_by: self._best["mean"]}
                 BEST.write(self.path, _to_numpy(self._new_best), about)
-            self._keep(min((int(path.stem) for path in list_checkpoints(self._checkpoints)), default=0))
-            state = {"strategy": self.method.state_dict(), "best": self._best, "losses": self._losses}
+            self._keep(
+                min((int(path.stem) for path in list_checkpoints(self._checkpoints)), default=0)
+            )
+            state = {
+                "strategy": self.method.state_dict(),
+                "best": self._best,
+                "losses": self._losses,
+            }
             state |= {"tables": {table.path.name: table.size for table in self._tables}}
             state |= {} if self._stopping is None else {"stopping": self._stopping.state_dict()}
             save_round(self._checkpoints, number, _to_numpy(arrays), state, self.saved)
-        self.saved, self._unsaved, self._new_best, self._seconds = number, None, None, 0.0
+        self.saved = number
+        self._unsaved = None
+        self._new_best = None
+        self._seconds = 0.0
 
     def finish(self, arrays: Arrays) -> None:
         """Write the last checkpoint, and the final model with the reason of an early end: the run is finished."""
@@ -269,12 +307,23 @@ class RunRecorder:
         with explain_write_errors("the final model", self.path):
             MODEL.write(self.path, arrays, {"stopped": stopped} if stopped else {})
         if stopped:
-            log.info("the run is finished after round %d, before its last one: %s", self.saved, stopped)
-        score, best, last = self._score, self._best.get("mean", math.nan), self._mean
+            log.info(
+                "the run is finished after round %d, before its last one: %s", self.saved, stopped
+            )
+        score = self._score
+        best = self._best.get("mean", math.nan)
+        last = self._mean
         if score.better(best, last) > abs(best) / 2.0:  # the end is worse by more than half
             log.warning(
-                "the mean %s is %s at the end; it was %s after round %d, whose model is in %s: lower the learning rate",
-                *(score.name, score.written(last), score.written(best), self._best["round"], BEST.name),
+                "the mean %s is %s at the end; it was %s after round %d, whose model is in %s:"
+                " lower the learning rate",
+                *(
+                    score.name,
+                    score.written(last),
+                    score.written(best),
+                    self._best["round"],
+                    BEST.name,
+                ),
             )
 
     @property
@@ -289,4 +338,7 @@ class RunRecorder:
 
 def _to_numpy(arrays: Mapping[str, Any]) -> Arrays:
     """Return arrays by name as NumPy's; those of a round under Flower's own loop are Flower's."""
-    return {name: array if isinstance(array, np.ndarray) else array.numpy() for name, array in arrays.items()}
+    return {
+        name: array if isinstance(array, np.ndarray) else array.numpy()
+        for name, array in arrays.items()
+    }

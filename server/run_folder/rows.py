@@ -14,21 +14,35 @@ from fairbloom.rounds.round import Round
 from ..fairness import percent_improved, summarize
 
 SEPARATOR = " | "
-"""What is between the refused replies of a round. It does not occur in a reason, which a client may have written."""
+"""What is between the refused replies of a round. It does not occur in a reason, which a client may
+have written."""
 
 REFUSED = re.compile(
-    rf"""(?P<name>(?:'[^']*'|"'")+|[^\s'"]\S*?): (?P<reason>.*?)(?:{re.escape(SEPARATOR)}|$)""", re.DOTALL
+    rf"""(?P<name>(?:'[^']*'|"'")+|[^\s'"]\S*?): (?P<reason>.*?)(?:{re.escape(SEPARATOR)}|$)""",
+    re.DOTALL,
 )
 """The name at the beginning of a refused reply, in quotation marks where it has spaces."""
 
 ABSENT = ("refused", "missing", "offline")
 """The columns of rounds.csv that name clients whose replies a round did without."""
 
-WORDS = ("client", *ABSENT, "left_out", "lost_states", "model", "split", "grouping", "group", "phase", "metric")
+WORDS = (
+    "client",
+    *ABSENT,
+    "left_out",
+    "lost_states",
+    "model",
+    "split",
+    "grouping",
+    "group",
+    "phase",
+    "metric",
+)
 """The columns of the tables that hold words, however much they look like numbers."""
 
 SHARE_OF_LARGER_CLASS = "test_share_of_larger_class"
-"""What clients.csv has of two classes: the share of a client's test examples that are of the larger one, in percent."""
+"""What clients.csv has of two classes: the share of a client's test examples that are of the larger
+one, in percent."""
 
 HOSTILE = "hostile"
 """What clients.csv has of an experiment with an attack: 1 for the clients that attack, else 0."""
@@ -38,7 +52,12 @@ LARGER_CLASS = Score(names.LARGER_CLASS, percent=True)
 MEASURES = tuple(summarize({"anyone": 1.0}))
 """The measures of fairness that rounds.csv has of the score."""
 
-ENDINGS = {"test": "", "validation": f"-{names.VALIDATION}", "global": "", "personal": f"-{names.PERSONAL}"}
+ENDINGS = {
+    "test": "",
+    "validation": f"-{names.VALIDATION}",
+    "global": "",
+    "personal": f"-{names.PERSONAL}",
+}
 """What a metric's name on the wire ends with, by its examples and its model."""
 
 Report = Mapping[str, float]
@@ -51,7 +70,10 @@ Row = Mapping[str, object]
 
 @dataclass(frozen=True)
 class ClientTable:
-    """clients.csv of a run, by what its clients measure and on which examples; `loss` is the name of the test loss."""
+    """clients.csv of a run, by what its clients measure and on which examples.
+
+    `loss` is the name of the test loss.
+    """
 
     scores: Sequence[Score] = (ACCURACY,)
     validated: bool = False
@@ -66,7 +88,15 @@ class ClientTable:
         """The names of its columns."""
         metrics = (name for name, _ in self._metrics((), ()))
         hostile = (HOSTILE,) if self.hostile else ()
-        return ("round", "client", "participated", "coefficient", "test_examples", *hostile, *metrics)
+        return (
+            "round",
+            "client",
+            "participated",
+            "coefficient",
+            "test_examples",
+            *hostile,
+            *metrics,
+        )
 
     def rows(self, finished: Round) -> list[tuple[object, ...]]:
         """Return a row for each client that evaluated the round's model."""
@@ -86,7 +116,9 @@ class ClientTable:
             )
         )
 
-    def _metrics(self, measured: Sequence[Report], trained: Sequence[Report]) -> list[tuple[str, list[float | None]]]:
+    def _metrics(
+        self, measured: Sequence[Report], trained: Sequence[Report]
+    ) -> list[tuple[str, list[float | None]]]:
         """Return the columns that clients report, with their cells, from what they measure and from their training."""
 
         def column(metric: str, reports: Sequence[Report] = measured) -> list[float | None]:
@@ -94,7 +126,10 @@ class ClientTable:
 
         def scores(split: str, *models: str) -> list[tuple[str, list[float | None]]]:
             return [
-                (score.column(model, split), score.cells(column(score.name + ENDINGS[split] + ENDINGS[model])))
+                (
+                    score.column(model, split),
+                    score.cells(column(score.name + ENDINGS[split] + ENDINGS[model])),
+                )
                 for score in accuracy_first(self.scores)
                 for model in models
                 if (score, model) != (LOSS_SCORE, "global")  # which always has a column
@@ -108,7 +143,10 @@ class ClientTable:
         ]
         if self.disparity:
             of_groups = (names.DISPARITY, names.DISPARITY_HARD)
-            columns += [(f"train_{each.replace('-', '_')}_before_round", column(each, trained)) for each in of_groups]
+            columns += [
+                (f"train_{each.replace('-', '_')}_before_round", column(each, trained))
+                for each in of_groups
+            ]
         if self.validated:
             loss = ("validation_loss_of_global_model", column(names.LOSS + ENDINGS["validation"]))
             columns += [*scores("validation", "global"), loss]
@@ -118,7 +156,9 @@ class ClientTable:
         return columns
 
 
-def round_columns(method: Method, score: Score = ACCURACY, *, validated: bool = False) -> tuple[str, ...]:
+def round_columns(
+    method: Method, score: Score = ACCURACY, *, validated: bool = False
+) -> tuple[str, ...]:
     """Return the columns of rounds.csv, by the models, examples and method of the run."""
     models = ("global", "personal") if method.terms(1).has_personal_models else ("global",)
     return (
@@ -141,17 +181,26 @@ def mean_column(score: Score, *, validated: bool) -> str:
 def format_round(
     finished: Round, seconds: float, reports: Iterable[str] = (), score: Score = ACCURACY
 ) -> dict[str, object]:
-    """Return a round's row of rounds.csv; `reports` are the metrics that the method itself reports."""
-    trained, measured = _honest(finished, finished.train_metrics), finished.evaluations.items()
+    """Return a round's row of rounds.csv.
+
+    `reports` are the metrics that the method itself reports.
+    """
+    trained = _honest(finished, finished.train_metrics)
+    measured = finished.evaluations.items()
     before = {name: m[names.LOSS_BEFORE] for name, m in trained if names.LOSS_BEFORE in m}
-    after = {name: m[names.TRAIN_LOSS] for name, m in measured if name in before and names.TRAIN_LOSS in m}
+    after = {
+        name: m[names.TRAIN_LOSS]
+        for name, m in measured
+        if name in before and names.TRAIN_LOSS in m
+    }
     improved = percent_improved({name: before[name] for name in after}, after) if after else None
     return {
         "round": finished.number,
         "participants": len(finished.participants),
         "replies_used": len(finished.coefficients),
         "refused": SEPARATOR.join(
-            f"{shlex.quote(name)}: {reason.replace('|', '/')}" for name, reason in finished.refused.items()
+            f"{shlex.quote(name)}: {reason.replace('|', '/')}"
+            for name, reason in finished.refused.items()
         ),
         "missing": shlex.join(finished.missing),
         "offline": shlex.join(finished.offline),
@@ -182,7 +231,9 @@ def _measure_scores(finished: Round, score: Score) -> dict[str, object]:
     for model in ("global", "personal"):
         if values := scores_by_client(finished, score, score.name + ENDINGS[model]):
             spread = summarize(values, lower_is_better=not score.higher_is_better)
-            measures |= {f"{score.column(model)}_{measure}": value for measure, value in spread.items()}
+            measures |= {
+                f"{score.column(model)}_{measure}": value for measure, value in spread.items()
+            }
             measures["clients_scored"] = measures["clients_scored"] or len(values)
     if values := scores_by_client(finished, score, score.name + ENDINGS["validation"]):
         measures[mean_column(score, validated=True)] = summarize(values)["mean"]
@@ -195,7 +246,11 @@ def _honest(finished: Round, reports: Mapping[str, Report]) -> Iterator[tuple[st
 
 def scores_by_client(finished: Round, score: Score, metric: str) -> dict[str, float]:
     """Return a metric of the honest clients that reported it, in the unit of the tables, by client name."""
-    reported = {name: each[metric] for name, each in _honest(finished, finished.evaluations) if metric in each}
+    reported = {
+        name: each[metric]
+        for name, each in _honest(finished, finished.evaluations)
+        if metric in each
+    }
     cells = zip(reported, score.cells(reported.values()), strict=True)
     return {name: value for name, value in cells if value is not None}
 

@@ -16,7 +16,8 @@ from .rows import ENDINGS, scores_by_client
 class EarlyStopping:
     """Watches the clients' mean validation score, under the model that serves them ("global" or "personal").
 
-    `patience` rounds without a better score end the run; `last` is the last round whose score is known.
+    `patience` rounds without a better score end the run; `last` is the last round whose score is
+    known.
     """
 
     patience: int
@@ -35,14 +36,17 @@ class EarlyStopping:
         """Look at a round; raise SettingsError if no client has had a validation score within `patience` rounds."""
         metric = self.score.name + ENDINGS["validation"] + ENDINGS[self.serves]
         if values := scores_by_client(finished, self.score, metric):
-            mean, self.last = summarize(values)["mean"], finished.number
+            mean = summarize(values)["mean"]
+            self.last = finished.number
             if self.best is None or self.score.better(mean, self.best) > 0.0:
-                self.best, self.best_round = mean, finished.number
+                self.best = mean
+                self.best_round = finished.number
         elif self.best is None and finished.evaluations and finished.number >= self.patience:
             raise SettingsError(
-                f"early-stopping = {self.patience} uses the mean validation {self.score.name}, and up to round "
-                f"{finished.number} no client has reported any: give the clients validation examples (where they have "
-                "few examples, by a larger validation-share), or set early-stopping = 0"
+                f"early-stopping = {self.patience} uses the mean validation {self.score.name}, and"
+                f" up to round {finished.number} no client has reported any: give the clients"
+                " validation examples (where they have few examples, by a larger"
+                " validation-share), or set early-stopping = 0"
             )
 
     @property
@@ -50,10 +54,11 @@ class EarlyStopping:
         """Why the run is to end, "" as long as it goes on."""
         if self.best is None or self.last - self.best_round < self.patience:
             return ""
-        best, since = self.score.written(self.best), self.last - self.best_round
+        best = self.score.written(self.best)
+        since = self.last - self.best_round
         return (
-            f"the mean validation {self.score.name} was best in round {self.best_round}, {best}, and not better in the "
-            f"{since} rounds since (early-stopping = {self.patience})"
+            f"the mean validation {self.score.name} was best in round {self.best_round}, {best},"
+            f" and not better in the {since} rounds since (early-stopping = {self.patience})"
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -62,4 +67,6 @@ class EarlyStopping:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state_dict` returned."""
-        self.best, self.best_round, self.last = state["best"], state["round"], state["last"]
+        self.best = state["best"]
+        self.best_round = state["round"]
+        self.last = state["last"]

@@ -17,16 +17,19 @@ Cells = dict[str, str]
 """A row of a table as it is written: the text of each cell, by column."""
 
 FORMULA = re.compile(r"'*[=+\-@\t\r\uff1d\uff0b\uff0d\uff20]")
-"""How a cell begins that a spreadsheet may compute, or one that was escaped: clients and groups may have any name."""
+"""How a cell begins that a spreadsheet may compute, or one that was escaped: clients and groups may
+have any name."""
 
 
 def read_table(path: Path, columns: Collection[str], *, finished: bool) -> list[Cells]:
     """Return a table's rows; an unfinished run's last line may be torn, or its file missing.
 
-    RunFolderError: the file cannot be read or is something else; or, of a finished run, is missing, torn, or lacks one
-    of `columns`.
+    RunFolderError: the file cannot be read or is something else; or, of a finished run, is missing,
+    torn, or lacks one of `columns`.
     """
-    remedy = "Restore it from a copy" + (", or run again with another folder (--out)" if finished else "")
+    remedy = "Restore it from a copy" + (
+        ", or run again with another folder (--out)" if finished else ""
+    )
     rows: list[Cells] = []
     with explain_read_errors(path, remedy):
         if not finished and not path.exists():
@@ -44,18 +47,24 @@ def read_table(path: Path, columns: Collection[str], *, finished: bool) -> list[
             for row in reader:
                 torn = None in row.values()
                 if None in row or (finished and torn):
-                    raise ValueError(f"line {reader.line_num} has more or fewer cells than the first")
+                    raise ValueError(
+                        f"line {reader.line_num} has more or fewer cells than the first"
+                    )
                 if not torn and not row.get("round", "").isdecimal():
                     raise ValueError(f"the round in line {reader.line_num} is {row.get('round')!r}")
                 if torn:
                     continue
-                for column in [name for name, cell in row.items() if cell[:1] == "'" and FORMULA.match(cell)]:
+                for column in [
+                    name for name, cell in row.items() if cell[:1] == "'" and FORMULA.match(cell)
+                ]:
                     row[column] = row[column][1:]
                 rows.append(row)
     return rows
 
 
-def format_csv(columns: tuple[str, ...], rows: Iterable[Mapping[str, object]], *, header: bool = False) -> str:
+def format_csv(
+    columns: tuple[str, ...], rows: Iterable[Mapping[str, object]], *, header: bool = False
+) -> str:
     """Return rows as CSV text with Unix line ends."""
     cells = ([row.get(column, "") for column in columns] for row in rows)
     return _format_rows([columns, *cells] if header else cells)
@@ -65,7 +74,9 @@ def _format_rows(rows: Iterable[Iterable[object]]) -> str:
     lines: list[str] = []
     # The library quotes a cell with \r only where \r is a part of the line end.
     writer = csv.writer(_Sink(lambda line: lines.append(f"{line[:-2]}\n")), lineterminator="\r\n")
-    writer.writerows([escape_formula(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
+    writer.writerows(
+        [escape_formula(cell) if isinstance(cell, str) else cell for cell in row] for row in rows
+    )
     return "".join(lines)
 
 
@@ -106,8 +117,14 @@ class TableWriter:
         self.size = len(self._header)
 
     def cut_back(self, size: int) -> None:
-        """Drop what follows the first `size` bytes; RunFolderError where these are no whole rows of this table."""
-        with explain_read_errors(self.path, "Restore it from a copy"), self.path.open("r+b") as file:
+        """Drop what follows the first `size` bytes.
+
+        RunFolderError where these are no whole rows of this table.
+        """
+        with (
+            explain_read_errors(self.path, "Restore it from a copy"),
+            self.path.open("r+b") as file,
+        ):
             found = file.read(len(self._header))
             file.seek(size - 1)
             if found != self._header or file.read(1) != b"\n":

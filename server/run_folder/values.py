@@ -41,11 +41,16 @@ class Recorded:
 
     def encode(self) -> bytes:
         """Return the content of config.toml."""
-        return tomli_w.dumps({"run-folder-format": self.format, **self.settings}, multiline_strings=True).encode()
+        return tomli_w.dumps(
+            {"run-folder-format": self.format, **self.settings}, multiline_strings=True
+        ).encode()
 
     @classmethod
     def decode(cls, content: bytes) -> Self:
-        """Return what `encode` was called on; raise ValueError when the content is something else."""
+        """Return what `encode` was called on.
+
+        Raise ValueError when the content is something else.
+        """
         try:
             settings = tomllib.loads(content.decode())
         except ValueError as error:

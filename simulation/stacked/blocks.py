@@ -22,7 +22,8 @@ from fairbloom.tasks.pooled import join_tensors
 from .programs import in_tensors
 
 PADDING = 1.5
-"""The examples of a block, filled up to the longest batch of each step, relative to the real ones: the most."""
+"""The examples of a block, filled up to the longest batch of each step, relative to the real ones:
+the most."""
 
 
 class Member(NamedTuple):
@@ -48,7 +49,8 @@ class Member(NamedTuple):
 class Step:
     """The examples of one step of k clients, b of each, as tensors of shape (k, b, …).
 
-    A short batch is filled up with an example of its own; `counts`, shape (k,), says how many count, None: all.
+    A short batch is filled up with an example of its own; `counts`, shape (k,), says how many
+    count, None: all.
     """
 
     inputs: Inputs
@@ -77,7 +79,9 @@ class Step:
         if count == len(self.targets):
             return self
         inputs = map_inputs(self.inputs, lambda tensor: tensor[:count])
-        return Step(inputs, self.targets[:count], None if self.counts is None else self.counts[:count])
+        return Step(
+            inputs, self.targets[:count], None if self.counts is None else self.counts[:count]
+        )
 
 
 def divide_into_blocks(members: Sequence[Member], most: int) -> Iterator[list[Member]]:
@@ -88,11 +92,17 @@ def divide_into_blocks(members: Sequence[Member], most: int) -> Iterator[list[Me
     block: list[Member] = []
     count = longest = real = 0
     by_place = sorted(members, key=attrgetter("place"))
-    for member in sorted(by_place, key=attrgetter("steps", "batch"), reverse=True):  # of equal ones, the place decides
-        count, longest, real = count + 1, longest if longest > member.batch else member.batch, real + member.batch
+    # of equal ones, the place decides
+    for member in sorted(by_place, key=attrgetter("steps", "batch"), reverse=True):
+        count = count + 1
+        longest = longest if longest > member.batch else member.batch
+        real = real + member.batch
         if block and (count > most or longest * count > PADDING * real):
             yield block
-            block, count, longest, real = [], 1, member.batch, member.batch
+            block = []
+            count = 1
+            longest = member.batch
+            real = member.batch
         block.append(member)
     if block:
         yield block
@@ -113,8 +123,12 @@ def minibatches(
 ) -> Iterator[Step]:
     """Yield the steps of a block, with the clients that take them: fewer and fewer of the first ones."""
     parts = examples_of(block)
-    joined, starts = join_tensors(parts), find_starts(parts)
-    orders = [batches(member.size, replace(work, epochs=member.epochs, random=batch_order(member))) for member in block]
+    joined = join_tensors(parts)
+    starts = find_starts(parts)
+    orders = [
+        batches(member.size, replace(work, epochs=member.epochs, random=batch_order(member)))
+        for member in block
+    ]
     for taking in count_taking(block):
         yield pad_step(joined, starts[:taking], [*map(next, orders[:taking])])
 
@@ -136,7 +150,9 @@ def count_taking(block: Sequence[Member]) -> Iterator[int]:
 
 def full_batch(parts: Sequence[Examples]) -> Step:
     """Return the step that takes all examples of each client."""
-    return pad_step(join_tensors(parts), find_starts(parts), [torch.arange(len(part)) for part in parts])
+    return pad_step(
+        join_tensors(parts), find_starts(parts), [torch.arange(len(part)) for part in parts]
+    )
 
 
 def find_starts(parts: Sequence[Examples]) -> Tensor:

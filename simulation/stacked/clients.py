@@ -1,7 +1,7 @@
 """The engine `stacked`: a round's clients trained as one tensor program, a row of a matrix each.
 
-Clients are taken in blocks of similar size. Each meets its examples in the order in which it would by itself, and ends
-with the weights that it would have.
+Clients are taken in blocks of similar size. Each meets its examples in the order in which it would
+by itself, and ends with the weights that it would have.
 """
 
 import copy
@@ -47,37 +47,77 @@ from fairbloom.tasks import Examples, Task
 from fairbloom.tasks.optimizers import OF_PYTORCH, SGD
 
 from ..clients import LocalClients, Reply, answer_of, refuse_failed, store_reply
-from .blocks import Member, Step, divide_into_blocks, examples_of, full_batch, minibatches, repeat_step, takes_all
+from .blocks import (
+    Member,
+    Step,
+    divide_into_blocks,
+    examples_of,
+    full_batch,
+    minibatches,
+    repeat_step,
+    takes_all,
+)
 from .optimizers import RowOptimizer
 from .programs import Program, StepArrays, UnstackableError, in_tensors, make_program
 from .together import Measures, losses_of, measure_clients, score_clients, split_into_passes
 
 HONOURED = Honoured(
     hooks=frozenset(
-        {"replace_steps", "pull", "loss", "before", "report", "start", "shift", "after_step", "finish", "after"}
+        {
+            "replace_steps",
+            "pull",
+            "loss",
+            "before",
+            "report",
+            "start",
+            "shift",
+            "after_step",
+            "finish",
+            "after",
+        }
     ),
     work=frozenset(
-        {"epochs", "batch_size", "learning_rate", "momentum", "weight_decay", "gradient_clip", "pull", "steps"}
+        {
+            "epochs",
+            "batch_size",
+            "learning_rate",
+            "momentum",
+            "weight_decay",
+            "gradient_clip",
+            "pull",
+            "steps",
+        }
         | {"in_full", "idle", "transform", "random", "optimizer", "nesterov"}
     ),
     metrics=ALL_METRICS,
 )
-"""What is honoured side by side. A rule corrects gradients by `shift` alone, which is added to those of all clients at
-once. There is no time budget, which is each client's, and nothing that a model draws. `find_unsupported` looks at the
-optimizer: a user's own may look at a whole array, which several clients share."""
+"""What is honoured side by side. A rule corrects gradients by `shift` alone, which is added to
+those of all clients at once. There is no time budget, which is each client's, and nothing that a
+model draws. `find_unsupported` looks at the optimizer: a user's own may look at a whole array,
+which several clients share."""
 
 
 def find_unsupported(terms: Terms, rules: Rules, *works: LocalWork, by_group: bool = False) -> str:
-    """Return the first thing that is asked for and is not done side by side, as name = value; "" where all is."""
+    """Return the first thing that is asked for and is not done side by side, as name = value.
+
+    "" where all is.
+    """
     apart = [f"optimizer = {work.optimizer}" for work in works if work.optimizer not in OF_PYTORCH]
-    return HONOURED.find_unsupported(terms, rules, *works, by_group=by_group) or (apart[0] if apart else "")
+    return HONOURED.find_unsupported(terms, rules, *works, by_group=by_group) or (
+        apart[0] if apart else ""
+    )
 
 
 class Rows:
-    """The models of k clients: each trainable array of all of them as one tensor; at first all are `received`."""
+    """The models of k clients: each trainable array of all of them as one tensor.
+
+    At first all are `received`.
+    """
 
     def __init__(self, layout: Layout, received: StateDict, count: int) -> None:
-        self.arrays = [received[name].expand(count, *received[name].shape).clone() for name in layout.trainable]
+        self.arrays = [
+            received[name].expand(count, *received[name].shape).clone() for name in layout.trainable
+        ]
         self._layout = layout
         self._received = received
 
@@ -93,7 +133,10 @@ class Rows:
 
     def trained(self, row: int) -> StateDict:
         """Return the trainable arrays of a row."""
-        return {name: array[row] for name, array in zip(self._layout.trainable, self.arrays, strict=True)}
+        return {
+            name: array[row]
+            for name, array in zip(self._layout.trainable, self.arrays, strict=True)
+        }
 
     def model(self, row: int) -> StateDict:
         """Return the model of a row; what is not trained is as it was received."""
@@ -101,8 +144,16 @@ class Rows:
 
     def work_done(self, row: int, work: LocalWork, steps: int) -> WorkDone:
         """Return the work of these steps, which has made the model of a row what it is now."""
-        changes = lambda: [(self._received[name], array) for name, array in self.trained(row).items()]  # noqa: E731
-        return WorkDone(lambda: work.learning_rate, changes, lambda: StepsTaken((work.learning_rate,) * steps).rate_sum)
+
+        def changes() -> list[tuple[torch.Tensor, torch.Tensor]]:
+            trained = self.trained(row)
+            return [(self._received[name], array) for name, array in trained.items()]
+
+        return WorkDone(
+            lambda: work.learning_rate,
+            changes,
+            lambda: StepsTaken((work.learning_rate,) * steps).rate_sum,
+        )
 
     def write(self, matrix: NDArray[Any], places: Sequence[int]) -> None:
         """Write the models into rows of a matrix, their arrays one after the other."""
@@ -119,7 +170,9 @@ class Rows:
 class StackedClients(LocalClients):
     """All clients of a run, a block of them at once."""
 
-    def __init__(self, method: Method, settings: RunSettings | Mapping[str, Any], block: int) -> None:
+    def __init__(
+        self, method: Method, settings: RunSettings | Mapping[str, Any], block: int
+    ) -> None:
         super().__init__(method, settings)
         self._block = block
         self._known: tuple[nn.Module, Program] | None = None
@@ -127,30 +180,42 @@ class StackedClients(LocalClients):
         self._cached_members: tuple[object, list[Member]] = (None, [])
         self._reasons: set[str] = set()
 
-    def train(self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING) -> Trained:
+    def train(
+        self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING
+    ) -> Trained:
         """Let these clients train the model on the terms, each on its own data."""
         work = self._plan(terms)
         if work is None:
             return super().train(names, model, terms, sent)
         self.begin(names)
-        trained, received = self.none_trained(names, model, terms, sent), self.on_device(model)
+        trained = self.none_trained(names, model, terms, sent)
+        received = self.on_device(model)
         if self.method.frozen:  # which programs take from the model
             self.task_and_model()[1].load_state_dict(received)
         vectors = {record: self.on_device(arrays) for record, arrays in sent.items()}
         training = _RoundTraining(self, received, terms, work, trained, vectors)
         try:
-            for block in divide_into_blocks(self._members(names, terms, work, trained.refused), self._block):
+            for block in divide_into_blocks(
+                self._members(names, terms, work, trained.refused), self._block
+            ):
                 self.on_trained(len(training.replies), len(names))
                 self._train_block(training, block)
         except UnstackableError as reason:
             self._falls_back(f"the model cannot be stacked: {reason}")
             return super().train(names, model, terms, sent)
         unfit = trained.refused.reasons
-        self.hand_over(trained, {name: training.replies[name] for name in names if name not in unfit})
+        self.hand_over(
+            trained, {name: training.replies[name] for name in names if name not in unfit}
+        )
         return trained
 
-    def evaluate(self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]) -> Replies:
-        """Let these clients evaluate the model; of `participants` alone is asked what the terms ask to measure."""
+    def evaluate(
+        self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]
+    ) -> Replies:
+        """Let these clients evaluate the model.
+
+        Of `participants` alone is asked what the terms ask to measure.
+        """
         self.begin(names)
         if self._falls_back(HONOURED.find_unsupported(terms, (), by_group=self._by_group)):
             return super().evaluate(names, model, terms, participants)
@@ -161,7 +226,10 @@ class StackedClients(LocalClients):
         return self.evaluated(reports, Refusals(terms.server_round), names, model)
 
     def _plan(self, terms: Terms) -> LocalWork | None:
-        """Return the work on the global model; None where clients are computed one by one on these terms."""
+        """Return the work on the global model.
+
+        None where clients are computed one by one on these terms.
+        """
         try:
             rules = rules_of(self.settings, terms)
             work = global_work(self.settings, terms, rules)
@@ -180,10 +248,12 @@ class StackedClients(LocalClients):
         """Return whether there is a reason to compute clients one by one; each is logged once."""
         if why and why not in self._reasons:
             self._reasons.add(why)
-            log.warning("stacked clients are computed one after the other where this is asked: %s", why)
+            log.warning(
+                "stacked clients are computed one after the other where this is asked: %s", why
+            )
         return bool(why)
 
-    # Parts ------------------------------------------------------------------------------------------------------------
+    # Parts ----------------------------------------------------------------------------------------
 
     def program(self, task: Task, model: nn.Module, examples: Examples) -> Program:
         """Return how the model is computed for many clients."""
@@ -191,15 +261,24 @@ class StackedClients(LocalClients):
             self._known = model, make_program(model, task, examples)
         return self._known[1]
 
-    def steps(self, block: Sequence[Member], work: LocalWork, terms: Terms, *, personal: bool) -> Iterable[Step]:
+    def steps(
+        self, block: Sequence[Member], work: LocalWork, terms: Terms, *, personal: bool
+    ) -> Iterable[Step]:
         """Return the steps of a block."""
         if takes_all(block):
             return repeat_step(self._full_batch(block), block)
         number = terms.server_round
-        return minibatches(block, work, lambda m: batch_order(self.settings, number, m.local.key, personal=personal))
+        return minibatches(
+            block,
+            work,
+            lambda m: batch_order(self.settings, number, m.local.key, personal=personal),
+        )
 
     def _full_batch(self, block: Sequence[Member]) -> Step:
-        """Return the step that takes all examples; small ones are remembered, since the next rounds take them too."""
+        """Return the step that takes all examples.
+
+        Small ones are remembered, since the next rounds take them too.
+        """
         names = tuple(member.local.name for member in block)
         if names not in self._full:
             if sum(each.nbytes for each in self._full.values()) > 2**26:  # bytes
@@ -207,24 +286,38 @@ class StackedClients(LocalClients):
             self._full[names] = full_batch(examples_of(block))
         return self._full[names]
 
-    def _members(self, names: Sequence[str], terms: Terms, work: LocalWork, refused: Refusals) -> list[Member]:
-        """Return the clients that can train, the same ones for the same names and work; the others are refused."""
+    def _members(
+        self, names: Sequence[str], terms: Terms, work: LocalWork, refused: Refusals
+    ) -> list[Member]:
+        """Return the clients that can train, the same ones for the same names and work.
+
+        The others are refused.
+        """
         about = (tuple(names), work.batch_size, work.epochs, work.steps, work.idle)
         if self._cached_members[0] == about:
             return self._cached_members[1]
 
         def member(place: int, name: str) -> Member:
-            epochs = work.epochs if work.in_full else epochs_in_time(self.settings, terms.server_round, name)
+            epochs = (
+                work.epochs
+                if work.in_full
+                else epochs_in_time(self.settings, terms.server_round, name)
+            )
             return Member.of(self.local(name), place, work, epochs)
 
-        found = refuse_failed({name: answer_of(member, place, name) for place, name in enumerate(names)}, refused)
+        found = refuse_failed(
+            {name: answer_of(member, place, name) for place, name in enumerate(names)}, refused
+        )
         members = list(found.values())
         if len(members) == len(names) and not self.settings.stragglers:
             self._cached_members = (about, members)
         return members
 
     def _train_block(self, training: "_RoundTraining", block: Sequence[Member]) -> None:
-        """Train a block of clients; in halves where memory does not suffice, one by one where one fails."""
+        """Train a block of clients.
+
+        In halves where memory does not suffice, one by one where one fails.
+        """
         try:
             _Block(training, block).run()
         except UnstackableError:
@@ -232,12 +325,18 @@ class StackedClients(LocalClients):
         except Exception as error:
             if isinstance(error, torch.OutOfMemoryError) and len(block) > 1:
                 self._block = len(block) // 2
-                log.warning("%d clients at once need more memory than there is; now %d are", len(block), self._block)
+                log.warning(
+                    "%d clients at once need more memory than there is; now %d are",
+                    len(block),
+                    self._block,
+                )
                 torch.cuda.empty_cache()
                 for half in divide_into_blocks(block, self._block):
                     self._train_block(training, half)
                 return
-            answers = {member.local.name: answer_of(training.train_alone, member) for member in block}
+            answers = {
+                member.local.name: answer_of(training.train_alone, member) for member in block
+            }
             if len(refuse_failed(answers, training.trained.refused)) == len(block):
                 words = "%d clients were computed one by one, since together: %s"
                 log.warning(words, len(block), failure_reason(error))
@@ -246,7 +345,8 @@ class StackedClients(LocalClients):
         self, names: Sequence[str], received: StateDict, terms: Terms, participants: Collection[str]
     ) -> dict[str, Metrics]:
         clients = [self.local(name) for name in names]
-        task, model = clients[0].task, clients[0].model
+        task = clients[0].task
+        model = clients[0].model
         asked = [each for each in clients if each.name in participants]
         reports = {each.name: each.describe_tests() for each in clients}
         model.load_state_dict(received)
@@ -254,7 +354,9 @@ class StackedClients(LocalClients):
             if not measurement.is_asked(terms):
                 continue
             requested = measurement.requested
-            there = [(each, measurement.of(each.splits)) for each in (asked if requested else clients)]
+            there = [
+                (each, measurement.of(each.splits)) for each in (asked if requested else clients)
+            ]
             some = [(each, part) for each, part in there if requested or part]
             if not some:
                 continue
@@ -262,19 +364,28 @@ class StackedClients(LocalClients):
             if measurement.model == PERSONAL:
                 found = []
                 for each, part in some:
-                    model.load_state_dict({**received, **each.personal(before=terms.server_round + 1)})
+                    model.load_state_dict(
+                        {**received, **each.personal(before=terms.server_round + 1)}
+                    )
                     found.append(measure(model, task, part, self.settings.smallest_group))
             else:
                 smallest_group = self.settings.smallest_group if measurement.by_group else 0
-                found = measure_clients(model, task, in_tensors([part for _, part in some]), smallest_group)
-            for local, reported in zip(measuring, report_all(measuring, measurement, found, terms), strict=True):
+                found = measure_clients(
+                    model, task, in_tensors([part for _, part in some]), smallest_group
+                )
+            for local, reported in zip(
+                measuring, report_all(measuring, measurement, found, terms), strict=True
+            ):
                 reports[local.name] |= reported
         return {each.name: reports[each.name] for each in clients}
 
 
 @dataclass(frozen=True)
 class _RoundTraining:
-    """One round's training of an engine's clients; the models go into the rows of the matrices of `trained`."""
+    """One round's training of an engine's clients.
+
+    The models go into the rows of the matrices of `trained`.
+    """
 
     engine: StackedClients
     received: StateDict
@@ -290,7 +401,8 @@ class _RoundTraining:
 
     def train_alone(self, member: Member) -> None:
         """Train one client, as it would by itself."""
-        name, trained = member.local.name, self.trained
+        name = member.local.name
+        trained = self.trained
         update = member.local.train(self.received, self.terms.of_client(name), self.sent)
         self.replies[name] = store_reply(trained.updates, trained.second, member.place, update)
 
@@ -299,9 +411,12 @@ class _Block(ClientRound):
     """The round of a block of clients."""
 
     def __init__(self, training: _RoundTraining, block: Sequence[Member]) -> None:
-        self._training, self._block = training, block
-        self._terms, self._work = training.terms, training.work
-        self._task, self._model = block[0].local.task, block[0].local.model
+        self._training = training
+        self._block = block
+        self._terms = training.terms
+        self._work = training.work
+        self._task = block[0].local.task
+        self._model = block[0].local.model
         self._parts = examples_of(block)
         self._rules = rules_of(training.engine.settings, self._terms)
         self._scores: list[Metrics] = [{} for _ in block]
@@ -340,18 +455,25 @@ class _Block(ClientRound):
     def start(self) -> None:
         for rule in self._rules:
             if isinstance(rule, Shift):
-                received, sent = self._training.received, self._training.sent
+                received = self._training.received
+                sent = self._training.sent
                 clients = [member.local for member in self._block]
                 self._started = [
-                    each.start_rule(rule, received, self._terms.of_client(each.name), sent) for each in clients
+                    each.start_rule(rule, received, self._terms.of_client(each.name), sent)
+                    for each in clients
                 ]
 
     def take_steps(self) -> None:
         if self._work.idle:
             return
-        training, last = self._training, max(member.steps for member in self._block)
+        training = self._training
+        last = max(member.steps for member in self._block)
         shifts = [started.shift for started in self._started]
-        shift = [torch.stack([each[name] for each in shifts]) for name in training.layout.trainable] if shifts else []
+        shift = (
+            [torch.stack([each[name] for each in shifts]) for name in training.layout.trainable]
+            if shifts
+            else []
+        )
         watching = [rule for rule in self._rules if "after_step" in rule.hooks()]
 
         def after_step(step: int, copy: Copy) -> None:
@@ -376,7 +498,9 @@ class _Block(ClientRound):
             member.local.finish_rule(started, self._rows.trained(row), steps, self._terms)
 
     def reply(self) -> None:
-        training, terms, places = self._training, self._terms, [member.place for member in self._block]
+        training = self._training
+        terms = self._terms
+        places = [member.place for member in self._block]
         self._rows.write(training.trained.updates.matrix, places)
         if training.trained.second is not None:
             for rule in self._rules:
@@ -395,7 +519,8 @@ class _Block(ClientRound):
             training.replies[member.local.name] = Reply(member.place, metrics, others, others)
 
     def after(self) -> None:
-        training, terms = self._training, self._terms
+        training = self._training
+        terms = self._terms
         for work in own_works(training.engine.settings, terms, self._rules):
             members = [Member.of(each.local, each.place, work, work.epochs) for each in self._block]
             for block in divide_into_blocks(members, len(members)):
@@ -411,7 +536,9 @@ class _Block(ClientRound):
     def _note(self, which: Measurement, found: Sequence[Measures]) -> None:
         """Add what was measured on the training examples to the scores of the clients, as these report it."""
         clients = [member.local for member in self._block]
-        for noted, reported in zip(self._scores, report_all(clients, which, found, self._terms), strict=True):
+        for noted, reported in zip(
+            self._scores, report_all(clients, which, found, self._terms), strict=True
+        ):
             noted |= reported
 
 
@@ -426,8 +553,9 @@ def train_together(
 ) -> Tensor | None:
     """Take the local steps of many clients in place, as `train` does for one.
 
-    Return the mean loss of each one's first batch; without steps, there are none. `shift` is what a rule adds to their
-    gradients, shape (k, *shape); `after_step` is called with the number of a step and what copies the models.
+    Return the mean loss of each one's first batch; without steps, there are none. `shift` is what a
+    rule adds to their gradients, shape (k, *shape); `after_step` is called with the number of a
+    step and what copies the models.
     """
     anchor = rows.anchor if work.pull > 0.0 else []
     optimizer = None if work.optimizer == SGD else RowOptimizer(rows.arrays, work)
@@ -437,7 +565,8 @@ def train_together(
     take = program.step_of(work, shifted=bool(shift))
     for number, step in enumerate(steps, start=1):
         weights, moving, added = (
-            [array[: step.shape[0]] for array in arrays] for arrays in (rows.arrays, velocity, shift)
+            [array[: step.shape[0]] for array in arrays]
+            for arrays in (rows.arrays, velocity, shift)
         )
         losses = take(
             StepArrays(weights, moving, anchor, optimizer, added),
@@ -451,20 +580,27 @@ def train_together(
     return first
 
 
-def minimised_loss(task: Task, step: Step, work: LocalWork, outputs: Tensor) -> tuple[Tensor, Tensor]:
+def minimised_loss(
+    task: Task, step: Step, work: LocalWork, outputs: Tensor
+) -> tuple[Tensor, Tensor]:
     """Return the loss of each example of a step, shape (k, b), and the sum of what its clients minimise."""
     losses = losses_of(task, outputs.flatten(0, 1), step.targets.flatten(0, 1)).view(step.shape)
     return losses, work.transform(step.means(losses)).sum()
 
 
 @torch.no_grad()
-def measure_trained(program: Program, task: Task, rows: Rows, parts: Sequence[Examples]) -> list[Measures]:
+def measure_trained(
+    program: Program, task: Task, rows: Rows, parts: Sequence[Examples]
+) -> list[Measures]:
     """Return what is measured of each client's own model on its examples."""
     found: list[Measures] = []
     for some, counts in split_into_passes(parts):
         step = full_batch(some)
         weights = [array[len(found) : len(found) + len(some)] for array in rows.arrays]
         outputs = program(weights, step.inputs)
-        real = torch.arange(step.shape[1], device=outputs.device) < torch.tensor(counts, device=outputs.device)[:, None]
+        real = (
+            torch.arange(step.shape[1], device=outputs.device)
+            < torch.tensor(counts, device=outputs.device)[:, None]
+        )
         found += score_clients(task, outputs[real], step.targets[real], counts)
     return found

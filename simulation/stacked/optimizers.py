@@ -19,13 +19,20 @@ class RowOptimizer:
         self._leaves, self._optimizer = self._made(arrays, len(arrays[0]))
 
     def of_first(self, count: int) -> tuple[list[Tensor], Optimizer]:
-        """Return the arrays of the first clients, as leaves of autograd, and their optimizer; the others are done."""
+        """Return the arrays of the first clients, as leaves of autograd, and their optimizer.
+
+        The others are done.
+        """
         if count < len(self._leaves[0]):
-            before = zip(self._leaves, [self._optimizer.state[leaf] for leaf in self._leaves], strict=True)
+            before = zip(
+                self._leaves, [self._optimizer.state[leaf] for leaf in self._leaves], strict=True
+            )
             self._leaves, self._optimizer = self._made(self._leaves, count)
             for fewer, (leaf, state) in zip(self._leaves, before, strict=True):
                 self._optimizer.state[fewer] = {
-                    name: value[:count] if isinstance(value, Tensor) and value.shape == leaf.shape else value
+                    name: value[:count]
+                    if isinstance(value, Tensor) and value.shape == leaf.shape
+                    else value
                     for name, value in state.items()
                 }
         return self._leaves, self._optimizer

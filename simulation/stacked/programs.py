@@ -1,8 +1,9 @@
 """Programs that compute one model with the parameters of many clients at once.
 
-A client's parameters are a row of a matrix, its trainable arrays one after the other. A chain of linear layers and
-activations is computed by batched products; any other model by torch.func.vmap, if it gives the same numbers that way
-as by itself. What does not is named, with the reason, and its clients are computed one after the other.
+A client's parameters are a row of a matrix, its trainable arrays one after the other. A chain of
+linear layers and activations is computed by batched products; any other model by torch.func.vmap,
+if it gives the same numbers that way as by itself. What does not is named, with the reason, and its
+clients are computed one after the other.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +20,14 @@ from fairbloom.client.work import LocalWork, descend, step_fields
 from fairbloom.errors import place_of
 from fairbloom.tasks import Task
 from fairbloom.tasks.collated import CollatedExamples
-from fairbloom.tasks.inputs import Inputs, arguments_of, combine_inputs, device_of, map_inputs, tensors_of
+from fairbloom.tasks.inputs import (
+    Inputs,
+    arguments_of,
+    combine_inputs,
+    device_of,
+    map_inputs,
+    tensors_of,
+)
 from fairbloom.tasks.models import choose_output
 from fairbloom.tasks.task import AnyExamples, Examples, is_of_model
 
@@ -41,13 +49,15 @@ ADDED_AT_ONCE = frozenset({"learning_rate", "momentum", "weight_decay", "pull", 
 """The fields of local work with which a gradient can be added to the weights as it is computed."""
 
 Summed = Callable[[Tensor], tuple[Tensor, Tensor]]
-"""(outputs, shape (k, b, …)) → the loss of each example, shape (k, b), and the sum of what clients minimise."""
+"""(outputs, shape (k, b, …)) → the loss of each example, shape (k, b), and the sum of what clients
+minimise."""
 
 
 class StepArrays(NamedTuple):
     """The arrays that a step of k clients changes, in the model's order, each of shape (k, *shape).
 
-    Velocities, the anchor of a pull, shape (1, *shape), and the shift of gradients are empty where there are none.
+    Velocities, the anchor of a pull, shape (1, *shape), and the shift of gradients are empty where
+    there are none.
     """
 
     weights: Sequence[Tensor]
@@ -58,11 +68,15 @@ class StepArrays(NamedTuple):
 
 
 TakeStep = Callable[[StepArrays, Inputs, Summed], Tensor]
-"""(what the step changes and is pulled to, inputs of shape (k, b, …), what is minimised) → the losses, shape (k, b)."""
+"""(what the step changes and is pulled to, inputs of shape (k, b, …), what is minimised) → the
+losses, shape (k, b)."""
 
 
 class Program(Protocol):
-    """One model with the parameters of many clients; `weights` are its arrays in their order, shape (k, *shape)."""
+    """One model with the parameters of many clients.
+
+    `weights` are its arrays in their order, shape (k, *shape).
+    """
 
     def __call__(self, weights: Sequence[Tensor], inputs: Inputs) -> Tensor:
         """Return the outputs, shape (k, b, …), for b examples of each of k clients, shape (k, b, …)."""
@@ -75,12 +89,17 @@ class Program(Protocol):
 
 
 class Mapped:
-    """Any model whose operations PyTorch can carry over to many sets of parameters; all others are as it holds them."""
+    """Any model whose operations PyTorch can carry over to many sets of parameters.
+
+    All others are as it holds them.
+    """
 
     def __init__(self, model: nn.Module, names: Sequence[str], output: str) -> None:
         def one(weights: Sequence[Tensor], inputs: Inputs) -> Tensor:
             positional, named = arguments_of(inputs)
-            outputs = functional_call(model, dict(zip(names, weights, strict=True)), positional, named)
+            outputs = functional_call(
+                model, dict(zip(names, weights, strict=True)), positional, named
+            )
             return choose_output(model, outputs, output)
 
         self._all = vmap(one, randomness="error")
@@ -95,10 +114,13 @@ class Mapped:
         return partial(step_by_autograd, self, work)
 
 
-def step_by_autograd(program: "Program", work: LocalWork, arrays: StepArrays, inputs: Inputs, summed: Summed) -> Tensor:
+def step_by_autograd(
+    program: "Program", work: LocalWork, arrays: StepArrays, inputs: Inputs, summed: Summed
+) -> Tensor:
     """Take a step in place, whatever the work; return the losses, shape (k, b)."""
     if arrays.optimizer is None:
-        leaves, optimizer = [weight.detach().requires_grad_() for weight in arrays.weights], None
+        leaves = [weight.detach().requires_grad_() for weight in arrays.weights]
+        optimizer = None
     else:
         leaves, optimizer = arrays.optimizer.of_first(len(arrays.weights[0]))
     losses, total = summed(program(leaves, inputs))
@@ -121,8 +143,8 @@ def step_by_autograd(program: "Program", work: LocalWork, arrays: StepArrays, in
 class Chain:
     """Linear layers and activations, one after the other, by a batched product each.
 
-    A step adds its gradient to the weights as it is computed: it is never stored, and with small batches most of a
-    step's time would be to store and read it.
+    A step adds its gradient to the weights as it is computed: it is never stored, and with small
+    batches most of a step's time would be to store and read it.
     """
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:
@@ -130,7 +152,8 @@ class Chain:
 
     def __call__(self, weights: Sequence[Tensor], inputs: Inputs) -> Tensor:
         """Return the outputs, shape (k, b, outputs); see Program."""
-        left, (x,) = iter(weights), tensors_of(inputs)
+        left = iter(weights)
+        (x,) = tensors_of(inputs)
         for layer in self._layers:
             x = _linear(layer, left, x) if isinstance(layer, nn.Linear) else _other(layer, x)
         return x
@@ -142,13 +165,17 @@ class Chain:
         return partial(step_by_autograd, self, work)
 
     def _step(self, work: LocalWork, arrays: StepArrays, inputs: Inputs, summed: Summed) -> Tensor:
-        met, left, (x,) = list[tuple[Tensor, Tensor]](), iter(arrays.weights), tensors_of(inputs)
+        met = list[tuple[Tensor, Tensor]]()
+        left = iter(arrays.weights)
+        (x,) = tensors_of(inputs)
         for layer in self._layers:  # what went into each layer, and what came out of it
             before = x.detach()
             if isinstance(layer, nn.Linear):
                 x = _linear(layer, left, before)
             else:
-                x = _other(layer, before.requires_grad_(len(met) > 0 and before.is_floating_point()))
+                x = _other(
+                    layer, before.requires_grad_(len(met) > 0 and before.is_floating_point())
+                )
             met.append((before, x))
         outputs = x.detach().requires_grad_()
         losses, total = summed(outputs)
@@ -157,7 +184,13 @@ class Chain:
             self._back(arrays, met, slope, work)
         return losses.detach()
 
-    def _back(self, arrays: StepArrays, met: Sequence[tuple[Tensor, Tensor]], slope: Tensor, work: LocalWork) -> None:
+    def _back(
+        self,
+        arrays: StepArrays,
+        met: Sequence[tuple[Tensor, Tensor]],
+        slope: Tensor,
+        work: LocalWork,
+    ) -> None:
         """Go back through the layers: change the weights of each once the slope has passed it."""
         place = len(arrays.weights)
         for layer, (before, after) in zip(reversed(self._layers), reversed(met), strict=True):
@@ -170,7 +203,13 @@ class Chain:
             for array, add in enumerate(adds, start=place):
                 of_one = slice(array, array + 1)
                 gradient = partial(add, slope, before)
-                _move(arrays.weights[array], arrays.velocity[of_one], arrays.anchor[of_one], gradient, work)
+                _move(
+                    arrays.weights[array],
+                    arrays.velocity[of_one],
+                    arrays.anchor[of_one],
+                    gradient,
+                    work,
+                )
             if not place:
                 return
             slope = following
@@ -212,7 +251,11 @@ def _move(
 def _linear(layer: nn.Linear, left: Iterator[Tensor], inputs: Tensor) -> Tensor:
     """Return the outputs of a linear layer of many clients, whose arrays are the next of those that are left."""
     weight = next(left).transpose(1, 2)
-    return torch.bmm(inputs, weight) if layer.bias is None else torch.baddbmm(next(left).unsqueeze(1), inputs, weight)
+    return (
+        torch.bmm(inputs, weight)
+        if layer.bias is None
+        else torch.baddbmm(next(left).unsqueeze(1), inputs, weight)
+    )
 
 
 def _other(layer: nn.Module, inputs: Tensor) -> Tensor:
@@ -222,7 +265,9 @@ def _other(layer: nn.Module, inputs: Tensor) -> Tensor:
 
 
 def make_program(model: nn.Module, task: Task, examples: AnyExamples) -> Program:
-    """Return how a model is computed for many clients; examples of any client are tried where it is no chain.
+    """Return how a model is computed for many clients.
+
+    Examples of any client are tried where it is no chain.
 
     UnstackableError says that the model, or the loss, cannot be computed for many clients at once.
     """
@@ -231,7 +276,9 @@ def make_program(model: nn.Module, task: Task, examples: AnyExamples) -> Program
         raise UnstackableError("the loss is its own")
     _check_parameters(model)
     trained = _trained(model)
-    plain = isinstance(examples.inputs, Tensor) and len(trained) == sum(1 for _ in model.parameters())
+    plain = isinstance(examples.inputs, Tensor) and len(trained) == sum(
+        1 for _ in model.parameters()
+    )
     layers = _chain_layers(model) if plain else None
     program = Mapped(model, [*trained], task.output) if layers is None else Chain(layers)
     buffers = {buffer: buffer.clone() for buffer in model.buffers()}
@@ -242,7 +289,9 @@ def make_program(model: nn.Module, task: Task, examples: AnyExamples) -> Program
     except Exception as error:  # whatever PyTorch, or a user's model, raises on many clients
         words = " ".join(str(error).split())[:200]
         at = f", {place}" if (place := place_of(error)) else ""
-        raise UnstackableError(f"PyTorch cannot map it over clients ({type(error).__name__}: {words}{at})") from error
+        raise UnstackableError(
+            f"PyTorch cannot map it over clients ({type(error).__name__}: {words}{at})"
+        ) from error
     finally:
         changed = [buffer for buffer, before in buffers.items() if not torch.equal(buffer, before)]
         for buffer in changed:
@@ -253,7 +302,10 @@ def make_program(model: nn.Module, task: Task, examples: AnyExamples) -> Program
 
 
 def in_tensors(parts: Sequence[AnyExamples]) -> list[Examples]:
-    """Return examples whose tensors several clients can have side by side; raise UnstackableError for others."""
+    """Return examples whose tensors several clients can have side by side.
+
+    Raise UnstackableError for others.
+    """
     tensors = [part for part in parts if not isinstance(part, CollatedExamples)]
     if len(tensors) < len(parts):
         raise UnstackableError("its examples are of a Dataset, and made batch by batch")
@@ -272,11 +324,16 @@ def _check_parameters(model: nn.Module) -> None:
     if len({parameter.dtype for parameter in parameters.values()}) > 1:
         raise UnstackableError("its parameters have several dtypes")
     if torch.bfloat16 in {tensor.dtype for tensor in model.state_dict().values()}:
-        raise UnstackableError("its weights are in bfloat16, and those that clients receive in float32")
+        raise UnstackableError(
+            "its weights are in bfloat16, and those that clients receive in float32"
+        )
 
 
 def _trained(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters that are trained; frozen ones are constants, the same for all clients."""
+    """Return the parameters that are trained.
+
+    Frozen ones are constants, the same for all clients.
+    """
     named = model.named_parameters(remove_duplicate=False)
     return {name: parameter for name, parameter in named if parameter.requires_grad}
 
@@ -287,8 +344,11 @@ def _chain_layers(model: nn.Module) -> list[nn.Module] | None:
         parts = [_chain_layers(child) for child in model]
         return None if None in parts else [layer for part in parts for layer in part or ()]
     flat = type(model) is nn.Flatten and model.start_dim == 1 and model.end_dim == -1
-    # A module's own class may be a subclass that does something else, and hooks may change what it does.
-    plain = type(model) in (nn.Linear, *ELEMENTWISE) and not (model._forward_hooks or model._forward_pre_hooks)
+    # A module's own class may be a subclass that does something else, and hooks may change what it
+    # does.
+    plain = type(model) in (nn.Linear, *ELEMENTWISE) and not (
+        model._forward_hooks or model._forward_pre_hooks
+    )
     return [model] if flat or plain else None
 
 
@@ -299,13 +359,19 @@ def _check_same(program: Program, model: nn.Module, task: Task, examples: Exampl
     _check_same_in_evaluation(model, task, inputs)
     _check_each_by_itself(model, task, inputs, targets)
     losses = task.loss(outputs_of(model, inputs, task.output), targets)
-    gradients = torch.autograd.grad(losses.mean(), tuple(_trained(model).values()), allow_unused=True)
+    gradients = torch.autograd.grad(
+        losses.mean(), tuple(_trained(model).values()), allow_unused=True
+    )
     expected = losses.detach()
     if losses.shape != (count,):
-        raise UnstackableError(f"the task's loss has shape {tuple(losses.shape)} for {count} examples")
+        raise UnstackableError(
+            f"the task's loss has shape {tuple(losses.shape)} for {count} examples"
+        )
     if None in gradients:
         raise UnstackableError("the loss does not touch some of its parameters")
-    weights = [torch.stack([p.detach(), p.detach()]).requires_grad_() for p in _trained(model).values()]
+    weights = [
+        torch.stack([p.detach(), p.detach()]).requires_grad_() for p in _trained(model).values()
+    ]
     rolled = map_inputs(inputs, lambda tensor: tensor.roll(1, 0))
     outputs = program(weights, combine_inputs([inputs, rolled], torch.stack))
     found = task.loss(outputs.flatten(0, 1), torch.cat([targets, targets.roll(1, 0)]))
@@ -315,13 +381,16 @@ def _check_same(program: Program, model: nn.Module, task: Task, examples: Exampl
     for gradient, both in zip(gradients, ours, strict=True):
         same &= torch.allclose(both[1], gradient, rtol=1e-2, atol=1e-5) and not bool(both[0].any())
     if not same:
-        raise UnstackableError("its loss or gradient is another for several clients at once than for each by itself")
+        raise UnstackableError(
+            "its loss or gradient is another for several clients at once than for each by itself"
+        )
 
 
 @torch.no_grad()
 def _check_each_by_itself(model: nn.Module, task: Task, inputs: Inputs, targets: Tensor) -> None:
     """Raise UnstackableError when an example's output or loss depends on the others of its batch."""
-    outputs, losses = [], []
+    outputs = []
+    losses = []
     for count in (len(targets), max(1, len(targets) - 1)):  # an odd and an even number
         some = map_inputs(inputs, partial(torch.narrow, dim=0, start=0, length=count))
         outputs.append(outputs_of(model, some, task.output))
@@ -341,4 +410,6 @@ def _check_same_in_evaluation(model: nn.Module, task: Task, inputs: Inputs) -> N
         with drawing_from(seed, device_of(inputs)):
             outputs.append(outputs_of(model, inputs, task.output))
     if not all(torch.equal(outputs[0], other) for other in outputs[1:]):
-        raise UnstackableError("it draws, as dropout does, or computes otherwise in training than in evaluation")
+        raise UnstackableError(
+            "it draws, as dropout does, or computes otherwise in training than in evaluation"
+        )

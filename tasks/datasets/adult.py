@@ -1,7 +1,8 @@
 """Adult: 48,842 people of the US census of 1994, and whether they earn more than 50,000 dollars a year.
 
-An example is the eight columns of categories, one-hot: 99 binary inputs. Ages, hours and gains are left out, and the
-clients are people with a doctorate and those without, as in AFL, q-FFL and FedMGDA+.
+An example is the eight columns of categories, one-hot: 99 binary inputs. Ages, hours and gains are
+left out, and the clients are people with a doctorate and those without, as in AFL, q-FFL and
+FedMGDA+.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,7 +39,16 @@ from .store import locate
 from .uci import describe_columns, read_columns
 
 COLUMNS = (
-    *("age", "workclass", "fnlwgt", "education", "education-num", "marital-status", "occupation", "relationship"),
+    *(
+        "age",
+        "workclass",
+        "fnlwgt",
+        "education",
+        "education-num",
+        "marital-status",
+        "occupation",
+        "relationship",
+    ),
     *("race", "sex", "capital-gain", "capital-loss", "hours-per-week", "native-country", "income"),
 )
 """The columns of the files, of which `income` is the target."""
@@ -56,7 +66,8 @@ PHD = "phd"
 """The partition, and the client, of people with a doctorate."""
 
 SLOTS = 2048
-"""The slots of the hash table of a Python set of 413 numbers, which decide the order of iteration."""
+"""The slots of the hash table of a Python set of 413 numbers, which decide the order of
+iteration."""
 
 People = Mapping[str, Labels]
 """People by column: the place of each one's category, -1 where it is not known, shape (n,)."""
@@ -66,8 +77,8 @@ def load(setup: Setup, *, groups: str, group: str, left_out: str) -> Task:
     """Return the task, with adult.test as the test set, which is split into the same groups as adult.data."""
     if groups == "published" and setup.partition != PHD:
         raise FairbloomError(
-            f"adult.groups = 'published': it says who is a client of partition = {PHD}; leave it out with partition = "
-            f"{setup.partition}"
+            f"adult.groups = 'published': it says who is a client of partition = {PHD}; leave it"
+            f" out with partition = {setup.partition}"
         )
     given = (PHD, f"non-{PHD}") if setup.partition == PHD else CATEGORIES.get(setup.partition)
     names = number_clients(setup.clients) if given is None else name_clients(setup, given)
@@ -78,7 +89,9 @@ def load(setup: Setup, *, groups: str, group: str, left_out: str) -> Task:
                 f"adult.left-out = {name!r}: columns of categories alone are inputs: "
                 f"{did_you_mean(name, CATEGORIES)}there are {', '.join(CATEGORIES)}"
             )
-    fields = {n: each.model_copy(update={"input": n not in without}) for n, each in SCHEMA.fields.items()}
+    fields = {
+        n: each.model_copy(update={"input": n not in without}) for n, each in SCHEMA.fields.items()
+    }
     schema = describe_columns(SCHEMA.model_copy(update={"fields": fields}), "adult.group", group)
     if not schema.inputs:
         raise FairbloomError(f"adult.left-out = {left_out!r} leaves no input: name fewer columns")
@@ -86,14 +99,21 @@ def load(setup: Setup, *, groups: str, group: str, left_out: str) -> Task:
 
     @cache
     def dealt() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, dict[str, Dealt]]:
-        train, test = (read_columns(path, COLUMNS, schema) for path in locate(TASKS["adult"], setup))
+        train, test = (
+            read_columns(path, COLUMNS, schema) for path in locate(TASKS["adult"], setup)
+        )
         parts = _deal(train, test, setup, names, groups)
         beyond = [Dealt(each.examples, each.tested + len(train[schema.target])) for each in parts]
         people = {name: np.concatenate([train[name], test[name]]) for name in schema.fields}
         targets = torch.from_numpy(people[schema.target].astype(np.int64))
         places = [by.places(people[by.column], CATEGORIES[by.column]) for by in schema.groupings]
         members = torch.from_numpy(np.stack(places, axis=1)) if places else None
-        return encode_columns(columns, people), targets, members, dict(zip(names, beyond, strict=True))
+        return (
+            encode_columns(columns, people),
+            targets,
+            members,
+            dict(zip(names, beyond, strict=True)),
+        )
 
     def parts_of(client: str) -> Parts:
         *_, parts = dealt()
@@ -121,27 +141,34 @@ def load(setup: Setup, *, groups: str, group: str, left_out: str) -> Task:
     )
 
 
-# Who belongs to which client ------------------------------------------------------------------------------------------
+# Who belongs to which client ----------------------------------------------------------------------
 
 
-def _deal(train: People, test: People, setup: Setup, names: Sequence[str], groups: str) -> list[Dealt]:
+def _deal(
+    train: People, test: People, setup: Setup, names: Sequence[str], groups: str
+) -> list[Dealt]:
     if setup.partition not in (PHD, *CATEGORIES):
-        return deal(train[SCHEMA.target].astype(np.int64), setup, test[SCHEMA.target].astype(np.int64))
+        return deal(
+            train[SCHEMA.target].astype(np.int64), setup, test[SCHEMA.target].astype(np.int64)
+        )
     doctorate = CATEGORIES["education"].index("Doctorate")
     clients = [
         people["education"] != doctorate if setup.partition == PHD else people[setup.partition]
         for people in (train, test)
     ]
-    parts = [Dealt(*(np.flatnonzero(of_each == place) for of_each in clients)) for place in range(len(names))]
+    parts = [
+        Dealt(*(np.flatnonzero(of_each == place) for of_each in clients))
+        for place in range(len(names))
+    ]
     if groups == "published":
         used = published(*(part.examples for part in parts))
         parts = [Dealt(examples, part.tested) for examples, part in zip(used, parts, strict=True)]
     for name, part in zip(names, parts, strict=True):
         if len(part.examples) < MIN_EXAMPLES or not len(part.tested):
             raise FairbloomError(
-                f"partition = {setup.partition!r}: client {name} would train on {len(part.examples)} people of "
-                f"adult.data and be tested on {len(part.tested)} of adult.test; at least {MIN_EXAMPLES} and 1 are "
-                "needed: take another partition"
+                f"partition = {setup.partition!r}: client {name} would train on"
+                f" {len(part.examples)} people of adult.data and be tested on {len(part.tested)} of"
+                f" adult.test; at least {MIN_EXAMPLES} and 1 are needed: take another partition"
             )
     return parts
 
@@ -149,11 +176,13 @@ def _deal(train: People, test: People, setup: Setup, names: Sequence[str], group
 def published(phd: Indices, others: Indices) -> list[Indices]:
     """Return the people that the two clients train on in the code behind FedMGDA+'s Table 7 (watml/Fed-MGDA, adult/).
 
-    It numbers people from 1 and later counts them from 0, so that its PhD client has the person on the line after each
-    doctorate. It trains on the first four fifths of a Python set of these numbers, in the set's own order: ascending
-    for the larger client, by the number modulo `SLOTS` for the smaller one.
+    It numbers people from 1 and later counts them from 0, so that its PhD client has the person on
+    the line after each doctorate. It trains on the first four fifths of a Python set of these
+    numbers, in the set's own order: ascending for the larger client, by the number modulo `SLOTS`
+    for the smaller one.
     """
     numbers = phd + 1
     listed = (numbers[np.argsort(numbers % SLOTS, kind="stable")], others + 1)
     used = (rows[: len(rows) * 4 // 5] for rows in listed)
-    return [rows[rows < len(phd) + len(others)] for rows in used]  # the last person has nobody on the next line
+    # the last person has nobody on the next line
+    return [rows[rows < len(phd) + len(others)] for rows in used]

@@ -29,8 +29,13 @@ def classify(
     dtype: torch.dtype = torch.float32,
     white: float = 0.0,
 ) -> Task:
-    """Return the task of these clients; see `Task` for `splits` and `dealt`, `Preprocessing` for `white`."""
-    taken = Preprocessing(form=ARRAYS, shape=shape, target="class", classes=tuple(classes), white=white)
+    """Return the task of these clients.
+
+    See `Task` for `splits` and `dealt`, `Preprocessing` for `white`.
+    """
+    taken = Preprocessing(
+        form=ARRAYS, shape=shape, target="class", classes=tuple(classes), white=white
+    )
     return Task(
         clients,
         partial(build, setup.model, shape, len(classes), setup.seed, dtype),
@@ -57,14 +62,22 @@ def group_rows(owners: Sequence[str]) -> dict[str, Indices]:
 def draw_clients(
     rows: Mapping[str, Indices], setup: Setup, what: str, enough: Callable[[int], bool]
 ) -> dict[str, Indices]:
-    """Return the clients' examples by name, sorted; those with fewer than `enough` are left out and logged."""
+    """Return the clients' examples by name, sorted.
+
+    Those with fewer than `enough` are left out and logged.
+    """
     usable = {name: examples for name, examples in sorted(rows.items()) if enough(len(examples))}
     if len(usable) < len(rows):
-        log.info("%d of %d %s have too few examples and are left out", len(rows) - len(usable), len(rows), what)
+        log.info(
+            "%d of %d %s have too few examples and are left out",
+            len(rows) - len(usable),
+            len(rows),
+            what,
+        )
     if not usable or setup.clients > len(usable):
         raise FairbloomError(
-            f"clients = {setup.clients}: of {len(rows)} {what} {len(usable)} have enough examples: ask for fewer "
-            "clients, or leave clients out"
+            f"clients = {setup.clients}: of {len(rows)} {what} {len(usable)} have enough examples:"
+            " ask for fewer clients, or leave clients out"
         )
     if not setup.clients:
         return usable

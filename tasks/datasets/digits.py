@@ -17,18 +17,26 @@ SIDE = 8
 
 @cache
 def read() -> Pictures:
-    """Return images, shape (1797, 1, 8, 8), from 0 to 16, and labels from scikit-learn's file; there is no test set."""
-    installed = find_spec("sklearn")  # to import it takes a second, a hundred times as long as to read the file
+    """Return images, shape (1797, 1, 8, 8), from 0 to 16, and labels from scikit-learn's file.
+
+    There is no test set.
+    """
+    # to import it takes a second, a hundred times as long as to read the file
+    installed = find_spec("sklearn")
     if installed is None or installed.origin is None:
-        raise FairbloomError("task = 'digits': its images come with scikit-learn: pip install scikit-learn")
+        raise FairbloomError(
+            "task = 'digits': its images come with scikit-learn: pip install scikit-learn"
+        )
     with gzip.open(Path(installed.origin).parent / "datasets" / "data" / "digits.csv.gz") as file:
         table = np.loadtxt(file, np.float32, delimiter=",")
-    images, labels = table[:, :-1].reshape(-1, 1, SIDE, SIDE), table[:, -1].astype(np.int64)
+    images = table[:, :-1].reshape(-1, 1, SIDE, SIDE)
+    labels = table[:, -1].astype(np.int64)
     return Pictures(images, labels, images[:0], labels[:0])
 
 
 def load(setup: Setup, *, info: PictureSet, rotated_clients: int) -> Task:
     """Return the digits, split into clients, some of which have turned images."""
     task = deal_pictures(info, read, setup, rotated_clients)
-    task.splits(task.clients[0])  # so that what cannot be dealt is refused here, also by a server: the data are at hand
+    # so that what cannot be dealt is refused here, also by a server: the data are at hand
+    task.splits(task.clients[0])
     return task

@@ -1,4 +1,7 @@
-"""FEMNIST: 814,277 hand-written digits and letters of 28×28 pixels, by who has written them. A part of LEAF."""
+"""FEMNIST: 814,277 hand-written digits and letters of 28×28 pixels, by who has written them.
+
+A part of LEAF.
+"""
 
 from functools import cache
 from pathlib import Path
@@ -9,7 +12,16 @@ import torch
 from numpy.typing import NDArray
 
 from ..known import TASKS
-from ..partition import MIN_EXAMPLES, Indices, Labels, add_labels, deal, number_clients, split, splits_of
+from ..partition import (
+    MIN_EXAMPLES,
+    Indices,
+    Labels,
+    add_labels,
+    deal,
+    number_clients,
+    split,
+    splits_of,
+)
 from ..task import Setup, Splits, Task
 from .classification import classify, draw_clients, group_rows, numbered
 from .hub import decode, read_columns, to_labels
@@ -18,7 +30,8 @@ from .store import locate
 WRITER = "writer"
 """The partition that makes a client of each writer."""
 
-SHAPE, CLASSES = (1, 28, 28), 62
+SHAPE = (1, 28, 28)
+CLASSES = 62
 """Of an image; and ten digits, capitals and small letters."""
 
 
@@ -34,8 +47,8 @@ class Characters(NamedTuple):
 def load(setup: Setup) -> Task:
     """Return the task, with one client per writer, or dealt to any number of clients.
 
-    Names of writers are read at once where writers are the clients. Images are decoded when a client is asked for:
-    float32 from 0 (black) to 1.
+    Names of writers are read at once where writers are the clients. Images are decoded when a
+    client is asked for: float32 from 0 (black) to 1.
     """
 
     @cache
@@ -48,7 +61,12 @@ def load(setup: Setup) -> Task:
     @cache
     def rows() -> dict[str, Indices]:
         if setup.partition == WRITER:
-            return draw_clients(group_rows(characters().writers), setup, "writers", lambda count: count >= MIN_EXAMPLES)
+            return draw_clients(
+                group_rows(characters().writers),
+                setup,
+                "writers",
+                lambda count: count >= MIN_EXAMPLES,
+            )
         dealt = (each.examples for each in deal(characters().labels, setup))
         return dict(zip(number_clients(setup.clients), dealt, strict=True))
 

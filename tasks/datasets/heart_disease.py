@@ -1,10 +1,12 @@
 """Heart disease: 740 patients of four hospitals, each a client, and whether they have a heart disease.
 
-The patients are prepared as in FLamby's Fed-Heart-Disease (du Terrail et al., NeurIPS 2022): the three columns that
-most hospitals hardly filled in are dropped, then patients who lack a value; two columns are one-hot without their first
-category. That leaves 303, 261, 46 and 130 patients, of whom each hospital is tested on 34 %, and 13 inputs.
+The patients are prepared as in FLamby's Fed-Heart-Disease (du Terrail et al., NeurIPS 2022): the
+three columns that most hospitals hardly filled in are dropped, then patients who lack a value; two
+columns are one-hot without their first category. That leaves 303, 261, 46 and 130 patients, of whom
+each hospital is tested on 34 %, and 13 inputs.
 
-A hospital needs no file but its own: categories are constants, and it standardises by its own training patients.
+A hospital needs no file but its own: categories are constants, and it standardises by its own
+training patients.
 """
 
 from collections.abc import Mapping
@@ -59,13 +61,13 @@ TRAINED = 0.66
 def load(setup: Setup, *, split: int, group: str) -> Task:
     """Return the task, with two outputs and the cross-entropy.
 
-    FLamby's logistic regression with one output and binary cross-entropy is the same model: its output is the
-    difference of the two here, which SGD moves at twice the learning rate.
+    FLamby's logistic regression with one output and binary cross-entropy is the same model: its
+    output is the difference of the two here, which SGD moves at twice the learning rate.
     """
     if setup.test_share != Setup.model_fields["test_share"].default:
         raise FairbloomError(
-            f"test-share = {setup.test_share:g}: task heart-disease tests on {1 - TRAINED:.0%} of each hospital's "
-            "patients, as FLamby does: leave test-share out"
+            f"test-share = {setup.test_share:g}: task heart-disease tests on {1 - TRAINED:.0%} of"
+            " each hospital's patients, as FLamby does: leave test-share out"
         )
 
     schema = describe_columns(SCHEMA, "heart-disease.group", group)
@@ -77,7 +79,10 @@ def load(setup: Setup, *, split: int, group: str) -> Task:
         patients = read_patients(path)
         inputs, targets = encode_patients(patients)
         parts = parts_of(targets, setup, client, split)
-        places = [by.places(patients[by.column], schema.fields[by.column].categories) for by in schema.groupings]
+        places = [
+            by.places(patients[by.column], schema.fields[by.column].categories)
+            for by in schema.groupings
+        ]
         groups = torch.from_numpy(np.stack(places, axis=1)) if places else None
         scaled = standardise(inputs, parts.train)
         return splits_of(torch.from_numpy(scaled), torch.from_numpy(targets), parts, groups)
@@ -86,20 +91,23 @@ def load(setup: Setup, *, split: int, group: str) -> Task:
     return replace(
         task,
         scores={ACCURACY: is_highest, AUC: auc, BALANCED_ACCURACY: balanced_accuracy},
-        groupings={name: groups[:-1] for name, groups in schema.group_names.items()},  # who lacks a value is left out
+        # who lacks a value is left out
+        groupings={name: groups[:-1] for name, groups in schema.group_names.items()},
         group_scores=group_scores_of_classes(2) if schema.groups else {},
     )
 
 
-# Who is trained on ----------------------------------------------------------------------------------------------------
+# Who is trained on --------------------------------------------------------------------------------
 
 
 def parts_of(targets: Labels, setup: Setup, client: str, random_state: int) -> Parts:
     """Return a hospital's patients for training, testing and validation, a share of those for training.
 
-    The test split is stratified by disease where there are at least three patients with and without; validation is not.
+    The test split is stratified by disease where there are at least three patients with and
+    without; validation is not.
     """
-    selection = import_module("sklearn.model_selection")  # imported late: it takes a second, and a server has no data
+    # imported late: it takes a second, and a server has no data
+    selection = import_module("sklearn.model_selection")
     state = random_state or int(generator(setup.seed, "hospital", client).integers(1, 2**32))
     evenly = np.bincount(targets, minlength=2).min() > 2
     train, test = selection.train_test_split(
@@ -121,7 +129,7 @@ def standardise(inputs: NDArray[np.float64], train: Indices) -> NDArray[np.float
     return np.where(varies, scaled, 0.0).astype(np.float32)
 
 
-# The files ------------------------------------------------------------------------------------------------------------
+# The files ----------------------------------------------------------------------------------------
 
 
 def read_patients(path: Path) -> dict[str, ColumnValues]:
@@ -129,12 +137,18 @@ def read_patients(path: Path) -> dict[str, ColumnValues]:
     columns = read_columns(path, COLUMNS, SCHEMA)
     known = ~np.any([is_missing(values) for values in columns.values()], axis=0)
     if not known.any():
-        raise FairbloomError(f"{path} has no patient without missing values: put the original in its place")
+        raise FairbloomError(
+            f"{path} has no patient without missing values: put the original in its place"
+        )
     return {name: values[known] for name, values in columns.items()}
 
 
 def encode_patients(patients: Mapping[str, ColumnValues]) -> tuple[NDArray[np.float64], Labels]:
     """Return patients' inputs, shape (n, 13), and which of them are ill, shape (n,)."""
-    one_hot = [patients[name] == place for name in ONE_HOT for place in range(1, len(SCHEMA.fields[name].categories))]
+    one_hot = [
+        patients[name] == place
+        for name in ONE_HOT
+        for place in range(1, len(SCHEMA.fields[name].categories))
+    ]
     inputs = np.stack([*(patients[name].astype(np.float64) for name in NUMBERS), *one_hot], axis=1)
     return inputs, (patients["num"] > 0).astype(np.int64)

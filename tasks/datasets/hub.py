@@ -13,11 +13,17 @@ from fairbloom.errors import FairbloomError
 
 
 def read_columns(path: Path, *names: str) -> Mapping[str, Any]:
-    """Return columns of a parquet file, as Arrow's arrays, by their names; of images, their files' content."""
+    """Return columns of a parquet file, as Arrow's arrays, by their names.
+
+    Of images, their files' content.
+    """
     try:
         table = parquet.ParquetFile(path).read(columns=names).select(names)
         columns = {name: table.column(name).combine_chunks() for name in names}
-        return {name: each.field("bytes") if each.type.num_fields else each for name, each in columns.items()}
+        return {
+            name: each.field("bytes") if each.type.num_fields else each
+            for name, each in columns.items()
+        }
     except (OSError, ValueError, KeyError) as error:
         raise FairbloomError(
             f"{path} cannot be read ({' '.join(str(error).split())}): put the original in its place"
@@ -27,19 +33,31 @@ def read_columns(path: Path, *names: str) -> Mapping[str, Any]:
 def to_labels(path: Path, column: Any, classes: int) -> NDArray[np.int64]:
     """Return a column of labels."""
     labels = column.to_numpy(zero_copy_only=False)
-    if labels.dtype.kind not in "iu" or not len(labels) or not 0 <= labels.min() <= labels.max() < classes:
+    if (
+        labels.dtype.kind not in "iu"
+        or not len(labels)
+        or not 0 <= labels.min() <= labels.max() < classes
+    ):
         raise FairbloomError(
-            f"{path}: labels must be whole numbers from 0 to {classes - 1}: put the original in its place"
+            f"{path}: labels must be whole numbers from 0 to {classes - 1}: put the original in its"
+            " place"
         )
     return labels.astype(np.int64)  # type: ignore[no-any-return]
 
 
-def decode(path: Path, column: Any, rows: Sequence[int], mode: str, shape: tuple[int, int, int]) -> NDArray[np.uint8]:
-    """Return images of a column, shape (n, channels, height, width); `mode` is Pillow's, "L" or "RGB"."""
+def decode(
+    path: Path, column: Any, rows: Sequence[int], mode: str, shape: tuple[int, int, int]
+) -> NDArray[np.uint8]:
+    """Return images of a column, shape (n, channels, height, width).
+
+    `mode` is Pillow's, "L" or "RGB".
+    """
     try:
         from PIL import Image  # imported late: an extra brings it
     except ImportError as error:
-        raise FairbloomError(f"{path}: images are read by Pillow: pip install 'fairbloom[images]'") from error
+        raise FairbloomError(
+            f"{path}: images are read by Pillow: pip install 'fairbloom[images]'"
+        ) from error
     channels, height, width = shape
     images = np.empty((len(rows), height, width, channels), np.uint8)
     for place, row in enumerate(rows):
@@ -49,5 +67,7 @@ def decode(path: Path, column: Any, rows: Sequence[int], mode: str, shape: tuple
                     raise ValueError(f"it has {image.width}×{image.height}")
                 images[place] = np.asarray(image.convert(mode)).reshape(height, width, channels)
         except (OSError, TypeError, ValueError, Image.DecompressionBombError) as error:
-            raise FairbloomError(f"{path}: row {row} holds no image of {height}×{width} pixels ({error})") from error
+            raise FairbloomError(
+                f"{path}: row {row} holds no image of {height}×{width} pixels ({error})"
+            ) from error
     return images.transpose(0, 3, 1, 2)

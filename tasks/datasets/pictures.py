@@ -1,4 +1,7 @@
-"""Pictures with one label each: files of MNIST, CIFAR and the Hugging Face hub; dealt, standardised and turned."""
+"""Pictures with one label each: files of MNIST, CIFAR and the Hugging Face hub.
+
+Dealt, standardised and turned.
+"""
 
 import pickle
 from collections.abc import Callable, Mapping
@@ -17,7 +20,18 @@ from torch import Tensor
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.streams import generator
 
-from ..partition import Dealt, Indices, Labels, Parts, add_labels, deal, name_clients, number_clients, split, splits_of
+from ..partition import (
+    Dealt,
+    Indices,
+    Labels,
+    Parts,
+    add_labels,
+    deal,
+    name_clients,
+    number_clients,
+    split,
+    splits_of,
+)
 from ..task import PictureSet, Setup, Splits, Task
 from .classification import classify
 from .hub import decode, read_columns, to_labels
@@ -39,9 +53,22 @@ class Pictures(NamedTuple):
     tested_labels: Labels
 
 
-def load(setup: Setup, *, info: PictureSet, classes: str, test: str, standardise: str, rotated_clients: int) -> Task:
-    """Return the task of a data set; its images are read when those of a client are asked for: a server has none."""
-    return deal_pictures(info, partial(read, info, setup), setup, rotated_clients, classes, test, standardise)
+def load(
+    setup: Setup,
+    *,
+    info: PictureSet,
+    classes: str,
+    test: str,
+    standardise: str,
+    rotated_clients: int,
+) -> Task:
+    """Return the task of a data set.
+
+    Its images are read when those of a client are asked for: a server has none.
+    """
+    return deal_pictures(
+        info, partial(read, info, setup), setup, rotated_clients, classes, test, standardise
+    )
 
 
 class _Dealt(NamedTuple):
@@ -57,7 +84,7 @@ class _Dealt(NamedTuple):
     scale: Callable[[Tensor], Tensor]
 
 
-# Clients --------------------------------------------------------------------------------------------------------------
+# Clients ------------------------------------------------------------------------------------------
 
 
 def deal_pictures(
@@ -76,26 +103,32 @@ def deal_pictures(
     rotated
         How many clients' images are turned by 90 degrees; the seed draws which.
     classes
-        The classes that are kept, by their numbers, with commas; "" for all. They are renumbered in this order.
+        The classes that are kept, by their numbers, with commas; "" for all. They are renumbered in
+        this order.
     test
-        What clients are tested on: "merged" a share of what they get of all images, "train" of the training images
-        alone, "official" what they get of the official test set, by the same shards, classes or shares.
+        What clients are tested on: "merged" a share of what they get of all images, "train" of the
+        training images alone, "official" what they get of the official test set, by the same
+        shards, classes or shares.
     standardise
-        "channel": (x − μ)/σ of each channel; "pixel": (x − μ)/(σ + 0.001) of each pixel, from 0 to 255; "none": x from
-        0 to 1. Mean and deviation are those of all official training images.
+        "channel": (x − μ)/σ of each channel; "pixel": (x − μ)/(σ + 0.001) of each pixel, from 0 to
+        255; "none": x from 0 to 1. Mean and deviation are those of all official training images.
     """
     known = [str(number) for number in range(len(info.labels))]
     words = [word.strip() for word in classes.split(",")] if classes else known
     if len(set(words)) < max(len(words), 2) or not set(words) <= set(known):
         raise FairbloomError(
-            f"{info.name}.classes = {classes!r}: name two or more different classes by their numbers, from 0 to "
-            f"{len(known) - 1}, with commas"
+            f"{info.name}.classes = {classes!r}: name two or more different classes by their"
+            f" numbers, from 0 to {len(known) - 1}, with commas"
         )
     kept = tuple(map(int, words))
     called = [info.labels[number] for number in kept]
-    names = name_clients(setup, called) if setup.partition == CLASS else number_clients(setup.clients)
+    names = (
+        name_clients(setup, called) if setup.partition == CLASS else number_clients(setup.clients)
+    )
     if rotated > len(names):
-        raise FairbloomError(f"{info.name}.rotated-clients = {rotated}: there are only clients = {len(names)}")
+        raise FairbloomError(
+            f"{info.name}.rotated-clients = {rotated}: there are only clients = {len(names)}"
+        )
     turned = set(generator(setup.seed, "rotated").permutation(names)[:rotated].tolist())
 
     @cache
@@ -105,16 +138,24 @@ def deal_pictures(
         trained, labels = _keep_classes(pictures.images, pictures.labels, kept)
         tested, tested_labels = _keep_classes(pictures.tested, pictures.tested_labels, kept)
         if test == "train":
-            tested, tested_labels = tested[:0], tested_labels[:0]
-        images, targets = np.concatenate([trained, tested]), np.concatenate([labels, tested_labels])
+            tested = tested[:0]
+            tested_labels = tested_labels[:0]
+        images = np.concatenate([trained, tested])
+        targets = np.concatenate([labels, tested_labels])
         apart = tested_labels if test == "official" else None
         dealing = targets if apart is None else labels
         if setup.partition == CLASS:
             none = np.empty(0, np.int64) if apart is None else apart
-            parts = [Dealt(np.flatnonzero(dealing == each), np.flatnonzero(none == each)) for each in range(len(kept))]
+            parts = [
+                Dealt(np.flatnonzero(dealing == each), np.flatnonzero(none == each))
+                for each in range(len(kept))
+            ]
         else:
             parts = deal(dealing, setup, apart)
-        clients = {n: Dealt(each.examples, each.tested + len(labels)) for n, each in zip(names, parts, strict=True)}
+        clients = {
+            n: Dealt(each.examples, each.tested + len(labels))
+            for n, each in zip(names, parts, strict=True)
+        }
         inputs = scale(_to_unit(images, info.white))
         return _Dealt(images, inputs, torch.from_numpy(targets), clients, scale)
 
@@ -123,7 +164,8 @@ def deal_pictures(
         return split(examples, setup, client, tested if test == "official" else None)
 
     def splits(client: str) -> Splits:
-        all_dealt, parts = dealt(), parts_of(client)
+        all_dealt = dealt()
+        parts = parts_of(client)
         if client not in turned:
             return splits_of(all_dealt.inputs, all_dealt.targets, parts)
         rows = np.concatenate(parts)
@@ -155,7 +197,9 @@ def _to_unit(images: NDArray[np.generic], white: float) -> Tensor:
     return torch.from_numpy(unit)
 
 
-def _make_scaling(images: NDArray[np.generic], white: float, standardise: str) -> Callable[[Tensor], Tensor]:
+def _make_scaling(
+    images: NDArray[np.generic], white: float, standardise: str
+) -> Callable[[Tensor], Tensor]:
     """Return what standardises images that are from 0 to 1, in place, by mean and deviation of the training images."""
     if standardise == "none":
         return lambda unit: unit
@@ -168,15 +212,23 @@ def _make_scaling(images: NDArray[np.generic], white: float, standardise: str) -
     return lambda unit: unit.sub_(center).div_(scale)
 
 
-# Files ----------------------------------------------------------------------------------------------------------------
+# Files --------------------------------------------------------------------------------------------
 
 
 def read(info: PictureSet, setup: Setup) -> Pictures:
-    """Return the images of a data set, by the format of its files; they are downloaded where they are missing."""
+    """Return the images of a data set, by the format of its files.
+
+    They are downloaded where they are missing.
+    """
     paths = locate(info, setup)
     if paths[0].name.endswith("-ubyte"):
         images, labels, tested, tested_labels = map(read_idx, paths)
-        return Pictures(images[:, None], labels.astype(np.int64), tested[:, None], tested_labels.astype(np.int64))
+        return Pictures(
+            images[:, None],
+            labels.astype(np.int64),
+            tested[:, None],
+            tested_labels.astype(np.int64),
+        )
     read_part = _read_table if paths[0].suffix == ".parquet" else read_batch
     *train, test = (read_part(path, info.target, len(info.labels)) for path in paths)
     trained, classes = (np.concatenate(parts) for parts in zip(*train, strict=True))
@@ -190,7 +242,9 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
     start = 4 + 4 * dimensions
     shape = tuple(map(int, np.frombuffer(content[4:start], ">u4"))) if len(content) >= start else ()
     if content[:3] != b"\0\0\x08" or not shape or len(content) != start + prod(shape):
-        raise FairbloomError(f"{path} is no IDX file of bytes, or is cut short: put the original in its place")
+        raise FairbloomError(
+            f"{path} is no IDX file of bytes, or is cut short: put the original in its place"
+        )
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
 
@@ -205,13 +259,21 @@ def read_batch(path: Path, target: str, classes: int) -> tuple[NDArray[np.uint8]
     with path.open("rb") as content:
         try:
             batch = _Plain(content, encoding="latin1").load()
-            images, labels = batch["data"], np.asarray(batch[target])
+            images = batch["data"]
+            labels = np.asarray(batch[target])
             pixels = images.astype(np.uint8, casting="no").reshape(len(labels), *CIFAR)
-            if labels.ndim != 1 or labels.dtype.kind != "i" or not 0 <= labels.min() <= labels.max() < classes:
+            if (
+                labels.ndim != 1
+                or labels.dtype.kind != "i"
+                or not 0 <= labels.min() <= labels.max() < classes
+            ):
                 raise ValueError(f"{target} must be whole numbers from 0 to {classes - 1}")
-        except Exception as error:  # a pickle that is none, or a hostile one, raises nearly anything
+        except (
+            Exception
+        ) as error:  # a pickle that is none, or a hostile one, raises nearly anything
             raise FairbloomError(
-                f"{path} is no CIFAR batch ({type(error).__name__}: {error}): put the original in its place"
+                f"{path} is no CIFAR batch ({type(error).__name__}: {error}): put the original in"
+                " its place"
             ) from error
     return pixels, labels.astype(np.int64)
 

@@ -1,4 +1,7 @@
-"""Shakespeare's plays, by who speaks: the next character is predicted from 80. A million characters of them."""
+"""Shakespeare's plays, by who speaks: the next character is predicted from 80.
+
+A million characters of them.
+"""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -23,7 +26,8 @@ LENGTH = 80
 """The number of characters of an example, after which one is predicted."""
 
 CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
-"""The 80 characters of LEAF, in its order; any other becomes the last of them, which the plays hardly have."""
+"""The 80 characters of LEAF, in its order; any other becomes the last of them, which the plays
+hardly have."""
 
 CODES = bytes(CHARACTERS.find(chr(byte)) % len(CHARACTERS) for byte in range(256))
 """The number of each character of Latin-1, as bytes.translate takes it."""
@@ -54,20 +58,25 @@ def load(setup: Setup) -> Task:
     def splits(client: str) -> Splits:
         return splits_of(lines.inputs, lines.targets, split_in_time(rows[client], setup))
 
-    return classify(setup, tuple(rows), (LENGTH,), numbered(len(CHARACTERS)), splits, dtype=torch.int64)
+    return classify(
+        setup, tuple(rows), (LENGTH,), numbered(len(CHARACTERS)), splits, dtype=torch.int64
+    )
 
 
 def split_in_time(rows: Indices, setup: Setup) -> Parts:
     """Return a speaker's examples as LEAF splits them: the first part is for training, the last for testing.
 
-    Validation examples lie between. Between parts 79 examples are left out, which share characters with both.
+    Validation examples lie between. Between parts 79 examples are left out, which share characters
+    with both.
     """
-    test, validation = Fraction(str(setup.test_share)), Fraction(str(setup.validation_share))
-    chosen, tested = int((1 - test - validation) * len(rows)), int((1 - test) * len(rows))
+    test = Fraction(str(setup.test_share))
+    validation = Fraction(str(setup.validation_share))
+    chosen = int((1 - test - validation) * len(rows))
+    tested = int((1 - test) * len(rows))
     return Parts(rows[:chosen], rows[tested + LENGTH - 1 :], rows[chosen + LENGTH - 1 : tested])
 
 
-# The files ------------------------------------------------------------------------------------------------------------
+# The files ----------------------------------------------------------------------------------------
 
 
 def read_speeches(path: Path) -> dict[str, str]:
@@ -77,8 +86,8 @@ def read_speeches(path: Path) -> dict[str, str]:
         name, _, speech = block.strip("\n").partition("\n")
         if not name.endswith(":"):
             raise FairbloomError(
-                f"{path}: speech {number} begins with {name[:40]!r}, not with the speaker's name and a colon: put "
-                "the original in its place"
+                f"{path}: speech {number} begins with {name[:40]!r}, not with the speaker's name"
+                " and a colon: put the original in its place"
             )
         speeches[name.removesuffix(":")].append(speech)
     return {name: "\n".join(filter(None, said)) for name, said in speeches.items()}
@@ -86,9 +95,13 @@ def read_speeches(path: Path) -> dict[str, str]:
 
 def make_lines(texts: Mapping[str, str]) -> Lines:
     """Return every 80 characters of each speaker's text that one more follows, as windows of one tensor."""
-    text = torch.tensor(list("".join(texts.values()).encode("latin-1").translate(CODES)), dtype=torch.int64)
+    text = torch.tensor(
+        list("".join(texts.values()).encode("latin-1").translate(CODES)), dtype=torch.int64
+    )
     if len(text) <= LENGTH:
-        return Lines(text.new_empty(0, LENGTH), text.new_empty(0), dict.fromkeys(texts, np.empty(0, np.intp)))
+        return Lines(
+            text.new_empty(0, LENGTH), text.new_empty(0), dict.fromkeys(texts, np.empty(0, np.intp))
+        )
     ends = np.cumsum([0, *map(len, texts.values())])
     rows = (np.arange(start, max(end - LENGTH, start)) for start, end in pairwise(ends))
     return Lines(text.unfold(0, LENGTH, 1)[:-1], text[LENGTH:], dict(zip(texts, rows, strict=True)))

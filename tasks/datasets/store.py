@@ -27,16 +27,21 @@ def folder_of(setup: Setup) -> Path:
 
 
 def locate(info: TaskInfo, setup: Setup, files: Sequence[DataFile] = ()) -> list[Path]:
-    """Return where some files of a known data set lie, by default all; those that are missing are downloaded."""
-    root, wanted = folder_of(setup), files or info.files
+    """Return where some files of a known data set lie, by default all.
+
+    Those that are missing are downloaded.
+    """
+    root = folder_of(setup)
+    wanted = files or info.files
     if _missing(root, wanted):
         _download(info.name, root, wanted)
     if setup.verify_data:
         for path, file in [(root / file.path, file) for file in wanted if file.md5]:
             if (found := digest_of(path, "md5")) != file.md5:
                 raise FairbloomError(
-                    f"{path} is not the original of {info.name}: its md5 is {found}, and the original's {file.md5}. "
-                    "Delete it, and it is downloaded again; or take it as it is by --set verify-data=false"
+                    f"{path} is not the original of {info.name}: its md5 is {found}, and the"
+                    f" original's {file.md5}. Delete it, and it is downloaded again; or take it as"
+                    " it is by --set verify-data=false"
                 )
     return [root / file.path for file in wanted]
 
@@ -59,13 +64,15 @@ def _download(name: str, root: Path, files: Sequence[DataFile]) -> None:
                     fetch(file, Path(place))
                 (root / file.path).parent.mkdir(parents=True, exist_ok=True)
                 fetched.replace(root / file.path)
-    except Exception as error:  # whatever no network, no such page, half a file or a full disk raises
+    except (
+        Exception
+    ) as error:  # whatever no network, no such page, half a file or a full disk raises
         missing = _missing(root, files)
         raise FairbloomError(
-            f"task = {name!r}: {missing[0].path if missing else 'a file'} is not in {root} and cannot be "
-            f"downloaded ({type(error).__name__}: {' '.join(str(error).split())[:300]}): put the files there "
-            f"({', '.join(file.path for file in files)}), or name the folder that has them by --data-dir or "
-            f"{ENVIRONMENT}"
+            f"task = {name!r}: {missing[0].path if missing else 'a file'} is not in {root} and"
+            f" cannot be downloaded ({type(error).__name__}: {' '.join(str(error).split())[:300]}):"
+            f" put the files there ({', '.join(file.path for file in files)}), or name the folder"
+            f" that has them by --data-dir or {ENVIRONMENT}"
         ) from error
 
 
@@ -89,13 +96,18 @@ def fetch(file: DataFile, place: Path) -> None:
         raise
     with response:
         said = f"downloading {path.name}"
-        with wrap_file(response, response.length or 0, description=said, console=Console(stderr=True)) as content:
+        with wrap_file(
+            response, response.length or 0, description=said, console=Console(stderr=True)
+        ) as content:
             if file.address.endswith(".tar.gz"):
                 with tarfile.open(fileobj=content, mode="r|gz") as archive:
                     archive.extractall(place, filter="data")
                 return
             packed = file.address.endswith(".gz")
-            with path.open("wb") as written, gzip.open(content) if packed else nullcontext(content) as read:
+            with (
+                path.open("wb") as written,
+                gzip.open(content) if packed else nullcontext(content) as read,
+            ):
                 shutil.copyfileobj(read, written)
         if response.length:  # an archive says itself where it ends
             raise ConnectionError(f"the connection ended {response.length} bytes too early")
@@ -114,11 +126,17 @@ def _digest(path: Path, algorithm: str, changed: int, size: int) -> str:
 
 
 def digest_files(info: TaskInfo, setup: Setup) -> dict[str, str]:
-    """Return the md5 of each file of a known data set; one that has been verified is not read once more."""
+    """Return the md5 of each file of a known data set.
+
+    One that has been verified is not read once more.
+    """
     found = {}
     for file in info.files:
         path = folder_of(setup) / file.path
         if not path.is_file():
-            raise FairbloomError(f"{path} is missing: put it there, or name a folder that has all files by --data-dir")
+            raise FairbloomError(
+                f"{path} is missing: put it there, or name a folder that has all files by"
+                " --data-dir"
+            )
         found[file.path] = (setup.verify_data and file.md5) or digest_of(path, "md5")
     return found

@@ -1,8 +1,10 @@
-"""Synthetic(α, β): devices that differ in their models by α and in their inputs by β; nothing to download.
+"""Synthetic(α, β): devices that differ in their models by α and in their inputs by β.
 
-Source: Li et al., Federated Optimization in Heterogeneous Networks (FedProx), MLSys 2020, section 5.1, which has 30
-devices; Li et al., Fair Resource Allocation in Federated Learning (q-FFL), ICLR 2020, has 100. Both have no fixed data
-set: their programs draw one, and so does this.
+Nothing to download.
+
+Source: Li et al., Federated Optimization in Heterogeneous Networks (FedProx), MLSys 2020, section
+5.1, which has 30 devices; Li et al., Fair Resource Allocation in Federated Learning (q-FFL), ICLR
+2020, has 100. Both have no fixed data set: their programs draw one, and so does this.
 """
 
 from functools import cache
@@ -18,9 +20,12 @@ from ..partition import split, splits_of
 from ..task import Setup, Splits, Task
 from .classification import classify, numbered
 
-INPUTS, CLASSES = 60, 10
+INPUTS = 60
+CLASSES = 10
 
-LEAST, MEAN_LOG, DEVIATION_LOG = 50, 4.0, 2.0
+LEAST = 50
+MEAN_LOG = 4.0
+DEVIATION_LOG = 2.0
 """A device has 50 examples, and as many more as a log-normal number says, rounded down."""
 
 DEVIATIONS = np.arange(1, INPUTS + 1) ** -0.6
@@ -38,8 +43,8 @@ class Device(NamedTuple):
 def load(setup: Setup, *, alpha: float, beta: float, iid: bool) -> Task:
     """Return the task; the seed alone decides a device's examples, whatever the number of devices.
 
-    W and b of device k are of N(u_k, 1), and the means of its inputs of N(B_k, 1): alpha is the deviation of u_k, and
-    beta that of B_k.
+    W and b of device k are of N(u_k, 1), and the means of its inputs of N(B_k, 1): alpha is the
+    deviation of u_k, and beta that of B_k.
     """
     width = len(str(setup.clients - 1))
     names = tuple(f"device-{k:0{width}d}" for k in range(setup.clients))
@@ -49,7 +54,9 @@ def load(setup: Setup, *, alpha: float, beta: float, iid: bool) -> Task:
     def splits(client: str) -> Splits:
         inputs, targets = draw_examples(setup.seed, places[client], alpha, beta, iid=iid)
         parts = split(np.arange(len(targets)), setup, client)
-        return splits_of(torch.from_numpy(inputs.astype(np.float32)), torch.from_numpy(targets), parts)
+        return splits_of(
+            torch.from_numpy(inputs.astype(np.float32)), torch.from_numpy(targets), parts
+        )
 
     return classify(setup, names, (INPUTS,), numbered(CLASSES), splits)
 
@@ -68,7 +75,8 @@ def draw_examples(
 def draw_device(seed: int, place: int, alpha: float, beta: float) -> Device:
     """Return what a device draws from."""
     random = generator(seed, "synthetic device", place)
-    u, B = alpha * random.standard_normal(), beta * random.standard_normal()
+    u = alpha * random.standard_normal()
+    B = beta * random.standard_normal()
     mean = random.normal(B, 1.0, INPUTS)
     return Device(mean, random.normal(u, 1.0, (INPUTS, CLASSES)), random.normal(u, 1.0, CLASSES))
 
@@ -76,4 +84,6 @@ def draw_device(seed: int, place: int, alpha: float, beta: float) -> Device:
 def draw_common_device(seed: int) -> Device:
     """Return what all devices draw from where they are alike."""
     random = generator(seed, "synthetic iid")
-    return Device(np.zeros(INPUTS), random.standard_normal((INPUTS, CLASSES)), random.standard_normal(CLASSES))
+    return Device(
+        np.zeros(INPUTS), random.standard_normal((INPUTS, CLASSES)), random.standard_normal(CLASSES)
+    )

@@ -16,7 +16,10 @@ from ..schema import Schema, find_wrong_groups
 
 
 def describe_columns(schema: Schema, key: str, group: str) -> Schema:
-    """Return a data set's schema with the groups that a setting names under a key; FairbloomError where it cannot."""
+    """Return a data set's schema with the groups that a setting names under a key.
+
+    FairbloomError where it cannot.
+    """
     found = schema.model_copy(update={"groups": tuple(by.name for by in parse_groups(key, group))})
     for fault in find_wrong_groups(found, key):
         raise FairbloomError(fault)
@@ -24,9 +27,14 @@ def describe_columns(schema: Schema, key: str, group: str) -> Schema:
 
 
 def read_columns(path: Path, columns: Sequence[str], schema: Schema) -> Mapping[str, ColumnValues]:
-    """Return those columns of a file that a schema describes, as it does; lines that begin with | are remarks."""
+    """Return those columns of a file that a schema describes, as it does.
+
+    Lines that begin with | are remarks.
+    """
     reading = csv.ReadOptions(column_names=columns)
-    remarks = csv.ParseOptions(invalid_row_handler=lambda row: "skip" if row.text.startswith("|") else "error")
+    remarks = csv.ParseOptions(
+        invalid_row_handler=lambda row: "skip" if row.text.startswith("|") else "error"
+    )
     converting = csv.ConvertOptions(column_types=dict.fromkeys(columns, pa.string()))
     try:
         table = csv.read_csv(path, reading, remarks, converting)

@@ -52,7 +52,8 @@ def shorten(text: str) -> str:
     """Return a text as an error shows it: its beginning, and what cannot be seen by its number."""
     shown = text if len(text) <= 40 else f"{text[:40]}…"
     return "".join(
-        each if each.isprintable() and not unicodedata.combining(each) else ascii(each)[1:-1] for each in shown
+        each if each.isprintable() and not unicodedata.combining(each) else ascii(each)[1:-1]
+        for each in shown
     )
 
 
@@ -71,7 +72,9 @@ def different_cells(values: Any) -> tuple[list[str], NDArray[np.int32]]:
 def parse_numbers(
     values: Any, file: File, units: Collection[str], missing: Collection[str]
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return the numbers of a column, NaN for others; which cells are no numbers; and which are missing values.
+    """Return the numbers of a column, NaN for others; which cells are no numbers.
+
+    And which are missing values.
 
     `units` may stand behind the numbers; `missing` are texts in small letters.
     """
@@ -79,7 +82,8 @@ def parse_numbers(
     from pyarrow import compute
 
     codes = [number for each in missing if (number := parse_number(each)) is not None]
-    decimal, group = file.decimalChar or ".", file.groupChar
+    decimal = file.decimalChar or "."
+    group = file.groupChar
     if not pa.types.is_string(values.type):
         numbers = _to_array(values.cast(pa.float64(), safe=False).fill_null(np.nan))
         return _judge(numbers, np.isnan(numbers), codes)
@@ -93,16 +97,22 @@ def parse_numbers(
     texts = compute.utf8_trim_whitespace(values)
     gone = _to_array(compute.is_in(compute.utf8_lower(texts), pa.array([*missing], pa.string())))
     for unit in units:
-        texts = compute.replace_substring_regex(texts, rf"^([0-9.,+\- ]+?)\s*{re.escape(unit)}$", r"\1")
+        texts = compute.replace_substring_regex(
+            texts, rf"^([0-9.,+\- ]+?)\s*{re.escape(unit)}$", r"\1"
+        )
     if group:
         texts = compute.replace_substring_regex(texts, "[\u00a0\u2009\u202f]", " ")
-        pattern = rf"^[+-]?[0-9]{{1,3}}({re.escape(group)}[0-9]{{3}})+({re.escape(decimal)}[0-9]+)?$"
+        pattern = (
+            rf"^[+-]?[0-9]{{1,3}}({re.escape(group)}[0-9]{{3}})+({re.escape(decimal)}[0-9]+)?$"
+        )
         plain = compute.replace_substring(texts, group, "")
         texts = compute.if_else(compute.match_substring_regex(texts, pattern), plain, texts)
     if decimal == ",":
         texts = compute.replace_substring(compute.replace_substring(texts, ".", "!"), ",", ".")
     is_number = compute.match_substring_regex(texts, f"^{NUMBER}$")
-    return _judge(_to_array(compute.if_else(is_number, texts, "nan").cast(pa.float64())), gone, codes)
+    return _judge(
+        _to_array(compute.if_else(is_number, texts, "nan").cast(pa.float64())), gone, codes
+    )
 
 
 def _judge(
@@ -124,9 +134,12 @@ def _to_array(values: Any) -> NDArray[Any]:
 def explain_number(cell: str, decimal: Decimal, name: str, unit: str, file: str) -> tuple[str, str]:
     """Return what is odd about a cell that is no number, and what would do in it, or in the schema.
 
-    The column is called `name`, its numbers are in `unit`, "" for none, and the file is called `file`.
+    The column is called `name`, its numbers are in `unit`, "" for none, and the file is called
+    `file`.
     """
-    text, other, own_file = normalise(cell), "," if decimal == "." else ".", f"[files.{file!r}]"
+    text = normalise(cell)
+    other = "," if decimal == "." else "."
+    own_file = f"[files.{file!r}]"
     if sign := MINUS.search(cell):
         said = f"with the sign {sign[0]!r} (U+{ord(sign[0]):04X}) for a minus"
         return said, f"write {MINUS.sub('-', text)}, with a hyphen"
@@ -135,17 +148,28 @@ def explain_number(cell: str, decimal: Decimal, name: str, unit: str, file: str)
     if found := GROUPED.fullmatch(text):
         mark = found[1]
         says = f", or decimalChar = {mark!r} if it is the decimal mark" if mark == other else ""
-        remedy = f"write it without, or say groupChar = {mark!r}{says} under {own_file} in the schema"
+        remedy = (
+            f"write it without, or say groupChar = {mark!r}{says} under {own_file} in the schema"
+        )
         return f"a number with {mark!r} between thousands", remedy
     if re.fullmatch(rf"[+-]?[0-9]*\{other}[0-9]+", text):
-        remedy = f"write {text.replace(other, decimal)}, or say decimalChar = {other!r} under {own_file} in the schema"
+        remedy = (
+            f"write {text.replace(other, decimal)}, or say decimalChar = {other!r} under {own_file}"
+            " in the schema"
+        )
         return f"a number with a decimal {'comma' if other == ',' else 'point'}", remedy
     if found := WITH_UNIT.fullmatch(text):
         remedy = f"write {found['number']}, or say unit = {found['unit']!r} in fields.{name}"
         if unit not in ("", found["unit"]):
-            remedy = f"write it in {unit}; for a whole file say fields.{name} = {{unit, factor}} under {own_file}"
+            remedy = (
+                f"write it in {unit}; for a whole file say fields.{name} = {{unit, factor}} under"
+                f" {own_file}"
+            )
         what = "a per cent sign" if found["unit"] == "%" else f"the unit {found['unit']!r}"
         return f"a number with {what}", remedy
     if (number := parse_number(text)) is not None and abs(number) > MAX_NUMBER:
         return f"and numbers are at most {MAX_NUMBER:g}", "correct it, or leave the cell empty"
-    return "which is no number", f"correct it, leave the cell empty, or add it to fields.{name}.missingValues"
+    return (
+        "which is no number",
+        f"correct it, leave the cell empty, or add it to fields.{name}.missingValues",
+    )

@@ -10,7 +10,8 @@ ENDINGS = TASKS["csv"].reads
 """The endings of all tables that are read."""
 
 UNREAD = (".feather", ".gz", ".ods", ".xls", ".xlsm", ".zip")
-"""The endings of further tables: in a folder of tables they are refused, since a client must not be overlooked."""
+"""The endings of further tables: in a folder of tables they are refused, since a client must not be
+overlooked."""
 
 REMEDY = "save it as .csv, .parquet or .xlsx"
 
@@ -19,10 +20,12 @@ PICTURES = TASKS["image-folder"].reads
 
 
 def files_in(place: str) -> dict[str, Path]:
-    """Return the tables of a folder by client, sorted by name, or the one file that is named; none where place is "".
+    """Return the tables of a folder by client, sorted by name, or the one file that is named.
 
-    A client has its file's name without the ending. Hidden files and Excel's lock files are passed over; a table in a
-    format that is not read raises DataError.
+    None where place is "".
+
+    A client has its file's name without the ending. Hidden files and Excel's lock files are passed
+    over; a table in a format that is not read raises DataError.
     """
     if not place:
         return {}
@@ -34,7 +37,9 @@ def files_in(place: str) -> dict[str, Path]:
         if file.suffix.lower() not in ENDINGS and file != path:
             continue
         if (other := found.setdefault(file.stem, file)) != file:
-            why = f"{other.name} and {file.name} would both be client {file.stem}: rename one of them"
+            why = (
+                f"{other.name} and {file.name} would both be client {file.stem}: rename one of them"
+            )
             raise DataError(f"data-dir = {place!r}: {why}", "same-name")
     if not found:
         there = f"there is no {', '.join(ENDINGS)} file in it, but {_contents(path)}"
@@ -43,20 +48,27 @@ def files_in(place: str) -> dict[str, Path]:
 
 
 def folders_in(place: str) -> dict[str, Path]:
-    """Return the folders below a folder by their names, in the order of names; hidden ones are passed over."""
+    """Return the folders below a folder by their names, in the order of names.
+
+    Hidden ones are passed over.
+    """
     if not place:
         return {}
     path = _there(place)
     found = {each.name: each for each in _shown(path) if each.is_dir()} if path.is_dir() else {}
     if not found:
-        raise DataError(f"data-dir = {place!r}: there is no folder in it, but {_contents(path)}", "no-file")
+        raise DataError(
+            f"data-dir = {place!r}: there is no folder in it, but {_contents(path)}", "no-file"
+        )
     return found
 
 
 def _there(place: str) -> Path:
     path = Path(place).expanduser()
     if not path.exists():
-        raise DataError(f"data-dir = {place!r}: there is no such folder or file on this machine", "no-place")
+        raise DataError(
+            f"data-dir = {place!r}: there is no such folder or file on this machine", "no-place"
+        )
     return path
 
 

@@ -13,7 +13,16 @@ from numpy.typing import NDArray
 
 from fairbloom.errors import did_you_mean
 
-from ..schema import EVERY_FILE, MAX_CATEGORIES, MAX_TEXT, MISSING_VALUES, Field, File, fold, normalise
+from ..schema import (
+    EVERY_FILE,
+    MAX_CATEGORIES,
+    MAX_TEXT,
+    MISSING_VALUES,
+    Field,
+    File,
+    fold,
+    normalise,
+)
 from .cells import MINUS, WITH_UNIT, canonical, different_cells, parse_number, parse_numbers
 from .read import Table, Values, read_file
 from .reasons import DataError
@@ -29,7 +38,9 @@ MAX_NUMBERED_CLASSES = 100
 
 MISSING = {each.casefold() for each in MISSING_VALUES}
 
-NUMBERED = re.compile(r"(.*[_ -])?(id|ids|mrn|nr|no|number|index|key|patient|case|person|record)", re.IGNORECASE)
+NUMBERED = re.compile(
+    r"(.*[_ -])?(id|ids|mrn|nr|no|number|index|key|patient|case|person|record)", re.IGNORECASE
+)
 """Names of columns whose whole numbers, each of which is there once, are no quantities."""
 
 MONTH = r"(jan|feb|mar|m[aä]r|apr|ma[iy]|jun|jul|aug|sep|o[ck]t|nov|de[cz])[^\W\d_]*\.?"
@@ -46,7 +57,8 @@ IDENTIFIER = re.compile(
     r"[^@\s]+@[^@\s]+\.[^@\s]+"  # an e-mail address
     r"|(?=.*[^\W\d_])[\w./:#-]*[0-9]{4,}[\w./:#-]*"  # MRN-004711, 4711/B
     r"|(?=.*[0-9])(?=.*[a-f])[0-9a-f]{8}[0-9a-f-]*"
-    r"|(?=(.*[0-9]){9})(?![0-9]{1,8} ?[-–] ?[0-9]{1,8}$)[+(]?[0-9][0-9 ()/.:-]*",  # a telephone number, and no range
+    # a telephone number, and no range
+    r"|(?=(.*[0-9]){9})(?![0-9]{1,8} ?[-–] ?[0-9]{1,8}$)[+(]?[0-9][0-9 ()/.:-]*",
     re.IGNORECASE,
 )
 """Numbers of persons or cases."""
@@ -56,8 +68,9 @@ IDENTIFIER = re.compile(
 class Look:
     """A column as one site has it: how many cells hold a value, and those that are numbers but for a unit.
 
-    `texts` are its different texts and how often each is there; none where it has more than MAX_CATEGORIES different
-    numbers. `signs` cells are numbers but for their minus. `unit` stands behind every number, "": none does.
+    `texts` are its different texts and how often each is there; none where it has more than
+    MAX_CATEGORIES different numbers. `signs` cells are numbers but for their minus. `unit` stands
+    behind every number, "": none does.
     """
 
     texts: Counter[str]
@@ -81,16 +94,20 @@ class Draft:
     lacking: int = 0
 
 
-def infer_schema(paths: Mapping[str, Path], target: str = "", client: str = "", kind: str = "auto") -> str:
-    """Return the schema that files suggest, as TOML with comments; raise DataError where no file can be read.
+def infer_schema(
+    paths: Mapping[str, Path], target: str = "", client: str = "", kind: str = "auto"
+) -> str:
+    """Return the schema that files suggest, as TOML with comments.
+
+    Raise DataError where no file can be read.
 
     Parameters
     ----------
     paths
         The files by client.
     target, client
-        The column to predict, by default the one called target, label or y; and the one that names each row's client,
-        where there is one file.
+        The column to predict, by default the one called target, label or y; and the one that names
+        each row's client, where there is one file.
     kind
         "classification", "regression", or "auto", which goes by the target's values.
     """
@@ -110,8 +127,13 @@ def infer_schema(paths: Mapping[str, Path], target: str = "", client: str = "", 
     for name in names.values():
         _draft_column(draft, name, sites, name == target, kind)
     if target not in draft.fields or len(draft.fields) == 1:
-        raise DataError(f"{first.path} has no column but the target {target!r} that can be learned from")
-    head = f"# Inferred from {', '.join(path.name for path in list(paths.values())[:10])}. Read it and correct it."
+        raise DataError(
+            f"{first.path} has no column but the target {target!r} that can be learned from"
+        )
+    head = (
+        f"# Inferred from {', '.join(path.name for path in list(paths.values())[:10])}. Read it and"
+        " correct it."
+    )
     return "\n".join([head, *_lines(draft, target, client, tables)]) + "\n"
 
 
@@ -134,18 +156,27 @@ def _read_all(paths: Mapping[str, Path]) -> dict[str, Table]:
 
 
 def _find(table: Table, name: str, setting: str, usual: Collection[str] = ()) -> str:
-    """Return a column's name, or where none is named that of the one called as usual; DataError where it is not one."""
+    """Return a column's name, or where none is named that of the one called as usual.
+
+    DataError where it is not one.
+    """
     usable = [each for each, values in table.columns.items() if values is not None]
-    found = [each for each in usable if (fold(each) == fold(name) if name else each.lower() in usual)]
+    found = [
+        each for each in usable if (fold(each) == fold(name) if name else each.lower() in usual)
+    ]
     if len(found) == 1:
         return normalise(found[0])
-    problem = f"has the columns {join_names(found)}" if found else f"has no column {name or join_names([*usual])}"
+    problem = (
+        f"has the columns {join_names(found)}"
+        if found
+        else f"has no column {name or join_names([*usual])}"
+    )
     hint = did_you_mean(name, table.columns) if name else "the first line must name the columns; "
     there = join_names([*table.columns], most=100)  # any of them may be the one that is needed
     raise DataError(f"{table.path} {problem}: {hint}name one of {there} by {setting}")
 
 
-# Columns --------------------------------------------------------------------------------------------------------------
+# Columns ------------------------------------------------------------------------------------------
 
 
 def _look(table: Table, values: Values) -> Look:
@@ -159,20 +190,34 @@ def _look(table: Table, values: Values) -> Look:
         if count and normalise(cell).casefold() not in MISSING:
             texts[canonical(normalise(cell), table.decimal)] += count
     typographic = [text for text in texts if MINUS.search(text)]
-    signs = [text for text in typographic if parse_number(MINUS.sub("-", text).replace(",", ".")) is not None]
+    signs = [
+        text
+        for text in typographic
+        if parse_number(MINUS.sub("-", text).replace(",", ".")) is not None
+    ]
     with_unit = {text: found["unit"] for text in texts if (found := WITH_UNIT.fullmatch(text))}
     unit = ""
     if len({*with_unit.values()}) == 1:
         unit = next(iter(with_unit.values())) if len(with_unit) == len(texts) else ""
         numbers, wrong, gone = parse_numbers(values, table.file, {*with_unit.values()}, MISSING)
-    return Look(texts, numbers[~wrong & ~gone], texts.total(), sum(texts[text] for text in signs), unit)
+    return Look(
+        texts, numbers[~wrong & ~gone], texts.total(), sum(texts[text] for text in signs), unit
+    )
 
 
-def _draft_column(draft: Draft, name: str, sites: Mapping[str, Table], is_target: bool, kind: str) -> None:
+def _draft_column(
+    draft: Draft, name: str, sites: Mapping[str, Table], is_target: bool, kind: str
+) -> None:
     """Add a column to the fields, with comments, or to the ignored columns with a reason."""
-    columns = {site: (table, values) for site, table in sites.items() if (values := table.find(name)) is not None}
+    columns = {
+        site: (table, values)
+        for site, table in sites.items()
+        if (values := table.find(name)) is not None
+    }
     if not is_target and 2 * len(columns) <= len(sites) and len(columns) < len(sites):
-        draft.ignored[name] = f"only at {join_names([*columns])}" if columns else "lists, bytes or other values"
+        draft.ignored[name] = (
+            f"only at {join_names([*columns])}" if columns else "lists, bytes or other values"
+        )
         return
     looks = {site: _look(*each) for site, each in columns.items()}
     filled = {site: look for site, look in looks.items() if look.present}
@@ -191,11 +236,22 @@ def _draft_column(draft: Draft, name: str, sites: Mapping[str, Table], is_target
         lines = _category_lines(_add(filled.values()))
     about = Field.model_validate(tomllib.loads("\n".join(lines)))
     values = {
-        site: np.array([about.places.get(text, -1) for text in each.texts]) if about.categories else each.numbers
+        site: (
+            np.array([about.places.get(text, -1) for text in each.texts])
+            if about.categories
+            else each.numbers
+        )
         for site, each in filled.items()
     }
-    comments += [f"{site}: {remark}" if site else remark for site, remark in find_remarks(name, about, values)]
-    draft.fields[name] = [*(f"# {_printable(each)}" for each in comments), f"[fields.{_key(name)}]", *lines]
+    comments += [
+        f"{site}: {remark}" if site else remark
+        for site, remark in find_remarks(name, about, values)
+    ]
+    draft.fields[name] = [
+        *(f"# {_printable(each)}" for each in comments),
+        f"[fields.{_key(name)}]",
+        *lines,
+    ]
     draft.lacking += sum(len(sites[site]) - look.present for site, look in looks.items())
 
 
@@ -208,7 +264,11 @@ def _why_ignored(name: str, looks: Mapping[str, Look], numeric: bool) -> str:
             and bool((each.numbers == np.round(each.numbers)).all())
             for each in looks.values()
         ]
-        return "it looks like numbers of persons or cases" if NUMBERED.fullmatch(name) and all(are_own) else ""
+        return (
+            "it looks like numbers of persons or cases"
+            if NUMBERED.fullmatch(name) and all(are_own)
+            else ""
+        )
     texts = _add(looks.values())
     if len(texts) > MAX_CATEGORIES:
         return f"it has {len(texts):,} different texts"
@@ -223,10 +283,17 @@ def _why_ignored(name: str, looks: Mapping[str, Look], numeric: bool) -> str:
     return ""
 
 
-def _draft_target(name: str, looks: Mapping[str, Look], kind: str, numeric: bool, comments: list[str]) -> list[str]:
-    """Return the lines of the target, a quantity or classes; add a comment where sites share no class."""
+def _draft_target(
+    name: str, looks: Mapping[str, Look], kind: str, numeric: bool, comments: list[str]
+) -> list[str]:
+    """Return the lines of the target, a quantity or classes.
+
+    Add a comment where sites share no class.
+    """
     if not looks:
-        raise DataError(f"the target, column {name!r}, has no value: name the right column by csv.target")
+        raise DataError(
+            f"the target, column {name!r}, has no value: name the right column by csv.target"
+        )
     numbers = [each for text in _add(looks.values()) if (each := parse_number(text)) is not None]
     is_quantity = numeric and (
         not all(each.texts for each in looks.values())
@@ -234,32 +301,52 @@ def _draft_target(name: str, looks: Mapping[str, Look], kind: str, numeric: bool
         or any(abs(each) >= 2**53 or each != round(each) for each in numbers)
     )
     if kind == "regression" or (kind == "auto" and is_quantity):
-        center, scale = measure_moments(np.concatenate([each.numbers for each in looks.values()])) or (0.0, 1.0)
+        center, scale = measure_moments(
+            np.concatenate([each.numbers for each in looks.values()])
+        ) or (0.0, 1.0)
         return ['type = "number"', f"center = {center!r}", f"scale = {scale or 1.0!r}"]
     if kind == "auto":  # a text among numbers is a fault
         looks = {
-            site: replace(
-                each, texts=Counter({t: count for t, count in each.texts.items() if parse_number(t) is not None})
+            site: (
+                replace(
+                    each,
+                    texts=Counter(
+                        {t: count for t, count in each.texts.items() if parse_number(t) is not None}
+                    ),
+                )
+                if each.are_numbers
+                else each
             )
-            if each.are_numbers
-            else each
             for site, each in looks.items()
         }
     classes = _add(looks.values())
-    of_texts = [each.texts for each in looks.values() if any(parse_number(text) is None for text in each.texts)]
+    of_texts = [
+        each.texts
+        for each in looks.values()
+        if any(parse_number(text) is None for text in each.texts)
+    ]
     problem = ""
-    if len(classes) > MAX_NUMBERED_CLASSES or any(nearly_all_differ(len(each), each.total()) for each in of_texts):
-        problem = f"has {len(classes):,} different values in {classes.total():,} rows, which are no classes"
+    if len(classes) > MAX_NUMBERED_CLASSES or any(
+        nearly_all_differ(len(each), each.total()) for each in of_texts
+    ):
+        problem = (
+            f"has {len(classes):,} different values in {classes.total():,} rows, which are no"
+            " classes"
+        )
     elif len({text.casefold() for text in classes}) < 2:
         problem = f"is {next(iter(classes), '')!r} in each row: there is nothing to learn"
     if problem:
-        raise DataError(f"the target, column {name!r}, {problem}: name the right column by csv.target")
+        raise DataError(
+            f"the target, column {name!r}, {problem}: name the right column by csv.target"
+        )
     sets = {site: frozenset(text.casefold() for text in each.texts) for site, each in looks.items()}
     known = set(Counter(sets.values()).most_common(1)[0][0])
     for _ in sets:  # whoever shares a class with those that share one
         known |= set().union(*(each for each in sets.values() if each & known))
     if strange := [site for site, each in sets.items() if each and not each & known]:
-        comments.append(f"the classes at {join_names(strange)} are none of these: add them as spellings")
+        comments.append(
+            f"the classes at {join_names(strange)} are none of these: add them as spellings"
+        )
     return _category_lines(_add(each for site, each in looks.items() if site not in strange))
 
 
@@ -274,7 +361,9 @@ def _category_lines(texts: Counter[str]) -> list[str]:
         alike.setdefault(text.casefold(), []).append(text)
     names = sort_classes([spellings[0] for spellings in alike.values()])
     of_numbers = all(re.fullmatch("[0-9]+", name) for name in names) and bool(names)
-    written = ", ".join(names if of_numbers and names == [str(int(each)) for each in names] else map(quote, names))
+    written = ", ".join(
+        names if of_numbers and names == [str(int(each)) for each in names] else map(quote, names)
+    )
     lines = [f'type = "{"integer" if of_numbers else "string"}"', f"categories = [{written}]"]
     more = sorted(spellings for spellings in alike.values() if spellings[1:])
     if more:
@@ -288,7 +377,7 @@ def nearly_all_differ(different: int, rows: int) -> bool:
     return rows >= 20 and different >= 0.9 * rows
 
 
-# TOML -----------------------------------------------------------------------------------------------------------------
+# TOML ---------------------------------------------------------------------------------------------
 
 
 def _lines(draft: Draft, target: str, client: str, tables: Mapping[str, Table]) -> Iterator[str]:
@@ -297,10 +386,14 @@ def _lines(draft: Draft, target: str, client: str, tables: Mapping[str, Table]) 
         yield f"client = {quote(client)}"
     if draft.ignored:
         yield "ignore = ["
-        yield from (f"    {quote(name)},  # {_printable(reason)}" for name, reason in draft.ignored.items())
+        yield from (
+            f"    {quote(name)},  # {_printable(reason)}" for name, reason in draft.ignored.items()
+        )
         yield "]"
     have = "1 cell has" if draft.lacking == 1 else f"{draft.lacking} cells have"
-    remark = f'  # {have} no value: "drop" leaves such rows out, "fill" takes the mean or no category'
+    remark = (
+        f'  # {have} no value: "drop" leaves such rows out, "fill" takes the mean or no category'
+    )
     yield f'missing = "error"{remark if draft.lacking else ""}'
     for lines in draft.fields.values():
         yield from ("", *lines)

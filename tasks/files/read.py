@@ -1,4 +1,7 @@
-"""Tables in files: CSV and Parquet by pyarrow, workbooks by calamine; an error names file and line, and what to do."""
+"""Tables in files: CSV and Parquet by pyarrow, workbooks by calamine.
+
+An error names file and line, and what to do.
+"""
 
 import codecs
 import csv
@@ -22,32 +25,46 @@ from .folders import REMEDY
 from .reasons import MAX_FAULTS, DataError, Known, raise_faults
 
 Values = Any
-"""A column as pyarrow holds it: a ChunkedArray of texts, or of numbers where the file's columns have types."""
+"""A column as pyarrow holds it: a ChunkedArray of texts, or of numbers where the file's columns
+have types."""
 
-STATE = 'state encoding = "{}" under [files.{!r}] in the schema, or save it in UTF-8 (in Excel: CSV UTF-8)'
-"""What to do about a text in another encoding: a likely one and the file's name stand in the braces."""
+STATE = (
+    'state encoding = "{}" under [files.{!r}] in the schema, or save it in UTF-8 (in Excel: CSV'
+    " UTF-8)"
+)
+"""What to do about a text in another encoding: a likely one and the file's name stand in the
+braces."""
 
 MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 """What texts in these encodings may begin with."""
 
-STARTS = {b"PAR1": ".parquet", b"PK\x03\x04": ".xlsx", b"\x1f\x8b": ".gz", b"\xd0\xcf\x11\xe0": ".xls"}
+STARTS = {
+    b"PAR1": ".parquet",
+    b"PK\x03\x04": ".xlsx",
+    b"\x1f\x8b": ".gz",
+    b"\xd0\xcf\x11\xe0": ".xls",
+}
 """What files of these formats begin with, whatever their names end with."""
 
 MAX_ROW = 2**20
 """The bytes that pyarrow parses at a time, and thus a row may have."""
 
 MAX_CELLS = 2**31
-"""A larger Parquet file is refused: a few bytes of a hostile one may stand for any number of rows."""
+"""A larger Parquet file is refused: a few bytes of a hostile one may stand for any number of
+rows."""
 
-MAX_SHEET_CELLS, MAX_UNPACKED = 20_000_000, 2**30
-"""The cells between the first and the last one of a sheet, which calamine holds in memory; a workbook's bytes."""
+MAX_SHEET_CELLS = 20_000_000
+MAX_UNPACKED = 2**30
+"""The cells between the first and the last one of a sheet, which calamine holds in memory; a
+workbook's bytes."""
 
 REFERENCE = re.compile(rb"""\br=["']([A-Z]{1,3})([0-9]{1,7})["']""", re.IGNORECASE)
 """Where a cell of a sheet stands, as in r="B7"."""
 
 POINT = re.compile(r"[+-]?[0-9]*\.[0-9]+([eE][+-]?[0-9]+)?")
 COMMA = re.compile(r"(?![+-]?[0-9]{1,3}(,[0-9]{3})+$)[+-]?[0-9]*,[0-9]+")
-"""Numbers with a decimal point, and those with a decimal comma that are not ones with commas between thousands."""
+"""Numbers with a decimal point, and those with a decimal comma that are not ones with commas
+between thousands."""
 
 LINE_END, QUOTE = b'\n"'
 
@@ -56,8 +73,9 @@ LINE_END, QUOTE = b'\n"'
 class Table:
     """A file's columns by name; None for one that holds neither numbers nor texts.
 
-    `lines` has the line in which each row ends, the row of a sheet, or the number of the record, from 1; `unit` says
-    which. `header` is the line of names, 0 where they are in none. `file` says how the file is written.
+    `lines` has the line in which each row ends, the row of a sheet, or the number of the record,
+    from 1; `unit` says which. `header` is the line of names, 0 where they are in none. `file` says
+    how the file is written.
     """
 
     path: Path
@@ -82,17 +100,26 @@ class Table:
         return {fold(name): name for name in self.columns}
 
     def find(self, name: str) -> Values:
-        """Return a column, by its name in any case of letters; None where there is none that can be used."""
+        """Return a column, by its name in any case of letters.
+
+        None where there is none that can be used.
+        """
         return self.columns.get(self.by_name.get(fold(name), ""))
 
     def show_cell(self, name: str, row: int) -> str:
         """Return a cell of a column, which the schema calls so, as an error shows it."""
         value = self.find(self.file.called(name))[row].as_py()
-        return "" if value is None else shorten(format_number(value) if isinstance(value, float) else str(value))
+        return (
+            ""
+            if value is None
+            else shorten(format_number(value) if isinstance(value, float) else str(value))
+        )
 
     def take(self, rows: NDArray[np.intp]) -> "Table":
         """Return some of the rows."""
-        columns = {name: None if each is None else each.take(rows) for name, each in self.columns.items()}
+        columns = {
+            name: None if each is None else each.take(rows) for name, each in self.columns.items()
+        }
         return replace(self, columns=columns, lines=self.lines[rows])
 
 
@@ -110,19 +137,39 @@ class CellError(DataError):
     """
 
     def __init__(
-        self, table: Table, column: str, problem: str, remedy: str, why: str, row: int | None = None, **values: int
+        self,
+        table: Table,
+        column: str,
+        problem: str,
+        remedy: str,
+        why: str,
+        row: int | None = None,
+        **values: int,
     ) -> None:
-        self.file, self.row, self.column, self.problem, self.remedy = table.path.name, row, column, problem, remedy
-        self.line, self.value = (0, "") if row is None else (int(table.lines[row]), table.show_cell(column, row))
+        self.file = table.path.name
+        self.row = row
+        self.column = column
+        self.problem = problem
+        self.remedy = remedy
+        self.line, self.value = (
+            (0, "") if row is None else (int(table.lines[row]), table.show_cell(column, row))
+        )
         position = Known(f"{table.unit} {self.line}")
         cell = "" if row is None else f", {position}, column {column!r} holds {self.value!r},"
         super().__init__(
-            f"{table.path}{cell} {problem}: {remedy}", why, position=position, column=Known(repr(column)), **values
+            f"{table.path}{cell} {problem}: {remedy}",
+            why,
+            position=position,
+            column=Known(repr(column)),
+            **values,
         )
 
 
 def read_file(path: Path, file: File) -> Table:
-    """Return the columns of a file of any format, by its ending; it is read again only where it has changed."""
+    """Return the columns of a file of any format, by its ending.
+
+    It is read again only where it has changed.
+    """
     try:
         status = path.stat()
         return _read(path, status.st_mtime_ns, status.st_size, file.model_dump_json())
@@ -143,23 +190,30 @@ def _read(path: Path, changed: int, size: int, how: str) -> Table:
     return readers.get(ending, _read_text)(path, File.model_validate_json(how))
 
 
-def _by_names(path: Path, names: Sequence[str], columns: Sequence[Values | None]) -> dict[str, Values | None]:
+def _by_names(
+    path: Path, names: Sequence[str], columns: Sequence[Values | None]
+) -> dict[str, Values | None]:
     """Return columns by their names; raise DataError where they have none, or the same."""
     seen: dict[str, int] = {}
     for place, name in enumerate(names, start=1):
         if not normalise(name):
             remedy = "give it one (pandas: to_csv(…, index=False) leaves the row numbers out)"
-            raise DataError(f"{path}: column {place} has no name: {remedy}", "unnamed-column", column=place)
+            raise DataError(
+                f"{path}: column {place} has no name: {remedy}", "unnamed-column", column=place
+            )
         if len(name) > MAX_TEXT:
             why = f"the name of column {place} has {len(name)} characters: shorten it"
             raise DataError(f"{path}: {why}", "long-name", column=place, characters=len(name))
         if (other := seen.setdefault(fold(name), place)) != place:
-            why = f"columns {other} and {place} are both called {name!r}, in any case of letters: rename or remove one"
+            why = (
+                f"columns {other} and {place} are both called {name!r}, in any case of letters:"
+                " rename or remove one"
+            )
             raise DataError(f"{path}: {why}", "same-column", column=other, other=place)
     return dict(zip(names, columns, strict=True))
 
 
-# CSV ------------------------------------------------------------------------------------------------------------------
+# CSV ----------------------------------------------------------------------------------------------
 
 
 def _read_text(path: Path, file: File) -> Table:
@@ -169,35 +223,54 @@ def _read_text(path: Path, file: File) -> Table:
         raise DataError(f"{path} is empty: its first line must name the columns", "empty")
     first = content[:end].decode().lstrip("\n")
     if not file.delimiter and re.fullmatch(r'"?sep=."?[,;]*', first, re.IGNORECASE):
-        raise DataError(f"{path}, line 1 is {first!r}, and must name the columns: delete this line", "separator-line")
+        raise DataError(
+            f"{path}, line 1 is {first!r}, and must name the columns: delete this line",
+            "separator-line",
+        )
     outside = re.sub(r'"[^"]*"', "", first)
     delimiter: str = file.delimiter or max(",;\t|", key=outside.count)
     if not file.delimiter and delimiter not in outside:
-        why = f"line 1 names one column only, {first.strip()[:60]!r}: separate columns by comma, semicolon, tab or |"
+        why = (
+            f"line 1 names one column only, {first.strip()[:60]!r}: separate columns by comma,"
+            " semicolon, tab or |"
+        )
         raise DataError(f"{path}, {why}", "one-column")
     if b'"' in content:
         _check_quotes(path, content, delimiter)
-    names = [name.strip() for name in next(csv.reader(StringIO(first, newline=""), delimiter=delimiter))]
+    names = [
+        name.strip() for name in next(csv.reader(StringIO(first, newline=""), delimiter=delimiter))
+    ]
     columns = _parse_rows(path, content, end + 1, delimiter, len(names), lines)
     decimal = file.decimalChar
     if not decimal and file.groupChar in (".", ","):
         decimal = "," if file.groupChar == "." else "."
-    elif not decimal:  # a comma where the first 1,000 rows have numbers with decimal commas, and none with points
+    elif (
+        not decimal
+    ):  # a comma where the first 1,000 rows have numbers with decimal commas, and none with points
         cells = [cell.strip() for values in columns for cell in values.slice(0, 1000).to_pylist()]
-        decimal = "," if any(map(COMMA.fullmatch, cells)) and not any(map(POINT.fullmatch, cells)) else "."
+        decimal = (
+            ","
+            if any(map(COMMA.fullmatch, cells)) and not any(map(POINT.fullmatch, cells))
+            else "."
+        )
     file = file.model_copy(update={"decimalChar": decimal})
     return Table(path, _by_names(path, names, columns), lines[1:], header=int(lines[0]), file=file)
 
 
 def _read_content(path: Path, given: str) -> bytes:
-    """Return a text in UTF-8 with lines that end in LF; it is in the encoding of its mark, in UTF-8, or as given."""
+    """Return a text in UTF-8 with lines that end in LF.
+
+    It is in the encoding of its mark, in UTF-8, or as given.
+    """
     content = path.read_bytes()
     if not content.isascii() or b"\0" in content:
         marked = next((name for mark, name in MARKS.items() if content.startswith(mark)), "")
-        text, wrong = "", None
+        text = ""
+        wrong = None
         for encoding in [marked] if marked else [given] if b"\0" in content else ["utf-8", given]:
             try:
-                text, wrong = content.decode(encoding), None
+                text = content.decode(encoding)
+                wrong = None
                 break
             except UnicodeDecodeError as error:
                 wrong = error
@@ -209,7 +282,11 @@ def _read_content(path: Path, given: str) -> bytes:
             line = content.count(b"\n", 0, wrong.start) + 1
             key = "not-utf-8" if encoding.startswith("utf-8") else "other-encoding"
             known = "not UTF-8" if key == "not-utf-8" else f"neither UTF-8 nor {encoding}"
-            raise DataError(f"{path}: line {line} is {known}: {STATE.format('cp1252', path.name)}", key, line=line)
+            raise DataError(
+                f"{path}: line {line} is {known}: {STATE.format('cp1252', path.name)}",
+                key,
+                line=line,
+            )
         content = text.encode(errors="replace")
     return content.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
 
@@ -226,7 +303,8 @@ def _find_rows(content: bytes) -> tuple[int, NDArray[np.int64]]:
     lines = np.arange(1, len(ends) + 1)
     if b'"' in content:
         outside = np.searchsorted(np.flatnonzero(text == QUOTE), ends) % 2 == 0
-        ends, lines = ends[outside], lines[outside]
+        ends = ends[outside]
+        lines = lines[outside]
     filled = np.diff(ends, prepend=-1) > 1
     return int(ends[filled][0]) if filled.any() else 0, lines[filled]
 
@@ -235,24 +313,33 @@ def _check_quotes(path: Path, content: bytes, delimiter: str) -> None:
     """Raise DataError where a quotation mark neither opens nor closes a value, nor is doubled within one."""
     text = np.frombuffer(content, np.uint8)
     marks = np.flatnonzero(text == QUOTE)
-    opening, closing = marks[::2], marks[1::2]
+    opening = marks[::2]
+    closing = marks[1::2]
     around = (ord(delimiter), LINE_END)
     doubled = opening[1:] == closing[: len(opening) - 1] + 1
     opens = np.isin(text[opening - 1], around) | (opening == 0)
     opens[1:] |= doubled
-    closes = np.isin(text[np.minimum(closing + 1, len(text) - 1)], around) | (closing == len(text) - 1)
+    closes = np.isin(text[np.minimum(closing + 1, len(text) - 1)], around) | (
+        closing == len(text) - 1
+    )
     closes[: len(opening) - 1] |= doubled
     wrong = [*opening[~opens][:1], *closing[~closes][:1], *(opening[-1:] if len(marks) % 2 else [])]
     if wrong:
         line = content.count(b"\n", 0, min(wrong)) + 1
-        why = "it has a quotation mark that is not closed, or one too many: within quotation marks write it twice"
+        why = (
+            "it has a quotation mark that is not closed, or one too many: within quotation marks"
+            " write it twice"
+        )
         raise DataError(f"{path}, line {line} cannot be read: {why}", "quotes", line=line)
 
 
 def _parse_rows(
     path: Path, content: bytes, start: int, delimiter: str, width: int, lines: NDArray[np.int64]
 ) -> list[Values]:
-    """Return the columns from a byte on; raise DataError where a row has more or fewer values than `width`."""
+    """Return the columns from a byte on.
+
+    Raise DataError where a row has more or fewer values than `width`.
+    """
     import pyarrow as pa  # imported late: a server reads no tables
     from pyarrow import csv as arrow_csv
 
@@ -268,8 +355,13 @@ def _parse_rows(
             "header": int(lines[0]),
             "columns": width,
         }
-        why = "line {line} has {cells} values, and line {header} names {columns} columns".format(**counts)
-        remedy = "add or remove values; one that holds the separator, as a decimal comma may be, needs quotes around it"
+        why = "line {line} has {cells} values, and line {header} names {columns} columns".format(
+            **counts
+        )
+        remedy = (
+            "add or remove values; one that holds the separator, as a decimal comma may be, needs"
+            " quotes around it"
+        )
         faults.append(DataError(f"{path}, {why}: {remedy}", "row-length", **counts))
         return "skip" if len(faults) < MAX_FAULTS else "error"
 
@@ -277,22 +369,30 @@ def _parse_rows(
     try:
         table = arrow_csv.read_csv(
             pa.BufferReader(pa.py_buffer(content).slice(start)),
-            arrow_csv.ReadOptions(column_names=[*texts], block_size=MAX_ROW, use_threads=False),  # to number the rows
-            arrow_csv.ParseOptions(delimiter=delimiter, newlines_in_values=quoted, invalid_row_handler=note),
+            # to number the rows
+            arrow_csv.ReadOptions(column_names=[*texts], block_size=MAX_ROW, use_threads=False),
+            arrow_csv.ParseOptions(
+                delimiter=delimiter, newlines_in_values=quoted, invalid_row_handler=note
+            ),
             arrow_csv.ConvertOptions(column_types=texts, null_values=[], strings_can_be_null=False),
         )
     except pa.ArrowException as error:
         raise_faults(faults)
-        remedy = f"a row may have {MAX_ROW // 2**20} MiB: shorten it, or leave its longest column out"
+        remedy = (
+            f"a row may have {MAX_ROW // 2**20} MiB: shorten it, or leave its longest column out"
+        )
         raise DataError(f"{path} cannot be read ({error}): {remedy}") from error
     raise_faults(faults)
     if len(table) != len(lines) - 1:
-        raise DataError(f"{path} has {len(lines) - 1} rows or {len(table)}, as one reads its quotation marks: {REMEDY}")
+        raise DataError(
+            f"{path} has {len(lines) - 1} rows or {len(table)}, as one reads its quotation marks:"
+            f" {REMEDY}"
+        )
     columns: list[Values] = table.columns
     return columns
 
 
-# Parquet --------------------------------------------------------------------------------------------------------------
+# Parquet ------------------------------------------------------------------------------------------
 
 
 def _read_parquet(path: Path, file: File) -> Table:
@@ -301,20 +401,35 @@ def _read_parquet(path: Path, file: File) -> Table:
 
     try:
         with parquet.ParquetFile(path) as content:
-            kinds, rows = content.schema_arrow, content.metadata.num_rows
+            kinds = content.schema_arrow
+            rows = content.metadata.num_rows
             if rows * len(kinds) > MAX_CELLS:
-                many = f"{rows:,} rows of {len(kinds):,} columns, and {MAX_CELLS:,} values are the most"
+                many = (
+                    f"{rows:,} rows of {len(kinds):,} columns, and {MAX_CELLS:,} values are the"
+                    " most"
+                )
                 raise DataError(f"{path} has {many}: take a part of it")
-            shown = [each for each in kinds if not each.name.startswith("__index_level_")]  # of pandas
+            # of pandas
+            shown = [each for each in kinds if not each.name.startswith("__index_level_")]
             plain = [each.name for each in shown if _is_plain(each.type)]
             table = content.read(columns=plain, use_threads=False)
-            columns = {name: _to_numbers_or_texts(table.column(name), file.decimalChar or ".") for name in plain}
+            columns = {
+                name: _to_numbers_or_texts(table.column(name), file.decimalChar or ".")
+                for name in plain
+            }
     except (pa.ArrowException, OSError, MemoryError, UnicodeDecodeError, KeyError) as error:
         why = " ".join(str(error).split())[:200] or "it needs more memory than there is"
-        raise DataError(f"{path} cannot be read as a .parquet file ({why}): write it again", "no-table") from error
+        raise DataError(
+            f"{path} cannot be read as a .parquet file ({why}): write it again", "no-table"
+        ) from error
     if plain and len(table) != rows:
-        raise DataError(f"{path} has {len(table):,} rows, and says that it has {rows:,}: write it again", "no-table")
-    named = _by_names(path, [each.name.strip() for each in shown], [columns.get(each.name) for each in shown])
+        raise DataError(
+            f"{path} has {len(table):,} rows, and says that it has {rows:,}: write it again",
+            "no-table",
+        )
+    named = _by_names(
+        path, [each.name.strip() for each in shown], [columns.get(each.name) for each in shown]
+    )
     return Table(path, named, np.arange(1, rows + 1), "row", header=0, file=file)
 
 
@@ -323,7 +438,13 @@ def _is_plain(kind: Any) -> bool:
     from pyarrow import types
 
     kind = kind.value_type if types.is_dictionary(kind) else kind
-    others = (types.is_null, types.is_decimal, types.is_string, types.is_large_string, types.is_string_view)
+    others = (
+        types.is_null,
+        types.is_decimal,
+        types.is_string,
+        types.is_large_string,
+        types.is_string_view,
+    )
     return types.is_primitive(kind) or any(is_kind(kind) for is_kind in others)
 
 
@@ -337,19 +458,27 @@ def _to_numbers_or_texts(values: Values, decimal: Decimal) -> Values:
     kind = values.type
     if types.is_integer(kind) or types.is_floating(kind):
         return values
-    texts = compute.if_else(values, "True", "False") if types.is_boolean(kind) else values.cast(pa.string())
+    texts = (
+        compute.if_else(values, "True", "False")
+        if types.is_boolean(kind)
+        else values.cast(pa.string())
+    )
     if types.is_timestamp(kind):
         texts = compute.replace_substring_regex(texts, r"\.0+(Z?)$", r"\1")
-    return (compute.replace_substring(texts, ".", decimal) if types.is_decimal(kind) else texts).fill_null("")
+    return (
+        compute.replace_substring(texts, ".", decimal) if types.is_decimal(kind) else texts
+    ).fill_null("")
 
 
-# Workbooks ------------------------------------------------------------------------------------------------------------
+# Workbooks ----------------------------------------------------------------------------------------
 
 
 def _read_workbook(path: Path, file: File) -> Table:
     """Return the cells of the only visible sheet that holds values, without empty rows, as the texts of a CSV file."""
     if importlib.util.find_spec("python_calamine") is None:
-        raise DataError(f"{path} is read by python-calamine: pip install 'fairbloom[excel]'", "no-extra")
+        raise DataError(
+            f"{path} is read by python-calamine: pip install 'fairbloom[excel]'", "no-extra"
+        )
     import pyarrow as pa  # imported late: a server reads no tables
     from python_calamine import CalamineError, SheetTypeEnum, SheetVisibleEnum, load_workbook
 
@@ -357,18 +486,39 @@ def _read_workbook(path: Path, file: File) -> Table:
     try:
         _check_extent(path)
         with load_workbook(path) as workbook:
-            names = [sheet.name for sheet in workbook.sheets_metadata if (sheet.typ, sheet.visible) == shown]
+            names = [
+                sheet.name
+                for sheet in workbook.sheets_metadata
+                if (sheet.typ, sheet.visible) == shown
+            ]
             sheets = {name: [*workbook.get_sheet_by_name(name).iter_rows()] for name in names}
-    except (BadZipFile, CalamineError, OSError, EOFError, ValueError, RuntimeError, zlib.error) as error:
+    except (
+        BadZipFile,
+        CalamineError,
+        OSError,
+        EOFError,
+        ValueError,
+        RuntimeError,
+        zlib.error,
+    ) as error:
         why = f"{type(error).__name__}: {error}"
         raise DataError(
             f"{path} cannot be read as .xlsx ({why}): save it again, without a password", "no-table"
         ) from error
-    sheets = {name: cells for name, cells in sheets.items() if any(str(cell).strip() for row in cells for cell in row)}
+    sheets = {
+        name: cells
+        for name, cells in sheets.items()
+        if any(str(cell).strip() for row in cells for cell in row)
+    }
     if not sheets:
-        raise DataError(f"{path} is empty: none of its sheets that are shown holds a value", "empty")
+        raise DataError(
+            f"{path} is empty: none of its sheets that are shown holds a value", "empty"
+        )
     if len(sheets) > 1:
-        several = f"{len(sheets)} sheets that hold values, {', '.join(map(repr, sheets))}: remove or hide all but one"
+        several = (
+            f"{len(sheets)} sheets that hold values, {', '.join(map(repr, sheets))}: remove or hide"
+            " all but one"
+        )
         raise DataError(f"{path} has {several}", "several-sheets", sheets=len(sheets))
     decimal = file.decimalChar or "."
 
@@ -377,12 +527,16 @@ def _read_workbook(path: Path, file: File) -> Table:
         return format_number(cell, decimal) if is_number else str(cell).strip()
 
     texts = [[as_text(cell) for cell in row] for cells in sheets.values() for row in cells]
-    (header, names), *rows = [(number, row) for number, row in enumerate(texts, start=1) if any(row)]
+    (header, names), *rows = [
+        (number, row) for number, row in enumerate(texts, start=1) if any(row)
+    ]
     columns = [[row[place] for _, row in rows] for place in range(len(names))]
     kept = [place for place, cells in enumerate(columns) if names[place] or any(cells)]
     arrays = [pa.chunked_array([columns[place]], pa.string()) for place in kept]
     lines = np.array([number for number, _ in rows], np.int64)
-    return Table(path, _by_names(path, [names[place] for place in kept], arrays), lines, "row", header, file)
+    return Table(
+        path, _by_names(path, [names[place] for place in kept], arrays), lines, "row", header, file
+    )
 
 
 def _check_extent(path: Path) -> None:
@@ -393,11 +547,15 @@ def _check_extent(path: Path) -> None:
             raise DataError(f"{path} unpacks to more than {MAX_UNPACKED:,} bytes: {remedy}")
         for name in archive.namelist():
             if name.startswith("xl/worksheets/") and name.endswith(".xml"):
-                letters, numbers = {b""}, {b"0"}
+                letters = {b""}
+                numbers = {b"0"}
                 for cell in REFERENCE.finditer(archive.read(name)):
                     letters.add(cell[1].upper())
                     numbers.add(cell[2])
                 last = max(letters, key=lambda each: (len(each), each))
-                row, column = max(map(int, numbers)), reduce(lambda number, letter: 26 * number + letter - 64, last, 0)
+                row = max(map(int, numbers))
+                column = reduce(lambda number, letter: 26 * number + letter - 64, last, 0)
                 if row * column > MAX_SHEET_CELLS:
-                    raise DataError(f"{path} has values as far as row {row:,} and column {column:,}: {remedy}")
+                    raise DataError(
+                        f"{path} has values as far as row {row:,} and column {column:,}: {remedy}"
+                    )

@@ -1,7 +1,8 @@
 """What the server may know of what is wrong with a client's files: these sentences, and nothing else.
 
-An error about files quotes them, so that their owner finds the place. None of that leaves the machine: the server
-gets one of the sentences below, with numbers of lines, rows and columns, and with names that the run itself uses.
+An error about files quotes them, so that their owner finds the place. None of that leaves the
+machine: the server gets one of the sentences below, with numbers of lines, rows and columns, and
+with names that the run itself uses.
 """
 
 from collections.abc import Sequence
@@ -13,40 +14,80 @@ REASONS = {
     "no-place": "its data-dir names no folder or file on the device",
     "no-file": "its data-dir holds no file, or folder, of the kind that the task reads",
     "same-name": "two of its files have the same name but for the ending: rename one of them",
-    "several-files": "the schema names a column of clients, for a single file, and its data-dir holds {files}",
-    "not-utf-8": "line {line} of its file is not in UTF-8: save the file in UTF-8, or state its encoding in the schema",
-    "other-encoding": "line {line} of its file is neither in UTF-8 nor in the encoding that is stated",
+    "several-files": (
+        "the schema names a column of clients, for a single file, and its data-dir holds {files}"
+    ),
+    "not-utf-8": (
+        "line {line} of its file is not in UTF-8: save the file in UTF-8, or state its encoding in"
+        " the schema"
+    ),
+    "other-encoding": (
+        "line {line} of its file is neither in UTF-8 nor in the encoding that is stated"
+    ),
     "utf-16": "its file is in UTF-16 without a mark, or no text: save it in UTF-8",
-    "other-format": "its file is of a format that is not read, or of another one than its name ends with: save it as "
-    ".csv, .parquet or .xlsx",
+    "other-format": (
+        "its file is of a format that is not read, or of another one than its name ends with: save"
+        " it as .csv, .parquet or .xlsx"
+    ),
     "separator-line": "line 1 of its file states the separator: delete that line",
     "unreadable": "one of its files cannot be read: its own log names it",
-    "no-table": "its file cannot be read as a table of the kind that its ending names: its own log says why",
-    "no-extra": "its file needs a package that is not installed on the device: its own log says which one",
-    "several-sheets": "its workbook has {sheets} sheets that hold values: remove or hide all but one",
-    "strange-column": "column {column} holds lists, bytes or other values that are neither numbers nor texts",
+    "no-table": (
+        "its file cannot be read as a table of the kind that its ending names: its own log says why"
+    ),
+    "no-extra": (
+        "its file needs a package that is not installed on the device: its own log says which one"
+    ),
+    "several-sheets": (
+        "its workbook has {sheets} sheets that hold values: remove or hide all but one"
+    ),
+    "strange-column": (
+        "column {column} holds lists, bytes or other values that are neither numbers nor texts"
+    ),
     "empty": "its file is empty: the first line must name the columns",
     "row-length": "line {line} has {cells} values, and line {header} names {columns} columns",
-    "quotes": "line {line} cannot be read: look for a quotation mark that is not closed, or one too many",
-    "one-column": "line 1 names one column only: columns are separated by comma, semicolon, tab or |",
+    "quotes": (
+        "line {line} cannot be read: look for a quotation mark that is not closed, or one too many"
+    ),
+    "one-column": (
+        "line 1 names one column only: columns are separated by comma, semicolon, tab or |"
+    ),
     "unnamed-column": "column {column} has no name: give it one",
     "long-name": "the name of column {column} has {characters} characters: shorten it",
     "same-column": "columns {column} and {other} have the same name: rename or remove one",
     "no-column": "it has no column {column}, which the schema names",
-    "strange-columns": "it has columns that the schema does not name ({columns}): add them to ignore",
-    "no-number": "{position}, column {column} is not a number, as the schema says: its own log says what it is",
+    "strange-columns": (
+        "it has columns that the schema does not name ({columns}): add them to ignore"
+    ),
+    "no-number": (
+        "{position}, column {column} is not a number, as the schema says: its own log says what"
+        " it is"
+    ),
     "out-of-range": "{position}, column {column} is outside the range that the schema allows",
-    "no-category": "{position}, column {column} is in none of the schema's categories: add its spelling to one",
-    "missing": "{position}, column {column} has no value, nor have {cells} cells in all: the schema may say missing = "
-    '"drop" or "fill"',
+    "no-category": (
+        "{position}, column {column} is in none of the schema's categories: add its spelling to one"
+    ),
+    "missing": (
+        "{position}, column {column} has no value, nor have {cells} cells in all: the schema may"
+        ' say missing = "drop" or "fill"'
+    ),
     "nameless-rows": "column {column} names no client in {rows} rows",
-    "few-rows": "it has {rows} rows, {kept} of them without a missing value: at least {fewest} are needed",
-    "few-to-train": "a model needs at least {floor} training rows to leave the device, and there are fewer: hold out "
-    "less by test-share, or add rows; the owner of the device may lower the floor (limits.rows in owner.toml)",
-    "few-to-measure": "a loss needs at least {floor} training rows to leave the device, and there are fewer: hold out "
-    "less by test-share, or add rows; the owner of the device may lower the floor (limits.rows in owner.toml)",
+    "few-rows": (
+        "it has {rows} rows, {kept} of them without a missing value: at least {fewest} are needed"
+    ),
+    "few-to-train": (
+        "a model needs at least {floor} training rows to leave the device, and there are fewer:"
+        " hold out less by test-share, or add rows; the owner of the device may lower the floor"
+        " (limits.rows in owner.toml)"
+    ),
+    "few-to-measure": (
+        "a loss needs at least {floor} training rows to leave the device, and there are fewer: hold"
+        " out less by test-share, or add rows; the owner of the device may lower the floor"
+        " (limits.rows in owner.toml)"
+    ),
     "few-examples": "it has {examples} examples, and at least {fewest} are needed",
-    "strange-folder": "it has a folder of none of the schema's classes: rename it, or correct the schema",
+    "strange-folder": (
+        "it has a folder of none of the schema's classes: rename it, or correct the schema"
+    ),
     "image-sizes": "its images are not all of the size that the schema states",
 }
 """Every sentence by its key; what is in braces is a number, or a Known text."""
@@ -65,7 +106,8 @@ class Known(str):
 class DataError(ReportableError):
     """What is wrong with a client's files: the message is for their owner, the server gets REASONS[why] alone.
 
-    `values` fill that reason's braces: numbers and Known texts, so that no content can leave (TypeError).
+    `values` fill that reason's braces: numbers and Known texts, so that no content can leave
+    (TypeError).
     """
 
     others: Sequence["DataError"] = ()
@@ -74,7 +116,9 @@ class DataError(ReportableError):
     def __init__(self, message: str, why: str = "unusable", **values: int | Known) -> None:
         for key, value in values.items():
             if type(value) is not int and not isinstance(value, Known):
-                raise TypeError(f"{key} of {why} is a {type(value).__name__}, which may quote a client's files")
+                raise TypeError(
+                    f"{key} of {why} is a {type(value).__name__}, which may quote a client's files"
+                )
         self.why = why
         super().__init__(message, REASONS[why].format(**values))
 

@@ -9,11 +9,14 @@ from ..schema import Field
 from .rows import ColumnValues
 from .targets import join_names
 
-SENTINELS = np.array([sign * (10**k - 1) for k in range(1, 6) for sign in (1, -1)] + [-1, 88, 888, 8888, -88, -888])
+SENTINELS = np.array(
+    [sign * (10**k - 1) for k in range(1, 6) for sign in (1, -1)] + [-1, 88, 888, 8888, -88, -888]
+)
 """Numbers that often stand for a missing value: 9, 99, -9, -1, 88 and so on."""
 
 OTHER_UNIT = 4.0
-"""A site's median that is so many times those of the others, or such a part of them, may be in another unit."""
+"""A site's median that is so many times those of the others, or such a part of them, may be in
+another unit."""
 
 
 def present_values(values: ColumnValues) -> ColumnValues:
@@ -21,8 +24,13 @@ def present_values(values: ColumnValues) -> ColumnValues:
     return values[np.isfinite(values) if values.dtype.kind == "f" else values >= 0]
 
 
-def find_remarks(name: str, field: Field, sites: Mapping[str, ColumnValues]) -> Iterator[tuple[str, str]]:
-    """Yield (site, remark) pairs on a column, which each site has in the schema's values; "" is all sites."""
+def find_remarks(
+    name: str, field: Field, sites: Mapping[str, ColumnValues]
+) -> Iterator[tuple[str, str]]:
+    """Yield (site, remark) pairs on a column, which each site has in the schema's values.
+
+    "" is all sites.
+    """
     present = {site: present_values(values) for site, values in sites.items()}
     present = {site: values for site, values in present.items() if len(values)}
     together = np.concatenate([*present.values()]) if present else np.array([])
@@ -39,8 +47,17 @@ def find_remarks(name: str, field: Field, sites: Mapping[str, ColumnValues]) -> 
                 others = values[values != code]
                 is_repeated = code in SENTINELS and 0 < len(others) < len(values) - 1
                 if is_repeated and np.abs(others - code).min() > max(2.0 * others.std(), 1.0):
-                    remedy = f'if it means a missing value, add "{code:g}" to missingValues of fields.{name}'
-                    yield site, f"{code:g} in {len(values) - len(others)} rows, far from the others: {remedy}"
+                    remedy = (
+                        f'if it means a missing value, add "{code:g}" to missingValues of'
+                        f" fields.{name}"
+                    )
+                    yield (
+                        site,
+                        (
+                            f"{code:g} in {len(values) - len(others)} rows, far from the others:"
+                            f" {remedy}"
+                        ),
+                    )
                     present[site] = others
                     break
         yield from _on_units(name, present)
@@ -56,7 +73,10 @@ def _on_units(name: str, sites: Mapping[str, NDArray[np.float64]]) -> Iterator[t
         usual = float(np.median(others))
         apart = max(median, usual) / min(median, usual)
         if apart >= OTHER_UNIT and max(others) / min(others) < np.sqrt(apart):
-            remedy = f"if it is in another unit, say so by fields.{name} = {{unit, factor}} under the file"
+            remedy = (
+                f"if it is in another unit, say so by fields.{name} = {{unit, factor}} under the"
+                " file"
+            )
             yield site, f"median {median:.4g}, and {usual:.4g} elsewhere: {remedy}"
 
 
@@ -68,5 +88,8 @@ def _on_categories(field: Field, sites: Mapping[str, ColumnValues]) -> Iterator[
             own = join_names([field.categories[place] for place in sorted(places)], 5)
             yield (
                 site,
-                f"its categories, {own}, are at no other site: if they mean the same, make them spellings of one",
+                (
+                    f"its categories, {own}, are at no other site: if they mean the same, make them"
+                    " spellings of one"
+                ),
             )

@@ -28,7 +28,10 @@ def infer(setup: Setup, *, target: str, client: str, kind: str) -> str:
     """Return the schema that the files of a folder suggest."""
     text = infer_schema(files_in(setup.data_dir), target.strip(), client.strip(), kind)
     if ignored := parse_schema(text).ignore:
-        reasons = "fairbloom data --write-schema writes the schema that the files suggest, with the reasons"
+        reasons = (
+            "fairbloom data --write-schema writes the schema that the files suggest, with the"
+            " reasons"
+        )
         log.warning("the columns %s are left out: %s", join_names(ignored), reasons)
     return text
 
@@ -41,7 +44,11 @@ def load(setup: Setup, *, target: str, client: str, kind: str) -> Task:
     place = predicted.classes.index(schema.positive) if schema.positive else 1
 
     def preprocessing(client: str) -> Preprocessing:
-        return files.rows_of(client).preprocessing() if client else preprocessing_of(setup.schema_, "", None)
+        return (
+            files.rows_of(client).preprocessing()
+            if client
+            else preprocessing_of(setup.schema_, "", None)
+        )
 
     def model() -> torch.nn.Module:
         return models.build(setup.model, (preprocessing("").width,), predicted.outputs, setup.seed)
@@ -67,8 +74,11 @@ class CsvFiles:
     """The files of a folder, which are read when a client's data are asked for."""
 
     def __init__(self, setup: Setup) -> None:
-        self._setup, self._schema = setup, parse_schema(setup.schema_)
-        self.rows_of = lru_cache(maxsize=128)(lambda client: SiteRows(client, self.table_of(client), setup))
+        self._setup = setup
+        self._schema = parse_schema(setup.schema_)
+        self.rows_of = lru_cache(maxsize=128)(
+            lambda client: SiteRows(client, self.table_of(client), setup)
+        )
 
     @cached_property
     def _paths(self) -> dict[str, Path]:
@@ -82,17 +92,28 @@ class CsvFiles:
     @cached_property
     def _rows_of_clients(self) -> Mapping[str, NDArray[np.intp]]:
         """The rows of each client of the one file, by the column that names the client of each row."""
-        name, count = self._schema.client, len(self._paths)
+        name = self._schema.client
+        count = len(self._paths)
         if count > 1:
-            why = f"{self._setup.data_dir} has {count} files: leave it out, so that each file is a client"
-            raise DataError(f"client = {name!r} is for a single file, and {why}", "several-files", files=count)
+            why = (
+                f"{self._setup.data_dir} has {count} files: leave it out, so that each file is a"
+                " client"
+            )
+            raise DataError(
+                f"client = {name!r} is for a single file, and {why}", "several-files", files=count
+            )
         table = self._read(next(iter(self._paths.values())))
         if (values := table.find(name)) is None:
-            raise CellError(table, name, f"has no column {name!r} of clients", "add it", "no-column")
+            raise CellError(
+                table, name, f"has no column {name!r} of clients", "add it", "no-column"
+            )
         rows = rows_of_clients(values)
         if (nameless := rows.get("")) is not None:
-            problem, remedy = f"names no client, as {len(nameless)} rows do", "name the client of each row"
-            raise CellError(table, name, problem, remedy, "nameless-rows", int(nameless[0]), rows=len(nameless))
+            problem = f"names no client, as {len(nameless)} rows do"
+            remedy = "name the client of each row"
+            raise CellError(
+                table, name, problem, remedy, "nameless-rows", int(nameless[0]), rows=len(nameless)
+            )
         return rows
 
     def _read(self, path: Path) -> Table:
@@ -129,15 +150,23 @@ class CsvFiles:
         columns: list[Mapping[str, str | int]] = []
         remarks: list[Mapping[str, str | int]] = []
         for name, field in self._schema.fields.items():
-            has_it = {client: each for client, each in tables.items() if each.find(each.file.called(name)) is not None}
-            there = {client: read_column(each, name, self._schema, []) for client, each in has_it.items()}
+            has_it = {
+                client: each
+                for client, each in tables.items()
+                if each.find(each.file.called(name)) is not None
+            }
+            there = {
+                client: read_column(each, name, self._schema, []) for client, each in has_it.items()
+            }
             for client, each in there.items():
                 values = present_values(each)
                 held = f"{values.min():g} to {values.max():g}" if len(values) else "nothing"
                 if field.categories and len(values):
                     held = join_names([field.categories[place] for place in np.unique(values)])
                 missing = int(is_missing(each).sum())
-                columns.append({"column": name, "client": client, "values": held, "missing": missing})
+                columns.append(
+                    {"column": name, "client": client, "values": held, "missing": missing}
+                )
             for client, remark in find_remarks(name, field, there):
                 remarks.append({"column": name, "client": client or "all", "remark": remark})
         return {"columns": columns, "remarks": remarks}
@@ -146,6 +175,15 @@ class CsvFiles:
 def _describe_fault(client: str, error: FairbloomError) -> dict[str, str | int]:
     """Return a row of the table of faults."""
     if not isinstance(error, CellError):
-        return {"client": client, "file": "", "line": "", "column": "", "value": "", "problem": str(error)}
-    said = {key: getattr(error, key) for key in ("file", "line", "column", "value", "problem", "remedy")}
+        return {
+            "client": client,
+            "file": "",
+            "line": "",
+            "column": "",
+            "value": "",
+            "problem": str(error),
+        }
+    said = {
+        key: getattr(error, key) for key in ("file", "line", "column", "value", "problem", "remedy")
+    }
     return {"client": client, **said, "line": error.line or ""}

@@ -36,8 +36,8 @@ Measure = Callable[[Tensor, Tensor], Tensor | float]
 class Target:
     """What a model's outputs stand for: `classes` in their order, or a quantity where there are none.
 
-    A quantity is learned in units of `scale` around `center`, as the schema states them, so that learning rates do not
-    depend on its unit; scores are in its own unit.
+    A quantity is learned in units of `scale` around `center`, as the schema states them, so that
+    learning rates do not depend on its unit; scores are in its own unit.
     """
 
     classes: tuple[str, ...] = ()
@@ -68,7 +68,10 @@ class Target:
         return both | {AUC: auc} if len(self.classes) == 2 else both
 
     def group_scores(self, positive: int) -> Mapping[GroupScore, OfEach]:
-        """Return what is measured in groups; of two classes `positive` is the place of the positive one."""
+        """Return what is measured in groups.
+
+        Of two classes `positive` is the place of the positive one.
+        """
         if self.classes:
             return group_scores_of_classes(len(self.classes), positive)
         score = GroupScore(MAE.name, higher_is_better=MAE.higher_is_better)

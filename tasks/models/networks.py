@@ -1,8 +1,9 @@
 """The networks that bear a name here: small ones, and those of the papers, with the papers' shapes.
 
-Each is made for the shape of an example and a number of outputs. Those of the papers have the papers' numbers of
-parameters where images are as theirs; for images of another size the first linear layer is as wide as it must be. A
-line on departures says where a network differs from the code that its paper's numbers come from.
+Each is made for the shape of an example and a number of outputs. Those of the papers have the
+papers' numbers of parameters where images are as theirs; for images of another size the first
+linear layer is as wide as it must be. A line on departures says where a network differs from the
+code that its paper's numbers come from.
 """
 
 import math
@@ -23,7 +24,7 @@ GROUPS = 2
 """Groups of every GroupNorm, as in the federated ResNet-18 of FedDyn's code (ICLR 2021)."""
 
 
-# For examples of any shape --------------------------------------------------------------------------------------------
+# For examples of any shape ------------------------------------------------------------------------
 
 
 def logistic(shape: Shape, outputs: int) -> nn.Module:
@@ -37,9 +38,10 @@ def logistic(shape: Shape, outputs: int) -> nn.Module:
 def softmax(shape: Shape, outputs: int) -> nn.Module:
     """Return FedFV's model of three classes of Fashion-MNIST (IJCAI 2021, Table 3): 2,355 parameters.
 
-    It is linear, its bias begins at 0 and its weights at U(±1/√inputs), and it returns the softmax. The cross-entropy
-    of a task takes the softmax a second time: the published numbers come from this double softmax: its loss for k
-    classes lies between ln(1 + (k − 1)/e) and ln(e + k − 1), however sure the model is.
+    It is linear, its bias begins at 0 and its weights at U(±1/√inputs), and it returns the softmax.
+    The cross-entropy of a task takes the softmax a second time: the published numbers come from
+    this double softmax: its loss for k classes lies between ln(1 + (k − 1)/e) and ln(e + k − 1),
+    however sure the model is.
     """
     linear = nn.Linear(math.prod(shape), outputs)
     nn.init.zeros_(linear.bias)
@@ -60,13 +62,14 @@ def _perceptron(*widths: int) -> Sequence[nn.Module]:
 def mlp_softmax(shape: Shape, outputs: int) -> nn.Module:
     """Return FedFV's model of CIFAR-10 (IJCAI 2021, Table 2): `mlp` and the softmax of its outputs, 656,810 parameters.
 
-    The cross-entropy of a task takes the softmax a second time, as with `softmax`. The paper's code does so, and the
-    training losses recorded with the published runs of FedAvg, never below 1.84, are those of a double softmax.
+    The cross-entropy of a task takes the softmax a second time, as with `softmax`. The paper's code
+    does so, and the training losses recorded with the published runs of FedAvg, never below 1.84,
+    are those of a double softmax.
     """
     return nn.Sequential(*mlp(shape, outputs).children(), nn.Softmax(dim=-1))
 
 
-# For images -----------------------------------------------------------------------------------------------------------
+# For images ---------------------------------------------------------------------------------------
 
 
 def cnn(shape: Shape, outputs: int) -> nn.Module:
@@ -83,7 +86,9 @@ def cnn(shape: Shape, outputs: int) -> nn.Module:
     )
 
 
-def _pooled_convolution(before: int, after: int, width: int, padding: int = 0) -> tuple[nn.Module, ...]:
+def _pooled_convolution(
+    before: int, after: int, width: int, padding: int = 0
+) -> tuple[nn.Module, ...]:
     return nn.Conv2d(before, after, width, padding=padding), nn.ReLU(), nn.MaxPool2d(2)
 
 
@@ -92,8 +97,8 @@ def mnist_cnn(shape: Shape, outputs: int) -> nn.Module:
 
     It takes images from 4×4 pixels. FedFV's library has the same one since 2022.
 
-    Departures: FedFV's code of 2021 convolves without padding, and without activations after it (582,026 parameters for
-    ten classes); its outputs are the softmax of activations.
+    Departures: FedFV's code of 2021 convolves without padding, and without activations after it
+    (582,026 parameters for ten classes); its outputs are the softmax of activations.
     """
     return _two_convolutions("mnist-cnn", shape, outputs, hidden=512)
 
@@ -101,7 +106,8 @@ def mnist_cnn(shape: Shape, outputs: int) -> nn.Module:
 def femnist_cnn(shape: Shape, outputs: int) -> nn.Module:
     """Return LEAF's CNN for FEMNIST (2018): 6,603,710 parameters on 28×28 pixels and 62 classes.
 
-    It is `mnist-cnn` with 2,048 hidden units, and takes images from 4×4 pixels. q-FFL has it for Omniglot.
+    It is `mnist-cnn` with 2,048 hidden units, and takes images from 4×4 pixels. q-FFL has it for
+    Omniglot.
     """
     return _two_convolutions("femnist-cnn", shape, outputs, hidden=2048)
 
@@ -120,9 +126,9 @@ def _two_convolutions(name: str, shape: Shape, outputs: int, hidden: int) -> nn.
 def cifar_cnn(shape: Shape, outputs: int) -> nn.Module:
     """Return FedMGDA+'s CNN for CIFAR-10: 797,962 parameters on coloured images of 32×32 pixels and ten classes.
 
-    It takes images from 16×16 pixels. Departure: without LocalResponseNorm(2) around the first pooling, which has no
-    parameters, makes a step 1.4 to 2 times as long, and changed outputs by less than 0.1 % after 3,000 images of
-    Fashion-MNIST.
+    It takes images from 16×16 pixels. Departure: without LocalResponseNorm(2) around the first
+    pooling, which has no parameters, makes a step 1.4 to 2 times as long, and changed outputs by
+    less than 0.1 % after 3,000 images of Fashion-MNIST.
     """
     channels, height, width = _image("cifar-cnn", shape, 16)
     return nn.Sequential(
@@ -147,7 +153,9 @@ class Block(nn.Module):
         )
         self.shortcut: nn.Module = nn.Identity()
         if before != after:
-            self.shortcut = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), nn.GroupNorm(GROUPS, after))
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(before, after, 1, stride, bias=False), nn.GroupNorm(GROUPS, after)
+            )
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the block's features."""
@@ -157,12 +165,13 @@ class Block(nn.Module):
 def resnet18_gn(shape: Shape, outputs: int) -> nn.Module:
     """Return a ResNet-18 for small images with GroupNorm: 11,173,962 parameters for colours and ten classes.
 
-    Its first convolution is 3×3, and no pooling follows it, as usual for 32×32 pixels; it takes images from 8×8.
-    GroupNorm replaces BatchNorm, the statistics of which differ between clients. Semi-VRed's tables are of a
-    ResNet-18 with GroupNorm.
+    Its first convolution is 3×3, and no pooling follows it, as usual for 32×32 pixels; it takes
+    images from 8×8. GroupNorm replaces BatchNorm, the statistics of which differ between clients.
+    Semi-VRed's tables are of a ResNet-18 with GroupNorm.
 
-    Departures: we found no code of Semi-VRed, so its groups and first layers are not known; there are two groups here.
-    FedDyn's code, which has two as well, begins with a 7×7 convolution and pooling, for large images.
+    Departures: we found no code of Semi-VRed, so its groups and first layers are not known; there
+    are two groups here. FedDyn's code, which has two as well, begins with a 7×7 convolution and
+    pooling, for large images.
     """
     channels, _, _ = _image("resnet18-gn", shape, 8)
     blocks: list[nn.Module] = []
@@ -187,24 +196,29 @@ def _left(pixels: int) -> int:
 
 
 def _image(name: str, shape: Shape, least: int) -> Shape:
-    """Return the shape of an image; raise FairbloomError when it is none, or has fewer pixels than `least` each way."""
+    """Return the shape of an image.
+
+    Raise FairbloomError when it is none, or has fewer pixels than `least` each way.
+    """
     if len(shape) != IMAGE or min(shape[1:]) < least:
         raise FairbloomError(
-            f"model = {name!r}: it takes images of at least {least}×{least} pixels, (channels, height, width), and an "
-            f"example of this task has shape {shape}: logistic and mlp take it"
+            f"model = {name!r}: it takes images of at least {least}×{least} pixels, (channels,"
+            f" height, width), and an example of this task has shape {shape}: logistic and mlp"
+            " take it"
         )
     return shape
 
 
-# For text -------------------------------------------------------------------------------------------------------------
+# For text -----------------------------------------------------------------------------------------
 
 
 class LSTM(nn.Module):
     """LEAF's network for Shakespeare (2018), which q-FFL's code has, too.
 
-    An embedding of 8, two LSTM layers of 256, and the next character: 819,920 parameters for LEAF's 80 characters. It
-    takes lines of any length: integers of shape (n, length). Departure: PyTorch's cells have two biases each.
-    TensorFlow's, in both papers' code, have one (817,872 parameters), and add 1 to that of the forget gate.
+    An embedding of 8, two LSTM layers of 256, and the next character: 819,920 parameters for LEAF's
+    80 characters. It takes lines of any length: integers of shape (n, length). Departure: PyTorch's
+    cells have two biases each. TensorFlow's, in both papers' code, have one (817,872 parameters),
+    and add 1 to that of the forget gate.
     """
 
     def __init__(self, shape: Shape, outputs: int) -> None:

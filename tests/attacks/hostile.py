@@ -1,4 +1,5 @@
-"""A ClientApp with ill will: it trains as ours does, and then replies what no client should, another thing each round.
+"""A ClientApp with ill will: it trains as ours does, and then replies what no client should,
+another thing each round.
 
 A device's owner may run what she wants, so she names it as `app` in her own client.toml.
 """
@@ -39,12 +40,17 @@ def evaluate(message: Message, context: Context) -> Message:
 
 
 def with_metrics(content: RecordDict, **changed: float) -> RecordDict:
-    metrics = {**content.metric_records["metrics"], **{key.replace("_", "-"): value for key, value in changed.items()}}
+    metrics = {
+        **content.metric_records["metrics"],
+        **{key.replace("_", "-"): value for key, value in changed.items()},
+    }
     return RecordDict({"arrays": content.array_records["arrays"], "metrics": MetricRecord(metrics)})
 
 
 def with_arrays(content: RecordDict, arrays: Mapping[str, Array]) -> RecordDict:
-    return RecordDict({"arrays": ArrayRecord(dict(arrays)), "metrics": content.metric_records["metrics"]})
+    return RecordDict(
+        {"arrays": ArrayRecord(dict(arrays)), "metrics": content.metric_records["metrics"]}
+    )
 
 
 def huge(content: RecordDict) -> RecordDict:
@@ -52,7 +58,9 @@ def huge(content: RecordDict) -> RecordDict:
 
 
 def many(content: RecordDict) -> RecordDict:
-    return with_arrays(content, {f"weight-{i}": Array(np.full(1, i, np.float32)) for i in range(20_000)})
+    return with_arrays(
+        content, {f"weight-{i}": Array(np.full(1, i, np.float32)) for i in range(20_000)}
+    )
 
 
 def long_list(content: RecordDict, numbers: int) -> RecordDict:
@@ -64,7 +72,9 @@ def lying_header(content: RecordDict) -> RecordDict:
     arrays = dict(content.array_records["arrays"])
     first = next(iter(arrays))
     data = arrays[first].data.replace(b"'shape': (", b"'shape': (9999", 1)
-    arrays[first] = Array(dtype="float32", shape=tuple(arrays[first].shape), stype="numpy.ndarray", data=data)
+    arrays[first] = Array(
+        dtype="float32", shape=tuple(arrays[first].shape), stype="numpy.ndarray", data=data
+    )
     return with_arrays(content, arrays)
 
 
@@ -72,10 +82,17 @@ def python_objects(content: RecordDict) -> RecordDict:
     arrays = dict(content.array_records["arrays"])
     first = next(iter(arrays))
     header = (
-        b"\x93NUMPY\x01\x00\x76\x00" + b"{'descr': '|O', 'fortran_order': False, 'shape': (1,), }".ljust(117) + b"\n"
+        b"\x93NUMPY\x01\x00\x76\x00"
+        + b"{'descr': '|O', 'fortran_order': False, 'shape': (1,), }".ljust(117)
+        + b"\n"
     )
     shape = tuple(arrays[first].shape)
-    arrays[first] = Array(dtype="object", shape=shape, stype="numpy.ndarray", data=header + b"cos\nsystem\n(S'id'\ntR.")
+    arrays[first] = Array(
+        dtype="object",
+        shape=shape,
+        stype="numpy.ndarray",
+        data=header + b"cos\nsystem\n(S'id'\ntR.",
+    )
     return with_arrays(content, arrays)
 
 
@@ -100,4 +117,5 @@ ATTACKS: Mapping[str, Callable[[RecordDict], RecordDict]] = {
     "no examples": lambda content: with_metrics(content, num_examples=0),
     "24 MB in one piece": lambda content: long_list(content, 3_000_000),
 }
-"""What is replied in each round, one after the other. The first is honest, so that a later count can jump."""
+"""What is replied in each round, one after the other. The first is honest, so that a later count
+can jump."""

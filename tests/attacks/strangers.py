@@ -1,4 +1,5 @@
-"""Somebody on the network without a certificate: connections and handshakes that a server must not pay for."""
+"""Somebody on the network without a certificate: connections and handshakes that a server must not
+pay for."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 @contextlib.contextmanager
 def descriptors(number: int) -> Iterator[None]:
-    """Let this process, and those that it starts, have so many descriptors, as far as its hard limit allows."""
+    """Let this process, and those that it starts, have so many descriptors, as far as its hard
+    limit allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = number if hard == resource.RLIM_INFINITY else min(number, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
@@ -53,7 +55,8 @@ class Stranger:
         self.plain().sendall(hello.read())
 
     def say(self, content: bytes) -> bytes:
-        """Say something over TLS; return what the server answers at last, b"" where it ends the connection."""
+        """Say something over TLS; return what the server answers at last, b"" where it ends the
+        connection."""
         with contextlib.suppress(OSError), contextlib.closing(self.tls()) as connection:
             connection.settimeout(20)
             connection.sendall(content)

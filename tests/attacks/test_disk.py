@@ -30,15 +30,20 @@ FULL_SECONDS = 5.0
 
 @pytest.fixture
 def there(tmp_path: Path) -> Iterator[Deployment]:
-    """A federation whose state has a disk of its own, of 24 MB, on which messages and replies are kept."""
+    """A federation whose state has a disk of its own, of 24 MB, on which messages and replies are
+    kept."""
     runtime = Deployment(tmp_path / "home")
     with (runtime.folder / "federation.toml").open("a") as file:
         file.write("mailbox-memory = 1000\n")
     state = runtime.folder / "state"
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m,mode=700", "tmpfs", state], capture_output=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=24m,mode=700", "tmpfs", state], capture_output=True
+    )
     if mounted.returncode:
         runtime.close()
-        pytest.skip(f"a small file system cannot be mounted here: {mounted.stderr.decode().strip()}")
+        pytest.skip(
+            f"a small file system cannot be mounted here: {mounted.stderr.decode().strip()}"
+        )
     try:
         runtime.start_server()
         runtime.enroll(*CLIENTS)
@@ -76,7 +81,9 @@ def test_the_run_waits_for_room_and_ends_as_undisturbed(there: Deployment, tmp_p
     until = time.monotonic() + 200.0
     while submitted.poll() is None and time.monotonic() < until:
         time.sleep(0.2)
-    logs = [there.log(process)[-5000:] for process in (submitted, there.server, *there.clients.values())]
+    logs = [
+        there.log(process)[-5000:] for process in (submitted, there.server, *there.clients.values())
+    ]
     assert submitted.poll() == 0, "\n=====\n".join(logs)
     assert [row["missing"] + row["refused"] for row in rounds(out)] == [""] * ROUNDS
     assert_same_model(out, simulate(Settings.of({**SETTINGS, "out": str(tmp_path / "expected")})))

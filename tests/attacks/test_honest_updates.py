@@ -1,4 +1,5 @@
-"""No honest reply is refused for its length: the largest ratio of an update to what is usual, on data of many kinds."""
+"""No honest reply is refused for its length: the largest ratio of an update to what is usual, on
+data of many kinds."""
 
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,8 @@ UNLIKE = ["fedavg", "qfedsgd", "drfa", "propfair", "fedfa", "fedmgdaplus", "fedf
 
 @pytest.fixture
 def ratios(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The largest ‖u_k‖/(e_k r) of each round that is run, of all replies that reach the screening of lengths."""
+    """The largest ‖u_k‖/(e_k r) of each round that is run, of all replies that reach the screening
+    of lengths."""
     found: list[float] = []
     plain = screening.too_long
 
@@ -50,11 +52,15 @@ def rounds_of(*, zero: bool = False, **changes: Any) -> list[Round]:
     """Return the rounds of a run in this process, from a model of zeros or from the usual one."""
     given = {"device": "cpu", "evaluate-every": 0, "fraction": 1.0, "unused-rounds": 0}
     settings = Settings.of(given | {key_of(name): value for name, value in changes.items()})
-    config, method = settings.run_config(), settings.strategy()
+    config = settings.run_config()
+    method = settings.strategy()
     assert method.update_limit == DEFAULT
     module = load_task(config).model()
-    method.buffers, method.shared = float_buffers(module), shared_parameters(module)
-    model = {name: tensor.detach().numpy() * (not zero) for name, tensor in module.state_dict().items()}
+    method.buffers = float_buffers(module)
+    method.shared = shared_parameters(module)
+    model = {
+        name: tensor.detach().numpy() * (not zero) for name, tensor in module.state_dict().items()
+    }
     loop = Rounds(method, LocalClients(method, config), settings.num_rounds)
     return list(loop.run(model, measure=lambda number: (), measure_after=()))
 
@@ -79,13 +85,17 @@ HEART, FASHION = (
     "changes",
     [
         *({**ROTATED, "method": method} for method in UNLIKE),
-        *(pytest.param({"clients": 10, "num_rounds": 6, **each}, marks=pytest.mark.slow) for each in OTHER_WAYS),
+        *(
+            pytest.param({"clients": 10, "num_rounds": 6, **each}, marks=pytest.mark.slow)
+            for each in OTHER_WAYS
+        ),
         *(
             pytest.param({"task": "heart-disease", "method": method, "num_rounds": 20}, marks=HEART)
             for method in UNLIKE
         ),
         pytest.param(
-            {"task": "fashion-mnist", "partition": "class", "batch_size": 200, "num_rounds": 2}, marks=FASHION
+            {"task": "fashion-mnist", "partition": "class", "batch_size": 200, "num_rounds": 2},
+            marks=FASHION,
         ),
     ],
     ids=str,
@@ -98,14 +108,24 @@ def test_no_honest_reply_comes_near_the_limit(ratios: list[float], changes: dict
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fraction", [1.0, 0.25])
-def test_of_hospitals_with_10_and_20000_rows(ratios: list[float], tmp_path: Path, fraction: float) -> None:
+def test_of_hospitals_with_10_and_20000_rows(
+    ratios: list[float], tmp_path: Path, fraction: float
+) -> None:
     """The large one's updates are by far the longest, as it takes 2,000 times as many steps."""
     rows = {"a": 12, "b": 12, "c": 15, "large": 20_000}
     (tmp_path / "data").mkdir()
     for seed, (name, count) in enumerate(rows.items()):
         (tmp_path / "data" / f"{name}.csv").write_text(csv_of(count, seed))
-    plain = {"task": "csv", "data-dir": str(tmp_path / "data"), "evaluate-every": 0, "device": "cpu", "engine": "loop"}
+    plain = {
+        "task": "csv",
+        "data-dir": str(tmp_path / "data"),
+        "evaluate-every": 0,
+        "device": "cpu",
+        "engine": "loop",
+    }
     out = {"out": str(tmp_path / "run"), "fraction": fraction, "num-rounds": 6}
     run = simulate(Settings.of(plain | out))
-    assert all(row["refused"] == "" and row["replies_used"] != "0" for row in table(run / "rounds.csv"))
+    assert all(
+        row["refused"] == "" and row["replies_used"] != "0" for row in table(run / "rounds.csv")
+    )
     assert np.isfinite(ratios).all()

@@ -17,7 +17,13 @@ from .unhurried import start_unhurried_client
 
 pytestmark = pytest.mark.slow
 
-ENDLESS: dict[str, Any] = {"clients": 1, "fraction": 1.0, "num-rounds": 100_000, "evaluate-every": 0, "device": "cpu"}
+ENDLESS: dict[str, Any] = {
+    "clients": 1,
+    "fraction": 1.0,
+    "num-rounds": 100_000,
+    "evaluate-every": 0,
+    "device": "cpu",
+}
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +32,12 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     with federation(tmp_path_factory.mktemp("nodes") / "home") as runtime:
         runtime.enroll("honest", "mallory")
         start_unhurried_client(runtime, "honest")
-        settings = {**ENDLESS, "min-clients": 1, "training-clients": "honest", "out": str(runtime.home / "run")}
+        settings = {
+            **ENDLESS,
+            "min-clients": 1,
+            "training-clients": "honest",
+            "out": str(runtime.home / "run"),
+        }
         runtime.submitting(settings)
         wait_for_rounds(runtime.home / "run", 2)
         yield runtime
@@ -40,18 +51,27 @@ class Mallory:
         parts = [(bundle / name).read_bytes() for name in ("ca.crt", "key", "certificate")]
         credentials = grpc.ssl_channel_credentials(*parts)
         self.channel = grpc.secure_channel(f"localhost:{there.fleet}", credentials)
-        self.beat: Any = self.channel.unary_unary(f"/{SERVICE}/Beat", Working.SerializeToString, Drop.FromString)
-        self.reply: Any = self.channel.stream_unary(f"/{SERVICE}/Reply", Chunk.SerializeToString, Taken.FromString)
+        self.beat: Any = self.channel.unary_unary(
+            f"/{SERVICE}/Beat", Working.SerializeToString, Drop.FromString
+        )
+        self.reply: Any = self.channel.stream_unary(
+            f"/{SERVICE}/Reply", Chunk.SerializeToString, Taken.FromString
+        )
 
 
 def honest_messages(there: Deployment) -> tuple[int, list[str]]:
     """Return the run's number and how the ids of the honest client's messages begin."""
-    words = [line.split() for line in there.log(there.clients["honest"]).splitlines() if "received train" in line]
+    words = [
+        line.split()
+        for line in there.log(there.clients["honest"]).splitlines()
+        if "received train" in line
+    ]
     return int(words[-1][-1]), [each[5] for each in words]
 
 
 def test_a_reply_to_another_devices_message_changes_nothing(there: Deployment) -> None:
-    mallory, (run, ids) = Mallory(there), honest_messages(there)
+    mallory = Mallory(there)
+    (run, ids) = honest_messages(there)
     for id in (*ids[-3:], "0" * 32):
         head = Head(id=id, run=run, session=b"m" * 16, code=2, reason="mine")
         assert mallory.reply(iter([Chunk(head=head)]), timeout=30).answer == Taken.LATER
@@ -62,7 +82,8 @@ def test_a_reply_to_another_devices_message_changes_nothing(there: Deployment) -
 
 def test_a_flood_of_calls_ends_neither_the_run_nor_the_server(there: Deployment) -> None:
     run, _ = honest_messages(there)
-    over, made = time.monotonic() + 6.0, [0]
+    over = time.monotonic() + 6.0
+    made = [0]
 
     def flood() -> None:
         mallory = Mallory(there)

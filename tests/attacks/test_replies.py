@@ -1,4 +1,5 @@
-"""An enrolled client with ill will: whatever it replies is refused by name, and the others' run is as without it."""
+"""An enrolled client with ill will: whatever it replies is refused by name, and the others' run is
+as without it."""
 
 import re
 from collections.abc import Iterator
@@ -81,10 +82,14 @@ def test_each_is_refused_by_name_with_the_reason(run: tuple[Deployment, Path], n
         assert (row["replies_used"], row["refused"]) == ("4", "")
 
 
-def test_the_run_ends_as_if_the_hostile_client_only_failed(run: tuple[Deployment, Path], tmp_path: Path) -> None:
+def test_the_run_ends_as_if_the_hostile_client_only_failed(
+    run: tuple[Deployment, Path], tmp_path: Path
+) -> None:
     settings = Settings.of({**SETTINGS, "out": str(tmp_path / "expected")})
     grid = Failing(settings)
-    expected = load_file(federate(settings, lambda method: FlowerClients(method, grid)) / "model.safetensors")
+    expected = load_file(
+        federate(settings, lambda method: FlowerClients(method, grid)) / "model.safetensors"
+    )
     model = load_file(run[1] / "model.safetensors")
     for name, array in expected.items():
         np.testing.assert_allclose(model[name], array, rtol=0, atol=1e-6)
@@ -100,14 +105,22 @@ class Failing(InProcessGrid):
     def _answer(self, message: Message) -> Message:
         if message.metadata.message_type == MessageType.TRAIN and message.metadata.dst_node_id == 5:
             self._asked += 1
-        if self._asked > 1 and message.metadata.dst_node_id == 5 and message.metadata.message_type == MessageType.TRAIN:
-            return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "hostile"), reply_to=message)
+        if (
+            self._asked > 1
+            and message.metadata.dst_node_id == 5
+            and message.metadata.message_type == MessageType.TRAIN
+        ):
+            return Message(
+                Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "hostile"), reply_to=message
+            )
         return super()._answer(message)
 
 
 def test_nothing_of_it_stays_on_the_servers_disk(run: tuple[Deployment, Path]) -> None:
     there, _ = run
-    size = sum(file.stat().st_size for file in (there.folder / "state").rglob("*") if file.is_file())
+    size = sum(
+        file.stat().st_size for file in (there.folder / "state").rglob("*") if file.is_file()
+    )
     assert size < 10e6  # of a gigabyte that was sent
 
 

@@ -1,4 +1,5 @@
-"""Strangers on the network, without a certificate: whatever they do, the server stays small and a run goes on."""
+"""Strangers on the network, without a certificate: whatever they do, the server stays small and a
+run goes on."""
 
 import contextlib
 import os
@@ -22,17 +23,29 @@ MB = 1 << 20
 ALLOWED_MB = 150
 GIVEN_BACK_MB = 60
 """What a server may keep of a flood's memory a minute later."""
-IDLE, HALF_OPEN = 1200, 1500
-ENDLESS: dict[str, Any] = {"clients": 1, "fraction": 1.0, "num-rounds": 100_000, "evaluate-every": 0, "device": "cpu"}
+IDLE = 1200
+HALF_OPEN = 1500
+ENDLESS: dict[str, Any] = {
+    "clients": 1,
+    "fraction": 1.0,
+    "num-rounds": 100_000,
+    "evaluate-every": 0,
+    "device": "cpu",
+}
 
 
 @pytest.fixture(scope="module")
 def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     """A federation with one client and an endless run, and another client that is not started."""
-    with descriptors(4 * IDLE), federation(tmp_path_factory.mktemp("strangers") / "home") as runtime:
+    with (
+        descriptors(4 * IDLE),
+        federation(tmp_path_factory.mktemp("strangers") / "home") as runtime,
+    ):
         runtime.enroll("client-0", "late")
         start_unhurried_client(runtime, "client-0")
-        runtime.submitting({**ENDLESS, "training-clients": "client-0", "out": str(runtime.home / "run")})
+        runtime.submitting(
+            {**ENDLESS, "training-clients": "client-0", "out": str(runtime.home / "run")}
+        )
         wait_for_rounds(runtime.home / "run", 2)
         yield runtime
 
@@ -46,7 +59,8 @@ def stranger(there: Deployment) -> Iterator[Stranger]:
 
 @contextlib.contextmanager
 def unharmed(there: Deployment) -> Iterator[None]:
-    """See to it that what is done takes little memory, and holds neither the run nor the operator."""
+    """See to it that what is done takes little memory, and holds neither the run nor the
+    operator."""
     with grown_memory(there.server.pid) as grown:
         yield
         assert "client-0" in there.online()
@@ -92,10 +106,13 @@ def test_garbage_and_endless_words_end_nothing(there: Deployment, stranger: Stra
 
 
 @pytest.mark.parametrize("shaken", [False, True])
-def test_idle_connections_keep_no_client_out(there: Deployment, stranger: Stranger, shaken: bool) -> None:
+def test_idle_connections_keep_no_client_out(
+    there: Deployment, stranger: Stranger, shaken: bool
+) -> None:
     with unharmed(there):
         for _ in range(IDLE):
-            with contextlib.suppress(OSError):  # the server takes no more for now, or has closed it already
+            # the server takes no more for now, or has closed it already
+            with contextlib.suppress(OSError):
                 _ = stranger.tls() if shaken else stranger.plain()
         there.start_client("late")
         there.wait_for_clients("late", seconds=120.0)
@@ -128,7 +145,9 @@ def test_a_handshake_that_does_not_end_is_ended(there: Deployment, stranger: Str
     assert [is_open(connection) for connection, _ in slow] == [False, False]
 
 
-def test_half_open_handshakes_are_bounded_and_given_back(there: Deployment, stranger: Stranger) -> None:
+def test_half_open_handshakes_are_bounded_and_given_back(
+    there: Deployment, stranger: Stranger
+) -> None:
     before = resident_memory(there.server.pid)
     with unharmed(there):
         for _ in range(3):

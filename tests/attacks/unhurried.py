@@ -1,4 +1,5 @@
-"""A ClientApp that works as ours does and rests before each training: an endless run of it leaves processors idle."""
+"""A ClientApp that works as ours does and rests before each training: an endless run of it leaves
+processors idle."""
 
 import time
 

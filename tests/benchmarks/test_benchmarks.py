@@ -1,4 +1,5 @@
-"""Every benchmark does its work: the plain loop, the comparison of all methods, the commands of docs/measured.md."""
+"""Every benchmark does its work: the plain loop, the comparison of all methods, the commands of
+docs/measured.md."""
 
 import os
 import re
@@ -45,7 +46,9 @@ def test_the_plain_loop_and_a_run_end_with_the_same_model(tmp_path: Path) -> Non
 
 
 def test_every_method_takes_part_with_parameters_that_it_has() -> None:
-    assert set(TRIED) == {name for name, method in METHODS.items() if not method.needs & BETWEEN_GROUPS}
+    assert set(TRIED) == {
+        name for name, method in METHODS.items() if not method.needs & BETWEEN_GROUPS
+    }
     for workload in WORKLOADS.values():
         for arm in parse_arms(arms_of(workload), workload):
             Settings.of({**workload, **arm.config})
@@ -54,18 +57,31 @@ def test_every_method_takes_part_with_parameters_that_it_has() -> None:
 
 @pytest.mark.slow
 def test_the_table_has_gains_of_the_chosen_arms(tmp_path: Path) -> None:
-    small: dict[str, Value] = {"task": "digits", "model": "logistic", "clients": 4, "partition": "iid", "num-rounds": 3}
+    small: dict[str, Value] = {
+        "task": "digits",
+        "model": "logistic",
+        "clients": 4,
+        "partition": "iid",
+        "num-rounds": 3,
+    }
     methods = [f"{BASELINE}(learning-rate=0.1)", "ditto(lam=0.1)", "ditto(lam=1)"]
     found = fairbloom.search(
-        methods=methods, seeds=3, out=tmp_path, settings=small | {"evaluate-every": 0}, progress=False
+        methods=methods,
+        seeds=3,
+        out=tmp_path,
+        settings=small | {"evaluate-every": 0},
+        progress=False,
     )
     assert found.comparison is not None
     rows = {str(row["method"]): row for row in rows_of(found.comparison)}
     (chosen,) = (label for label in found.found.best if "Ditto" in label)
     assert set(rows) == {found.baseline, chosen, found.tested(chosen)}
-    assert float(str(rows[chosen]["mean"])) == pytest.approx(found.comparison.spread(chosen, "mean")[0], abs=0.06)
+    assert float(str(rows[chosen]["mean"])) == pytest.approx(
+        found.comparison.spread(chosen, "mean")[0], abs=0.06
+    )
     assert rows[found.baseline]["gain, mean"] == ""
-    assert str(rows[chosen]["gain, worst client"]).startswith("+0.0")  # its global model is FedAvg's
+    # its global model is FedAvg's
+    assert str(rows[chosen]["gain, worst client"]).startswith("+0.0")
     assert "to" in str(rows[found.tested(chosen)]["gain, mean"])
 
 
@@ -92,7 +108,10 @@ def test_each_documented_command_has_a_small_run() -> None:
 @pytest.mark.parametrize("name", documented())
 def test_a_documented_command_does_its_work(name: str) -> None:
     command = [sys.executable, "-m", f"benchmarks.{name}", *shlex.split(COMMANDS[name])]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}  # no TMPDIR under tmp_path: Ray's sockets need a short path
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1800)
+    # no TMPDIR under tmp_path: Ray's sockets need a short path
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1800
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(done.stdout.splitlines()) > 2

@@ -1,7 +1,8 @@
 """What a round costs in Python calls and bytes: counts, which do not depend on the processor.
 
-Counted are the calls of this project's functions, and what these call directly; what PyTorch, NumPy, Flower and the
-standard library call inside is left out, since it differs from version to version.
+Counted are the calls of this project's functions, and what these call directly; what PyTorch,
+NumPy, Flower and the standard library call inside is left out, since it differs from version to
+version.
 """
 
 import cProfile
@@ -40,11 +41,12 @@ BUDGETS = {
     "a round of ten stacked MLP clients": 8023,
     "a deployed message": 1877,
 }
-"""The calls of one more round. Raise a number only with a line in docs/decisions.md that says what it buys. Lower it
-where calls are saved."""
+"""The calls of one more round. Raise a number only with a line in docs/decisions.md that says what
+it buys. Lower it where calls are saved."""
 
 BYTES = {"logistic": 100 * (4 * 650 + 2 * 128), "mlp": 10 * (4 * 199_210 + 6 * 128)}
-"""What a round sends, and receives, by workload: the clients' models, and the header of each of their arrays."""
+"""What a round sends, and receives, by workload: the clients' models, and the header of each of
+their arrays."""
 
 PASSES = dict.fromkeys(("fedavg", "fedmgda", "fedfv"), 2)
 """How often all updates of large models are read: to screen and multiply them, and for the step."""
@@ -73,8 +75,10 @@ def short_name(function: str) -> str:
 
 
 def profile_round(settings: Settings, folder: Path) -> tuple[Counter[str], RecordedRound]:
-    """Return the calls between the records of the fourth and the fifth round, and the fifth round."""
-    profile, seen = cProfile.Profile(), list[RecordedRound]()
+    """Return the calls between the records of the fourth and the fifth round, and the fifth
+    round."""
+    profile = cProfile.Profile()
+    seen = list[RecordedRound]()
 
     def on_round(recorded: RecordedRound) -> None:
         seen.append(recorded)
@@ -86,7 +90,8 @@ def profile_round(settings: Settings, folder: Path) -> tuple[Counter[str], Recor
             gc.enable()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recorder, "SHARED_SECONDS", math.inf)  # else a slow machine would write a checkpoint here
+        # else a slow machine would write a checkpoint here
+        patch.setattr(recorder, "SHARED_SECONDS", math.inf)
         simulate(settings.model_copy(update={"num_rounds": 7, "out": str(folder)}), on_round)
     return count_calls(profile), seen[4]
 
@@ -94,7 +99,8 @@ def profile_round(settings: Settings, folder: Path) -> tuple[Counter[str], Recor
 def profile_message(folder: Path) -> Counter[str]:
     """Return the calls of a client app that handles the TRAIN message of its second round."""
     settings = WORKLOADS["logistic"].settings(clients=2, fraction=1.0)
-    grid, strategy = InProcessGrid(app, dict(settings.run_config()), 2), settings.strategy()
+    grid = InProcessGrid(app, dict(settings.run_config()), 2)
+    strategy = settings.strategy()
     model = record({**arrays_of(load_task(settings.run_config()).model().state_dict())})
     for context in grid.contexts.values():
         del context.node_config["num-partitions"]  # a device of its own
@@ -123,8 +129,11 @@ CASES: Mapping[str, Callable[[Path], Counter[str]]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_round_keeps_to_its_budget_of_calls(case: str, tmp_path: Path) -> None:
-    calls, most = CASES[case](tmp_path), SLACK * BUDGETS[case]
-    assert calls.total() <= most, f"{case}: {calls.total()} calls, {most:.0f} allowed: {calls.most_common(20)}"
+    calls = CASES[case](tmp_path)
+    most = SLACK * BUDGETS[case]
+    assert calls.total() <= most, (
+        f"{case}: {calls.total()} calls, {most:.0f} allowed: {calls.most_common(20)}"
+    )
 
 
 @pytest.mark.parametrize("workload", BYTES)
@@ -135,9 +144,14 @@ def test_a_round_sends_its_models_and_no_more(workload: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("method", PASSES)
-def test_aggregation_reads_all_updates_as_often_as_it_must(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    read, numbers, (m, d) = updates.Borrowed.read, list[int](), (5, 500_000)
-    grid, strategy = Replies(m, d), Settings.of({"method": method, "fraction": 1.0}).strategy()
+def test_aggregation_reads_all_updates_as_often_as_it_must(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = updates.Borrowed.read
+    numbers = list[int]()
+    (m, d) = (5, 500_000)
+    grid = Replies(m, d)
+    strategy = Settings.of({"method": method, "fraction": 1.0}).strategy()
 
     def counted(self: updates.Borrowed, place: slice, out: Any, *rows: slice) -> None:
         numbers.append(out.size)
@@ -146,7 +160,9 @@ def test_aggregation_reads_all_updates_as_often_as_it_must(method: str, monkeypa
     monkeypatch.setattr(updates.Borrowed, "read", counted)
     for number in (1, 2, 3):  # from the second round on there are kept rows
         numbers.clear()
-        replies = grid.send_and_receive(strategy.configure_train(number, grid.model, ConfigRecord(), grid))
+        replies = grid.send_and_receive(
+            strategy.configure_train(number, grid.model, ConfigRecord(), grid)
+        )
         after, _ = strategy.aggregate_train(number, replies)
         assert after is not None
     assert sum(numbers) == PASSES[method] * m * d

@@ -1,4 +1,5 @@
-"""Intervals hold what the pages say of them, on a few hundred seeded draws of the benchmark's made data."""
+"""Intervals hold what the pages say of them, on a few hundred seeded draws of the benchmark's made
+data."""
 
 import csv
 
@@ -37,7 +38,8 @@ def test_a_difference_by_single_seeds_has_too_narrow_an_interval() -> None:
 
 @pytest.mark.slow
 def test_splits_of_the_same_clients_need_the_correction() -> None:
-    rng, (splits, *deals) = np.random.default_rng(6), SHARED
+    rng = np.random.default_rng(6)
+    (splits, *deals) = SHARED
     gains = gains_of(rng, 120, 20, splits)[:, :, 0]
     assert coverage_of_t(gains, float(gains.mean())) < 0.9
     assert coverage_of_t(gains, float(gains.mean()), SHARE) > 0.95
@@ -55,10 +57,13 @@ def test_a_verdict_on_equal_methods_claims_in_5_percent() -> None:
 
 @pytest.mark.slow
 def test_ten_seeds_find_a_gain_of_two_deviations() -> None:
-    """As often as Holm's correction does, and no less where two of the methods are FedAvg's equals."""
+    """As often as Holm's correction does, and no less where two of the methods are FedAvg's
+    equals."""
     rng = np.random.default_rng(9)
     gain = two_deviations(rng)
-    trials = [made_comparison(rng, 10, gain=gain, equal=equal) for equal in (0, 2) for _ in range(40)]
+    trials = [
+        made_comparison(rng, 10, gain=gain, equal=equal) for equal in (0, 2) for _ in range(40)
+    ]
     found = [finds(each) for each in trials]
     assert ["FedFV" in each.verdict.improving for each in trials] == found
     assert min(sum(found[:40]), sum(found[40:])) >= 36

@@ -13,7 +13,9 @@ from fairbloom.experiments.results.presentation import write_report
 from fairbloom.experiments.results.run import REPORT, load
 from tests.experiments.made_up import make_comparison, make_run
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
 
 pytestmark = [
     pytest.mark.browser,
@@ -21,7 +23,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
 
-DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 360, "height": 740}
+DESKTOP = {"width": 1280, "height": 900}
+PHONE = {"width": 360, "height": 740}
 
 FOUR = ["Cleveland", "Hungary", "Long Beach", "</script><script>window.evil = 1</script>"]
 
@@ -38,14 +41,25 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The reports of a comparison of few clients, of one of many clients and methods, and of a run."""
+    """The reports of a comparison of few clients, of one of many clients and methods, and of a
+    run."""
     folder = tmp_path_factory.mktemp("reports")
-    make_comparison(folder / "few", ["fedavg", "qfedavg", "ditto"], range(3), FOUR, 12, personal=["ditto"], dealt=False)
+    make_comparison(
+        folder / "few",
+        ["fedavg", "qfedavg", "ditto"],
+        range(3),
+        FOUR,
+        12,
+        personal=["ditto"],
+        dealt=False,
+    )
     many = [f"client-{i:03}" for i in range(60)]
     methods = ["fedavg", "qfedavg", "fedmgdaplus", "fedfv", "term", "afl", "propfair"]
     make_comparison(folder / "many", methods, range(2), many, 20)
     make_run(folder / "run", "fedfv", 0, FOUR, 12, np.random.default_rng(0))
-    results = {name: api.load(folder / name) for name in ("few", "many")} | {"run": load(folder / "run")}
+    results = {name: api.load(folder / name) for name in ("few", "many")} | {
+        "run": load(folder / "run")
+    }
     for name, result in results.items():
         write_report(result, folder / name / REPORT)
     return {name: folder / name / REPORT for name in results}
@@ -88,13 +102,15 @@ def test_a_page_is_drawn_without_complaint_and_fits(
     assert opened.complaints == []
     assert opened.evaluate("window.evil") is None
     empty = (
-        "[...document.querySelectorAll('.plot')].filter(p => p.querySelectorAll('svg path').length < 5).map(p => p.id)"
+        "[...document.querySelectorAll('.plot')].filter(p => p.querySelectorAll('svg path').length"
+        " < 5).map(p => p.id)"
     )
     assert opened.evaluate("document.querySelectorAll('.plot').length") > 3
     assert opened.evaluate(empty) == []
     assert opened.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     beyond = (
-        "[...document.querySelectorAll('.plot svg')].filter(s => s.getBoundingClientRect().right > innerWidth).length"
+        "[...document.querySelectorAll('.plot svg')].filter(s => s.getBoundingClientRect().right >"
+        " innerWidth).length"
     )
     assert opened.evaluate(beyond) == 0
     opened.page.close()
@@ -112,7 +128,9 @@ def test_axe_finds_nothing(browser: Any, reports: dict[str, Path], name: str, sh
     opened.page.close()
 
 
-def test_dark_and_light_differ_and_contrast_is_kept_on_paper(browser: Any, reports: dict[str, Path]) -> None:
+def test_dark_and_light_differ_and_contrast_is_kept_on_paper(
+    browser: Any, reports: dict[str, Path]
+) -> None:
     text = "document.querySelector('.plot svg text')"
     colours = f"[getComputedStyle(document.body).backgroundColor, getComputedStyle({text}).fill]"
     light = Opened(browser, reports["few"], **SHOWN["desktop"])
@@ -123,12 +141,18 @@ def test_dark_and_light_differ_and_contrast_is_kept_on_paper(browser: Any, repor
     assert dark.evaluate(colours)[1] == light.evaluate(colours)[1], "what is printed is light"
 
 
-def test_everything_is_open_on_paper(browser: Any, reports: dict[str, Path], tmp_path: Path) -> None:
+def test_everything_is_open_on_paper(
+    browser: Any, reports: dict[str, Path], tmp_path: Path
+) -> None:
     opened = Opened(browser, reports["few"], **SHOWN["desktop"])
     closed = "document.querySelectorAll('main details:not([open])').length"
     before = opened.evaluate(closed)
     assert before > 0
-    opened.evaluate("window.seen = null; addEventListener('beforeprint', () => { window.seen = " + closed + " })")
+    opened.evaluate(
+        "window.seen = null; addEventListener('beforeprint', () => { window.seen = "
+        + closed
+        + " })"
+    )
     opened.page.pdf(path=tmp_path / "report.pdf")
     assert opened.evaluate("window.seen") == 0
     assert opened.evaluate(closed) == before, "it is as it was afterwards"
@@ -143,13 +167,18 @@ def test_the_legend_emphasises_a_method_by_keyboard(browser: Any, reports: dict[
     button.focus()
     opened.page.keyboard.press("Enter")
     opened.page.wait_for_function(f"{faint} > 0")
-    pressed = "[...document.querySelectorAll('.legend button[aria-pressed=true]')].map(b => b.dataset.label)"
+    pressed = (
+        "[...document.querySelectorAll('.legend button[aria-pressed=true]')].map(b =>"
+        " b.dataset.label)"
+    )
     assert set(opened.evaluate(pressed)) == {"QFedAvg"}
     opened.page.keyboard.press("Enter")
     opened.page.wait_for_function(f"{faint} == 0")
 
 
-def test_a_chart_is_saved_as_svg_with_its_colours(browser: Any, reports: dict[str, Path], tmp_path: Path) -> None:
+def test_a_chart_is_saved_as_svg_with_its_colours(
+    browser: Any, reports: dict[str, Path], tmp_path: Path
+) -> None:
     opened = Opened(browser, reports["few"], **SHOWN["desktop"])
     with opened.page.expect_download() as waiting:
         opened.page.locator(".save[data-chart=front]").click()

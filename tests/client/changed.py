@@ -1,4 +1,5 @@
-"""The app in quickstart/, with the lines changed that docs/flower.md says, and the same data as a task of our own."""
+"""The app in quickstart/, with the lines changed that docs/flower.md says, and the same data as a
+task of our own."""
 
 import importlib
 import itertools
@@ -27,17 +28,22 @@ CONFIG = {"fraction-evaluate": 1.0, "local-epochs": 1, "learning-rate": 0.1, "ba
 
 
 def changes() -> dict[str, list[tuple[str, str]]]:
-    """Return the changes that docs/flower.md shows in each file: lines as they are, and what stands in their place."""
+    """Return the changes that docs/flower.md shows in each file: lines as they are, and what stands
+    in their place."""
     diffs = [block.text for block in blocks("docs/flower.md") if block.language == "diff"]
     return {name: changes_of(diff) for name, diff in zip(FILES, diffs, strict=True)}
 
 
 def changes_of(diff: str) -> list[tuple[str, str]]:
     found = []
-    for kept, lines in itertools.groupby(diff.splitlines(keepends=True), key=lambda line: line[0] not in "+-"):
+    for kept, lines in itertools.groupby(
+        diff.splitlines(keepends=True), key=lambda line: line[0] not in "+-"
+    ):
         if not kept:
             changed = list(lines)
-            found.append(tuple("".join(line[1:] for line in changed if line[0] == sign) for sign in "-+"))
+            found.append(
+                tuple("".join(line[1:] for line in changed if line[0] == sign) for sign in "-+")
+            )
     return [(before, after) for before, after in found]
 
 
@@ -58,19 +64,25 @@ def edit(file: Path, before: str, after: str) -> None:
 
 
 def aim(folder: Path, out: Path) -> None:
-    """Let the changed app in a folder start from the same model each time, and name a whole path for its files."""
+    """Let the changed app in a folder start from the same model each time, and name a whole path
+    for its files."""
     server = folder / "mydigits" / "server_app.py"
     edit(server, "runs/a", str(out))
     edit(server, '"final_model.pt"', f'"{out}.pt"')
     edit(server, "Net().state_dict()", "seeded().state_dict()")
-    server.write_text(server.read_text() + "\n\ndef seeded() -> Net:\n    torch.manual_seed(0)\n    return Net()\n")
+    server.write_text(
+        server.read_text()
+        + "\n\ndef seeded() -> Net:\n    torch.manual_seed(0)\n    return Net()\n"
+    )
 
 
 def run_in_process(folder: Path, config: dict[str, Any], clients: int) -> None:
     """Run the app in a folder on clients in this process."""
     with imported(folder) as (client, _):
         server = importlib.import_module("mydigits.server_app")
-        context = Context(run_id=1, node_id=77, node_config={}, state=RecordDict(), run_config=config)
+        context = Context(
+            run_id=1, node_id=77, node_config={}, state=RecordDict(), run_config=config
+        )
         server.app(InProcessGrid(client.app, config, clients), context)
 
 
@@ -79,7 +91,10 @@ def imported(folder: Path) -> Iterator[tuple[ModuleType, ModuleType]]:
     """Import the app in a folder; yield its client_app and its task, and forget them afterwards."""
     sys.path.insert(0, str(folder))
     try:
-        yield importlib.import_module("mydigits.client_app"), importlib.import_module("mydigits.task")
+        yield (
+            importlib.import_module("mydigits.client_app"),
+            importlib.import_module("mydigits.task"),
+        )
     finally:
         sys.path.remove(str(folder))
         for name in [name for name in sys.modules if name.partition(".")[0] == "mydigits"]:
@@ -94,6 +109,8 @@ def task(setup: Setup) -> Task:
     def splits(client: str) -> Splits:
         loaders = theirs.load_data(names.index(client), len(names), 1)
         examples = ((each.dataset.images, each.dataset.labels) for each in loaders)
-        return Splits(*(Examples(images, labels, torch.arange(len(labels))) for images, labels in examples))
+        return Splits(
+            *(Examples(images, labels, torch.arange(len(labels))) for images, labels in examples)
+        )
 
     return Task(names, theirs.Net, partial(cross_entropy, reduction="none"), splits)

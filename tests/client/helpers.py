@@ -37,7 +37,8 @@ def work_of(
     config: dict[str, Any], client: str, told: dict[str, Any] | None = None, server_round: int = 1
 ) -> LocalWork:
     """Return what a client makes of a run config and of what the server tells it."""
-    settings, terms = RunSettings.of(config), Terms.of({"server-round": server_round, **(told or {})})
+    settings = RunSettings.of(config)
+    terms = Terms.of({"server-round": server_round, **(told or {})})
     return client_work(global_work(settings, terms), settings, terms, client)
 
 
@@ -62,7 +63,9 @@ def fresh(config: dict[str, Any] | None = None) -> tuple[Task, nn.Module]:
     return task, task.model()
 
 
-def ask(kind: str, told: dict[str, Any], where: Context, model: nn.Module | None = None) -> RecordDict:
+def ask(
+    kind: str, told: dict[str, Any], where: Context, model: nn.Module | None = None
+) -> RecordDict:
     """Return what the client app replies to one message."""
     sent = ArrayRecord((model or fresh(dict(where.run_config))[1]).state_dict())
     content = RecordDict({"arrays": sent, "config": ConfigRecord({"server-round": 1, **told})})
@@ -74,7 +77,8 @@ def ask(kind: str, told: dict[str, Any], where: Context, model: nn.Module | None
 def noise(examples: int, seed: int = 0) -> Examples:
     random = torch.Generator().manual_seed(seed)
     return Examples(
-        torch.randn(examples, 1, 4, 4, generator=random), torch.randint(0, 3, (examples,), generator=random)
+        torch.randn(examples, 1, 4, 4, generator=random),
+        torch.randint(0, 3, (examples,), generator=random),
     )
 
 

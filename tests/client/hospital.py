@@ -48,12 +48,17 @@ def grouped(*groups: str) -> str:
 
 
 def write_hospital(folder: Path, skip: int = 0) -> None:
-    """Write lund.csv: patients of whom some lack `ca`, and some wards have few; without the first `skip`."""
+    """Write lund.csv: patients of whom some lack `ca`, and some wards have few; without the first
+    `skip`."""
     random = np.random.default_rng(4)
     lines = ["age,sex,chol,ca,ward,target"]
     for place in range(PATIENTS):
-        age, chol, sex, ill = random.integers(30, 80), random.integers(180, 300), random.random(), random.random()
-        ca, ward = "" if place % 29 == 5 else place % 4, "hospice" if place % 40 == 3 else ("north", "south")[place % 2]
+        age = random.integers(30, 80)
+        chol = random.integers(180, 300)
+        sex = random.random()
+        ill = random.random()
+        ca = "" if place % 29 == 5 else place % 4
+        ward = "hospice" if place % 40 == 3 else ("north", "south")[place % 2]
         lines.append(f"{age},{int(sex < 0.7)},{chol},{ca},{ward},{int(ill < 0.5)}")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "lund.csv").write_text("\n".join([lines[0], *lines[1 + skip :]]) + "\n")
@@ -71,7 +76,8 @@ class Device:
     """
 
     def __init__(self, folder: Path, **node: Any) -> None:
-        self.data, self.state = folder / "data", folder / "state"
+        self.data = folder / "data"
+        self.state = folder / "state"
         self.state.mkdir(exist_ok=True)
         self._node = {"data-dir": str(self.data), "state-dir": str(self.state)} | {
             key.replace("_", "-"): value for key, value in node.items()
@@ -80,12 +86,16 @@ class Device:
     def ask(self, kind: str, settings: dict[str, Any], content: RecordDict) -> RecordDict:
         """Return the content of the reply to one message of a run with these settings."""
         config = accepted_settings(Settings.of({**RUN, **settings}).run_config())
-        context = Context(run_id=1, node_id=2, node_config=self._node, state=RecordDict(), run_config=config)
+        context = Context(
+            run_id=1, node_id=2, node_config=self._node, state=RecordDict(), run_config=config
+        )
         return app(Message(content, dst_node_id=2, message_type=kind), context).content
 
     def evaluate(self, *measure: str, **settings: Any) -> dict[str, float]:
         """Return what it measures of the initial model."""
-        return dict(self.ask(MessageType.EVALUATE, settings, _message(settings, measure))["metrics"])
+        return dict(
+            self.ask(MessageType.EVALUATE, settings, _message(settings, measure))["metrics"]
+        )
 
     def train(self, *measure: str, **settings: Any) -> dict[str, float]:
         """Return the numbers that it reports of a round's training."""

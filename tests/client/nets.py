@@ -10,7 +10,8 @@ class Net(nn.Module):
 
     def __init__(self, outputs: int) -> None:
         super().__init__()
-        self.first, self.last = nn.Linear(64, 24), nn.Linear(24, outputs)
+        self.first = nn.Linear(64, 24)
+        self.last = nn.Linear(24, outputs)
 
     def between(self, hidden: Tensor) -> Tensor:
         return hidden
@@ -58,11 +59,13 @@ class Frozen(Net):
 
 
 class Untouched(Net):
-    """A layer that the loss never touches, and one that it touches in batches of even size alone."""
+    """A layer that the loss never touches, and one that it touches in batches of even size
+    alone."""
 
     def __init__(self, outputs: int) -> None:
         super().__init__(outputs)
-        self.idle, self.sometimes = nn.Linear(3, 2), nn.Linear(24, 24)
+        self.idle = nn.Linear(3, 2)
+        self.sometimes = nn.Linear(24, 24)
 
     def between(self, hidden: Tensor) -> Tensor:
         return self.sometimes(hidden) if len(hidden) % 2 == 0 else hidden
@@ -93,11 +96,13 @@ class Repeated(nn.Module):
 
 
 class Summed(Net):
-    """Parameters of which autograd has one and the same gradient, and one whose gradient is spread out of a number."""
+    """Parameters of which autograd has one and the same gradient, and one whose gradient is spread
+    out of a number."""
 
     def __init__(self, outputs: int) -> None:
         super().__init__(outputs)
-        self.base, self.change = nn.Parameter(torch.randn(24, 24) / 5), nn.Parameter(torch.zeros(24, 24))
+        self.base = nn.Parameter(torch.randn(24, 24) / 5)
+        self.change = nn.Parameter(torch.zeros(24, 24))
         self.shift = nn.Parameter(torch.zeros(7))
 
     def between(self, hidden: Tensor) -> Tensor:

@@ -18,7 +18,9 @@ class Plain:
     def correct(self, gradients: Arrays, state: Any, step: int) -> Arrays:
         return gradients
 
-    def finish(self, received: Arrays, trained: Arrays, state: Any, steps: Any) -> tuple[Arrays, Arrays]:
+    def finish(
+        self, received: Arrays, trained: Arrays, state: Any, steps: Any
+    ) -> tuple[Arrays, Arrays]:
         return trained, {}
 
 
@@ -33,15 +35,21 @@ class Momentum(Plain):
             state[name] = 0.9 * state[name] + gradient
         return dict(state)
 
-    def finish(self, received: Arrays, trained: Arrays, state: Arrays, steps: Any) -> tuple[Arrays, Arrays]:
+    def finish(
+        self, received: Arrays, trained: Arrays, state: Arrays, steps: Any
+    ) -> tuple[Arrays, Arrays]:
         return trained, state
 
 
 class Half(Plain):
     """A rule that replies half of its way, and keeps how many steps there have been."""
 
-    def finish(self, received: Arrays, trained: Arrays, state: Any, steps: Any) -> tuple[Arrays, Arrays]:
-        return {name: 0.5 * (received[name] + trained[name]) for name in trained}, {"steps": torch.tensor(steps.count)}
+    def finish(
+        self, received: Arrays, trained: Arrays, state: Any, steps: Any
+    ) -> tuple[Arrays, Arrays]:
+        return {name: 0.5 * (received[name] + trained[name]) for name in trained}, {
+            "steps": torch.tensor(steps.count)
+        }
 
 
 class Greedy(Plain):
@@ -54,7 +62,9 @@ class Greedy(Plain):
                 array.fill_(torch.nan)
         return state
 
-    def finish(self, received: Arrays, trained: Arrays, state: Arrays, steps: Any) -> tuple[Arrays, Arrays]:
+    def finish(
+        self, received: Arrays, trained: Arrays, state: Arrays, steps: Any
+    ) -> tuple[Arrays, Arrays]:
         for array in received.values():
             array.fill_(torch.nan)
         return trained, {name: array + 1.0 for name, array in state.items()}
@@ -72,14 +82,24 @@ def broken(**functions: Callable[..., Any]) -> type:
 
 Lacking = type("Lacking", (), {"start": Plain.start, "correct": Plain.correct})
 WithoutBias = broken(correct=lambda self, gradients, state, step: {"x": gradients["x"]})
-Flat = broken(correct=lambda self, gradients, state, step: {name: each.sum() for name, each in gradients.items()})
+Flat = broken(
+    correct=lambda self, gradients, state, step: {
+        name: each.sum() for name, each in gradients.items()
+    }
+)
 Numbers = broken(correct=lambda self, gradients, state, step: dict.fromkeys(gradients, 0.0))
 Nothing = broken(correct=lambda self, gradients, state, step: None)
 Alone = broken(finish=lambda self, received, trained, state, steps: trained)
-Stranger = broken(finish=lambda self, received, trained, *_: ({**trained, "theirs": torch.zeros(1)}, {}))
-Endless = broken(finish=lambda self, received, trained, *_: ({n: each / 0.0 for n, each in trained.items()}, {}))
+Stranger = broken(
+    finish=lambda self, received, trained, *_: ({**trained, "theirs": torch.zeros(1)}, {})
+)
+Endless = broken(
+    finish=lambda self, received, trained, *_: ({n: each / 0.0 for n, each in trained.items()}, {})
+)
 KeepsWords = broken(finish=lambda self, received, trained, *_: (trained, {"mood": "good"}))
-KeepsNaN = broken(finish=lambda self, received, trained, *_: (trained, {"sum": torch.tensor(torch.nan)}))
+KeepsNaN = broken(
+    finish=lambda self, received, trained, *_: (trained, {"sum": torch.tensor(torch.nan)})
+)
 KeepsByNumber = broken(finish=lambda self, received, trained, *_: (trained, {1: torch.zeros(1)}))
 
 

@@ -1,10 +1,19 @@
-"""A model that is one number, the functions that train and measure it, and apps made fair by them."""
+"""A model that is one number, the functions that train and measure it, and apps made fair by
+them."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import (
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
@@ -54,7 +63,8 @@ def loss_at(x: float) -> float:
 
 def steps(mu: float = 0.0, beta: float = 0.0, x: float = 0.0, epochs: int = 1) -> float:
     """Return where gradient steps lead from x: of the loss with a pull to x, with momentum."""
-    start, velocity = x, 0.0
+    start = x
+    velocity = 0.0
     for batch in BATCHES * epochs:
         velocity = beta * velocity + (x - float(batch.mean())) + mu * (x - start)
         x -= RATE * velocity
@@ -62,7 +72,9 @@ def steps(mu: float = 0.0, beta: float = 0.0, x: float = 0.0, epochs: int = 1) -
 
 
 def context(config: dict[str, Any] | None = None, **node: Any) -> Context:
-    return Context(run_id=1, node_id=77, node_config=node, state=RecordDict(), run_config=config or {})
+    return Context(
+        run_id=1, node_id=77, node_config=node, state=RecordDict(), run_config=config or {}
+    )
 
 
 def app_of(
@@ -74,7 +86,9 @@ def app_of(
     **how: Any,
 ) -> ClientApp:
     """Return an app whose train handler calls the function with a model and these data."""
-    app = fair(train, test, **{key: value for key, value in how.items() if not key.startswith("handler_")})
+    app = fair(
+        train, test, **{key: value for key, value in how.items() if not key.startswith("handler_")}
+    )
 
     def received(message: Message) -> nn.Module:
         model = net()
@@ -83,11 +97,15 @@ def app_of(
 
     @app.train(mods=how.get("handler_mods"))
     def on_train(message: Message, context: Context) -> Message:
-        model, told = received(message), 0.0
+        model = received(message)
+        told = 0.0
         for _ in range(calls):
             told = app.train_fn(model, *data)
         metrics = MetricRecord({"returned": float(told), "num-examples": 5})
-        return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=message)
+        return Message(
+            RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}),
+            reply_to=message,
+        )
 
     @app.evaluate(mods=how.get("handler_evaluate_mods"))
     def on_evaluate(message: Message, context: Context) -> Message:

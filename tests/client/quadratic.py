@@ -1,4 +1,5 @@
-"""A user's task whose losses are quadratic: F_k(z) = ½ Σ a_k (z − b_k)², in float64, z in two arrays of a model."""
+"""A user's task whose losses are quadratic: F_k(z) = ½ Σ a_k (z − b_k)², in float64, z in two
+arrays of a model."""
 
 import numpy as np
 import torch
@@ -25,7 +26,8 @@ class Point(nn.Module):
 
 
 def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    curvatures, minima = targets[:, :3], targets[:, 3:]
+    curvatures = targets[:, :3]
+    minima = targets[:, 3:]
     return 0.5 * (curvatures * (outputs - minima) ** 2).sum(dim=1)
 
 
@@ -39,7 +41,9 @@ def distance(outputs: Tensor, targets: Tensor) -> Tensor:
 def task(setup: Setup) -> Task:
     def splits(client: str) -> Splits:
         count = COUNTS[client]
-        targets = torch.tensor((*CURVATURES[client], *MINIMA[client]), dtype=torch.float64).expand(count, 6)
+        targets = torch.tensor((*CURVATURES[client], *MINIMA[client]), dtype=torch.float64).expand(
+            count, 6
+        )
         part = Examples(torch.zeros(count, 1, dtype=torch.float64), targets.clone())
         return Splits(part, part)
 
@@ -50,7 +54,9 @@ def task(setup: Setup) -> Task:
 def minimiser(weights: dict[str, float]) -> list[float]:
     """Return where the weighted sum of the losses is least."""
     curvatures = sum(weight * np.array(CURVATURES[client]) for client, weight in weights.items())
-    pulled = sum(weight * np.array(CURVATURES[client]) * MINIMA[client] for client, weight in weights.items())
+    pulled = sum(
+        weight * np.array(CURVATURES[client]) * MINIMA[client] for client, weight in weights.items()
+    )
     return list(pulled / curvatures)
 
 
@@ -59,8 +65,16 @@ def many(setup: Setup) -> Task:
 
     def splits(client: str) -> Splits:
         number = int(client)
-        targets = torch.tensor([[1.0, 2.0, 0.5, 0.001 * number, 0.5, -0.002 * number]], dtype=torch.float64)
+        targets = torch.tensor(
+            [[1.0, 2.0, 0.5, 0.001 * number, 0.5, -0.002 * number]], dtype=torch.float64
+        )
         part = Examples(torch.zeros(1, 1, dtype=torch.float64), targets)
         return Splits(part, part)
 
-    return Task(tuple(f"{number:04}" for number in range(setup.clients)), Point, loss, splits, scores={MAE: distance})
+    return Task(
+        tuple(f"{number:04}" for number in range(setup.clients)),
+        Point,
+        loss,
+        splits,
+        scores={MAE: distance},
+    )

@@ -36,7 +36,9 @@ def test_a_client_is_called_what_its_node_config_says() -> None:
     """And another name changes no number."""
     content = ask(MessageType.QUERY, {}, context(1, name="clinic-north"))
     assert content.config_records["client"]["name"] == "clinic-north"
-    plain, named = (ask(MessageType.TRAIN, {}, where) for where in (context(1), context(1, name="clinic-north")))
+    plain, named = (
+        ask(MessageType.TRAIN, {}, where) for where in (context(1), context(1, name="clinic-north"))
+    )
     assert plain["arrays"] == named["arrays"]
 
 
@@ -45,8 +47,14 @@ def test_a_train_reply_has_the_arrays_that_came_in_trained() -> None:
         config = run_config(model=model, local_epochs=2, momentum=0.9)
         task, expected = fresh(config)
         received = ArrayRecord(expected.state_dict())
-        expected = with_channels_last(expected, task.splits(task.clients[0]).train)  # which adds in another order
-        train(expected, task, task.splits("client-1").train, work_of(config, "client-1", server_round=3))
+        # which adds in another order
+        expected = with_channels_last(expected, task.splits(task.clients[0]).train)
+        train(
+            expected,
+            task,
+            task.splits("client-1").train,
+            work_of(config, "client-1", server_round=3),
+        )
         content = ask(MessageType.TRAIN, {"server-round": 3}, context(1, config))
         assert set(content) == {"arrays", "metrics"}
         arrays = content.array_records["arrays"]
@@ -106,7 +114,9 @@ def test_an_evaluation_is_on_the_own_test_split() -> None:
 
 def test_an_unknown_partition_id_is_refused_with_the_range() -> None:
     for partition in (None, -1, CLIENTS, "1", 1.0):
-        with pytest.raises(ValueError, match=rf"partition-id = .* clients = {CLIENTS} .* from 0 to {CLIENTS - 1}"):
+        with pytest.raises(
+            ValueError, match=rf"partition-id = .* clients = {CLIENTS} .* from 0 to {CLIENTS - 1}"
+        ):
             ask(MessageType.QUERY, {}, context(partition))
 
 

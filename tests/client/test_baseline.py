@@ -26,7 +26,9 @@ def told(**changes: Any) -> dict[str, Any]:
     return {"measure": ["loss-before", "loss-baseline"], **BASELINE, **other}
 
 
-def reported(where: Context, model: torch.nn.Module | None = None, **changes: Any) -> dict[str, Any]:
+def reported(
+    where: Context, model: torch.nn.Module | None = None, **changes: Any
+) -> dict[str, Any]:
     return dict(ask(MessageType.TRAIN, told(**changes), where, model).metric_records["metrics"])
 
 
@@ -39,7 +41,7 @@ def moved(config: dict[str, Any], by: float) -> torch.nn.Module:
     return model
 
 
-# When it ends -------------------------------------------------------------------------------------------------------
+# When it ends -------------------------------------------------------------------------------------
 
 
 def test_it_ends_when_the_least_loss_falls_too_little() -> None:
@@ -60,7 +62,8 @@ def test_it_ends_when_the_least_loss_falls_too_little() -> None:
 
 
 def gradient_descent(client: str, model: torch.nn.Module, rate: float) -> list[float]:
-    """Return the losses of gradient descent on a client's whole training set, as the rule of the terms ends it."""
+    """Return the losses of gradient descent on a client's whole training set, as the rule of the
+    terms ends it."""
     examples = load_task(FULL).splits(client).train
     inputs, targets = examples[slice(0, len(examples))]
     found: list[float] = []
@@ -92,21 +95,30 @@ def test_the_loss_that_it_begins_with_is_one_of_them() -> None:
 
 
 def test_a_client_draws_its_batches_from_a_stream_of_its_own() -> None:
-    """So the round's training is what it would be without, to the bit; dropout's draws are no exception."""
-    config = run_config(model="tests.client.nets:Dropping", task="tests.nets:few", partition="dirichlet")
-    with_baseline, without = (ask(MessageType.TRAIN, asked, context(1, config)) for asked in (told(), {}))
+    """So the round's training is what it would be without, to the bit; dropout's draws are no
+    exception."""
+    config = run_config(
+        model="tests.client.nets:Dropping", task="tests.nets:few", partition="dirichlet"
+    )
+    with_baseline, without = (
+        ask(MessageType.TRAIN, asked, context(1, config)) for asked in (told(), {})
+    )
     assert with_baseline["arrays"] == without["arrays"]
 
 
-# Once ---------------------------------------------------------------------------------------------------------------
+# Once ---------------------------------------------------------------------------------------------
 
 
-def test_it_is_found_once_and_reported_in_every_later_round(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_found_once_and_reported_in_every_later_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     where = context(1)
     first = reported(where)
     monkeypatch.setattr(baseline, "train", None)  # training alone again would fail
     for server_round in (2, 3, 7):
-        later = reported(where, moved(dict(where.run_config), 0.1 * server_round), server_round=server_round)
+        later = reported(
+            where, moved(dict(where.run_config), 0.1 * server_round), server_round=server_round
+        )
         assert later["loss-baseline"] == first["loss-baseline"]
         assert later["loss-before"] != first["loss-before"]
 

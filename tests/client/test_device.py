@@ -29,13 +29,21 @@ from .helpers import run_config
 
 
 def test_auto_takes_the_best_device_there_is() -> None:
-    best = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    best = (
+        "cuda"
+        if torch.cuda.is_available()
+        else "mps"
+        if torch.backends.mps.is_available()
+        else "cpu"
+    )
     assert choose_device("auto").type == best
 
 
 def test_an_absent_device_is_refused_with_a_remedy() -> None:
     for name in ("cuda:99", "gpu", "", "cpu:x"):
-        with pytest.raises(FairbloomError, match=rf"device = '{name}' is not available .*: auto chooses the best"):
+        with pytest.raises(
+            FairbloomError, match=rf"device = '{name}' is not available .*: auto chooses the best"
+        ):
             choose_device(name)
 
 
@@ -51,12 +59,15 @@ def fresh() -> Iterator[None]:
 def test_auto_goes_on_without_a_gpu_that_is_busy(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    zeros, tried = torch.zeros, []
+    zeros = torch.zeros
+    tried = []
 
     def busy(*shape: Any, device: str) -> Tensor:
         tried.append(device)
         if device == "cuda":
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 MiB.\nGPU 0 has no memory left")
+            raise torch.OutOfMemoryError(
+                "CUDA out of memory. Tried to allocate 2 MiB.\nGPU 0 has no memory left"
+            )
         return zeros(*shape, device=device)
 
     monkeypatch.setattr(torch, "zeros", busy)
@@ -66,9 +77,12 @@ def test_auto_goes_on_without_a_gpu_that_is_busy(
         assert [choose_device("auto") for _ in range(3)] == [torch.device("cpu")] * 3
     assert tried == ["cuda"]  # once in a process, so that all clients compute on one device
     assert [each.getMessage() for each in caplog.records] == [
-        "device = auto goes on without cuda, which cannot be used: CUDA out of memory. Tried to allocate 2 MiB."
+        "device = auto goes on without cuda, which cannot be used: CUDA out of memory. Tried to"
+        " allocate 2 MiB."
     ]
-    with pytest.raises(FairbloomError, match=r"device = 'cuda' is not available .*\(CUDA out of memory"):
+    with pytest.raises(
+        FairbloomError, match=r"device = 'cuda' is not available .*\(CUDA out of memory"
+    ):
         choose_device("cuda")
 
 
@@ -77,7 +91,11 @@ def test_auto_goes_on_without_a_gpu_that_is_busy(
 def test_cuda_has_full_precision_and_gives_models_back() -> None:
     device = choose_device("cuda")
     assert device.type == "cuda"
-    flags = (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark)
+    flags = (
+        torch.backends.cuda.matmul.allow_tf32,
+        torch.backends.cudnn.allow_tf32,
+        torch.backends.cudnn.benchmark,
+    )
     assert flags == (False, False, False)
     assert torch.are_deterministic_algorithms_enabled()
     model = {"a": torch.rand(2, 3), "b": torch.rand(4), "c": torch.arange(3), "d": torch.rand(())}
@@ -86,7 +104,8 @@ def test_cuda_has_full_precision_and_gives_models_back() -> None:
 
 
 class OnDevice(Tensor):
-    """A tensor that says to lie on another device than the processor; what is computed from it does too."""
+    """A tensor that says to lie on another device than the processor; what is computed from it does
+    too."""
 
     kind = "mps"
 
@@ -105,30 +124,42 @@ class OnDevice(Tensor):
 
     def double(self, *_: Any) -> Tensor:
         """Fail as MPS does."""
-        raise TypeError("Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64")
+        raise TypeError(
+            "Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support"
+            " float64"
+        )
 
 
 def test_a_model_is_measured_on_a_device_without_float64(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "drawing_from", lambda seed, device: nullcontext())
     task = load_task(run_config(clients=2))
-    examples, model = task.splits(task.clients[0]).train, task.model()
-    there = replace(examples, inputs=examples.inputs.as_subclass(OnDevice), targets=examples.targets)
+    examples = task.splits(task.clients[0]).train
+    model = task.model()
+    there = replace(
+        examples, inputs=examples.inputs.as_subclass(OnDevice), targets=examples.targets
+    )
     assert isinstance(model(there.inputs), OnDevice)
-    assert training.measure(model, task, there) == pytest.approx(training.measure(model, task, examples))
+    assert training.measure(model, task, there) == pytest.approx(
+        training.measure(model, task, examples)
+    )
 
 
 def test_update_norms_and_rules_work_without_float64() -> None:
-    old, new = torch.ones(3), torch.tensor([1.0, 4.0, 5.0])
+    old = torch.ones(3)
+    new = torch.tensor([1.0, 4.0, 5.0])
     there = old.as_subclass(OnDevice), new.as_subclass(OnDevice)
     done = WorkDone(lambda: 0.1, lambda: [there], lambda: 0.1)
     assert done.update_norm() == 5.0
     rule = ControlVariates(Terms(server_round=1, control_variates=True))
-    received, trained = {"w": there[0]}, {"w": there[1]}
+    received = {"w": there[0]}
+    trained = {"w": there[1]}
     _, kept = rule.finish(received, trained, rule.start(received, {}, {}), StepsTaken((0.5,)))
     assert kept["w"].tolist() == [0.0, -6.0, -8.0]
 
 
-ASSERTED = RuntimeError("CUDA error: device-side assert triggered\nCUDA kernel errors might be reported later")
+ASSERTED = RuntimeError(
+    "CUDA error: device-side assert triggered\nCUDA kernel errors might be reported later"
+)
 
 
 def raise_asserted(*_: Any) -> None:

@@ -1,4 +1,5 @@
-"""What a client says of two groups of its training examples: disparities, the step down them, and FairFed's counts."""
+"""What a client says of two groups of its training examples: disparities, the step down them, and
+FairFed's counts."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -21,17 +22,29 @@ from fairbloom.tasks.groups import OTHER
 
 KINDS = (DEMOGRAPHIC_PARITY, EQUAL_OPPORTUNITY)
 GROUPS = ("a", "b", OTHER)
-INPUTS, EXAMPLES, RATE = 3, 60, 0.3
+INPUTS = 3
+EXAMPLES = 60
+RATE = 0.3
 COUNTS = ("positives-0", "positives-1", "hits-0", "hits-1")
-MEASURE = ("loss-before", "disparity", "disparity-hard", "learning-rate", "accuracy-before", *COUNTS)
+MEASURE = (
+    "loss-before",
+    "disparity",
+    "disparity-hard",
+    "learning-rate",
+    "accuracy-before",
+    *COUNTS,
+)
 
 
 def drawn(seed: int = 0, count: int = EXAMPLES, groups: int = 3) -> Examples:
     """Return examples of two classes in so many groups."""
     random = np.random.default_rng(seed)
-    inputs, targets = random.normal(size=(count, INPUTS)), random.integers(0, 2, count)
+    inputs = random.normal(size=(count, INPUTS))
+    targets = random.integers(0, 2, count)
     places = random.integers(0, groups, (count, 1))
-    return Examples(torch.from_numpy(inputs), torch.from_numpy(targets), groups=torch.from_numpy(places))
+    return Examples(
+        torch.from_numpy(inputs), torch.from_numpy(targets), groups=torch.from_numpy(places)
+    )
 
 
 def linear(outputs: int = 2, seed: int = 1) -> nn.Module:
@@ -63,7 +76,12 @@ def normed(setup: Setup) -> Task:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(3)
             layers = nn.Sequential(
-                nn.Linear(INPUTS, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)
+                nn.Linear(INPUTS, 4),
+                nn.BatchNorm1d(4),
+                nn.Dropout(0.5),
+                nn.Linear(4, 4),
+                nn.ReLU(),
+                nn.Linear(4, 2),
             ).double()
         layers[3].requires_grad_(False)
         return layers
@@ -72,18 +90,32 @@ def normed(setup: Setup) -> Task:
 
 
 def settings_of(**changes: Any) -> Settings:
-    plain = {"task": f"{__name__}:load", "device": "cpu", "learning-rate": RATE, "smallest-group": 1}
+    plain = {
+        "task": f"{__name__}:load",
+        "device": "cpu",
+        "learning-rate": RATE,
+        "smallest-group": 1,
+    }
     return Settings.of(plain | {key.replace("_", "-"): value for key, value in changes.items()})
 
 
 def terms_of(kind: str = DEMOGRAPHIC_PARITY, **changes: Any) -> Terms:
-    return Terms(**{"server_round": 1, "disparity": kind, "full_batch_step": True, "measure": MEASURE, **changes})
+    return Terms(
+        **{
+            "server_round": 1,
+            "disparity": kind,
+            "full_batch_step": True,
+            "measure": MEASURE,
+            **changes,
+        }
+    )
 
 
 def trained(terms: Terms, **settings: Any) -> tuple[LocalClient, Update]:
     local = LocalClient.of(settings_of(**settings), 0)
     update = local.train(dict(local.task.model().state_dict()), terms)
-    arrays = {name: tensor.clone() for name, tensor in update.arrays.items()}  # of a model that clients share
+    # of a model that clients share
+    arrays = {name: tensor.clone() for name, tensor in update.arrays.items()}
     return local, replace(update, arrays=arrays)
 
 
@@ -91,16 +123,22 @@ def bits(state: Mapping[str, Tensor]) -> dict[str, bytes]:
     return {name: tensor.detach().numpy().tobytes() for name, tensor in state.items()}
 
 
-# Closed forms -------------------------------------------------------------------------------------------------------
+# Closed forms -------------------------------------------------------------------------------------
 
 
 class ByHand:
-    """Disparity and gradients of a linear model with two outputs, written out in NumPy from their definitions."""
+    """Disparity and gradients of a linear model with two outputs, written out in NumPy from their
+    definitions."""
 
-    def __init__(self, examples: Examples, kind: str, positive: int = 1, sharpness: float = 10.0) -> None:
+    def __init__(
+        self, examples: Examples, kind: str, positive: int = 1, sharpness: float = 10.0
+    ) -> None:
         assert examples.groups is not None
-        self.x, self.y = np.asarray(examples.inputs), np.asarray(examples.targets)
-        self.kind, self.positive, self.sharpness = kind, positive, sharpness
+        self.x = np.asarray(examples.inputs)
+        self.y = np.asarray(examples.targets)
+        self.kind = kind
+        self.positive = positive
+        self.sharpness = sharpness
         self.groups = np.asarray(examples.groups)[:, 0]
 
     def members(self, group: int) -> FloatArray:
@@ -108,7 +146,9 @@ class ByHand:
         return there & (self.y == self.positive) if self.kind == EQUAL_OPPORTUNITY else there
 
     def disparity(self, weight: FloatArray, bias: FloatArray, *, hard: bool = False) -> float:
-        z = (self.x @ weight.T + bias) @ (np.array([-1.0, 1.0]) if self.positive == 1 else np.array([1.0, -1.0]))
+        z = (self.x @ weight.T + bias) @ (
+            np.array([-1.0, 1.0]) if self.positive == 1 else np.array([1.0, -1.0])
+        )
         decisions = (z >= 0.0).astype(float) if hard else 1.0 / (1.0 + np.exp(-self.sharpness * z))
         return float(decisions[self.members(1)].mean() - decisions[self.members(0)].mean())
 
@@ -129,7 +169,8 @@ class ByHand:
 
 
 def test_disparity_and_its_gradient_are_those_of_the_definition() -> None:
-    model, examples = linear(), drawn()
+    model = linear()
+    examples = drawn()
     weight, bias = (parameter.detach().numpy().copy() for parameter in model.parameters())
     for kind, positive, sharpness in product(KINDS, (0, 1), (None, 2.0)):
         by_hand = ByHand(examples, kind, positive, sharpness or 10.0)
@@ -160,7 +201,9 @@ def test_a_client_replies_a_step_down_loss_and_down_disparity() -> None:
         np.testing.assert_allclose(update.second[name].numpy(), second, atol=1e-8)
     assert update.metrics["loss-before"] == pytest.approx(losses.item(), rel=1e-12)
     assert update.metrics["disparity"] == pytest.approx(by_hand.disparity(weight, bias), rel=1e-12)
-    assert update.metrics["disparity-hard"] == pytest.approx(by_hand.disparity(weight, bias, hard=True), rel=1e-12)
+    assert update.metrics["disparity-hard"] == pytest.approx(
+        by_hand.disparity(weight, bias, hard=True), rel=1e-12
+    )
     assert update.metrics["learning-rate"] == RATE
     assert update.metrics["num-examples"] == EXAMPLES == len(local.splits.train)
 
@@ -174,7 +217,7 @@ def test_the_logit_is_two_outputs_difference_or_the_one_output() -> None:
         assert logits_of(one, 0).tolist() == [-1.0, -2.0]
 
 
-# Groups that are not there, or too small ----------------------------------------------------------------------------
+# Groups that are not there, or too small ----------------------------------------------------------
 
 
 def with_groups(places: list[int], targets: list[int] | None = None) -> Examples:
@@ -184,10 +227,18 @@ def with_groups(places: list[int], targets: list[int] | None = None) -> Examples
 
 
 def test_with_a_small_group_there_is_no_disparity_and_no_step() -> None:
-    both, ones = [0, 1] * 6, [1] * 12
-    cases = [([0] * 12, both), ([1] * 12, both), ([2] * 12, both), ([0] * 9 + [1] * 3, ones), ([0] * 3 + [1] * 9, ones)]
+    both = [0, 1] * 6
+    ones = [1] * 12
+    cases = [
+        ([0] * 12, both),
+        ([1] * 12, both),
+        ([2] * 12, both),
+        ([0] * 9 + [1] * 3, ones),
+        ([0] * 3 + [1] * 9, ones),
+    ]
     for kind, (places, targets) in product(KINDS, cases):
-        examples, model = with_groups(places, targets), linear()
+        examples = with_groups(places, targets)
+        model = linear()
         found = measure_disparity(model, task_of(), examples, terms_of(kind), 4)
         assert found.metrics == {"disparity": 0.0, "disparity-hard": 0.0}
         received = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -223,26 +274,29 @@ def test_wholly_apart_groups_have_a_disparity_of_one() -> None:
         signs = torch.tensor([-1.0] * 7 + [1.0] * count).double()
         inputs = torch.stack([signs, torch.zeros_like(signs), torch.zeros_like(signs)], dim=1)
         for groups in ((signs > 0).long(), (signs < 0).long()):
-            examples = Examples(inputs, torch.ones(len(signs), dtype=torch.int64), groups=groups[:, None])
+            examples = Examples(
+                inputs, torch.ones(len(signs), dtype=torch.int64), groups=groups[:, None]
+            )
             for kind in KINDS:
                 found = measure_disparity(model, task_of(), examples, terms_of(kind), 1)
                 assert abs(found.smooth) == abs(found.hard) == 1.0
 
 
-# Batches, buffers, modes --------------------------------------------------------------------------------------------
+# Batches, buffers, modes --------------------------------------------------------------------------
 
 
 def test_the_second_model_keeps_buffers_and_leaves_the_training() -> None:
-    """BatchNorm and dropout are as in evaluation: Δ is measured, and its gradient taken, of one and the same model."""
+    """BatchNorm and dropout are as in evaluation: Δ is measured, and its gradient taken, of one and
+    the same model."""
     named = f"{__name__}:normed"
     _, plain = trained(terms_of("", measure=()), task=named)
     local, update = trained(terms_of(), task=named)
     received = normed(Setup).model().state_dict()  # type: ignore[arg-type]
     assert update.second.keys() == received.keys()
     changed = {name for name in received if not torch.equal(update.second[name], received[name])}
-    assert changed == {name for name, each in local.model.named_parameters() if each.requires_grad} - {"0.bias"} | (
-        {"0.bias"} & changed
-    )
+    assert changed == {
+        name for name, each in local.model.named_parameters() if each.requires_grad
+    } - {"0.bias"} | ({"0.bias"} & changed)
     assert {"0.weight", "1.weight", "5.weight"} <= changed
     assert bits(update.arrays) == bits(plain.arrays)
     assert not torch.equal(update.arrays["1.running_mean"], received["1.running_mean"])
@@ -257,7 +311,7 @@ def test_counts_are_measured_where_asked_and_change_nothing() -> None:
     assert asked.second == {} == plain.second
 
 
-# Errors and their remedies ------------------------------------------------------------------------------------------
+# Errors and their remedies ------------------------------------------------------------------------
 
 
 def test_a_task_without_two_groups_is_an_error_with_a_remedy() -> None:
@@ -276,7 +330,9 @@ def test_a_task_without_two_groups_is_an_error_with_a_remedy() -> None:
             with pytest.raises(ReportableError) as caught:
                 measured(task_of(**changes))
             assert all(word in str(caught.value) for word in words)
-    with pytest.raises(ReportableError, match=r"outputs of shape \(60, 3\).* a task of two classes"):
+    with pytest.raises(
+        ReportableError, match=r"outputs of shape \(60, 3\).* a task of two classes"
+    ):
         measure_disparity(linear(3), task_of(classes=None), drawn(), terms_of(), 1)
     targets = torch.zeros(EXAMPLES, 2, dtype=torch.float64)
     with pytest.raises(ReportableError, match=r"targets of shape \(60, 2\)"):
@@ -285,7 +341,11 @@ def test_a_task_without_two_groups_is_an_error_with_a_remedy() -> None:
 
 def test_terms_that_a_client_cannot_act_on_are_refused_by_name() -> None:
     cases: list[tuple[dict[str, Any], dict[str, Any], str]] = [
-        ({"kind": "equalised-odds"}, {}, "'equalised-odds'.* demographic-parity and equal-opportunity"),
+        (
+            {"kind": "equalised-odds"},
+            {},
+            "'equalised-odds'.* demographic-parity and equal-opportunity",
+        ),
         ({"disparity_sharpness": 0.0}, {}, "disparity-sharpness = 0.0"),
         ({"kind": ""}, {}, "measure = disparity: .* disparity='demographic-parity'"),
         ({}, {"weight_decay": 0.1}, "leave out weight-decay = 0.1"),

@@ -1,4 +1,5 @@
-"""The app in quickstart/, made fair as docs/flower.md says, against our own client and Flower's own strategies."""
+"""The app in quickstart/, made fair as docs/flower.md says, against our own client and Flower's own
+strategies."""
 
 import copy
 import importlib
@@ -37,7 +38,8 @@ from . import changed
 from .helpers import run_config
 from .points import app_of, ask, context, trained
 
-CLIENTS, RATE = 4, 0.1
+CLIENTS = 4
+RATE = 0.1
 
 SMALL = {"batch-size": 8, "local-epochs": 1}
 
@@ -54,10 +56,16 @@ def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Modules]:
         yield modules
 
 
-def start(strategy: Any, app: ClientApp, config: dict[str, Any], modules: Modules, **arguments: Any) -> Result:
+def start(
+    strategy: Any, app: ClientApp, config: dict[str, Any], modules: Modules, **arguments: Any
+) -> Result:
     """Run three rounds, unless told, from the same model."""
     torch.manual_seed(0)
-    arguments = {"initial_arrays": ArrayRecord(modules[1].Net().state_dict()), "num_rounds": 3, **arguments}
+    arguments = {
+        "initial_arrays": ArrayRecord(modules[1].Net().state_dict()),
+        "num_rounds": 3,
+        **arguments,
+    }
     result: Result = strategy.start(
         InProcessGrid(app, config, CLIENTS), train_config=ConfigRecord({"lr": RATE}), **arguments
     )
@@ -81,7 +89,9 @@ def lacking(method: FairStrategy) -> str:
     return HONOURED.find_unsupported(terms, [kind(terms) for kind in kinds_of(terms)])
 
 
-BY_FUNCTIONS = [(name, arguments) for name, arguments in CASES if not lacking(make(name, arguments))]
+BY_FUNCTIONS = [
+    (name, arguments) for name, arguments in CASES if not lacking(make(name, arguments))
+]
 """The cases of the 19 methods that a user's functions serve."""
 
 
@@ -89,7 +99,11 @@ BY_FUNCTIONS = [(name, arguments) for name, arguments in CASES if not lacking(ma
 @pytest.mark.parametrize("batch_size", [0, 16])
 @pytest.mark.parametrize(("name", "arguments"), BY_FUNCTIONS)
 def test_every_method_makes_the_model_of_our_own_client(
-    name: str, arguments: dict[str, Any], batch_size: int, quickstart: Modules, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    arguments: dict[str, Any],
+    batch_size: int,
+    quickstart: Modules,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def loader(dataset: Any, batch_size: int, shuffle: bool = False) -> Any:
         return DataLoader(dataset, batch_size or len(dataset))
@@ -97,8 +111,11 @@ def test_every_method_makes_the_model_of_our_own_client(
     monkeypatch.setattr(quickstart[1], "DataLoader", loader)
     monkeypatch.setattr(work, "generator", lambda *where: InOrder())
     hers = {"batch-size": batch_size, "local-epochs": 3}
-    task, epochs = "tests.client.changed:task", 3
-    ours = run_config(task=task, clients=CLIENTS, batch_size=batch_size, local_epochs=epochs, learning_rate=RATE)
+    task = "tests.client.changed:task"
+    epochs = 3
+    ours = run_config(
+        task=task, clients=CLIENTS, batch_size=batch_size, local_epochs=epochs, learning_rate=RATE
+    )
     rounds: tuple[list[Round], list[Round]] = ([], [])
     for found, app, config in zip(rounds, (quickstart[0].app, our_app), (hers, ours), strict=True):
         method = make(name, arguments, fraction_train=0.75, seed=3)
@@ -108,7 +125,9 @@ def test_every_method_makes_the_model_of_our_own_client(
         assert mine.participants == theirs.participants
         assert mine.coefficients == pytest.approx(theirs.coefficients, rel=1e-4)
         expected_weights = weights(theirs.arrays)
-        assert np.linalg.norm(weights(mine.arrays) - expected_weights) <= 1e-6 * np.linalg.norm(expected_weights)
+        assert np.linalg.norm(weights(mine.arrays) - expected_weights) <= 1e-6 * np.linalg.norm(
+            expected_weights
+        )
         for client, expected in theirs.evaluations.items():
             reported = mine.evaluations[client]
             assert reported["eval_acc"] == pytest.approx(expected["accuracy"], abs=0.05)
@@ -121,46 +140,66 @@ def test_the_page_says_how_many_lines_of_the_quickstart_change(
     quickstart: Modules, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, server = changed.changes().values()
-    counts = [tuple("".join(side).count("\n") for side in zip(*pairs, strict=True)) for pairs in (client, server)]
+    counts = [
+        tuple("".join(side).count("\n") for side in zip(*pairs, strict=True))
+        for pairs in (client, server)
+    ]
     assert counts == [(2, 3), (3, 5)]  # lines that go, and that come
-    for title in ("## The client: two lines change, one is new\n", "## The server: three lines change, two are new\n"):
+    for title in (
+        "## The client: two lines change, one is new\n",
+        "## The server: three lines change, two are new\n",
+    ):
         assert title in PAGE
     monkeypatch.chdir(tmp_path)
     config: dict[str, Any] = {**changed.CONFIG, "num-server-rounds": 2}
     server_app = importlib.import_module("mydigits.server_app").app
     server_app(InProcessGrid(quickstart[0].app, config, CLIENTS), context(config))
     rows = table(tmp_path / "runs/a/clients.csv")
-    assert [(row["round"], row["client"]) for row in rows] == [(t, f"client-{i}") for t in "12" for i in range(CLIENTS)]
+    assert [(row["round"], row["client"]) for row in rows] == [
+        (t, f"client-{i}") for t in "12" for i in range(CLIENTS)
+    ]
     assert all(0.0 <= float(row["test_eval_acc_of_global_model"]) <= 1.0 for row in rows)
     assert (tmp_path / "final_model.pt").exists()
 
 
 def test_it_names_the_methods_that_it_cannot_serve() -> None:
-    unsupported = {each.__name__ for name, each in METHODS.items() if lacking(make(name, ARGUMENTS[name][0]))}
+    unsupported = {
+        each.__name__ for name, each in METHODS.items() if lacking(make(name, ARGUMENTS[name][0]))
+    }
     assert len(METHODS) - len(unsupported) == 19  # as docs/flower.md says
     template = (ROOT / "scaffold/template/README.md").read_text().partition("Ten\nof them need")[2]
     page = PAGE.partition("take it for")[2].partition("## Names")[0]
     for text in ((fair.__doc__ or "").partition("The handlers")[0], template, page):
-        assert {each.__name__ for each in METHODS.values() if re.search(rf"\b{each.__name__}\b", text)} == unsupported
+        assert {
+            each.__name__ for each in METHODS.values() if re.search(rf"\b{each.__name__}\b", text)
+        } == unsupported
 
 
 def test_the_page_says_what_each_term_asks_and_fair_lacks() -> None:
-    lines = PAGE[PAGE.index("| key in TRAIN's config") : PAGE.index("A client that gets a key of this table")]
+    lines = PAGE[
+        PAGE.index("| key in TRAIN's config") : PAGE.index("A client that gets a key of this table")
+    ]
     rows = [row for row in lines.splitlines() if row.startswith("| `")]
     listed = {key for row in rows for key in re.findall(r"`([\w-]+)`", row.split("|")[1])}
     assert listed == {*WORK, "local-only", "local-steps", "snapshot-step", "state-round"}
     words = " ".join(PAGE.split())
-    served = words[words.index("those made by `fair`") : words.index("methods that send none take any client")]
+    served = words[
+        words.index("those made by `fair`") : words.index("methods that send none take any client")
+    ]
     assert set(re.findall(r"`([\w-]+)`", served)) - {"fair"} == set(HONOURED.keys)
 
 
 def test_a_run_resumes_although_the_loader_shuffles_globally(quickstart: Modules) -> None:
-    app, strategy, states = quickstart[0].app, FedProx(mu=0.1), list[Any]()
+    app = quickstart[0].app
+    strategy = FedProx(mu=0.1)
+    states = list[Any]()
     keep = lambda each: states.append((each.arrays, copy.deepcopy(strategy.state_dict())))  # noqa: E731
     whole = start(strategy, app, SMALL, quickstart, num_rounds=4, on_round=keep)
     torch.rand(5)  # another process draws something else
     arrays, state = states[1]
-    again = start(FedProx(mu=0.1), app, SMALL, quickstart, num_rounds=4, initial_arrays=arrays, resume=state)
+    again = start(
+        FedProx(mu=0.1), app, SMALL, quickstart, num_rounds=4, initial_arrays=arrays, resume=state
+    )
     assert weights(again.arrays).tobytes() == weights(whole.arrays).tobytes()
     assert dict(again.evaluate_metrics_clientapp[4]) == dict(whole.evaluate_metrics_clientapp[4])
 
@@ -171,10 +210,15 @@ def test_methods_end_where_flowers_own_do(quickstart: Modules) -> None:
         (flowers.FedProx(proximal_mu=0.5), FedProx(mu=0.5)),
         (flowers.QFedAvg(client_learning_rate=RATE, q=0.0), QFedAvg(q=0.0, lipschitz=1 / RATE)),
     ):
-        expected, found = (start(each, quickstart[0].app, SMALL, quickstart, num_rounds=1) for each in (theirs, ours))
+        expected, found = (
+            start(each, quickstart[0].app, SMALL, quickstart, num_rounds=1)
+            for each in (theirs, ours)
+        )
         assert np.abs(weights(found.arrays) - weights(expected.arrays)).max() <= 1e-6
         measured = expected.evaluate_metrics_clientapp[1]
-        assert {name: found.evaluate_metrics_clientapp[1][name] for name in measured} == pytest.approx(dict(measured))
+        assert {
+            name: found.evaluate_metrics_clientapp[1][name] for name in measured
+        } == pytest.approx(dict(measured))
         assert set(measured) == {"eval_loss", "eval_acc"}
 
 
@@ -185,7 +229,8 @@ def test_the_recipe_for_differential_privacy_clips() -> None:
     config = run_config(clients=CLIENTS)
     model = load_task(config).model()
     finished: list[Round] = []
-    grid, arrays = InProcessGrid(app["app"], config, CLIENTS), ArrayRecord(model.state_dict())
+    grid = InProcessGrid(app["app"], config, CLIENTS)
+    arrays = ArrayRecord(model.state_dict())
     FedMGDA().start(grid, arrays, num_rounds=2, timeout=60.0, on_round=finished.append)
     for each in finished:
         assert each.refused == {}

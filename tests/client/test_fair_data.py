@@ -11,7 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import (
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
@@ -43,7 +51,9 @@ from .points import (
     trained,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"
+)
 
 MEASURED = {"measure": ["loss-before"]}
 MEASURES = [*(f"{what}-{when}" for what in ("loss", "accuracy") for when in ("before", "after"))]
@@ -51,25 +61,34 @@ MEASURES += ["learning-rate", "update-norm", "step-sum"]
 EXACTLY = partial(pytest.approx, rel=1e-12)
 
 
-def rounds_of(method: FairStrategy, app: ClientApp, config: dict[str, Any] | None = None) -> list[Round]:
+def rounds_of(
+    method: FairStrategy, app: ClientApp, config: dict[str, Any] | None = None
+) -> list[Round]:
     found: list[Round] = []
     train_config = ConfigRecord(config or {})
     start = ArrayRecord(Point().state_dict())
-    method.start(InProcessGrid(app, {}, 2), start, 1, train_config=train_config, on_round=found.append)
+    method.start(
+        InProcessGrid(app, {}, 2), start, 1, train_config=train_config, on_round=found.append
+    )
     return found
 
 
-# Measures -------------------------------------------------------------------------------------------------------------
+# Measures -----------------------------------------------------------------------------------------
 
 
 def test_measures_are_means_over_all_examples() -> None:
     content = ask(app_of(), {"measure": [*MEASURES, "blood-pressure"]})
-    x, metrics = trained(content), dict(content.metric_records["metrics"])
+    x = trained(content)
+    metrics = dict(content.metric_records["metrics"])
     assert x == EXACTLY(steps())
     assert metrics.pop("returned") == 3.0
     assert metrics.pop("num-examples") == 5
     assert metrics == dict(
-        zip(MEASURES, map(EXACTLY, (loss_at(0), loss_at(x), 0.5, 0.5, RATE, x, 3 * RATE)), strict=True)
+        zip(
+            MEASURES,
+            map(EXACTLY, (loss_at(0), loss_at(x), 0.5, 0.5, RATE, x, 3 * RATE)),
+            strict=True,
+        )
     )
     assert set(ask(app_of(), {"measure": ["loss-after"]}).metric_records["metrics"]) == {
         *("returned", "num-examples", "loss-after")
@@ -95,7 +114,8 @@ class Noisy(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.x = nn.Linear(1, 4)
-        self.norm, self.drop = nn.BatchNorm1d(4), nn.Dropout(0.5)
+        self.norm = nn.BatchNorm1d(4)
+        self.drop = nn.Dropout(0.5)
         self.frozen = nn.BatchNorm1d(4).eval()
 
     def forward(self, examples: Tensor) -> Tensor:
@@ -104,12 +124,15 @@ class Noisy(nn.Module):
 
 
 def test_measuring_changes_no_statistics_modes_or_draws() -> None:
-    start, generator = Noisy(), torch.Generator()
+    start = Noisy()
+    generator = torch.Generator()
     loader = DataLoader(POINTS, batch_size=3, shuffle=True, generator=generator)
     replies = []
     for told in ({}, {"measure": MEASURES}):
         generator.manual_seed(1)
-        replies.append(ask(app_of(data=[loader], net=Noisy), told, model=start).array_records["arrays"])
+        replies.append(
+            ask(app_of(data=[loader], net=Noisy), told, model=start).array_records["arrays"]
+        )
     assert all(array.data == replies[1][name].data for name, array in replies[0].items())
 
 
@@ -119,15 +142,32 @@ def means(model: nn.Module, loader: Any) -> float:
 
 def test_each_kind_of_mean_is_over_examples_or_refused() -> None:
     for test in (
-        lambda model, loader: (math.fsum(model(b).item() * len(b) for (b,) in loader) / len(loader.dataset), 0.5),
+        lambda model, loader: (
+            math.fsum(model(b).item() * len(b) for (b,) in loader) / len(loader.dataset),
+            0.5,
+        ),
         lambda model, loader: (means(model, loader) / len(loader), {"accuracy": 0.5}),
-        lambda model, loader: {"loss": torch.tensor(means(model, loader)), "accuracy": 0.5, "f1": 0.1},
+        lambda model, loader: {
+            "loss": torch.tensor(means(model, loader)),
+            "accuracy": 0.5,
+            "f1": 0.1,
+        },
     ):
-        assert measured(app_of(test=test), "loss-before", "accuracy-before") == [pytest.approx(loss_at(0.0)), 0.5]
+        assert measured(app_of(test=test), "loss-before", "accuracy-before") == [
+            pytest.approx(loss_at(0.0)),
+            0.5,
+        ]
     for power in (1, -1):
         once, twice = (loss_at(0.0) * n**power for n in (5, 10))
-        app = app_of(test=lambda model, data, power=power: (means(model, data) * len(data.dataset) ** power, 0.5))
-        with pytest.raises(ValueError, match=rf"must return the mean .*{once:.6g} for 5 examples, and {twice:.6g}"):
+        app = app_of(
+            test=lambda model, data, power=power: (
+                means(model, data) * len(data.dataset) ** power,
+                0.5,
+            )
+        )
+        with pytest.raises(
+            ValueError, match=rf"must return the mean .*{once:.6g} for 5 examples, and {twice:.6g}"
+        ):
             ask(app, MEASURED)
 
 
@@ -140,7 +180,9 @@ def test_what_a_test_function_may_not_return() -> None:
         ((1.0, 87.5), r"the accuracy 87.5: it must be in \[0, 1\]"),
     ):
         with pytest.raises(ValueError, match=words):
-            measured(app_of(test=lambda model, loader, returned=returned: returned), "accuracy-before")
+            measured(
+                app_of(test=lambda model, loader, returned=returned: returned), "accuracy-before"
+            )
     with pytest.raises(ValueError, match="loss-before' must be a finite number"):
         rounds_of(QFedAvg(q=1.0, lipschitz=1.0), app_of(test=lambda model, loader: (math.nan, 0.5)))
 
@@ -151,12 +193,16 @@ def test_a_test_function_takes_training_values_by_their_names() -> None:
     def train(net: nn.Module, data: Any, device: str = "here", *more: Any, **options: Any) -> float:
         return train_point(net, data)
 
-    def test(data: Any, net: nn.Module, device: str, depth: int, verbose: bool = False) -> tuple[float, float]:
+    def test(
+        data: Any, net: nn.Module, device: str, depth: int, verbose: bool = False
+    ) -> tuple[float, float]:
         seen.append((type(net), device, depth, verbose))
         return measure_point(net, data)
 
     app = fair(train, test)
-    app.train()(lambda message, where: reply(message, app.train_fn(Point(), LOADER, "there", 7, depth=3)))
+    app.train()(
+        lambda message, where: reply(message, app.train_fn(Point(), LOADER, "there", 7, depth=3))
+    )
     assert measured(app, "loss-before") == [EXACTLY(loss_at(0.0))]
     assert set(seen) == {(Point, "there", 3, False)}
     for wrong, words in (
@@ -168,30 +214,46 @@ def test_a_test_function_takes_training_values_by_their_names() -> None:
 
 
 def reply(message: Message, told: float = 0.0) -> Message:
-    content = {"arrays": message.content["arrays"], "metrics": MetricRecord({"num-examples": 5, "told": told})}
+    content = {
+        "arrays": message.content["arrays"],
+        "metrics": MetricRecord({"num-examples": 5, "told": told}),
+    }
     return Message(RecordDict(content), reply_to=message)
 
 
-# The training data and the model --------------------------------------------------------------------------------------
+# The training data and the model ------------------------------------------------------------------
 
 
 def train_on_examples(model: nn.Module, dataset: Any, other: Any = None) -> float:
-    return train_point(model, dataset if isinstance(dataset, DataLoader) else DataLoader(dataset, batch_size=2))
+    return train_point(
+        model, dataset if isinstance(dataset, DataLoader) else DataLoader(dataset, batch_size=2)
+    )
 
 
 def test_training_data_of_the_user_are_measured() -> None:
     loaders = {"a": LOADER}
-    app = app_of(train_on_examples, data=[POINTS], training_data=lambda where: loaders[where.node_config["name"]])
+    app = app_of(
+        train_on_examples,
+        data=[POINTS],
+        training_data=lambda where: loaders[where.node_config["name"]],
+    )
     losses = measured(app, "loss-before", "loss-after", where=context(name="a"))
     assert losses == EXACTLY([loss_at(0), loss_at(steps())])
-    two = app_of(train_on_examples, data=[LOADER, DataLoader(POINTS)])  # they suffice where nothing is measured
+    # they suffice where nothing is measured
+    two = app_of(train_on_examples, data=[LOADER, DataLoader(POINTS)])
     assert trained(ask(two, {"proximal-mu": 0.7})) == EXACTLY(steps(mu=0.7))
 
 
 def test_data_that_cannot_be_found_are_asked_for() -> None:
-    iterable = type("Iterable", (IterableDataset,), {"__iter__": lambda self: iter([(EXAMPLES[0],)])})()
+    iterable = type(
+        "Iterable", (IterableDataset,), {"__iter__": lambda self: iter([(EXAMPLES[0],)])}
+    )()
     for data, load, words in (
-        ([POINTS], None, "measure = loss-before needs one DataLoader .* there is none: give .*training_data="),
+        (
+            [POINTS],
+            None,
+            "measure = loss-before needs one DataLoader .* there is none: give .*training_data=",
+        ),
         ([LOADER, DataLoader(POINTS)], None, "there is dataset, other: .*training_data="),
         ([POINTS], lambda where: POINTS, "there is none"),
         ([DataLoader(iterable)], None, "there is dataset: "),
@@ -225,7 +287,7 @@ def test_the_model_is_the_one_that_fits_and_is_trained() -> None:
         ask(app_of(net=lambda: Point().requires_grad_(False)), MEASURED)
 
 
-# Terms ----------------------------------------------------------------------------------------------------------------
+# Terms --------------------------------------------------------------------------------------------
 
 
 def with_closures(model: nn.Module, loader: Any, kind: Any = SGD) -> float:
@@ -244,7 +306,8 @@ def with_closures(model: nn.Module, loader: Any, kind: Any = SGD) -> float:
 
 
 def with_a_scaler(model: nn.Module, loader: Any, fused: bool = False) -> float:
-    optimizer, scaler = SGD(model.parameters(), lr=RATE, fused=fused), torch.amp.GradScaler("cpu")
+    optimizer = SGD(model.parameters(), lr=RATE, fused=fused)
+    scaler = torch.amp.GradScaler("cpu")
     for (batch,) in loader:
         optimizer.zero_grad()
         scaler.scale(model(batch)).backward()
@@ -256,12 +319,21 @@ def with_a_scaler(model: nn.Module, loader: Any, fused: bool = False) -> float:
 def test_proximal_term_and_momentum_are_added_to_each_step() -> None:
     start = Point()
     start.x.data.fill_(3.0)
-    assert trained(ask(app_of(), {"proximal-mu": 0.7}, model=start)) == EXACTLY(steps(mu=0.7, x=3.0))
-    scaled, fused = with_a_scaler, partial(with_a_scaler, fused=True)
+    assert trained(ask(app_of(), {"proximal-mu": 0.7}, model=start)) == EXACTLY(
+        steps(mu=0.7, x=3.0)
+    )
+    scaled = with_a_scaler
+    fused = partial(with_a_scaler, fused=True)
     for train in (with_closures, scaled, fused, partial(train_with_noise, noise=0.0)):
-        assert trained(ask(app_of(train), {"proximal-mu": 0.7})) == pytest.approx(steps(mu=0.7), rel=1e-6)
+        assert trained(ask(app_of(train), {"proximal-mu": 0.7})) == pytest.approx(
+            steps(mu=0.7), rel=1e-6
+        )
     for own in (0.0, 0.9):
-        app = app_of(lambda m, loader, own=own: descend(m, loader, SGD(m.parameters(), lr=RATE, momentum=own)))
+        app = app_of(
+            lambda m, loader, own=own: descend(
+                m, loader, SGD(m.parameters(), lr=RATE, momentum=own)
+            )
+        )
         assert trained(ask(app, {"client-momentum": 0.6})) == EXACTLY(steps(beta=0.6))
 
 
@@ -284,11 +356,15 @@ def test_a_client_with_its_own_proximal_term_adds_it_once() -> None:
 
     @app.train()
     def on_train(message: Message, _: Any) -> Message:
-        model, mu = Point(), float(message.content.config_records["config"]["proximal-mu"])  # type: ignore[arg-type]
+        model = Point()  # type: ignore[arg-type]
+        mu = float(message.content.config_records["config"]["proximal-mu"])  # type: ignore[arg-type]
         model.forward = lambda batch: Point.forward(model, batch) + mu / 2 * model.x.square().sum()  # type: ignore[assignment, method-assign]
         app.train_fn(model, LOADER)
         metrics = MetricRecord({"num-examples": 5, "mu": mu})
-        return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=message)
+        return Message(
+            RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}),
+            reply_to=message,
+        )
 
     content = ask(app, {"proximal-mu": 0.7})
     assert trained(content) == EXACTLY(steps(mu=0.7))
@@ -312,7 +388,10 @@ def on_a_copy(model: nn.Module, loader: Any) -> float:
 
 
 def with_two_rates(model: nn.Module, loader: Any) -> float:
-    groups: Any = [{"params": list(model.parameters())}, {"params": [torch.zeros(1, requires_grad=True)], "lr": 7.0}]
+    groups: Any = [
+        {"params": list(model.parameters())},
+        {"params": [torch.zeros(1, requires_grad=True)], "lr": 7.0},
+    ]
     return descend(model, loader, SGD(groups, lr=RATE))
 
 
@@ -323,7 +402,11 @@ def test_a_term_that_a_function_cannot_keep_is_named() -> None:
     for train, told, words in (
         (adam, {"client-momentum": 0.9}, "client-momentum = 0.9: Adam has no momentum"),
         (lbfgs, {"proximal-mu": 0.1}, "proximal-mu = 0.1: LBFGS"),
-        (by_hand, {"proximal-mu": 0.1}, "proximal-mu = 0.1: no optimizer of torch.optim took a step"),
+        (
+            by_hand,
+            {"proximal-mu": 0.1},
+            "proximal-mu = 0.1: no optimizer of torch.optim took a step",
+        ),
         (by_hand, rate, "measure = learning-rate: no optimizer"),
         (on_a_copy, {"proximal-mu": 0.1}, "proximal-mu = 0.1: no optimizer .* on the model"),
         (with_two_rates, rate, "the optimizer has several learning rates, .0.1, 7.0."),
@@ -332,23 +415,41 @@ def test_a_term_that_a_function_cannot_keep_is_named() -> None:
             ask(app_of(train), told)
     for calls in (0, 2):
         assert trained(ask(app_of(calls=calls))) == EXACTLY(steps(epochs=calls))
-        with pytest.raises(ValueError, match=rf"proximal-mu = 0.1, measure = loss-before, .*called it {calls} times"):
+        with pytest.raises(
+            ValueError,
+            match=rf"proximal-mu = 0.1, measure = loss-before, .*called it {calls} times",
+        ):
             ask(app_of(calls=calls), {"proximal-mu": 0.1, **MEASURED})
 
 
 def test_what_only_a_task_can_do_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     for told in (
-        *({"local-only": True}, {"full-batch-step": True}, {"local-steps": 7.5}, {"baseline-epochs": 200}),
+        *(
+            {"local-only": True},
+            {"full-batch-step": True},
+            {"local-steps": 7.5},
+            {"baseline-epochs": 200},
+        ),
         *({"control-variates": True}, {"dynamic-alpha": 0.1}, {"disparity": "demographic-parity"}),
-        *({"measure": ["hits-0"]}, {"measure": ["loss-baseline"]}, {"personal-lambda": 0.5, "personal-epochs": 1}),
+        *(
+            {"measure": ["hits-0"]},
+            {"measure": ["loss-baseline"]},
+            {"personal-lambda": 0.5, "personal-epochs": 1},
+        ),
         {"loss-transform": "propfair", "propfair-baseline": 5.0, "propfair-epsilon": 0.2},
     ):
-        with pytest.raises(ValueError, match=f"{next(iter(told))}.*: .*own client with a task of yours"):
+        with pytest.raises(
+            ValueError, match=f"{next(iter(told))}.*: .*own client with a task of yours"
+        ):
             ask(app_of(), told)
-    with pytest.raises(ValueError, match=r"measure = train-loss: .*own client with a task of yours"):
+    with pytest.raises(
+        ValueError, match=r"measure = train-loss: .*own client with a task of yours"
+    ):
         ask(app_of(), {"measure": ["train-loss"]}, MessageType.EVALUATE)
     # As if a term had been added to the protocol and forgotten here:
-    monkeypatch.setattr(fair_package, "HONOURED", replace(HONOURED, rules=frozenset({ClientMomentum})))
+    monkeypatch.setattr(
+        fair_package, "HONOURED", replace(HONOURED, rules=frozenset({ClientMomentum}))
+    )
     with pytest.raises(ValueError, match=r"proximal-mu = 0\.5: this client does not know it"):
         ask(app_of(), {"proximal-mu": 0.5})
 
@@ -363,13 +464,14 @@ def test_a_train_function_that_raises_leaves_nothing_behind() -> None:
         ask(app_of(failing), {"proximal-mu": 0.1, **MEASURED})
     assert not hooks._global_optimizer_pre_hooks
     assert torch.equal(torch.get_rng_state(), before)
-    train_fn, model = fair(train_point, measure_point).train_fn, Point()
+    train_fn = fair(train_point, measure_point).train_fn
+    model = Point()
     assert train_fn.__name__ == "train_point"
     train_fn(model, LOADER)  # outside a message it is the user's
     assert model.x.item() == EXACTLY(steps())
 
 
-# What a client draws, and who it is -----------------------------------------------------------------------------------
+# What a client draws, and who it is ---------------------------------------------------------------
 
 
 def draw() -> tuple[float, float, float]:
@@ -380,19 +482,24 @@ def test_draws_depend_on_client_round_and_the_seeds() -> None:
     drawn: list[Any] = []
 
     def draws(told: dict[str, Any], name: str = "a", seed: int = 0, **how: Any) -> Any:
-        app = app_of(lambda model, loader: drawn.append(draw()) or train_point(model, loader), **how)  # type: ignore[func-returns-value]
+        app = app_of(
+            lambda model, loader: drawn.append(draw()) or train_point(model, loader), **how
+        )  # type: ignore[func-returns-value]
         ask(app, told, where=context({"seed": seed}, name=name))
         return drawn[-1]
 
     places: list[Any] = [({}, "a"), ({}, "b"), ({}, "a", 5)]
-    places += [({key: value}, "a") for key, value in (("server-round", 2), ("seed", 1), ("seed", 2))]
+    places += [
+        ({key: value}, "a") for key, value in (("server-round", 2), ("seed", 1), ("seed", 2))
+    ]
     assert len({draws(*place) for place in places}) == len(places)
     assert draws({"seed": 1}) == draws({"seed": 1, "proximal-mu": 3.0, **MEASURED})
     assert draws({}, seeded=False) != draws({}, seeded=False)
 
 
 def test_a_handler_draws_alike_in_the_whole_run_and_no_further() -> None:
-    app, drawn = fair(train_point, measure_point), list[Any]()
+    app = fair(train_point, measure_point)
+    drawn = list[Any]()
     handler = lambda message, where: drawn.append(draw()) or reply(message)  # type: ignore[func-returns-value]  # noqa: E731
     app.train()(handler)
     app.evaluate()(handler)
@@ -413,7 +520,8 @@ class NoisySGD(Optimizer):
     """An optimizer that adds noise before another one steps, as Opacus' DPOptimizer does."""
 
     def __init__(self, inner: Optimizer, noise_multiplier: float) -> None:
-        self.inner, self.noise_multiplier = inner, noise_multiplier
+        self.inner = inner
+        self.noise_multiplier = noise_multiplier
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.inner.zero_grad(set_to_none)
@@ -430,9 +538,13 @@ def train_with_noise(model: nn.Module, loader: Any, noise: float = 1.0) -> float
 
 def test_noise_is_refused_where_the_server_knows_the_seed() -> None:
     for told in ({}, MEASURED, {"proximal-mu": 0.7}):
-        with pytest.raises(ValueError, match=r"NoisySGD adds noise .*: write fair\(\.\.\., seeded=False\)"):
+        with pytest.raises(
+            ValueError, match=r"NoisySGD adds noise .*: write fair\(\.\.\., seeded=False\)"
+        ):
             ask(app_of(train_with_noise), told)
-        assert len({trained(ask(app_of(train_with_noise, seeded=False), told)) for _ in range(2)}) == 2
+        assert (
+            len({trained(ask(app_of(train_with_noise, seeded=False), told)) for _ in range(2)}) == 2
+        )
 
 
 def test_a_client_is_called_by_its_name_partition_or_node() -> None:
@@ -451,22 +563,41 @@ def test_mods_are_around_the_handlers_that_they_are_given_to() -> None:
     seen: list[tuple[str, str, list[str]]] = []
 
     def watching(who: str) -> Callable[..., Message]:
-        def watch(message: Message, context: Context, call: Callable[[Message, Context], Message]) -> Message:
+        def watch(
+            message: Message, context: Context, call: Callable[[Message, Context], Message]
+        ) -> Message:
             answer = call(message, context)
-            seen.append((who, message.metadata.message_type, sorted(answer.content.metric_records["metrics"])))
+            seen.append(
+                (
+                    who,
+                    message.metadata.message_type,
+                    sorted(answer.content.metric_records["metrics"]),
+                )
+            )
             return answer
 
         return watch
 
-    app = app_of(mods=[watching("outer")], handler_mods=[watching("inner")], handler_evaluate_mods=[watching("other")])
+    app = app_of(
+        mods=[watching("outer")],
+        handler_mods=[watching("inner")],
+        handler_evaluate_mods=[watching("other")],
+    )
     ask(app, kind=MessageType.QUERY)
     ask(app, MEASURED)
     ask(app, kind=MessageType.EVALUATE)
-    trained, evaluated = ["loss-before", "num-examples", "returned"], ["eval_acc", "eval_loss", "num-examples"]
-    assert seen == [("inner", "train", trained), ("outer", "train", trained), ("other", "evaluate", evaluated)]
+    trained = ["loss-before", "num-examples", "returned"]
+    evaluated = ["eval_acc", "eval_loss", "num-examples"]
+    assert seen == [
+        ("inner", "train", trained),
+        ("outer", "train", trained),
+        ("other", "evaluate", evaluated),
+    ]
 
 
 def test_a_message_of_another_strategy_goes_to_the_users_handler() -> None:
-    content = RecordDict({"arrays": ArrayRecord(Point().state_dict()), "config": ConfigRecord({"lr": 1.0})})
+    content = RecordDict(
+        {"arrays": ArrayRecord(Point().state_dict()), "config": ConfigRecord({"lr": 1.0})}
+    )
     answer = app_of()(Message(content, dst_node_id=2, message_type=MessageType.TRAIN), context())
     assert trained(answer.content) == EXACTLY(steps())

@@ -1,4 +1,5 @@
-"""A device sends no number of few rows, and reads its tables by schemas alone that its owner has accepted."""
+"""A device sends no number of few rows, and reads its tables by schemas alone that its owner has
+accepted."""
 
 import json
 from collections.abc import Iterator
@@ -29,7 +30,7 @@ def device(tmp_path: Path) -> Device:
     return Device(tmp_path)
 
 
-# Floors ---------------------------------------------------------------------------------------------------------------
+# Floors -------------------------------------------------------------------------------------------
 
 
 def test_a_test_share_that_leaves_few_rows_shows_nothing_of_them(device: Device) -> None:
@@ -77,22 +78,33 @@ def test_counts_of_fairfed_are_of_enough_rows_too(device: Device) -> None:
 
 
 def test_a_device_with_few_rows_is_listed_without_scores(tmp_path: Path) -> None:
-    asked = Settings.of({**RUN, "schema": PLAIN, "clients": 2, "num-rounds": 2, "out": str(tmp_path / "run")})
+    asked = Settings.of(
+        {**RUN, "schema": PLAIN, "clients": 2, "num-rounds": 2, "out": str(tmp_path / "run")}
+    )
     grid = InProcessGrid(app, accepted_settings(asked.run_config()), 2)
-    for context, (name, rows) in zip(grid.contexts.values(), {"lund": 60, "oslo": 20}.items(), strict=True):
+    for context, (name, rows) in zip(
+        grid.contexts.values(), {"lund": 60, "oslo": 20}.items(), strict=True
+    ):
         (tmp_path / name).mkdir()
         (tmp_path / name / f"{name}.csv").write_text(csv_of(rows, rows))
         context.node_config = {"partition-id": 0, "name": name, "data-dir": str(tmp_path / name)}
     server(grid, Context(1, 1, {}, RecordDict(), asked.run_config()))
     rows = {row["client"]: row for row in table(tmp_path / "run" / "clients.csv")}
     assert float(rows["lund"]["test_accuracy_of_global_model"]) > 0.0
-    assert (rows["oslo"]["test_accuracy_of_global_model"], rows["oslo"]["test_loss_of_global_model"]) == ("", "")
+    assert (
+        rows["oslo"]["test_accuracy_of_global_model"],
+        rows["oslo"]["test_loss_of_global_model"],
+    ) == ("", "")
 
 
 def hostile() -> Iterator[dict[str, Any]]:
     """Yield settings by which a run may try to see single rows."""
     for share in (0.004, 0.02, 0.1, 0.5, 0.98, 0.995):
-        for more in ({}, {"validation-share": 0.004}, {"schema": grouped("sex", "age>=30"), "smallest-group": 1}):
+        for more in (
+            {},
+            {"validation-share": 0.004},
+            {"schema": grouped("sex", "age>=30"), "smallest-group": 1},
+        ):
             yield {"test-share": share, "scores": "f1,sensitivity,specificity,brier", **more}
 
 
@@ -109,7 +121,11 @@ def test_hostile_settings_show_no_few_rows(device: Device) -> None:
         parts = {"": splits.test, "-validation": splits.validation}
         for name in metrics.keys() - {"num-examples"}:
             answered += 1
-            part = splits.train if name.startswith("train") else parts["-validation" if "-validation" in name else ""]
+            part = (
+                splits.train
+                if name.startswith("train")
+                else parts["-validation" if "-validation" in name else ""]
+            )
             assert part is not None
             assert len(part) >= 5, (settings, name)
             if "[" in name and name.startswith("count"):
@@ -117,7 +133,7 @@ def test_hostile_settings_show_no_few_rows(device: Device) -> None:
     assert answered > 25
 
 
-# Schemas --------------------------------------------------------------------------------------------------------------
+# Schemas ------------------------------------------------------------------------------------------
 
 
 def test_a_schema_is_accepted_once_by_the_owner(tmp_path: Path) -> None:
@@ -133,7 +149,9 @@ def test_a_schema_is_accepted_once_by_the_owner(tmp_path: Path) -> None:
     for other in (grouped("chol>=237"), grouped("chol>=238")):  # which would show who has 237
         with pytest.raises(SettingRefusedError, match="accept"):
             check_accepted(other, tmp_path, "accepted")
-        assert f"+groups = {[other.split(chr(39))[1]]}" in describe_change(tmp_path, read_refused(tmp_path))
+        assert f"+groups = {[other.split(chr(39))[1]]}" in describe_change(
+            tmp_path, read_refused(tmp_path)
+        )
     check_accepted(grouped("chol>=238"), tmp_path, "any")
     with pytest.raises(SettingRefusedError, match="no state-dir"):
         check_accepted(SCHEMA, None, "accepted")
@@ -150,7 +168,7 @@ def test_a_device_takes_the_text_of_a_schema_and_no_place(tmp_path: Path) -> Non
     assert "root" not in str(refusal.value)
 
 
-# What the owner reads -------------------------------------------------------------------------------------------------
+# What the owner reads -----------------------------------------------------------------------------
 
 
 def test_the_log_says_what_was_asked_sent_and_held_back(device: Device) -> None:

@@ -1,4 +1,5 @@
-"""What a client reports of groups: fairlearn's numbers, and nothing from which a small group can be found out."""
+"""What a client reports of groups: fairlearn's numbers, and nothing from which a small group can be
+found out."""
 
 import itertools
 import math
@@ -20,22 +21,31 @@ from fairbloom.tasks.measures import absolute_error, auc, group_scores_of_classe
 
 fairlearn = pytest.importorskip("fairlearn.metrics")
 
-SEXES, WARDS = ("female", "male"), ("north", "south", "west")
+SEXES = ("female", "male")
+WARDS = ("north", "south", "west")
 
 
 def task_of(classes: int = 2, positive: int = 1, **changes: Any) -> Task:
-    """Return a task whose examples are grouped by sex and ward; it has neither a model nor clients."""
+    """Return a task whose examples are grouped by sex and ward; it has neither a model nor
+    clients."""
     groupings = {"sex": SEXES, "ward": WARDS}
-    given = {"groupings": groupings, "group_scores": group_scores_of_classes(classes, positive)} | changes
+    given = {
+        "groupings": groupings,
+        "group_scores": group_scores_of_classes(classes, positive),
+    } | changes
     return Task((), lambda: None, lambda outputs, targets: outputs, lambda client: None, **given)  # type: ignore[arg-type,return-value]
 
 
-def drawn(count: int, seed: int, classes: int = 2) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def drawn(
+    count: int, seed: int, classes: int = 2
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return outputs, targets and groups of examples."""
     random = np.random.default_rng(seed)
     outputs = torch.from_numpy(random.normal(size=(count, classes)).astype(np.float32))
     targets = torch.from_numpy(random.integers(0, classes, count))
-    groups = torch.from_numpy(np.stack([random.integers(0, 2, count), random.integers(0, 3, count)], axis=1))
+    groups = torch.from_numpy(
+        np.stack([random.integers(0, 2, count), random.integers(0, 3, count)], axis=1)
+    )
     return outputs, targets, groups
 
 
@@ -43,11 +53,14 @@ def measured_groups(
     task: Task, outputs: torch.Tensor, targets: torch.Tensor, groups: torch.Tensor, smallest: int
 ) -> dict[str, int | float]:
     return measure_groups(
-        task, {score: of(outputs, targets) for score, of in task.group_scores.items()}, groups, smallest
+        task,
+        {score: of(outputs, targets) for score, of in task.group_scores.items()},
+        groups,
+        smallest,
     )
 
 
-# Scores ---------------------------------------------------------------------------------------------------------------
+# Scores -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -56,12 +69,15 @@ def measured_groups(
 def test_scores_by_group_are_fairlearns(count: int, seed: int, positive: int) -> None:
     outputs, targets, groups = drawn(count, seed)
     found = measured_groups(task_of(positive=positive), outputs, targets, groups, smallest=1)
-    right, answers = (targets == positive).long().numpy(), (outputs.argmax(1) == positive).long().numpy()
+    right = (targets == positive).long().numpy()
+    answers = (outputs.argmax(1) == positive).long().numpy()
     of = {"accuracy": accuracy_score, "selection-rate": fairlearn.selection_rate}
     of |= {"true-positive-rate": fairlearn.true_positive_rate, "count": fairlearn.count}
     for column, (grouping, names) in enumerate((("sex", SEXES), ("ward", WARDS))):
         by = np.array(names)[groups[:, column].numpy()]
-        table = fairlearn.MetricFrame(metrics=of, y_true=right, y_pred=answers, sensitive_features=by).by_group
+        table = fairlearn.MetricFrame(
+            metrics=of, y_true=right, y_pred=answers, sensitive_features=by
+        ).by_group
         for name in names:
             positives = int(right[by == name].sum())
             there = {key: found.get(f"{key}[{grouping}:{name}]") for key in of}
@@ -82,15 +98,22 @@ def test_accuracy_and_error_are_measured_in_groups_too() -> None:
     assert {key.partition("[")[0] for key in found} == {"count", "accuracy"}
     women = groups[:, 0] == 0
     assert found["accuracy[sex:female]"] == accuracy_score(targets[women], outputs.argmax(1)[women])
-    numbers, errors = outputs[:, :1], {Score("mae", higher_is_better=False): absolute_error}
-    found = measured_groups(task_of(group_scores={}, scores=errors), numbers, targets.float(), groups, smallest=1)
-    assert found["mae[sex:female]"] == pytest.approx(mean_absolute_error(targets[women], numbers[women]), rel=1e-6)
+    numbers = outputs[:, :1]
+    errors = {Score("mae", higher_is_better=False): absolute_error}
+    found = measured_groups(
+        task_of(group_scores={}, scores=errors), numbers, targets.float(), groups, smallest=1
+    )
+    assert found["mae[sex:female]"] == pytest.approx(
+        mean_absolute_error(targets[women], numbers[women]), rel=1e-6
+    )
 
 
 def test_a_score_of_all_together_cannot_be_measured_in_groups() -> None:
     outputs, targets, groups = drawn(20, 1)
     task = task_of(group_scores={}, scores={Score("auc"): auc})
-    with pytest.raises(ReportableError, match=r"score auc cannot be measured in groups.*give the task group_scores"):
+    with pytest.raises(
+        ReportableError, match=r"score auc cannot be measured in groups.*give the task group_scores"
+    ):
         measured_groups(task, outputs, targets, groups, smallest=1)
 
 
@@ -104,7 +127,7 @@ def test_an_infinite_score_is_left_out_of_its_group_alone() -> None:
     assert math.isfinite(found["mae[sex:male]"])
 
 
-# What is held back ----------------------------------------------------------------------------------------------------
+# What is held back --------------------------------------------------------------------------------
 
 
 def test_with_a_small_group_others_are_held_back() -> None:
@@ -126,7 +149,8 @@ def test_with_a_small_group_others_are_held_back() -> None:
 
 
 def possible(counts: tuple[int, ...], smallest: int) -> Mapping[int, set[int]]:
-    """Return what somebody who knows total, reported counts and the rule can think of each group that is held back."""
+    """Return what somebody who knows total, reported counts and the rule can think of each group
+    that is held back."""
     shown = reportable([counts], smallest)
     hidden = [place for place in range(len(counts)) if place not in shown]
     left = sum(counts) - sum(counts[place] for place in shown)
@@ -152,7 +176,9 @@ def test_a_small_groups_count_cannot_be_derived(counts: list[int], smallest: int
 
 
 @given(count=st.integers(1, 80), seed=st.integers(0, 999), smallest=st.integers(2, 12))
-def test_what_leaves_is_over_enough_examples_as_is_the_rest(count: int, seed: int, smallest: int) -> None:
+def test_what_leaves_is_over_enough_examples_as_is_the_rest(
+    count: int, seed: int, smallest: int
+) -> None:
     outputs, targets, groups = drawn(count, seed)
     found = measured_groups(task_of(), outputs, targets, groups, smallest)
     for column, (grouping, names) in enumerate((("sex", SEXES), ("ward", WARDS))):
@@ -160,10 +186,16 @@ def test_what_leaves_is_over_enough_examples_as_is_the_rest(count: int, seed: in
         with_target = torch.bincount(groups[targets == 1, column], minlength=len(names)).tolist()
         for what, true in (("count", of_groups), ("positives", with_target)):
             reported = {
-                place: found[key] for place, name in enumerate(names) if (key := f"{what}[{grouping}:{name}]") in found
+                place: found[key]
+                for place, name in enumerate(names)
+                if (key := f"{what}[{grouping}:{name}]") in found
             }
             assert all(value == true[place] >= smallest for place, value in reported.items())
-            hidden = [value for place, value in enumerate(true) if place not in reported and of_groups[place]]
+            hidden = [
+                value
+                for place, value in enumerate(true)
+                if place not in reported and of_groups[place]
+            ]
             if reported and hidden:
                 assert len(hidden) > 1
                 assert sum(hidden) >= smallest
@@ -171,18 +203,23 @@ def test_what_leaves_is_over_enough_examples_as_is_the_rest(count: int, seed: in
             if (positives := found.get(f"positives[{grouping}:{name}]")) is not None:
                 assert found[f"count[{grouping}:{name}]"] - positives >= smallest
             for score in ("accuracy", "selection-rate"):
-                assert (f"{score}[{grouping}:{name}]" in found) == (f"count[{grouping}:{name}]" in found)
+                assert (f"{score}[{grouping}:{name}]" in found) == (
+                    f"count[{grouping}:{name}]" in found
+                )
 
 
 def test_examples_that_are_pooled_keep_their_groups() -> None:
     from fairbloom.tasks.pooled import join
 
     first, second = (
-        Examples(torch.zeros(4, 1), torch.zeros(4), torch.tensor([2, 0]), torch.arange(4)[:, None]) for _ in "ab"
+        Examples(torch.zeros(4, 1), torch.zeros(4), torch.tensor([2, 0]), torch.arange(4)[:, None])
+        for _ in "ab"
     )
     joined = join([first, second]).group_places()
     assert joined is not None
     assert joined.flatten().tolist() == [2, 0, 2, 0]
-    shared = join([first, Examples(first.inputs, first.targets, torch.tensor([3]), first.groups)]).group_places()
+    shared = join(
+        [first, Examples(first.inputs, first.targets, torch.tensor([3]), first.groups)]
+    ).group_places()
     assert shared is not None
     assert shared.flatten().tolist() == [2, 0, 3]

@@ -1,4 +1,5 @@
-"""Careless and hostile files on a device: whatever they hold, no cell of them is in what the device sends."""
+"""Careless and hostile files on a device: whatever they hold, no cell of them is in what the device
+sends."""
 
 import io
 import json
@@ -51,12 +52,25 @@ categories = ["recovered", "deceased"]
 """
 """What the federation has agreed on."""
 
-GOOD = {"age", "sexus", "diagnosis", "outcome", "patient", *ILLS, "recovered", "deceased", "female", "male", "other"}
+GOOD = {
+    "age",
+    "sexus",
+    "diagnosis",
+    "outcome",
+    "patient",
+    *ILLS,
+    "recovered",
+    "deceased",
+    "female",
+    "male",
+    "other",
+}
 """What is in the schema, which the server has, of files as they should be."""
 
 
 def rows(separator: str = ",", **cells: str) -> list[str]:
-    """Return thirty patients' rows; `cells` replace a column's values, {n} is the row's number and {who} its person."""
+    """Return thirty patients' rows; `cells` replace a column's values, {n} is the row's number and
+    {who} its person."""
     lines = []
     for number, who in enumerate(PEOPLE):
         values = {
@@ -66,7 +80,9 @@ def rows(separator: str = ",", **cells: str) -> list[str]:
             "diagnosis": ILLS[number % 3],
             "outcome": "recovered" if number % 5 else "deceased",
         }
-        values |= {name: cell.format(n=number, who=who, some=number % 2) for name, cell in cells.items()}
+        values |= {
+            name: cell.format(n=number, who=who, some=number % 2) for name, cell in cells.items()
+        }
         lines.append(separator.join(values.values()))
     return lines
 
@@ -76,10 +92,13 @@ def table(*lines: str, header: str | None = HEADER) -> str:
 
 
 Case = tuple[str | bytes, str, str, str]
-"""A file, the schema by which it is read, what the server must be told of it, if any, and the file's name."""
+"""A file, the schema by which it is read, what the server must be told of it, if any, and the
+file's name."""
 
 
-def case(content: str | bytes, told: str = "", change: tuple[str, str] = ("", ""), name: str = "site") -> Case:
+def case(
+    content: str | bytes, told: str = "", change: tuple[str, str] = ("", ""), name: str = "site"
+) -> Case:
     """Return a case whose schema has one text exchanged."""
     assert change[0] in SCHEMA
     return content, SCHEMA.replace(*change) if change[0] else SCHEMA, told, name
@@ -101,17 +120,29 @@ STRANGE = "it has no column"
 CASES: dict[str, Case] = {
     # No header, or none that is one
     "no header": case(HEADLESS, STRANGE),
-    "a patient's row above the header": case(table(rows()[0], HEADER, *rows(), header=None), STRANGE),
-    "a comment above the header": case(table("# of ward 7, for Dr Haraldsen", HEADER, *rows(), header=None)),
-    "a header with a value of its column": case(table(*rows(), header="patient,age,b,migraine,outcome"), STRANGE),
+    "a patient's row above the header": case(
+        table(rows()[0], HEADER, *rows(), header=None), STRANGE
+    ),
+    "a comment above the header": case(
+        table("# of ward 7, for Dr Haraldsen", HEADER, *rows(), header=None)
+    ),
+    "a header with a value of its column": case(
+        table(*rows(), header="patient,age,b,migraine,outcome"), STRANGE
+    ),
     "a header with a person twice": case(
-        table(*rows(), header="Astrid Lindqvist,Astrid Lindqvist,b,c,outcome"), "columns 1 and 2 have the same name"
+        table(*rows(), header="Astrid Lindqvist,Astrid Lindqvist,b,c,outcome"),
+        "columns 1 and 2 have the same name",
     ),
-    "a header with a hole": case(table(*rows(), header="Astrid Lindqvist,,b,c,outcome"), "column 2 has no name"),
+    "a header with a hole": case(
+        table(*rows(), header="Astrid Lindqvist,,b,c,outcome"), "column 2 has no name"
+    ),
     "a header of free text": case(
-        table(*rows(), header=f"{'Haraldsen said that ' * 20},a,b,c,outcome"), "the name of column 1 has"
+        table(*rows(), header=f"{'Haraldsen said that ' * 20},a,b,c,outcome"),
+        "the name of column 1 has",
     ),
-    "a header over several lines": case(table(*rows(), header='patient,age,sexus,"diag\nLindqvist",outcome')),
+    "a header over several lines": case(
+        table(*rows(), header='patient,age,sexus,"diag\nLindqvist",outcome')
+    ),
     "a column more, called as a person": case(
         table(*(f"{each},1" for each in rows()), header=f"{HEADER},Astrid Lindqvist"),
         "columns that the schema does not name (1)",
@@ -123,7 +154,10 @@ CASES: dict[str, Case] = {
     "UTF-16, big end first": case(b"\xfe\xff" + table(*rows()).encode("utf-16-be")),
     "UTF-16 without a mark": case(table(*rows()).encode("utf-16-le"), "in UTF-16"),
     "UTF-32": case(table(*rows()).encode("utf-32"), "no text"),
-    "latin 1": case(table(*rows(patient="Håkan Lindqvist")).encode("latin-1"), "line 2 of its file is not in UTF-8"),
+    "latin 1": case(
+        table(*rows(patient="Håkan Lindqvist")).encode("latin-1"),
+        "line 2 of its file is not in UTF-8",
+    ),
     "decimal commas": case(table(*rows(";", age="36,{n}"), header=HEADER.replace(",", ";"))),
     "old Mac lines": case(table(*rows()).replace("\n", "\r")),
     # No table at all
@@ -133,27 +167,45 @@ CASES: dict[str, Case] = {
     "zero bytes": case(table(*rows()).replace("Astrid", "As\0trid"), "no text"),
     "a packed workbook": case(packed()),
     "a pickle": case(pickle.dumps({"rows": rows()})),
-    "JSON": case(json.dumps([dict(zip(HEADER.split(","), line.split(","), strict=True)) for line in rows()], indent=1)),
+    "JSON": case(
+        json.dumps(
+            [dict(zip(HEADER.split(","), line.split(","), strict=True)) for line in rows()],
+            indent=1,
+        )
+    ),
     "a dump of a database": case(
         "INSERT INTO ward VALUES\n" + ",\n".join(f"({k}, '{who}')" for k, who in enumerate(PEOPLE))
     ),
     # Cells
     "a huge cell": case(table(*rows(), f"{'Lindqvist ' * 20_000},1,male,asthma,recovered")),
     "a huge cell of a feature": case(
-        table(*rows(), f"Astrid,1,male,{'Lindqvist ' * 100},recovered"), "line 32, column 'diagnosis' is in none"
+        table(*rows(), f"Astrid,1,male,{'Lindqvist ' * 100},recovered"),
+        "line 32, column 'diagnosis' is in none",
     ),
-    "thousands of columns": case("\n".join(",".join(f"{who} {k}" for k in range(3000)) for who in PEOPLE[:8]), STRANGE),
+    "thousands of columns": case(
+        "\n".join(",".join(f"{who} {k}" for k in range(3000)) for who in PEOPLE[:8]), STRANGE
+    ),
     "a quote that is not closed": case(table(*rows()).replace("Dagfinn", '"Dagfinn')),
-    "a line in a cell": case(table(*rows(diagnosis='"seen by\nHaraldsen {n}"')), "column 'diagnosis' is in none"),
+    "a line in a cell": case(
+        table(*rows(diagnosis='"seen by\nHaraldsen {n}"')), "column 'diagnosis' is in none"
+    ),
     "names as categories": case(
-        table(*rows()).replace("diagnosis", "diag").replace("patient", "diagnosis").replace("diag,", "patient,", 1)
+        table(*rows())
+        .replace("diagnosis", "diag")
+        .replace("patient", "diagnosis")
+        .replace("diag,", "patient,", 1)
     ),
     "dates": case(table(*rows(diagnosis="2024-03-1{some}")), "column 'diagnosis' is in none"),
-    "a rare illness": case(table(*rows(), "Eve,70,male,kuru,recovered", *rows()), "line 32, column 'diagnosis'"),
-    "a text among numbers": case(
-        table(*rows(), "Eve,Lindqvist,male,asthma,recovered"), "line 32, column 'age' is not a number"
+    "a rare illness": case(
+        table(*rows(), "Eve,70,male,kuru,recovered", *rows()), "line 32, column 'diagnosis'"
     ),
-    "an endless number": case(table(*rows(), "Eve,inf,male,asthma,recovered"), "column 'age' is not a number"),
+    "a text among numbers": case(
+        table(*rows(), "Eve,Lindqvist,male,asthma,recovered"),
+        "line 32, column 'age' is not a number",
+    ),
+    "an endless number": case(
+        table(*rows(), "Eve,inf,male,asthma,recovered"), "column 'age' is not a number"
+    ),
     "a number beyond what is allowed": case(
         table(*rows(), "Eve,147,male,asthma,recovered"),
         "line 32, column 'age' is outside the range",
@@ -161,8 +213,12 @@ CASES: dict[str, Case] = {
     ),
     "a missing value": case(table(*rows(), "Eve,,male,asthma,recovered"), "has no value"),
     "a short row": case(table(*rows(), "Eve Okonkwo,7"), "line 32 has 2 values"),
-    "classes that are not those of the schema": case(table(*rows(outcome="{who}")), "column 'outcome' is in none"),
-    "a column that is not there": case(table(*rows()).replace("diagnosis", "Lindqvist"), "no column 'diagnosis'"),
+    "classes that are not those of the schema": case(
+        table(*rows(outcome="{who}")), "column 'outcome' is in none"
+    ),
+    "a column that is not there": case(
+        table(*rows()).replace("diagnosis", "Lindqvist"), "no column 'diagnosis'"
+    ),
     "names as clients": case(
         table(*rows()),
         "holds the data of 30 clients",
@@ -186,7 +242,8 @@ def context_of(folder: Path, settings: Mapping[str, Any], **node: Any) -> Contex
 
 
 def sent(context: Context, kind: str, content: RecordDict) -> tuple[str, RecordDict | None]:
-    """Return all that a message's answer has on the wire as text, and its content where it is no error."""
+    """Return all that a message's answer has on the wire as text, and its content where it is no
+    error."""
     try:
         reply = app(Message(content, dst_node_id=2, message_type=kind), context).content
     except Exception as error:  # as deploy/fleet/app_process.py makes an error reply
@@ -195,10 +252,15 @@ def sent(context: Context, kind: str, content: RecordDict) -> tuple[str, RecordD
 
 
 def everything_sent(context: Context) -> tuple[list[str], bool]:
-    """Return what a client sends to be asked, trained and evaluated, and whether its data could be used."""
+    """Return what a client sends to be asked, trained and evaluated, and whether its data could be
+    used."""
     asked, reply = sent(context, MessageType.QUERY, RecordDict())
     schema = context.run_config.get("schema")
-    model = load_task({**context.run_config, "data-dir": ""}).model() if schema else torch.nn.Linear(1, 1)
+    model = (
+        load_task({**context.run_config, "data-dir": ""}).model()
+        if schema
+        else torch.nn.Linear(1, 1)
+    )
     arrays = ArrayRecord(model.state_dict())
     config = ConfigRecord({"server-round": 1, "measure": ["loss-before", "train-loss"]})
     work = [
@@ -209,7 +271,8 @@ def everything_sent(context: Context) -> tuple[list[str], bool]:
 
 
 def words_of(texts: Iterable[str]) -> set[str]:
-    """Return the words of four letters or more, and numbers of four digits or more, in small letters."""
+    """Return the words of four letters or more, and numbers of four digits or more, in small
+    letters."""
     return {word for text in texts for word in re.findall(r"[^\W_]{4,}", text.lower())}
 
 
@@ -233,7 +296,9 @@ def written(folder: Path, name: str, content: str | bytes) -> Path:
     return folder
 
 
-def test_no_cell_of_a_file_is_in_what_its_device_sends(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_cell_of_a_file_is_in_what_its_device_sends(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.CRITICAL, "flwr")
     for number, (which, (content, schema, told, name)) in enumerate(CASES.items()):
         folder = written(tmp_path / str(number) / "Kungsgatan", name, content)
@@ -250,14 +315,16 @@ def test_no_cell_of_a_file_is_in_what_its_device_sends(tmp_path: Path, caplog: p
         assert usable or which not in ("a good file", "old Mac lines", "decimal commas")
 
 
-# Images and tasks of one's own ----------------------------------------------------------------------------------------
+# Images and tasks of one's own --------------------------------------------------------------------
 
 
 def test_no_name_of_a_folder_or_image_leaves_in_an_error(tmp_path: Path) -> None:
     for who in PEOPLE[:2]:
         (tmp_path / "site" / who).mkdir(parents=True)
         for number in range(5):
-            Image.new("L", (8, 8 + number), number).save(tmp_path / "site" / who / f"Haraldsen{number}.png")
+            Image.new("L", (8, 8 + number), number).save(
+                tmp_path / "site" / who / f"Haraldsen{number}.png"
+            )
     for classes in (["cat", "dog"], PEOPLE[:2]):
         schema = f"classes = {json.dumps(classes)}\nsize = [8, 8]\n"
         context = context_of(tmp_path, {"task": "image-folder", "schema": schema}, name="site")
@@ -295,7 +362,9 @@ def test_an_own_tasks_error_is_told_by_kind_or_its_own_words(
     (tmp_path / "rows.csv").write_text("Astrid Lindqvist,diabetes\n")
     monkeypatch.chdir(tmp_path)
     known, unknown = (OWN.format(error="FairbloomError", key=key) for key in (PEOPLE[0], "nobody"))
-    in_words = OWN.format(error="ReportableError", key=PEOPLE[0]).replace('"])', '"], "a row is damaged")')
+    in_words = OWN.format(error="ReportableError", key=PEOPLE[0]).replace(
+        '"])', '"], "a row is damaged")'
+    )
     for module, text, told, logged in (
         ("hostile_known", known, "FairbloomError in {}.py, line 13", "diabetes"),
         ("hostile_unknown", unknown, "KeyError in {}.py, line 13", "Astrid"),
@@ -303,7 +372,9 @@ def test_an_own_tasks_error_is_told_by_kind_or_its_own_words(
     ):
         (tmp_path / f"{module}.py").write_text(text)
         with caplog.at_level(logging.ERROR, "flwr"):
-            messages, usable = everything_sent(context_of(tmp_path, {"task": f"{module}:patients"}, name="site"))
+            messages, usable = everything_sent(
+                context_of(tmp_path, {"task": f"{module}:patients"}, name="site")
+            )
         assert not usable
         ending = ": what it says stays in this client's own log" if logged else ""
         assert {*messages} == {told.format(module) + ending}
@@ -311,7 +382,9 @@ def test_an_own_tasks_error_is_told_by_kind_or_its_own_words(
         caplog.clear()
 
 
-def test_a_place_of_a_known_data_set_stays_on_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_place_of_a_known_data_set_stays_on_the_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FAIRBLOOM_DATA", str(tmp_path / "Kungsgatan"))
     (tmp_path / "Kungsgatan").mkdir()
     for place in ({}, {"data-dir": str(tmp_path / "Kungsgatan")}):

@@ -25,7 +25,13 @@ OWNER = {
     "settings": {"seed": [0, 1], "test-share": 0.2, "method": "fedavg", "csv": {"kind": "auto"}},
 }
 
-PASSED: dict[str, Any] = {"task": "digits", "method": "afl", "seed": 7, "test-share": 0.99, "csv.kind": "regression"}
+PASSED: dict[str, Any] = {
+    "task": "digits",
+    "method": "afl",
+    "seed": 7,
+    "test-share": 0.99,
+    "csv.kind": "regression",
+}
 
 
 def run(**settings: Any) -> dict[str, Any]:
@@ -44,7 +50,11 @@ def test_a_run_that_passes_a_limit_is_refused_by_name() -> None:
 def test_limits_that_make_no_sense_are_refused_with_their_key(bundle: Path) -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         *(({"row": 5}, "row = 5"), ({"rows": 0}, "rows = 0"), ({"rows": "20"}, "rows = '20'")),
-        *(({"rows": True}, "rows = True"), ({"tasks": "csv"}, "tasks = 'csv'"), ({"schema": "all"}, "schema = 'all'")),
+        *(
+            ({"rows": True}, "rows = True"),
+            ({"tasks": "csv"}, "tasks = 'csv'"),
+            ({"schema": "all"}, "schema = 'all'"),
+        ),
         *(({"round-seconds": -1}, "round-seconds = -1"), ({"settings": 3}, "settings = 3")),
         *(({"settings": {"test-shar": 0.2}}, "test-shar"), ({"settings": {"csv": 1}}, "csv")),
     ]
@@ -88,7 +98,9 @@ def test_the_log_is_read_run_by_run(bundle: Path, capsys: pytest.CaptureFixture[
     assert "name the client's state-dir" in capsys.readouterr().err
 
 
-def test_the_log_is_bounded_and_outlives_a_torn_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_log_is_bounded_and_outlives_a_torn_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(record, "MAX_BYTES", 1000)
     for number in range(100):
         record.note(tmp_path, {"run": number})

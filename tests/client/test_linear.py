@@ -69,7 +69,9 @@ def test_a_loss_of_a_users_own_task_is_seen_through_its_check() -> None:
     counts=st.lists(st.integers(1, 9), min_size=1, max_size=20),
     width=st.sampled_from([1, 10_000, 200_000]),
 )
-def test_gathering_several_batches_at_once_changes_no_example(counts: list[int], width: int) -> None:
+def test_gathering_several_batches_at_once_changes_no_example(
+    counts: list[int], width: int
+) -> None:
     rows = torch.randperm(9)
     examples = Examples(torch.arange(9.0).unsqueeze(1).expand(9, width), torch.arange(9), rows)
     order = [torch.randint(0, 9, (count,)) for count in counts]

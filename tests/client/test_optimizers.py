@@ -29,7 +29,9 @@ def network(dtype: torch.dtype = torch.float64) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 3)).to(dtype)
 
 
-def by_hand(model: nn.Module, examples: Examples, todo: LocalWork, make: Callable[[Any], Optimizer]) -> None:
+def by_hand(
+    model: nn.Module, examples: Examples, todo: LocalWork, make: Callable[[Any], Optimizer]
+) -> None:
     """Train as one writes it in PyTorch: an optimizer and clipping."""
     optimizer = make(model.parameters())
     for batch in batches(len(examples), todo):
@@ -58,8 +60,14 @@ class Signs(Optimizer):
 
 def test_an_optimizer_takes_the_steps_made_by_hand() -> None:
     cases: list[tuple[Callable[[Any], Optimizer], dict[str, Any]]] = [
-        (lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9, nesterov=True), {"momentum": 0.9, "nesterov": True}),
-        (lambda p: torch.optim.Adam(p, lr=0.01, weight_decay=0.1), {"optimizer": "adam", "weight_decay": 0.1}),
+        (
+            lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9, nesterov=True),
+            {"momentum": 0.9, "nesterov": True},
+        ),
+        (
+            lambda p: torch.optim.Adam(p, lr=0.01, weight_decay=0.1),
+            {"optimizer": "adam", "weight_decay": 0.1},
+        ),
         (
             lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1),
             {"optimizer": "adamw", "weight_decay": 0.1, "gradient_clip": 0.2},
@@ -67,14 +75,19 @@ def test_an_optimizer_takes_the_steps_made_by_hand() -> None:
         (lambda p: torch.optim.Adagrad(p, lr=0.01), {"optimizer": "torch.optim:Adagrad"}),
         (lambda p: Signs(p, lr=0.01), {"optimizer": f"{__name__}:Signs"}),
     ]
-    examples = noise(53).map(lambda tensor: tensor.double() if tensor.is_floating_point() else tensor)
+    examples = noise(53).map(
+        lambda tensor: tensor.double() if tensor.is_floating_point() else tensor
+    )
     for make, chosen in cases:
-        ours, expected = network(), network()
+        ours = network()
+        expected = network()
         changes = {"epochs": 3, "batch_size": 10, "learning_rate": 0.01, **chosen}
         train(ours, task_of(ours), examples, work(**changes))
         by_hand(expected, examples, work(**changes), make)
         for name, tensor in ours.state_dict().items():
-            torch.testing.assert_close(tensor, expected.state_dict()[name], rtol=1e-12, atol=1e-12, msg=str(chosen))
+            torch.testing.assert_close(
+                tensor, expected.state_dict()[name], rtol=1e-12, atol=1e-12, msg=str(chosen)
+            )
         assert not torch.equal(ours.state_dict()["1.weight"], network().state_dict()["1.weight"])
 
 
@@ -85,11 +98,13 @@ def test_steps_are_counted_as_they_are_taken() -> None:
         assert count_steps(count, replace(todo, steps=5), fewest) == 5
 
 
-# What settings and terms make of it -----------------------------------------------------------------------------------
+# What settings and terms make of it ---------------------------------------------------------------
 
 
 def test_personal_models_are_trained_by_plain_sgd() -> None:
-    settings = RunSettings.of({"optimizer": "adamw", "weight-decay": 0.1, "schedule": "cosine", "gradient-clip": 1.0})
+    settings = RunSettings.of(
+        {"optimizer": "adamw", "weight-decay": 0.1, "schedule": "cosine", "gradient-clip": 1.0}
+    )
     ours = PersonalModel(replace(ROUND, personal_lambda=0.5)).after(run_work(settings, 1))
     assert ours == replace(global_work(settings, ROUND), pull=0.5, in_full=True)
     settings = RunSettings.of({"momentum": 0.9, "nesterov": True, "weight-decay": 0.1})
@@ -98,7 +113,12 @@ def test_personal_models_are_trained_by_plain_sgd() -> None:
 
 
 def test_a_servers_momentum_needs_an_optimizer_that_has_one() -> None:
-    model, asked = network(torch.float32), replace(ROUND, client_momentum=0.9)
-    todo = replace(global_work(RunSettings.of({"optimizer": "adam"}), asked), random=np.random.default_rng(0))
-    with pytest.raises(ReportableError, match=r"momentum = 0\.9 has no effect with optimizer = 'adam'"):
+    model = network(torch.float32)
+    asked = replace(ROUND, client_momentum=0.9)
+    todo = replace(
+        global_work(RunSettings.of({"optimizer": "adam"}), asked), random=np.random.default_rng(0)
+    )
+    with pytest.raises(
+        ReportableError, match=r"momentum = 0\.9 has no effect with optimizer = 'adam'"
+    ):
         train(model, task_of(model), noise(20), todo)

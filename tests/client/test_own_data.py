@@ -15,7 +15,9 @@ def device(folder: Path, **node: int | str) -> Context:
     """Return the context of a deployed client; one of a simulation has num-partitions."""
     run_config = {key: value for key, value in config(folder, SCHEMA).items() if key != "data-dir"}
     where = {"partition-id": 3, "data-dir": str(folder), **node}
-    return Context(run_id=1, node_id=2, node_config=where, state=RecordDict(), run_config=run_config)
+    return Context(
+        run_id=1, node_id=2, node_config=where, state=RecordDict(), run_config=run_config
+    )
 
 
 def asked(context: Context) -> Message:
@@ -25,23 +27,31 @@ def asked(context: Context) -> Message:
 def test_a_devices_only_file_is_its_own_whatever_its_number(tmp_path: Path) -> None:
     nowhere = device(tmp_path)
     nowhere.node_config = {"partition-id": 0}
-    with pytest.raises(FairbloomError, match=r"task csv reads its data from a folder: .* data-dir in its client\.toml"):
+    with pytest.raises(
+        FairbloomError,
+        match=r"task csv reads its data from a folder: .* data-dir in its client\.toml",
+    ):
         asked(nowhere)
     (tmp_path / "lund.csv").write_text(csv_of(20))
     assert asked(device(tmp_path)).content["client"]["name"] == "lund"
     (tmp_path / "oslo.csv").write_text(csv_of(20))
-    with pytest.raises(FairbloomError, match=r"holds the data of 2 clients, .*: name the one .* client\.toml"):
+    with pytest.raises(
+        FairbloomError, match=r"holds the data of 2 clients, .*: name the one .* client\.toml"
+    ):
         asked(device(tmp_path))
 
 
 def test_a_simulation_tells_all_and_a_numbered_device_does_not(tmp_path: Path) -> None:
     lines = csv_of(20).splitlines()
-    (tmp_path / "lund.csv").write_text("\n".join([lines[0], "Anna Svensson,0.2,north,1", *lines[1:]]) + "\n")
+    (tmp_path / "lund.csv").write_text(
+        "\n".join([lines[0], "Anna Svensson,0.2,north,1", *lines[1:]]) + "\n"
+    )
     numbered = device(tmp_path, **{"num-partitions": 1, "partition-id": 0})
     with pytest.raises(FairbloomError) as refusal:
         asked(numbered)
     assert "Svensson" not in str(refusal.value)
-    numbered.run_config, numbered.node_config = config(tmp_path), {"partition-id": 0, "num-partitions": 1}
+    numbered.run_config = config(tmp_path)
+    numbered.node_config = {"partition-id": 0, "num-partitions": 1}
     with pytest.raises(FairbloomError, match="Svensson"):
         asked(numbered)
 

@@ -26,7 +26,12 @@ Vector = np.ndarray[Any, np.dtype[np.float64]]
 Changes = dict[str, Any]
 
 RATE = 0.1
-PLAIN: Changes = {"task": "tests.client.quadratic:task", "clients": 2, "batch_size": 0, "learning_rate": RATE}
+PLAIN: Changes = {
+    "task": "tests.client.quadratic:task",
+    "clients": 2,
+    "batch_size": 0,
+    "learning_rate": RATE,
+}
 OWN = "tests.client.own_rules:"
 
 
@@ -51,7 +56,9 @@ def reply(
     local: LocalClient, model: Vector, control: Vector | None = None, number: int = 1, **terms: Any
 ) -> tuple[Vector, Update]:
     sent = {} if control is None else {"control": split(control)}
-    update = local.train(split(model), Terms(server_round=number, measure=("step-sum",), **terms), sent)
+    update = local.train(
+        split(model), Terms(server_round=number, measure=("step-sum",), **terms), sent
+    )
     return joined(update.arrays), update
 
 
@@ -65,18 +72,23 @@ def kept(local: LocalClient, number: int) -> Vector:
     return joined(state)
 
 
-# SCAFFOLD's and FedDyn's local work -----------------------------------------------------------------------------------
+# SCAFFOLD's and FedDyn's local work ---------------------------------------------------------------
 
 
 def test_control_variates_correct_each_step_by_mean_gradients() -> None:
     """Against NumPy: y ← y − η_s (g + μ(y − w) + λy − c_k + c), c_k ← c_k − c + u / Σ η_s."""
     for mu, decay in ((0.0, 0.0), (0.3, 0.2)):
         local = client(local_epochs=5, weight_decay=decay)
-        own, model = np.zeros(3), np.array([0.5, -1.0, 2.0])
-        for number, control in enumerate(([0.0, 0.0, 0.0], [0.3, -0.2, 0.1], [-1.0, 0.5, 0.0]), start=1):
+        own = np.zeros(3)
+        model = np.array([0.5, -1.0, 2.0])
+        for number, control in enumerate(
+            ([0.0, 0.0, 0.0], [0.3, -0.2, 0.1], [-1.0, 0.5, 0.0]), start=1
+        ):
             y = model.copy()
             for _ in range(5):
-                y -= RATE * (gradient("a", y) + mu * (y - model) + decay * y - own + np.array(control))
+                y -= RATE * (
+                    gradient("a", y) + mu * (y - model) + decay * y - own + np.array(control)
+                )
             terms = {"control_variates": True, "proximal_mu": mu, "state_round": number - 1}
             trained, update = reply(local, model, np.array(control), number, **terms)
             np.testing.assert_allclose(trained, y, rtol=1e-12)
@@ -90,13 +102,22 @@ def test_control_variates_correct_each_step_by_mean_gradients() -> None:
 def test_the_dynamic_regularizer_is_beside_a_proximal_term() -> None:
     """Against NumPy: x ← x − η (g − h + (α + μ)(x − w)), h ← h + α u."""
     for mu in (0.0, 0.3):
-        alpha, local = 0.7, client(local_epochs=4)
-        h, model = np.zeros(3), np.array([0.5, -1.0, 2.0])
+        alpha = 0.7
+        local = client(local_epochs=4)
+        h = np.zeros(3)
+        model = np.array([0.5, -1.0, 2.0])
         for number in (1, 2, 3):
             x = model.copy()
             for _ in range(4):
                 x -= RATE * (gradient("a", x) - h + (alpha + mu) * (x - model))
-            trained, _ = reply(local, model, number=number, dynamic_alpha=alpha, proximal_mu=mu, state_round=number - 1)
+            trained, _ = reply(
+                local,
+                model,
+                number=number,
+                dynamic_alpha=alpha,
+                proximal_mu=mu,
+                state_round=number - 1,
+            )
             np.testing.assert_allclose(trained, x, rtol=1e-12)
             h = h + alpha * (model - x)
             np.testing.assert_allclose(kept(local, number), h, rtol=1e-12, atol=1e-14)
@@ -104,7 +125,8 @@ def test_the_dynamic_regularizer_is_beside_a_proximal_term() -> None:
 
 
 def test_without_a_step_the_state_stays_as_it_is() -> None:
-    model, control = np.ones(3), np.array([0.1, 0.2, 0.3])
+    model = np.ones(3)
+    control = np.array([0.1, 0.2, 0.3])
     asked: list[Changes] = [{"control_variates": True}, {"dynamic_alpha": 0.5}]
     for terms in asked:
         local = client()
@@ -118,31 +140,44 @@ def test_without_a_step_the_state_stays_as_it_is() -> None:
 
 
 def test_a_control_variate_of_other_arrays_is_refused_by_name() -> None:
-    x, bias = torch.zeros(2), torch.zeros(())
+    x = torch.zeros(2)
+    bias = torch.zeros(())
     for control, words in (
         ({"x": x}, "'bias' is missing"),
         ({"x": x, "bias": bias, "theirs": torch.zeros(1)}, "'theirs' is none of them"),
-        ({"x": torch.zeros(3), "bias": bias}, r"shape \(2,\) for 'x', got torch.float32 of shape \(3,\)"),
+        (
+            {"x": torch.zeros(3), "bias": bias},
+            r"shape \(2,\) for 'x', got torch.float32 of shape \(3,\)",
+        ),
         ({"x": x.long(), "bias": bias}, "got torch.int64"),
     ):
         with pytest.raises(FairbloomError, match=f"the record 'control' .*{words}"):
-            client().train(split([0, 0, 0]), Terms(server_round=1, control_variates=True), {"control": control})
+            client().train(
+                split([0, 0, 0]), Terms(server_round=1, control_variates=True), {"control": control}
+            )
 
 
-# The round of the state -----------------------------------------------------------------------------------------------
+# The round of the state ---------------------------------------------------------------------------
 
 
 def test_a_client_goes_on_from_the_state_that_was_used_last() -> None:
-    model, control = np.ones(3), np.array([0.1, 0.2, 0.3])
-    once, again = client(), client()
-    for local, rounds in ((once, ((1, 0), (5, 1))), (again, ((1, 0), (2, 1), (3, 1), (4, 1), (5, 1)))):
+    model = np.ones(3)
+    control = np.array([0.1, 0.2, 0.3])
+    once = client()
+    again = client()
+    for local, rounds in (
+        (once, ((1, 0), (5, 1))),
+        (again, ((1, 0), (2, 1), (3, 1), (4, 1), (5, 1))),
+    ):
         for number, origin in rounds:
-            _, update = reply(local, model, control, number, control_variates=True, state_round=origin)
+            _, update = reply(
+                local, model, control, number, control_variates=True, state_round=origin
+            )
             assert update.metrics["state-round"] == origin
     assert kept(once, 5).tobytes() == kept(again, 5).tobytes()
 
 
-# Flower's messages ----------------------------------------------------------------------------------------------------
+# Flower's messages --------------------------------------------------------------------------------
 
 
 def where(**node: Any) -> Context:
@@ -151,7 +186,12 @@ def where(**node: Any) -> Context:
 
 def tell(place: Context, number: int, state_round: int, **asked: Any) -> RecordDict:
     """Return what a client replies to a round of SCAFFOLD."""
-    told = {"server-round": number, "control-variates": True, "state-round": state_round, "measure": ["step-sum"]}
+    told = {
+        "server-round": number,
+        "control-variates": True,
+        "state-round": state_round,
+        "measure": ["step-sum"],
+    }
     content = RecordDict(
         {
             "arrays": ArrayRecord(split([1.0, 1.0, 1.0])),
@@ -168,10 +208,18 @@ def states(content: RecordDict) -> tuple[float, dict[str, bytes]]:
 
 
 def test_states_travel_through_flowers_context_and_a_record() -> None:
-    place, local = where(), client()
+    place = where()
+    local = client()
     for number in (1, 2, 3):
         said = states(tell(place, number, number - 1))
-        _, update = reply(local, np.ones(3), np.array([0.1, 0.2, 0.3]), number, control_variates=True, state_round=0)
+        _, update = reply(
+            local,
+            np.ones(3),
+            np.array([0.1, 0.2, 0.3]),
+            number,
+            control_variates=True,
+            state_round=0,
+        )
         if number == 1:
             received = ArrayRecord(update.arrays)
             assert said == (0.0, {name: array.data for name, array in received.items()})
@@ -187,7 +235,9 @@ def flip_a_bit(file: Path) -> None:
 
 
 def of_another_model(**arrays: Any) -> Callable[[Path], None]:
-    return lambda file: save_version(file, {name: torch.zeros(shape) for name, shape in arrays.items()})
+    return lambda file: save_version(
+        file, {name: torch.zeros(shape) for name, shape in arrays.items()}
+    )
 
 
 HARM: dict[str, Callable[[Path], None]] = {
@@ -210,7 +260,8 @@ def test_a_device_without_its_state_says_that_it_began_again(tmp_path: Path) -> 
 
 def test_a_failing_disk_is_told_to_the_server_with_a_remedy(tmp_path: Path) -> None:
     """Something else lies in the place of the folder, or of the file."""
-    folder, aside = {"state-dir": str(tmp_path)}, tmp_path / "aside"
+    folder = {"state-dir": str(tmp_path)}
+    aside = tmp_path / "aside"
     expected = [states(tell(where(**folder), number, number - 1)) for number in (1, 2, 3)]
     (kept,) = tmp_path.glob("*/*/rule")
     for place, number, words, harm, mend in (
@@ -236,7 +287,7 @@ def test_a_round_that_fails_leaves_no_state_behind() -> None:
     assert states(tell(place, 2, 1)) == expected
 
 
-# A user's own rule ----------------------------------------------------------------------------------------------------
+# A user's own rule --------------------------------------------------------------------------------
 
 
 def own(name: str, partition: str = "a", **changes: Any) -> LocalClient:
@@ -245,7 +296,8 @@ def own(name: str, partition: str = "a", **changes: Any) -> LocalClient:
 
 def test_an_own_rule_corrects_each_step_from_what_it_has_kept() -> None:
     local = own("Momentum", local_epochs=3)
-    model, velocity = np.zeros(3), np.zeros(3)
+    model = np.zeros(3)
+    velocity = np.zeros(3)
     for number in (1, 2, 3):
         y = model.copy()
         for _ in range(3):
@@ -258,11 +310,14 @@ def test_an_own_rule_corrects_each_step_from_what_it_has_kept() -> None:
 
 
 def test_its_reply_is_what_it_makes_of_the_trained_model() -> None:
-    model, local = np.ones(3), own("Half", local_epochs=2)
+    model = np.ones(3)
+    local = own("Half", local_epochs=2)
     trained, _ = reply(client(local_epochs=2), model)
     update = local.train(split(model), Terms(server_round=1, measure=("update-norm",)))
     np.testing.assert_allclose(joined(update.arrays), 0.5 * (model + trained), rtol=1e-12)
-    assert update.metrics["update-norm"] == pytest.approx(0.5 * np.linalg.norm(trained - model), rel=1e-12)
+    assert update.metrics["update-norm"] == pytest.approx(
+        0.5 * np.linalg.norm(trained - model), rel=1e-12
+    )
     assert local.states.at("rule", 1) == {"steps": torch.tensor(2)}
 
 
@@ -275,13 +330,18 @@ def test_a_rule_that_does_nothing_is_plain_sgd_to_the_bit() -> None:
 
 
 def test_a_rule_that_changes_what_it_is_given_harms_nobody() -> None:
-    local, received, control = own("Greedy"), split([1.0, 1.0, 1.0]), split([0.1, 0.2, 0.3])
+    local = own("Greedy")
+    received = split([1.0, 1.0, 1.0])
+    control = split([0.1, 0.2, 0.3])
     for number in (1, 2):
         terms = Terms(server_round=number, measure=("update-norm",), state_round=number - 1)
         update = local.train(received, terms, {"control": control})
         assert math.isfinite(update.metrics["update-norm"])
     assert [kept(local, number).tolist() for number in (1, 2)] == [[2.0] * 3, [3.0] * 3]
-    assert [joined(arrays).tolist() for arrays in (received, control)] == [[1.0] * 3, [0.1, 0.2, 0.3]]
+    assert [joined(arrays).tolist() for arrays in (received, control)] == [
+        [1.0] * 3,
+        [0.1, 0.2, 0.3],
+    ]
 
 
 def test_what_is_wrong_with_a_rule_is_said_by_its_name() -> None:
@@ -305,14 +365,17 @@ def test_what_is_wrong_with_a_rule_is_said_by_its_name() -> None:
             reply(own(name), np.ones(3))
     with pytest.raises(FairbloomError, match=r"client-rule = 'mine': .* my_module:MyRule"):
         reply(client(client_rule="mine"), np.ones(3))
-    with pytest.raises(FairbloomError, match=f"client-rule = '{OWN}Plain': the run's settings name ''"):
+    with pytest.raises(
+        FairbloomError, match=f"client-rule = '{OWN}Plain': the run's settings name ''"
+    ):
         reply(client(), np.ones(3), client_rule=f"{OWN}Plain")
     reply(own("Plain"), np.ones(3), client_rule=f"{OWN}Plain")
 
 
 def test_a_rule_corrects_no_personal_model() -> None:
     personal = {"personal_lambda": 0.5, "personal_epochs": 2}
-    plain, ruled = client(), own("Momentum")
+    plain = client()
+    ruled = own("Momentum")
     for local in (plain, ruled):
         for number in (1, 2):
             reply(local, np.ones(3), number=number, **personal)
@@ -323,8 +386,12 @@ def test_a_rule_corrects_no_personal_model() -> None:
 
 def test_an_unused_parameter_has_a_gradient_of_zero() -> None:
     """It moves by the correction alone, where without one it stays as it is."""
-    for correct, expected in ((None, 1.0), (lambda gradients: [each + 2.0 for each in gradients], 0.8)):
-        touched, other = torch.ones(2), torch.ones(3)
+    for correct, expected in (
+        (None, 1.0),
+        (lambda gradients: [each + 2.0 for each in gradients], 0.8),
+    ):
+        touched = torch.ones(2)
+        other = torch.ones(3)
         descend([touched, other], [torch.zeros(2), None], [], [], work(), correct=correct)
         torch.testing.assert_close(other, torch.full((3,), expected))
 
@@ -333,8 +400,14 @@ def test_what_does_not_fit_is_refused_before_round_1() -> None:
     plain = f"{OWN}Plain"
     cases: list[tuple[Changes, str]] = [
         ({"client-rule": plain, "momentum": 0.9}, "leave out momentum = 0.9"),
-        ({"client-rule": plain, "method": "scaffold"}, "control-variates = True and client-rule = .* each"),
-        ({"client-rule": plain, "method": "feddyn"}, "dynamic-alpha = 0.01 and client-rule = .* each"),
+        (
+            {"client-rule": plain, "method": "scaffold"},
+            "control-variates = True and client-rule = .* each",
+        ),
+        (
+            {"client-rule": plain, "method": "feddyn"},
+            "dynamic-alpha = 0.01 and client-rule = .* each",
+        ),
         ({"client-rule": plain, "method": "qfedsgd"}, "QFedSGD .* leave client-rule out"),
         ({"method": "scaffold", "gradient-clip": 1.0}, "leave out gradient-clip = 1.0"),
         ({"method": "feddyn", "optimizer": "adam"}, "leave out optimizer = 'adam'"),

@@ -1,4 +1,5 @@
-"""Rules alone know what methods ask of clients: whoever trains runs rules, and names no method and no key of one."""
+"""Rules alone know what methods ask of clients: whoever trains runs rules, and names no method and
+no key of one."""
 
 import ast
 import re
@@ -11,7 +12,10 @@ from fairbloom.strategies import METHODS
 ROOT = Path(__file__).parents[2]
 
 NAMELESS = (
-    *(f"client/{name}.py" for name in ("local", "training", "round", "plan", "work", "linear", "honoured", "metrics")),
+    *(
+        f"client/{name}.py"
+        for name in ("local", "training", "round", "plan", "work", "linear", "honoured", "metrics")
+    ),
     *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("client/fair/*.py")),
     *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("simulation/stacked/*.py")),
     "simulation/clients.py",

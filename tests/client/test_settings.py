@@ -23,7 +23,10 @@ from .helpers import ask, context, run_config
 
 TOLD: list[tuple[str, dict[str, Any]]] = [
     (MessageType.QUERY, {}),
-    (MessageType.TRAIN, {"measure": ["loss-before", "loss-after", "learning-rate"], "personal-lambda": 1.0}),
+    (
+        MessageType.TRAIN,
+        {"measure": ["loss-before", "loss-after", "learning-rate"], "personal-lambda": 1.0},
+    ),
     (MessageType.EVALUATE, {"measure": ["train-loss"], "personal-lambda": 1.0}),
 ]
 
@@ -33,7 +36,12 @@ WORK = {key: each.kind for key, each in work_settings({"task": "digits"}).items(
 
 def test_the_short_list_has_all_that_the_work_needs() -> None:
     settings: list[dict[str, Any]] = [
-        *({}, {"stragglers": 1.0, "local_epochs": 3}, {"partition": "dirichlet"}, {"digits.rotated-clients": 4})
+        *(
+            {},
+            {"stragglers": 1.0, "local_epochs": 3},
+            {"partition": "dirichlet"},
+            {"digits.rotated-clients": 4},
+        )
     ]
     for changes in settings:
         everything = run_config(**changes)
@@ -60,8 +68,21 @@ def test_what_the_work_does_not_need_is_dropped() -> None:
 
 
 def test_paths_and_import_strings_are_refused_by_setting() -> None:
-    paths = ("os:system", "evil.task:load", "/etc/shadow", "../x", "..", ".", "a\\b", "a/b", "~", "x" * 65)
-    for key in (key for key, kind in WORK.items() if kind is str and key not in ("method", "schema")):
+    paths = (
+        "os:system",
+        "evil.task:load",
+        "/etc/shadow",
+        "../x",
+        "..",
+        ".",
+        "a\\b",
+        "a/b",
+        "~",
+        "x" * 65,
+    )
+    for key in (
+        key for key, kind in WORK.items() if kind is str and key not in ("method", "schema")
+    ):
         for value in (*paths, "a\n", "a b", "é"):
             with pytest.raises(SettingRefusedError, match=f"the run sets {key} = ") as error:
                 accepted_settings({**run_config(), key: value})
@@ -73,7 +94,13 @@ def test_how_clients_train_needs_no_permission() -> None:
     allowed: list[tuple[str, Any]] = [
         *(("method", name) for name in ("afl", "torchjd:upgrad", "my_module:Mine")),
         *(("device", name) for name in ("auto", "cpu", "cuda", "cuda:1", "cuda:15", "mps")),
-        *(("model", ""), ("learning-rate", 1), ("optimizer", "AdamW"), ("num-rounds", 7), ("schedule", "cosine")),
+        *(
+            ("model", ""),
+            ("learning-rate", 1),
+            ("optimizer", "AdamW"),
+            ("num-rounds", 7),
+            ("schedule", "cosine"),
+        ),
     ]
     for key, value in allowed:
         assert accepted_settings({**run_config(), key: value})[key] == value
@@ -81,25 +108,36 @@ def test_how_clients_train_needs_no_permission() -> None:
 
 def test_a_value_of_another_type_or_out_of_range_is_refused() -> None:
     wrong: list[tuple[str, object]] = [
-        *(("clients", "os:system"), ("seed", 1.0), ("momentum", "0"), ("drop-stragglers", 1), ("clients", True)),
+        *(
+            ("clients", "os:system"),
+            ("seed", 1.0),
+            ("momentum", "0"),
+            ("drop-stragglers", 1),
+            ("clients", True),
+        ),
         *(("digits.rotated-clients", value) for value in (1.0, "os:system", -1)),
         *(("task", 3), ("momentum", 1.0), ("local-epochs", 0), ("learning-rate", float("nan"))),
         ("reported-loss", "sum"),
     ]
     for key, value in wrong:
-        with pytest.raises(SettingRefusedError, match=rf"the run sets {key} = {value!r}: allowed is "):
+        with pytest.raises(
+            SettingRefusedError, match=rf"the run sets {key} = {value!r}: allowed is "
+        ):
             accepted_settings({**run_config(), key: value})
 
 
 def test_a_value_that_the_devices_owner_allows_is_taken() -> None:
-    task, net = f"{__name__}:hearts", "mylab.hearts:net"
+    task = f"{__name__}:hearts"
+    net = "mylab.hearts:net"
     config = {**run_config(), "task": task, "model": net, "hearts.noise": 0.5}
     assert accepted_settings(config, allow=(task, net))["task"] == task
     assert accepted_settings(config, allow=(task, net))["hearts.noise"] == 0.5
     with pytest.raises(SettingRefusedError, match=r"the run sets model = 'mylab\.hearts:net'"):
         accepted_settings(config, allow=(task,))
     config = {**run_config(), "optimizer": "trap:Optimizer"}  # no such module: nothing is imported
-    with pytest.raises(SettingRefusedError, match=r"the run sets optimizer = 'trap:Optimizer', .* allow"):
+    with pytest.raises(
+        SettingRefusedError, match=r"the run sets optimizer = 'trap:Optimizer', .* allow"
+    ):
         accepted_settings(config)
     assert accepted_settings(config, allow=("trap:Optimizer",))["optimizer"] == "trap:Optimizer"
 
@@ -109,7 +147,9 @@ def hearts(setup: Setup, *, noise: float = 0.1) -> Task:
     raise NotImplementedError
 
 
-def test_a_task_is_not_imported_before_its_owner_allows_it(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_task_is_not_imported_before_its_owner_allows_it(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
     (tmp_path / "trap.py").write_text("raise SystemExit('imported')")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SettingRefusedError, match=r"the run sets task = 'trap:task'"):
@@ -129,11 +169,13 @@ def test_own_settings_are_checked_on_a_device() -> None:
 def test_a_run_may_choose_no_other_device() -> None:
     for name in ("meta", "cuda:", "cuda:x", "cpu:0", "privateuseone", "cuda:0001", "CUDA"):
         assert not DEVICE.fullmatch(name)
-        with pytest.raises(SettingRefusedError, match=f"device = {name!r}: auto, cpu, cuda, cuda:1 or mps would do"):
+        with pytest.raises(
+            SettingRefusedError, match=f"device = {name!r}: auto, cpu, cuda, cuda:1 or mps would do"
+        ):
             accepted_settings({**run_config(), "device": name})
 
 
-# Personal models ----------------------------------------------------------------------------------------------------
+# Personal models ----------------------------------------------------------------------------------
 
 
 def personal_folders(state: Path, where: Context) -> set[str]:
@@ -146,7 +188,9 @@ def test_a_device_keeps_personal_models_where_the_settings_say(tmp_path: Path) -
     """Two runs that differ in a setting that the device drops do not share personal models."""
     folders = [
         personal_folders(tmp_path / str(number), context(1, accepted_settings(config)))
-        for number, config in enumerate([run_config(), run_config(), {**run_config(), "ditto.lam": 3.0}])
+        for number, config in enumerate(
+            [run_config(), run_config(), {**run_config(), "ditto.lam": 3.0}]
+        )
     ]
     assert folders[0] == folders[1] != folders[2]
     assert folders[0] == personal_folders(tmp_path / "whole", context(1, run_config()))
@@ -158,11 +202,21 @@ def test_places_and_what_may_change_make_no_other_run() -> None:
     assert len(plain) == 8
     assert fingerprint(json.loads(json.dumps(run_config()))) == plain
     for key in ("state-dir", "data-dir", "out", "device", *may_differ(finished=False)):
-        assert fingerprint({**run_config(), key: "elsewhere"}) == fingerprint({**run_config(), key: "here"}), key
+        assert fingerprint({**run_config(), key: "elsewhere"}) == fingerprint(
+            {**run_config(), key: "here"}
+        ), key
 
 
 def test_whatever_else_a_run_sets_makes_it_another_run() -> None:
-    free = {*may_differ(finished=False), *may_grow(), "state-dir", "data-dir", "device", "own-settings", "score"}
+    free = {
+        *may_differ(finished=False),
+        *may_grow(),
+        "state-dir",
+        "data-dir",
+        "device",
+        "own-settings",
+        "score",
+    }
     for name in RunSettings.model_fields:
         key = name.replace("_", "-")
         if key not in free:

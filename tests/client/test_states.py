@@ -1,4 +1,5 @@
-"""What clients keep between rounds: where it lies, whole or not at all, and what becomes of what is damaged."""
+"""What clients keep between rounds: where it lies, whole or not at all, and what becomes of what is
+damaged."""
 
 import logging
 import os
@@ -15,7 +16,19 @@ from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
 from tests.tasks.tables import csv_of
 
-HOSTILE = ("../../../outside", "/outside", "..", ".", "a/b", "a\\b", "x\x00y", "line\nbreak", "%41", "", "ä" * 200)
+HOSTILE = (
+    "../../../outside",
+    "/outside",
+    "..",
+    ".",
+    "a/b",
+    "a\\b",
+    "x\x00y",
+    "line\nbreak",
+    "%41",
+    "",
+    "ä" * 200,
+)
 
 
 def model_of(value: float) -> StateDict:
@@ -51,19 +64,34 @@ def test_a_name_like_a_path_writes_nothing_outside_the_folder(tmp_path: Path) ->
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "all.csv").write_text("\n".join([f"site,{header}", *rows]) + "\n")
     out = tmp_path / "deep" / "runs" / "a"
-    told = {"task": "csv", "data-dir": str(tmp_path / "data" / "all.csv"), "csv.client": "site", "method": "ditto"}
-    simulate(Settings.of({**told, "num-rounds": 2, "fraction": 1.0, "device": "cpu", "out": str(out)}))
+    told = {
+        "task": "csv",
+        "data-dir": str(tmp_path / "data" / "all.csv"),
+        "csv.client": "site",
+        "method": "ditto",
+    }
+    simulate(
+        Settings.of({**told, "num-rounds": 2, "fraction": 1.0, "device": "cpu", "out": str(out)})
+    )
     written = {path for path in tmp_path.rglob("*") if path.is_file()}
-    assert {path for path in written if not path.is_relative_to(out)} == {tmp_path / "data" / "all.csv"}
-    assert {path.parent.name for path in written if path.parent.parent.parent.name == "clients"} >= {"lund"}
+    assert {path for path in written if not path.is_relative_to(out)} == {
+        tmp_path / "data" / "all.csv"
+    }
+    assert {
+        path.parent.name for path in written if path.parent.parent.parent.name == "clients"
+    } >= {"lund"}
 
 
-def test_a_damaged_model_is_passed_over_for_the_one_before_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_model_is_passed_over_for_the_one_before_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     stored(tmp_path / "whole", 4)
     content = (tmp_path / "whole" / "4.safetensors").read_bytes()
     half = len(content) - 20
     flipped = content[:half] + bytes([content[half] ^ 1]) + content[half + 1 :]
-    for place, damaged in enumerate((b"", content[:half], content[:half] + bytes(20), flipped, b"not a model")):
+    for place, damaged in enumerate(
+        (b"", content[:half], content[:half] + bytes(20), flipped, b"not a model")
+    ):
         folder = tmp_path / str(place)
         stored(folder, 3, 4)
         (folder / "4.safetensors").write_bytes(damaged)
@@ -78,10 +106,13 @@ def test_a_damaged_model_is_passed_over_for_the_one_before_it(tmp_path: Path, ca
     assert ClientStates(folder).find(PERSONAL, 5) is None
 
 
-def test_a_model_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_is_on_the_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its bytes, its name, and the folders above it, in this order."""
     done: list[str] = []
-    sync, rename = os.fsync, Path.replace
+    sync = os.fsync
+    rename = Path.replace
 
     def noted(opened: int) -> None:
         done.append("sync " + Path(f"/proc/self/fd/{opened}").resolve().name)
@@ -97,10 +128,18 @@ def test_a_model_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypat
     monkeypatch.setattr(Path, "replace", renamed)
     stored(tmp_path / "run" / "site-a", 1)
     draft = ".1.safetensors.draft"
-    assert done == ["sync run", f"sync {tmp_path.name}", f"sync {draft}", "rename to 1.safetensors", "sync site-a"]
+    assert done == [
+        "sync run",
+        f"sync {tmp_path.name}",
+        f"sync {draft}",
+        "rename to 1.safetensors",
+        "sync site-a",
+    ]
 
 
-def test_a_write_that_is_cut_off_leaves_the_earlier_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_is_cut_off_leaves_the_earlier_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     personal = stored(tmp_path, 1, 2)
     (tmp_path / ".3.safetensors.draft").write_bytes(b"of a killed process")
 
@@ -116,10 +155,14 @@ def test_a_write_that_is_cut_off_leaves_the_earlier_models(tmp_path: Path, monke
     assert restarted.at(PERSONAL, 3) is None
     (tmp_path / ".3.safetensors.draft").write_bytes(b"of a killed process")
     restarted.keep(PERSONAL, 3, model_of(3.0))
-    assert {path.name for path in tmp_path.iterdir()} == {"1.safetensors", "2.safetensors", "3.safetensors"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "1.safetensors",
+        "2.safetensors",
+        "3.safetensors",
+    }
 
 
-# Versions that go on from the one that the server has used -----------------------------------------------------------
+# Versions that go on from the one that the server has used ----------------------------------------
 
 
 def rounds_in(folder: Path) -> set[int]:
@@ -139,7 +182,12 @@ def test_the_versions_before_and_after_the_last_reply_are_kept(tmp_path: Path) -
             kept.store(since=number - 1)
         assert list(kept.in_memory[PERSONAL]) == [4, 6]
         restarted = ClientStates(folder, stored_at_once=at_once)
-        assert [value_of(restarted.at(PERSONAL, made)) for made in (4, 6, 5, 0)] == [4.0, 6.0, None, None]
+        assert [value_of(restarted.at(PERSONAL, made)) for made in (4, 6, 5, 0)] == [
+            4.0,
+            6.0,
+            None,
+            None,
+        ]
 
 
 def test_a_reply_that_was_not_used_leaves_no_version_behind(tmp_path: Path) -> None:
@@ -175,7 +223,8 @@ def test_after_a_kill_a_run_finds_what_two_checkpoints_had_used(tmp_path: Path) 
     assert rounds_in(tmp_path) == {1, 2}
     for number, origin in ((3, 1), (4, 3), (5, 4)):
         kept.keep(PERSONAL, number, model_of(float(number)), origin)
-    assert value_of(ClientStates(tmp_path).at(PERSONAL, 1)) == 1.0  # killed now, it goes back to round 2
+    # killed now, it goes back to round 2
+    assert value_of(ClientStates(tmp_path).at(PERSONAL, 1)) == 1.0
     kept.store(since=2)
     assert rounds_in(tmp_path) == {1, 4, 5}
     resumed = ClientStates(tmp_path, stored_at_once=False)
@@ -190,7 +239,10 @@ def test_a_client_keeps_few_versions(tmp_path: Path) -> None:
         states.store(since=number - 1)
         assert len(rounds_in(tmp_path / "rule")) <= 3
         assert len(rounds_in(tmp_path)) <= 3
-    assert {name: list(versions) for name, versions in states.in_memory.items()} == {"rule": [8, 9], "personal": [9]}
+    assert {name: list(versions) for name, versions in states.in_memory.items()} == {
+        "rule": [8, 9],
+        "personal": [9],
+    }
 
 
 def test_all_that_a_client_keeps_goes_through_flowers_context() -> None:

@@ -1,4 +1,5 @@
-"""What a method may ask of the clients beside plain SGD: other steps, other losses, personal models."""
+"""What a method may ask of the clients beside plain SGD: other steps, other losses, personal
+models."""
 
 import math
 from typing import Any
@@ -20,7 +21,7 @@ def trained(told: dict[str, Any], where: Context | None = None) -> dict[str, byt
     return {name: array.data for name, array in content.array_records["arrays"].items()}
 
 
-# Other steps --------------------------------------------------------------------------------------------------------
+# Other steps --------------------------------------------------------------------------------------
 
 
 def test_what_the_server_tells_is_what_the_setting_would_do() -> None:
@@ -34,15 +35,18 @@ def test_what_the_server_tells_is_what_the_setting_would_do() -> None:
     assert trained({"full-batch-step": True}, several) == trained({"full-batch-step": True})
 
 
-# Stragglers ---------------------------------------------------------------------------------------------------------
+# Stragglers ---------------------------------------------------------------------------------------
 
 
 def test_the_share_of_stragglers_is_that_of_the_setting() -> None:
     config = RunSettings.of(run_config(stragglers=0.3, local_epochs=10))
-    epochs = [epochs_in_time(config, number, f"client-{k}") for number in range(50) for k in range(20)]
+    epochs = [
+        epochs_in_time(config, number, f"client-{k}") for number in range(50) for k in range(20)
+    ]
     assert set(epochs) == set(range(1, 11))
     slow = sum(number < 10 for number in epochs) / len(epochs)
-    assert slow == pytest.approx(0.3 * 0.9, abs=0.05)  # a tenth of the stragglers draws all ten epochs
+    # a tenth of the stragglers draws all ten epochs
+    assert slow == pytest.approx(0.3 * 0.9, abs=0.05)
     assert epochs_in_time(config, 3, "client-1") == epochs_in_time(config, 3, "client-1")
 
 
@@ -52,13 +56,15 @@ def test_stragglers_that_are_dropped_say_so() -> None:
         epochs_in_time(config, 7, "client-0")
 
 
-# PropFair -----------------------------------------------------------------------------------------------------------
+# PropFair -----------------------------------------------------------------------------------------
 
 
 def test_propfair_is_minus_the_logarithm_of_the_utility() -> None:
     """It goes on as its tangent where the utility is below ε."""
     for loss in (0.1, 1.0, 4.7, 4.8):
-        assert propfair(torch.tensor(loss), 5.0, 0.2).item() == pytest.approx(-math.log(5.0 - loss), rel=1e-5)
+        assert propfair(torch.tensor(loss), 5.0, 0.2).item() == pytest.approx(
+            -math.log(5.0 - loss), rel=1e-5
+        )
     for loss in (4.8, 4.9, 5.0, 50.0):
         at = torch.tensor(loss, requires_grad=True)
         value = propfair(at, 5.0, 0.2)
@@ -67,16 +73,18 @@ def test_propfair_is_minus_the_logarithm_of_the_utility() -> None:
         assert slope.item() == pytest.approx(1 / 0.2, rel=1e-4)
 
 
-# Personal models ----------------------------------------------------------------------------------------------------
+# Personal models ----------------------------------------------------------------------------------
 
 
 def test_an_untrained_personal_model_is_the_global_one() -> None:
-    metrics = ask(MessageType.EVALUATE, {"personal-lambda": 1.0}, context()).metric_records["metrics"]
+    metrics = ask(MessageType.EVALUATE, {"personal-lambda": 1.0}, context()).metric_records[
+        "metrics"
+    ]
     assert metrics["loss-personal"] == metrics["loss"]
     assert metrics["accuracy-personal"] == metrics["accuracy"]
 
 
-# What is reported as the loss ----------------------------------------------------------------------------------------
+# What is reported as the loss ---------------------------------------------------------------------
 
 ALL = {"measure": ["loss-before", "accuracy-before", "loss-after", "accuracy-after"]}
 AFTERWARDS = {"measure": ["train-loss"]}
@@ -86,7 +94,11 @@ def told(**settings: Any) -> dict[str, Any]:
     """Return all that client-1 tells of a round."""
     where = context(config=run_config(**{"batch_size": 10, **settings}))
     metrics = [ask(kind, words, where).metric_records["metrics"] for kind, words in MESSAGES]
-    return {f"{place} {name}": value for place, each in enumerate(metrics) for name, value in each.items()}
+    return {
+        f"{place} {name}": value
+        for place, each in enumerate(metrics)
+        for name, value in each.items()
+    }
 
 
 MESSAGES = [(MessageType.TRAIN, ALL), (MessageType.EVALUATE, AFTERWARDS)]
@@ -95,7 +107,8 @@ LOSSES = ("0 loss-before", "0 loss-after", "1 train-loss")
 
 def test_only_losses_of_training_data_are_totals_over_batches() -> None:
     for batch_size in (10, 0, 10**6):
-        plain, total = told(batch_size=batch_size), told(batch_size=batch_size, reported_loss="batches")
+        plain = told(batch_size=batch_size)
+        total = told(batch_size=batch_size, reported_loss="batches")
         assert set(plain) == set(total)
         assert set(LOSSES) < set(plain)
         batches = plain["0 num-examples"] / 10 if batch_size == 10 else 1.0

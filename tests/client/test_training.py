@@ -38,15 +38,21 @@ def some(task: Task) -> Examples:
     return Examples(*task.splits("client-0").train[:53])
 
 
-def by_torch(model: nn.Module, task: Task, examples: Examples, todo: LocalWork) -> dict[str, Tensor]:
+def by_torch(
+    model: nn.Module, task: Task, examples: Examples, todo: LocalWork
+) -> dict[str, Tensor]:
     """Train a copy as a user writes it by hand, with torch.optim.SGD; return its weights.
 
-    A last batch of one example is left out where there is BatchNorm. The optimizer's two ways, of which `foreach` is
-    one, differ by a rounding in float16 alone.
+    A last batch of one example is left out where there is BatchNorm. The optimizer's two ways, of
+    which `foreach` is one, differ by a rounding in float16 alone.
     """
     ours = copy.deepcopy(model).train()
     optimizer = torch.optim.SGD(
-        ours.parameters(), lr=todo.learning_rate, momentum=todo.momentum, weight_decay=todo.weight_decay, foreach=True
+        ours.parameters(),
+        lr=todo.learning_rate,
+        momentum=todo.momentum,
+        weight_decay=todo.weight_decay,
+        foreach=True,
     )
     trainable = [parameter for parameter in ours.parameters() if parameter.requires_grad]
     received = [tensor.detach().clone() for tensor in trainable]
@@ -67,9 +73,13 @@ def by_torch(model: nn.Module, task: Task, examples: Examples, todo: LocalWork) 
 
 
 def test_local_work_is_torch_sgd_bit_for_bit() -> None:
-    """Up to rounding for a linear classifier, whose step is written out, and with a proximal term."""
+    """Up to rounding for a linear classifier, whose step is written out, and with a proximal
+    term."""
     cases = [*((name, todo) for name in ("mlp", "logistic") for todo in WORKS.values())]
-    cases += [("mlp", {**WORKS[which], "pull": mu}) for which, mu in (("plain", 0.01), ("both, three epochs", 1.0))]
+    cases += [
+        ("mlp", {**WORKS[which], "pull": mu})
+        for which, mu in (("plain", 0.01), ("both, three epochs", 1.0))
+    ]
     for name, todo in cases:
         task, model = fresh(run_config(model=name))
         examples = some(task)
@@ -82,30 +92,45 @@ def test_local_work_is_torch_sgd_bit_for_bit() -> None:
                 assert torch.equal(weights, expected[key]), (name, todo, key)
 
 
-CLIPPED: list[dict[str, Any]] = [{}, {"pull": 2.0, "weight_decay": 0.1, "momentum": 0.9, "epochs": 2}]
+CLIPPED: list[dict[str, Any]] = [
+    {},
+    {"pull": 2.0, "weight_decay": 0.1, "momentum": 0.9, "epochs": 2},
+]
 
 
 def test_clipping_is_torchs_between_backward_and_step() -> None:
     for name, todo in itertools.product(("logistic", "mlp"), CLIPPED):
         task, model = fresh(run_config(model=name))
-        received, examples = model.double(), some(task)
+        received = model.double()
+        examples = some(task)
         examples = Examples(examples[:][0].double(), examples[:][1])
         for clip, changes in ((0.2, True), (1e6, False)):
-            ours, free = copy.deepcopy(received), copy.deepcopy(received)
+            ours = copy.deepcopy(received)
+            free = copy.deepcopy(received)
             expected = by_torch(ours, task, examples, work(**todo, gradient_clip=clip))
             train(ours, task, examples, work(**todo, gradient_clip=clip))
             train(free, task, examples, work(**todo))
             for key, weights in ours.state_dict().items():
                 torch.testing.assert_close(weights, expected[key], rtol=1e-10, atol=1e-12)
-                assert torch.allclose(weights, free.state_dict()[key], rtol=1e-10, atol=1e-12) != changes
+                assert (
+                    torch.allclose(weights, free.state_dict()[key], rtol=1e-10, atol=1e-12)
+                    != changes
+                )
 
 
-@given(scales=st.lists(st.sampled_from([0.0, 1e-3, 1.0, 1e3]), min_size=1, max_size=5), longest=st.floats(1e-3, 1e3))
-def test_each_clients_gradient_is_clipped_by_its_own_norm(scales: list[float], longest: float) -> None:
+@given(
+    scales=st.lists(st.sampled_from([0.0, 1e-3, 1.0, 1e3]), min_size=1, max_size=5),
+    longest=st.floats(1e-3, 1e3),
+)
+def test_each_clients_gradient_is_clipped_by_its_own_norm(
+    scales: list[float], longest: float
+) -> None:
     random = torch.Generator().manual_seed(0)
     shapes = [(3, 2), (4,), ()]
     scale = torch.tensor(scales, dtype=torch.float64)
-    drawn = [torch.randn(len(scales), *shape, generator=random, dtype=torch.float64) for shape in shapes]
+    drawn = [
+        torch.randn(len(scales), *shape, generator=random, dtype=torch.float64) for shape in shapes
+    ]
     gradients = [each * scale.view(-1, *[1] * (each.dim() - 1)) for each in drawn]
     together = [each.clone() for each in gradients]
     clip_norms(together, longest)
@@ -136,7 +161,9 @@ def test_a_personal_model_keeps_frozen_layers() -> None:
     client.train(received, Terms(server_round=1, personal_lambda=0.5, personal_epochs=2))
     for name, tensor in client.model.state_dict().items():  # which is the personal one now
         assert torch.equal(tensor, received[name]) == name.startswith("first"), name
-    assert client.personal(before=2).keys() == {name for name in received if not name.startswith("first")}
+    assert client.personal(before=2).keys() == {
+        name for name in received if not name.startswith("first")
+    }
 
 
 def test_training_leaves_no_gradients_behind_even_when_it_fails() -> None:
@@ -145,7 +172,8 @@ def test_training_leaves_no_gradients_behind_even_when_it_fails() -> None:
 
         def __init__(self) -> None:
             super().__init__()
-            self.layer, self.calls = nn.Linear(16, 3), 0
+            self.layer = nn.Linear(16, 3)
+            self.calls = 0
 
         def forward(self, x: Tensor) -> Tensor:
             self.calls += 1
@@ -160,17 +188,20 @@ def test_training_leaves_no_gradients_behind_even_when_it_fails() -> None:
         train(model, task_of(model), noise(40), work())
     assert [parameter.grad for parameter in model.parameters()] == [None, None]
     model.load_state_dict(expected.state_dict())
-    model.layer.weight.grad = torch.full((3, 16), 1e9)  # as an interrupted backward pass may leave it
+    # as an interrupted backward pass may leave it
+    model.layer.weight.grad = torch.full((3, 16), 1e9)
     for each in (model, expected):
         train(each, task_of(each), noise(40), work())
     assert torch.equal(model.layer.weight, expected.layer.weight)
 
 
-# Batches ------------------------------------------------------------------------------------------------------------
+# Batches ------------------------------------------------------------------------------------------
 
 
 @given(count=st.integers(1, 100), size=st.integers(0, 120), epochs=st.integers(1, 3))
-def test_every_epoch_meets_every_example_once_in_batches(count: int, size: int, epochs: int) -> None:
+def test_every_epoch_meets_every_example_once_in_batches(
+    count: int, size: int, epochs: int
+) -> None:
     parts = list(batches(count, work(batch_size=size, epochs=epochs)))
     per_epoch = len(parts) // epochs
     for start in range(0, len(parts), per_epoch):
@@ -186,10 +217,14 @@ def normed() -> nn.Module:
 
 
 def test_batchnorm_skips_a_last_batch_of_one_example() -> None:
-    model, examples = normed(), noise(41)
+    model = normed()
+    examples = noise(41)
     train(model, task_of(model), examples, work(epochs=3))
     assert model[2].num_batches_tracked == 3 * 4  # type: ignore[index, union-attr]
-    met = [set(torch.cat(list(batches(41, work(random=np.random.default_rng(k)), 2))).tolist()) for k in range(3)]
+    met = [
+        set(torch.cat(list(batches(41, work(random=np.random.default_rng(k)), 2))).tolist())
+        for k in range(3)
+    ]
     assert [len(each) for each in met] == [40, 40, 40]
     assert set.union(*met) == set(range(41))
 
@@ -207,7 +242,10 @@ def test_batchnorm_in_evaluation_needs_no_second_example() -> None:
 def test_batchnorm_with_single_examples_is_refused_with_a_remedy() -> None:
     for count, size, steps in ((1, 10, None), (1, 0, 5), (30, 1, None), (30, 1, 5)):
         model = normed()
-        with pytest.raises(FairbloomError, match=rf"1 example here, of {count} .* BatchNorm .* batch-size.*GroupNorm"):
+        with pytest.raises(
+            FairbloomError,
+            match=rf"1 example here, of {count} .* BatchNorm .* batch-size.*GroupNorm",
+        ):
             train(model, task_of(model), noise(count), work(batch_size=size, steps=steps))
 
 
@@ -219,7 +257,9 @@ def test_what_cannot_be_trained_at_all_is_refused() -> None:
         train(model.requires_grad_(False), task_of(model), noise(20), work())
 
 
-def draws(number: int = 1, client: str = "client-0", told: dict[str, Any] | None = None, **config: Any) -> list[int]:
+def draws(
+    number: int = 1, client: str = "client-0", told: dict[str, Any] | None = None, **config: Any
+) -> list[int]:
     """Return the seed of dropout, and the order of the examples."""
     todo = work_of(run_config(**config), client, told, number)
     return [todo.draws, *torch.cat(list(batches(50, todo))).tolist()]
@@ -232,7 +272,12 @@ def test_what_is_drawn_goes_by_seed_round_and_client() -> None:
         assert found[0] != expected[0], change
         assert found[1:] != expected[1:], change
     torch.rand(3)
-    works: list[dict[str, Any]] = [{"learning_rate": 0.5}, {"momentum": 0.9}, {"method": "fedfv"}, {"batch_size": 7}]
+    works: list[dict[str, Any]] = [
+        {"learning_rate": 0.5},
+        {"momentum": 0.9},
+        {"method": "fedfv"},
+        {"batch_size": 7},
+    ]
     for change in (*works, {"told": {"proximal-mu": 1.0}}):
         assert draws(**change) == expected, change
     both = draws(local_epochs=2)
@@ -240,7 +285,7 @@ def test_what_is_drawn_goes_by_seed_round_and_client() -> None:
     assert both[len(expected) :] != expected[1:]
 
 
-# Dropout ------------------------------------------------------------------------------------------------------------
+# Dropout ------------------------------------------------------------------------------------------
 
 
 def test_every_step_of_dropout_draws_anew() -> None:
@@ -271,7 +316,8 @@ def test_a_model_that_draws_in_evaluation_is_measured_alike() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_dropout_on_cuda_is_seeded_and_leaves_its_generator() -> None:
-    device, dropout = torch.device("cuda:0"), nn.Dropout(0.5).train()
+    device = torch.device("cuda:0")
+    dropout = nn.Dropout(0.5).train()
     ones = torch.ones(100, device=device)
     before = torch.cuda.get_rng_state(device)
     drawn = []
@@ -282,7 +328,7 @@ def test_dropout_on_cuda_is_seeded_and_leaves_its_generator() -> None:
     assert torch.equal(torch.cuda.get_rng_state(device), before)
 
 
-# Measures -----------------------------------------------------------------------------------------------------------
+# Measures -----------------------------------------------------------------------------------------
 
 
 def test_measures_are_means_over_all_examples_however_many() -> None:
@@ -290,14 +336,19 @@ def test_measures_are_means_over_all_examples_however_many() -> None:
     examples = noise(2 * EVALUATION_BATCH + 17)
     measured = measure(model, task_of(model), examples)
     outputs = model(examples.inputs)
-    assert measured["loss"] == pytest.approx(cross_entropy(outputs.double(), examples.targets).item(), rel=1e-6)
-    assert measured["accuracy"] == (outputs.argmax(dim=1) == examples.targets).double().mean().item()
+    assert measured["loss"] == pytest.approx(
+        cross_entropy(outputs.double(), examples.targets).item(), rel=1e-6
+    )
+    assert (
+        measured["accuracy"] == (outputs.argmax(dim=1) == examples.targets).double().mean().item()
+    )
 
 
 def test_measures_are_taken_in_eval_mode() -> None:
     norm = nn.BatchNorm1d(16)
     model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), norm, nn.Linear(16, 3))
-    task, examples = task_of(model), noise(40)
+    task = task_of(model)
+    examples = noise(40)
     assert measure(model, task, examples) == measure(model, task, examples)
     assert norm.num_batches_tracked == 0
     train(model, task, examples, work())

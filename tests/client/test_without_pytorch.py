@@ -1,4 +1,5 @@
-"""The clients without PyTorch of docs/flower.md: what methods work with them, and what an error tells the others."""
+"""The clients without PyTorch of docs/flower.md: what methods work with them, and what an error
+tells the others."""
 
 import importlib
 import sys
@@ -29,7 +30,9 @@ SCORES = {"sklearn_client": "accuracy", "numpy_client": Score("mae", higher_is_b
 
 
 @pytest.fixture(params=sorted(INITIAL))
-def module(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+def module(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[ModuleType]:
     """The file of the page, imported."""
     name: str = request.param
     (tmp_path / f"{name}.py").write_text(FILES[f"{name}.py"])
@@ -38,7 +41,9 @@ def module(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     del sys.modules[name]
 
 
-def start(module: ModuleType, folder: Path, strategy: FairStrategy, rounds: int = 4, **given: Any) -> fairbloom.Run:
+def start(
+    module: ModuleType, folder: Path, strategy: FairStrategy, rounds: int = 4, **given: Any
+) -> fairbloom.Run:
     arrays = ArrayRecord({name: Array(values) for name, values in INITIAL[module.__name__].items()})
     grid = InProcessGrid(module.app, {}, CLIENTS)
     RunFolder(folder, score=SCORES[module.__name__]).start(strategy, grid, arrays, rounds, **given)
@@ -46,7 +51,9 @@ def start(module: ModuleType, folder: Path, strategy: FairStrategy, rounds: int 
     return loaded
 
 
-def test_the_loss_is_that_of_the_received_model_before_the_fit(module: ModuleType, tmp_path: Path) -> None:
+def test_the_loss_is_that_of_the_received_model_before_the_fit(
+    module: ModuleType, tmp_path: Path
+) -> None:
     """So in the first round that of the initial one, which is zero."""
     seen: list[Round] = []
     start(module, tmp_path / "run", FedFV(), rounds=2, on_round=seen.append)
@@ -54,7 +61,10 @@ def test_the_loss_is_that_of_the_received_model_before_the_fit(module: ModuleTyp
     if module.__name__ == "sklearn_client":
         np.testing.assert_allclose(losses[0], np.log(10))
     else:
-        sites = [module.examples(context) for context in InProcessGrid(module.app, {}, CLIENTS).contexts.values()]
+        sites = [
+            module.examples(context)
+            for context in InProcessGrid(module.app, {}, CLIENTS).contexts.values()
+        ]
         np.testing.assert_allclose(losses[0], [np.mean(y[:50] ** 2) for _, y in sites])
     assert max(losses[1]) < max(losses[0])
 
@@ -62,7 +72,10 @@ def test_the_loss_is_that_of_the_received_model_before_the_fit(module: ModuleTyp
 def test_a_term_is_taken_by_the_client_that_honours_it(module: ModuleType, tmp_path: Path) -> None:
     strategy = FedProx(mu=1.0, unused_rounds=1)
     if module.__name__ == "sklearn_client":
-        words = r"proximal-mu = 1\.0.*lists 'proximal-mu' under 'honours'.*without PyTorch as docs/flower\.md shows"
+        words = (
+            r"proximal-mu = 1\.0.*lists 'proximal-mu' under 'honours'.*without PyTorch as"
+            r" docs/flower\.md shows"
+        )
         with pytest.raises(FairbloomError, match=words):
             start(module, tmp_path / "run", strategy)
         return

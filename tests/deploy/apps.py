@@ -56,7 +56,11 @@ def task_of(do: str, kind: str = "train", state: bytes = b"", run: RunDescriptio
     """Return what a client's worker gets of a message that asks for this."""
     content = serialize(RecordDict({"config": ConfigRecord({"do": do})}))
     head = Head(id="m", run=run.number, type=kind, seconds=60.0, round="1")
-    told = {"distribution": run.distribution, "version": run.version, "settings": dict(run.settings)}
+    told = {
+        "distribution": run.distribution,
+        "version": run.version,
+        "settings": dict(run.settings),
+    }
     return Task(2, head.SerializeToString(), json.dumps(told), content, state)
 
 

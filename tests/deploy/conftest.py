@@ -1,4 +1,5 @@
-"""What several of these tests begin with: a federation's folder, a client's bundle, an app on the path."""
+"""What several of these tests begin with: a federation's folder, a client's bundle, an app on the
+path."""
 
 import os
 import sys
@@ -18,7 +19,10 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of a federation, in the current folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
-    assert fairbloom("deploy", "init", "federation", "--host", "fl.example.org", "--host", "10.0.0.7") == 0
+    assert (
+        fairbloom("deploy", "init", "federation", "--host", "fl.example.org", "--host", "10.0.0.7")
+        == 0
+    )
     return tmp_path / "federation"
 
 

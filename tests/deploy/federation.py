@@ -1,4 +1,5 @@
-"""A federation of real processes on loopback: server, clients, certificates, and the operator's commands."""
+"""A federation of real processes on loopback: server, clients, certificates, and the operator's
+commands."""
 
 import contextlib
 import json
@@ -33,7 +34,8 @@ DISTURBED: dict[str, Any] = {
 }
 """The settings of a run that is disturbed: the bits of its model depend on all of its rounds.
 
-A round takes a fifth of a second at least, so that a test that waits for one of them acts before the last one.
+A round takes a fifth of a second at least, so that a test that waits for one of them acts before
+the last one.
 """
 
 
@@ -47,7 +49,9 @@ class Deployment(Flower):
         self.clients: dict[str, subprocess.Popen[bytes]] = {}
         self.environment["FAIRBLOOM_FEDERATION"] = str(self.folder)
         self.environment["OMP_NUM_THREADS"] = "1"
-        self.fairbloom("deploy", "init", str(self.folder), "--host", "localhost", "--port", str(self.fleet))
+        self.fairbloom(
+            "deploy", "init", str(self.folder), "--host", "localhost", "--port", str(self.fleet)
+        )
 
     def start_server(self) -> None:
         self.server = self.start("fairbloom", "server")
@@ -62,7 +66,12 @@ class Deployment(Flower):
     def start_client(self, name: str, *options: str) -> None:
         settings = str(self.bundle(name) / "client.toml")
         self.clients[name] = self.start(
-            "fairbloom", "client", settings, "--state-dir", str(self.home / f"state-{name}"), *options
+            "fairbloom",
+            "client",
+            settings,
+            "--state-dir",
+            str(self.home / f"state-{name}"),
+            *options,
         )
 
     def start_clients(self, *names: str) -> None:
@@ -83,14 +92,25 @@ class Deployment(Flower):
         assert not check or done.returncode == 0, done.stdout + done.stderr
         return done
 
-    def submitting(self, run_config: Mapping[str, object], app: Path | None = None) -> subprocess.Popen[bytes]:
+    def submitting(
+        self, run_config: Mapping[str, object], app: Path | None = None
+    ) -> subprocess.Popen[bytes]:
         """Start the submission of an app, or of the installed Fairbloom."""
-        words = [word for key, value in run_config.items() for word in ("--set", f"{key}={json.dumps(value)}")]
-        self.submitted = self.start("fairbloom", "deploy", "submit", *(("--app", str(app)) if app else ()), *words)
+        words = [
+            word
+            for key, value in run_config.items()
+            for word in ("--set", f"{key}={json.dumps(value)}")
+        ]
+        self.submitted = self.start(
+            "fairbloom", "deploy", "submit", *(("--app", str(app)) if app else ()), *words
+        )
         return self.submitted
 
-    def submit(self, run_config: Mapping[str, object], app: Path | None = None, code: int = 0) -> None:
-        """Submit an app, or the installed Fairbloom, and wait for the end of the submission, with this exit code."""
+    def submit(
+        self, run_config: Mapping[str, object], app: Path | None = None, code: int = 0
+    ) -> None:
+        """Submit an app, or the installed Fairbloom, and wait for the end of the submission, with
+        this exit code."""
         self.wait_for_end(self.submitting(run_config, app), code)
 
     def submitted_run(self) -> str:
@@ -105,14 +125,18 @@ class Deployment(Flower):
         return found
 
     def online(self) -> set[str]:
-        return {name for name, client in self.status()["clients"].items() if client["state"] == "online"}
+        return {
+            name for name, client in self.status()["clients"].items() if client["state"] == "online"
+        }
 
     def wait_for_clients(self, *names: str, seconds: float = PATIENCE) -> None:
         """Wait until these have been connected since they were started, which they log."""
         for name in names:
             self.wait_for_words(self.clients[name], CONNECTED, seconds=seconds)
 
-    def wait_for_words(self, process: subprocess.Popen[bytes], *words: str, seconds: float = PATIENCE) -> None:
+    def wait_for_words(
+        self, process: subprocess.Popen[bytes], *words: str, seconds: float = PATIENCE
+    ) -> None:
         def said() -> bool:
             text = self.log(process)
             return all(word in text for word in words)
@@ -141,15 +165,21 @@ class Deployment(Flower):
             os.kill(pid, signal.SIGKILL)
 
     def offspring(self, process: subprocess.Popen[bytes]) -> list[int]:
-        """Return the ids of processes below this one; a client's worker has a session of its own."""
+        """Return the ids of processes below this one; a client's worker has a session of its
+        own."""
         return family(process.pid)[1:]
 
     def run_processes(self) -> list[int]:
-        return [pid for pid in self.offspring(self.server) if b"fairbloom.deploy.fleet.run_process" in cmdline(pid)]
+        return [
+            pid
+            for pid in self.offspring(self.server)
+            if b"fairbloom.deploy.fleet.run_process" in cmdline(pid)
+        ]
 
 
 class Cable:
-    """A port that leads to another one on loopback, until it is cut: then connections break and new ones hang."""
+    """A port that leads to another one on loopback, until it is cut: then connections break and new
+    ones hang."""
 
     def __init__(self, port: int) -> None:
         self._far = port
@@ -228,4 +258,8 @@ def rounds(folder: Path) -> list[dict[str, str]]:
 
 
 def wait_for_rounds(folder: Path, number: int, seconds: float = PATIENCE) -> None:
-    wait_until(lambda: len(rounds(folder)) >= number, lambda: f"{len(rounds(folder))} rounds in {folder}", seconds)
+    wait_until(
+        lambda: len(rounds(folder)) >= number,
+        lambda: f"{len(rounds(folder))} rounds in {folder}",
+        seconds,
+    )

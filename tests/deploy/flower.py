@@ -1,4 +1,5 @@
-"""Real Flower processes on loopback, with a home and ports of their own, ended when the test ends."""
+"""Real Flower processes on loopback, with a home and ports of their own, ended when the test
+ends."""
 
 import contextlib
 import json
@@ -16,7 +17,8 @@ from .processes import free_port
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(sys.executable).parent
-PATIENCE = 600.0  # seconds to wait for what is sure to come: machines differ, and have other things to do
+# seconds to wait for what is sure to come: machines differ, and have other things to do
+PATIENCE = 600.0
 
 
 class Flower:
@@ -26,11 +28,13 @@ class Flower:
     """
 
     def __init__(self, home: Path, scripts: Path = SCRIPTS) -> None:
-        self.home, self.scripts = home, scripts
+        self.home = home
+        self.scripts = scripts
         self.local_port = free_port()
         self.processes: list[subprocess.Popen[bytes]] = []
         home.mkdir()
-        # The clients' processes inherit this environment: our marker finds those that Flower starts by itself.
+        # The clients' processes inherit this environment: our marker finds those that Flower starts
+        # by itself.
         self.environment = os.environ | {
             "FLWR_HOME": str(home),
             "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(self.local_port),
@@ -41,11 +45,17 @@ class Flower:
         }
 
     def start(
-        self, *command: str, folder: Path | None = None, environment: Mapping[str, str] | None = None
+        self,
+        *command: str,
+        folder: Path | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> subprocess.Popen[bytes]:
         with (self.home / f"{command[0]}-{len(self.processes)}.log").open("wb") as log:
             process = subprocess.Popen(
-                [shutil.which(command[0], path=self.environment["PATH"]) or command[0], *command[1:]],
+                [
+                    shutil.which(command[0], path=self.environment["PATH"]) or command[0],
+                    *command[1:],
+                ],
                 env=self.environment | (environment or {}),
                 cwd=folder or self.home,
                 stdout=log,
@@ -60,7 +70,9 @@ class Flower:
         (file,) = self.home.glob(f"*-{command}.log")
         return file.read_text()
 
-    def wait_for_end(self, process: subprocess.Popen[bytes], code: int = 0, seconds: float = PATIENCE) -> None:
+    def wait_for_end(
+        self, process: subprocess.Popen[bytes], code: int = 0, seconds: float = PATIENCE
+    ) -> None:
         """Wait until a process has ended, with this exit code."""
         ended = process.wait(timeout=seconds)
         assert ended == code, f"exit code {ended}:\n{self.log(process)[-3000:]}"
@@ -76,16 +88,26 @@ class Flower:
         )
         return done.stdout
 
-    def run(self, connection: str, run_config: Mapping[str, object], federation: str = "", app: Path = ROOT) -> str:
+    def run(
+        self,
+        connection: str,
+        run_config: Mapping[str, object],
+        federation: str = "",
+        app: Path = ROOT,
+    ) -> str:
         """Submit an app, wait for its end and return its status."""
         config = " ".join(f"{key}={json.dumps(value)}" for key, value in run_config.items())
         options = ["--federation-config", federation] if federation else []
         submitted = json.loads(
-            self.command("run", str(app), connection, "--format", "json", "--run-config", config, *options)
+            self.command(
+                "run", str(app), connection, "--format", "json", "--run-config", config, *options
+            )
         )
         run_id = str(submitted["run-id"])
         (self.home / "run.log").write_text(self.command("log", run_id, connection))
-        listed = json.loads(self.command("list", connection, "--run-id", run_id, "--format", "json"))
+        listed = json.loads(
+            self.command("list", connection, "--run-id", run_id, "--format", "json")
+        )
         return str(listed["runs"][0]["status"])
 
     def close(self) -> None:
@@ -128,7 +150,9 @@ def wait_for_port(port: int) -> None:
 
 
 def wait_until(
-    condition: Callable[[], bool], otherwise: Callable[[], str] = lambda: "not so", seconds: float = PATIENCE
+    condition: Callable[[], bool],
+    otherwise: Callable[[], str] = lambda: "not so",
+    seconds: float = PATIENCE,
 ) -> None:
     deadline = time.monotonic() + seconds
     while not condition():

@@ -7,17 +7,21 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-# Systems give higher ones to outgoing connections, which could take a port between its choice and its use.
+# Systems give higher ones to outgoing connections, which could take a port between its choice and
+# its use.
 PORTS = range(20_000, 32_768)
 
 
 def free_port() -> int:
-    """Return a port of this machine that nobody listens on, and that is this process's until it ends.
+    """Return a port of this machine that nobody listens on, and that is this process's until it
+    ends.
 
-    No other call returns it, in this process or another: the UDP port of the same number is held as the claim.
+    No other call returns it, in this process or another: the UDP port of the same number is held as
+    the claim.
     """
     while True:
-        port = random.SystemRandom().choice(PORTS)  # tests seed the other generators, several processes alike
+        # tests seed the other generators, several processes alike
+        port = random.SystemRandom().choice(PORTS)
         claim = socket.socket(type=socket.SOCK_DGRAM)
         with contextlib.suppress(OSError), socket.socket() as listener:
             claim.bind(("127.0.0.1", port))
@@ -32,7 +36,9 @@ def family(pid: int) -> list[int]:
     parents: dict[int, int] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            parents[int(folder.name)] = int(
+                (folder / "stat").read_text().rpartition(")")[2].split()[1]
+            )
     found = [pid]
     for each in found:
         found += [child for child, parent in parents.items() if parent == each]
@@ -40,7 +46,8 @@ def family(pid: int) -> list[int]:
 
 
 def pss(pid: int) -> float:
-    """Return the memory of a process in MB, pages that it shares with others counted in parts; 0 where it is gone."""
+    """Return the memory of a process in MB, pages that it shares with others counted in parts; 0
+    where it is gone."""
     return _kilobytes(Path(f"/proc/{pid}/smaps_rollup"), "Pss:") / 1000
 
 
@@ -59,12 +66,15 @@ def grown_memory(pid: int) -> Iterator[list[float]]:
     """Give a list that holds, afterwards, by how many MB at most a process grew in the meantime."""
     status = Path(f"/proc/{pid}/status")
     Path(f"/proc/{pid}/clear_refs").write_text("5")  # from here on its peak is counted anew
-    before, grown = _kilobytes(status, "VmRSS:"), list[float]()
+    before = _kilobytes(status, "VmRSS:")
+    grown = list[float]()
     yield grown
     grown.append((_kilobytes(status, "VmHWM:") - before) / 1000)
 
 
 def _kilobytes(file: Path, key: str) -> float:
     with contextlib.suppress(OSError):
-        return sum(float(line.split()[1]) for line in file.read_text().splitlines() if line.startswith(key))
+        return sum(
+            float(line.split()[1]) for line in file.read_text().splitlines() if line.startswith(key)
+        )
     return 0.0

@@ -1,4 +1,5 @@
-"""What of a run reaches a client that runs installed code: settings of a short list, and nothing else."""
+"""What of a run reaches a client that runs installed code: settings of a short list, and nothing
+else."""
 
 import sys
 from collections.abc import Iterator
@@ -10,7 +11,12 @@ import pytest
 from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
 
-from fairbloom.deploy.device.accepted import Installed, RunDescription, RunRefusedError, distribution_of
+from fairbloom.deploy.device.accepted import (
+    Installed,
+    RunDescription,
+    RunRefusedError,
+    distribution_of,
+)
 from fairbloom.deploy.device.client import APP
 from fairbloom.deploy.processes import load_app
 
@@ -18,7 +24,9 @@ VERSION = version("fairbloom")
 SETTINGS = {"clients": 3, "device": "cpu"}
 
 
-def run_of(*, distribution: str = "fairbloom", version: str = VERSION, **settings: Any) -> RunDescription:
+def run_of(
+    *, distribution: str = "fairbloom", version: str = VERSION, **settings: Any
+) -> RunDescription:
     said = {key.replace("_", "-"): value for key, value in settings.items()}
     return RunDescription(1, distribution, version, {**SETTINGS, **said})
 
@@ -32,17 +40,23 @@ def installed() -> Installed:
     return Installed.of(APP, ())
 
 
-# Versions and settings ----------------------------------------------------------------------------------------------
+# Versions and settings ----------------------------------------------------------------------------
 
 
 def test_another_app_or_version_is_refused_with_both_named() -> None:
     hearts = Installed(APP, distribution=("hearts", "1.0"))
-    for distribution, number in (("hearts", "1.1"), ("other", "1.0"), ("fairbloom", "1.0"), ("hearts", "1.0.post1")):
+    for distribution, number in (
+        ("hearts", "1.1"),
+        ("other", "1.0"),
+        ("fairbloom", "1.0"),
+        ("hearts", "1.0.post1"),
+    ):
         with pytest.raises(RunRefusedError) as error:
             hearts.accept(run_of(distribution=distribution, version=number), context())
-        assert str(error.value) == (
-            f"the run is of {distribution} {number}, this client has hearts 1.0 installed: install the same version "
-            "on both"
+        assert (
+            str(error.value)
+            == f"the run is of {distribution} {number}, this client has hearts 1.0 installed:"
+            " install the same version on both"
         )
     hearts.accept(run_of(distribution="Hearts", version="1.0"), context())
 
@@ -56,7 +70,9 @@ def test_a_run_of_another_version_of_ours_is_taken(installed: Installed) -> None
         installed.accept(run_of(distribution="other"), context())
 
 
-def test_the_app_gets_the_short_list_and_the_devices_own_places(installed: Installed, tmp_path: Path) -> None:
+def test_the_app_gets_the_short_list_and_the_devices_own_places(
+    installed: Installed, tmp_path: Path
+) -> None:
     run = run_of(state_dir="/etc", out="/root", data_dir="/home", method="fedfv")
     _, settings = installed.accept(run, context(**{"state-dir": str(tmp_path), "name": "site-a"}))
     assert settings["state-dir"] == str(tmp_path)
@@ -82,7 +98,9 @@ def test_an_import_string_is_refused_unless_the_owner_allows_it(
     monkeypatch.syspath_prepend(tmp_path)
     task = "hers_on_device:load"
     run = run_of(task=task, **{"own-settings": "load.noise=0.3"})
-    with pytest.raises(RunRefusedError, match=f"the run sets task = '{task}', and this client allows no"):
+    with pytest.raises(
+        RunRefusedError, match=f"the run sets task = '{task}', and this client allows no"
+    ):
         Installed.of(APP, ()).accept(run, context())
     assert "hers_on_device" not in sys.modules
     _, settings = Installed.of(APP, (task,)).accept(run, context())
@@ -91,12 +109,17 @@ def test_an_import_string_is_refused_unless_the_owner_allows_it(
     del sys.modules["hers_on_device"]
 
 
-# The app that is installed ------------------------------------------------------------------------------------------
+# The app that is installed ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("module", "name"),
-    [("fairbloom.client.app", "fairbloom"), ("numpy", "numpy"), ("flwr", "flwr"), ("sklearn", "scikit-learn")],
+    [
+        ("fairbloom.client.app", "fairbloom"),
+        ("numpy", "numpy"),
+        ("flwr", "flwr"),
+        ("sklearn", "scikit-learn"),
+    ],
 )
 def test_an_installed_module_is_found_in_its_distribution(module: str, name: str) -> None:
     assert distribution_of(module) == (name, version(name))
@@ -105,7 +128,9 @@ def test_an_installed_module_is_found_in_its_distribution(module: str, name: str
 @pytest.fixture
 def loose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """An app that lies on the path without having been installed."""
-    (tmp_path / "loose_app.py").write_text("from flwr.clientapp import ClientApp\napp = ClientApp()\nnumber = 3\n")
+    (tmp_path / "loose_app.py").write_text(
+        "from flwr.clientapp import ClientApp\napp = ClientApp()\nnumber = 3\n"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     yield "loose_app"
     sys.modules.pop("loose_app", None)

@@ -1,4 +1,5 @@
-"""A transformer with adapters over eight real clients: the run in process, in 6 % of the bytes, with their frozen base.
+"""A transformer with adapters over eight real clients: the run in process, in 6 % of the bytes,
+with their frozen base.
 
 One client builds another base than the others, as another machine's random numbers may.
 """
@@ -19,7 +20,8 @@ from tests.simulation.helpers import assert_same_model
 pytestmark = [
     pytest.mark.federation,
     pytest.mark.skipif(
-        not (find_spec("transformers") and find_spec("peft")), reason="transformers or peft is not installed"
+        not (find_spec("transformers") and find_spec("peft")),
+        reason="transformers or peft is not installed",
     ),
 ]
 
@@ -67,7 +69,9 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
 
 
 def start(runtime: Deployment, name: str) -> None:
-    (runtime.bundle(name) / "owner.toml").write_text('allow = ["my_task:task", "my_models:adapter"]\n')
+    (runtime.bundle(name) / "owner.toml").write_text(
+        'allow = ["my_task:task", "my_models:adapter"]\n'
+    )
     runtime.environment |= {"OTHER_BASE": "1"} if name == ELSEWHERE else {}
     runtime.start_client(name)
     runtime.environment.pop("OTHER_BASE", None)
@@ -79,7 +83,9 @@ def in_process(there: Deployment, settings: dict[str, Any], out: Path) -> Path:
     return out
 
 
-@pytest.mark.parametrize("changes", [{"method": "fedmgdaplus"}, {"method": "qfedavg", "personal-lambda": 0.5}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{"method": "fedmgdaplus"}, {"method": "qfedavg", "personal-lambda": 0.5}], ids=str
+)
 def test_eight_clients_with_adapters_give_the_run_in_process(
     there: Deployment, changes: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -87,11 +93,16 @@ def test_eight_clients_with_adapters_give_the_run_in_process(
     there.submit({**settings, "out": str(tmp_path / "deployed")})
     here = in_process(there, settings, tmp_path / "here")
     assert_same_model(tmp_path / "deployed", here)
-    found, expected = rounds(tmp_path / "deployed"), rounds(here)
-    assert {(row["refused"], row["missing"], row["replies_used"]) for row in found} == {("", "", "8")}
+    found = rounds(tmp_path / "deployed")
+    expected = rounds(here)
+    assert {(row["refused"], row["missing"], row["replies_used"]) for row in found} == {
+        ("", "", "8")
+    }
     assert [row["bytes_received"] for row in found] == [row["bytes_received"] for row in expected]
     assert [row["bytes_sent"] for row in found][1:] == [row["bytes_sent"] for row in expected][1:]
-    whole = in_process(there, {**settings, "model": "my_models:whole", "num-rounds": 1}, tmp_path / "whole")
+    whole = in_process(
+        there, {**settings, "model": "my_models:whole", "num-rounds": 1}, tmp_path / "whole"
+    )
     of_all = rounds(whole)[0]
     for column in ("bytes_sent", "bytes_received"):
         assert int(found[1][column]) / int(of_all[column]) == pytest.approx(0.06, abs=0.005)
@@ -106,17 +117,26 @@ def test_a_client_with_another_base_is_sent_the_runs_once_and_again_after_it_was
     start(there, ELSEWHERE)
     there.wait_for_clients(ELSEWHERE)
     out = tmp_path / "run"
-    submitted = there.submitting({**SETTINGS, "method": "fedmgdaplus", "num-rounds": 16, "out": str(out)})
+    submitted = there.submitting(
+        {**SETTINGS, "method": "fedmgdaplus", "num-rounds": 16, "out": str(out)}
+    )
     wait_for_rounds(out, 3)
     there.kill(there.clients[ELSEWHERE])
     start(there, ELSEWHERE)
     there.wait_for_clients(ELSEWHERE)
     there.wait_for_end(submitted)
     found = rounds(out)
-    assert {row["refused"] for row in found} <= {"", *(row["refused"] for row in found if "offline" in row["refused"])}
+    assert {row["refused"] for row in found} <= {
+        "",
+        *(row["refused"] for row in found if "offline" in row["refused"]),
+    }
     used = [int(row["replies_used"]) for row in found]
     assert (used[0], used[-1]) == (8, 8), found
     least = min(int(row["bytes_sent"]) / int(row["participants"]) for row in found)
-    with_base = [number for number, row in enumerate(found) if int(row["bytes_sent"]) > 8 * 2 * least]
-    assert len(with_base) == 2, [(row["bytes_sent"], row["participants"], row["replies_used"]) for row in found]
+    with_base = [
+        number for number, row in enumerate(found) if int(row["bytes_sent"]) > 8 * 2 * least
+    ]
+    assert len(with_base) == 2, [
+        (row["bytes_sent"], row["participants"], row["replies_used"]) for row in found
+    ]
     assert with_base[0] == 0

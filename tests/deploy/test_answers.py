@@ -37,7 +37,8 @@ def test_a_message_is_answered_and_the_state_kept(answer: Any, home: Path) -> No
     first = answer(task_of("reply"))
     content = content_of(first)
     assert content["metrics"]["version"] == 7
-    assert content["metrics"]["state-dir"] == len("/own")  # this device's word counts for its own disk
+    # this device's word counts for its own disk
+    assert content["metrics"]["state-dir"] == len("/own")
     assert deserialize(first.state)["seen"]["calls"] == 1
 
 
@@ -60,7 +61,9 @@ def test_what_the_app_raises_leaves_the_state(answer: Any, home: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_message_that_ends_a_kept_app_three_times_is_given_up(home: Path, own_client: ClientSettings) -> None:
+def test_a_message_that_ends_a_kept_app_three_times_is_given_up(
+    home: Path, own_client: ClientSettings
+) -> None:
     worker = Worker(own_client)
     write_version(home, 1)
     try:
@@ -71,7 +74,9 @@ def test_a_message_that_ends_a_kept_app_three_times_is_given_up(home: Path, own_
         worker.end()
 
 
-@pytest.mark.parametrize(("error", "traceback"), [(FairbloomError("no such partition"), False), (KeyError("x"), True)])
+@pytest.mark.parametrize(
+    ("error", "traceback"), [(FairbloomError("no such partition"), False), (KeyError("x"), True)]
+)
 def test_what_a_user_can_mend_has_no_traceback_on_the_device(
     home: Path, error: Exception, traceback: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -125,6 +130,11 @@ def test_an_app_may_say_in_words_what_the_server_is_told(answer: Any, home: Path
 
 
 @pytest.mark.parametrize("kind", ["query", "evaluate"])
-def test_an_app_without_a_handler_says_so_as_flower_does(answer: Any, home: Path, kind: str) -> None:
+def test_an_app_without_a_handler_says_so_as_flower_does(
+    answer: Any, home: Path, kind: str
+) -> None:
     write_version(home, 1)
-    assert f"No {kind} function registered with name 'default'" in answer(task_of("reply", kind)).reason
+    assert (
+        f"No {kind} function registered with name 'default'"
+        in answer(task_of("reply", kind)).reason
+    )

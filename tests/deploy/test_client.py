@@ -27,20 +27,30 @@ from fairbloom.deploy.fleet.federation import Federation
 
 from .commands import client_command
 
-# Settings -----------------------------------------------------------------------------------------------------------
+# Settings -----------------------------------------------------------------------------------------
 
 
-def test_paths_of_the_file_are_relative_to_it_and_options_win(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_of_the_file_are_relative_to_it_and_options_win(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir("/")
-    client = ClientSettings.of({"partition-id": 5, "state-dir": "state", "app": None}, bundle / "client.toml")
+    client = ClientSettings.of(
+        {"partition-id": 5, "state-dir": "state", "app": None}, bundle / "client.toml"
+    )
     assert (client.ca, client.key) == (str(bundle / "ca.crt"), str(bundle / "key"))
     assert (client.partition_id, client.state_dir, client.name) == (5, "/state", "site-a")
 
 
 def test_the_owners_file_wins_key_by_key(bundle: Path) -> None:
-    (bundle / "owner.toml").write_text('data-dir = "data"\nallow = ["x:y"]\npartition-id = 8\n[limits]\nrows = 9\n')
+    (bundle / "owner.toml").write_text(
+        'data-dir = "data"\nallow = ["x:y"]\npartition-id = 8\n[limits]\nrows = 9\n'
+    )
     client = ClientSettings.of({}, bundle / "client.toml")
-    assert (client.data_dir, client.allow, client.limits) == (str(bundle / "data"), ("x:y",), {"rows": 9})
+    assert (client.data_dir, client.allow, client.limits) == (
+        str(bundle / "data"),
+        ("x:y",),
+        {"rows": 9},
+    )
     assert (client.partition_id, client.state_dir) == (8, str(bundle / "state"))
     assert ClientSettings.of({"partition-id": 5}, bundle / "client.toml").partition_id == 5
     (bundle / "owner.toml").write_text('[files."bern.csv"]\ndecimalChar = ","\n')
@@ -73,15 +83,23 @@ def test_what_cannot_be_is_named_with_its_value_and_what_would_do(bundle: Path) 
         ({"allow": "x:y"}, "allow = 'x:y': it must be of type list"),
         ({"allow": [3]}, "allow = [3]: it must be a list of texts"),
         ({"node-config": {"a": 1}}, "node-config is for an app of your own"),
-        (own | {"node-config": {"name": "x"}}, "node-config has name = 'x': write name outside node-config"),
-        (own | {"node-config": {"a": [1]}}, "node-config has a = [1]: it must be a number, true, false, or a text"),
+        (
+            own | {"node-config": {"name": "x"}},
+            "node-config has name = 'x': write name outside node-config",
+        ),
+        (
+            own | {"node-config": {"a": [1]}},
+            "node-config has a = [1]: it must be a number, true, false, or a text",
+        ),
     ):
         with pytest.raises(DeployError) as error:
             ClientSettings.of(given, bundle / "client.toml")
         assert words in str(error.value)
 
 
-@pytest.mark.parametrize(("text", "words"), [(None, "cannot be read"), ("a = ", "is not a TOML file")])
+@pytest.mark.parametrize(
+    ("text", "words"), [(None, "cannot be read"), ("a = ", "is not a TOML file")]
+)
 def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, text: str | None, words: str) -> None:
     file = tmp_path / "client.toml"
     if text is not None:
@@ -92,7 +110,9 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, text: str | None, w
 
 
 def test_the_worker_gets_what_the_app_needs_and_no_key(bundle: Path) -> None:
-    *command, pipe, given = ClientSettings.of({"data-dir": "/my data"}, bundle / "client.toml").worker(7)
+    *command, pipe, given = ClientSettings.of(
+        {"data-dir": "/my data"}, bundle / "client.toml"
+    ).worker(7)
     code = f"from fairbloom.deploy.fleet.app_process import main; main({os.getpid()})"
     assert command == [sys.executable, "-P", "-c", code]
     assert pipe == "7"
@@ -112,7 +132,8 @@ def test_the_worker_gets_what_the_app_needs_and_no_key(bundle: Path) -> None:
 
 def test_an_app_of_ones_own_finds_the_node_config_of_the_file(bundle: Path) -> None:
     (bundle / "owner.toml").write_text(
-        'app = "json.tool:main"\nnode-config = { num-partitions = 2, path = \'/my "data"\', on = true, a = 0.5 }\n'
+        'app = "json.tool:main"\nnode-config = { num-partitions = 2, path = \'/my "data"\', on ='
+        " true, a = 0.5 }\n"
     )
     node = ClientSettings.of({}, bundle / "client.toml").node()
     assert {**node, "num-partitions": 2, "path": '/my "data"', "on": True, "a": 0.5} == node
@@ -128,11 +149,16 @@ def own_handlers() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("own_handlers")
-def test_settings_reach_the_small_process_whole(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_reach_the_small_process_whole(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given = {"allow": ["x:y"], "app": "json.tool:main", "node-config": {"num-partitions": 2}}
-    client, there = ClientSettings.of(given, bundle / "client.toml"), list[ClientSettings]()
+    client = ClientSettings.of(given, bundle / "client.toml")
+    there = list[ClientSettings]()
     monkeypatch.setattr(loop, "run_alone", there.append)
-    monkeypatch.setattr(os, "execv", lambda program, words: monkeypatch.setattr(sys, "argv", words[3:]))
+    monkeypatch.setattr(
+        os, "execv", lambda program, words: monkeypatch.setattr(sys, "argv", words[3:])
+    )
     masks: list[int] = []
     monkeypatch.setattr(os, "umask", masks.append)
     loop.replace_process(client)
@@ -145,16 +171,20 @@ def test_settings_reach_the_small_process_whole(bundle: Path, monkeypatch: pytes
     assert masks == [0o077]  # what a client writes is for its account alone
 
 
-# Files that cannot be used ------------------------------------------------------------------------------------------
+# Files that cannot be used ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "content", [b"", os.urandom(600), b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"]
+    "content",
+    [b"", os.urandom(600), b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"],
 )
 def test_a_corrupt_authority_is_named(bundle: Path, content: bytes) -> None:
     good = ClientSettings.of({}, bundle / "client.toml")
     (bundle / "ca.crt").write_bytes(content)
-    words = f"ca = {bundle / 'ca.crt'}: it holds no certificate; take ca.crt from the client's bundle again"
+    words = (
+        f"ca = {bundle / 'ca.crt'}: it holds no certificate; take ca.crt from the client's bundle"
+        " again"
+    )
     with pytest.raises(DeployError) as error:
         ClientSettings.of({}, bundle / "client.toml")
     assert str(error.value) == words
@@ -169,11 +199,19 @@ def encrypted_key(bundle: Path) -> bytes:
 
 def test_a_key_that_does_not_fit_is_named_when_the_client_starts(bundle: Path) -> None:
     other = pki.format_key(pki.make_key())
-    for content in (b"", os.urandom(600), b"-----BEGIN PRIVATE KEY-----\n", other, encrypted_key(bundle)):
+    for content in (
+        b"",
+        os.urandom(600),
+        b"-----BEGIN PRIVATE KEY-----\n",
+        other,
+        encrypted_key(bundle),
+    ):
         (bundle / "key").write_bytes(content)
         with pytest.raises(DeployError) as error:
             ClientSettings.of({}, bundle / "client.toml")
-        assert str(error.value).startswith(f"key = {bundle / 'key'} is not the key of certificate = ")
+        assert str(error.value).startswith(
+            f"key = {bundle / 'key'} is not the key of certificate = "
+        )
         (bundle / "key").unlink()
         enroll(Federation.read(bundle.parents[1]), "site-a")
 
@@ -186,7 +224,7 @@ def test_a_missing_key_is_told_how_to_make_one(bundle: Path) -> None:
     assert f"fairbloom client keys NAME --out {bundle}" in str(error.value)
 
 
-# The command --------------------------------------------------------------------------------------------------------
+# The command --------------------------------------------------------------------------------------
 
 
 def test_help_shows_both_commands(tmp_path: Path) -> None:

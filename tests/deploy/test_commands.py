@@ -1,4 +1,5 @@
-"""Commands begin at once: those of a federation import no library in vain, and Ctrl-C while one begins ends it."""
+"""Commands begin at once: those of a federation import no library in vain, and Ctrl-C while one
+begins ends it."""
 
 import signal
 import subprocess
@@ -22,17 +23,24 @@ finally:
 """
 
 
-@pytest.mark.parametrize("words", [["deploy", "--help"], ["deploy", "enroll", "a", "--dir", "nowhere"]], ids=str)
+@pytest.mark.parametrize(
+    "words", [["deploy", "--help"], ["deploy", "enroll", "a", "--dir", "nowhere"]], ids=str
+)
 def test_they_import_no_pytorch_and_end_as_the_whole_command_line_does(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setattr(sys, "argv", ["fairbloom", *words])
-    done = subprocess.run([sys.executable, "-c", LOADED, *words], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED, *words], cwd=ROOT, capture_output=True, text=True
+    )
     with pytest.raises(SystemExit) as end:
         cli.main()
     printed = capfd.readouterr()
-    assert done.stdout.replace("-c deploy", "fairbloom deploy").split() == [*printed.out.split(), "False"]
+    assert done.stdout.replace("-c deploy", "fairbloom deploy").split() == [
+        *printed.out.split(),
+        "False",
+    ]
     assert (done.returncode, done.stderr) == (end.value.code, printed.err)
 
 
@@ -53,14 +61,19 @@ main()
 """
 
 
-@pytest.mark.parametrize("module", ["importlib.metadata", "typer", "fairbloom.command", "fairbloom.strategies"])
+@pytest.mark.parametrize(
+    "module", ["importlib.metadata", "typer", "fairbloom.command", "fairbloom.strategies"]
+)
 def test_ctrl_c_while_a_command_imports_what_it_needs_ends_it_in_silence(module: str) -> None:
     program = INTERRUPTED.replace("{}", module)
-    done = subprocess.run([sys.executable, "-c", program, "methods"], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program, "methods"], cwd=ROOT, capture_output=True, text=True
+    )
     assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
 
 
 def test_a_devices_help_says_what_each_argument_is(tmp_path: Path) -> None:
-    """By `python -m fairbloom.deploy`, where the whole command line is not installed, as in the client's image."""
+    """By `python -m fairbloom.deploy`, where the whole command line is not installed, as in the
+    client's image."""
     done = client_command("keys", "--help", folder=tmp_path)
     assert "Name of this client in the" in done.stdout, done.stderr

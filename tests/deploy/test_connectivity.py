@@ -12,7 +12,8 @@ from fairbloom.deploy import pki
 from fairbloom.deploy.device.client import ClientSettings
 from fairbloom.deploy.device.connectivity import connection_fault
 
-GRPC, HTTP = b"\0\0\x12\x04\0\0\0\0\0" + bytes(18), b"HTTP/1.1 200 OK\r\n\r\n"
+GRPC = b"\0\0\x12\x04\0\0\0\0\0" + bytes(18)
+HTTP = b"HTTP/1.1 200 OK\r\n\r\n"
 """How an answer of a gRPC server begins, and of a web server."""
 
 
@@ -47,8 +48,11 @@ def server(certificate: tuple[Path, Path] | None, answer: bytes = GRPC) -> Itera
 
 
 def signed(bundle: Path, days: float) -> tuple[Path, Path]:
-    authority, files = bundle.parents[1], (bundle / "server.crt", bundle / "server.key")
-    pki.make_server_certificate(authority / "ca.crt", authority / "ca.key", *files, ["localhost"], days)
+    authority = bundle.parents[1]
+    files = (bundle / "server.crt", bundle / "server.key")
+    pki.make_server_certificate(
+        authority / "ca.crt", authority / "ca.key", *files, ["localhost"], days
+    )
     return files
 
 
@@ -66,4 +70,6 @@ def test_what_stands_in_the_way_is_named(bundle: Path) -> None:
         with server(signed(bundle, days) if days else None, answer) as address:
             said = fault(bundle, address)
         assert (words in (said or "")) if words else said is None, words
-    assert "127.0.0.1:1 cannot be reached: Connection refused" in (fault(bundle, "127.0.0.1:1") or "")
+    assert "127.0.0.1:1 cannot be reached: Connection refused" in (
+        fault(bundle, "127.0.0.1:1") or ""
+    )

@@ -1,4 +1,5 @@
-"""Each command on a folder that is damaged in each way: an answer or one line, and never a traceback."""
+"""Each command on a folder that is damaged in each way: an answer or one line, and never a
+traceback."""
 
 import shutil
 from collections.abc import Callable
@@ -28,7 +29,9 @@ def swap(old: str, new: str) -> Callable[[Path], None]:
 
 
 def gone(name: str) -> Callable[[Path], None]:
-    return lambda folder: shutil.rmtree(folder / name) if (folder / name).is_dir() else (folder / name).unlink()
+    return lambda folder: (
+        shutil.rmtree(folder / name) if (folder / name).is_dir() else (folder / name).unlink()
+    )
 
 
 def other_kind(name: str) -> Callable[[Path], None]:

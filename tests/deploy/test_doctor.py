@@ -28,9 +28,17 @@ def test_each_fault_is_named_with_its_remedy(made: Path) -> None:
         (lambda: (made / "ca.key").chmod(0o644), "secrets", f"chmod go-rwx {made / 'ca.key'}"),
         (lambda: (made / "bundles" / "a" / "key").chmod(0o644), "secrets", "bundles/a/key"),
         (lambda: made.chmod(0o755), "secrets", f"chmod go-rwx {made}"),
-        (lambda: (made / "clients" / "b.toml").write_text("x"), "clients", "the files of b cannot be used: enrol"),
+        (
+            lambda: (made / "clients" / "b.toml").write_text("x"),
+            "clients",
+            "the files of b cannot be used: enrol",
+        ),
         (lambda: (made / "server.key").write_text("x"), "server key", "fairbloom deploy renew"),
-        (lambda: (made / "ca.crt").unlink(), "CA certificate", "ca.crt cannot be read: No such file"),
+        (
+            lambda: (made / "ca.crt").unlink(),
+            "CA certificate",
+            "ca.crt cannot be read: No such file",
+        ),
     ):
         change()
         assert found(made)[what].verdict == "fault", what
@@ -52,7 +60,9 @@ def test_a_certificate_that_ends_soon_is_a_warning(made: Path) -> None:
     assert "expired 2 days ago" in found(made)["server certificate"].words
 
 
-def test_the_exit_code_says_whether_something_is_wrong(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_exit_code_says_whether_something_is_wrong(
+    made: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert fairbloom("deploy", "doctor") == 1
     assert "no server runs" in capsys.readouterr().out
     assert fairbloom("deploy", "doctor", "--dir", "nowhere") == 2

@@ -1,4 +1,5 @@
-"""What an edge device gets: scripts that pass a checker, a unit that systemd takes, a guide that names what is."""
+"""What an edge device gets: scripts that pass a checker, a unit that systemd takes, a guide that
+names what is."""
 
 import io
 import os
@@ -42,8 +43,12 @@ def test_scripts_can_be_read_and_run(script: Path) -> None:
 
 
 def test_help_names_every_option() -> None:
-    printed = subprocess.run([EDGE / "install.sh", "--help"], capture_output=True, text=True, check=True).stdout
-    known = set(re.findall(r"--[a-z-]+(?= \||\))", (EDGE / "install.sh").read_text().partition("opt=")[0]))
+    printed = subprocess.run(
+        [EDGE / "install.sh", "--help"], capture_output=True, text=True, check=True
+    ).stdout
+    known = set(
+        re.findall(r"--[a-z-]+(?= \||\))", (EDGE / "install.sh").read_text().partition("opt=")[0])
+    )
     assert known - {"--help"} <= set(re.findall(r"--[a-z-]+", printed))
 
 
@@ -57,16 +62,20 @@ def test_help_names_every_option() -> None:
         (["--python", "/bin/false", "--source", "."], "Python 3.11 or later is needed"),
     ],
 )
-def test_install_stops_before_it_changes_anything(words: list[str], message: str, tmp_path: Path) -> None:
+def test_install_stops_before_it_changes_anything(
+    words: list[str], message: str, tmp_path: Path
+) -> None:
     if os.getuid() != 0 and message not in ("unknown option --colour", "--bundle needs a value"):
         pytest.skip("only root comes that far")
-    done = subprocess.run([EDGE / "install.sh", "--root", tmp_path, *words], capture_output=True, text=True)
+    done = subprocess.run(
+        [EDGE / "install.sh", "--root", tmp_path, *words], capture_output=True, text=True
+    )
     assert done.returncode == 1
     assert message in done.stderr
     assert not list(tmp_path.iterdir())
 
 
-# Bundles on a device -------------------------------------------------------------------------------------------------
+# Bundles on a device ------------------------------------------------------------------------------
 
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="the installation is root's")
 GOOD = {
@@ -86,13 +95,17 @@ def entry(name: str, content: bytes = b"", **changes: Any) -> tuple[tarfile.TarI
 def bundle_with(file: Path, *more: tuple[tarfile.TarInfo, bytes], without: str = "") -> Path:
     """Write a bundle as enroll does, with further entries."""
     with tarfile.open(file, "w:gz") as bundle:
-        good = [entry(f"site-a/{name}", content) for name, content in GOOD.items() if name != without]
+        good = [
+            entry(f"site-a/{name}", content) for name, content in GOOD.items() if name != without
+        ]
         for made, content in [*good, *more]:
             bundle.addfile(made, io.BytesIO(content))
     return file
 
 
-def install(home: Path, step: str, bundle: Path | None = None, **settings: str) -> subprocess.CompletedProcess[str]:
+def install(
+    home: Path, step: str, bundle: Path | None = None, **settings: str
+) -> subprocess.CompletedProcess[str]:
     """Run one step of install.sh, of which all goes below a folder of this test."""
     words = ["--root", str(home / "device"), *(["--bundle", str(bundle)] if bundle else [])]
     words += [word for key, value in settings.items() for word in (f"--{key}", value)]
@@ -118,14 +131,22 @@ SECRET = b"for root alone"
 
 HOSTILE: dict[str, Callable[[Path], Path]] = {
     "a link": lambda at: bundle_with(
-        at, entry("site-a/ca.crt", type=tarfile.SYMTYPE, linkname=str(at.parent / "secret")), without="ca.crt"
+        at,
+        entry("site-a/ca.crt", type=tarfile.SYMTYPE, linkname=str(at.parent / "secret")),
+        without="ca.crt",
     ),
     "a hard link": lambda at: bundle_with(
-        at, entry("site-a/key", type=tarfile.LNKTYPE, linkname=str(at.parent / "secret")), without="key"
+        at,
+        entry("site-a/key", type=tarfile.LNKTYPE, linkname=str(at.parent / "secret")),
+        without="key",
     ),
-    "a link to a folder": lambda at: bundle_with(at, entry("site-a", type=tarfile.SYMTYPE, linkname=str(at.parent))),
+    "a link to a folder": lambda at: bundle_with(
+        at, entry("site-a", type=tarfile.SYMTYPE, linkname=str(at.parent))
+    ),
     "a link that a file follows": lambda at: bundle_with(
-        at, entry("site-a/x", type=tarfile.SYMTYPE, linkname=str(at.parent)), entry("site-a/x/stolen", b"x")
+        at,
+        entry("site-a/x", type=tarfile.SYMTYPE, linkname=str(at.parent)),
+        entry("site-a/x/stolen", b"x"),
     ),
     "an absolute path": lambda at: bundle_with(at, entry(str(at.parent / "stolen"), b"x")),
     "a path upwards": lambda at: bundle_with(at, entry("site-a/../../stolen", b"x")),
@@ -137,9 +158,13 @@ HOSTILE: dict[str, Callable[[Path], Path]] = {
         at, entry("site-a/key", type=tarfile.CHRTYPE, devmajor=1, devminor=5), without="key"
     ),
     "a pipe": lambda at: bundle_with(at, entry("site-a/key", type=tarfile.FIFOTYPE), without="key"),
-    "a folder for a file": lambda at: bundle_with(at, entry("site-a/key", type=tarfile.DIRTYPE), without="key"),
+    "a folder for a file": lambda at: bundle_with(
+        at, entry("site-a/key", type=tarfile.DIRTYPE), without="key"
+    ),
     "another file": lambda at: bundle_with(at, entry("site-a/authorized_keys", b"x")),
-    "a huge file": lambda at: bundle_with(at, entry("site-a/key", bytes(200 * 2**20)), without="key"),
+    "a huge file": lambda at: bundle_with(
+        at, entry("site-a/key", bytes(200 * 2**20)), without="key"
+    ),
     "a huge header": lambda at: bundle_with(
         at, entry("site-a/key", b"x", pax_headers={"comment": "x" * 2**27}), without="key"
     ),
@@ -185,7 +210,11 @@ def test_of_a_malicious_bundle_nothing_is_installed(kind: str, tmp_path: Path) -
 
 @as_root
 def test_a_bundle_is_installed_with_a_key_for_the_service_alone(tmp_path: Path) -> None:
-    done = install(tmp_path, "check_bundle; make_folders; install_bundle", bundle_with(tmp_path / "site-a.tar.gz"))
+    done = install(
+        tmp_path,
+        "check_bundle; make_folders; install_bundle",
+        bundle_with(tmp_path / "site-a.tar.gz"),
+    )
     assert done.returncode == 0, done.stderr
     assert etc(tmp_path) == installed()
     assert stat.S_IMODE((tmp_path / "device" / "etc" / "fairbloom" / "key").stat().st_mode) == 0o600
@@ -193,7 +222,8 @@ def test_a_bundle_is_installed_with_a_key_for_the_service_alone(tmp_path: Path) 
 
 @as_root
 def test_a_bundle_as_enroll_makes_it_is_taken(tmp_path: Path) -> None:
-    with tarfile.open(tmp_path / "x.tar.gz", "w:gz") as bundle:  # with the folder's own entry, as tar makes it
+    # with the folder's own entry, as tar makes it
+    with tarfile.open(tmp_path / "x.tar.gz", "w:gz") as bundle:
         bundle.addfile(*entry("site-a", type=tarfile.DIRTYPE)[:1])
         for name, content in GOOD.items():
             made, _ = entry(f"site-a/{name}", content)
@@ -204,8 +234,13 @@ def test_a_bundle_as_enroll_makes_it_is_taken(tmp_path: Path) -> None:
 @as_root
 def test_nothing_of_an_unpacked_bundle_is_left_over(tmp_path: Path) -> None:
     (tmp_path / "tmp").mkdir()
-    for bundle in (bundle_with(tmp_path / "good.tar.gz"), HOSTILE["a link"](tmp_path / "bad.tar.gz")):
-        install(tmp_path, f"export TMPDIR='{tmp_path / 'tmp'}'; make_folders; install_bundle", bundle)
+    for bundle in (
+        bundle_with(tmp_path / "good.tar.gz"),
+        HOSTILE["a link"](tmp_path / "bad.tar.gz"),
+    ):
+        install(
+            tmp_path, f"export TMPDIR='{tmp_path / 'tmp'}'; make_folders; install_bundle", bundle
+        )
         assert not list((tmp_path / "tmp").iterdir())
 
 
@@ -219,7 +254,8 @@ def python_of(home: Path) -> None:
 
 @as_root
 def test_a_key_is_made_on_the_device_and_a_bundle_without_one_keeps_it(tmp_path: Path) -> None:
-    bundle, folder = bundle_with(tmp_path / "site-a.tar.gz", without="key"), tmp_path / "device" / "etc" / "fairbloom"
+    bundle = bundle_with(tmp_path / "site-a.tar.gz", without="key")
+    folder = tmp_path / "device" / "etc" / "fairbloom"
     early = install(tmp_path, "check_bundle", bundle)
     assert "has no key, and this device has none: make it first, by --keys NAME" in early.stderr
     python_of(tmp_path)
@@ -250,30 +286,37 @@ def test_what_a_device_needs_goes_with_the_wheels() -> None:
 @needs("systemd-analyze")
 @pytest.mark.parametrize("name", ["fairbloom-client.service", "fairbloom-server.service"])
 def test_systemd_takes_the_unit(name: str, tmp_path: Path) -> None:
-    client = (EDGE / "fairbloom-client.service").read_text().replace("/opt/fairbloom/venv/bin/python", sys.executable)
+    client = (
+        (EDGE / "fairbloom-client.service")
+        .read_text()
+        .replace("/opt/fairbloom/venv/bin/python", sys.executable)
+    )
     (tmp_path / name).write_text(client if "client" in name else server_unit(tmp_path))
-    done = subprocess.run(["systemd-analyze", "verify", tmp_path / name], capture_output=True, text=True)
+    done = subprocess.run(
+        ["systemd-analyze", "verify", tmp_path / name], capture_output=True, text=True
+    )
     assert name not in done.stderr, done.stderr
 
 
 def test_a_client_starts_without_the_servers_libraries() -> None:
     """The client's command loads neither PyTorch nor Flower nor what only servers have."""
     program = (
-        "import sys; sys.argv[1:] = ['client', 'x/client.toml']; import runpy\n"
-        "try: runpy.run_module('deploy', run_name='__main__')\n"
-        "except SystemExit as end: print(end.code, *sorted({'torch', 'flwr', 'pydantic', 'cvxopt'} & set(sys.modules)))"
+        "import sys; sys.argv[1:] = ['client', 'x/client.toml']; import runpy\ntry:"
+        " runpy.run_module('deploy', run_name='__main__')\nexcept SystemExit as end:"
+        " print(end.code, *sorted({'torch', 'flwr', 'pydantic', 'cvxopt'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout.split() == ["2"]
     assert "x/client.toml cannot be read" in done.stderr
 
 
-# The device's data ---------------------------------------------------------------------------------------------------
+# The device's data --------------------------------------------------------------------------------
 
 
 @as_root
 def test_the_devices_data_folder_is_in_its_settings_whole(tmp_path: Path) -> None:
-    data, bundle = tmp_path / "our data", bundle_with(tmp_path / "site-a.tar.gz")
+    data = tmp_path / "our data"
+    bundle = bundle_with(tmp_path / "site-a.tar.gz")
     data.mkdir()
     words = {"data-dir": f"{data}/../our data"}
     done = install(tmp_path, "check_data; make_folders; install_bundle", bundle, **words)
@@ -295,19 +338,22 @@ def test_a_data_folder_that_cannot_be_is_refused(name: str, words: str, tmp_path
     assert words in done.stderr
 
 
-# A second bundle -----------------------------------------------------------------------------------------------------
+# A second bundle ----------------------------------------------------------------------------------
 
 
 @as_root
 def test_a_second_bundle_replaces_the_operators_file_and_never_the_owners(tmp_path: Path) -> None:
-    """It replaced what the owner had written, so that the device trained without its data or refused its task."""
+    """It replaced what the owner had written, so that the device trained without its data or
+    refused its task."""
     folder = tmp_path / "device" / "etc" / "fairbloom"
     first = bundle_with(tmp_path / "1.tar.gz")
     assert install(tmp_path, "check_bundle; make_folders; install_bundle", first).returncode == 0
     (folder / "owner.toml").write_text('# ward 3\nallow = ["mylab.hearts:load"]\n')
     before = etc(tmp_path)
     settings = b'server = "b:2"\npartition-id = 2\n'
-    second = bundle_with(tmp_path / "2.tar.gz", entry("site-a/client.toml", settings), without="client.toml")
+    second = bundle_with(
+        tmp_path / "2.tar.gz", entry("site-a/client.toml", settings), without="client.toml"
+    )
     done = install(tmp_path, "check_bundle; make_folders; install_bundle", second)
     assert done.returncode == 0, done.stderr
     assert etc(tmp_path) == before | {"client.toml": settings}

@@ -45,7 +45,11 @@ def test_the_partition_of_a_revoked_client_is_free_again(made: Path) -> None:
     assert not (made / "bundles" / "b").exists()
     assert members(made)["b"].revoked
     assert fairbloom("deploy", "enroll", "b") == 0
-    assert {name: member.partition for name, member in members(made).items()} == {"a": 0, "b": 1, "c": 2}
+    assert {name: member.partition for name, member in members(made).items()} == {
+        "a": 0,
+        "b": 1,
+        "c": 2,
+    }
     assert not members(made)["b"].revoked
 
 
@@ -54,9 +58,15 @@ def test_what_cannot_be_is_named(made: Path, capsys: pytest.CaptureFixture[str])
     before = (made / "clients" / "there.toml").read_bytes()
     for words, message in (
         (("enroll", "a/b"), "client 'a/b': use up to 63 letters"),
-        (("enroll", "There"), "client 'There' differs from client 'there', which is enrolled, in case alone"),
+        (
+            ("enroll", "There"),
+            "client 'There' differs from client 'there', which is enrolled, in case alone",
+        ),
         (("enroll", "FL.example.org"), "is called like a host of the server's certificate"),
-        (("enroll", "x", "y", "--partition-id", "3"), "--partition-id 3 is for one client, and 2 are named"),
+        (
+            ("enroll", "x", "y", "--partition-id", "3"),
+            "--partition-id 3 is for one client, and 2 are named",
+        ),
         (("enroll", "x", "y", "--request", "f"), "--request f is for one client, and 2 are named"),
         (("enroll", "x", "--request", "f"), "--request f cannot be read: "),
         (("enroll", "x", "--partition-id", "-1"), "--partition-id -1: it is counted from 0"),
@@ -69,19 +79,24 @@ def test_what_cannot_be_is_named(made: Path, capsys: pytest.CaptureFixture[str])
     assert (made / "clients" / "there.toml").read_bytes() == before
 
 
-def test_enroll_says_when_a_partition_is_beyond_the_clients(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_enroll_says_when_a_partition_is_beyond_the_clients(
+    made: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert fairbloom("deploy", "enroll", "a", "b", "c") == 0
     assert "partition" not in capsys.readouterr().err
     assert fairbloom("deploy", "revoke", "b") == 0
     assert fairbloom("deploy", "enroll", "d", "--partition-id", "3") == 0
-    words = "client d has partition 3, but clients=3 has only 0 to 2: set clients=4, or enrol it again with"
+    words = (
+        "client d has partition 3, but clients=3 has only 0 to 2: set clients=4, or enrol it again"
+        " with"
+    )
     assert f"{words} --partition-id 1" in capsys.readouterr().err
     assert fairbloom("deploy", "enroll", "d", "--partition-id", "1") == 0  # as was said
     assert "partition" not in capsys.readouterr().err
     assert members(made)["d"].partition == 1
 
 
-# Keys that are made on the device -----------------------------------------------------------------------------------
+# Keys that are made on the device -----------------------------------------------------------------
 
 
 def test_a_bundle_for_a_key_of_the_device_holds_nothing_secret(made: Path, tmp_path: Path) -> None:
@@ -95,7 +110,9 @@ def test_a_bundle_for_a_key_of_the_device_holds_nothing_secret(made: Path, tmp_p
     assert (member.key, member.examples) == (pki.digest_key(key.public_key()), 1200)
 
 
-def test_a_request_that_cannot_be_is_refused(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_request_that_cannot_be_is_refused(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     key = pki.make_key()
     asked = request_of(tmp_path, "a", key)
     (tmp_path / "private").write_bytes(pki.format_key(key))
@@ -111,16 +128,21 @@ def test_a_key_is_one_clients_and_never_comes_back_once_revoked(
 ) -> None:
     key = pki.make_key()
     assert fairbloom("deploy", "enroll", "a", "--request", request_of(tmp_path, "a", key)) == 0
-    assert fairbloom("deploy", "enroll", "a", "--request", request_of(tmp_path, "a", key)) == 0  # a lost bundle
+    # a lost bundle
+    assert fairbloom("deploy", "enroll", "a", "--request", request_of(tmp_path, "a", key)) == 0
     assert fairbloom("deploy", "enroll", "b", "--request", request_of(tmp_path, "b", key)) == 2
     assert fairbloom("deploy", "revoke", "a") == 0
     for name in "ab":
-        assert fairbloom("deploy", "enroll", name, "--request", request_of(tmp_path, name, key)) == 2
+        assert (
+            fairbloom("deploy", "enroll", name, "--request", request_of(tmp_path, name, key)) == 2
+        )
         assert "client 'a'" in capsys.readouterr().err
     assert members(made)["a"].revoked
 
 
-def test_a_name_is_taken_whatever_its_case_even_if_revoked(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_name_is_taken_whatever_its_case_even_if_revoked(
+    made: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert fairbloom("deploy", "enroll", "Gate") == 0
     assert fairbloom("deploy", "revoke", "Gate") == 0
     assert fairbloom("deploy", "enroll", "gate") == 2
@@ -130,7 +152,11 @@ def test_a_name_is_taken_whatever_its_case_even_if_revoked(made: Path, capsys: p
 
 def test_clients_that_are_enrolled_at_once_get_partitions_of_their_own(made: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda name: enrolment.enroll(Federation.read(made), name), ["a", "a", "b", "c"]))
+        list(
+            pool.map(
+                lambda name: enrolment.enroll(Federation.read(made), name), ["a", "a", "b", "c"]
+            )
+        )
     assert sorted(member.partition for member in members(made).values()) == [0, 1, 2]
 
 

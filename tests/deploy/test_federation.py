@@ -41,7 +41,9 @@ def test_init_says_how_to_start_the_server(here: Path, capsys: pytest.CaptureFix
     assert Federation.read(Path("our federation")).server == "a.org:9000"
 
 
-def test_init_leaves_a_folder_that_is_in_use(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_init_leaves_a_folder_that_is_in_use(
+    made: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = (made / "ca.crt").read_bytes()
     assert init() == 2
     assert "federation is not empty: choose another folder" in capsys.readouterr().err
@@ -49,7 +51,9 @@ def test_init_leaves_a_folder_that_is_in_use(made: Path, capsys: pytest.CaptureF
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
-def test_init_leaves_a_folder_of_another_account(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_init_leaves_a_folder_of_another_account(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     Path("federation").mkdir()
     os.chown("federation", 12345, 12345)
     assert init() == 2
@@ -57,11 +61,16 @@ def test_init_leaves_a_folder_of_another_account(here: Path, capsys: pytest.Capt
     assert not list(Path("federation").iterdir())
 
 
-def test_init_refuses_what_is_impossible_and_writes_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_init_refuses_what_is_impossible_and_writes_nothing(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for words, message in (
         (("--port", "70000"), "--port 70000: a port is a number from 1 to 65535"),
         (("--port", "0"), "--port 0: a port"),
-        (("--host", "fl.example.org:9092"), "--host 'fl.example.org:9092': give a name or an address without port"),
+        (
+            ("--host", "fl.example.org:9092"),
+            "--host 'fl.example.org:9092': give a name or an address without port",
+        ),
     ):
         assert init(*words) == 2, words
         assert message in capsys.readouterr().err
@@ -113,7 +122,8 @@ def test_of_two_inits_at_once_one_makes_the_folder(here: Path) -> None:
 
 
 def test_renew_keeps_the_authority_and_the_names(made: Path) -> None:
-    authority, old = (made / "ca.crt").read_bytes(), (made / "server.crt").read_bytes()
+    authority = (made / "ca.crt").read_bytes()
+    old = (made / "server.crt").read_bytes()
     assert fairbloom("deploy", "renew") == 0
     assert (made / "ca.crt").read_bytes() == authority
     assert (made / "server.crt").read_bytes() != old
@@ -130,10 +140,15 @@ def test_renew_names_what_it_cannot_use(made: Path, capsys: pytest.CaptureFixtur
     assert "by fairbloom deploy renew --host" in capsys.readouterr().err
     (made / "ca.key").unlink()
     assert fairbloom("deploy", "renew", "--host", "a.org") == 2
-    assert "the authority's key federation/ca.key cannot be read: No such file" in capsys.readouterr().err
+    assert (
+        "the authority's key federation/ca.key cannot be read: No such file"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_folder_that_is_none_is_named(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert fairbloom("deploy", "status", "--dir", "nowhere") == 2
     said = capsys.readouterr().err
-    assert "nowhere is not a federation's folder: make one with fairbloom deploy init nowhere" in said
+    assert (
+        "nowhere is not a federation's folder: make one with fairbloom deploy init nowhere" in said
+    )

@@ -1,4 +1,5 @@
-"""A run's grid over its pipe, and a device's session: what is sent again and what is not computed twice."""
+"""A run's grid over its pipe, and a device's session: what is sent again and what is not computed
+twice."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -32,7 +33,9 @@ class Server:
         self.ours, theirs = Pipe()
         self.grid = RunGrid(theirs, 7)
         self.sent: list[Address] = []
-        self.full, self.replies, self.online = 0, list[Collected](), [(NODE, "a")]
+        self.full = 0
+        self.replies = list[Collected]()
+        self.online = [(NODE, "a")]
         threading.Thread(target=self._serve, daemon=True).start()
 
     def _serve(self) -> None:
@@ -40,7 +43,11 @@ class Server:
             try:
                 name, arguments = self.ours.recv()
                 self.ours.send(self._answer(name, arguments))
-            except (EOFError, OSError, TypeError):  # the test is over; a closed pipe's handle is None
+            except (
+                EOFError,
+                OSError,
+                TypeError,
+            ):  # the test is over; a closed pipe's handle is None
                 return
 
     def _answer(self, name: str, arguments: tuple[Any, ...]) -> Any:
@@ -50,7 +57,8 @@ class Server:
         if name == "send":
             self.sent += arguments[0]
         if name == "collect":
-            found, self.replies = [each for each in self.replies if each.id in arguments[0]], []
+            found = [each for each in self.replies if each.id in arguments[0]]
+            self.replies = []
             return found, False
         return {"nodes": self.online, "names": {NODE: "a"}}.get(name)
 
@@ -94,7 +102,8 @@ def test_ids_are_new_in_a_run_that_saves_nothing(server: Server) -> None:
 
 
 def test_equal_contents_are_made_once_and_others_are_not() -> None:
-    model, other = ArrayRecord({"w": Array(np.ones(3))}), ArrayRecord({"w": Array(np.zeros(3))})
+    model = ArrayRecord({"w": Array(np.ones(3))})
+    other = ArrayRecord({"w": Array(np.zeros(3))})
 
     def content(arrays: ArrayRecord, value: int) -> RecordDict:
         return RecordDict({"arrays": arrays, "config": ConfigRecord({"value": value})})
@@ -109,7 +118,11 @@ def test_equal_contents_are_made_once_and_others_are_not() -> None:
 def test_replies_are_flowers_messages(server: Server) -> None:
     ids = server.grid.push_messages([message(), message(), message()])
     good = serialize(RecordDict({"config": ConfigRecord({"x": 1})}))
-    server.replies = [Collected(ids[0], good), Collected(ids[1], b"\xff\xff"), Collected(ids[2], None, 8, "it crashed")]
+    server.replies = [
+        Collected(ids[0], good),
+        Collected(ids[1], b"\xff\xff"),
+        Collected(ids[2], None, 8, "it crashed"),
+    ]
     server.replies.append(Collected("unknown", good))
     replies = server.grid.pull_messages([*ids, "unknown"])
     assert [reply.metadata.reply_to_message_id for reply in replies] == ids
@@ -118,14 +131,18 @@ def test_replies_are_flowers_messages(server: Server) -> None:
     assert [reply.error.code for reply in replies[1:]] == [UNREADABLE_REPLY, 8]
 
 
-def test_a_full_disk_of_the_server_is_waited_for(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_of_the_server_is_waited_for(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(grids, "AGAIN_SECONDS", 0.01)
     server.full = 3
     assert server.grid.push_messages([message()]) != [""]
     assert len(server.sent) == 1
 
 
-def test_a_client_that_is_away_too_long_ends_as_an_error(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_is_away_too_long_ends_as_an_error(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(grids, "AWAY_SECONDS", 0.1)
     server.online = []
     (reply,) = server.grid.send_and_receive([message()])
@@ -134,7 +151,7 @@ def test_a_client_that_is_away_too_long_ends_as_an_error(server: Server, monkeyp
     assert server.grid.send_and_receive([message()], timeout=0.3) == []  # it is there, and silent
 
 
-# The device ---------------------------------------------------------------------------------------------------------
+# The device ---------------------------------------------------------------------------------------
 
 
 class EndedError(Exception):
@@ -145,7 +162,9 @@ class FakeCalls:
     """Gives messages, and notes replies."""
 
     def __init__(self, *messages: Received) -> None:
-        self.messages, self.replies, self.known = list(messages), list[tuple[str, bytes, int]](), list[str]()
+        self.messages = list(messages)
+        self.replies = list[tuple[str, bytes, int]]()
+        self.known = list[str]()
 
     def connect(self) -> None:
         """Be let in at once."""
@@ -167,14 +186,17 @@ class FakeWorker:
     runs = False
 
     def __init__(self, answer: Callable[[Task], Answer]) -> None:
-        self._answer, self.asked = answer, list[Task]()
+        self._answer = answer
+        self.asked = list[Task]()
 
     def answer(self, task: Task, name: str) -> Answer:
         self.asked.append(task)
         return self._answer(task)
 
 
-def received(id: str, data: bytes = b"model", protocol: int = PROTOCOL, settings: str = "") -> Received:
+def received(
+    id: str, data: bytes = b"model", protocol: int = PROTOCOL, settings: str = ""
+) -> Received:
     return Received(Head(id=id, run=7, type="train", protocol=protocol, settings=settings), data)
 
 
@@ -224,5 +246,7 @@ def test_work_that_fails_is_answered_by_an_error(tmp_path: Path) -> None:
 
 def test_a_state_folder_is_one_session(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
-    first, again, other = (load_session(str(folder)) for folder in (tmp_path, tmp_path, tmp_path / "other"))
+    first, again, other = (
+        load_session(str(folder)) for folder in (tmp_path, tmp_path, tmp_path / "other")
+    )
     assert first == again != other

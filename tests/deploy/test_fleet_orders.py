@@ -1,4 +1,5 @@
-"""The server's runs and its folder, without processes: orders that are carried out, and files that cannot be used."""
+"""The server's runs and its folder, without processes: orders that are carried out, and files that
+cannot be used."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -35,7 +36,8 @@ def make_runs(folder: Path, codes: Callable[[], int]) -> tuple[Runs, list[int]]:
             self._mailbox.begin(run.number)
             return codes()
 
-    members, mailbox = Members(folder), Mailbox(Room(folder))
+    members = Members(folder)
+    mailbox = Mailbox(Room(folder))
     return Made(folder, members, mailbox, Port(members, mailbox)), started
 
 
@@ -55,13 +57,23 @@ def carry_out(runs: Runs, *awaited: RunFiles) -> None:
 def test_runs_are_carried_out_in_order_and_once(tmp_path: Path) -> None:
     first, stopped, damaged, last = (submit(tmp_path, ORDER) for _ in range(4))
     (stopped.folder / "stop").touch()
-    damaged.order.write_text(damaged.order.read_text().replace("clients = 2", "clients = 2026-01-01"))
+    damaged.order.write_text(
+        damaged.order.read_text().replace("clients = 2", "clients = 2026-01-01")
+    )
     runs, started = make_runs(tmp_path, iter([0, 1]).__next__)
-    assert [run.number for run in runs.waiting()] == [first.number, stopped.number, damaged.number, last.number]
+    assert [run.number for run in runs.waiting()] == [
+        first.number,
+        stopped.number,
+        damaged.number,
+        last.number,
+    ]
     carry_out(runs, first, stopped, damaged, last)
     assert [run.status for run in (first, stopped, damaged, last)] == [0, 130, 2, 1]
     assert started == [first.number, last.number]
-    assert "run.toml cannot be used: the setting clients is neither a number" in damaged.log.read_text()
+    assert (
+        "run.toml cannot be used: the setting clients is neither a number"
+        in damaged.log.read_text()
+    )
     again, _ = make_runs(tmp_path, iter([]).__next__)
     assert again.waiting() == []
 
@@ -72,7 +84,10 @@ def test_a_run_that_is_killed_again_and_again_is_given_up(tmp_path: Path) -> Non
     carry_out(runs, run)
     assert run.status == 128 + 9
     assert len(started) == MOST_STARTS + 1
-    assert f"was killed {MOST_STARTS + 1} times (killed by SIGKILL): it is given up" in run.log.read_text()
+    assert (
+        f"was killed {MOST_STARTS + 1} times (killed by SIGKILL): it is given up"
+        in run.log.read_text()
+    )
 
 
 def test_a_wait_ends_with_the_replies_that_are_wanted(tmp_path: Path) -> None:
@@ -85,7 +100,8 @@ def test_a_wait_ends_with_the_replies_that_are_wanted(tmp_path: Path) -> None:
 
     async def wait(number: int, answered: str) -> float:
         loop = asyncio.get_running_loop()
-        began, letter = loop.time(), mailbox.find(answered, answered)
+        began = loop.time()
+        letter = mailbox.find(answered, answered)
         assert letter is not None
         waiting: Coroutine[Any, Any, None] = runs._answer(1, "wait", (ids, number, 30.0))
         task = asyncio.create_task(waiting)
@@ -103,8 +119,15 @@ def test_a_wait_ends_with_the_replies_that_are_wanted(tmp_path: Path) -> None:
 def test_settings_of_the_server_are_checked(tmp_path: Path) -> None:
     with pytest.raises(DeployError, match="is not a federation's folder"):
         Federation.read(tmp_path)
-    file, good = tmp_path / "federation.toml", 'server = "a.org:9092"\n'
-    for line in ("max-reply = -1", 'pin-keys = "no"', "listen = 9092", 'listen = "9092"', 'superlink = "a.org:9092"'):
+    file = tmp_path / "federation.toml"
+    good = 'server = "a.org:9092"\n'
+    for line in (
+        "max-reply = -1",
+        'pin-keys = "no"',
+        "listen = 9092",
+        'listen = "9092"',
+        'superlink = "a.org:9092"',
+    ):
         file.write_text(good + line)
         with pytest.raises(DeployError, match=line.partition(" ")[0]):
             Federation.read(tmp_path)
@@ -116,9 +139,12 @@ def test_settings_of_the_server_are_checked(tmp_path: Path) -> None:
     assert (read.max_reply, read.pin_keys, read.listen) == (1000, True, "[::]:9092")
 
 
-def test_the_servers_certificate_is_renewed_in_time(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_servers_certificate_is_renewed_in_time(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     federation = Federation.init(tmp_path / "fed", ["server.example"], 9092)
-    authority, server = federation.authority, federation.identity
+    authority = federation.authority
+    server = federation.identity
     pki.make_server_certificate(*authority, *server, ["server.example"], days=30.0)
     first = read_identity(federation)
     renew_if_due(federation)
@@ -143,7 +169,8 @@ def make_old(authority: tuple[Path, Path], key: Path) -> bytes:
     holder = load_pem_private_key(key.read_bytes(), None)
     assert isinstance(signer, ec.EllipticCurvePrivateKey)
     assert isinstance(holder, ec.EllipticCurvePrivateKey)
-    issuer, now = x509.load_pem_x509_certificate(authority[0].read_bytes()), datetime.now(UTC)
+    issuer = x509.load_pem_x509_certificate(authority[0].read_bytes())
+    now = datetime.now(UTC)
     builder = (
         x509.CertificateBuilder()
         .subject_name(issuer.subject)
@@ -152,6 +179,8 @@ def make_old(authority: tuple[Path, Path], key: Path) -> bytes:
         .serial_number(1)
         .not_valid_before(now - timedelta(days=9))
         .not_valid_after(now + timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("server.example")]), critical=False)
+        .add_extension(
+            x509.SubjectAlternativeName([x509.DNSName("server.example")]), critical=False
+        )
     )
     return builder.sign(signer, hashes.SHA256()).public_bytes(Encoding.PEM)

@@ -39,7 +39,8 @@ class Served:
     """A port in this process, on an event loop in a thread, with its mailbox and the run RUN."""
 
     def __init__(self, place: Path, address: str = "127.0.0.1:0") -> None:
-        self.place, self.loop = place, asyncio.new_event_loop()
+        self.place = place
+        self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()
         self.members = Members(place / "clients")
@@ -65,7 +66,9 @@ class Served:
     def send(self, id: str, device: str = "a", data: bytes = b"model") -> None:
         def push() -> None:
             digest = self.mailbox.store(data)
-            self.mailbox.send(RUN, [Address(id, device, 1, "group", "train", digest, 600.0, kept=True)])
+            self.mailbox.send(
+                RUN, [Address(id, device, 1, "group", "train", digest, 600.0, kept=True)]
+            )
 
         self.do(push)
 
@@ -73,7 +76,9 @@ class Served:
         found = self.do(lambda: self.mailbox.collect([id]))[0]
         return found[0] if found else None
 
-    def credentials(self, bundle: str, key: str = "key", certificate: str = "certificate") -> grpc.ChannelCredentials:
+    def credentials(
+        self, bundle: str, key: str = "key", certificate: str = "certificate"
+    ) -> grpc.ChannelCredentials:
         folder = self.place / "bundles" / bundle
         parts = (self.place / "ca.crt", folder / key, folder / certificate)
         return grpc.ssl_channel_credentials(*(each.read_bytes() for each in parts))
@@ -116,7 +121,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
     raise TimeoutError
 
 
-# Messages and replies -----------------------------------------------------------------------------------------------
+# Messages and replies -----------------------------------------------------------------------------
 
 
 def test_a_message_comes_whole_and_its_reply_too(served: Served) -> None:
@@ -128,7 +133,13 @@ def test_a_message_comes_whole_and_its_reply_too(served: Served) -> None:
     message = held.result(30)
     assert message.data == data
     head = message.head
-    assert (head.id, head.run, head.round, head.type, head.protocol) == ("1", RUN, "group", "train", PROTOCOL)
+    assert (head.id, head.run, head.round, head.type, head.protocol) == (
+        "1",
+        RUN,
+        "group",
+        "train",
+        PROTOCOL,
+    )
     assert 590.0 < head.seconds <= 600.0
     assert head.settings == '{"settings": {}}'
     assert calls.reply(Head(id="1", run=RUN), data[::-1]).answer == Taken.TAKEN
@@ -139,7 +150,8 @@ def test_a_message_comes_whole_and_its_reply_too(served: Served) -> None:
 
 
 def test_a_device_that_comes_back_gets_its_message_again(served: Served) -> None:
-    first, again = served.calls(), served.calls()
+    first = served.calls()
+    again = served.calls()
     held = next_later(first)  # its connection still looks alive
     wait_until(lambda: bool(served.do(served.port.online)))
     later = next_later(again)
@@ -175,10 +187,18 @@ def test_a_reply_that_is_too_large_ends_as_an_error(served: Served) -> None:
 
 def test_a_reply_with_a_false_head_ends_as_an_error(served: Served) -> None:
     with grpc.secure_channel(served.address, served.credentials("a")) as channel:
-        reply: Any = channel.stream_unary(f"/{SERVICE}/Reply", Chunk.SerializeToString, Taken.FromString)
+        reply: Any = channel.stream_unary(
+            f"/{SERVICE}/Reply", Chunk.SerializeToString, Taken.FromString
+        )
         for id, size, data in (("1", 5, b"other"), ("2", 2, b"longer")):
             served.send(id)
-            head = Head(id=id, run=RUN, size=size, sha256=hashlib.sha256(b"bytes").digest(), session=b"1" * 16)
+            head = Head(
+                id=id,
+                run=RUN,
+                size=size,
+                sha256=hashlib.sha256(b"bytes").digest(),
+                session=b"1" * 16,
+            )
             assert "head announces" in reply(iter([Chunk(head=head), Chunk(data=data)])).reason
             assert served.collect(id).code == REFUSED_REPLY
         assert served.mailbox.room.used == len(b"model")  # nothing of the replies is left
@@ -193,9 +213,12 @@ def test_an_error_of_the_app_is_a_reply(served: Served) -> None:
     calls.close()
 
 
-def test_a_full_disk_refuses_a_reply_until_there_is_room(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_refuses_a_reply_until_there_is_room(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
     served.send("1")
-    append, faults = Content.append, [OSError(28, "No space left on device")]
+    append = Content.append
+    faults = [OSError(28, "No space left on device")]
 
     def full_once(self: Content, piece: bytes) -> None:
         if faults:
@@ -219,7 +242,9 @@ def test_a_cut_reply_leaves_nothing_and_is_given_again(served: Served) -> None:
         cut.wait(30)
 
     channel = grpc.secure_channel(served.address, served.credentials("a"))
-    reply: Any = channel.stream_unary(f"/{SERVICE}/Reply", Chunk.SerializeToString, Taken.FromString)
+    reply: Any = channel.stream_unary(
+        f"/{SERVICE}/Reply", Chunk.SerializeToString, Taken.FromString
+    )
     begun = reply.future(pieces())
     wait_until(lambda: served.mailbox.room.used == len(b"model") + len(b"begun"))
     older = reply.future(pieces())  # a newer call takes the place of one that may never end
@@ -228,7 +253,11 @@ def test_a_cut_reply_leaves_nothing_and_is_given_again(served: Served) -> None:
     cut.set()
     channel.close()
     wait_until(lambda: served.mailbox.room.used == len(b"model"))
-    assert begun.code() in (grpc.StatusCode.ABORTED, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE)
+    assert begun.code() in (
+        grpc.StatusCode.ABORTED,
+        grpc.StatusCode.CANCELLED,
+        grpc.StatusCode.UNAVAILABLE,
+    )
     calls = served.calls()
     assert calls.reply(Head(id="1", run=RUN), b"update").answer == Taken.TAKEN
     assert served.collect("1").data == b"update"
@@ -242,8 +271,11 @@ def test_held_calls_hold_no_thread(served: Served) -> None:
     served.do(served.members.look)
 
     async def hold() -> list[str]:
-        channels = [grpc.aio.secure_channel(served.address, served.credentials(name)) for name in names]
-        path, makers = f"/{SERVICE}/Next", (Working.SerializeToString, Chunk.FromString)
+        channels = [
+            grpc.aio.secure_channel(served.address, served.credentials(name)) for name in names
+        ]
+        path = f"/{SERVICE}/Next"
+        makers = (Working.SerializeToString, Chunk.FromString)
         held = [each.unary_stream(path, *makers)(Working(session=b"1" * 16)) for each in channels]
         reads = [asyncio.ensure_future(each.read()) for each in held]
         while len(served.port.online()) < len(names):
@@ -251,7 +283,9 @@ def test_held_calls_hold_no_thread(served: Served) -> None:
         threads.append(threading.active_count())
         for name in names:
             digest = served.mailbox.store(name.encode())
-            served.mailbox.send(RUN, [Address(name, name, 1, "", "train", digest, 600.0, kept=True)])
+            served.mailbox.send(
+                RUN, [Address(name, name, 1, "", "train", digest, 600.0, kept=True)]
+            )
         found = [(await each).data.decode() for each in reads]
         for channel in channels:
             await channel.close()
@@ -262,13 +296,15 @@ def test_held_calls_hold_no_thread(served: Served) -> None:
     assert threads[1] <= threads[0] + 2
 
 
-# Who is let in ------------------------------------------------------------------------------------------------------
+# Who is let in ------------------------------------------------------------------------------------
 
 
 def refusal(served: Served, credentials: grpc.ChannelCredentials) -> grpc.StatusCode:
     """Return with which code a call for the next message ends."""
     with grpc.secure_channel(served.address, credentials) as channel:
-        beat: Any = channel.unary_unary(f"/{SERVICE}/Beat", Working.SerializeToString, Working.FromString)
+        beat: Any = channel.unary_unary(
+            f"/{SERVICE}/Beat", Working.SerializeToString, Working.FromString
+        )
         try:
             beat(Working(), timeout=10)
         except grpc.RpcError as error:
@@ -280,7 +316,8 @@ def refusal(served: Served, credentials: grpc.ChannelCredentials) -> grpc.Status
 def test_strangers_reach_no_handler(served: Served, tmp_path: Path) -> None:
     authority = (served.place / "ca.crt").read_bytes()
     theirs = make_place(tmp_path / "theirs") / "bundles" / "a"
-    key, certificate = (theirs / "key").read_bytes(), (theirs / "certificate").read_bytes()
+    key = (theirs / "key").read_bytes()
+    certificate = (theirs / "certificate").read_bytes()
     server = [(served.place / name).read_bytes() for name in ("server.key", "server.crt")]
     strangers = {
         "no certificate": grpc.ssl_channel_credentials(authority),
@@ -305,7 +342,8 @@ def test_a_device_cannot_pass_for_the_server(served: Served) -> None:
 
 
 def test_a_client_is_known_by_its_key_at_each_call(served: Served) -> None:
-    calls, old = served.calls(), served.credentials("a")
+    calls = served.calls()
+    old = served.credentials("a")
     held = next_later(calls)
     wait_until(lambda: bool(served.do(served.port.online)))
     revoke(Federation.read(served.place), "a")
@@ -334,10 +372,13 @@ def test_any_key_of_an_enrolled_name_does_where_none_is_pinned(served: Served) -
 
 
 def test_a_second_process_with_the_same_key_is_refused_in_words(served: Served) -> None:
-    first, second = served.calls(), served.calls(session=b"2" * 16)
+    first = served.calls()
+    second = served.calls(session=b"2" * 16)
     held = next_later(first)
     wait_until(lambda: bool(served.do(served.port.online)))
-    with pytest.raises(RefusedError, match="another process with the key of client 'a' is connected"):
+    with pytest.raises(
+        RefusedError, match="another process with the key of client 'a' is connected"
+    ):
         second.next("")
     assert served.port.devices["a"].others_seen == 1
     served.send("1")
@@ -356,15 +397,25 @@ def test_a_damaged_file_keeps_its_client_out_and_no_other(served: Served) -> Non
 
 
 def test_the_codes_of_errors_are_flowers() -> None:
-    theirs = (ErrorCode.CLIENT_APP_RAISED_EXCEPTION, ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
+    theirs = (
+        ErrorCode.CLIENT_APP_RAISED_EXCEPTION,
+        ErrorCode.MESSAGE_UNAVAILABLE,
+        ErrorCode.NODE_UNAVAILABLE,
+    )
     assert theirs == (APP_RAISED, MESSAGE_UNAVAILABLE, NODE_UNAVAILABLE)
     assert APP_CRASHED == ErrorCode.CLIENT_APP_CRASHED
 
 
 def test_server_and_device_load_neither_flower_nor_pytorch() -> None:
     for module in ("daemon", "client"):
-        code = f"import sys, fairbloom.deploy.fleet.{module}; print({{'flwr', 'torch', 'numpy'}} & {{*sys.modules}})"
-        assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n", module
+        code = (
+            f"import sys, fairbloom.deploy.fleet.{module}; print({{'flwr', 'torch', 'numpy'}} &"
+            " {*sys.modules})"
+        )
+        assert (
+            subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
+            == "set()\n"
+        ), module
 
 
 def test_the_port_listens_on_ipv6(tmp_path: Path) -> None:

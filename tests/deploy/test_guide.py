@@ -13,7 +13,12 @@ from tests.docs.pages import blocks
 pytestmark = pytest.mark.slow
 
 SECTION = "A federation in six steps"
-COMMANDS = [line for block in blocks("docs/deployment.md") if block.section == SECTION for line in block.commands]
+COMMANDS = [
+    line
+    for block in blocks("docs/deployment.md")
+    if block.section == SECTION
+    for line in block.commands
+]
 STAY = ("fairbloom server", "fairbloom client")
 PORTS = (9092,)
 
@@ -44,8 +49,14 @@ def test_six_steps_make_a_federation(tmp_path: Path) -> None:
     assert [line.split()[0] for line in COMMANDS].count("fairbloom") == 6
     with flower(tmp_path / "home") as runtime:
         for line in COMMANDS:
-            line = line.replace("fl.example.org", "localhost").replace("num-rounds=50", "num-rounds=2")
-            each = [line, line.replace("site-a", "site-b")] if line.startswith(("tar", "fairbloom client")) else [line]
+            line = line.replace("fl.example.org", "localhost").replace(
+                "num-rounds=50", "num-rounds=2"
+            )
+            each = (
+                [line, line.replace("site-a", "site-b")]
+                if line.startswith(("tar", "fairbloom client"))
+                else [line]
+            )
             for words in map(shlex.split, each):
                 follow(runtime, words, stays=line.startswith(STAY))
         (run,) = (runtime.home / "runs").iterdir()

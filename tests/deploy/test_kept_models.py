@@ -1,4 +1,5 @@
-"""A federation of hospitals with CSV files of their own: each device keeps the final model, and predicts with it."""
+"""A federation of hospitals with CSV files of their own: each device keeps the final model, and
+predicts with it."""
 
 import csv
 import shutil
@@ -50,7 +51,8 @@ SETTINGS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """A federation with a node for each of four hospitals, which has a folder with its own file alone."""
+    """A federation with a node for each of four hospitals, which has a folder with its own file
+    alone."""
     with federation(tmp_path_factory.mktemp("deployed") / "home") as runtime:
         runtime.enroll(*HOSPITALS)
         files = write_hospitals(runtime.home / "all")
@@ -100,10 +102,21 @@ def test_the_predictions_on_a_device_are_those_that_the_run_measured_to_the_row(
     there: Deployment, finished: Path, tmp_path: Path, model: str
 ) -> None:
     column = f"test_accuracy_of_{'global' if model == 'last' else 'personal'}_model"
-    measured = {row["client"]: float(row[column]) for row in CLIENTS.read(finished) if row["round"] == "3"}
+    measured = {
+        row["client"]: float(row[column]) for row in CLIENTS.read(finished) if row["round"] == "3"
+    }
     for name in HOSPITALS:
-        out, file = tmp_path / f"{name}.csv", data_of(there, name) / f"{name}.csv"
-        there.fairbloom("predict", str(there.home / f"state-{name}"), str(file), "--out", str(out), "--model", model)
+        out = tmp_path / f"{name}.csv"
+        file = data_of(there, name) / f"{name}.csv"
+        there.fairbloom(
+            "predict",
+            str(there.home / f"state-{name}"),
+            str(file),
+            "--out",
+            str(out),
+            "--model",
+            model,
+        )
         with out.open(newline="") as opened:
             rows = list(csv.DictReader(opened))
         config = {**Settings.of(SETTINGS).run_config(), "data-dir": str(file)}
@@ -113,7 +126,9 @@ def test_the_predictions_on_a_device_are_those_that_the_run_measured_to_the_row(
         assert 100.0 * sum(right) / len(right) == pytest.approx(measured[name])
 
 
-def test_who_was_offline_is_sent_the_model_at_the_next_submission(there: Deployment, finished: Path) -> None:
+def test_who_was_offline_is_sent_the_model_at_the_next_submission(
+    there: Deployment, finished: Path
+) -> None:
     there.stop(there.clients["h3"])
     longer = {**SETTINGS, "clients": 4, "num-rounds": 4, "out": str(finished)}
     there.submit(longer)

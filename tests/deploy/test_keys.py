@@ -21,7 +21,8 @@ from .commands import client_command
 def test_a_key_is_made_where_it_stays_and_only_the_request_is_printed(tmp_path: Path) -> None:
     done = client_command("keys", "site-a", folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    key, request = tmp_path / "site-a" / "key", tmp_path / "site-a" / "site-a.request"
+    key = tmp_path / "site-a" / "key"
+    request = tmp_path / "site-a" / "site-a.request"
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
     assert sorted(tmp_path.rglob("*")) == [key.parent, key, request]
     assert request.read_text() == done.stdout
@@ -31,7 +32,9 @@ def test_a_key_is_made_where_it_stays_and_only_the_request_is_printed(tmp_path: 
     assert "PRIVATE" not in done.stdout + done.stderr + request.read_text()
 
 
-def test_a_made_key_serves_the_bundle_that_is_unpacked_beside_it(bundle: Path, tmp_path: Path) -> None:
+def test_a_made_key_serves_the_bundle_that_is_unpacked_beside_it(
+    bundle: Path, tmp_path: Path
+) -> None:
     device = tmp_path / "device"
     assert client_command("keys", "site-a", "--out", device, folder=tmp_path).returncode == 0
     enroll(Federation.read(tmp_path / "fed"), "site-a", request=device / "site-a.request")

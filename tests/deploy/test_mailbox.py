@@ -42,7 +42,13 @@ def mailbox(tmp_path: Path, clock: Clock) -> Mailbox:
 
 
 def send(
-    box: Mailbox, id: str, *, device: str = "a", number: int = 1, kept: bool = True, data: bytes = b"model"
+    box: Mailbox,
+    id: str,
+    *,
+    device: str = "a",
+    number: int = 1,
+    kept: bool = True,
+    data: bytes = b"model",
 ) -> None:
     digest = box.store(data)
     box.send(RUN, [Address(id, device, number, "", "train", digest, 10.0, kept)])
@@ -52,7 +58,8 @@ def taken(box: Mailbox, device: str = "a") -> Letter:
     """Hand a message out, as the port does."""
     letter = box.next(device)
     assert letter is not None
-    letter.working, letter.times = True, letter.times + 1
+    letter.working = True
+    letter.times = letter.times + 1
     return letter
 
 
@@ -61,7 +68,9 @@ def answer(box: Mailbox, letter: Letter, data: bytes = b"update") -> None:
 
 
 def collected(box: Mailbox, *ids: str) -> dict[str, bytes | int]:
-    return {each.id: each.data if each.data is not None else each.code for each in box.collect(ids)[0]}
+    return {
+        each.id: each.data if each.data is not None else each.code for each in box.collect(ids)[0]
+    }
 
 
 def test_a_message_is_given_until_it_is_answered(mailbox: Mailbox) -> None:
@@ -171,7 +180,8 @@ def test_equal_content_is_stored_once(mailbox: Mailbox) -> None:
 
 def test_more_than_the_memory_goes_to_files_without_names(tmp_path: Path) -> None:
     room = Room(tmp_path, memory=3 << 20)
-    small, large = Content.of(room, b"s" * (1 << 20)), Content.of(room, bytes(range(256)) * (20 << 10))
+    small = Content.of(room, b"s" * (1 << 20))
+    large = Content.of(room, bytes(range(256)) * (20 << 10))
     assert room.used == 1 << 20
     assert [*tmp_path.iterdir()] == []
     pieces = large.pieces()
@@ -182,7 +192,9 @@ def test_more_than_the_memory_goes_to_files_without_names(tmp_path: Path) -> Non
     assert room.used == 0
 
 
-def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_an_error_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(**options: object) -> None:
         raise OSError(28, "No space left on device")
 

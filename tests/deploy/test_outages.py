@@ -1,4 +1,5 @@
-"""Real federations whose links, server or clients are away for minutes: they wait, and end with the same bits."""
+"""Real federations whose links, server or clients are away for minutes: they wait, and end with the
+same bits."""
 
 import time
 from collections.abc import Iterator
@@ -27,18 +28,23 @@ SETTINGS: dict[str, Any] = {
     "device": "cpu",
     "seed": 3,
 }
-LINK_SECONDS, SERVER_SECONDS = 150.0, 90.0
-"""How long links and the server are away: a node counts as offline after one minute and was given up after two."""
+LINK_SECONDS = 150.0
+SERVER_SECONDS = 90.0
+"""How long links and the server are away: a node counts as offline after one minute and was given
+up after two."""
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return simulate(Settings.of({**SETTINGS, "out": str(tmp_path_factory.mktemp("in-process") / "run")}))
+    return simulate(
+        Settings.of({**SETTINGS, "out": str(tmp_path_factory.mktemp("in-process") / "run")})
+    )
 
 
 @pytest.fixture(scope="module")
 def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Deployment, list[Cable]]]:
-    """A federation with four clients online, each of which but the first has a cable of its own to the server."""
+    """A federation with four clients online, each of which but the first has a cable of its own to
+    the server."""
     with federation(tmp_path_factory.mktemp("deployed") / "home", len(CLIENTS)) as runtime:
         cables = [Cable(runtime.fleet) for _ in CLIENTS[1:]]
         runtime.start_client(CLIENTS[0])
@@ -54,9 +60,9 @@ def assert_undisturbed(out: Path, undisturbed: Path) -> None:
     """All rounds are there, each with all clients, and the model has the same bits."""
     rows = rounds(out)
     assert [int(row["round"]) for row in rows] == [*range(1, ROUNDS + 1)]
-    assert {(row["replies_used"], row["missing"], row["refused"], row["offline"]) for row in rows} == {
-        ("4", "", "", "")
-    }
+    assert {
+        (row["replies_used"], row["missing"], row["refused"], row["offline"]) for row in rows
+    } == {("4", "", "", "")}
     assert_same_model(out, undisturbed)
 
 
@@ -64,7 +70,8 @@ def test_a_client_that_is_killed_at_work_and_back_in_seconds_costs_seconds_and_n
     there: tuple[Deployment, list[Cable]], undisturbed: Path, tmp_path: Path
 ) -> None:
     runtime, cables = there
-    out, name = tmp_path / "run", CLIENTS[3]
+    out = tmp_path / "run"
+    name = CLIENTS[3]
     submitted = runtime.submitting({**SETTINGS, "out": str(out)})
     wait_for_rounds(out, 3)
     for _ in range(2):
@@ -72,7 +79,8 @@ def test_a_client_that_is_killed_at_work_and_back_in_seconds_costs_seconds_and_n
         runtime.kill(killed)
         before = len(rounds(out))
         runtime.start_client(name, "--server", f"localhost:{cables[-1].port}")
-        wait_for_rounds(out, before + 5, seconds=50.0)  # a node that is refused comes after a minute
+        # a node that is refused comes after a minute
+        wait_for_rounds(out, before + 5, seconds=50.0)
     runtime.wait_for_end(submitted)
     assert_undisturbed(out, undisturbed)
 
@@ -89,8 +97,9 @@ def test_three_sites_whose_links_are_down_in_mid_run_are_waited_for(
     time.sleep(LINK_SECONDS)
     before = len(rounds(out))
     assert before < ROUNDS
-    assert "awaited: client-1, client-2, client-3, and min-clients = 1 would go on without them" in runtime.log(
-        submitted
+    assert (
+        "awaited: client-1, client-2, client-3, and min-clients = 1 would go on without them"
+        in runtime.log(submitted)
     )
     for cable in cables:
         cable.mend()

@@ -18,7 +18,9 @@ DATA = Path(os.environ.get("FAIRBLOOM_DATA", "no folder"), "heart-disease")
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not DATA.is_dir(), reason="FAIRBLOOM_DATA names no folder with heart-disease"),
+    pytest.mark.skipif(
+        not DATA.is_dir(), reason="FAIRBLOOM_DATA names no folder with heart-disease"
+    ),
 ]
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
@@ -61,11 +63,15 @@ SETTINGS: dict[str, Any] = OURS | {
 
 
 def write_hospital(name: str, file: Path) -> None:
-    """Write a hospital's file as it is, with a line of names, and whether there is a disease for its degree."""
+    """Write a hospital's file as it is, with a line of names, and whether there is a disease for
+    its degree."""
     lines = (DATA / f"processed.{name}.data").read_text().splitlines()
     cells = (line.rpartition(",") for line in lines)
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("\n".join([COLUMNS, *(f"{row},{int(float(degree) > 0)}" for row, _, degree in cells)]) + "\n")
+    file.write_text(
+        "\n".join([COLUMNS, *(f"{row},{int(float(degree) > 0)}" for row, _, degree in cells)])
+        + "\n"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +108,8 @@ def restart(there: Deployment, folder: Path) -> None:
 def test_four_nodes_with_a_file_each_give_the_run_in_process(
     there: Deployment, hospitals: Path, tmp_path: Path
 ) -> None:
-    deployed, here = tmp_path / "deployed", tmp_path / "in-process"
+    deployed = tmp_path / "deployed"
+    here = tmp_path / "in-process"
     there.submit({**SETTINGS, "out": str(deployed)})
     simulate(Settings.of({**SETTINGS, "data-dir": str(hospitals), "out": str(here)}))
     assert (deployed / "schema.toml").read_bytes() == (here / "schema.toml").read_bytes()
@@ -110,7 +117,9 @@ def test_four_nodes_with_a_file_each_give_the_run_in_process(
     assert {row["refused"] for row in rounds(deployed)} == {""}
     groups, expected = (table(folder / "groups.csv") for folder in (deployed, here))
     keys = ("round", "client", "model", "grouping", "group", "count")
-    assert [[row[key] for key in keys] for row in groups] == [[row[key] for key in keys] for row in expected]
+    assert [[row[key] for key in keys] for row in groups] == [
+        [row[key] for key in keys] for row in expected
+    ]
     assert min(int(row["count"]) for row in groups) >= 5  # smaller ones do not leave their node
     assert {row["client"] for row in groups if row["grouping"] == "sex"} < set(HOSPITALS)
     assert table(deployed / "clients.csv")[0].keys() == table(here / "clients.csv")[0].keys()
@@ -118,24 +127,30 @@ def test_four_nodes_with_a_file_each_give_the_run_in_process(
 
 
 @pytest.mark.parametrize(
-    "chosen", [{"method": "fairfed", "fairfed.beta": 0.1}, {"method": "fcfl", "fcfl.stage1-rounds": 2}], ids=str
+    "chosen",
+    [{"method": "fairfed", "fairfed.beta": 0.1}, {"method": "fcfl", "fcfl.stage1-rounds": 2}],
+    ids=str,
 )
 def test_four_nodes_train_for_fairness_between_women_and_men_as_in_process(
     chosen: dict[str, Any], there: Deployment, hospitals: Path, tmp_path: Path
 ) -> None:
-    deployed, here = tmp_path / "deployed", tmp_path / "in-process"
+    deployed = tmp_path / "deployed"
+    here = tmp_path / "in-process"
     asked = {**SETTINGS, **chosen, "schema": schema_of("sex")}
     there.submit({**asked, "out": str(deployed)})
     simulate(Settings.of({**asked, "data-dir": str(hospitals), "out": str(here)}))
     assert_same_model(deployed, here)
     assert {row["refused"] for row in rounds(deployed)} == {""}
     found, expected = (
-        [float(row["coefficient"] or 0.0) for row in table(folder / "clients.csv")] for folder in (deployed, here)
+        [float(row["coefficient"] or 0.0) for row in table(folder / "clients.csv")]
+        for folder in (deployed, here)
     )
     assert found == pytest.approx(expected, rel=1e-4)
 
 
-def test_a_node_takes_a_schema_once_its_owner_has_accepted_it(there: Deployment, tmp_path: Path) -> None:
+def test_a_node_takes_a_schema_once_its_owner_has_accepted_it(
+    there: Deployment, tmp_path: Path
+) -> None:
     own = there.bundle("va") / "owner.toml"
     text = own.read_text()
     own.write_text(text.replace('schema = "any"\n', ""))
@@ -151,8 +166,11 @@ def test_a_node_takes_a_schema_once_its_owner_has_accepted_it(there: Deployment,
     restart(there, there.home / "data-va")
 
 
-def test_a_node_whose_file_has_no_header_sends_none_of_its_values(there: Deployment, tmp_path: Path) -> None:
-    out, own = tmp_path / "run", there.home / "data-headless"
+def test_a_node_whose_file_has_no_header_sends_none_of_its_values(
+    there: Deployment, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    own = there.home / "data-headless"
     write_hospital("va", own / "va.csv")
     _, rows = (own / "va.csv").read_text().split("\n", 1)
     (own / "va.csv").write_text(rows.replace(",", ",Svensson-", 1))
@@ -165,8 +183,11 @@ def test_a_node_whose_file_has_no_header_sends_none_of_its_values(there: Deploym
     assert b"Svensson" not in written + there.log(there.submitted).encode()
 
 
-def test_a_node_with_a_bad_file_is_left_out_by_name_with_the_reason(there: Deployment, tmp_path: Path) -> None:
-    out, own = tmp_path / "run", there.home / "data-worse"
+def test_a_node_with_a_bad_file_is_left_out_by_name_with_the_reason(
+    there: Deployment, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    own = there.home / "data-worse"
     write_hospital("va", own / "va.csv")
     text = (own / "va.csv").read_text()
     (own / "va.csv").write_text(text.replace("chol", "cholesterol", 1))

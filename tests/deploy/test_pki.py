@@ -46,7 +46,9 @@ def shake_hands(authority: Path, server: tuple[Path, Path], host: str) -> None:
                 into.write(out.read())
 
 
-def test_the_server_is_accepted_by_each_of_its_names_and_no_other(authority: tuple[Path, Path]) -> None:
+def test_the_server_is_accepted_by_each_of_its_names_and_no_other(
+    authority: tuple[Path, Path],
+) -> None:
     server = certificate(authority, "fl.example.org", "10.0.0.7", "2001:db8::7", "bücher.example")
     for host in ("fl.example.org", "10.0.0.7", "2001:db8::7", "xn--bcher-kva.example", *pki.LOCAL):
         shake_hands(authority[0], server, host)
@@ -54,7 +56,9 @@ def test_the_server_is_accepted_by_each_of_its_names_and_no_other(authority: tup
         shake_hands(authority[0], server, "evil.example.org")
 
 
-def test_an_expired_certificate_and_another_authority_are_refused(authority: tuple[Path, Path], tmp_path: Path) -> None:
+def test_an_expired_certificate_and_another_authority_are_refused(
+    authority: tuple[Path, Path], tmp_path: Path
+) -> None:
     pki.make_authority(tmp_path / "other.crt", tmp_path / "other.key")
     with pytest.raises(ssl.SSLCertVerificationError):
         shake_hands(tmp_path / "other.crt", certificate(authority, "localhost"), "localhost")
@@ -69,7 +73,7 @@ def test_a_server_certificate_signs_no_others(authority: tuple[Path, Path]) -> N
     assert loaded.extensions.get_extension_for_class(x509.BasicConstraints).value.ca is False
 
 
-# Hosts --------------------------------------------------------------------------------------------------------------
+# Hosts --------------------------------------------------------------------------------------------
 
 
 def test_a_host_is_named_as_certificates_have_it() -> None:
@@ -86,21 +90,37 @@ def test_a_host_is_named_as_certificates_have_it() -> None:
 
 
 def test_what_is_no_host_is_refused() -> None:
-    no_hosts = ("", "a b", "a:9092", "[::1]", "fe80::1%eth0", "999.1.1.1", "-a.org", "a..b", "a.", "a\n", "*.org")
+    no_hosts = (
+        "",
+        "a b",
+        "a:9092",
+        "[::1]",
+        "fe80::1%eth0",
+        "999.1.1.1",
+        "-a.org",
+        "a..b",
+        "a.",
+        "a\n",
+        "*.org",
+    )
     for host in (*no_hosts, "x" * 64, "ü" * 70):
         with pytest.raises(DeployError, match="give a name or an address without port"):
             pki.normalise_host(host)
-    with pytest.raises(DeployError, match="give it in its ASCII form"):  # another one by newer rules
+    # another one by newer rules
+    with pytest.raises(DeployError, match="give it in its ASCII form"):
         pki.normalise_host("straße.example")
 
 
-# The authority ------------------------------------------------------------------------------------------------------
+# The authority ------------------------------------------------------------------------------------
 
 
-def test_an_authority_that_cannot_sign_is_named_with_the_remedy(authority: tuple[Path, Path], tmp_path: Path) -> None:
+def test_an_authority_that_cannot_sign_is_named_with_the_remedy(
+    authority: tuple[Path, Path], tmp_path: Path
+) -> None:
     pki.make_authority(tmp_path / "other.crt", tmp_path / "other.key")
     for path in authority:
-        before, other = path.read_bytes(), (tmp_path / f"other.{path.suffix[1:]}").read_bytes()
+        before = path.read_bytes()
+        other = (tmp_path / f"other.{path.suffix[1:]}").read_bytes()
         for content in (None, b"", b"\x00\xff random", other):
             path.unlink() if content is None else path.write_bytes(content)
             with pytest.raises(DeployError, match="bring it back from your copy") as refused:
@@ -110,7 +130,7 @@ def test_an_authority_that_cannot_sign_is_named_with_the_remedy(authority: tuple
             path.write_bytes(before)
 
 
-# Requests and devices' certificates ---------------------------------------------------------------------------------
+# Requests and devices' certificates ---------------------------------------------------------------
 
 
 def request_of(key: ed25519.Ed25519PrivateKey | ec.EllipticCurvePrivateKey) -> str:
@@ -122,8 +142,12 @@ def request_of(key: ed25519.Ed25519PrivateKey | ec.EllipticCurvePrivateKey) -> s
 
 def forged_request() -> str:
     """Return a request whose signature is another one's."""
-    one, other = (b64decode("".join(pki.write_request(pki.make_key(), "a").splitlines()[1:-1])) for _ in range(2))
-    mark, body = "CERTIFICATE REQUEST-----\n", b64encode(one[:-40] + other[-40:]).decode()
+    one, other = (
+        b64decode("".join(pki.write_request(pki.make_key(), "a").splitlines()[1:-1]))
+        for _ in range(2)
+    )
+    mark = "CERTIFICATE REQUEST-----\n"
+    body = b64encode(one[:-40] + other[-40:]).decode()
     return f"-----BEGIN {mark}{body}\n-----END {mark}"
 
 
@@ -142,7 +166,9 @@ def test_what_is_no_request_is_refused() -> None:
         assert "site.request" in str(refused.value)
 
 
-def test_a_devices_certificate_is_for_clients_alone(authority: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_devices_certificate_is_for_clients_alone(
+    authority: tuple[Path, Path], tmp_path: Path
+) -> None:
     made = pki.issue_device_certificate(*authority, pki.make_key().public_key(), "site-1")
     (tmp_path / "certificate").write_bytes(made)
     assert pki.read_name(tmp_path / "certificate") == "site-1"

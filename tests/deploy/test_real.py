@@ -1,4 +1,5 @@
-"""Real processes on loopback, over mutual TLS: what a run gives, what it survives, who is refused."""
+"""Real processes on loopback, over mutual TLS: what a run gives, what it survives, who is
+refused."""
 
 import os
 import re
@@ -29,7 +30,15 @@ from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.simulation.run import simulate
 from fairbloom.system.files import write_private
-from tests.deploy.federation import DISTURBED, Cable, Deployment, federation, names, rounds, wait_for_rounds
+from tests.deploy.federation import (
+    DISTURBED,
+    Cable,
+    Deployment,
+    federation,
+    names,
+    rounds,
+    wait_for_rounds,
+)
 from tests.deploy.flower import wait_until
 from tests.simulation.helpers import assert_same_model
 
@@ -64,7 +73,9 @@ class Replay(InProcessGrid):
 
     def __init__(self, settings: Settings, rows: list[dict[str, str]]) -> None:
         super().__init__(app, settings.run_config(), settings.clients)
-        self._rows, self._trained, self._all_take_part = rows, 0, settings.fraction == 1.0
+        self._rows = rows
+        self._trained = 0
+        self._all_take_part = settings.fraction == 1.0
 
     def get_node_ids(self) -> list[int]:
         everybody = [*super().get_node_ids()]
@@ -84,15 +95,20 @@ class Replay(InProcessGrid):
         return super()._answer(message)
 
 
-def assert_same_as_with_the_same_clients(folder: Path, settings: dict[str, Any], scratch: Path) -> None:
-    """The model of the last finished round is that of a run in process with the replies that were used."""
+def assert_same_as_with_the_same_clients(
+    folder: Path, settings: dict[str, Any], scratch: Path
+) -> None:
+    """The model of the last finished round is that of a run in process with the replies that were
+    used."""
     last = load_last(folder / "checkpoint")
     assert last is not None
     model, state = last
     number = state["strategy"]["round"]
     chosen = Settings.of({**settings, "num-rounds": number, "out": str(scratch / "replayed")})
     grid = Replay(chosen, rounds(folder)[:number])
-    replayed = load_file(federate(chosen, lambda method: FlowerClients(method, grid)) / "model.safetensors")
+    replayed = load_file(
+        federate(chosen, lambda method: FlowerClients(method, grid)) / "model.safetensors"
+    )
     for name, array in replayed.items():
         np.testing.assert_allclose(model[name], array, rtol=0, atol=1e-5)
 
@@ -101,10 +117,12 @@ def missing(folder: Path) -> list[str]:
     return [row["missing"] for row in rounds(folder)]
 
 
-# What a run gives ---------------------------------------------------------------------------------------------------
+# What a run gives ---------------------------------------------------------------------------------
 
 
-def test_a_run_gives_the_run_in_process(there: Deployment, undisturbed: Path, tmp_path: Path) -> None:
+def test_a_run_gives_the_run_in_process(
+    there: Deployment, undisturbed: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "run"
     there.submit({**SETTINGS, "out": str(out)})
     assert_same_model(out, undisturbed)
@@ -121,10 +139,12 @@ def test_a_failed_run_has_an_exit_code_and_a_reason(there: Deployment, tmp_path:
     assert "failed (exit status 1)" in log
 
 
-# What it survives ---------------------------------------------------------------------------------------------------
+# What it survives ---------------------------------------------------------------------------------
 
 
-def test_a_killed_serverapp_costs_one_round(there: Deployment, undisturbed: Path, tmp_path: Path) -> None:
+def test_a_killed_serverapp_costs_one_round(
+    there: Deployment, undisturbed: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "run"
     first = there.submitting({**SETTINGS, "out": str(out)})
     wait_for_rounds(out, 2)
@@ -137,8 +157,11 @@ def test_a_killed_serverapp_costs_one_round(there: Deployment, undisturbed: Path
     assert [int(row["round"]) for row in rounds(out)] == [*range(1, ROUNDS + 1)]
 
 
-def test_killed_parts_of_the_server_cost_nothing(there: Deployment, undisturbed: Path, tmp_path: Path) -> None:
-    """The run's process is killed twice, and once with the server, which systemd would start again."""
+def test_killed_parts_of_the_server_cost_nothing(
+    there: Deployment, undisturbed: Path, tmp_path: Path
+) -> None:
+    """The run's process is killed twice, and once with the server, which systemd would start
+    again."""
     out = tmp_path / "run"
     submitted = there.submitting({**SETTINGS, "round-timeout": 120.0, "out": str(out)})
     wait_for_rounds(out, 1)
@@ -220,7 +243,8 @@ def test_what_clients_keep_outlives_kills_and_a_folder_that_is_lost_is_noticed(
     """Everything is killed; later a client comes back without its folder, and all begin anew."""
     plain = {"momentum": 0.0, "server-optimizer": "none", "server-optimizer-lr": 0.0}
     settings = {**SETTINGS, **plain, "method": "scaffold", "fraction": 1.0}
-    out, expected = tmp_path / "run", simulate(Settings.of({**settings, "out": str(tmp_path / "in-process")}))
+    out = tmp_path / "run"
+    expected = simulate(Settings.of({**settings, "out": str(tmp_path / "in-process")}))
     submitted = there.submitting({**settings, "out": str(out)})
     wait_for_rounds(out, 3)
     for process in (submitted, there.server, *there.clients.values()):
@@ -242,10 +266,19 @@ def test_what_clients_keep_outlives_kills_and_a_folder_that_is_lost_is_noticed(
 
 
 @pytest.mark.federation
-def test_a_killed_client_is_missed_by_name_and_comes_back(there: Deployment, tmp_path: Path) -> None:
+def test_a_killed_client_is_missed_by_name_and_comes_back(
+    there: Deployment, tmp_path: Path
+) -> None:
     out = tmp_path / "run"
-    endless = {**SETTINGS, "fraction": 1.0, "num-rounds": 100_000, "round-timeout": 8.0, "out": str(out)}
-    there.submit({**SETTINGS, "fraction": 1.0, "num-rounds": 1, "out": str(tmp_path / "first")})  # workers load in it
+    endless = {
+        **SETTINGS,
+        "fraction": 1.0,
+        "num-rounds": 100_000,
+        "round-timeout": 8.0,
+        "out": str(out),
+    }
+    # workers load in it
+    there.submit({**SETTINGS, "fraction": 1.0, "num-rounds": 1, "out": str(tmp_path / "first")})
     submitted = there.submitting(endless)
     wait_for_rounds(out, 2)
     there.kill(there.clients[CLIENTS[3]])
@@ -264,8 +297,11 @@ def test_a_killed_client_is_missed_by_name_and_comes_back(there: Deployment, tmp
 
 
 @pytest.mark.federation
-def test_a_network_that_is_away_for_a_minute_costs_nothing(there: Deployment, tmp_path: Path) -> None:
-    out, cable = tmp_path / "run", Cable(there.fleet)
+def test_a_network_that_is_away_for_a_minute_costs_nothing(
+    there: Deployment, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    cable = Cable(there.fleet)
     there.stop(there.clients[CLIENTS[3]])
     there.start_client(CLIENTS[3], "--server", f"localhost:{cable.port}")
     there.wait_for_clients(*CLIENTS)
@@ -289,7 +325,9 @@ def test_a_network_that_is_away_for_a_minute_costs_nothing(there: Deployment, tm
     cable.close()
 
 
-def test_enough_replies_end_a_round_and_the_late_client_takes_part_again(there: Deployment, tmp_path: Path) -> None:
+def test_enough_replies_end_a_round_and_the_late_client_takes_part_again(
+    there: Deployment, tmp_path: Path
+) -> None:
     out = tmp_path / "run"
     slow = {"fraction": 1.0, "num-rounds": 100_000, "local-epochs": 30}
     endless = {**SETTINGS, **slow, "min-replies": 3, "out": str(out)}
@@ -313,7 +351,9 @@ def test_enough_replies_end_a_round_and_the_late_client_takes_part_again(there: 
     assert all(not row["refused"] for row in rows)
 
 
-def test_the_next_run_waits_and_a_run_is_stopped_by_its_number(there: Deployment, tmp_path: Path) -> None:
+def test_the_next_run_waits_and_a_run_is_stopped_by_its_number(
+    there: Deployment, tmp_path: Path
+) -> None:
     first = there.submitting({**SETTINGS, "num-rounds": 10_000, "out": str(tmp_path / "first")})
     number = there.submitted_run()
     second = there.submitting({**SETTINGS, "num-rounds": 1, "out": str(tmp_path / "second")})
@@ -326,7 +366,7 @@ def test_the_next_run_waits_and_a_run_is_stopped_by_its_number(there: Deployment
     there.wait_for_end(second)
 
 
-# Who is refused -----------------------------------------------------------------------------------------------------
+# Who is refused -----------------------------------------------------------------------------------
 
 
 def refused(there: Deployment, name: str, *words: str, options: tuple[str, ...] = ()) -> None:
@@ -348,7 +388,8 @@ def test_with_a_wrong_ca(there: Deployment) -> None:
 
 
 def test_with_an_expired_server_certificate(there: Deployment, tmp_path: Path) -> None:
-    ca, server = (there.folder / "ca.crt", there.folder / "ca.key"), (tmp_path / "server.crt", tmp_path / "server.key")
+    ca = (there.folder / "ca.crt", there.folder / "ca.key")
+    server = (tmp_path / "server.crt", tmp_path / "server.key")
     pki.make_server_certificate(*ca, *server, ["localhost"], days=-1)
     credentials = grpc.ssl_server_credentials([(server[1].read_bytes(), server[0].read_bytes())])
     expired = grpc.server(ThreadPoolExecutor(1))
@@ -377,7 +418,11 @@ def test_with_a_name_or_a_key_that_is_not_enrolled(there: Deployment) -> None:
     ca = (there.folder / "ca.crt", there.folder / "ca.key")
     write_identity(copy_bundle(there, "nobody"), ca, "nobody")
     refused(
-        there, "nobody", "client 'nobody' is not enrolled here", "(fairbloom deploy enroll nobody)", "retrying until"
+        there,
+        "nobody",
+        "client 'nobody' is not enrolled here",
+        "(fairbloom deploy enroll nobody)",
+        "retrying until",
     )
     write_identity(copy_bundle(there, "forged"), ca, CLIENTS[0])
     refused(there, "forged", "is enrolled with another key", "retrying until it works")
@@ -401,7 +446,9 @@ def test_a_second_node_with_the_same_key(there: Deployment) -> None:
     assert CLIENTS[0] in there.online()
 
 
-def test_a_node_that_claims_anothers_name_takes_part_under_its_own(there: Deployment, tmp_path: Path) -> None:
+def test_a_node_that_claims_anothers_name_takes_part_under_its_own(
+    there: Deployment, tmp_path: Path
+) -> None:
     """There is no name to claim: its certificate says it."""
     out = tmp_path / "run"
     there.enroll("mallory", options=("--partition-id", "99"))
@@ -431,7 +478,7 @@ def test_a_second_server_on_the_folder_is_refused(there: Deployment) -> None:
     assert "is served already, by process" in there.log(other)
 
 
-# What the operator sees ---------------------------------------------------------------------------------------------
+# What the operator sees ---------------------------------------------------------------------------
 
 
 def test_doctor_finds_nothing(there: Deployment) -> None:
@@ -441,7 +488,9 @@ def test_doctor_finds_nothing(there: Deployment) -> None:
     assert "fault" not in there.fairbloom("deploy", "doctor", "--client", str(settings)).stdout
 
 
-def test_status_tells_how_far_a_run_is_and_what_became_of_it(there: Deployment, tmp_path: Path) -> None:
+def test_status_tells_how_far_a_run_is_and_what_became_of_it(
+    there: Deployment, tmp_path: Path
+) -> None:
     out = tmp_path / "run"
     endless = {**SETTINGS, "num-rounds": 100_000, "out": str(out)}
     there.submitting(endless)
@@ -476,9 +525,13 @@ def test_an_expected_end_is_one_sentence_for_everybody(there: Deployment, tmp_pa
         assert words not in there.log(there.server)
 
 
-def test_a_client_that_has_no_such_partition_says_so_without_a_traceback(there: Deployment, tmp_path: Path) -> None:
+def test_a_client_that_has_no_such_partition_says_so_without_a_traceback(
+    there: Deployment, tmp_path: Path
+) -> None:
     there.submit({**SETTINGS, "clients": 3, "num-rounds": 1, "out": str(tmp_path / "run")})
-    reason = "partition-id = 3 in the node config: with clients = 3 it must be an integer from 0 to 2"
+    reason = (
+        "partition-id = 3 in the node config: with clients = 3 it must be an integer from 0 to 2"
+    )
     device = there.log(there.clients[CLIENTS[3]])
     assert reason in device
     assert "Traceback" not in device[device.index(reason) - 2000 :]
@@ -494,5 +547,9 @@ def test_what_processes_write_is_for_their_account_alone(there: Deployment, tmp_
     there.submit({**SETTINGS, "method": "ditto", "fraction": 1.0, "num-rounds": 1, "out": str(out)})
     folders = [out, there.folder / "state", *(there.home / f"state-{name}" for name in CLIENTS)]
     written = [path for folder in folders for path in (folder, *folder.rglob("*"))]
-    assert any("safetensors" in path.name for path in written if path.is_relative_to(there.home / "state-client-0"))
+    assert any(
+        "safetensors" in path.name
+        for path in written
+        if path.is_relative_to(there.home / "state-client-0")
+    )
     assert [str(path) for path in written if path.exists() and path.stat().st_mode & 0o077] == []

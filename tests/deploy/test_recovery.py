@@ -36,7 +36,8 @@ def there(tmp_path: Path) -> Iterator[Deployment]:
 
 def test_a_run_goes_on_from_a_copy_made_while_it_ran(there: Deployment, tmp_path: Path) -> None:
     """The server is killed and its folder lost; clients are as they were."""
-    out, copy = tmp_path / "run", tmp_path / "federation.tar.gz"
+    out = tmp_path / "run"
+    copy = tmp_path / "federation.tar.gz"
     submitted = there.submitting({**SETTINGS, "num-rounds": 30, "out": str(out)})
     wait_for_rounds(out, 3)
     subprocess.run(["tar", "czf", copy, "fed"], cwd=there.home, check=True)
@@ -48,7 +49,10 @@ def test_a_run_goes_on_from_a_copy_made_while_it_ran(there: Deployment, tmp_path
     there.start_server()
     submitted.wait(timeout=300)  # it follows the run on, or has seen that its files were gone
     there.submit({**SETTINGS, "num-rounds": 30, "out": str(out)})
-    assert_same_model(out, simulate(Settings.of({**SETTINGS, "num-rounds": 30, "out": str(tmp_path / "undisturbed")})))
+    assert_same_model(
+        out,
+        simulate(Settings.of({**SETTINGS, "num-rounds": 30, "out": str(tmp_path / "undisturbed")})),
+    )
     assert [int(row["round"]) for row in rounds(out)] == [*range(1, 31)]
     assert {row["replies_used"] for row in rounds(out)} == {"3"}
     assert "fault" not in there.fairbloom("deploy", "doctor", check=False).stdout

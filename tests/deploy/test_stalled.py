@@ -1,4 +1,5 @@
-"""A real federation all of whose clients stand still for longer than a round may last: the run goes on after that."""
+"""A real federation all of whose clients stand still for longer than a round may last: the run goes
+on after that."""
 
 import os
 import signal
@@ -35,14 +36,19 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     with federation(tmp_path_factory.mktemp("stalled") / "home", len(CLIENTS)) as runtime:
         runtime.start_clients(*CLIENTS)
         first = {"num-rounds": 1, "round-timeout": 300.0, "out": str(runtime.home / "first")}
-        runtime.submit({**SETTINGS, **first})  # the workers load in it, which may take longer than a round may
+        # the workers load in it, which may take longer than a round may
+        runtime.submit({**SETTINGS, **first})
         yield runtime
 
 
 @contextmanager
 def standing_still(there: Deployment, *clients: str) -> Iterator[None]:
     """Stop these clients' processes, as a laptop's lid does, until the block ends."""
-    stopped = [pid for name in clients for pid in (there.clients[name].pid, *there.offspring(there.clients[name]))]
+    stopped = [
+        pid
+        for name in clients
+        for pid in (there.clients[name].pid, *there.offspring(there.clients[name]))
+    ]
     for pid in stopped:
         os.kill(pid, signal.SIGSTOP)
     try:
@@ -53,7 +59,8 @@ def standing_still(there: Deployment, *clients: str) -> Iterator[None]:
 
 
 def assert_missed_once_at_most(out: Path) -> None:
-    """Whether the round's time is over before its clients count as offline is a matter of seconds."""
+    """Whether the round's time is over before its clients count as offline is a matter of
+    seconds."""
     assert [int(row["round"]) for row in rounds(out)] == [*range(1, ROUNDS + 1)]
     used = [(row["replies_used"], row["missing"]) for row in rounds(out)]
     assert len(used) - used.count(("3", "")) <= 1
@@ -61,7 +68,8 @@ def assert_missed_once_at_most(out: Path) -> None:
 
 
 def test_a_stall_of_all_is_waited_for_and_the_run_ends(there: Deployment, tmp_path: Path) -> None:
-    """It lasts longer than a round may, and the server knows within half a minute that nobody is there."""
+    """It lasts longer than a round may, and the server knows within half a minute that nobody is
+    there."""
     out = tmp_path / "run"
     submitted = there.submitting({**SETTINGS, "out": str(out)})
     wait_for_rounds(out, 3)
@@ -102,7 +110,13 @@ def test_the_rounds_go_on_without_one_that_stands_still(there: Deployment, tmp_p
 
 def test_work_without_an_end_ends_with_its_run(there: Deployment, tmp_path: Path) -> None:
     """A typing error in a number of epochs: the run fails, and the next one finds every client."""
-    endless = {**SETTINGS, "num-rounds": 5, "local-epochs": 100_000_000, "round-timeout": 10.0, "unused-rounds": 1}
+    endless = {
+        **SETTINGS,
+        "num-rounds": 5,
+        "local-epochs": 100_000_000,
+        "round-timeout": 10.0,
+        "unused-rounds": 1,
+    }
     submitted = there.submitting({**endless, "out": str(tmp_path / "endless")})
     there.wait_for_end(submitted, code=1)
     assert "3 of 3 clients did not answer in time" in there.log(submitted)

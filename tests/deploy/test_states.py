@@ -1,4 +1,5 @@
-"""What clients keep between rounds, on real nodes: through kill −9 of a client and of the server, and a lost folder."""
+"""What clients keep between rounds, on real nodes: through kill −9 of a client and of the server,
+and a lost folder."""
 
 import shutil
 from collections.abc import Iterator
@@ -48,7 +49,8 @@ def restart(there: Deployment, name: str, *, without_state: bool = False) -> Non
 def test_a_killed_client_and_a_killed_server_leave_no_trace_in_the_numbers(
     there: Deployment, tmp_path: Path, method: str
 ) -> None:
-    """EAGLE's clients keep a number that each finds once: in a later round, from another model, it would be another."""
+    """EAGLE's clients keep a number that each finds once: in a later round, from another model, it
+    would be another."""
     settings = {**SETTINGS, "method": method, "num-rounds": 30}
     submitted = there.submitting({**settings, "out": str(tmp_path / "run")})
     wait_for_rounds(tmp_path / "run", 3)
@@ -61,9 +63,11 @@ def test_a_killed_client_and_a_killed_server_leave_no_trace_in_the_numbers(
     assert killed_after < 30
     rows = rounds(tmp_path / "run")
     assert [int(row["round"]) for row in rows] == [*range(1, 31)]
-    assert {row.get("lost_states", "") for row in rows} == {""}  # of a method whose clients keep vectors
+    # of a method whose clients keep vectors
+    assert {row.get("lost_states", "") for row in rows} == {""}
     assert {row["replies_used"] for row in rows} == {"3"}
-    alone = {**settings, "engine": "loop", "out": str(tmp_path / "undisturbed")}  # as on nodes, to the last bit
+    # as on nodes, to the last bit
+    alone = {**settings, "engine": "loop", "out": str(tmp_path / "undisturbed")}
     assert_same_model(tmp_path / "run", simulate(Settings.of(alone)))
 
 
@@ -79,13 +83,21 @@ def test_a_device_that_loses_its_folder_makes_all_begin_anew_and_at_the_second_t
     for number in (1, 2):
         wait_for_rounds(out, (int(losses()[-1]["round"]) if number == 2 else 0) + 3)
         restart(there, CLIENTS[2], without_state=True)
-        wait_until(lambda number=number: len(losses()) == number, lambda: there.log(submitted)[-3000:])
+        wait_until(
+            lambda number=number: len(losses()) == number, lambda: there.log(submitted)[-3000:]
+        )
     there.wait_for_end(submitted)
     first, second = (int(row["round"]) for row in losses())
     for row in rounds(out):
-        lost, after = int(row["round"]) in (first, second), int(row["round"]) > second
+        lost = int(row["round"]) in (first, second)
+        after = int(row["round"]) > second
         assert row["lost_states"] == (CLIENTS[2] if lost else "")
         assert row["replies_used"] == ("2" if lost or after else "3")
-        assert ("it has lost its state between rounds: it continued from its state of round" in row["refused"]) == lost
-        assert ("2 times: give it a folder that stays (state-dir in its client.toml)" in row["refused"]) == after
+        assert (
+            "it has lost its state between rounds: it continued from its state of round"
+            in row["refused"]
+        ) == lost
+        assert (
+            "2 times: give it a folder that stays (state-dir in its client.toml)" in row["refused"]
+        ) == after
     assert second < 60

@@ -23,7 +23,11 @@ ORDER = Order("fairbloom.serverapp:app", "fairbloom", "0.1.0", {})
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of two rounds."""
     out = tmp_path_factory.mktemp("run") / "first"
-    return simulate(Settings.of({"clients": 2, "num-rounds": 2, "device": "cpu", "method": "fedfv", "out": str(out)}))
+    return simulate(
+        Settings.of(
+            {"clients": 2, "num-rounds": 2, "device": "cpu", "method": "fedfv", "out": str(out)}
+        )
+    )
 
 
 def say_now(made: Path, at: float, **about: Any) -> None:
@@ -37,7 +41,9 @@ def survey(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     return found
 
 
-def write_run(made: Path, status: int | None = None, log: str = "", folder: Path | None = None) -> RunFiles:
+def write_run(
+    made: Path, status: int | None = None, log: str = "", folder: Path | None = None
+) -> RunFiles:
     run = submit(Federation.read(made).runs, ORDER)
     run.log.write_text(log)
     if folder is not None:
@@ -47,7 +53,9 @@ def write_run(made: Path, status: int | None = None, log: str = "", folder: Path
     return run
 
 
-def test_clients_are_online_away_never_seen_or_revoked(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_clients_are_online_away_never_seen_or_revoked(
+    made: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert fairbloom("deploy", "enroll", "a", "b", "c", "d", "--examples", "7") == 0
     assert fairbloom("deploy", "revoke", "d") == 0
     say_now(made, time.time(), online={"a": 2}, seen={"a": 5.0, "b": 0.0, "d": 1.0})
@@ -72,9 +80,16 @@ def test_runs_tell_their_rounds_and_how_they_ended(
     write_run(made, status=0, folder=run_folder)
     write_run(made, status=1, log="first\nthe run ends: nothing was learned\n")
     write_run(made, status=130, folder=tmp_path / "gone")
-    going, waiting = write_run(made, folder=run_folder), write_run(made)
+    going = write_run(made, folder=run_folder)
+    waiting = write_run(made)
     runs = survey(capsys)["runs"]
-    assert [run["state"] for run in runs] == ["waiting", "running", "stopped", "failed", "completed"]
+    assert [run["state"] for run in runs] == [
+        "waiting",
+        "running",
+        "stopped",
+        "failed",
+        "completed",
+    ]
     assert [run["exit-status"] for run in runs] == [None, None, 130, 1, 0]
     assert (runs[0]["run"], runs[1]["run"]) == (waiting.number, going.number)
     assert (runs[1]["method"], runs[1]["round"], runs[1]["of-rounds"]) == ("fedfv", 2, 2)
@@ -95,7 +110,9 @@ def test_a_damaged_run_folder_hides_no_other_thing(
     assert "not known" in capsys.readouterr().out
 
 
-def test_the_tables_show_what_is_wrong(made: Path, run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_tables_show_what_is_wrong(
+    made: Path, run_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert fairbloom("deploy", "enroll", "a", "b") == 0
     write_run(made, folder=run_folder)
     write_run(made, status=1, log="the run ends: \x1b[2Jnothing was learned\n")

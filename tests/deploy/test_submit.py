@@ -33,10 +33,12 @@ def last_run(made: Path) -> RunFiles:
     return list_runs(Federation.read(made).runs)[-1]
 
 
-# Followed and stopped ------------------------------------------------------------------------------------------------
+# Followed and stopped -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("status", "word"), [(0, "completed"), (1, "failed (exit status 1)"), (130, "stopped")])
+@pytest.mark.parametrize(
+    ("status", "word"), [(0, "completed"), (1, "failed (exit status 1)"), (130, "stopped")]
+)
 def test_submit_follows_the_log_and_tells_the_truth(
     made: Path, status: int, word: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -62,7 +64,9 @@ def test_submit_follows_the_log_and_tells_the_truth(
     assert settings == {**default_config(), "method": "fedfv", "num-rounds": 2}
 
 
-def test_a_run_without_a_server_is_said_to_wait(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_a_server_is_said_to_wait(
+    made: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert fairbloom("deploy", "submit", "--detach") == 0
     words = runs.describe_wait(Federation.read(made), last_run(made))
     assert "start fairbloom server --dir" in words
@@ -82,7 +86,9 @@ def test_stop_names_what_it_stops(made: Path, capsys: pytest.CaptureFixture[str]
     assert fairbloom("deploy", "submit", "--detach") == 0
     first, second = list_runs(Federation.read(made).runs)
     assert fairbloom("deploy", "stop") == 2
-    assert f"runs {first.number}, {second.number} go on or wait: name one" in capsys.readouterr().err
+    assert (
+        f"runs {first.number}, {second.number} go on or wait: name one" in capsys.readouterr().err
+    )
     assert fairbloom("deploy", "stop", "nothing") == 2
     assert "run 'nothing' is not one of this federation" in capsys.readouterr().err
     assert fairbloom("deploy", "stop", first.number) == 0
@@ -95,10 +101,12 @@ def test_stop_names_what_it_stops(made: Path, capsys: pytest.CaptureFixture[str]
     assert second.is_stopped
 
 
-# What is submitted ---------------------------------------------------------------------------------------------------
+# What is submitted --------------------------------------------------------------------------------
 
 
-def test_what_cannot_be_is_named_before_anything_is_written(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_is_named_before_anything_is_written(
+    made: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for setting, said in (
         ("fraction=2", "fraction"),
         ("fedfv.alpha=0.2", "fedfv.alpha has no effect with method = 'fedavg'"),
@@ -107,9 +115,15 @@ def test_what_cannot_be_is_named_before_anything_is_written(made: Path, capsys: 
             "state-dir = '/etc' has no effect on devices: each has its own, state-dir in its",
         ),
         ("data-dir=/etc", "data-dir = '/etc' has no effect on devices"),
-        ("task=os:system", "task = 'os:system': os belongs to Python and holds no task, so no device allows it"),
+        (
+            "task=os:system",
+            "task = 'os:system': os belongs to Python and holds no task, so no device allows it",
+        ),
         ("task=os.path:join", "task = 'os.path:join': os belongs to Python"),
-        ("model=subprocess:run", "model = 'subprocess:run': subprocess belongs to Python and holds no model"),
+        (
+            "model=subprocess:run",
+            "model = 'subprocess:run': subprocess belongs to Python and holds no model",
+        ),
         ("device=/dev/sda", "device = '/dev/sda': devices accept auto, cpu, cuda, cuda:1 or mps"),
     ):
         assert fairbloom("deploy", "submit", "--set", setting) == 2, setting
@@ -129,18 +143,36 @@ def test_sizes_that_clients_were_enrolled_with_go_along(made: Path) -> None:
     assert submitted_settings(made)["enrolled-sizes"] == "a=5"
 
 
-def test_what_devices_must_allow_is_said(made: Path, own: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert fairbloom("deploy", "submit", "--detach", "--set", f"task={own}:points", "--set", "learning-rate=0.2") == 0
+def test_what_devices_must_allow_is_said(
+    made: Path, own: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        fairbloom(
+            "deploy",
+            "submit",
+            "--detach",
+            "--set",
+            f"task={own}:points",
+            "--set",
+            "learning-rate=0.2",
+        )
+        == 0
+    )
     said = capsys.readouterr().err
     value = f"{own}:points"
-    assert f"task = '{value}' is accepted only by devices with owners who allow it (allow = ['{value}'] in" in said
+    assert (
+        f"task = '{value}' is accepted only by devices with owners who allow it (allow ="
+        f" ['{value}'] in" in said
+    )
     assert said.count("is accepted only by devices") == 1
     with pytest.raises(SettingRefusedError, match="allow, in "):
         accepted_settings({"task": value})
     accepted_settings({"task": value, "learning-rate": 0.2}, allow=[value])  # as the remedy says
 
 
-def test_partitions_beyond_the_clients_are_said(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_partitions_beyond_the_clients_are_said(
+    made: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert fairbloom("deploy", "enroll", "a", "b", "c") == 0
     assert fairbloom("deploy", "revoke", "a") == 0
     for settings, said in (
@@ -149,13 +181,21 @@ def test_partitions_beyond_the_clients_are_said(made: Path, capsys: pytest.Captu
         ([], ""),  # of the digits, twenty are dealt
     ):
         capsys.readouterr()
-        assert fairbloom("deploy", "submit", "--detach", *(word for each in settings for word in ("--set", each))) == 0
+        assert (
+            fairbloom(
+                "deploy",
+                "submit",
+                "--detach",
+                *(word for each in settings for word in ("--set", each)),
+            )
+            == 0
+        )
         found = capsys.readouterr().err
         assert said in found
         assert ("partition" in found) == bool(said)
 
 
-# Which app -----------------------------------------------------------------------------------------------------------
+# Which app ----------------------------------------------------------------------------------------
 
 HERS = """
 [project]
@@ -215,7 +255,13 @@ def test_a_setting_that_an_app_does_not_take_is_named(
 
 def test_what_holds_no_app_is_named(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for text, said in (
-        (None, "--app other: it is neither a folder whose pyproject.toml has [tool.flwr.app] nor a module"),
+        (
+            None,
+            (
+                "--app other: it is neither a folder whose pyproject.toml has [tool.flwr.app] nor a"
+                " module"
+            ),
+        ),
         ('[project]\nname = "other"\n', "--app other: it is neither a folder"),
         ("[project\n", "other/pyproject.toml cannot be read: "),
         (HERS.replace('version = "1.0"', ""), "other/pyproject.toml lacks 'version'"),
@@ -235,15 +281,21 @@ def test_without_an_app_it_is_fairblooms_own(made: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(Path(__file__).parents[2])  # a checkout
     assert fairbloom("deploy", "submit", "--detach", "--dir", str(made)) == 0
     for order in orders(made):
-        assert (order.app, order.distribution, order.folder) == ("fairbloom.serverapp:app", "fairbloom", "")
+        assert (order.app, order.distribution, order.folder) == (
+            "fairbloom.serverapp:app",
+            "fairbloom",
+            "",
+        )
 
 
 def test_an_installed_app_is_named_by_its_import_string(made: Path) -> None:
-    assert fairbloom("deploy", "submit", "--detach", "--app", "pytest:app", "--set", "rounds=3") == 0
+    assert (
+        fairbloom("deploy", "submit", "--detach", "--app", "pytest:app", "--set", "rounds=3") == 0
+    )
     assert orders(made) == [Order("pytest:app", "pytest", pytest.__version__, {"rounds": 3})]
 
 
-# Settings of a user's own --------------------------------------------------------------------------------------------
+# Settings of a user's own -------------------------------------------------------------------------
 
 OWN = """
 from fairbloom.strategies import FairStrategy
@@ -272,9 +324,24 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def test_settings_of_her_method_and_task_travel(made: Path, own: str) -> None:
-    words = ["method=hers_alone:WorstHalf", "worsthalf.share=0.25", 'worsthalf.words=it\'s "two words"']
-    words += ["task=hers_alone:points", "points.noise=0.3", 'points.kind="5"', "max-growth=inf", "batch-size=4"]
-    assert fairbloom("deploy", "submit", "--detach", *(each for word in words for each in ("--set", word))) == 0
+    words = [
+        "method=hers_alone:WorstHalf",
+        "worsthalf.share=0.25",
+        'worsthalf.words=it\'s "two words"',
+    ]
+    words += [
+        "task=hers_alone:points",
+        "points.noise=0.3",
+        'points.kind="5"',
+        "max-growth=inf",
+        "batch-size=4",
+    ]
+    assert (
+        fairbloom(
+            "deploy", "submit", "--detach", *(each for word in words for each in ("--set", word))
+        )
+        == 0
+    )
     sent = submitted_settings(made)
     assert set(sent) == set(default_config())
     received = Settings.of(sent)
@@ -298,18 +365,26 @@ VALUES = st.booleans() | st.integers() | st.floats() | st.text()
 @given(st.dictionaries(st.sampled_from(["own.a", "own.b-c"]), VALUES))
 def test_any_value_of_her_own_setting_arrives(settings: dict[str, Value]) -> None:
     arrived = expand_own_settings(runs.pack_own_settings(settings))
-    assert {key: repr(value) for key, value in arrived.items()} == {key: repr(value) for key, value in settings.items()}
+    assert {key: repr(value) for key, value in arrived.items()} == {
+        key: repr(value) for key, value in settings.items()
+    }
 
 
 def test_a_mistake_about_her_own_is_said_before_anything_is_sent(
     made: Path, own: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for words, said in (
-        (["method=hers_alone:WorstHalf", "worsthalf.shere=0.5"], "unknown setting worsthalf.shere = 0.5; did you mean"),
+        (
+            ["method=hers_alone:WorstHalf", "worsthalf.shere=0.5"],
+            "unknown setting worsthalf.shere = 0.5; did you mean",
+        ),
         (["worsthalf.share=0.5"], "unknown setting worsthalf.share = 0.5"),
         (["task=hers_alone:point"], "hers_alone has no point"),
         (["task=hers_gone:points"], "there is no module hers_gone"),
     ):
-        assert fairbloom("deploy", "submit", *(each for word in words for each in ("--set", word))) == 2
+        assert (
+            fairbloom("deploy", "submit", *(each for word in words for each in ("--set", word)))
+            == 2
+        )
         assert said in capsys.readouterr().err
     assert orders(made) == []

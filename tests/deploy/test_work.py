@@ -48,8 +48,11 @@ def test_an_app_that_never_ends_is_dropped_with_its_process_and_the_next_message
     content_of(worker.answer(task_of("reply"), "1/c"))
 
 
-def test_a_worker_that_still_loads_is_not_ended_with_the_work_that_waits_for_it(worker: Worker, home: Path) -> None:
-    """Else a device that takes longer to load its libraries than a message may wait would never answer."""
+def test_a_worker_that_still_loads_is_not_ended_with_the_work_that_waits_for_it(
+    worker: Worker, home: Path
+) -> None:
+    """Else a device that takes longer to load its libraries than a message may wait would never
+    answer."""
     write_version(home, 1)
     threading.Timer(0.1, worker.drop, ("1/a", "its time is over")).start()
     with pytest.raises(DroppedError, match="its time is over"):
@@ -65,7 +68,9 @@ def test_a_worker_that_still_loads_is_not_ended_with_the_work_that_waits_for_it(
     assert loading.returncode is not None
 
 
-def test_the_owners_limit_ends_work_with_the_setting(own_client: ClientSettings, home: Path) -> None:
+def test_the_owners_limit_ends_work_with_the_setting(
+    own_client: ClientSettings, home: Path
+) -> None:
     worker = Worker(replace(own_client, limits={"round-seconds": 0.5}))
     write_app(home, {"tried_app.py": ENDLESS})
     with pytest.raises(DroppedError, match=r"0.5 s, limits\.round-seconds"):

@@ -1,6 +1,7 @@
 """Images are built and a federation of containers is run: make test-docker.
 
-Needs a Docker engine (DOCKER_HOST) with compose 2.20 or newer. TORCH and TORCH_INDEX choose the images' PyTorch.
+Needs a Docker engine (DOCKER_HOST) with compose 2.20 or newer. TORCH and TORCH_INDEX choose the
+images' PyTorch.
 """
 
 import json
@@ -47,14 +48,19 @@ def docker(*command: str) -> str:
 def images() -> None:
     if shutil.which("docker") is None:
         pytest.skip("no docker command here")
-    asked = subprocess.run(["docker", "compose", "version"], capture_output=True, text=True, check=False)
+    asked = subprocess.run(
+        ["docker", "compose", "version"], capture_output=True, text=True, check=False
+    )
     there = subprocess.run(["docker", "version"], capture_output=True, text=True, check=False)
     if asked.returncode or there.returncode:
         pytest.skip(f"no Docker engine with compose: {asked.stderr} {there.stderr}")
     for target in TARGETS:
         started = time.monotonic()
         build(target)
-        print(f"\nfairbloom-{target}: {size(target):.2f} GB unpacked, built in {time.monotonic() - started:.0f} s")
+        print(
+            f"\nfairbloom-{target}: {size(target):.2f} GB unpacked, built in"
+            f" {time.monotonic() - started:.0f} s"
+        )
 
 
 def build(target: str) -> None:
@@ -68,7 +74,11 @@ def build(target: str) -> None:
 
 def left_over() -> set[str]:
     """Return the images of ours that have no name any more."""
-    return {*docker("images", "--quiet", "--filter", "dangling=true", "--filter", f"label={TITLE}").split()}
+    return {
+        *docker(
+            "images", "--quiet", "--filter", "dangling=true", "--filter", f"label={TITLE}"
+        ).split()
+    }
 
 
 def size(target: str) -> float:
@@ -76,7 +86,8 @@ def size(target: str) -> float:
 
 
 class Checkout:
-    """What of a fresh clone `docker compose` needs, as a project of its own by the name of its folder."""
+    """What of a fresh clone `docker compose` needs, as a project of its own by the name of its
+    folder."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -89,7 +100,12 @@ class Checkout:
     def compose(self, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             ["docker", "compose", "--ansi=never", *command],
-            **{"cwd": self.path, "env": self.environment | environment, "capture_output": True, "text": True},
+            **{
+                "cwd": self.path,
+                "env": self.environment | environment,
+                "capture_output": True,
+                "text": True,
+            },
             check=False,
             timeout=300,
         )
@@ -116,7 +132,9 @@ def checkout(images: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 @contextmanager
-def experiment(checkout: Checkout, name: str, settings: Mapping[str, Any], seconds: float) -> Iterator[None]:
+def experiment(
+    checkout: Checkout, name: str, settings: Mapping[str, Any], seconds: float
+) -> Iterator[None]:
     """Submit a run meanwhile, which must complete in so many seconds after the block."""
     said = " ".join(f"{key}={value}" for key, value in {**settings, "out": f"runs/{name}"}.items())
     with (checkout.path / f"{name}.log").open("w") as log:
@@ -154,15 +172,28 @@ def test_images_are_small_unprivileged_and_without_tools(images: None) -> None:
         assert config["User"] == "1000:1000"
         assert config["Healthcheck"]["Test"][0] == "CMD"
         assert config["Labels"]["org.opencontainers.image.licenses"] == "Apache-2.0"
-        look = "ls /venv/bin/pip /venv/bin/uv /usr/bin/gcc /usr/bin/make; find / -xdev -name '*.key' -o -name id_ecdsa"
-        found = docker("run", "--rm", "--network=none", "--entrypoint=sh", f"fairbloom-{target}", "-c", f"{look}; true")
+        look = (
+            "ls /venv/bin/pip /venv/bin/uv /usr/bin/gcc /usr/bin/make; find / -xdev -name '*.key'"
+            " -o -name id_ecdsa"
+        )
+        found = docker(
+            "run",
+            "--rm",
+            "--network=none",
+            "--entrypoint=sh",
+            f"fairbloom-{target}",
+            "-c",
+            f"{look}; true",
+        )
         assert found == ""
 
 
 @pytest.mark.parametrize("target", ["client", "server"])
 def test_an_image_lists_what_is_in_it_as_it_was_locked(target: str, images: None) -> None:
     path = f"/usr/share/sbom/fairbloom-{target}.cdx.json"
-    listed = json.loads(docker("run", "--rm", "--network=none", "--entrypoint=cat", f"fairbloom-{target}", path))
+    listed = json.loads(
+        docker("run", "--rm", "--network=none", "--entrypoint=cat", f"fairbloom-{target}", path)
+    )
     have = {canonicalize_name(part["name"]): part["version"] for part in listed["components"]}
     pins = {
         name: pin.version
@@ -176,7 +207,8 @@ def test_an_image_lists_what_is_in_it_as_it_was_locked(target: str, images: None
 def test_docker_compose_up_gives_the_run_in_process(finished: Path, tmp_path: Path) -> None:
     expected = simulate(Settings.of({**SETTINGS, "clients": CLIENTS, "out": str(tmp_path / "run")}))
     assert_same_model(finished, expected)
-    model, other = load_file(finished / "model.safetensors"), load_file(expected / "model.safetensors")
+    model = load_file(finished / "model.safetensors")
+    other = load_file(expected / "model.safetensors")
     difference = max(float(np.abs(model[name] - array).max()) for name, array in other.items())
     print(f"\nlargest difference of a weight: {difference:.1e}")
     columns = ("round", "client", "participated", "test_examples")
@@ -187,16 +219,26 @@ def test_docker_compose_up_gives_the_run_in_process(finished: Path, tmp_path: Pa
 
 
 def test_secrets_are_their_owners_alone(checkout: Checkout, finished: Path) -> None:
-    code = "find /federation /clients -type f \\( -name key -o -name '*.key' \\) -printf '%p %m %U\\n' | sort"
+    code = (
+        "find /federation /clients -type f \\( -name key -o -name '*.key' \\) -printf '%p %m %U\\n'"
+        " | sort"
+    )
     listed = checkout.exec("server", "sh", "-c", code).splitlines()
-    files = ["/federation/ca.key", "/federation/server.key", *(f"/clients/client-{i}/key" for i in range(CLIENTS))]
+    files = [
+        "/federation/ca.key",
+        "/federation/server.key",
+        *(f"/clients/client-{i}/key" for i in range(CLIENTS)),
+    ]
     assert listed == sorted(f"{file} 600 1000" for file in files)
 
 
 def test_the_experiment_exits_with_the_runs_status(checkout: Checkout, finished: Path) -> None:
     wrong = checkout.compose("run", "--rm", "experiment", SETTINGS="method=fedfvv num-rounds=1")
     assert wrong.returncode == 2
-    assert "SETTINGS: method = 'fedfvv': unknown method: did you mean FedFV?" in wrong.stdout + wrong.stderr
+    assert (
+        "SETTINGS: method = 'fedfvv': unknown method: did you mean FedFV?"
+        in wrong.stdout + wrong.stderr
+    )
     bad = checkout.compose(
         "run", "--rm", "experiment", SETTINGS="num-rounds=1 out=/public/run"
     )  # it cannot write there
@@ -204,7 +246,9 @@ def test_the_experiment_exits_with_the_runs_status(checkout: Checkout, finished:
     assert "failed (exit status 1)" in bad.stdout
 
 
-def test_a_run_outlives_kills_and_more_clients_take_part(checkout: Checkout, finished: Path) -> None:
+def test_a_run_outlives_kills_and_more_clients_take_part(
+    checkout: Checkout, finished: Path
+) -> None:
     checkout.environment["CLIENTS"] = str(CLIENTS + 1)
     checkout.compose("up", "--detach", "--no-build", "client")
     run = checkout.path / "runs" / "second"
@@ -232,11 +276,13 @@ def test_another_build_of_the_same_leaves_no_image_over(images: None) -> None:
     assert left_over() == before
 
 
-# docker/stock.yaml ----------------------------------------------------------------------------------------------------
+# docker/stock.yaml --------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("images")
-def test_flowers_own_nodes_give_the_run_in_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flowers_own_nodes_give_the_run_in_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     build("stock")
     monkeypatch.chdir(tmp_path)
     for folder in ("docker", "runs"):
@@ -252,8 +298,12 @@ def test_flowers_own_nodes_give_the_run_in_process(tmp_path: Path, monkeypatch: 
         done = subprocess.run(up, env=environment, capture_output=True, text=True, timeout=900)
         assert done.returncode == 0, done.stdout[-3000:]
     finally:
-        subprocess.run([*compose, "down", "--volumes", "--timeout=5"], env=environment, capture_output=True)
-    assert [row["replies_used"] for row in rounds(tmp_path / "runs" / "stock")] == [str(CLIENTS)] * STOCK_ROUNDS
+        subprocess.run(
+            [*compose, "down", "--volumes", "--timeout=5"], env=environment, capture_output=True
+        )
+    assert [row["replies_used"] for row in rounds(tmp_path / "runs" / "stock")] == [
+        str(CLIENTS)
+    ] * STOCK_ROUNDS
     assert fairbloom("new", "my-app") == 0
     words = [f"clients={CLIENTS}", f"num-rounds={STOCK_ROUNDS}", f"out={tmp_path}/in-process"]
     subprocess.run([sys.executable, "-m", "my_app", *words], cwd=tmp_path / "my-app", check=True)

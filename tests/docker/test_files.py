@@ -59,7 +59,8 @@ def test_each_image_is_built_once() -> None:
 
 
 def test_the_gpu_file_reserves_devices() -> None:
-    (name,), client = (found := yaml.safe_load((DOCKER / "gpu.yaml").read_text())["services"]), found["client"]
+    (name,) = (found := yaml.safe_load((DOCKER / "gpu.yaml").read_text())["services"])
+    client = found["client"]
     assert name == "client"
     (device,) = client["deploy"]["resources"]["reservations"]["devices"]
     assert device == {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}
@@ -77,12 +78,24 @@ def test_the_dockerfile_names_no_host_and_one_torch() -> None:
 def test_wheel_bundle_and_images_have_every_package() -> None:
     """A package that one of these lists lacks is missing where only that one is used."""
     tool = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
-    packages = {folder.parent.name for folder in ROOT.glob("*/__init__.py")} - {"tests", "benchmarks", "docs", "docker"}
-    links = {link.name: str(link.readlink()) for link in (ROOT / "fairbloom").iterdir() if link.is_symlink()}
+    packages = {folder.parent.name for folder in ROOT.glob("*/__init__.py")} - {
+        "tests",
+        "benchmarks",
+        "docs",
+        "docker",
+    }
+    links = {
+        link.name: str(link.readlink())
+        for link in (ROOT / "fairbloom").iterdir()
+        if link.is_symlink()
+    }
     assert links == {name: f"../{name}" for name in packages - {"fairbloom"}}
     # Those that server and clients of a run need.
     bundled = packages - {"prediction", "simulation", "deploy", "experiments", "scaffold"}
-    assert set(tool["flwr"]["app"]["fab-include"]) == {*(f"{name}/**/*.py" for name in bundled), "tasks/**/*.toml"}
+    assert set(tool["flwr"]["app"]["fab-include"]) == {
+        *(f"{name}/**/*.py" for name in bundled),
+        "tasks/**/*.toml",
+    }
     dockerfile = (DOCKER / "Dockerfile").read_text()
     assert set(re.findall(r"^COPY (\w+) \1$", dockerfile, re.M)) == packages
     assert packages <= set(re.findall(r"^!(\w+)$", (ROOT / ".dockerignore").read_text(), re.M))
@@ -102,11 +115,14 @@ def test_a_lost_federation_toml_deletes_nothing(tmp_path: Path) -> None:
 
 
 def test_a_client_takes_the_first_free_folder_and_is_enrolled(tmp_path: Path) -> None:
-    federation, clients = Federation.init(tmp_path / "federation", ["server"], 9092), tmp_path / "clients"
+    federation = Federation.init(tmp_path / "federation", ["server"], 9092)
+    clients = tmp_path / "clients"
     clients.mkdir()
-    take, enroll = script("client")["take_folder"], script("server")["enroll_requests"]
+    take = script("client")["take_folder"]
+    enroll = script("server")["enroll_requests"]
     take.__globals__["CLIENTS"] = enroll.__globals__["CLIENTS"] = clients
-    first, second = take(), take()
+    first = take()
+    second = take()
     assert [first.name, second.name] == ["client-0", "client-1"]
     with (second / "taken").open() as lock, pytest.raises(BlockingIOError):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

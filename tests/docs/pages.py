@@ -8,12 +8,15 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 PAGES = ["README.md", *sorted(f"docs/{file.name}" for file in (ROOT / "docs").glob("*.md"))]
-"""All pages that are written by hand; those on the methods, and the API reference, have tests of their own."""
+"""All pages that are written by hand; those on the methods, and the API reference, have tests of
+their own."""
 
 FEDERATION = "deploy/test_guide.py::test_six_steps_make_a_federation"
 COMPOSE = "docker/test_compose.py::test_docker_compose_up_gives_the_run_in_process"
 QUICKSTART = "client/test_fair.py::test_the_page_says_how_many_lines_of_the_quickstart_change"
-QUICKSTART_DEPLOYED = "runtimes/test_quickstart_deployed.py::test_killed_in_mid_run_it_goes_on_and_ends_as_in_process"
+QUICKSTART_DEPLOYED = (
+    "runtimes/test_quickstart_deployed.py::test_killed_in_mid_run_it_goes_on_and_ends_as_in_process"
+)
 OWN_DATA = "deploy/test_own_data.py::test_four_nodes_with_a_file_each_give_the_run_in_process"
 HOSPITALS = "docs/test_real_data.py::test_the_commands_make_the_hospitals_table_and_picture"
 REPRODUCED = "docs/test_real_data.py::test_the_recipes_are_listed_and_one_is_run"
@@ -24,35 +27,52 @@ ELSEWHERE = {
         "docs/test_real_data.py::test_the_commands_on_clients_that_come_with_the_data_work"
     ),
     "docs/deployment.md#A federation in six steps": FEDERATION,
-    "docs/comparing.md#Larger spaces": "docs/test_real_data.py::test_optuna_asks_for_the_points_of_a_search",
+    "docs/comparing.md#Larger spaces": (
+        "docs/test_real_data.py::test_optuna_asks_for_the_points_of_a_search"
+    ),
     "docs/deployment.md#Keys that stay on the device": (
         "deploy/test_enrolment.py::test_a_bundle_for_a_key_of_the_device_holds_nothing_secret"
     ),
-    "docs/nodes-trust.md#Limits of a device's owner": "client/test_limits.py::test_the_log_is_read_run_by_run",
-    "docs/privacy.md#Differential privacy": "client/test_fair.py::test_the_recipe_for_differential_privacy_clips",
-    "docs/nodes-device.md#Install a device": "deploy/test_edge.py::test_a_bundle_as_enroll_makes_it_is_taken",
-    "docs/deployment.md#Copies": "deploy/test_recovery.py::test_a_run_goes_on_from_a_copy_made_while_it_ran",
+    "docs/nodes-trust.md#Limits of a device's owner": (
+        "client/test_limits.py::test_the_log_is_read_run_by_run"
+    ),
+    "docs/privacy.md#Differential privacy": (
+        "client/test_fair.py::test_the_recipe_for_differential_privacy_clips"
+    ),
+    "docs/nodes-device.md#Install a device": (
+        "deploy/test_edge.py::test_a_bundle_as_enroll_makes_it_is_taken"
+    ),
+    "docs/deployment.md#Copies": (
+        "deploy/test_recovery.py::test_a_run_goes_on_from_a_copy_made_while_it_ran"
+    ),
     "docs/docker.md#Flower's own nodes": (
         "runtimes/test_stock_nodes.py::test_the_composition_gives_the_run_of_our_own_nodes"
     ),
     "docs/docker.md#In containers": COMPOSE,
-    "docs/docker.md#Settings": "docker/test_compose.py::test_a_run_outlives_kills_and_more_clients_take_part",
+    "docs/docker.md#Settings": (
+        "docker/test_compose.py::test_a_run_outlives_kills_and_more_clients_take_part"
+    ),
     "docs/docker.md#GPU": "docker/test_files.py::test_the_gpu_file_reserves_devices",
     "docs/nodes-device.md#Predict on a device": (
         "deploy/test_device_tutorial.py::test_the_tutorial_ends_at_a_prediction_on_a_device"
     ),
-    "docs/measured.md#Few clients": "docs/test_real_data.py::test_an_own_model_helps_an_unlike_client",
+    "docs/measured.md#Few clients": (
+        "docs/test_real_data.py::test_an_own_model_helps_an_unlike_client"
+    ),
     "docs/measured.md#Four hospitals": HOSPITALS,
     "docs/measured.md#Papers' tables": REPRODUCED,
     "docs/schema.md#On real nodes": OWN_DATA,
     "docs/tutorial.md#Deployed": OWN_DATA,
     "docs/flower.md#The client: two lines change, one is new": QUICKSTART,
     "docs/flower.md#The server: three lines change, two are new": QUICKSTART,
-    "docs/flower.md#Adapters and frozen parameters": "docs/test_apps.py::test_an_adapters_round_takes_six_per_cent",
+    "docs/flower.md#Adapters and frozen parameters": (
+        "docs/test_apps.py::test_an_adapters_round_takes_six_per_cent"
+    ),
     "docs/flower.md#Deployed": QUICKSTART_DEPLOYED,
     "docs/your-method.md": "docs/test_your_method.py::test_every_block_of_python_is_run_by_a_test",
 }
-"""The sections, and pages, whose blocks need more than a folder, each with the test that does what they say."""
+"""The sections, and pages, whose blocks need more than a folder, each with the test that does what
+they say."""
 
 FENCE = re.compile(r"^( *)(`{3,})([^\s`]*)[^\n]*\n(.*?)^ *\2`*[ ]*$", re.MULTILINE | re.DOTALL)
 HEADING = re.compile(r"^#+ +(.+?) *$", re.MULTILINE)
@@ -88,13 +108,15 @@ class Block:
 
     @cached_property
     def file(self) -> str:
-        """The file that the block is, which its first line names in a comment; "" where it names none."""
+        """The file that the block is, which its first line names in a comment; "" where it names
+        none."""
         named = FILE_NAME.match(self.text)
         return named[1] if named else ""
 
     @property
     def commands(self) -> list[str]:
-        """The commands of a block in the shell's language; one that goes on in the next line is one."""
+        """The commands of a block in the shell's language; one that goes on in the next line is
+        one."""
         lines = re.sub(r"\\\n *", "", self.text).splitlines()
         return [line for line in lines if line.strip() and not line.startswith("#")]
 
@@ -105,7 +127,8 @@ class Block:
 
 
 def blocks(page: str) -> list[Block]:
-    """Return the code blocks of a page, from its top to its bottom; Sphinx's directives are none."""
+    """Return the code blocks of a page, from its top to its bottom; Sphinx's directives are
+    none."""
     text = (ROOT / page).read_text()
     prose = FENCE.sub(lambda fenced: re.sub(r"[^\n]", " ", fenced[0]), text)
     headings = [(found.start(), found[1]) for found in HEADING.finditer(prose)]
@@ -115,5 +138,13 @@ def blocks(page: str) -> list[Block]:
         section = next((title for start, title in reversed(headings) if start < fenced.start()), "")
         line = text.count("\n", 0, fenced.start(4)) + 1
         if not language.startswith("{"):
-            found.append(Block(page, section, line, language, re.sub(rf"^{indent}", "", inside, flags=re.MULTILINE)))
+            found.append(
+                Block(
+                    page,
+                    section,
+                    line,
+                    language,
+                    re.sub(rf"^{indent}", "", inside, flags=re.MULTILINE),
+                )
+            )
     return found

@@ -2,14 +2,16 @@
 
 `python -m tests.docs.reader README.md` follows these rules:
 
-- A block of Python runs as a cell of a notebook does: what one defines, the next ones know. A ServerApp that it makes
-  is run, with the page's ClientApp, or else with clients that reply what they are asked for.
-- A block whose first line is a comment with the name of a file, `# my_methods.py`, is that file, or goes on in it. It
-  is written, and imported where it is Python.
-- A block of the shell runs line by line, `fairbloom` in this process. Of what would install or build something, it is
-  seen only whether there are such extras and targets.
-- A block of text is what the command or the cell above it has printed, or the end of it. "…" stands for anything;
-  without it, numbers may be a tenth off. A text that begins with "error" belongs to a command that fails.
+- A block of Python runs as a cell of a notebook does: what one defines, the next ones know. A
+  ServerApp that it makes is run, with the page's ClientApp, or else with clients that reply what
+  they are asked for.
+- A block whose first line is a comment with the name of a file, `# my_methods.py`, is that file, or
+  goes on in it. It is written, and imported where it is Python.
+- A block of the shell runs line by line, `fairbloom` in this process. Of what would install or
+  build something, it is seen only whether there are such extras and targets.
+- A block of text is what the command or the cell above it has printed, or the end of it. "…" stands
+  for anything; without it, numbers may be a tenth off. A text that begins with "error" belongs to a
+  command that fails.
 """
 
 import importlib
@@ -63,8 +65,10 @@ class Reader:
         """What the cells have defined."""
         self.files: dict[Path, str] = {}
         """What the page's files hold."""
-        self.printed, self.failed = "", ""
-        """What the last command or cell has printed, and where a command failed whose error must be shown next."""
+        self.printed = ""
+        self.failed = ""
+        """What the last command or cell has printed, and where a command failed whose error must be
+        shown next."""
         self.server_app: ServerApp | None = None
         self.client_app: ClientApp | None = None
 
@@ -74,7 +78,9 @@ class Reader:
             if block.elsewhere:
                 continue
             if block.language not in DOES:
-                raise WrongPageError(f"{block.place}: nobody runs a block whose language is {block.language!r}")
+                raise WrongPageError(
+                    f"{block.place}: nobody runs a block whose language is {block.language!r}"
+                )
             if not (block.language == "text" and block.text.startswith("error")):
                 self.check_failed()
             DOES[block.language](self, block)
@@ -93,7 +99,8 @@ class Reader:
             code = "\n" * (block.line - 1) + block.text  # so that a traceback has the page's lines
             with redirect_stdout(io.StringIO()) as printed:
                 exec(compile(code, block.page, "exec"), self.names)  # noqa: S102 (our own page)
-            self.printed, names = printed.getvalue(), self.names
+            self.printed = printed.getvalue()
+            names = self.names
         self.try_apps(names.values())
 
     def shell(self, block: Block) -> None:
@@ -101,7 +108,9 @@ class Reader:
         for command in block.commands:
             self.check_failed()
             if NEEDS_MORE.match(command):
-                raise WrongPageError(f"{block.place}: name the test that runs {command}, in ELSEWHERE")
+                raise WrongPageError(
+                    f"{block.place}: name the test that runs {command}, in ELSEWHERE"
+                )
             words = shlex.split(command, comments=True)
             code, self.printed = PROGRAMS.get(words[0], in_shell)(command, words)
             self.failed = f"{block.place}: {command} ended with {code}" if code else ""
@@ -109,7 +118,9 @@ class Reader:
     def toml(self, block: Block) -> None:
         """Write a file, and read it as it will be."""
         if not block.file:
-            raise WrongPageError(f"{block.place}: say in the first line which file this is, as in # client.toml")
+            raise WrongPageError(
+                f"{block.place}: say in the first line which file this is, as in # client.toml"
+            )
         read = tomllib.loads(block.text)
         file = self.written(block)
         for dependency in read.get("project", {}).get("dependencies", []):
@@ -120,25 +131,36 @@ class Reader:
     def text(self, block: Block) -> None:
         """Compare with what was printed."""
         if not is_shown(block.text, self.printed):
-            raise WrongPageError(f"{block.place} shows\n{block.text}\nand printed was\n{self.printed}")
+            raise WrongPageError(
+                f"{block.place} shows\n{block.text}\nand printed was\n{self.printed}"
+            )
         self.failed = ""
 
     def written(self, block: Block) -> Path:
         """Write the file that a block is, or goes on in."""
         file = Path(block.file)
         file.parent.mkdir(parents=True, exist_ok=True)
-        self.files[file] = f"{self.files[file]}\n\n{block.text}" if file in self.files else block.text
+        self.files[file] = (
+            f"{self.files[file]}\n\n{block.text}" if file in self.files else block.text
+        )
         file.write_text(self.files[file])
         return file
 
     def try_apps(self, values: Iterable[Any]) -> None:
         """Run a ServerApp that is new among these values, with the newest ClientApp."""
         values = list(values)
-        self.client_app = next((each for each in values if isinstance(each, ClientApp)), self.client_app)
-        new = [each for each in values if isinstance(each, ServerApp) and each is not self.server_app]
+        self.client_app = next(
+            (each for each in values if isinstance(each, ClientApp)), self.client_app
+        )
+        new = [
+            each for each in values if isinstance(each, ServerApp) and each is not self.server_app
+        ]
         for self.server_app in new:
             grid = InProcessGrid(self.client_app or simple_clients(), {}, CLIENTS)
-            self.server_app(grid, Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={}))
+            self.server_app(
+                grid,
+                Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={}),
+            )
 
 
 DOES: dict[str, Callable[[Reader, Block], None]] = {
@@ -149,13 +171,16 @@ DOES: dict[str, Callable[[Reader, Block], None]] = {
 }
 
 
-# Programs -----------------------------------------------------------------------------------------------------------
+# Programs -----------------------------------------------------------------------------------------
 
 
 def check_client(file: Path) -> None:
-    """Read a client's settings, of the operator or of the device's owner, beside those of a real bundle."""
+    """Read a client's settings, of the operator or of the device's owner, beside those of a real
+    bundle."""
     with tempfile.TemporaryDirectory() as folder:
-        bundle = enroll(Federation.init(Path(folder, "federation"), ["localhost"], 9092), "site-a").absolute()
+        bundle = enroll(
+            Federation.init(Path(folder, "federation"), ["localhost"], 9092), "site-a"
+        ).absolute()
         needed = {key: str(bundle / key) for key in ("key", "certificate")}
         if file.name == "client.toml":
             ClientSettings.of({**needed, "ca": str(bundle / "ca.crt")}, file)
@@ -176,7 +201,8 @@ def fairbloom(command: str, words: list[str]) -> tuple[int, str]:
 
 
 def python(command: str, words: list[str]) -> tuple[int, str]:
-    """Run a script, whose name is the only word, or a module after -m; return exit code and output."""
+    """Run a script, whose name is the only word, or a module after -m; return exit code and
+    output."""
     with redirect_stdout(io.StringIO()) as printed:
         try:
             if words[1] == "-m":
@@ -191,7 +217,9 @@ def python(command: str, words: list[str]) -> tuple[int, str]:
 
 def pip(command: str, words: list[str]) -> tuple[int, str]:
     """Look whether Fairbloom has the extras that would be installed."""
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
     wanted = re.findall(r"fairbloom\[([\w,-]+)\]", command)
     lacking = {each for group in wanted for each in group.split(",")} - set(extras)
     return (1, f"there is no extra {', '.join(lacking)}") if lacking else (0, "")
@@ -217,7 +245,7 @@ def in_shell(command: str, words: list[str]) -> tuple[int, str]:
 PROGRAMS = {"fairbloom": fairbloom, "python": python, "pip": pip, "make": make, "cd": cd}
 
 
-# Helpers ------------------------------------------------------------------------------------------------------------
+# Helpers ------------------------------------------------------------------------------------------
 
 
 def is_shown(shown: str, printed: str) -> bool:
@@ -226,7 +254,10 @@ def is_shown(shown: str, printed: str) -> bool:
     pattern = ".*?".join(re.escape(part) for part in re.split(r"\s*…\s*", words[0]))
     if not re.search(rf"(?<!\S){pattern}$", words[1]):
         return False
-    ours, theirs = ([float(each.replace("−", "-").lstrip("±")) for each in NUMBER.findall(t)] for t in (shown, printed))
+    ours, theirs = (
+        [float(each.replace("−", "-").lstrip("±")) for each in NUMBER.findall(t)]
+        for t in (shown, printed)
+    )
     pairs = zip(reversed(ours), reversed(theirs), strict=False)
     return "…" in shown or all(math.isclose(*pair, rel_tol=0.1, abs_tol=0.1) for pair in pairs)
 
@@ -240,14 +271,17 @@ def imported(file: Path) -> ModuleType:
 
 
 def simple_clients() -> ClientApp:
-    """Return clients that know of Fairbloom only the list `measure` in a message's config, and answer 1 to it."""
+    """Return clients that know of Fairbloom only the list `measure` in a message's config, and
+    answer 1 to it."""
     app = ClientApp()
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
         model = message.content["arrays"]
         assert isinstance(model, ArrayRecord)
-        arrays = ArrayRecord({name: values * 0.9 for name, values in model.to_torch_state_dict().items()})
+        arrays = ArrayRecord(
+            {name: values * 0.9 for name, values in model.to_torch_state_dict().items()}
+        )
         asked = message.content["config"].get("measure", [])
         metrics = MetricRecord({"loss": 1.0, "num-examples": 10} | dict.fromkeys(asked, 1.0))
         return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
@@ -262,7 +296,8 @@ def simple_clients() -> ClientApp:
 
 def follow(page: str) -> None:
     """Do all that a page says, in this process and its folder."""
-    sys.dont_write_bytecode = True  # a file that goes on within the same second would be taken for the one before
+    # a file that goes on within the same second would be taken for the one before
+    sys.dont_write_bytecode = True
     sys.path.insert(0, str(Path.cwd()))
     with pytest.MonkeyPatch.context() as patch:
         fork_workers(patch)

@@ -33,10 +33,12 @@ folder.start(FedFV(), grid, ArrayRecord(model.state_dict()), num_rounds=int(sys.
 """
 
 needs_libraries = pytest.mark.skipif(
-    not (find_spec("opacus") and find_spec("pytorch_lightning")), reason="Opacus or Lightning is not installed"
+    not (find_spec("opacus") and find_spec("pytorch_lightning")),
+    reason="Opacus or Lightning is not installed",
 )
 needs_transformers = pytest.mark.skipif(
-    not (find_spec("transformers") and find_spec("peft")), reason="transformers or peft is not installed"
+    not (find_spec("transformers") and find_spec("peft")),
+    reason="transformers or peft is not installed",
 )
 
 
@@ -73,15 +75,22 @@ def test_opacus_and_lightning_train_fair_clients(apps: Path) -> None:
 @needs_transformers
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of transformers
 def test_an_adapters_round_takes_six_per_cent(apps: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (block,) = (each for each in blocks("docs/flower.md") if each.section == "Adapters and frozen parameters")
+    (block,) = (
+        each
+        for each in blocks("docs/flower.md")
+        if each.section == "Adapters and frozen parameters"
+    )
     (apps / "page.md").write_text(f"```sh\n{block.text}```\n")
     done = forked(apps, follow, str(apps / "page.md"))
     assert done.returncode == 0, done.stderr[-5000:]
-    adapter, whole = load(apps / "runs" / "adapter"), load(apps / "runs" / "whole")
+    adapter = load(apps / "runs" / "adapter")
+    whole = load(apps / "runs" / "whole")
     for column in ("bytes_sent", "bytes_received"):
         share = adapter.rounds[column] / whole.rounds[column][0]
         assert (share.round(2) == 0.06).all()
-    clinic = adapter.clients[adapter.clients["client"] == "clinic-1"].set_index("round")[adapter.score.column()]
+    clinic = adapter.clients[adapter.clients["client"] == "clinic-1"].set_index("round")[
+        adapter.score.column()
+    ]
     assert clinic[6] > clinic[1]
     monkeypatch.syspath_prepend(apps)
     model = adapter.predictor(trust=True).module

@@ -1,4 +1,5 @@
-"""Every code block of README.md and docs/ is run as it is printed, by the reader or by a test that is named."""
+"""Every code block of README.md and docs/ is run as it is printed, by the reader or by a test that
+is named."""
 
 import importlib
 import re
@@ -21,8 +22,11 @@ READ = [page for page in PAGES if any(not block.elsewhere for block in blocks(pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", READ)
-def test_what_a_page_shows_works(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the page takes for granted, the reader's own data and modules, lies in given/, and its apps beside it."""
+def test_what_a_page_shows_works(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the page takes for granted, the reader's own data and modules, lies in given/, and its
+    apps beside it."""
     copytree(ROOT / "docs" / "apps", tmp_path, dirs_exist_ok=True)
     if (given := Path(__file__).parent / "given" / Path(page).stem).is_dir():
         copytree(given, tmp_path, dirs_exist_ok=True)
@@ -31,14 +35,16 @@ def test_what_a_page_shows_works(page: str, tmp_path: Path, monkeypatch: pytest.
     assert done.returncode == 0, done.stderr[-5000:]
 
 
-# What runs elsewhere ------------------------------------------------------------------------------------------------
+# What runs elsewhere ------------------------------------------------------------------------------
 
 
 def test_another_test_does_what_a_section_says() -> None:
     for section, test in ELSEWHERE.items():
         page, _, title = section.partition("#")
         file, _, name = test.partition("::")
-        assert [block for block in blocks(page) if title in ("", block.section)], f"{section} has no block"
+        assert [block for block in blocks(page) if title in ("", block.section)], (
+            f"{section} has no block"
+        )
         module = importlib.import_module(f"tests.{file.removesuffix('.py').replace('/', '.')}")
         assert callable(getattr(module, name))
 
@@ -47,7 +53,12 @@ def test_commands_have_the_options_that_pages_give_them() -> None:
     """All commands of ours, those in the midst of a sentence too."""
     for page in PAGES:
         inline = re.findall(r"(?<!`)`(fairbloom [a-z][^`]*)`", (ROOT / page).read_text())
-        shown = {line for block in blocks(page) for line in block.commands if re.match(r"fairbloom [a-z]", line)}
+        shown = {
+            line
+            for block in blocks(page)
+            for line in block.commands
+            if re.match(r"fairbloom [a-z]", line)
+        }
         for line in sorted({*shown, *inline}):
             words = shlex.split(line, comments=True)[1:]
             command: typer.core.click.Command = typer.main.get_command(app)
@@ -56,13 +67,19 @@ def test_commands_have_the_options_that_pages_give_them() -> None:
                 command = command.commands[words.pop(0) if known_word else DEFAULT]
                 command = command.imported() if isinstance(command, LateCommand) else command
             known = {option for parameter in command.params for option in parameter.opts}
-            assert {word.partition("=")[0] for word in words if word.startswith("--")} <= known, (page, line)
+            assert {word.partition("=")[0] for word in words if word.startswith("--")} <= known, (
+                page,
+                line,
+            )
 
 
 def test_the_readme_starts_a_federation_as_its_guide_does() -> None:
     shown, guide = (
         [block.commands for block in blocks(page) if block.section == section]
-        for page, section in (("README.md", "You operate a federation"), ("docs/docker.md", "In containers"))
+        for page, section in (
+            ("README.md", "You operate a federation"),
+            ("docs/docker.md", "In containers"),
+        )
     )
     assert shown == [["docker compose up"]]
     assert guide[0] == shown[0]

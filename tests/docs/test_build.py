@@ -1,4 +1,5 @@
-"""The documentation as it is built: without a warning, complete, and readable where there is no network."""
+"""The documentation as it is built: without a warning, complete, and readable where there is no
+network."""
 
 import importlib
 import re
@@ -29,13 +30,17 @@ PUBLIC = ("fairbloom", "fairbloom.strategies", "fairbloom.tasks")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Everything as a clean checkout has it, and a page of a method that is no more."""
     folder = tmp_path_factory.mktemp("checkout")
-    copytree(ROOT / "docs", folder / "docs", ignore=ignore_patterns("_build", "methods", "__pycache__"))
+    copytree(
+        ROOT / "docs", folder / "docs", ignore=ignore_patterns("_build", "methods", "__pycache__")
+    )
     for file in ("CHANGELOG.md", "CITATION.cff"):
         copy(ROOT / file, folder)
     (folder / "docs" / "methods").mkdir()
     (folder / "docs" / "methods" / "fedold.md").write_text("# A method that is no more")
     build = [sys.executable, "-m", "sphinx", "--fail-on-warning", "--quiet", "docs", "built"]
-    done = subprocess.run(build, cwd=folder, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    done = subprocess.run(
+        build, cwd=folder, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
     assert (done.returncode, done.stderr) == (0, "")
     return folder / "built"
 
@@ -86,9 +91,13 @@ def test_formulas_are_written_as_mathml(built: Path) -> None:
 def test_a_bracket_of_any_size_has_a_side() -> None:
     """Docutils knows no size of a bracket but those that say whether it opens or closes."""
     assert mathml(r"\big(x\big)", block=False) == mathml(r"\bigl(x\bigr)", block=False)
-    assert mathml(r"\Big\lVert x \Big\rVert", block=True) == mathml(r"\Bigl\lVert x \Bigr\rVert", block=True)
+    assert mathml(r"\Big\lVert x \Big\rVert", block=True) == mathml(
+        r"\Bigl\lVert x \Bigr\rVert", block=True
+    )
 
 
 def test_a_command_that_cannot_be_written_is_named() -> None:
-    with pytest.raises(Exception, match=r"The formula '\\\\nonsense x' cannot be written as MathML: .*nonsense"):
+    with pytest.raises(
+        Exception, match=r"The formula '\\\\nonsense x' cannot be written as MathML: .*nonsense"
+    ):
         mathml(r"\nonsense x", block=False)

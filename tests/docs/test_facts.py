@@ -20,7 +20,7 @@ DATA = ROOT / "docs" / "data"
 MEASURED, RUNS = ((ROOT / "docs" / name).read_text() for name in ("measured.md", "runs.md"))
 
 
-# The project --------------------------------------------------------------------------------------------------------
+# The project --------------------------------------------------------------------------------------
 
 
 def test_the_version_is_the_same_everywhere() -> None:
@@ -36,16 +36,24 @@ def test_licence_and_keywords_are_the_projects() -> None:
 
 
 def test_the_page_on_the_installation_has_every_extra() -> None:
-    """And says which of them `all` leaves out; those of images and devices it explains below its table."""
-    rows = re.findall(r"^\| (`fairbloom\[.+?) \| (.+) \|$", (ROOT / "docs" / "install.md").read_text(), re.MULTILINE)
+    """And says which of them `all` leaves out; those of images and devices it explains below its
+    table."""
+    rows = re.findall(
+        r"^\| (`fairbloom\[.+?) \| (.+) \|$",
+        (ROOT / "docs" / "install.md").read_text(),
+        re.MULTILINE,
+    )
     listed = {name: what for cell, what in rows for name in re.findall(r"\[(\w+)\]", cell)}
     extras = PROJECT["optional-dependencies"]
     part_of_all = set(re.findall(r"\w+", extras["all"][0])) - {"fairbloom"}
     assert listed.keys() == extras.keys() - {"client", "server"}
-    assert {name for name, what in listed.items() if "not part of `all`" not in what} == {"all", *part_of_all}
+    assert {name for name, what in listed.items() if "not part of `all`" not in what} == {
+        "all",
+        *part_of_all,
+    }
 
 
-# Run folders --------------------------------------------------------------------------------------------------------
+# Run folders --------------------------------------------------------------------------------------
 
 
 def test_the_table_of_files_has_those_that_are_declared() -> None:
@@ -63,17 +71,23 @@ def test_the_page_names_every_column() -> None:
     }
 
 
-# Links that Sphinx does not see -------------------------------------------------------------------------------------
+# Links that Sphinx does not see -------------------------------------------------------------------
 
 
 def test_linked_files_exist() -> None:
     for page in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"):
         links = re.findall(r"\]\((?!https?:|#)([^)#]+)[^)]*\)", (ROOT / page).read_text())
-        assert [link for link in links if not (ROOT / page).parent.joinpath(link).exists()] == [], page
+        assert [link for link in links if not (ROOT / page).parent.joinpath(link).exists()] == [], (
+            page
+        )
 
 
 def test_files_that_pages_name_exist() -> None:
-    for page, root in (("docs/rooms.md", ""), ("CONTRIBUTING.md", ""), ("tests/README.md", "tests/")):
+    for page, root in (
+        ("docs/rooms.md", ""),
+        ("CONTRIBUTING.md", ""),
+        ("tests/README.md", "tests/"),
+    ):
         names = re.findall(r"`((?:[\w]+/)+\w+\.py)`", (ROOT / page).read_text())
         assert [name for name in names if not (ROOT / root / name).exists()] == [], page
 
@@ -86,11 +100,12 @@ def test_what_is_linked_in_flowers_reference_is_there_in_flower() -> None:
     assert [name for name in named if resolve_name(name).__name__ != name.rpartition(".")[2]] == []
 
 
-# Measurements -------------------------------------------------------------------------------------------------------
+# Measurements -------------------------------------------------------------------------------------
 
 
 def tuned(name: str) -> list[dict[str, str]]:
-    """Return the rows of a workload's table, or of the summary, each of which is a file of its own."""
+    """Return the rows of a workload's table, or of the summary, each of which is a file of its
+    own."""
     with (DATA / "tuned" / f"{name}.csv").open(newline="") as file:
         return list(csv.DictReader(file))
 

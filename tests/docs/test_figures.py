@@ -16,7 +16,8 @@ from .pages import ROOT
 def test_the_demo_draws_its_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From an empty folder, with fewer rounds, seeds and clients."""
     monkeypatch.chdir(tmp_path)
-    briefly, words = {"--rounds": "2", "--seeds": "2", "--clients": "6"}, shlex.split(COMMAND)
+    briefly = {"--rounds": "2", "--seeds": "2", "--clients": "6"}
+    words = shlex.split(COMMAND)
     words = [briefly.get(before, word) for before, word in zip(["", *words], words, strict=False)]
     svg = draw(shlex.join(words)).decode()
     assert svg.count("<text") > 3
@@ -28,13 +29,16 @@ def test_figures_of_the_pages_are_small_and_follow_dark_mode() -> None:
         svg = file.read_text()
         assert file.suffix == ".svg"
         assert len(svg) < 100_000, file
-        assert dark_rules() in svg, f"{file}: python -m docs.demo and python -m docs.hospitals draw the figures"
+        assert dark_rules() in svg, (
+            f"{file}: python -m docs.demo and python -m docs.hospitals draw the figures"
+        )
         assert INK in svg
 
 
 def test_make_demo_runs_the_command_of_the_first_figure() -> None:
     (demo,) = re.findall(r"^demo:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    made, shown = demo.replace("\\\n", "").replace("$(DEMO)", "runs/demo"), COMMAND
+    made = demo.replace("\\\n", "").replace("$(DEMO)", "runs/demo")
+    shown = COMMAND
     assert sorted(shlex.split(made)[1:]) == sorted(shlex.split(shown)[1:])
 
 

@@ -34,7 +34,11 @@ def test_a_docstring_says_all_that_a_page_shows() -> None:
         method = describe(name)
         always = ("title", "explanation", "source", "weighting", *JUDGED)
         assert [field for field in always if not getattr(method, field)] == [], name
-        assert [p.key for p in method.parameters if not (p.range and p.default is not None and p.description)] == []
+        assert [
+            p.key
+            for p in method.parameters
+            if not (p.range and p.default is not None and p.description)
+        ] == []
         fields = (*JUDGED, "source", "reductions", "departures")
         assert [field for field in fields if LABELS.search(getattr(method, field))] == [], name
         (doi,) = re.findall(DOI, method.source)
@@ -44,7 +48,9 @@ def test_a_docstring_says_all_that_a_page_shows() -> None:
 def test_memory_is_named_where_there_is_one() -> None:
     """A method that keeps rows or numbers between rounds says so; the others say none."""
     for name, method in METHODS.items():
-        keeps = method.remember not in (FairStrategy.remember, FedAvg.remember) or name == "scaffold"
+        keeps = (
+            method.remember not in (FairStrategy.remember, FedAvg.remember) or name == "scaffold"
+        )
         assert (describe(name).memory != "none") == keeps, name
 
 
@@ -54,7 +60,10 @@ def test_a_page_has_every_part() -> None:
         text = page(method)
         assert text.count("```{math}") == METHODS[name].__doc__.count(".. math::") >= 1  # type: ignore[union-attr]
         assert ".. math::" not in text
-        for part in (f"from fairbloom.strategies import {method.title}", f"fairbloom run --method {name}"):
+        for part in (
+            f"from fairbloom.strategies import {method.title}",
+            f"fairbloom run --method {name}",
+        ):
             assert part in text
         assert f"{name}.svg" in text
         for parameter in method.parameters:
@@ -70,13 +79,17 @@ def test_the_example_makes_the_strategy_of_a_run_by_default() -> None:
         made = eval(call, {method.__name__: method})  # noqa: S307 (our own page)
         given = {parameter.key: value for parameter, value in example(describe(name)).items()}
         default = Settings.of({"method": name, "fraction": 1.0, **given}).strategy()
-        ours, due = ({k: v for k, v in vars(each).items() if k[0] != "_"} for each in (made, default))
+        ours, due = (
+            {k: v for k, v in vars(each).items() if k[0] != "_"} for each in (made, default)
+        )
         assert ours == due
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
-def test_the_command_of_a_page_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_of_a_page_runs(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It runs with its settings, for one round in place of fifty."""
     monkeypatch.chdir(tmp_path)
     (command,) = re.findall(r"```sh\n(.+?)```", page(describe(name)), re.DOTALL)
@@ -99,18 +112,22 @@ def test_scripts_are_set_outside_of_code_only() -> None:
     assert scripts("`server_lr` and personal_lambda") == "`server_lr` and personal_lambda"
 
 
-# The two clients ----------------------------------------------------------------------------------------------------
+# The two clients ----------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start", toy.STARTS)
 def test_kept_states_reach_the_minimum_where_fedavg_drifts_off(start: tuple[float, float]) -> None:
     curvature = sum(client.curvature for client in toy.CLIENTS.values())
-    minimum = np.linalg.solve(curvature, sum(client.curvature @ client.target for client in toy.CLIENTS.values()))
+    minimum = np.linalg.solve(
+        curvature, sum(client.curvature @ client.target for client in toy.CLIENTS.values())
+    )
     keeping = [name for name in METHODS if toy.strategy(name).keeps_states]
     assert {"scaffold", "feddyn"} <= {*keeping}
     for name in keeping:
-        np.testing.assert_allclose(toy.run(name, start, toy.epochs_of(name)).globally[-1], minimum, atol=1e-3)
+        np.testing.assert_allclose(
+            toy.run(name, start, toy.epochs_of(name)).globally[-1], minimum, atol=1e-3
+        )
         assert "the dashed course is FedAvg's" in page(describe(name))
     assert np.linalg.norm(toy.run("fedavg", start, toy.MANY_EPOCHS).globally[-1] - minimum) > 0.3
     assert "dashed course" not in page(describe("fedavg"))
@@ -126,18 +143,26 @@ def test_guidance_ends_nearer_to_equal_losses_than_the_mean_does(name: str) -> N
     assert gap(name) < 0.5 * gap("fedavg")
 
 
-AS_THEY_ARE = [name for name in METHODS if "clients written for Flower's own FedAvg will do" in needs(describe(name))]
+AS_THEY_ARE = [
+    name
+    for name in METHODS
+    if "clients written for Flower's own FedAvg will do" in needs(describe(name))
+]
 
 
 def test_clients_that_are_written_for_flowers_fedavg_will_do() -> None:
     for name in AS_THEY_ARE:
         initial = ArrayRecord({"w": Array(np.full(2, 9.0))})
-        result = METHODS[name]().start(InProcessGrid(simple_clients(), {}, clients=3), initial, num_rounds=2)
+        result = METHODS[name]().start(
+            InProcessGrid(simple_clients(), {}, clients=3), initial, num_rounds=2
+        )
         assert (result.arrays["w"].numpy() < 9.0).all(), name
 
 
 def test_the_first_page_names_a_method_for_unchanged_clients() -> None:
-    (title,) = re.findall(r"Put `(\w+)\(\)` where `FedAvg\(\)` stood", (ROOT / "docs" / "index.md").read_text())
+    (title,) = re.findall(
+        r"Put `(\w+)\(\)` where `FedAvg\(\)` stood", (ROOT / "docs" / "index.md").read_text()
+    )
     assert title.lower() in AS_THEY_ARE
 
 
@@ -145,11 +170,17 @@ def test_a_page_says_what_a_server_optimizer_gets() -> None:
     for name in ("fedmgda", "fedmgdaplus", "mgdaprox", "adafed", "fedmdfg", "fedlf"):
         lost = f"(../training.md#on-the-server)\n  - One thing no longer holds: {COMMON_DESCENT}."
         assert lost in page(describe(name))
-    assert "One thing no longer holds: its step is as long as the mean update," in page(describe("fedfv"))
+    assert "One thing no longer holds: its step is as long as the mean update," in page(
+        describe("fedfv")
+    )
     for name in ("qfedavg", "qfedsgd"):
-        assert "One thing no longer holds: the length of its step follows from" in page(describe(name))
+        assert "One thing no longer holds: the length of its step follows from" in page(
+            describe(name)
+        )
     for name in ("fedfa", "feddyn"):
-        assert "It refuses avgm, as it has a momentum of its own on the server." in page(describe(name))
+        assert "It refuses avgm, as it has a momentum of its own on the server." in page(
+            describe(name)
+        )
         with pytest.raises(FairbloomError, match="refuses server-optimizer = 'avgm'"):
             Settings.of({"method": name, "server-optimizer": "avgm"})
     assert "server optimizer" not in page(describe("fedavg"))

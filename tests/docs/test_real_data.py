@@ -1,4 +1,5 @@
-"""What README.md and the pages say of data sets, recipes, models and searches: it works, and its numbers are true."""
+"""What README.md and the pages say of data sets, recipes, models and searches: it works, and its
+numbers are true."""
 
 import csv
 import re
@@ -21,7 +22,10 @@ from .reader import PROGRAMS, Reader, follow
 
 README, MEASURED, DATA_SETS, YOUR_MODEL = (
     (ROOT / name).read_text()
-    for name in ("README.md", *(f"docs/{page}.md" for page in ("measured", "data-sets", "your-model")))
+    for name in (
+        "README.md",
+        *(f"docs/{page}.md" for page in ("measured", "data-sets", "your-model")),
+    )
 )
 
 SHIPPED = [info for info in TASKS.values() if not info.reads]
@@ -48,7 +52,7 @@ def section(page: str, heading: str) -> Block:
     return block
 
 
-# Commands -------------------------------------------------------------------------------------------------------------
+# Commands -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -57,7 +61,11 @@ def section(page: str, heading: str) -> Block:
 @pytest.mark.usefixtures("folder")
 def test_the_commands_on_clients_that_come_with_the_data_work() -> None:
     reader = Reader()
-    found = [block for block in blocks("docs/data-sets.md") if block.section == "Clients that come with the data"]
+    found = [
+        block
+        for block in blocks("docs/data-sets.md")
+        if block.section == "Clients that come with the data"
+    ]
     for block in found:
         reader.shell(block)
     reader.check_failed()
@@ -67,10 +75,17 @@ def test_the_commands_on_clients_that_come_with_the_data_work() -> None:
 @pytest.mark.slow
 @needs("heart-disease/processed.va.data")
 def test_the_commands_make_the_hospitals_table_and_picture(tmp_path: Path) -> None:
-    """A few rows with two splits and two rounds; the page's commands have all rows, splits and rounds."""
+    """A few rows with two splits and two rounds; the page's commands have all rows, splits and
+    rounds."""
     rows = ["FedAvg (w", "Local", "Pooled"]
     found = reproduce(
-        "heart-disease", seeds=2, rows=rows, settings={"num-rounds": 2}, out=tmp_path, jobs=1, progress=False
+        "heart-disease",
+        seeds=2,
+        rows=rows,
+        settings={"num-rounds": 2},
+        out=tmp_path,
+        jobs=1,
+        progress=False,
     )
     methods = served(found)
     assert {each.scores.shape for each in methods} == {(2, 4)}
@@ -84,13 +99,17 @@ def test_an_own_model_helps_an_unlike_client(tmp_path: Path) -> None:
     """The client that is served worst; with two seeds in place of ten."""
     block = section("docs/measured.md", "Few clients")
     assert block.text.count("--seeds 10 ") == 2
-    (tmp_path / "page.md").write_text(f"```sh\n{block.text.replace('--seeds 10 ', '--seeds 2 ')}```\n")
+    (tmp_path / "page.md").write_text(
+        f"```sh\n{block.text.replace('--seeds 10 ', '--seeds 2 ')}```\n"
+    )
     done = forked(tmp_path, follow, str(tmp_path / "page.md"))
     assert done.returncode == 0, done.stderr[-5000:]
     gains = {}
     for name in ("alike", "unlike"):
         values = api.load(tmp_path / "runs" / name).values
-        own, shared = (sum(min(scores.values()) for scores in values[each]) for each in ("Local", "FedAvg"))
+        own, shared = (
+            sum(min(scores.values()) for scores in values[each]) for each in ("Local", "FedAvg")
+        )
         gains[name] = (own - shared) / len(values["Local"])
     assert gains["unlike"] > 5.0 > gains["alike"]
 
@@ -98,7 +117,9 @@ def test_an_own_model_helps_an_unlike_client(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("folder")
 def test_optuna_asks_for_the_points_of_a_search() -> None:
-    pytest.importorskip("optuna", reason="Optuna is not installed: the reader of the page installs it")
+    pytest.importorskip(
+        "optuna", reason="Optuna is not installed: the reader of the page installs it"
+    )
     names: dict[str, object] = {}
     exec(section("docs/comparing.md", "Larger spaces").text, names)  # noqa: S102 (a page of ours)
     assert len(list(Path("runs/optuna").iterdir())) == 3
@@ -110,19 +131,26 @@ def test_optuna_asks_for_the_points_of_a_search() -> None:
 def test_the_recipes_are_listed_and_one_is_run(folder: Path) -> None:
     """A row of it, cut short; the pages' command has all rows, seeds and rounds."""
     shown = [block for page in ("README.md", "docs/measured.md") for block in blocks(page)]
-    lines = [line for block in shown for line in block.commands if line.startswith("fairbloom reproduce fed")]
+    lines = [
+        line
+        for block in shown
+        for line in block.commands
+        if line.startswith("fairbloom reproduce fed")
+    ]
     assert len(lines) == 2
     (command,) = {shlex.join(shlex.split(line, comments=True)) for line in lines}
     command += " --quick --seeds 1 --rows FedFV --jobs 1"
     code, printed = PROGRAMS["fairbloom"](command, shlex.split(command))
     assert (code, len(re.findall(r"(?m)^FedFV \(alpha=.*\bno +1$", printed))) == (0, 3), printed
     assert "FedFV, Table 3" in printed
-    assert len([*(folder / "runs" / "reproduce" / "fedfv-table3-quick" / "runs").glob("fedfv-*")]) == 3
+    assert (
+        len([*(folder / "runs" / "reproduce" / "fedfv-table3-quick" / "runs").glob("fedfv-*")]) == 3
+    )
     code, printed = PROGRAMS["fairbloom"]("", ["fairbloom", "reproduce", "--list"])
     assert (code, [name for name in names() if name not in printed]) == (0, [])
 
 
-# Numbers --------------------------------------------------------------------------------------------------------------
+# Numbers ------------------------------------------------------------------------------------------
 
 
 def test_the_readme_has_the_numbers_of_the_page_on_measurements() -> None:
@@ -147,11 +175,13 @@ def test_the_page_on_measurements_prints_what_the_recipe_has() -> None:
 def test_the_page_on_measurements_prints_the_recipe_of_table_7() -> None:
     _, *table = rows_of("fedmgda-table7")
     published = [row.published for row in load_recipe("fedmgda-table7").rows]
-    assert [[row[1], row[3], row[5]] for row in table] == [[n.replace("± ", "±") for n in row] for row in published]
+    assert [[row[1], row[3], row[5]] for row in table] == [
+        [n.replace("± ", "±") for n in row] for row in published
+    ]
     assert {row[7] for row in table} == {"yes"}
 
 
-# Names ----------------------------------------------------------------------------------------------------------------
+# Names --------------------------------------------------------------------------------------------
 
 
 def test_the_page_on_measurements_has_every_recipe() -> None:
@@ -160,12 +190,18 @@ def test_the_page_on_measurements_has_every_recipe() -> None:
 
 
 def test_the_page_on_data_sets_has_all_with_their_models() -> None:
-    rows = {row[0].strip("`"): row for row in cells(DATA_SETS) if len(row) == 4 and row[3].startswith("`")}
+    rows = {
+        row[0].strip("`"): row
+        for row in cells(DATA_SETS)
+        if len(row) == 4 and row[3].startswith("`")
+    }
     assert rows.keys() == {info.name for info in SHIPPED}
     for info in SHIPPED:
         assert re.findall(r"`(.+?)`", rows[info.name][3]) == [*info.models]
         assert all(file.path.split("/")[0] in DATA_SETS for file in info.files)
-    dealt = {name for row in cells(DATA_SETS, "Who gets what") for name in re.findall(r"`(.+?)`", row[0])}
+    dealt = {
+        name for row in cells(DATA_SETS, "Who gets what") for name in re.findall(r"`(.+?)`", row[0])
+    }
     others = {"--partition", "my_module:deal"}
     assert dealt == others | {name for info in SHIPPED for name in info.partitions}
 

@@ -28,9 +28,17 @@ from .pages import ROOT
 GUIDE = (ROOT / "docs" / "your-method.md").read_text()
 MORE = ROOT / "docs" / "apps" / "more_methods.py"
 PYTHON = re.findall(r"```python\n(.+?)```", GUIDE, re.DOTALL)
-COMMANDS = [line for block in re.findall(r"```sh\n(.+?)```", GUIDE, re.DOTALL) for line in block.splitlines()]
+COMMANDS = [
+    line
+    for block in re.findall(r"```sh\n(.+?)```", GUIDE, re.DOTALL)
+    for line in block.splitlines()
+]
 TEXTS = {"my_methods": GUIDE, "more_methods": MORE.read_text()}
-RULES = [f"{name}:{rule}" for name, text in TEXTS.items() for rule in re.findall(r"^class (\w+):", text, re.MULTILINE)]
+RULES = [
+    f"{name}:{rule}"
+    for name, text in TEXTS.items()
+    for rule in re.findall(r"^class (\w+):", text, re.MULTILINE)
+]
 METHODS = [
     f"{name}:{method}"
     for name, text in TEXTS.items()
@@ -69,7 +77,10 @@ def test_every_block_of_python_is_run_by_a_test() -> None:
 @pytest.mark.usefixtures("my_methods")
 def test_methods_and_rules_pass_without_a_remark() -> None:
     assert (len(METHODS), len(RULES)) == (6, 2)
-    reports = [*(check_method(resolve_name(name)) for name in METHODS), *(check_rule(name) for name in RULES)]
+    reports = [
+        *(check_method(resolve_name(name)) for name in METHODS),
+        *(check_rule(name) for name in RULES),
+    ]
     for report in reports:
         assert {result.status for result in report.results.values()} == {Status.PASSED}, report.name
 
@@ -79,7 +90,11 @@ def test_worst_first_draws_by_the_last_losses(my_methods: ModuleType) -> None:
     finished = run_strategy(my_methods.WorstFirst(fraction_train=0.5, buffers=BUFFERS), clients)[1]
     first = [set(each.participants) for each in finished[:2]]
     assert first[0] | first[1] == {*clients}
-    losses = {name: report["loss-before"] for each in finished[:2] for name, report in each.train_metrics.items()}
+    losses = {
+        name: report["loss-before"]
+        for each in finished[:2]
+        for name, report in each.train_metrics.items()
+    }
     assert {*finished[2].participants} == {*sorted(losses, key=losses.__getitem__)[-3:]}
 
 
@@ -100,7 +115,16 @@ def test_clients_follow_what_the_method_sends() -> None:
 def test_they_use_what_the_guide_is_about() -> None:
     """Each of a method's functions is shown in one of them, but those that few methods need."""
     shown = {name for method in METHODS for name in vars(resolve_name(method))}
-    assert {"needs", "weigh", "remember", "choose", "sends", "reports", "own_metrics", "requires"} <= shown
+    assert {
+        "needs",
+        "weigh",
+        "remember",
+        "choose",
+        "sends",
+        "reports",
+        "own_metrics",
+        "requires",
+    } <= shown
 
 
 def test_the_check_in_python_passes(my_methods: ModuleType) -> None:
@@ -126,18 +150,29 @@ def test_the_command_runs(command: str, folder: Path) -> None:
     assert done.stdout
 
 
-# Complete and true --------------------------------------------------------------------------------------------------
+# Complete and true --------------------------------------------------------------------------------
 
 
 def table(heading: str) -> set[str]:
     """Return the names in code in the first column of the table that begins with a heading."""
     (rows,) = re.findall(rf"^\| {heading} \|.+\n\|[-|]+\|\n((?:\|.+\n)+)", GUIDE, re.MULTILINE)
-    return {name for row in rows.splitlines() for name in re.findall(r"`(\w+)", row.split(" | ")[0])}
+    return {
+        name for row in rows.splitlines() for name in re.findall(r"`(\w+)", row.split(" | ")[0])
+    }
 
 
 def test_the_guide_tells_of_everything_in_a_cohort() -> None:
-    computed = {name for name, value in vars(Cohort).items() if isinstance(value, property | cached_property)}
-    given = {field.name for field in fields(Cohort)} - {"gram_of", "grams_of", "squared_norms_of", "declared_roster"}
+    computed = {
+        name
+        for name, value in vars(Cohort).items()
+        if isinstance(value, property | cached_property)
+    }
+    given = {field.name for field in fields(Cohort)} - {
+        "gram_of",
+        "grams_of",
+        "squared_norms_of",
+        "declared_roster",
+    }
     assert table("attribute") == computed | given
 
 

@@ -32,7 +32,8 @@ def fairbloom(*words: object) -> int:
 
 
 def as_json(capsys: pytest.CaptureFixture[str], *words: object) -> Any:
-    """Run the command here with --json; return what it prints, of which nothing was printed before."""
+    """Run the command here with --json; return what it prints, of which nothing was printed
+    before."""
     capsys.readouterr()
     assert fairbloom(*words, "--json") == 0
     return json.loads(capsys.readouterr().out)
@@ -47,24 +48,39 @@ def start(*words: object, start_new_session: bool = False) -> subprocess.Popen[s
     """Start the command in a process of its own."""
     command = [sys.executable, "-c", "from fairbloom.cli import main; main()", *map(str, words)]
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True, start_new_session=start_new_session)
+    return subprocess.Popen(
+        command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True, start_new_session=start_new_session
+    )
 
 
 Scores = Mapping[str, Mapping[str, float]]
 """By score and client, the client's score."""
 
 
-def compared_by_hand(score: Score = ACCURACY, **methods: Sequence[Mapping[str, float]]) -> Comparison:
+def compared_by_hand(
+    score: Score = ACCURACY, **methods: Sequence[Mapping[str, float]]
+) -> Comparison:
     """Return the comparison of these scores: by method one entry a seed, by client."""
-    return compared_by_scores({method: [{score.name: of} for of in seeds] for method, seeds in methods.items()}, score)
+    return compared_by_scores(
+        {method: [{score.name: of} for of in seeds] for method, seeds in methods.items()}, score
+    )
 
 
 def compared_by_scores(
     finals: Mapping[str, Sequence[Scores]], *scores: Score, personal: Sequence[str] = ()
 ) -> Comparison:
-    """Return the comparison of several scores: by method one entry a seed; some methods stand for personal models."""
+    """Return the comparison of several scores: by method one entry a seed; some methods stand for
+    personal models."""
     rows = [
-        (method, "personal" if method in personal else "global", seed, client, math.nan, name, value)
+        (
+            method,
+            "personal" if method in personal else "global",
+            seed,
+            client,
+            math.nan,
+            name,
+            value,
+        )
         for method, by_seed in finals.items()
         for seed, by_score in enumerate(by_seed)
         for name, by_client in by_score.items()
@@ -76,11 +92,15 @@ def compared_by_scores(
 def compared_at_random(
     count: int, score: Score = ACCURACY, name: str = "TERM (tilt={})", personal: int = 0
 ) -> Comparison:
-    """Return a comparison of so many methods with 12 clients and 2 seeds; the last methods are personal models."""
+    """Return a comparison of so many methods with 12 clients and 2 seeds; the last methods are
+    personal models."""
     rng = np.random.default_rng(0)
     names = ["FedAvg", *(name.format(k) for k in range(1, count))]
     finals = {
-        method: [{score.name: {f"c{k}": float(v) for k, v in enumerate(rng.uniform(0, 90, 12))}} for _ in range(2)]
+        method: [
+            {score.name: {f"c{k}": float(v) for k, v in enumerate(rng.uniform(0, 90, 12))}}
+            for _ in range(2)
+        ]
         for method in names
     }
     return compared_by_scores(finals, score, personal=names[count - personal :])

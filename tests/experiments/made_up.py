@@ -1,4 +1,5 @@
-"""Comparisons and runs as `fairbloom compare` and `fairbloom run` leave them, with made-up numbers."""
+"""Comparisons and runs as `fairbloom compare` and `fairbloom run` leave them, with made-up
+numbers."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +10,16 @@ from fairbloom.experiments.arms import Arm
 from fairbloom.experiments.study import Study
 from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.server.fairness import summarize
-from fairbloom.server.run_folder.files import CLIENTS, COEFFICIENTS, CONFIG, ENVIRONMENT, MODEL, ROUNDS, SCORES, SPLIT
+from fairbloom.server.run_folder.files import (
+    CLIENTS,
+    COEFFICIENTS,
+    CONFIG,
+    ENVIRONMENT,
+    MODEL,
+    ROUNDS,
+    SCORES,
+    SPLIT,
+)
 from fairbloom.server.run_folder.rows import ClientTable, round_columns
 from fairbloom.server.run_folder.tables import format_csv
 from fairbloom.server.run_folder.values import Recorded
@@ -38,7 +48,8 @@ def make_comparison(
     methods, seeds
         Each method has a run with each seed; the first is the baseline.
     clients, rounds
-        The names of the clients, all of which are evaluated after every round, and the number of rounds.
+        The names of the clients, all of which are evaluated after every round, and the number of
+        rounds.
     score
         What clients measure.
     personal
@@ -50,8 +61,19 @@ def make_comparison(
     study = Study("compare", arms, list(seeds), arms[0].label)
     for number, arm in enumerate(arms):
         for seed in seeds:
-            draws, place = np.random.default_rng([number, seed]), folder / study.folder(arm, seed)
-            make_run(place, arm.method, seed, clients, rounds, draws, score, arm.method in personal, dealt)
+            draws = np.random.default_rng([number, seed])
+            place = folder / study.folder(arm, seed)
+            make_run(
+                place,
+                arm.method,
+                seed,
+                clients,
+                rounds,
+                draws,
+                score,
+                arm.method in personal,
+                dealt,
+            )
     study.write(folder)
 
 
@@ -68,39 +90,73 @@ def make_run(
 ) -> None:
     """Write the folder of a finished run with made-up numbers; see `make_comparison`."""
     folder.mkdir(parents=True)
-    task = {"task": "digits" if dealt else "csv", "method": method, "seed": seed, "num-rounds": rounds}
+    task = {
+        "task": "digits" if dealt else "csv",
+        "method": method,
+        "seed": seed,
+        "num-rounds": rounds,
+    }
     CONFIG.write(folder, Recorded({**default_config(), **task, "clients": len(clients)}))
     ENVIRONMENT.write(folder, {"python": "3.13.0", "fairbloom": "0.1.0", "torch": "2.9.0"})
     SCORES.write(folder, [score])
     scale = 100.0 if score.percent else 1.0
     ceilings = draws.uniform(0.4, 0.95, len(clients))
-    client_rows, round_rows = [], []
+    client_rows = []
+    round_rows = []
     for number in range(1, rounds + 1):
-        values = scale * np.clip(ceilings * (1 - np.exp(-number / 15)) + draws.normal(0, 0.02, len(clients)), 0, 1)
+        values = scale * np.clip(
+            ceilings * (1 - np.exp(-number / 15)) + draws.normal(0, 0.02, len(clients)), 0, 1
+        )
         drawn = draws.random(len(clients)) < 0.5
         weights = np.where(drawn, draws.random(len(clients)), 0.0)
         weights /= max(weights.sum(), 1e-9)
         for i, client in enumerate(clients):
-            row = {"round": number, "client": client, "participated": int(drawn[i]), "test_examples": 37}
+            row = {
+                "round": number,
+                "client": client,
+                "participated": int(drawn[i]),
+                "test_examples": 37,
+            }
             row |= {score.column(): values[i], "test_loss_of_global_model": 1.0 - values[i] / scale}
-            row |= {"coefficient": weights[i], "train_loss_before_round": draws.random()} if drawn[i] else {}
+            row |= (
+                {"coefficient": weights[i], "train_loss_before_round": draws.random()}
+                if drawn[i]
+                else {}
+            )
             row |= {score.column("personal"): min(scale, 1.1 * values[i])} if personal else {}
             client_rows.append(row)
-        spread = summarize(dict(zip(clients, values.tolist(), strict=True)), lower_is_better=not score.higher_is_better)
+        spread = summarize(
+            dict(zip(clients, values.tolist(), strict=True)),
+            lower_is_better=not score.higher_is_better,
+        )
         count = int(drawn.sum())
-        about = {"round": number, "participants": count, "replies_used": count, "seconds": round(draws.random(), 6)}
+        about = {
+            "round": number,
+            "participants": count,
+            "replies_used": count,
+            "seconds": round(draws.random(), 6),
+        }
         about |= {"bytes_sent": 8192 * len(clients), "bytes_received": 8192 * count}
-        round_rows.append(about | {f"{score.column()}_{measure}": value for measure, value in spread.items()})
+        round_rows.append(
+            about | {f"{score.column()}_{measure}": value for measure, value in spread.items()}
+        )
     columns = round_columns(find_method(method)(), score)
-    ROUNDS.path_in(folder).write_text(format_csv(columns, round_rows, header=True), encoding="utf-8")
+    ROUNDS.path_in(folder).write_text(
+        format_csv(columns, round_rows, header=True), encoding="utf-8"
+    )
     CLIENTS.path_in(folder).write_text(
         format_csv(ClientTable([score]).columns, client_rows, header=True), encoding="utf-8"
     )
     used = [row for row in client_rows if "coefficient" in row]
-    COEFFICIENTS.path_in(folder).write_text(format_csv(COEFFICIENTS.needed, used, header=True), encoding="utf-8")
+    COEFFICIENTS.path_in(folder).write_text(
+        format_csv(COEFFICIENTS.needed, used, header=True), encoding="utf-8"
+    )
     if dealt:
         examples = 45 * len(clients)
-        owner, part = np.arange(examples) % len(clients), (draws.random(examples) < 0.2).astype(np.uint8)
+        owner = np.arange(examples) % len(clients)
+        part = (draws.random(examples) < 0.2).astype(np.uint8)
         label = draws.integers(0, 10, examples)
-        SPLIT.write(folder, Split(tuple(clients), owner.astype(np.int32), part, np.arange(examples), label))
+        SPLIT.write(
+            folder, Split(tuple(clients), owner.astype(np.int32), part, np.arange(examples), label)
+        )
     MODEL.write(folder, {"weight": draws.normal(size=(2, 2)).astype(np.float32)}, {"round": rounds})

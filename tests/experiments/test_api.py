@@ -35,23 +35,36 @@ def somewhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def ran(tmp_path_factory: pytest.TempPathFactory) -> api.Run:
     out = tmp_path_factory.mktemp("ran") / "a"
     return api.run(
-        method="fedfv", rounds=3, out=out, settings={"fedfv.tau": 2}, clients=5, device="cpu", progress=False
+        method="fedfv",
+        rounds=3,
+        out=out,
+        settings={"fedfv.tau": 2},
+        clients=5,
+        device="cpu",
+        progress=False,
     )
 
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> api.Comparison:
     out = tmp_path_factory.mktemp("compared") / "cmp"
-    return api.compare(methods=["fedavg", "ditto"], seeds=2, rounds=2, clients=5, jobs=1, out=out, progress=False)
+    return api.compare(
+        methods=["fedavg", "ditto"], seeds=2, rounds=2, clients=5, jobs=1, out=out, progress=False
+    )
 
 
-# Importing ----------------------------------------------------------------------------------------------------------
+# Importing ----------------------------------------------------------------------------------------
 
 
 def test_importing_fairbloom_imports_nothing_heavy() -> None:
     heavy = "('torch', 'flwr', 'numpy', 'pydantic', 'rich', 'pandas')"
-    code = f"import sys, fairbloom; fairbloom.Score; print([name for name in {heavy} if name in sys.modules])"
-    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    code = (
+        f"import sys, fairbloom; fairbloom.Score; print([name for name in {heavy} if name in"
+        " sys.modules])"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert ended.stdout == "[]\n"
 
 
@@ -69,11 +82,13 @@ def test_only_common_options_are_in_the_signature() -> None:
             assert (shown[name].annotation, shown[name].default) == (annotation, None)
             assert re.search(rf"^    {name}\n        \S", str(api.run.__doc__), re.MULTILINE), name
         assert "options" not in shown
-        with pytest.raises(TypeError, match=rf"{function.__name__}\(\) got an unexpected .* 'learning_rate'"):
+        with pytest.raises(
+            TypeError, match=rf"{function.__name__}\(\) got an unexpected .* 'learning_rate'"
+        ):
             function(learning_rate=0.1)
 
 
-# A run --------------------------------------------------------------------------------------------------------------
+# A run --------------------------------------------------------------------------------------------
 
 
 def test_a_run_has_its_final_scores_and_their_measures(ran: api.Run) -> None:
@@ -108,8 +123,15 @@ def test_a_run_is_quiet_and_leaves_the_log_as_it_was(capfd: pytest.CaptureFixtur
 def test_a_run_draws_its_score_over_the_rounds(ran: api.Run) -> None:
     spec = ran.chart()
     assert "test accuracy, %, higher is better" in axis_titles(spec)
-    for line, measure in (("best client", "best_10"), ("mean", "mean"), ("worst client", "worst_10")):
-        expected = [float(row[f"test_accuracy_of_global_model_{measure}"]) for row in table(ran.folder / "rounds.csv")]
+    for line, measure in (
+        ("best client", "best_10"),
+        ("mean", "mean"),
+        ("worst client", "worst_10"),
+    ):
+        expected = [
+            float(row[f"test_accuracy_of_global_model_{measure}"])
+            for row in table(ran.folder / "rounds.csv")
+        ]
         assert drawn_values(spec, line) == pytest.approx(expected, rel=1e-4)
 
 
@@ -140,11 +162,19 @@ def test_a_method_may_be_given_as_its_class(tmp_path: Path) -> None:
         assert len({(folder / "model.safetensors").read_bytes() for folder in folders}) == 1
         assert api.load(folders[0]).settings["method"] == name
     compared = api.compare(
-        methods=[FedFV, "fedavg", Halved], baseline=Halved, seeds=1, jobs=1, rounds=1, out="cmp", **SMALL
+        methods=[FedFV, "fedavg", Halved],
+        baseline=Halved,
+        seeds=1,
+        jobs=1,
+        rounds=1,
+        out="cmp",
+        **SMALL,
     )
     assert compared.methods == ("FedFV", "FedAvg", "Halved")
     grid = {"learning-rate": [0.1, 0.2]}
-    found = api.search(methods=Halved, baseline=Halved, grid=grid, seeds=1, jobs=1, rounds=1, out="search", **SMALL)
+    found = api.search(
+        methods=Halved, baseline=Halved, grid=grid, seeds=1, jobs=1, rounds=1, out="search", **SMALL
+    )
     assert {arm.method for arm in found.study.arms} == {f"{__name__}:Halved"}
     assert compared.baseline == "Halved"
 
@@ -173,10 +203,16 @@ def test_local_is_shown_by_its_personal_models(tmp_path: Path) -> None:
     local = api.run(method="local", out=tmp_path / "local", **small)
     rows = table(tmp_path / "local" / "clients.csv")
     by_model = {
-        model: {row["client"]: float(row[f"test_accuracy_of_{model}_model"]) for row in rows if row["round"] == "2"}
+        model: {
+            row["client"]: float(row[f"test_accuracy_of_{model}_model"])
+            for row in rows
+            if row["round"] == "2"
+        }
         for model in ("global", "personal")
     }
-    assert local.final() == by_model["personal"] != by_model["global"] == local.final(model="global")
+    assert (
+        local.final() == by_model["personal"] != by_model["global"] == local.final(model="global")
+    )
     assert local.summary["mean"] == pytest.approx(fmean(by_model["personal"].values()))
     assert any("(personal models)" in title for title in axis_titles(local.chart()))
     compared = api.compare(methods="fedavg,local", seeds=1, jobs=1, out=tmp_path / "cmp", **small)
@@ -196,12 +232,13 @@ def test_a_run_saves_who_had_which_examples() -> None:
     assert (run.folder / "split.npz").read_bytes() == written
 
 
-# Notebooks ----------------------------------------------------------------------------------------------------------
+# Notebooks ----------------------------------------------------------------------------------------
 
 
 def test_a_notebook_shows_tables_and_charts(ran: api.Run, compared: api.Comparison) -> None:
     for result in (ran, compared):
-        part, chart = result._repr_html_(), result.chart()
+        part = result._repr_html_()
+        chart = result.chart()
         assert part.count("<table>") == part.count("</table>") >= 1
         assert 'src="data:image/png;base64,iVBOR' in part
         assert ("<td>Ditto (personal)</td>" in part) == (result is compared)
@@ -213,11 +250,16 @@ def test_a_notebook_shows_tables_and_charts(ran: api.Run, compared: api.Comparis
 
 
 def test_a_line_tells_what_an_object_is(ran: api.Run, compared: api.Comparison) -> None:
-    assert repr(ran).startswith(f"Run('{ran.folder}': FedFV (tau=2), 3 of 3 rounds, finished, accuracy: mean")
-    assert repr(compared) == f"Comparison('{compared.folder}': FedAvg, Ditto, Ditto (personal); 2 seeds, accuracy, %)"
+    assert repr(ran).startswith(
+        f"Run('{ran.folder}': FedFV (tau=2), 3 of 3 rounds, finished, accuracy: mean"
+    )
+    assert (
+        repr(compared)
+        == f"Comparison('{compared.folder}': FedAvg, Ditto, Ditto (personal); 2 seeds, accuracy, %)"
+    )
 
 
-# Data frames --------------------------------------------------------------------------------------------------------
+# Data frames --------------------------------------------------------------------------------------
 
 
 def test_the_tables_of_a_comparison_are_data_frames(compared: api.Comparison) -> None:
@@ -225,5 +267,7 @@ def test_the_tables_of_a_comparison_are_data_frames(compared: api.Comparison) ->
     for method, row in compared.table.iterrows():
         assert row["worst_10"] == pytest.approx(compared.spread(str(method), "worst_10")[0])
     clients = compared.clients
-    chosen = clients[(clients["method"] == "FedAvg") & (clients["seed"] == 1)].set_index("client")["accuracy"]
+    chosen = clients[(clients["method"] == "FedAvg") & (clients["seed"] == 1)].set_index("client")[
+        "accuracy"
+    ]
     assert chosen.to_dict() == compared.values["FedAvg"][1]

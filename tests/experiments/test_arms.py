@@ -6,7 +6,13 @@ from pathlib import Path
 import pytest
 
 from fairbloom.errors import FairbloomError
-from fairbloom.experiments.arms import COMMON, baseline_of, parse_arm, parse_arms, settings_of_method
+from fairbloom.experiments.arms import (
+    COMMON,
+    baseline_of,
+    parse_arm,
+    parse_arms,
+    settings_of_method,
+)
 from fairbloom.server.settings import Settings
 from fairbloom.strategies import METHODS
 from tests.docs.pages import ROOT
@@ -43,17 +49,30 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_page_names_what_methods_may_differ_in() -> None:
     text = (ROOT / "docs/comparing.md").read_text()
-    section = text[text.index("## Methods and variants") : text.index("| `--set learning-rate=0.05`")]
+    section = text[
+        text.index("## Methods and variants") : text.index("| `--set learning-rate=0.05`")
+    ]
     shared = {key for key in COMMON if not key.startswith("server-optimizer")}
     assert shared - set(re.findall(r"`([\w-]+)`", section)) == set()
 
 
 def test_labels_are_what_was_written_each_once() -> None:
     """Commas separate methods outside parentheses and quotes, and what says the same is one."""
-    written = " fedavg ,qfedavg(q=1), fedfv(alpha=0.2, tau=3),, torchjd:upgrad,fedfv(order='random'),"
-    expected = ["FedAvg", "QFedAvg (q=1)", "FedFV (alpha=0.2, tau=3)", "torchjd:upgrad", "FedFV (order=random)"]
+    written = (
+        " fedavg ,qfedavg(q=1), fedfv(alpha=0.2, tau=3),, torchjd:upgrad,fedfv(order='random'),"
+    )
+    expected = [
+        "FedAvg",
+        "QFedAvg (q=1)",
+        "FedFV (alpha=0.2, tau=3)",
+        "torchjd:upgrad",
+        "FedFV (order=random)",
+    ]
     assert labels(written) == labels(written.split(",,")) == labels(",".join(expected)) == expected
-    same = "qfedavg,QFedAvg,qfedavg(q=5),QFedAvg (q=5.0),qfedavg( lipschitz = 1 ),fedavg(proximal-mu=0)"
+    same = (
+        "qfedavg,QFedAvg,qfedavg(q=5),QFedAvg (q=5.0),qfedavg( lipschitz = 1"
+        " ),fedavg(proximal-mu=0)"
+    )
     assert labels(same) == ["QFedAvg", "FedAvg (proximal-mu=0)"]
     for name in METHODS:
         (arm,) = parse_arms(name)
@@ -70,7 +89,11 @@ def test_parameters_have_their_type_and_name_the_folder() -> None:
             {"qfedavg.q": 1.0, "local-epochs": 3, "learning-rate": 0.2},
             "qfedavg-q=1-local-epochs=3-learning-rate=0.2",
         ),
-        ("fedavg(optimizer=adamw, learning-rate=0.01)", {"optimizer": "adamw", "learning-rate": 0.01}, ""),
+        (
+            "fedavg(optimizer=adamw, learning-rate=0.01)",
+            {"optimizer": "adamw", "learning-rate": 0.01},
+            "",
+        ),
         ("fedavg(schedule=cosine, warmup=2)", {"schedule": "cosine", "warmup": 2}, ""),
         ("torchjd:upgrad", {}, "torchjd-upgrad"),
         ("term(tilt=-1)", {"term.tilt": -1.0}, "term-tilt=-1"),
@@ -115,16 +138,40 @@ def test_a_mistake_is_told_in_one_line_that_names_it() -> None:
 
 
 def test_the_name_of_a_run_folder_depends_on_its_arm_alone() -> None:
-    assert folders("fedfv(tau=3,alpha=0.2)") == folders("fedavg,fedfv(tau=2),fedfv(alpha=0.2,tau=3)")[2:]
+    assert (
+        folders("fedfv(tau=3,alpha=0.2)")
+        == folders("fedavg,fedfv(tau=2),fedfv(alpha=0.2,tau=3)")[2:]
+    )
 
 
 @pytest.mark.usefixtures("own")
 def test_any_arm_has_a_folder_name_of_its_own_for_any_system() -> None:
-    values = ["a", "A", "b c", "b-c", "b:c", "b/c", "../b", "ä", "x" * 300, "x" * 301, "a-share=1", "CON", "a.", "'a'"]
+    values = [
+        "a",
+        "A",
+        "b c",
+        "b-c",
+        "b:c",
+        "b/c",
+        "../b",
+        "ä",
+        "x" * 300,
+        "x" * 301,
+        "a-share=1",
+        "CON",
+        "a.",
+        "'a'",
+    ]
     written = [f'own_first:Mine(name="{value}")' for value in values]
-    written += ["own_first:Mine", "own_first:mine", "own_second:Mine", "own_first:Mine(share=1,name=b)"]
+    written += [
+        "own_first:Mine",
+        "own_first:mine",
+        "own_second:Mine",
+        "own_first:Mine(share=1,name=b)",
+    ]
     found = folders(",".join(written))
-    assert len({name.casefold() for name in found}) == len(found) == len(written) - 1  # name="a" is the default
+    # name="a" is the default
+    assert len({name.casefold() for name in found}) == len(found) == len(written) - 1
     for name in found:
         assert re.fullmatch(r"[A-Za-z0-9_=+-][A-Za-z0-9_.=+-]{1,149}", name)
 
@@ -143,11 +190,19 @@ def test_the_baseline_is_fedavg_or_the_first_or_as_named() -> None:
         ("", "fedfv,term", "FedFV"),
         *(
             (name, "fedavg,qfedavg(q=2),qfedavg(q=1)", "QFedAvg (q=1)")
-            for name in ("qfedavg(q=1)", "QFedAvg (q=1)", "qfedavg (Q=1)", "qfedavg(q=1.0, lipschitz=1)")
+            for name in (
+                "qfedavg(q=1)",
+                "QFedAvg (q=1)",
+                "qfedavg (Q=1)",
+                "qfedavg(q=1.0, lipschitz=1)",
+            )
         ),
     ):
         assert baseline_of(name, parse_arms(words)) == label
-    with pytest.raises(FairbloomError, match=re.escape("'qfedavg' is not among the methods: there are FedAvg, QFed")):
+    with pytest.raises(
+        FairbloomError,
+        match=re.escape("'qfedavg' is not among the methods: there are FedAvg, QFed"),
+    ):
         baseline_of("qfedavg", parse_arms("fedavg,qfedavg(q=1)"))
 
 

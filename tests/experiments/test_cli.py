@@ -40,31 +40,61 @@ def somewhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
 
 
-# Run ----------------------------------------------------------------------------------------------------------------
+# Run ----------------------------------------------------------------------------------------------
 
 
-def test_a_run_is_named_shown_and_not_run_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("run", *SMALL, "--method", "fedfv", "--set", "fedfv.tau=3", "--fraction", "0.4", "--engine", "loop")
+def test_a_run_is_named_shown_and_not_run_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = (
+        "run",
+        *SMALL,
+        "--method",
+        "fedfv",
+        "--set",
+        "fedfv.tau=3",
+        "--fraction",
+        "0.4",
+        "--engine",
+        "loop",
+    )
     assert fairbloom(*words) == 0
     printed = capsys.readouterr().out
     (folder,) = (tmp_path / "runs").iterdir()
     assert folder.name.startswith("digits-fedfv-seed0-")
     assert f"run folder: {folder}" in printed
-    given = {"clients": 5, "num-rounds": 3, "fraction": 0.4, "method": "fedfv", "fedfv.tau": 3, "engine": "loop"}
+    given = {
+        "clients": 5,
+        "num-rounds": 3,
+        "fraction": 0.4,
+        "method": "fedfv",
+        "fedfv.tau": 3,
+        "engine": "loop",
+    }
     there = simulate(Settings.of({**given, "device": "cpu", "out": "b"}))
     assert not Outcome.of(folder).differences(Outcome.of(there))
     last = [row for row in table(folder / "clients.csv") if row["round"] == "3"]
     column = "test_accuracy_of_global_model"
     worst = min(last, key=lambda row: float(row[column]))
-    assert re.search(rf"first: .+\nclient .+\n─+\n{worst['client']} +{float(worst[column]):.1f} ", printed)
+    assert re.search(
+        rf"first: .+\nclient .+\n─+\n{worst['client']} +{float(worst[column]):.1f} ", printed
+    )
     assert f"{sum(float(row[column]) for row in last) / 5:.1f}" in printed
     written = (folder / "model.safetensors").stat().st_mtime_ns
     for again in (words, ("show", folder)):
         assert fairbloom(*again) == 0
         assert capsys.readouterr().out == printed
     assert (folder / "model.safetensors").stat().st_mtime_ns == written
-    assert printed.startswith("FedFV (tau=3) on digits\nclients 5, rounds 3, seed 0, state finished, engine ")
-    for key, value in {"clients": 5, "num-rounds": 3, "score": "accuracy", "device": "cpu", "fedfv.tau": 3}.items():
+    assert printed.startswith(
+        "FedFV (tau=3) on digits\nclients 5, rounds 3, seed 0, state finished, engine "
+    )
+    for key, value in {
+        "clients": 5,
+        "num-rounds": 3,
+        "score": "accuracy",
+        "device": "cpu",
+        "fedfv.tau": 3,
+    }.items():
         assert re.search(rf"^{key} +{value}$", printed, re.MULTILINE)
 
 
@@ -79,37 +109,88 @@ REFUSED: list[tuple[list[str], tuple[str, ...]]] = [
     (["run", "--set", "clients=[5]"], ("clients = ", "[5]")),
     (["run", "--set", "clients"], ("'clients'", "KEY=VALUE")),
     (["run", "--device", "cuda:99"], ("device = 'cuda:99' is not available",)),
-    (["run", "--engine", "lop"], ("engine = 'lop'", "did you mean loop?", "auto, loop, stacked or workers")),
+    (
+        ["run", "--engine", "lop"],
+        ("engine = 'lop'", "did you mean loop?", "auto, loop, stacked or workers"),
+    ),
     (["run", "--memory", "-1"], ("--memory = -1", "float at least 0")),
-    (["run", "--rounds", "10,20"], ("--rounds = '10,20'", "fairbloom search --grid num-rounds=10,20")),
+    (
+        ["run", "--rounds", "10,20"],
+        ("--rounds = '10,20'", "fairbloom search --grid num-rounds=10,20"),
+    ),
     (["compare", "--fraction", "0,5"], ("--fraction = '0,5'", "a point, 0.5")),
-    (["compare", "--engine", "loop", "--set", "engine=auto"], ("engine is given two values, 'loop' and 'auto'",)),
-    (["run", "--rounds", "5", "--set", "num-rounds=7"], ("num-rounds is given two values, 5 and 7: give it one",)),
-    (["run", "--set", "seed=1", "--set", "seed=2"], ("seed is given two values, 1 and 2: give it one",)),
+    (
+        ["compare", "--engine", "loop", "--set", "engine=auto"],
+        ("engine is given two values, 'loop' and 'auto'",),
+    ),
+    (
+        ["run", "--rounds", "5", "--set", "num-rounds=7"],
+        ("num-rounds is given two values, 5 and 7: give it one",),
+    ),
+    (
+        ["run", "--set", "seed=1", "--set", "seed=2"],
+        ("seed is given two values, 1 and 2: give it one",),
+    ),
     (["run", "--set", "qfedavg.q=2"], ("qfedavg.q has no effect with method = 'fedavg'",)),
     (["walk"], ("walk",)),
-    (["compare", "--set", "seed=7"], ("seed = 7: a comparison sets seed run by run: give --seed and --seeds instead",)),
-    (["compare", "--set", "method=fedfv"], ("method = 'fedfv': a comparison sets method", "give --methods instead")),
-    (["compare", "--set", "out=elsewhere"], ("out = 'elsewhere': a comparison sets out", "give --out instead")),
-    (["compare", "--set", "adafed.gamma=2"], ("adafed.gamma has no effect with method = 'fedavg'", "'fedfv'")),
+    (
+        ["compare", "--set", "seed=7"],
+        ("seed = 7: a comparison sets seed run by run: give --seed and --seeds instead",),
+    ),
+    (
+        ["compare", "--set", "method=fedfv"],
+        ("method = 'fedfv': a comparison sets method", "give --methods instead"),
+    ),
+    (
+        ["compare", "--set", "out=elsewhere"],
+        ("out = 'elsewhere': a comparison sets out", "give --out instead"),
+    ),
+    (
+        ["compare", "--set", "adafed.gamma=2"],
+        ("adafed.gamma has no effect with method = 'fedavg'", "'fedfv'"),
+    ),
     (["compare", "--seeds", "0"], ("seeds",)),
-    (["compare", "--methods", "qfedavg(q=1)", "--set", "qfedavg.q=1"], ("qfedavg.q is given twice, in qfedavg(q=1)",)),
-    (["compare", "--methods", "fedavg,fedfv", "--baseline", "term"], ("baseline = 'term' is not among the methods",)),
+    (
+        ["compare", "--methods", "qfedavg(q=1)", "--set", "qfedavg.q=1"],
+        ("qfedavg.q is given twice, in qfedavg(q=1)",),
+    ),
+    (
+        ["compare", "--methods", "fedavg,fedfv", "--baseline", "term"],
+        ("baseline = 'term' is not among the methods",),
+    ),
 ]
 
 
 @pytest.mark.slow
-def test_several_values_are_tried_by_the_search_an_error_names(capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_values_are_tried_by_the_search_an_error_names(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """A comparison's method, too: its error has the name of the method."""
-    few = ("--clients", 5, "--seeds", 1, "--jobs", 1, "--set", "device=cpu", "--set", "num-rounds=1")
-    for given in (["run", "--set", "momentum=0,0.5"], ["compare", "--methods", "fedfv(alpha=0.1,0.5)"]):
+    few = (
+        "--clients",
+        5,
+        "--seeds",
+        1,
+        "--jobs",
+        1,
+        "--set",
+        "device=cpu",
+        "--set",
+        "num-rounds=1",
+    )
+    for given in (
+        ["run", "--set", "momentum=0,0.5"],
+        ["compare", "--methods", "fedfv(alpha=0.1,0.5)"],
+    ):
         assert fairbloom(*given) == 2
         named = re.search(r"fairbloom (search .*--grid \S+) tries", capsys.readouterr().err)
         assert named is not None
         assert fairbloom(*named[1].split(), *few, "--out", f"a-{given[0]}") == 0
 
 
-def test_bad_input_ends_with_2_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input_ends_with_2_and_writes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for words, expected in REFUSED:
         assert fairbloom(*words, *(["--out", "a"] if words[0] != "walk" else [])) == 2, words
         printed = capsys.readouterr()
@@ -118,7 +199,9 @@ def test_bad_input_ends_with_2_and_writes_nothing(tmp_path: Path, capsys: pytest
         assert list(tmp_path.iterdir()) == []
 
 
-def test_a_place_that_can_be_no_folder_is_refused_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_place_that_can_be_no_folder_is_refused_in_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "file").write_text("precious")
     (tmp_path / "locked").mkdir(mode=0o500)
     places = {"x" * 300: "File name too long", "file": "is a file", "file/a/b": "is a file"}
@@ -142,7 +225,8 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: object) -> str:
 
 
 def before_each_round(act: Callable[[], None]) -> None:
-    """Let the runs of this process write each round at once, and do something before they record one."""
+    """Let the runs of this process write each round at once, and do something before they record
+    one."""
     record = recorder.RunRecorder.record
 
     def recorded(self: recorder.RunRecorder, finished: Round, seconds: float) -> Row:
@@ -154,7 +238,8 @@ def before_each_round(act: Callable[[], None]) -> None:
 
 
 def run_until_interrupted(rows: str, *words: str) -> None:
-    """Run a command in a process of its own to which Ctrl-C comes once a run has written three rounds."""
+    """Run a command in a process of its own to which Ctrl-C comes once a run has written three
+    rounds."""
 
     def interrupt() -> None:
         if Path(rows).exists() and len(Path(rows).read_bytes().splitlines()) > 3:
@@ -169,7 +254,11 @@ def test_an_interrupted_run_ends_with_130_and_can_be_finished(tmp_path: Path) ->
     rows = tmp_path / "a" / "rounds.csv"
     ended = forked(ROOT, run_until_interrupted, str(rows), *words, "--out", str(tmp_path / "a"))
     assert ended.returncode == 130
-    assert ended.stderr == "interrupted: the same command begins again; a run continues after its last finished round\n"
+    assert (
+        ended.stderr
+        == "interrupted: the same command begins again; a run continues after its last finished"
+        " round\n"
+    )
     assert ended.stdout == ""
     assert len(rows.read_bytes().splitlines()) > 3
     assert not (tmp_path / "a" / "model.safetensors").exists()
@@ -183,15 +272,19 @@ def test_version_prints_the_version_and_nothing_else(capsys: pytest.CaptureFixtu
     assert capsys.readouterr() == (f"fairbloom {__version__}\n", "")
 
 
-# What there is to choose from ---------------------------------------------------------------------------------------
+# What there is to choose from ---------------------------------------------------------------------
 
 
-def test_every_method_is_listed_with_parameters_and_source(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_method_is_listed_with_parameters_and_source(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     described = as_json(capsys, "methods")
     assert [method["name"] for method in described] == list(METHODS)
     for method in described:
         assert method["summary"]
-        assert re.search(r"\b(19|20)\d\d\b", method["source"]), f"{method['name']}'s source has no year"
+        assert re.search(r"\b(19|20)\d\d\b", method["source"]), (
+            f"{method['name']}'s source has no year"
+        )
     keys = {parameter["key"] for method in described for parameter in method["parameters"]}
     assert keys == {key for key, parameter in parameters().items() if parameter.owner in METHODS}
     assert all(parameter["range"] for method in described for parameter in method["parameters"])
@@ -203,7 +296,9 @@ def test_tasks_lists_every_task(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(task["summary"] and task["models"] for task in described)
 
 
-def test_data_are_shown_client_by_client_with_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_are_shown_client_by_client_with_what_is_wrong(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "h").mkdir()
     (tmp_path / "h" / "basel.csv").write_text("age,bmi,target\n" + "50,20,1\n40,30,0\n" * 5)
     (tmp_path / "h" / "lund.csv").write_text("age,bmi\n50,20\n")
@@ -212,7 +307,10 @@ def test_data_are_shown_client_by_client_with_what_is_wrong(tmp_path: Path, caps
     assert re.search(r"^lund +lund.csv +target +has no column 'target'", printed, re.MULTILINE)
     assert re.search(r"^age +basel +40 to 50", printed, re.MULTILINE)
     assert fairbloom("data", "h", "--json") == 1
-    assert [row["client"] for row in json.loads(capsys.readouterr().out)["clients"]] == ["basel", "lund"]
+    assert [row["client"] for row in json.loads(capsys.readouterr().out)["clients"]] == [
+        "basel",
+        "lund",
+    ]
     assert fairbloom("data", "--task", "digits", "--set", "clients=3") == 0
     assert re.search(r"^client-0 +480 +120$", capsys.readouterr().out, re.MULTILINE)
     assert "no such folder" in refusal(capsys, "data", "nowhere")
@@ -232,7 +330,9 @@ MISSPELT = {
 """Settings that are given as options, and what is said."""
 
 
-def test_wrong_options_are_refused_with_the_way_to_give_them(capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_options_are_refused_with_the_way_to_give_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     cases = [
         ((command, option, "3"), said)
         for command in ("run", "compare", "search", "reproduce", "data", "check")
@@ -249,7 +349,10 @@ def test_wrong_options_are_refused_with_the_way_to_give_them(capsys: pytest.Capt
             ("reproduce", "--seed", "--seeds"),
         )
     ]
-    cases += [(("run", "--rouns", "3"), "id you mean"), (("run", "--data_dir", "3"), "write --data-dir")]
+    cases += [
+        (("run", "--rouns", "3"), "id you mean"),
+        (("run", "--data_dir", "3"), "write --data-dir"),
+    ]
     cases += [(("chek",), "Did you mean"), (("deploy", "statu"), "Did you mean")]
     for words, said in cases:
         assert fairbloom(*words) == 2, words
@@ -261,11 +364,17 @@ def test_wrong_options_are_refused_with_the_way_to_give_them(capsys: pytest.Capt
 def test_settings_of_a_name_and_a_name_that_none_has(capsys: pytest.CaptureFixture[str]) -> None:
     assert as_json(capsys, "settings") == default_config()
     rates = [key for key in default_config() if "learning-rate" in key]
-    assert {*as_json(capsys, "settings", "qfedavg", "learning_rate")} == {"qfedavg.q", "qfedavg.lipschitz", *rates}
+    assert {*as_json(capsys, "settings", "qfedavg", "learning_rate")} == {
+        "qfedavg.q",
+        "qfedavg.lipschitz",
+        *rates,
+    }
     assert fairbloom("settings", "qfedavg") == 0
     assert capsys.readouterr().out.startswith("\nqfedavg\nqfedavg.q = ")
     assert fairbloom("settings", "rounds", "timeout") == 0
-    shown = [line for line in capsys.readouterr().out.splitlines() if line and not line.startswith(" ")]
+    shown = [
+        line for line in capsys.readouterr().out.splitlines() if line and not line.startswith(" ")
+    ]
     assert [line.partition(" = ")[0] for line in shown[:4]] == [
         *(GROUPS["num-rounds"], "num-rounds"),
         *(GROUPS["round-timeout"], "round-timeout"),
@@ -275,7 +384,7 @@ def test_settings_of_a_name_and_a_name_that_none_has(capsys: pytest.CaptureFixtu
     assert "did you mean learning-rate" in capsys.readouterr().err
 
 
-# Help ---------------------------------------------------------------------------------------------------------------
+# Help ---------------------------------------------------------------------------------------------
 
 
 def command_called(name: str) -> click.Command:
@@ -289,17 +398,23 @@ def test_a_commands_help_begins_as_it_is_listed(capsys: pytest.CaptureFixture[st
     for command, listed in LISTED.items():
         assert fairbloom(command, "--help") == 0
         printed = capsys.readouterr().out
-        assert [words for words in (listed.summary, listed.example, "--help") if words not in printed] == []
+        assert [
+            words for words in (listed.summary, listed.example, "--help") if words not in printed
+        ] == []
         assert str(command_called(command).help).splitlines()[0] == listed.summary
         if command in ("run", "compare"):  # the example is taken
             _, _, *words = listed.example.split()
             assert command_called(command).make_context(command, words).params["out"]
 
 
-def test_help_says_what_each_argument_is(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_says_what_each_argument_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     commands = [each for name in LISTED for each in commands_in(command_called(name))]
-    arguments = [each for command in commands for each in command.params if isinstance(each, TyperArgument)]
+    arguments = [
+        each for command in commands for each in command.params if isinstance(each, TyperArgument)
+    ]
     assert len(arguments) > 20
     assert [each.name for each in arguments if not each.help] == []
     for words, said in (
@@ -320,7 +435,11 @@ def commands_in(command: click.Command) -> Iterator[click.Command]:
 def test_common_options_say_what_their_settings_do() -> None:
     common = [*CommonOptions.__annotations__]
     for command in ("run", "compare", "search"):
-        offered = {each.name: each for each in command_called(command).params if isinstance(each, click.Option)}
+        offered = {
+            each.name: each
+            for each in command_called(command).params
+            if isinstance(each, click.Option)
+        }
         assert [name for name in offered if name in common] == common
         for name in {*common} - {"data_dir"}:
             (key,) = as_settings({name: None})

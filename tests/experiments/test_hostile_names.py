@@ -1,4 +1,5 @@
-"""Names of clients and groups are others' words: they steer no terminal, and no spreadsheet computes them."""
+"""Names of clients and groups are others' words: they steer no terminal, and no spreadsheet
+computes them."""
 
 import csv
 from pathlib import Path
@@ -22,11 +23,21 @@ def write_table(path: Path) -> None:
         writer = csv.writer(file)
         writer.writerow(("age", "who", "group", "target"))
         for number in range(400):
-            client, group = CLIENTS[number % 5], GROUPS[number // 5 % 4]
+            client = CLIENTS[number % 5]
+            group = GROUPS[number // 5 % 4]
             writer.writerow((20 + number * 7 % 60, client, group, "sick" if number % 3 else "well"))
 
 
-WORDS = ("--task", "csv", "--data-dir", "data.csv", "--schema", "schema.toml", "--set", "test-share=0.5")
+WORDS = (
+    "--task",
+    "csv",
+    "--data-dir",
+    "data.csv",
+    "--schema",
+    "schema.toml",
+    "--set",
+    "test-share=0.5",
+)
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +45,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("hostile")
     write_table(folder / "data.csv")
     text = grouped(folder / "data.csv", "group", client="who")
-    (folder / "schema.toml").write_text(text.replace("[fields.group]", "[fields.group]\ninput = false"))
-    words = ("--methods", "fedavg,afl", "--rounds", "2", "--seeds", "1", "--jobs", "1", "--out", "compared")
+    (folder / "schema.toml").write_text(
+        text.replace("[fields.group]", "[fields.group]\ninput = false")
+    )
+    words = (
+        "--methods",
+        "fedavg,afl",
+        "--rounds",
+        "2",
+        "--seeds",
+        "1",
+        "--jobs",
+        "1",
+        "--out",
+        "compared",
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         assert fairbloom("compare", *WORDS, *words) == 0
@@ -48,12 +72,16 @@ def assert_harmless(text: str) -> None:
 
 def test_no_cell_of_a_written_table_is_a_formula(folder: Path) -> None:
     tables = [*folder.rglob("*.csv")]
-    assert {"clients.csv", "groups.csv", "comparison.csv", "differences.csv"} <= {each.name for each in tables}
+    assert {"clients.csv", "groups.csv", "comparison.csv", "differences.csv"} <= {
+        each.name for each in tables
+    }
     for table in tables:
         if table.name != "data.csv":
             with table.open(newline="") as file:
                 cells = [cell for row in csv.reader(file) for cell in row]
-            assert not [each for each in cells if each[:1] in ("=", "+", "-", "@") and not is_number(each)], table
+            assert not [
+                each for each in cells if each[:1] in ("=", "+", "-", "@") and not is_number(each)
+            ], table
 
 
 def is_number(text: str) -> bool:
@@ -77,7 +105,8 @@ def test_output_holds_no_control_characters_and_json_the_names(
 ) -> None:
     monkeypatch.chdir(folder)
     run = next((folder / "compared/runs").iterdir())
-    data, nowhere = ("data", "data.csv", *WORDS[4:]), ("evaluate", "nowhere\x1b[2J")
+    data = ("data", "data.csv", *WORDS[4:])
+    nowhere = ("evaluate", "nowhere\x1b[2J")
     for words in (("show", "compared"), ("show", run), data, nowhere):
         assert fairbloom(*words) == 2 * (words[0] == "evaluate")
         printed = "".join(capsys.readouterr())
@@ -95,12 +124,34 @@ def test_log_lines_hold_no_control_characters(caplog: pytest.LogCaptureFixture) 
     assert escape_unprintable("size mismatch:\n\tcopying") == "size mismatch:  copying"
 
 
-NAMES = ["=1", "'=1", "''=1", "+a", "-a", "@a", "\ta", "\ra", "＝1", "'", "'a", "a=1", "", "-5", "+1e5", "'-5", "nan"]
+NAMES = [
+    "=1",
+    "'=1",
+    "''=1",
+    "+a",
+    "-a",
+    "@a",
+    "\ta",
+    "\ra",
+    "＝1",
+    "'",
+    "'a",
+    "a=1",
+    "",
+    "-5",
+    "+1e5",
+    "'-5",
+    "nan",
+]
 
 
 def test_escaped_cells_read_back_as_they_were(tmp_path: Path) -> None:
-    columns, path = ("round", "client"), tmp_path / "clients.csv"
-    path.write_text(format_csv(columns, [{"round": 1, "client": name} for name in NAMES], header=True), newline="")
+    columns = ("round", "client")
+    path = tmp_path / "clients.csv"
+    path.write_text(
+        format_csv(columns, [{"round": 1, "client": name} for name in NAMES], header=True),
+        newline="",
+    )
     assert [row["client"] for row in read_table(path, columns, finished=True)] == NAMES
     written = TableWriter(path, columns)
     written.cut_back(path.stat().st_size)
@@ -109,4 +160,10 @@ def test_escaped_cells_read_back_as_they_were(tmp_path: Path) -> None:
 
 
 def test_numbers_are_written_as_they_are() -> None:
-    assert [escape_formula(each) for each in (-1.5, "-1.5", "+2", "-inf", None)] == [-1.5, "-1.5", "+2", "-inf", None]
+    assert [escape_formula(each) for each in (-1.5, "-1.5", "+2", "-inf", None)] == [
+        -1.5,
+        "-1.5",
+        "+2",
+        "-inf",
+        None,
+    ]

@@ -13,12 +13,26 @@ SMALL = {"task": "digits", "clients": 4, "device": "cpu", "progress": False}
 
 def test_on_round_gets_each_round_as_it_is_recorded(tmp_path: Path) -> None:
     seen: list[RecordedRound] = []
-    run = fairbloom.run(**SMALL, rounds=4, settings={"evaluate-every": 2}, out=tmp_path / "run", on_round=seen.append)
+    run = fairbloom.run(
+        **SMALL,
+        rounds=4,
+        settings={"evaluate-every": 2},
+        out=tmp_path / "run",
+        on_round=seen.append,
+    )
     assert [each.number for each in seen] == [1, 2, 3, 4]
-    assert [bool(each.scores) for each in seen] == [bool(each.measures) for each in seen] == [False, True, False, True]
+    assert (
+        [bool(each.scores) for each in seen]
+        == [bool(each.measures) for each in seen]
+        == [False, True, False, True]
+    )
     assert seen[-1].scores == run.final()
     assert seen[-1].measures["worst"] == min(run.final().values())
-    last = [row for row in table(tmp_path / "run" / "clients.csv") if row["round"] == "4" and row["coefficient"]]
+    last = [
+        row
+        for row in table(tmp_path / "run" / "clients.csv")
+        if row["round"] == "4" and row["coefficient"]
+    ]
     assert seen[-1].coefficients == {row["client"]: float(row["coefficient"]) for row in last}
     assert seen[1].row["test_accuracy_of_global_model_mean"] == seen[1].measures["mean"]
     assert (seen[0].refused, seen[0].missing) == ({}, ())
@@ -40,4 +54,5 @@ def test_what_on_round_raises_ends_the_run(tmp_path: Path) -> None:
     fairbloom.run(**SMALL, rounds=4, out=tmp_path / "stopped")
     models = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "stopped")]
     assert models[0] == models[1]
-    assert fairbloom.run(**SMALL, rounds=4, out=whole.folder, on_round=stop).finished  # nothing is run: not called
+    # nothing is run: not called
+    assert fairbloom.run(**SMALL, rounds=4, out=whole.folder, on_round=stop).finished

@@ -1,4 +1,5 @@
-"""Faults that a newcomer meets end in one sentence, before anything is trained, with a remedy that works there."""
+"""Faults that a newcomer meets end in one sentence, before anything is trained, with a remedy that
+works there."""
 
 import sys
 from pathlib import Path
@@ -43,7 +44,9 @@ def told(capsys: pytest.CaptureFixture[str]) -> str:
     return words
 
 
-def test_predicting_with_a_comparison_names_one_of_its_runs(modules: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_predicting_with_a_comparison_names_one_of_its_runs(
+    modules: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     runs = Path("cmp", "runs", "fedavg-seed0")
     runs.mkdir(parents=True)
     (runs / "config.toml").write_text("")
@@ -64,13 +67,22 @@ def test_a_task_without_validation_examples_is_refused_at_once(
     ):
         assert fairbloom(*command, "--task", "unvalidated:task", *SMALL, "--out", "out") == 2
         words = told(capsys)
-        for each in ("validation-share = 0.2", "unvalidated:task", "Splits(train, test, validation)"):
+        for each in (
+            "validation-share = 0.2",
+            "unvalidated:task",
+            "Splits(train, test, validation)",
+        ):
             assert each in words
         assert not [*Path().glob("out/**/rounds.csv")]
 
 
-def test_a_wrong_declaration_of_any_class_is_one_sentence(modules: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for command in (("check", "misdeclared:Right"), ("run", "--method", "misdeclared:Right", *SMALL)):
+def test_a_wrong_declaration_of_any_class_is_one_sentence(
+    modules: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in (
+        ("check", "misdeclared:Right"),
+        ("run", "--method", "misdeclared:Right", *SMALL),
+    ):
         sys.modules.pop("misdeclared", None)
         assert fairbloom(*command) == 2
         words = told(capsys)

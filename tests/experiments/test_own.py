@@ -1,4 +1,5 @@
-"""A user's own task and method, by import path from the directory that she stands in, beside ours."""
+"""A user's own task and method, by import path from the directory that she stands in, beside
+ours."""
 
 import re
 import shutil
@@ -16,7 +17,17 @@ from .helpers import as_json, fairbloom
 
 OWN = Path(__file__).parent / "own"
 METHODS = "fedavg,my_method:WorstHalf(share=0.4),my_method:WorstHalf,qfedavg(q=1)"
-WORDS = ("compare", "--task", "my_task:prices", "--methods", METHODS, "--rounds", 2, "--fraction", 1)
+WORDS = (
+    "compare",
+    "--task",
+    "my_task:prices",
+    "--methods",
+    METHODS,
+    "--rounds",
+    2,
+    "--fraction",
+    1,
+)
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +38,19 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copy(file, here)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(here)
-        words = (*WORDS, "--seeds", 2, "--jobs", 2, "--set", "prices.noise=0.2", "--set", "device=cpu", "--out", "cmp")
+        words = (
+            *WORDS,
+            "--seeds",
+            2,
+            "--jobs",
+            2,
+            "--set",
+            "prices.noise=0.2",
+            "--set",
+            "device=cpu",
+            "--out",
+            "cmp",
+        )
         assert fairbloom(*words) == 0
     return here
 
@@ -47,22 +70,38 @@ def test_own_method_and_task_are_compared_by_two_processes(here: Path) -> None:
         (label, str(seed)) for label in labels for seed in range(2)
     ]
     assert {row["score"] for row in rows} == {"mean absolute error, lower is better"}
-    assert all((here / "cmp" / "runs" / f"my_method-WorstHalf-share=0.4-seed{seed}").is_dir() for seed in range(2))
-    assert 'prices.noise" = 0.2' in (here / "cmp" / "runs" / "qfedavg-q=1-seed1" / "config.toml").read_text()
-    by_method = {label: [float(row["mean"]) for row in rows if row["method"] == label] for label in labels}
+    assert all(
+        (here / "cmp" / "runs" / f"my_method-WorstHalf-share=0.4-seed{seed}").is_dir()
+        for seed in range(2)
+    )
+    assert (
+        'prices.noise" = 0.2'
+        in (here / "cmp" / "runs" / "qfedavg-q=1-seed1" / "config.toml").read_text()
+    )
+    by_method = {
+        label: [float(row["mean"]) for row in rows if row["method"] == label] for label in labels
+    }
     assert by_method["WorstHalf"] != by_method["FedAvg"]
 
 
 def test_measures_are_of_the_first_score(here: Path) -> None:
     row = next(row for row in table(here / "cmp" / "comparison.csv") if row["method"] == "FedAvg")
-    clients = [r for r in table(here / "cmp" / "clients.csv") if (r["method"], r["seed"]) == ("FedAvg", "0")]
+    clients = [
+        r
+        for r in table(here / "cmp" / "clients.csv")
+        if (r["method"], r["seed"]) == ("FedAvg", "0")
+    ]
     values = {client["client"]: float(client["mae"]) for client in clients}
-    assert {key: float(row[key]) for key in summarize(values)} == summarize(values, lower_is_better=True)
+    assert {key: float(row[key]) for key in summarize(values)} == summarize(
+        values, lower_is_better=True
+    )
     assert float(row["worst"]) == max(values.values())
     assert all(client["r2"] for client in clients)
 
 
-def test_a_run_shows_all_scores_and_says_which_way_is_better(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_shows_all_scores_and_says_which_way_is_better(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert fairbloom("show", "cmp/runs/my_method-WorstHalf-seed0") == 0
     printed = capsys.readouterr().out
     assert printed.startswith("WorstHalf (share=0.5) on my_task:prices\n")
@@ -77,15 +116,29 @@ def test_a_comparison_gains_where_an_error_falls(capsys: pytest.CaptureFixture[s
     comparison = api.load("cmp")
     for method in comparison.methods[1:]:
         worst = {m: comparison.spread(m, "worst_10")[0] for m in (method, "FedAvg")}
-        assert fmean(comparison.gains(method, "worst_10")) == pytest.approx(worst["FedAvg"] - worst[method])
+        assert fmean(comparison.gains(method, "worst_10")) == pytest.approx(
+            worst["FedAvg"] - worst[method]
+        )
     assert fairbloom("show", "cmp") == 0
     printed = capsys.readouterr().out
     assert "Final models over clients: test mean absolute error, lower is better" in printed
     assert "(lower is better)" in printed
 
 
-def test_a_client_without_a_score_is_named_and_left_out(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("compare", "--task", "my_task:unmeasured", "--methods", "fedavg,fedfv", "--seeds", 1, "--rounds", 1)
+def test_a_client_without_a_score_is_named_and_left_out(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = (
+        "compare",
+        "--task",
+        "my_task:unmeasured",
+        "--methods",
+        "fedavg,fedfv",
+        "--seeds",
+        1,
+        "--rounds",
+        1,
+    )
     assert fairbloom(*words, "--jobs", 1, "--out", "some") == 0
     printed = capsys.readouterr().out
     assert "Left out with seed 0 (no test mean absolute error under some method): town-1" in printed
@@ -95,30 +148,50 @@ def test_a_client_without_a_score_is_named_and_left_out(here: Path, capsys: pyte
     assert fairbloom("show", "some/runs/fedavg-seed0") == 0
     printed = capsys.readouterr().out
     printed = " ".join(printed.split())
-    assert "mean absolute error is the mean of 4 of 5 clients; without a test mean absolute error (" in printed
+    assert (
+        "mean absolute error is the mean of 4 of 5 clients; without a test mean absolute error ("
+        in printed
+    )
     assert "mean absolute error, lower is better 4 of 5 " in printed
 
 
-def test_own_method_and_task_are_described_with_their_settings(capsys: pytest.CaptureFixture[str]) -> None:
+def test_own_method_and_task_are_described_with_their_settings(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert fairbloom("methods", "my_method:WorstHalf") == 0
     printed = capsys.readouterr().out
-    assert "worsthalf.share (float in (0, 1], default 0.5) Share of the clients that count." in printed
+    assert (
+        "worsthalf.share (float in (0, 1], default 0.5) Share of the clients that count." in printed
+    )
     (described,) = as_json(capsys, "methods", "my_method:WorstHalf")
     assert described["parameters"][0]["key"] == "worsthalf.share"
     assert fairbloom("tasks", "my_task:prices") == 0
     printed = capsys.readouterr().out
     assert "Prices of houses in five towns." in printed
-    assert "prices.noise (float at least 0, default 0.1) How much the price of a house varies." in printed
+    assert (
+        "prices.noise (float at least 0, default 0.1) How much the price of a house varies."
+        in printed
+    )
 
 
 def test_a_parameter_of_a_method_of_ones_own_may_be_set_for_all(here: Path) -> None:
-    words = ("compare", "--methods", "fedavg,my_method:WorstHalf", "--set", "worsthalf.share=1.0", "--seeds", 1)
+    words = (
+        "compare",
+        "--methods",
+        "fedavg,my_method:WorstHalf",
+        "--set",
+        "worsthalf.share=1.0",
+        "--seeds",
+        1,
+    )
     assert fairbloom(*words, "--clients", 4, "--rounds", 1, "--jobs", 1, "--out", "shared") == 0
     settings = (here / "shared" / "runs" / "my_method-WorstHalf-seed0" / "config.toml").read_text()
     assert '"worsthalf.share" = 1.0' in settings
 
 
-def test_a_module_that_raises_keeps_its_traceback(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_module_that_raises_keeps_its_traceback(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (here / "broken.py").write_text("limit = int('a bug')\n")
     with pytest.raises(ValueError, match="a bug") as raised:
         fairbloom("compare", "--methods", "fedavg,broken:Mine", "--out", "never")
@@ -130,7 +203,9 @@ def test_a_module_that_raises_keeps_its_traceback(here: Path, capsys: pytest.Cap
     assert not (here / "never").exists()
 
 
-def test_a_method_of_ones_own_is_checked_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_method_of_ones_own_is_checked_from_the_command_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert fairbloom("check", "my_method:WorstHalf", "--set", "worsthalf.share=0.3") == 0
     assert capsys.readouterr().out.count("✓") == 8
     assert fairbloom("check", "my_method:WorstHalf", "--set", "worsthalf.size=0.3") == 2

@@ -1,4 +1,5 @@
-"""Which score fairness goes by, from the setting to the tables: chosen, by the data, and with clients that lack it."""
+"""Which score fairness goes by, from the setting to the tables: chosen, by the data, and with
+clients that lack it."""
 
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -32,7 +33,9 @@ GIVEN = {"csv.target": "y", "device": "cpu"}
 
 def write_site(folder: Path, name: str, positive: int, negative: int) -> None:
     """Write a CSV file in which x says little of y, with so many rows of each class."""
-    rows = [(k % 7, "yes") for k in range(positive)] + [((k + 2) % 7, "no") for k in range(negative)]
+    rows = [(k % 7, "yes") for k in range(positive)] + [
+        ((k + 2) % 7, "no") for k in range(negative)
+    ]
     folder.mkdir(exist_ok=True)
     (folder / f"{name}.csv").write_text("x,y\n" + "".join(f"{x},{y}\n" for x, y in rows))
 
@@ -53,13 +56,24 @@ def balanced(tmp_path: Path) -> Path:
     return tmp_path / "sites"
 
 
-def run_sites(data: Path, out: Path, rounds: int = 1, settings: Mapping[str, Any] | None = None, **more: Any) -> Any:
+def run_sites(
+    data: Path, out: Path, rounds: int = 1, settings: Mapping[str, Any] | None = None, **more: Any
+) -> Any:
     given = GIVEN | dict(settings or {})
-    return api.run("csv", data_dir=data, rounds=rounds, out=out, progress=False, settings=given, **more)
+    return api.run(
+        "csv", data_dir=data, rounds=rounds, out=out, progress=False, settings=given, **more
+    )
 
 
 def compare_sites(data: Path, out: Path, seeds: int, **more: Any) -> Any:
-    words = {"methods": "fedavg", "rounds": 1, "seeds": seeds, "jobs": 1, "settings": GIVEN, "progress": False}
+    words = {
+        "methods": "fedavg",
+        "rounds": 1,
+        "seeds": seeds,
+        "jobs": 1,
+        "settings": GIVEN,
+        "progress": False,
+    }
     return api.compare("csv", data_dir=data, out=out, **{**words, **more})
 
 
@@ -67,13 +81,17 @@ def run_digits(out: Path, **more: Any) -> Any:
     return api.run("digits", clients=4, rounds=2, out=out, progress=False, device="cpu", **more)
 
 
-# Chosen ---------------------------------------------------------------------------------------------------------------
+# Chosen -------------------------------------------------------------------------------------------
 
 
 def test_by_the_loss_the_worst_client_is_the_largest(tmp_path: Path) -> None:
     """Of personal models, too, and the best model is that of the round with the least."""
     run = run_digits(tmp_path / "run", score="loss", method="ditto", settings={"ditto.lam": 0.1})
-    last = {row["client"]: float(row[LOSS]) for row in table(tmp_path / "run" / "clients.csv") if row["round"] == "2"}
+    last = {
+        row["client"]: float(row[LOSS])
+        for row in table(tmp_path / "run" / "clients.csv")
+        if row["round"] == "2"
+    }
     assert run.score.name == "loss"
     assert run.final() == last
     assert run.final(model="personal").keys() == last.keys()
@@ -101,11 +119,21 @@ def test_what_a_method_receives_does_not_depend_on_the_score(tmp_path: Path) -> 
 
 def test_early_stopping_goes_by_the_score(tmp_path: Path) -> None:
     given = {"early-stopping": 1, "validation-share": 0.2, "learning-rate": 5.0, "num-rounds": 6}
-    run = api.run("digits", clients=4, score="loss", out=tmp_path, progress=False, settings=given, device="cpu")
+    run = api.run(
+        "digits",
+        clients=4,
+        score="loss",
+        out=tmp_path,
+        progress=False,
+        settings=given,
+        device="cpu",
+    )
     assert "mean validation loss was best" in run.stopped
 
 
-def test_a_further_score_is_measured_when_fairness_goes_by_it(unbalanced: Path, tmp_path: Path) -> None:
+def test_a_further_score_is_measured_when_fairness_goes_by_it(
+    unbalanced: Path, tmp_path: Path
+) -> None:
     run = run_sites(unbalanced, tmp_path / "run", score="f1")
     assert run.score == F1
     assert run.settings["scores"] == "f1"
@@ -113,23 +141,32 @@ def test_a_further_score_is_measured_when_fairness_goes_by_it(unbalanced: Path, 
 
 def test_a_score_that_a_task_lacks_is_refused_with_those_it_has(tmp_path: Path) -> None:
     for name in ("acuracy", "auc", "f1-at-0.50"):
-        with pytest.raises(FairbloomError, match=f"score = '{name}'.*accuracy, loss, calibration-error, brier"):
+        with pytest.raises(
+            FairbloomError, match=f"score = '{name}'.*accuracy, loss, calibration-error, brier"
+        ):
             run_digits(tmp_path / "run", score=name)
     assert not (tmp_path / "run").exists()
 
 
-# By the data ----------------------------------------------------------------------------------------------------------
+# By the data --------------------------------------------------------------------------------------
 
 
-def test_unbalanced_natural_clients_go_by_balanced_accuracy(unbalanced: Path, tmp_path: Path) -> None:
+def test_unbalanced_natural_clients_go_by_balanced_accuracy(
+    unbalanced: Path, tmp_path: Path
+) -> None:
     run = run_sites(unbalanced, tmp_path / "run")
     assert run.score.name == "balanced-accuracy"
-    assert tomllib.loads((tmp_path / "run" / "config.toml").read_text())["score"] == "balanced-accuracy"
+    assert (
+        tomllib.loads((tmp_path / "run" / "config.toml").read_text())["score"]
+        == "balanced-accuracy"
+    )
     columns = (tmp_path / "run" / "clients.csv").read_text().splitlines()[0].split(",")
     assert next(name for name in columns if "accuracy" in name) == ACCURACY
 
 
-def test_balanced_clients_and_those_of_one_class_keep_accuracy(balanced: Path, tmp_path: Path) -> None:
+def test_balanced_clients_and_those_of_one_class_keep_accuracy(
+    balanced: Path, tmp_path: Path
+) -> None:
     run = run_sites(balanced, tmp_path / "run")
     assert run.settings["score"] == run.score.name == "accuracy"
 
@@ -143,18 +180,22 @@ def test_a_run_that_goes_on_keeps_its_score(unbalanced: Path, tmp_path: Path) ->
 
 
 def test_all_runs_of_a_study_go_by_one_score(tmp_path: Path) -> None:
-    """The second seed's split alone would keep the accuracy, or the first's: one decides for both."""
+    """The second seed's split alone would keep the accuracy, or the first's: one decides for
+    both."""
     write_site(tmp_path / "sites", "a", 40, 40)
     write_site(tmp_path / "sites", "b", 66, 34)
     scores = {run_sites(tmp_path / "sites", tmp_path / f"{s}", seed=s).score.name for s in range(2)}
     assert scores == {"accuracy", "balanced-accuracy"}
     compare_sites(tmp_path / "sites", tmp_path / "cmp", 2)
-    settings = [tomllib.loads(path.read_text()) for path in (tmp_path / "cmp" / "runs").glob("*/config.toml")]
+    settings = [
+        tomllib.loads(path.read_text())
+        for path in (tmp_path / "cmp" / "runs").glob("*/config.toml")
+    ]
     assert len(settings) == 2
     assert len({each["score"] for each in settings}) == 1
 
 
-# Clients without the score --------------------------------------------------------------------------------------------
+# Clients without the score ------------------------------------------------------------------------
 
 Scored = Sequence[Mapping[str, float]]
 
@@ -170,36 +211,52 @@ def test_a_client_without_a_score_is_left_out_of_all_methods() -> None:
 def test_a_client_is_compared_from_three_seeds_on() -> None:
     def by_seed(shift: float, seeds_of_c: int) -> Scored:
         return [
-            {"a": 0.5 + shift, "b": 0.6 + shift} | ({"c": 0.1 * k + shift} if k < seeds_of_c else {}) for k in range(5)
+            {"a": 0.5 + shift, "b": 0.6 + shift}
+            | ({"c": 0.1 * k + shift} if k < seeds_of_c else {})
+            for k in range(5)
         ]
 
     for seeds_of_c in (2, 3):
-        comparison = compared_by_hand(Score("auc"), FedAvg=by_seed(0.0, seeds_of_c), FedFV=by_seed(0.1, 5))
+        comparison = compared_by_hand(
+            Score("auc"), FedAvg=by_seed(0.0, seeds_of_c), FedFV=by_seed(0.1, 5)
+        )
         measures = {row["measure"] for row in comparison.difference_rows()}
         assert ("client:c" in measures) == (seeds_of_c == 3)
         assert comparison.difference("FedFV", "client:c").seeds == seeds_of_c
         assert "client:a" in measures
 
 
-# The larger class -----------------------------------------------------------------------------------------------------
+# The larger class ---------------------------------------------------------------------------------
 
 
-def test_the_share_of_the_larger_class_is_shown_beside_the_score(unbalanced: Path, tmp_path: Path) -> None:
+def test_the_share_of_the_larger_class_is_shown_beside_the_score(
+    unbalanced: Path, tmp_path: Path
+) -> None:
     run = run_sites(unbalanced, tmp_path / "run")
     shares = run.column("test_share_of_larger_class")
     task = load_task(run.settings)
     for client in ("a", "b"):
         targets = task.splits(client).test.all_targets.numpy()
-        assert shares[client] == pytest.approx(100.0 * max(np.mean(targets == 0), np.mean(targets == 1)))
+        assert shares[client] == pytest.approx(
+            100.0 * max(np.mean(targets == 0), np.mean(targets == 1))
+        )
     rows = table(tmp_path / "run" / "clients.csv")
     assert {row["client"]: float(row["test_share_of_larger_class"]) for row in rows} == shares
     assert "larger class, %" in write_report(run, tmp_path / "report.html").read_text()
 
 
-def test_a_device_says_nothing_of_a_class_with_few_examples(unbalanced: Path, tmp_path: Path) -> None:
+def test_a_device_says_nothing_of_a_class_with_few_examples(
+    unbalanced: Path, tmp_path: Path
+) -> None:
     run_sites(unbalanced, tmp_path / "run")
-    settings = {**CONFIG.read(tmp_path / "run").settings, "schema": SCHEMA.read(tmp_path / "run"), "state-dir": ""}
-    here, deployed = (LocalClient.of({**settings, **more}, 1, "b") for more in ({}, {"deployed": True, FLOOR: 20}))
+    settings = {
+        **CONFIG.read(tmp_path / "run").settings,
+        "schema": SCHEMA.read(tmp_path / "run"),
+        "state-dir": "",
+    }
+    here, deployed = (
+        LocalClient.of({**settings, **more}, 1, "b") for more in ({}, {"deployed": True, FLOOR: 20})
+    )
     smaller, _ = count_classes(here.splits.test) or (0, 0)
     assert smaller < 5
     assert "larger-class" in here.describe_tests()

@@ -19,14 +19,39 @@ from .helpers import SMALL, as_json, fairbloom
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run and a comparison."""
     folder = tmp_path_factory.mktemp("made")
-    assert fairbloom("run", *SMALL, "--method", "fedfv", "--set", "fedfv.tau=2", "--out", folder / "runs" / "a") == 0
-    words = ("--methods", "fedavg,qfedavg(q=1)", "--seeds", 1, "--clients", 5, "--rounds", 2, "--jobs", 1)
+    assert (
+        fairbloom(
+            "run",
+            *SMALL,
+            "--method",
+            "fedfv",
+            "--set",
+            "fedfv.tau=2",
+            "--out",
+            folder / "runs" / "a",
+        )
+        == 0
+    )
+    words = (
+        "--methods",
+        "fedavg,qfedavg(q=1)",
+        "--seeds",
+        1,
+        "--clients",
+        5,
+        "--rounds",
+        2,
+        "--jobs",
+        1,
+    )
     assert fairbloom("compare", *words, "--out", folder / "runs" / "cmp") == 0
     return folder
 
 
 @pytest.fixture
-def there(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Path:
+def there(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Path:
     """A copy of that folder, which is the current one."""
     shutil.copytree(made / "runs", tmp_path / "runs")
     monkeypatch.chdir(tmp_path)
@@ -36,13 +61,17 @@ def there(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     return tmp_path
 
 
-# show ---------------------------------------------------------------------------------------------------------------
+# show ---------------------------------------------------------------------------------------------
 
 
-def test_a_run_as_json_has_its_measures_settings_and_clients(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_as_json_has_its_measures_settings_and_clients(
+    there: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     shown = as_json(capsys, "show", "runs/a")
     last = [row for row in table(there / "runs" / "a" / "clients.csv") if row["round"] == "3"]
-    assert shown["clients"]["accuracy"] == {r["client"]: float(r["test_accuracy_of_global_model"]) for r in last}
+    assert shown["clients"]["accuracy"] == {
+        r["client"]: float(r["test_accuracy_of_global_model"]) for r in last
+    }
     assert (shown["state"], shown["rounds"], shown["of_rounds"]) == ("finished", 3, 3)
     assert shown["settings"]["fedfv.tau"] == 2
     assert shown["refused"] == shown["missing"] == shown["offline"] == []
@@ -55,7 +84,11 @@ def test_the_engine_that_computed_a_run_is_told_with_the_reason(
     assert as_json(capsys, "show", "runs/a")["engine"] == chosen
     file = there / "runs" / "a" / "engine.json"
     for processes, words in ((1, "loop"), (3, "loop in 3 processes")):
-        file.write_text(json.dumps({"engine": "loop", "reason": "it was asked for [by me]", "workers": processes}))
+        file.write_text(
+            json.dumps(
+                {"engine": "loop", "reason": "it was asked for [by me]", "workers": processes}
+            )
+        )
         assert fairbloom("show", "runs/a") == 0
         assert f"engine {words}\n" in capsys.readouterr().out
     file.unlink()  # as of a run whose clients are other machines
@@ -69,7 +102,18 @@ def test_the_engine_that_computed_a_run_is_told_with_the_reason(
 
 @pytest.mark.usefixtures("there")
 def test_a_comparison_is_shown_as_when_it_ended(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("--methods", "fedavg,qfedavg(q=1)", "--seeds", 1, "--clients", 5, "--rounds", 2, "--jobs", 1)
+    words = (
+        "--methods",
+        "fedavg,qfedavg(q=1)",
+        "--seeds",
+        1,
+        "--clients",
+        5,
+        "--rounds",
+        2,
+        "--jobs",
+        1,
+    )
     assert fairbloom("compare", *words, "--out", "runs/cmp") == 0
     compared = capsys.readouterr().out
     assert fairbloom("show", "runs/cmp") == 0
@@ -83,7 +127,9 @@ def test_a_comparison_is_shown_as_when_it_ended(capsys: pytest.CaptureFixture[st
     assert by_measure["worst_10"]["low"] is None  # of a single seed
 
 
-def test_a_comparison_that_is_under_way_is_shown_run_by_run(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_comparison_that_is_under_way_is_shown_run_by_run(
+    there: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (there / "runs" / "cmp" / "runs" / "fedavg-seed0" / "model.safetensors").unlink()
     assert fairbloom("show", "runs/cmp") == 0
     shown = capsys.readouterr().out
@@ -109,14 +155,21 @@ def test_a_figure_is_called_as_asked_and_nothing_else_is_written(
 
 
 @pytest.mark.usefixtures("there")
-def test_a_folder_that_is_not_there_is_refused_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    for words, told in ((("no-where",), "there is no folder"), ((".", "--figure", "drawn"), "no run and no study")):
+def test_a_folder_that_is_not_there_is_refused_in_a_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for words, told in (
+        (("no-where",), "there is no folder"),
+        ((".", "--figure", "drawn"), "no run and no study"),
+    ):
         assert fairbloom("show", *words) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert told in line
 
 
-def test_a_damaged_comparison_is_refused_in_a_line(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_comparison_is_refused_in_a_line(
+    there: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for content in ("", "[]", '{"kind": "compare", "seeds": [], "baseline": "x"}'):
         (there / "runs" / "cmp" / "study.json").write_text(content)
         assert fairbloom("show", "runs/cmp") == 2
@@ -124,12 +177,18 @@ def test_a_damaged_comparison_is_refused_in_a_line(there: Path, capsys: pytest.C
         assert "study.json cannot be read" in line
 
 
-# Lists --------------------------------------------------------------------------------------------------------------
+# Lists --------------------------------------------------------------------------------------------
 
 
-def test_runs_are_listed_with_what_they_are_and_how_far(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_are_listed_with_what_they_are_and_how_far(
+    there: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     listed = as_json(capsys, "show")
-    assert [run["name"] for run in listed] == ["a", "cmp/runs/fedavg-seed0", "cmp/runs/qfedavg-q=1-seed0"]
+    assert [run["name"] for run in listed] == [
+        "a",
+        "cmp/runs/fedavg-seed0",
+        "cmp/runs/qfedavg-q=1-seed0",
+    ]
     assert [(run["method"], run["rounds"], run["of_rounds"], run["state"]) for run in listed] == [
         ("FedFV (tau=2)", 3, 3, "finished"),
         ("FedAvg", 2, 2, "finished"),
@@ -141,30 +200,44 @@ def test_runs_are_listed_with_what_they_are_and_how_far(there: Path, capsys: pyt
     printed = capsys.readouterr().out
     for run in listed:
         row = next(line for line in printed.splitlines() if line.startswith(run["name"]))
-        for word in (run["method"], "digits", f"{run['rounds']}/{run['of_rounds']}", "finished", run["when"]):
+        for word in (
+            run["method"],
+            "digits",
+            f"{run['rounds']}/{run['of_rounds']}",
+            "finished",
+            run["when"],
+        ):
             assert word in row
         assert f"{run['score']['mean']:.1f} %" in row
 
 
-def test_interrupted_and_running_are_told_apart(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_interrupted_and_running_are_told_apart(
+    there: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = there / "runs" / "a"
     (run / "model.safetensors").unlink()
     assert as_json(capsys, "show")[0]["state"] == "interrupted"
     (run / ".lock").write_text(f"process {os.getpid()} on {socket.gethostname()}")
     assert as_json(capsys, "show")[0]["state"] == "running"
-    (run / ".lock").write_text("process 4194305 on " + socket.gethostname())  # beyond any process's number
+    # beyond any process's number
+    (run / ".lock").write_text("process 4194305 on " + socket.gethostname())
     assert as_json(capsys, "show")[0]["state"] == "interrupted"
 
 
 FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "torn settings": (lambda run: (run / "config.toml").write_text("task = "), "is no valid TOML"),
-    "a table of words": (lambda run: (run / "rounds.csv").write_text("round\nmany\n"), "rounds.csv cannot be read"),
+    "a table of words": (
+        lambda run: (run / "rounds.csv").write_text("round\nmany\n"),
+        "rounds.csv cannot be read",
+    ),
     "no rounds": (lambda run: (run / "rounds.csv").unlink(), "rounds.csv cannot be read"),
     "no scores": (lambda run: (run / "scores.json").write_text("{"), "scores.json cannot be read"),
 }
 
 
-def test_a_damaged_run_is_listed_with_its_fault(there: Path, made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_run_is_listed_with_its_fault(
+    there: Path, made: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = there / "runs" / "a"
     for finished, (name, (damage, words)) in product((True, False), FAULTS.items()):
         shutil.rmtree(run)

@@ -37,21 +37,31 @@ def predict(device: dict[str, str], *arguments: object) -> subprocess.CompletedP
 
 def test_what_a_device_lacks_is_not_found(device: dict[str, str]) -> None:
     for name in ("pandas", "vl_convert", "cvxopt"):
-        done = subprocess.run([sys.executable, "-c", f"import {name}"], env=device, capture_output=True)
+        done = subprocess.run(
+            [sys.executable, "-c", f"import {name}"], env=device, capture_output=True
+        )
         assert b"ModuleNotFoundError" in done.stderr, name
 
 
 @pytest.mark.slow
 def test_a_device_predicts_by_its_state_folder(device: dict[str, str], tmp_path: Path) -> None:
-    data, state = write_hospitals(tmp_path / "hospitals"), tmp_path / "state"
-    settings = {"task": "csv", "data-dir": str(data), "num-rounds": 2, "personal-lambda": 0.1, "device": "cpu"}
+    data = write_hospitals(tmp_path / "hospitals")
+    state = tmp_path / "state"
+    settings = {
+        "task": "csv",
+        "data-dir": str(data),
+        "num-rounds": 2,
+        "personal-lambda": 0.1,
+        "device": "cpu",
+    }
     run = simulate(Settings.of({**settings, "out": str(tmp_path / "run")}))
     new = write_hospital(tmp_path / "new.csv", 40, 7)
     shutil.copytree(run / "clients", state)
     settings = CONFIG.read(run).settings
     keep_model(state, settings, load_task(settings), "h1", MODEL.read(run), 2, "global")
     for model, by in (("last", " by the model of round 2 of 2"), ("personal", "")):
-        there, expected = tmp_path / f"there-{model}.csv", tmp_path / f"here-{model}.csv"
+        there = tmp_path / f"there-{model}.csv"
+        expected = tmp_path / f"here-{model}.csv"
         done = predict(device, state, new, "--out", there, "--model", model)
         assert done.returncode == 0, done.stderr
         assert done.stdout == f"40 predictions{by}: {there}\n"
@@ -60,7 +70,9 @@ def test_a_device_predicts_by_its_state_folder(device: dict[str, str], tmp_path:
 
 
 @pytest.mark.slow
-def test_what_a_device_cannot_predict_is_one_line_with_a_remedy(device: dict[str, str], tmp_path: Path) -> None:
+def test_what_a_device_cannot_predict_is_one_line_with_a_remedy(
+    device: dict[str, str], tmp_path: Path
+) -> None:
     (tmp_path / "new.csv").write_text("age\n1\n")
     done = predict(device, tmp_path, tmp_path / "new.csv", "--out", tmp_path / "out.csv")
     assert done.returncode == 2

@@ -1,4 +1,5 @@
-"""Editors and type checkers find the modules of an editable checkout, as Python does, with their types."""
+"""Editors and type checkers find the modules of an editable checkout, as Python does, with their
+types."""
 
 import importlib.metadata
 import subprocess
@@ -22,20 +23,28 @@ finished: int = fairbloom.run(rounds=1)
 def checked(folder: Path, *command: str | Path) -> str:
     """What a type checker says of a user's file in which two lines are wrong."""
     (folder / "theirs.py").write_text(THEIRS)
-    done = subprocess.run([sys.executable, "-m", *command, "theirs.py"], cwd=folder, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", *command, "theirs.py"], cwd=folder, capture_output=True, text=True
+    )
     assert done.returncode == 1, done.stdout + done.stderr
     return done.stdout
 
 
 def test_fairbloom_is_installed_from_its_checkout() -> None:
     files = importlib.metadata.files("fairbloom") or []
-    assert not [file for file in files if file.parts[:2] == ("fairbloom", "strategies")], "this looks at editable ones"
+    assert not [file for file in files if file.parts[:2] == ("fairbloom", "strategies")], (
+        "this looks at editable ones"
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("checker", ["mypy", "pyright"])
 def test_a_type_checker_knows_the_types_of_what_is_imported(checker: str, tmp_path: Path) -> None:
-    options = ("--cache-dir", tmp_path / "cache") if checker == "mypy" else ("--pythonpath", sys.executable)
+    options = (
+        ("--cache-dir", tmp_path / "cache")
+        if checker == "mypy"
+        else ("--pythonpath", sys.executable)
+    )
     said = checked(tmp_path, checker, *options)
     errors = [line for line in said.splitlines() if " error: " in line]
     assert len(errors) == 2, said

@@ -1,4 +1,5 @@
-"""What a package index is given: a wheel, sources that make the same wheel, and a page whose links work."""
+"""What a package index is given: a wheel, sources that make the same wheel, and a page whose links
+work."""
 
 import re
 import subprocess
@@ -36,14 +37,21 @@ def test_the_sources_make_the_same_wheel(built: Path, tmp_path: Path) -> None:
     with tarfile.open(sources) as archive:
         archive.extractall(tmp_path, filter="data")
     (folder,) = tmp_path.iterdir()
-    subprocess.run([*BUILD, "-t", "wheel", "-d", tmp_path], cwd=folder, check=True, capture_output=True)
-    (here,), (there,) = built.glob("*.whl"), tmp_path.glob("*.whl")
+    subprocess.run(
+        [*BUILD, "-t", "wheel", "-d", tmp_path], cwd=folder, check=True, capture_output=True
+    )
+    (here,) = built.glob("*.whl")
+    (there,) = tmp_path.glob("*.whl")
     assert names_in(here) == names_in(there)
-    assert {f"fairbloom/{package}/__init__.py" for package in ("strategies", "tasks", "deploy")} <= names_in(here)
+    assert {
+        f"fairbloom/{package}/__init__.py" for package in ("strategies", "tasks", "deploy")
+    } <= names_in(here)
 
 
 def test_twine_finds_nothing_wrong(built: Path) -> None:
-    done = subprocess.run([sys.executable, "-m", "twine", "check", "--strict", *built.iterdir()], capture_output=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "twine", "check", "--strict", *built.iterdir()], capture_output=True
+    )
     assert done.returncode == 0, done.stdout.decode()
 
 

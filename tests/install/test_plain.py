@@ -28,28 +28,50 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def test_a_plain_installation_stays_small() -> None:
     """PyTorch, whose size depends on its build, and its CUDA libraries are left out."""
-    linux = {"sys_platform": "linux", "platform_system": "Linux", "os_name": "posix", "platform_machine": "x86_64"}
+    linux = {
+        "sys_platform": "linux",
+        "platform_system": "Linux",
+        "os_name": "posix",
+        "platform_machine": "x86_64",
+    }
     asked = needed(map(Requirement, PROJECT["dependencies"]), linux, cuda=False)
     brought = {canonicalize_name(each.name) for each in asked} - {"torch"}
     assert len(brought) <= 79
-    megabytes = sum(file.size or 0 for name in brought for file in distribution(name).files or []) / 1e6
+    megabytes = (
+        sum(file.size or 0 for name in brought for file in distribution(name).files or []) / 1e6
+    )
     assert megabytes <= 800  # 171 of pyarrow, 114 of SciPy, 88 of vl-convert-python, 66 of cvxopt
 
 
-def fairbloom(plain: dict[str, str], folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def fairbloom(
+    plain: dict[str, str], folder: Path, *arguments: str
+) -> subprocess.CompletedProcess[str]:
     command = [Path(sys.executable).with_name("fairbloom"), *arguments]
     return subprocess.run(command, cwd=folder, env=plain, capture_output=True, text=True)
 
 
 def test_what_extras_bring_is_not_found(plain: dict[str, str], tmp_path: Path) -> None:
     for name in ("ray", "PIL", "torchjd"):
-        done = subprocess.run([sys.executable, "-c", f"import {name}"], cwd=tmp_path, env=plain, capture_output=True)
+        done = subprocess.run(
+            [sys.executable, "-c", f"import {name}"], cwd=tmp_path, env=plain, capture_output=True
+        )
         assert b"ModuleNotFoundError" in done.stderr, name
 
 
 @pytest.mark.slow
 def test_it_compares_methods_and_draws_the_figures(plain: dict[str, str], tmp_path: Path) -> None:
-    options = ("--clients", "4", "--rounds", "2", "--seeds", "1", "--methods", "fedavg,fedfv", "--out", "compared")
+    options = (
+        "--clients",
+        "4",
+        "--rounds",
+        "2",
+        "--seeds",
+        "1",
+        "--methods",
+        "fedavg,fedfv",
+        "--out",
+        "compared",
+    )
     done = fairbloom(plain, tmp_path, "compare", *options)
     assert done.returncode == 0, done.stderr
     assert "FedFV" in done.stdout
@@ -69,8 +91,15 @@ def test_it_runs_on_several_processes(plain: dict[str, str], tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_what_needs_an_extra_says_in_one_line_which(plain: dict[str, str], tmp_path: Path) -> None:
-    plain = {**plain, "FAIRBLOOM_DATA": "", "XDG_CACHE_HOME": str(tmp_path / "cache"), "HOME": str(tmp_path)}
-    done = fairbloom(plain, tmp_path, "run", "--rounds", "1", "--out", "ran", "--method", "torchjd:upgrad")
+    plain = {
+        **plain,
+        "FAIRBLOOM_DATA": "",
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "HOME": str(tmp_path),
+    }
+    done = fairbloom(
+        plain, tmp_path, "run", "--rounds", "1", "--out", "ran", "--method", "torchjd:upgrad"
+    )
     assert done.returncode != 0
     assert "Traceback" not in done.stderr
     assert "pip install 'fairbloom[torchjd]'" in " ".join(done.stderr.replace("│", " ").split())
@@ -79,7 +108,19 @@ def test_what_needs_an_extra_says_in_one_line_which(plain: dict[str, str], tmp_p
 
 @pytest.mark.slow
 def test_an_export_names_the_extra_that_it_needs(plain: dict[str, str], tmp_path: Path) -> None:
-    run = ("run", "--model", "logistic", "--clients", "2", "--rounds", "1", "--set", "engine=loop", "--out", "ran")
+    run = (
+        "run",
+        "--model",
+        "logistic",
+        "--clients",
+        "2",
+        "--rounds",
+        "1",
+        "--set",
+        "engine=loop",
+        "--out",
+        "ran",
+    )
     assert fairbloom(plain, tmp_path, *run).returncode == 0
     done = fairbloom(plain, tmp_path, "export", "ran")
     assert done.returncode == 2

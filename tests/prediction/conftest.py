@@ -12,7 +12,8 @@ MOMENTS = (("age", 55.0, 12.0), ("dose", 0.5, 0.25))
 
 @pytest.fixture(scope="package")
 def run(tmp_path_factory: pytest.TempPathFactory) -> fairbloom.Run:
-    """Four hospitals, each of which standardises by its own rows, with global and personal models of three classes."""
+    """Four hospitals, each of which standardises by its own rows, with global and personal models
+    of three classes."""
     return train(tmp_path_factory.mktemp("hospitals"))
 
 
@@ -35,7 +36,8 @@ def quantity(tmp_path_factory: pytest.TempPathFactory) -> fairbloom.Run:
 
 @pytest.fixture(scope="package")
 def there(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four hospitals who say who is sick, a finished run of theirs, a new one's file in a folder, and new rows."""
+    """Four hospitals who say who is sick, a finished run of theirs, a new one's file in a folder,
+    and new rows."""
     folder = tmp_path_factory.mktemp("there")
     write_hospital(folder / "new" / "newtown.csv", 150, 9, 14.0)
     write_hospital(folder / "new.csv", 40, 9)

@@ -12,11 +12,18 @@ ROUNDS = 4
 COLUMNS = "age,bp,sex,target"
 
 
-def write_hospital(file: Path, rows: int, seed: int, shift: float = 0.0, *, inverted: bool = False) -> Path:
-    """Write a hospital's file; its patients are older by `shift`, and who is sick is well where it is `inverted`."""
+def write_hospital(
+    file: Path, rows: int, seed: int, shift: float = 0.0, *, inverted: bool = False
+) -> Path:
+    """Write a hospital's file; its patients are older by `shift`, and who is sick is well where it
+    is `inverted`."""
     random = np.random.default_rng(seed)
-    age, bp, sex = random.normal(60 + shift, 10, rows), random.normal(130, 15, rows), random.choice(["f", "m"], rows)
-    risk = (age - 60 - shift) / 10 + (bp - 130) / 15 + 0.7 * (sex == "m") + random.normal(0, 0.5, rows)
+    age = random.normal(60 + shift, 10, rows)
+    bp = random.normal(130, 15, rows)
+    sex = random.choice(["f", "m"], rows)
+    risk = (
+        (age - 60 - shift) / 10 + (bp - 130) / 15 + 0.7 * (sex == "m") + random.normal(0, 0.5, rows)
+    )
     sick = (risk > 0.3) != inverted
     columns = zip(age, bp, sex, sick, strict=True)
     lines = [f"{a:.1f},{b:.1f},{s},{'sick' if ill else 'well'}" for a, b, s, ill in columns]
@@ -34,5 +41,11 @@ def write_hospitals(folder: Path) -> Path:
 
 def run_hospitals(data: Path, out: Path, **changes: Any) -> Path:
     """Return the folder of a run on hospitals' files."""
-    plain = {"task": "csv", "data-dir": str(data), "num-rounds": ROUNDS, "fraction": 1.0, "device": "cpu"}
+    plain = {
+        "task": "csv",
+        "data-dir": str(data),
+        "num-rounds": ROUNDS,
+        "fraction": 1.0,
+        "device": "cpu",
+    }
     return simulate(Settings.of({**plain, **changes, "out": str(out)}))

@@ -23,12 +23,17 @@ Changes = Sequence[tuple[str, str]]
 
 
 def patients(place: int, count: int = 80, *, quantity: bool = False, missing: bool = False) -> Rows:
-    """Return the patients of a hospital, whose ages and doses are its own, so that its means and deviations are."""
+    """Return the patients of a hospital, whose ages and doses are its own, so that its means and
+    deviations are."""
     random = np.random.default_rng(place)
-    age, dose = random.normal(40 + 10 * place, 5 + place, count), random.normal(0.5, 0.1 * (1 + place), count)
+    age = random.normal(40 + 10 * place, 5 + place, count)
+    dose = random.normal(0.5, 0.1 * (1 + place), count)
     z = (age - 40 - 10 * place) / (5 + place)
-    ward, smoker = random.integers(0, 3, count), random.integers(0, 2, count)
-    score = z + 3.0 * (dose - 0.5) + 0.7 * (ward == 1) - 0.5 * smoker + random.normal(0.0, 0.5, count)
+    ward = random.integers(0, 3, count)
+    smoker = random.integers(0, 2, count)
+    score = (
+        z + 3.0 * (dose - 0.5) + 0.7 * (ward == 1) - 0.5 * smoker + random.normal(0.0, 0.5, count)
+    )
     places = np.digitize(score, [-0.6, 0.6])
     rows = [
         {
@@ -64,13 +69,16 @@ def train(
     changes: Changes = (),
     **settings: Any,
 ) -> fairbloom.Run:
-    """Return a run on four hospitals, whose files and run folder lie in `folder`; `rows` are options of `patients`.
+    """Return a run on four hospitals, whose files and run folder lie in `folder`; `rows` are
+    options of `patients`.
 
     `changes` are made in the schema that the files suggest.
     """
     (folder / "data").mkdir()
     for place, name in enumerate(HOSPITALS):
-        (folder / "data" / f"{name}.csv").write_text(written(patients(place, **(rows or {}))), encoding="utf-8")
+        (folder / "data" / f"{name}.csv").write_text(
+            written(patients(place, **(rows or {}))), encoding="utf-8"
+        )
     given: dict[str, Any] = {"learning-rate": 0.2, **({} if method else {"personal-lambda": 0.1})}
     text = infer_schema({"task": "csv", "data-dir": str(folder / "data"), "csv.target": "outcome"})
     for old, new in changes:
@@ -84,7 +92,10 @@ def train(
         out=folder / "run",
         device="cpu",
         progress=False,
-        settings={**given, **{key.replace("__", ".").replace("_", "-"): value for key, value in settings.items()}},
+        settings={
+            **given,
+            **{key.replace("__", ".").replace("_", "-"): value for key, value in settings.items()},
+        },
     )
 
 

@@ -1,4 +1,5 @@
-"""Exported models predict what `fairbloom predict` does, read by ONNX Runtime, which knows nothing of Fairbloom."""
+"""Exported models predict what `fairbloom predict` does, read by ONNX Runtime, which knows nothing
+of Fairbloom."""
 
 import shutil
 import subprocess
@@ -33,7 +34,8 @@ WARD = InputColumn("ward", "category", ("1", "20"), fill=True)
 
 
 def predict(file: Path, given: Any) -> tuple[list[Any], Any]:
-    """Return the predictions for a data frame or an array: classes with probabilities, or a quantity twice."""
+    """Return the predictions for a data frame or an array: classes with probabilities, or a
+    quantity twice."""
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
     feed = {"inputs": given}
     if isinstance(given, pandas.DataFrame):
@@ -48,7 +50,7 @@ def predict(file: Path, given: Any) -> tuple[list[Any], Any]:
     return list(values), probabilities[0] if probabilities else values
 
 
-# Runs -----------------------------------------------------------------------------------------------------------------
+# Runs ---------------------------------------------------------------------------------------------
 
 
 def held_out(*, quantity: bool = False) -> pandas.DataFrame:
@@ -64,7 +66,9 @@ def check(run: fairbloom.Run, out: Path, frame: pandas.DataFrame, client: str, m
     if "probability_" + CLASSES[0] in expected:
         assert values == expected["predicted_outcome"].tolist()
         assert len(set(values)) == len(CLASSES)  # so that the comparison says something
-        np.testing.assert_allclose(numbers, expected[[f"probability_{name}" for name in CLASSES]], atol=1e-5)
+        np.testing.assert_allclose(
+            numbers, expected[[f"probability_{name}" for name in CLASSES]], atol=1e-5
+        )
     else:
         assert expected["predicted_outcome"].std() > 1.0
         np.testing.assert_allclose(numbers, expected["predicted_outcome"], rtol=1e-5)
@@ -114,7 +118,10 @@ def test_a_deployed_client_exports_what_it_keeps(run: fairbloom.Run, tmp_path: P
     assert command("export", tmp_path / "state" / "model", "--model", "personal") == 0
     (file,) = tmp_path.rglob("personal-south.onnx")
     values, _ = predict(file, held_out())
-    assert values == run.predict(held_out(), client="south", model="personal")["predicted_outcome"].tolist()
+    assert (
+        values
+        == run.predict(held_out(), client="south", model="personal")["predicted_outcome"].tolist()
+    )
 
 
 EXPORT_AND_TRAIN = """
@@ -133,14 +140,18 @@ def test_forked_processes_train_after_an_export(run: fairbloom.Run, tmp_path: Pa
     assert (tmp_path / "workers" / "model.safetensors").exists()
 
 
-# Cells and names ------------------------------------------------------------------------------------------------------
+# Cells and names ----------------------------------------------------------------------------------
 
 
-def predictor_of(folder: Path, module: nn.Module, *columns: InputColumn, **options: Any) -> Predictor:
+def predictor_of(
+    folder: Path, module: nn.Module, *columns: InputColumn, **options: Any
+) -> Predictor:
     """Return a predictor of a table with these columns, whose run has no more than its settings."""
     (folder / "run").mkdir()
     CONFIG.write(folder / "run", Recorded({"task": "csv", "model": "logistic"}))
-    how = Preprocessing(form="table", columns=columns, **{"target": "y", "classes": ("no", "yes"), **options})
+    how = Preprocessing(
+        form="table", columns=columns, **{"target": "y", "classes": ("no", "yes"), **options}
+    )
     return Predictor(folder / "run", "csv", "", "last", module.eval(), how)
 
 
@@ -149,7 +160,9 @@ def linear(width: int, outputs: int = 2) -> nn.Module:
     model = nn.Sequential(nn.Flatten(), nn.Linear(width, outputs))
     with torch.no_grad():
         for k, weights in enumerate(model.parameters()):
-            weights.copy_(torch.linspace(-1.0, 1.5, weights.numel()).reshape(weights.shape).roll(k, 0))
+            weights.copy_(
+                torch.linspace(-1.0, 1.5, weights.numel()).reshape(weights.shape).roll(k, 0)
+            )
     return model
 
 
@@ -158,11 +171,25 @@ def test_odd_cells_and_names_are_predicted_as_in_predict(tmp_path: Path) -> None
     # In single precision the deviations of a number of nine digits would be lost.
     seconds = InputColumn("seconds", "number", center=1.7e9, scale=3.0)
     constant = InputColumn("constant", "number", center=7.0, scale=0.0, fill=True)
-    names = ("linear", "1.weight", "probabilities", "predicted_y", "/Concat_0", "//", "naïve €", "inputs", "batch")
+    names = (
+        "linear",
+        "1.weight",
+        "probabilities",
+        "predicted_y",
+        "/Concat_0",
+        "//",
+        "naïve €",
+        "inputs",
+        "batch",
+    )
     odd = [InputColumn(name, "number", center=float(k), scale=2.0) for k, name in enumerate(names)]
     random = np.random.default_rng(0)
     many = len(wards)
-    cells = {"age": np.linspace(20.0, 90.0, many), "ward": wards, "seconds": 1.7e9 + np.arange(float(many))}
+    cells = {
+        "age": np.linspace(20.0, 90.0, many),
+        "ward": wards,
+        "seconds": 1.7e9 + np.arange(float(many)),
+    }
     cases: list[tuple[list[InputColumn], dict[str, Any]]] = [
         ([AGE, WARD, seconds, constant], {**cells, "constant": [7.0, 1e9, np.nan] * (many // 3)}),
         (odd, {name: k + random.normal(size=7) for k, name in enumerate(names)}),
@@ -170,22 +197,39 @@ def test_odd_cells_and_names_are_predicted_as_in_predict(tmp_path: Path) -> None
     for k, (columns, cells) in enumerate(cases):
         width = sum(len(column.categories) or 1 for column in columns)
         (tmp_path / f"{k}").mkdir()
-        predictor, frame = predictor_of(tmp_path / f"{k}", linear(width), *columns), pandas.DataFrame(cells)
+        predictor = predictor_of(tmp_path / f"{k}", linear(width), *columns)
+        frame = pandas.DataFrame(cells)
         values, numbers = predict(export_onnx(predictor), frame)
         assert predictor.preprocessing is not None
-        predictor = replace(predictor, preprocessing=replace(predictor.preprocessing, target="z"))  # no column's name
+        # no column's name
+        predictor = replace(predictor, preprocessing=replace(predictor.preprocessing, target="z"))
         expected = predictor.predict(frame)
         assert values == expected["predicted_z"].tolist()
-        np.testing.assert_allclose(numbers, expected[["probability_no", "probability_yes"]], atol=1e-6)
+        np.testing.assert_allclose(
+            numbers, expected[["probability_no", "probability_yes"]], atol=1e-6
+        )
         assert np.ptp(numbers[:, 0]) > 0.05, columns
 
 
 def test_a_row_that_we_refuse_has_no_prediction(tmp_path: Path) -> None:
-    """ONNX has no errors for rows: such a row gets NaN and an empty class, and never a prediction."""
-    strict = (InputColumn("age", "number", center=50.0, scale=10.0), InputColumn("ward", "category", ("1", "2")))
-    predictor = predictor_of(tmp_path, nn.Sequential(linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), *strict)
+    """ONNX has no errors for rows: such a row gets NaN and an empty class, and never a
+    prediction."""
+    strict = (
+        InputColumn("age", "number", center=50.0, scale=10.0),
+        InputColumn("ward", "category", ("1", "2")),
+    )
+    predictor = predictor_of(
+        tmp_path, nn.Sequential(linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), *strict
+    )
     file = export_onnx(predictor)
-    for age, ward in [(np.nan, "1"), (50.0, ""), (50.0, "n/A"), (50.0, "3"), (np.inf, "1"), (-1e200, "1")]:
+    for age, ward in [
+        (np.nan, "1"),
+        (50.0, ""),
+        (50.0, "n/A"),
+        (50.0, "3"),
+        (np.inf, "1"),
+        (-1e200, "1"),
+    ]:
         frame = pandas.DataFrame({"age": [40.0, age, 60.0], "ward": ["2", ward, "1"]})
         with pytest.raises(FairbloomError, match="row 1"):
             predictor.predict(frame)
@@ -193,7 +237,9 @@ def test_a_row_that_we_refuse_has_no_prediction(tmp_path: Path) -> None:
         expected = predictor.predict(frame.iloc[[0, 2]])
         assert values == [expected["predicted_y"].iloc[0], "", expected["predicted_y"].iloc[1]]
         assert np.isnan(probabilities[1]).all()
-        np.testing.assert_allclose(probabilities[[0, 2]], expected[["probability_no", "probability_yes"]], atol=1e-6)
+        np.testing.assert_allclose(
+            probabilities[[0, 2]], expected[["probability_no", "probability_yes"]], atol=1e-6
+        )
 
 
 def test_a_graph_says_what_it_is(tmp_path: Path) -> None:
@@ -205,15 +251,17 @@ def test_a_graph_says_what_it_is(tmp_path: Path) -> None:
     assert {each.domain: each.version for each in model.opset_import} == {"": 20, "ai.onnx.ml": 3}
 
 
-# What cannot be exported ----------------------------------------------------------------------------------------------
+# What cannot be exported --------------------------------------------------------------------------
 
 
 class Odd(nn.Module):
-    """A layer of two outputs that computes something else where the data say so, or where it is exported."""
+    """A layer of two outputs that computes something else where the data say so, or where it is
+    exported."""
 
     def __init__(self, why: str) -> None:
         super().__init__()
-        self.layer, self.why = nn.Linear(1, 2), why
+        self.layer = nn.Linear(1, 2)
+        self.why = why
 
     def forward(self, inputs: Tensor) -> Tensor:
         if self.why == "a branch" and inputs.sum() > 0:
@@ -221,16 +269,25 @@ class Odd(nn.Module):
         if self.why == "no operator of ONNX":
             inputs = torch.linalg.eigvalsh(inputs[:, :, None] * inputs[:, None, :])
         outputs: Tensor = self.layer(inputs)
-        return outputs.flip(1) if self.why == "disagrees" and torch.compiler.is_exporting() else outputs
+        return (
+            outputs.flip(1)
+            if self.why == "disagrees" and torch.compiler.is_exporting()
+            else outputs
+        )
 
 
 def test_a_module_that_cannot_be_exported_has_its_cause_named(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     predictor = predictor_of(tmp_path, linear(1), AGE)
-    causes = {"a branch": r"data-dependent.*test_export\.py, line ", "no operator of ONNX": "linalg_eigh"}
+    causes = {
+        "a branch": r"data-dependent.*test_export\.py, line ",
+        "no operator of ONNX": "linalg_eigh",
+    }
     for why, cause in causes.items():
-        with pytest.raises(FairbloomError, match=rf"cannot be exported: .*{cause}.*run\.model\(\)") as caught:
+        with pytest.raises(
+            FairbloomError, match=rf"cannot be exported: .*{cause}.*run\.model\(\)"
+        ) as caught:
             export_onnx(replace(predictor, module=Odd(why).eval()))
         assert "\n" not in str(caught.value)
         assert capfd.readouterr().err == ""  # PyTorch prints half of a graph
@@ -242,12 +299,18 @@ def test_a_module_that_cannot_be_exported_has_its_cause_named(
 def test_an_export_that_predicts_something_else_writes_nothing(tmp_path: Path) -> None:
     predictor = predictor_of(tmp_path, linear(1), AGE)
     before = export_onnx(predictor).read_bytes()
-    with pytest.raises(FairbloomError, match=f"the exported model predicts .* {TOLERANCE:g} is the largest"):
+    with pytest.raises(
+        FairbloomError, match=f"the exported model predicts .* {TOLERANCE:g} is the largest"
+    ):
         export_onnx(replace(predictor, module=Odd("disagrees").eval()))
     assert [path.read_bytes() for path in (predictor.run / "exports").iterdir()] == [before]
 
 
-def test_a_missing_library_is_named_with_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_named_with_its_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "onnxscript", None)  # as if it were not installed
-    with pytest.raises(FairbloomError, match=r"needs onnxscript, .*pip install 'fairbloom\[onnx\]'"):
+    with pytest.raises(
+        FairbloomError, match=r"needs onnxscript, .*pip install 'fairbloom\[onnx\]'"
+    ):
         export_onnx(predictor_of(tmp_path, linear(1), AGE))

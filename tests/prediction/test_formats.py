@@ -26,25 +26,36 @@ def as_german(file: Path, to: Path) -> Path:
 
 
 @pytest.mark.parametrize("ending", [".xlsx", ".parquet"])
-def test_predictions_are_those_of_the_same_rows_in_csv(there: Path, tmp_path: Path, ending: str) -> None:
+def test_predictions_are_those_of_the_same_rows_in_csv(
+    there: Path, tmp_path: Path, ending: str
+) -> None:
     pytest.importorskip("python_calamine" if ending == ".xlsx" else "pyarrow")
-    frame, file = pandas.read_csv(there / "new.csv"), tmp_path / f"new{ending}"
+    frame = pandas.read_csv(there / "new.csv")
+    file = tmp_path / f"new{ending}"
     if ending == ".xlsx":
-        write_workbook(file, {"Patients": [list(frame.columns), *frame.astype(object).values.tolist()]})
+        write_workbook(
+            file, {"Patients": [list(frame.columns), *frame.astype(object).values.tolist()]}
+        )
     else:
         frame.to_parquet(file)
     expected = predicted(there / "run", there / "new.csv")
     found = predicted(there / "run", file)
     names = [name for name in expected[0] if name.startswith(("pred", "prob"))]
-    assert [[row[name] for name in names] for row in found] == [[row[name] for name in names] for row in expected]
+    assert [[row[name] for name in names] for row in found] == [
+        [row[name] for name in names] for row in expected
+    ]
     assert [float(row["age"]) for row in found] == [float(row["age"]) for row in expected]
 
 
 def test_unreadable_rows_of_a_sheet_are_named_as_it_shows_them(there: Path, tmp_path: Path) -> None:
     pytest.importorskip("python_calamine")
     file = tmp_path / "new.xlsx"
-    write_workbook(file, {"Patients": [["age", "bp", "sex"], [60, 130, "f"], [], ["old", 120, "m"]]})
-    with pytest.raises(FairbloomError, match=r"new.xlsx: 1 of 2 rows(.|\n)*row 4, column 'age' holds 'old'"):
+    write_workbook(
+        file, {"Patients": [["age", "bp", "sex"], [60, 130, "f"], [], ["old", 120, "m"]]}
+    )
+    with pytest.raises(
+        FairbloomError, match=r"new.xlsx: 1 of 2 rows(.|\n)*row 4, column 'age' holds 'old'"
+    ):
         predicted(there / "run", file)
 
 
@@ -55,11 +66,19 @@ def test_new_rows_are_read_with_the_runs_mark_and_encoding(there: Path, tmp_path
     german = run_hospitals(tmp_path / "german", tmp_path / "run")
     found = predicted(german, as_german(there / "new.csv", tmp_path / "new.csv"))
     expected = predicted(there / "run", there / "new.csv")
-    assert [row["predicted_target"] for row in found] == [row["predicted_target"] for row in expected]
-    assert [row["probability_sick"].replace(",", ".") for row in found] == [row["probability_sick"] for row in expected]
+    assert [row["predicted_target"] for row in found] == [
+        row["predicted_target"] for row in expected
+    ]
+    assert [row["probability_sick"].replace(",", ".") for row in found] == [
+        row["probability_sick"] for row in expected
+    ]
     # Whoever reads the predictions says one decimal mark for all columns.
     again = pandas.read_csv(tmp_path / "new.out", decimal=",")
-    assert {str(again[name].dtype) for name in ("age", "bp", "probability_sick", "probability_well")} == {"float64"}
+    assert {
+        str(again[name].dtype) for name in ("age", "bp", "probability_sick", "probability_well")
+    } == {"float64"}
     assert {row["sex"] for row in found} == {"fé", "m"}
-    with pytest.raises(FairbloomError, match=r"column 'age' holds '.*', a number with a decimal point"):
+    with pytest.raises(
+        FairbloomError, match=r"column 'age' holds '.*', a number with a decimal point"
+    ):
         predicted(german, there / "new.csv")

@@ -1,4 +1,5 @@
-"""Arrays, images, known data sets and user-defined tasks: what can be predicted from files, and what is said if not."""
+"""Arrays, images, known data sets and user-defined tasks: what can be predicted from files, and
+what is said if not."""
 
 import sys
 from collections.abc import Iterator
@@ -30,7 +31,7 @@ RANDOM = np.random.default_rng(5)
 SMALL: dict[str, Any] = {"rounds": 2, "device": "cpu", "progress": False}
 
 
-# NumPy arrays ---------------------------------------------------------------------------------------------------------
+# NumPy arrays -------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +71,7 @@ def test_malformed_arrays_are_refused(arrays: fairbloom.Run, tmp_path: Path) -> 
         arrays.predict(pandas.DataFrame({"x": [1, 2]}))
 
 
-# Images ---------------------------------------------------------------------------------------------------------------
+# Images -------------------------------------------------------------------------------------------
 
 
 def draw(folder: Path, count: int, size: tuple[int, int] = (6, 5)) -> None:
@@ -78,12 +79,16 @@ def draw(folder: Path, count: int, size: tuple[int, int] = (6, 5)) -> None:
     for place, name in enumerate(("dark", "bright")):
         (folder / name).mkdir(parents=True)
         for k in range(count):
-            pixels = RANDOM.integers(0, 100, (size[1], size[0], 3), dtype=np.uint8) + np.uint8(120 * place)
+            pixels = RANDOM.integers(0, 100, (size[1], size[0], 3), dtype=np.uint8) + np.uint8(
+                120 * place
+            )
             Image.fromarray(pixels).save(folder / name / f"{k}.png")
 
 
 @pytest.fixture(scope="module", params=[0, 5])
-def images(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> fairbloom.Run:
+def images(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> fairbloom.Run:
     """Two clients with images of one size, which are resized, or not."""
     folder = tmp_path_factory.mktemp("images")
     for name in ("a", "b"):
@@ -94,12 +99,15 @@ def images(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def test_images_are_predicted_as_clients_measured(images: fairbloom.Run, tmp_path: Path) -> None:
-    data, predictor = images.folder.parent / "data", load_predictor(images.folder)
+    data = images.folder.parent / "data"
+    predictor = load_predictor(images.folder)
     for client in ("a", "b"):
         predictor.predict_file(data / client, tmp_path / f"{client}.csv")
         found = {row["file"]: row["predicted_class"] for row in table(tmp_path / f"{client}.csv")}
         assert len(found) == 20
-        files = [f"{name}/{k}.png" for name in ("bright", "dark") for k in sorted(range(10), key=str)]
+        files = [
+            f"{name}/{k}.png" for name in ("bright", "dark") for k in sorted(range(10), key=str)
+        ]
         test = task_of(images).splits(client).test.rows
         assert test is not None
         right = [found[files[place]] == files[place].partition("/")[0] for place in test.tolist()]
@@ -109,7 +117,8 @@ def test_images_are_predicted_as_clients_measured(images: fairbloom.Run, tmp_pat
 
 
 def test_images_that_do_not_fit_are_named(images: fairbloom.Run, tmp_path: Path) -> None:
-    predictor, out = load_predictor(images.folder), tmp_path / "out.csv"
+    predictor = load_predictor(images.folder)
+    out = tmp_path / "out.csv"
     (tmp_path / "none").mkdir()
     draw(tmp_path / "small", 1, size=(9, 9))
     draw(tmp_path / "torn", 2)
@@ -129,11 +138,12 @@ def test_images_that_do_not_fit_are_named(images: fairbloom.Run, tmp_path: Path)
                 predictor.predict_file(tmp_path / name, out)
 
 
-# Known data sets ------------------------------------------------------------------------------------------------------
+# Known data sets ----------------------------------------------------------------------------------
 
 
 def test_digits_are_predicted_by_their_names(arrays: fairbloom.Run, tmp_path: Path) -> None:
-    run, task = arrays, load_task(arrays.settings)
+    run = arrays
+    task = load_task(arrays.settings)
     inputs, targets = task.splits(task.clients[0]).test[slice(None)]
     np.savez(tmp_path / "new.npz", x=inputs.numpy())
     np.savez(tmp_path / "bytes.npz", x=(16.0 * inputs).round().numpy().astype(np.uint8))
@@ -141,8 +151,12 @@ def test_digits_are_predicted_by_their_names(arrays: fairbloom.Run, tmp_path: Pa
     for file in ("new.npz", "bytes.npz"):
         load_predictor(run.folder).predict_file(tmp_path / file, tmp_path / "out.csv")
         found = [row["predicted_class"] for row in table(tmp_path / "out.csv")]
-        right = [name == names[target] for name, target in zip(found, targets.tolist(), strict=True)]
-        assert 100.0 * np.mean(right) == pytest.approx(run.final(ACCURACY)[task.clients[0]], abs=1e-4)
+        right = [
+            name == names[target] for name, target in zip(found, targets.tolist(), strict=True)
+        ]
+        assert 100.0 * np.mean(right) == pytest.approx(
+            run.final(ACCURACY)[task.clients[0]], abs=1e-4
+        )
         (tmp_path / "out.csv").unlink()
 
 
@@ -150,14 +164,18 @@ def test_digits_are_predicted_by_their_names(arrays: fairbloom.Run, tmp_path: Pa
 def test_people_of_adult_become_the_inputs_of_training(tmp_path: Path) -> None:
     run = fairbloom.run("adult", out=tmp_path / "run", **SMALL)
     path = folder_of(Setup.of({})) / "adult" / "adult.data"
-    people = pandas.read_csv(path, header=None, names=list(COLUMNS), skipinitialspace=True).iloc[:2000]
+    people = pandas.read_csv(path, header=None, names=list(COLUMNS), skipinitialspace=True).iloc[
+        :2000
+    ]
     found = run.predict(people)
     inputs = encode_columns(input_columns(SCHEMA, {}), read_columns(path, COLUMNS, SCHEMA))
     expected = run.predictor().outputs(inputs[:2000]).softmax(dim=1)
-    np.testing.assert_allclose(found[["probability_<=50K", "probability_>50K"]], expected.double(), rtol=1e-5)
+    np.testing.assert_allclose(
+        found[["probability_<=50K", "probability_>50K"]], expected.double(), rtol=1e-5
+    )
 
 
-# User-defined tasks and models ----------------------------------------------------------------------------------------
+# User-defined tasks and models --------------------------------------------------------------------
 
 MODULE = """
 from dataclasses import replace
@@ -221,7 +239,9 @@ def test_a_task_without_preprocessing_gives_model_and_outputs(mine: Path, tmp_pa
     predictor = run.predictor()
     inputs = torch.randn(3, 1)
     torch.testing.assert_close(predictor.outputs(inputs), run.model()(inputs))
-    with pytest.raises(FairbloomError, match=r"does not say how files become inputs \(Task\.preprocessing\)"):
+    with pytest.raises(
+        FairbloomError, match=r"does not say how files become inputs \(Task\.preprocessing\)"
+    ):
         predictor.predict_file(mine, tmp_path / "out.csv")
 
 
@@ -233,13 +253,17 @@ def test_a_users_task_predicts_by_its_own_preprocessing(mine: Path) -> None:
         assert list(run.predict(heights, client=client)["predicted_tall"]) == ["no", "yes"]
     with pytest.raises(FairbloomError, match="--client with one of a, b"):
         run.predict(heights)
-    with pytest.raises(FairbloomError, match=r"preprocessing\(''\) must return a Preprocessing, got dict"):
+    with pytest.raises(
+        FairbloomError, match=r"preprocessing\(''\) must return a Preprocessing, got dict"
+    ):
         fairbloom.run("points_of_mine:wrong", out="wrong", **SMALL)
 
 
 def test_a_model_in_bfloat16_predicts(mine: Path, tmp_path: Path) -> None:
     settings = {"personal-lambda": 0.1}
-    run = fairbloom.run("digits", clients=2, out="run", model="points_of_mine:Half", settings=settings, **SMALL)
+    run = fairbloom.run(
+        "digits", clients=2, out="run", model="points_of_mine:Half", settings=settings, **SMALL
+    )
     np.savez(tmp_path / "new.npz", x=RANDOM.random((20, 8, 8)))
     for model in ("last", "best", "personal"):
         predictor = run.predictor("client-0", model)
@@ -247,9 +271,13 @@ def test_a_model_in_bfloat16_predicts(mine: Path, tmp_path: Path) -> None:
         assert predictor.predict_file(tmp_path / "new.npz", tmp_path / f"{model}.csv") == 20
 
 
-def test_a_module_that_has_changed_is_warned_of(mine: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_module_that_has_changed_is_warned_of(
+    mine: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     by_task = fairbloom.run("points_of_mine:plain", out="by-task", **SMALL)
-    by_model = fairbloom.run("digits", clients=2, out="by-model", model="points_of_mine:Half", **SMALL)
+    by_model = fairbloom.run(
+        "digits", clients=2, out="by-model", model="points_of_mine:Half", **SMALL
+    )
     for change in ("", "\n# changed\n"):
         mine.write_text(MODULE + change)
         for run in (by_task, by_model):

@@ -1,4 +1,5 @@
-"""Personal models with frozen parameters: a client keeps what is trained, and predicts by the whole model."""
+"""Personal models with frozen parameters: a client keeps what is trained, and predicts by the whole
+model."""
 
 import shutil
 from pathlib import Path
@@ -21,7 +22,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> fairbloom.Run:
     """Three clients with personal models, whose first layer is frozen."""
     settings = {"model": "tests.client.nets:Frozen", "engine": "stacked", "personal-lambda": 0.1}
     out = tmp_path_factory.mktemp("frozen") / "run"
-    return fairbloom.run("digits", clients=3, rounds=2, device="cpu", progress=False, out=out, settings=settings)
+    return fairbloom.run(
+        "digits", clients=3, rounds=2, device="cpu", progress=False, out=out, settings=settings
+    )
 
 
 def kept_by(run: fairbloom.Run) -> Path:
@@ -31,7 +34,8 @@ def kept_by(run: fairbloom.Run) -> Path:
 
 
 def test_the_whole_model_predicts_as_it_was_measured(run: fairbloom.Run) -> None:
-    kept, model = load_last(kept_by(run)), run.model(CLIENT, "personal").state_dict()
+    kept = load_last(kept_by(run))
+    model = run.model(CLIENT, "personal").state_dict()
     assert kept is not None
     assert model.keys() - kept.state.keys() == {name for name in model if name.startswith("first")}
     shared = run.model().state_dict()
@@ -39,10 +43,20 @@ def test_the_whole_model_predicts_as_it_was_measured(run: fairbloom.Run) -> None
         assert torch.equal(tensor, shared[name]) == name.startswith("first"), name
 
 
-def test_a_devices_frozen_parameters_are_the_final_models(run: fairbloom.Run, tmp_path: Path) -> None:
+def test_a_devices_frozen_parameters_are_the_final_models(
+    run: fairbloom.Run, tmp_path: Path
+) -> None:
     shutil.copytree(run.folder / "clients", tmp_path / "state")
     settings = CONFIG.read(run.folder).settings
-    keep_model(tmp_path / "state", settings, load_task(settings), CLIENT, MODEL.read(run.folder), 2, "global")
+    keep_model(
+        tmp_path / "state",
+        settings,
+        load_task(settings),
+        CLIENT,
+        MODEL.read(run.folder),
+        2,
+        "global",
+    )
     found = load_predictor(tmp_path / "state", model="personal").module.state_dict()
     for name, tensor in run.model(CLIENT, "personal").state_dict().items():
         assert torch.equal(tensor, found[name]), name

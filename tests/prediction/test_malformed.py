@@ -1,4 +1,5 @@
-"""Files that cannot be predicted are refused, by line and column, and no file of predictions is left."""
+"""Files that cannot be predicted are refused, by line and column, and no file of predictions is
+left."""
 
 from pathlib import Path
 
@@ -28,7 +29,10 @@ def renamed(old: str, new: str) -> list[str]:
 
 
 MALFORMED: dict[str, tuple[list[str], tuple[str, ...]]] = {
-    "a text for a number": (line(7, age="old"), ("1 of 30 rows", "line 7, column 'age' holds 'old'")),
+    "a text for a number": (
+        line(7, age="old"),
+        ("1 of 30 rows", "line 7, column 'age' holds 'old'"),
+    ),
     "several cells": (
         line(4, 9, age="old", dose="?"),
         ("2 of 30 rows", "line 4, column 'dose'", "line 4, column 'age' holds 'old'", "1 more row"),
@@ -41,7 +45,8 @@ MALFORMED: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "no rows": (GOOD[:1], ("no rows",)),
     "empty": ([], ("is empty",)),
 }
-"""Files that cannot be predicted, and what is said of them; tests/tasks has the other faults of readers."""
+"""Files that cannot be predicted, and what is said of them; tests/tasks has the other faults of
+readers."""
 
 
 def test_a_malformed_file_is_refused(run: fairbloom.Run, new: Path) -> None:
@@ -56,13 +61,17 @@ def test_a_malformed_file_is_refused(run: fairbloom.Run, new: Path) -> None:
         assert [path.name for path in new.parent.iterdir()] == ["new.csv"]
 
 
-def test_a_file_without_the_unreadable_row_is_predicted(run: fairbloom.Run, together: fairbloom.Run, new: Path) -> None:
-    predictor, out = load_predictor(run.folder, client="north"), new.with_name("out.csv")
+def test_a_file_without_the_unreadable_row_is_predicted(
+    run: fairbloom.Run, together: fairbloom.Run, new: Path
+) -> None:
+    predictor = load_predictor(run.folder, client="north")
+    out = new.with_name("out.csv")
     new.write_text("\n".join([*GOOD[:6], *GOOD[7:]]), encoding="utf-8")
     assert predictor.predict_file(new, out) == 29
     assert [predictor.describe(count) for count in (1, 29)] == ["1 prediction", "29 predictions"]
     new.write_text("\n".join(line(8, age="", ward="NA")), encoding="utf-8")
-    assert load_predictor(together.folder).predict_file(new, out) == 30  # as training filled missing values in
+    # as training filled missing values in
+    assert load_predictor(together.folder).predict_file(new, out) == 30
 
 
 def test_a_data_frame_is_refused_by_row_and_column(run: fairbloom.Run) -> None:
@@ -73,7 +82,10 @@ def test_a_data_frame_is_refused_by_row_and_column(run: fairbloom.Run) -> None:
         (frame.assign(age=[[1], [2], [3]]), r"row 0, column 'age' holds '\[1\]'"),
         (frame[[*COLUMNS, "age"]], "two columns called 'age'"),
         (frame.iloc[:0], "the data frame has no rows"),
-        (frame.rename(columns={"patient": "predicted_outcome"}), "column 'predicted_outcome', which the schema"),
+        (
+            frame.rename(columns={"patient": "predicted_outcome"}),
+            "column 'predicted_outcome', which the schema",
+        ),
     ]
     for wrong, expected in cases:
         with pytest.raises(FairbloomError, match=expected):

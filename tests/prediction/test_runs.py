@@ -1,4 +1,5 @@
-"""Which folders predict: runs finished or not, of clients elsewhere, of earlier versions, and a device's own."""
+"""Which folders predict: runs finished or not, of clients elsewhere, of earlier versions, and a
+device's own."""
 
 import shutil
 import stat
@@ -35,7 +36,7 @@ def frame(place: int = 0) -> pandas.DataFrame:
     return pandas.DataFrame(patients(place, 10))
 
 
-# The command ----------------------------------------------------------------------------------------------------------
+# The command --------------------------------------------------------------------------------------
 
 
 def test_the_command_writes_what_python_returns(
@@ -55,11 +56,15 @@ def test_the_command_writes_what_python_returns(
     assert "nowhere is no folder: make it" in capsys.readouterr().err
 
 
-# Folders --------------------------------------------------------------------------------------------------------------
+# Folders ------------------------------------------------------------------------------------------
 
 
 def test_the_hospitals_files_are_not_needed(copied: Path, run: fairbloom.Run) -> None:
-    settings = (copied / "config.toml").read_text().replace(str(run.folder.parent / "data"), "/no/longer/there")
+    settings = (
+        (copied / "config.toml")
+        .read_text()
+        .replace(str(run.folder.parent / "data"), "/no/longer/there")
+    )
     (copied / "config.toml").write_text(settings)
     for model in ("last", "personal"):
         found = fairbloom.load(copied).predict(frame(), client="north", model=model)
@@ -74,7 +79,9 @@ def test_an_interrupted_run_predicts_by_its_last_checkpoint(
     assert f"the run in {copied} is not finished: its last checkpoint predicts" in caplog.text
     pandas.testing.assert_frame_equal(found, run.predict(frame(), client="north"))
     shutil.rmtree(copied / "checkpoint")
-    with pytest.raises(FairbloomError, match=r"has no model\.safetensors yet: no round is finished"):
+    with pytest.raises(
+        FairbloomError, match=r"has no model\.safetensors yet: no round is finished"
+    ):
         load_predictor(copied, client="north")
     (copied / "model-best.safetensors").unlink()
     with pytest.raises(FairbloomError, match="no round was evaluated"):
@@ -86,20 +93,35 @@ def test_an_interrupted_run_predicts_by_its_last_checkpoint(
 def test_a_users_own_flower_app_has_no_task_to_build_a_model_by(tmp_path: Path) -> None:
     test_flower.start(tmp_path / "run", FedAvg(), rounds=1)
     run = fairbloom.load(tmp_path / "run")
-    with pytest.raises(FairbloomError, match=r"your own Flower app.*fairbloom\.load\(run\)\.arrays\(\)"):
+    with pytest.raises(
+        FairbloomError, match=r"your own Flower app.*fairbloom\.load\(run\)\.arrays\(\)"
+    ):
         run.model()
     assert {*run.arrays()} == {"w"}
 
 
-def test_what_a_run_folder_lacks_is_named(copied: Path, together: fairbloom.Run, tmp_path: Path) -> None:
+def test_what_a_run_folder_lacks_is_named(
+    copied: Path, together: fairbloom.Run, tmp_path: Path
+) -> None:
     (file,) = (copied / "clients").rglob("north/preprocessing.json")
-    for content in (b"", b"[]", b"{", b'{"format": 99}', b'{"format": 1, "form": "table"}', b"\xff\xfe"):
+    for content in (
+        b"",
+        b"[]",
+        b"{",
+        b'{"format": 99}',
+        b'{"format": 1, "form": "table"}',
+        b"\xff\xfe",
+    ):
         file.write_bytes(content)
-        with pytest.raises(FairbloomError, match=r"north/preprocessing\.json cannot be read: .*Restore it from a copy"):
+        with pytest.raises(
+            FairbloomError,
+            match=r"north/preprocessing\.json cannot be read: .*Restore it from a copy",
+        ):
             load_predictor(copied, client="north")
     file.unlink()
     with pytest.raises(
-        FairbloomError, match=r"deviations of client north are not in .*: predict on its own device, or"
+        FairbloomError,
+        match=r"deviations of client north are not in .*: predict on its own device, or",
     ):
         load_predictor(copied, client="north")
     save_model(copied / "model.safetensors", {"other": np.zeros(3, np.float32)}, {})
@@ -107,17 +129,24 @@ def test_what_a_run_folder_lacks_is_named(copied: Path, together: fairbloom.Run,
         load_predictor(copied, client="south")
     earlier = shutil.copytree(together.folder, tmp_path / "together")
     (earlier / "preprocessing.json").unlink()  # the task says it again
-    pandas.testing.assert_frame_equal(fairbloom.load(earlier).predict(frame()), together.predict(frame()))
+    pandas.testing.assert_frame_equal(
+        fairbloom.load(earlier).predict(frame()), together.predict(frame())
+    )
 
 
 def test_every_engine_keeps_what_is_each_clients_own(tmp_path: Path, run: fairbloom.Run) -> None:
     for engine in ("stacked", "workers"):
         (tmp_path / engine).mkdir()
         made = train(tmp_path / engine, engine=engine)
-        kept = {file.parent.name: file for file in (made.folder / "clients").rglob("preprocessing.json")}
+        kept = {
+            file.parent.name: file for file in (made.folder / "clients").rglob("preprocessing.json")
+        }
         assert {*kept} == {*HOSPITALS}
         for name, file in kept.items():
-            assert file.read_bytes() == next((run.folder / "clients").rglob(f"{name}/preprocessing.json")).read_bytes()
+            assert (
+                file.read_bytes()
+                == next((run.folder / "clients").rglob(f"{name}/preprocessing.json")).read_bytes()
+            )
             assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
@@ -132,7 +161,7 @@ def test_methods_with_personal_models_predict_by_them(tmp_path: Path) -> None:
         made.model("north")
 
 
-# A device -------------------------------------------------------------------------------------------------------------
+# A device -----------------------------------------------------------------------------------------
 
 
 def device(folder: Path, run: fairbloom.Run, name: str) -> Context:
@@ -146,7 +175,8 @@ def device(folder: Path, run: fairbloom.Run, name: str) -> Context:
 
 
 def message(run: fairbloom.Run, kind: str = MessageType.TRAIN, **config: Any) -> Message:
-    """Return what a server sends to a deployed client: the final model, to train it or to evaluate it."""
+    """Return what a server sends to a deployed client: the final model, to train it or to evaluate
+    it."""
     told = ConfigRecord({"server-round": 1, **config})
     content = RecordDict({"config": told, "arrays": ArrayRecord(run.model("north").state_dict())})
     return Message(content, dst_node_id=2, message_type=kind)
@@ -154,7 +184,8 @@ def message(run: fairbloom.Run, kind: str = MessageType.TRAIN, **config: Any) ->
 
 def test_a_device_predicts_with_its_own_preprocessing(tmp_path: Path, run: fairbloom.Run) -> None:
     for name in ("north", "west"):
-        context, state = device(tmp_path / name, run, name), tmp_path / name / "state"
+        context = device(tmp_path / name, run, name)
+        state = tmp_path / name / "state"
         app(message(run, **{"personal-lambda": 0.1}), context)
         app(message(run, MessageType.EVALUATE), context)
         (kept,) = (run.folder / "clients").rglob(f"{name}/preprocessing.json")
@@ -163,15 +194,22 @@ def test_a_device_predicts_with_its_own_preprocessing(tmp_path: Path, run: fairb
             assert file.read_bytes() == kept.read_bytes()
         predictor = load_predictor(state)
         assert predictor.client == name
-        pandas.testing.assert_frame_equal(predictor.predict(frame()), run.predict(frame(), client=name))
+        pandas.testing.assert_frame_equal(
+            predictor.predict(frame()), run.predict(frame(), client=name)
+        )
         personal = load_predictor(state, client=name, model="personal").predict(frame())
         assert list(personal.columns) == list(predictor.predict(frame()).columns)
-        with pytest.raises(FairbloomError, match=rf"is that of client {name}: leave the client out"):
+        with pytest.raises(
+            FairbloomError, match=rf"is that of client {name}: leave the client out"
+        ):
             load_predictor(state, client="south")
 
 
 def test_a_disk_that_is_full_costs_a_device_no_round(
-    tmp_path: Path, run: fairbloom.Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    run: fairbloom.Run,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     def full(path: Path, content: bytes) -> None:
         raise OSError(28, "No space left on device")
@@ -179,24 +217,36 @@ def test_a_disk_that_is_full_costs_a_device_no_round(
     monkeypatch.setattr("fairbloom.client.kept.write_private", full)
     reply = app(message(run), device(tmp_path, run, "north"))
     assert reply.content.metric_records["metrics"]["num-examples"]
-    assert "preprocessing.json cannot be written, so that nothing can be predicted by it: No space left" in caplog.text
+    assert (
+        "preprocessing.json cannot be written, so that nothing can be predicted by it: No space"
+        " left" in caplog.text
+    )
 
 
-# The value ------------------------------------------------------------------------------------------------------------
+# The value ----------------------------------------------------------------------------------------
 
 
-def test_a_preprocessing_is_read_as_it_was_written(run: fairbloom.Run, quantity: fairbloom.Run) -> None:
-    for file in [*run.folder.rglob("preprocessing.json"), *quantity.folder.rglob("preprocessing.json")]:
+def test_a_preprocessing_is_read_as_it_was_written(
+    run: fairbloom.Run, quantity: fairbloom.Run
+) -> None:
+    for file in [
+        *run.folder.rglob("preprocessing.json"),
+        *quantity.folder.rglob("preprocessing.json"),
+    ]:
         there = Preprocessing.decode_file(file.read_bytes())
         assert there.encode() == file.read_bytes()
 
 
-def test_the_runs_own_preprocessing_has_no_means_of_a_client(run: fairbloom.Run, together: fairbloom.Run) -> None:
+def test_the_runs_own_preprocessing_has_no_means_of_a_client(
+    run: fairbloom.Run, together: fairbloom.Run
+) -> None:
     for each, apart in ((run, True), (together, False)):
         shared = Preprocessing.decode_file((each.folder / "preprocessing.json").read_bytes())
         assert shared.per_client is apart
         assert (shared.target, shared.ignored, shared.client) == ("outcome", (), "")
-        numbers = {column.name: column.scale == 0.0 for column in shared.columns if column.kind == "number"}
+        numbers = {
+            column.name: column.scale == 0.0 for column in shared.columns if column.kind == "number"
+        }
         assert numbers == {"age": apart, "dose": apart}
         assert {column.fill for column in shared.columns} == {not apart}
         if apart:

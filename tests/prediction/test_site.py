@@ -17,7 +17,7 @@ from tests.experiments.helpers import fairbloom as command
 
 from .hospitals import COLUMNS, ROUNDS, run_hospitals
 
-# What is measured ---------------------------------------------------------------------------------------------------
+# What is measured ---------------------------------------------------------------------------------
 
 
 def test_a_client_of_the_run_is_measured_as_in_the_run(there: Path, tmp_path: Path) -> None:
@@ -33,14 +33,18 @@ def test_a_client_of_the_run_is_measured_as_in_the_run(there: Path, tmp_path: Pa
             assert (found.site, found.test_examples) == (name, expected.test_examples()[name])
             assert found.scores[0].name == "auc"
             for score in expected.scores:
-                assert found.values[score.name] == pytest.approx(expected.final(score)[name], rel=1e-9)
+                assert found.values[score.name] == pytest.approx(
+                    expected.final(score)[name], rel=1e-9
+                )
                 assert found.clients[score.name] == expected.final(score)
 
 
 def test_a_new_hospital_is_put_beside_the_runs_clients(there: Path) -> None:
     found = fairbloom.evaluate(there / "run", data_dir=there / "new")
     assert (found.site, found.train_examples, found.test_examples) == ("newtown", 120, 30)
-    right, n, z = round(0.3 * found.values["accuracy"]), 30, 1.959964
+    right = round(0.3 * found.values["accuracy"])
+    n = 30
+    z = 1.959964
     centre = (right + z**2 / 2) / (n + z**2)
     half = z / (n + z**2) * np.sqrt(right * (n - right) / n + z**2 / 4)
     assert found.interval == pytest.approx((100 * (centre - half), 100 * (centre + half)), rel=1e-4)
@@ -69,7 +73,9 @@ def test_a_quantity_is_measured_too(tmp_path: Path) -> None:
         file = tmp_path / ("new" if name == "c" else "old") / f"{name}.csv"
         file.parent.mkdir(exist_ok=True)
         file.write_text(f"x,target\n{lines}\n")
-    found = fairbloom.evaluate(run_hospitals(tmp_path / "old", tmp_path / "run"), data_dir=tmp_path / "new")
+    found = fairbloom.evaluate(
+        run_hospitals(tmp_path / "old", tmp_path / "run"), data_dir=tmp_path / "new"
+    )
     worst_and_best = found.range_of(found.scores[0])
     assert found.interval is None
     assert worst_and_best is not None
@@ -79,7 +85,9 @@ def test_a_quantity_is_measured_too(tmp_path: Path) -> None:
 def test_a_devices_folder_works_without_the_clients(there: Path, tmp_path: Path) -> None:
     settings = {**CONFIG.read(there / "run").settings, "schema": SCHEMA.read(there / "run")}
     task = load_task({**settings, "data-dir": str(there / "new")})
-    keep_model(tmp_path / "kept", settings, task, "newtown", MODEL.read(there / "run"), ROUNDS, "global")
+    keep_model(
+        tmp_path / "kept", settings, task, "newtown", MODEL.read(there / "run"), ROUNDS, "global"
+    )
     found = fairbloom.evaluate(tmp_path / "kept", data_dir=there / "new")
     assert found.values == fairbloom.evaluate(there / "run", data_dir=there / "new").values
     assert found.clients == {}
@@ -97,7 +105,9 @@ def test_a_number_of_one_row_means_nothing(there: Path, tmp_path: Path) -> None:
     assert "auc" not in found.values
 
 
-def test_the_command_prints_a_table_or_json(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_a_table_or_json(
+    there: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     told = ("evaluate", there / "run", "--data-dir", there / "new")
     assert command(*told) == 0
     printed = capsys.readouterr().out
@@ -106,7 +116,7 @@ def test_the_command_prints_a_table_or_json(there: Path, capsys: pytest.CaptureF
     assert set(as_json(capsys, *told)["clients"]["accuracy"]) == {"h0", "h1", "h2", "h3"}
 
 
-# What does not fit --------------------------------------------------------------------------------------------------
+# What does not fit --------------------------------------------------------------------------------
 
 
 def test_data_that_do_not_fit_are_refused_by_name(there: Path, tmp_path: Path) -> None:
@@ -121,7 +131,9 @@ def test_data_that_do_not_fit_are_refused_by_name(there: Path, tmp_path: Path) -
     (tmp_path / "wrong").mkdir()
     for old, new, words in cases:
         (tmp_path / "wrong" / "newtown.csv").write_text(text.replace(old, new))
-        with pytest.raises(FairbloomError, match=r"the data of newtown do not fit the run in .*") as refused:
+        with pytest.raises(
+            FairbloomError, match=r"the data of newtown do not fit the run in .*"
+        ) as refused:
             fairbloom.evaluate(there / "run", data_dir=tmp_path / "wrong")
         assert words in str(refused.value)
 
@@ -136,8 +148,16 @@ def test_what_cannot_be_evaluated_names_the_remedy(there: Path, tmp_path: Path) 
         (there / "run", {}, "reads its data from a folder: name it by --data-dir"),
         (there / "run", {"data_dir": there / "nowhere"}, "there is no such folder or file"),
         (there / "run", {**site, "model": "lst"}, r"model = 'lst': did you mean last\?"),
-        (there / "run", {"data_dir": there / "hospitals"}, "data of 4 clients: say which one by --client: .*h0.* h3"),
-        (there / "run", {**site, "client": "h9"}, "client = 'h9': .*no data of a client .* there are newtown"),
+        (
+            there / "run",
+            {"data_dir": there / "hospitals"},
+            "data of 4 clients: say which one by --client: .*h0.* h3",
+        ),
+        (
+            there / "run",
+            {**site, "client": "h9"},
+            "client = 'h9': .*no data of a client .* there are newtown",
+        ),
         (alone, site, "trains no global model.* a run of another method"),
         (unfinished, site, "is not finished: evaluate it when it is over"),
     ]

@@ -20,7 +20,9 @@ from .made import CLASSES, COLUMNS, HOSPITALS, Rows, patients, task_of, written
 INPUTS = ("age", "dose", "ward", "smoker")
 
 
-def predicted(predictor: Predictor, rows: Rows, folder: Path, columns: tuple[str, ...] = COLUMNS) -> Rows:
+def predicted(
+    predictor: Predictor, rows: Rows, folder: Path, columns: tuple[str, ...] = COLUMNS
+) -> Rows:
     """Return what comes out for rows in a file."""
     (folder / "new.csv").write_text(written(rows, columns), encoding="utf-8")
     assert predictor.predict_file(folder / "new.csv", folder / "out.csv") == len(rows)
@@ -30,16 +32,25 @@ def predicted(predictor: Predictor, rows: Rows, folder: Path, columns: tuple[str
 def test_scores_on_held_out_rows_are_those_of_the_run(
     run: fairbloom.Run, together: fairbloom.Run, quantity: fairbloom.Run, tmp_path: Path
 ) -> None:
-    for trained, client, model in product((run, together, quantity), HOSPITALS, ("last", "personal")):
+    for trained, client, model in product(
+        (run, together, quantity), HOSPITALS, ("last", "personal")
+    ):
         rows = table(trained.folder.parent / "data" / f"{client}.csv")
-        found = predicted(load_predictor(trained.folder, client=client, model=model), rows, tmp_path)
+        found = predicted(
+            load_predictor(trained.folder, client=client, model=model), rows, tmp_path
+        )
         examples = task_of(trained).splits(client).test
         assert examples.rows is not None
-        pairs = [(found[row]["predicted_outcome"], rows[row]["outcome"]) for row in examples.rows.tolist()]
+        pairs = [
+            (found[row]["predicted_outcome"], rows[row]["outcome"])
+            for row in examples.rows.tolist()
+        ]
         measured = trained.final(model="personal" if model == "personal" else "global")[client]
         if trained is quantity:
             assert list(found[0]) == [*COLUMNS, "predicted_outcome"]
-            assert np.mean([abs(float(a) - float(b)) for a, b in pairs]) == pytest.approx(measured, rel=1e-4)
+            assert np.mean([abs(float(a) - float(b)) for a, b in pairs]) == pytest.approx(
+                measured, rel=1e-4
+            )
             continue
         assert 100.0 * np.mean([a == b for a, b in pairs]) == pytest.approx(measured, abs=1e-4)
         with torch.no_grad():  # the inputs as training computes them, the model as clients load it
@@ -49,10 +60,14 @@ def test_scores_on_held_out_rows_are_those_of_the_run(
 
 def test_common_means_need_no_client(together: fairbloom.Run) -> None:
     frame = pandas.DataFrame(patients(0, 20))
-    pandas.testing.assert_frame_equal(together.predict(frame), together.predict(frame, client="north"))
+    pandas.testing.assert_frame_equal(
+        together.predict(frame), together.predict(frame, client="north")
+    )
 
 
-def test_the_best_model_is_that_of_the_best_round(run: fairbloom.Run, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_best_model_is_that_of_the_best_round(
+    run: fairbloom.Run, caplog: pytest.LogCaptureFixture
+) -> None:
     model = run.model("north", "best")
     assert "was chosen by the test examples" in caplog.text
     assert not model.training
@@ -61,17 +76,27 @@ def test_the_best_model_is_that_of_the_best_round(run: fairbloom.Run, caplog: py
         np.testing.assert_array_equal(tensor.numpy(), arrays[name])
 
 
-def test_all_columns_come_out_in_their_order_then_predictions(run: fairbloom.Run, tmp_path: Path) -> None:
-    predictor, rows = load_predictor(run.folder, client="west"), patients(2, 25)
+def test_all_columns_come_out_in_their_order_then_predictions(
+    run: fairbloom.Run, tmp_path: Path
+) -> None:
+    predictor = load_predictor(run.folder, client="west")
+    rows = patients(2, 25)
     usual = predicted(predictor, [{**row, "outcome": "never seen"} for row in rows], tmp_path)
     added = ["predicted_outcome", *(f"probability_{name}" for name in sorted(CLASSES))]
-    for columns in (COLUMNS, INPUTS, tuple(reversed(COLUMNS)), ("ward", "outcome", "age", "smoker", "dose")):
+    for columns in (
+        COLUMNS,
+        INPUTS,
+        tuple(reversed(COLUMNS)),
+        ("ward", "outcome", "age", "smoker", "dose"),
+    ):
         found = predicted(predictor, rows, tmp_path, columns)
         assert list(found[0]) == [*columns, *added]
         assert [{name: row[name] for name in columns} for row in found] == [
             {name: row[name] for name in columns} for row in rows
         ]
-        assert [[row[name] for name in added] for row in found] == [[row[name] for name in added] for row in usual]
+        assert [[row[name] for name in added] for row in found] == [
+            [row[name] for name in added] for row in usual
+        ]
     for row in usual:
         shares = {name: float(row[f"probability_{name}"]) for name in CLASSES}
         assert sum(shares.values()) == pytest.approx(1.0)
@@ -98,14 +123,21 @@ def test_a_category_that_the_schema_lacks_is_a_fault_by_row(run: fairbloom.Run) 
     frame["ward"] = ["A 1", "Ward 13", "Ward 13", "a 1"]
     with pytest.raises(FairbloomError) as caught:
         run.predict(frame, client="north")
-    for words in ("row 1, column 'ward' holds 'Ward 13'", "row 3, column 'ward' holds 'a 1'", "spellings"):
+    for words in (
+        "row 1, column 'ward' holds 'Ward 13'",
+        "row 3, column 'ward' holds 'a 1'",
+        "spellings",
+    ):
         assert words in str(caught.value)
 
 
 def test_new_rows_may_be_read_by_another_schema(run: fairbloom.Run, tmp_path: Path) -> None:
-    predictor, rows = load_predictor(run.folder, client="north"), patients(0, 4)
+    predictor = load_predictor(run.folder, client="north")
+    rows = patients(0, 4)
     text = (run.folder / "schema.toml").read_text()
-    spelled = text.replace('categories = ["no", "yes"]', 'categories = ["no", "yes"]\nspellings = {no = ["nein"]}')
+    spelled = text.replace(
+        'categories = ["no", "yes"]', 'categories = ["no", "yes"]\nspellings = {no = ["nein"]}'
+    )
     other = pandas.DataFrame(rows).replace({"smoker": {"no": "nein"}})
     found = predictor.reading_by(spelled).predict(other)["predicted_outcome"]
     assert found.tolist() == predictor.predict(pandas.DataFrame(rows))["predicted_outcome"].tolist()
@@ -119,21 +151,31 @@ def refused(run: fairbloom.Run, **chosen: str) -> str:
     return str(caught.value)
 
 
-def test_what_is_not_there_is_named_with_what_is(run: fairbloom.Run, together: fairbloom.Run) -> None:
-    assert "own means and deviations, unless the schema states center and scale: name a client by --client" in (
-        refused(run)
+def test_what_is_not_there_is_named_with_what_is(
+    run: fairbloom.Run, together: fairbloom.Run
+) -> None:
+    assert (
+        "own means and deviations, unless the schema states center and scale: name a client by"
+        " --client" in (refused(run))
     )
-    assert "did you mean north? there are north, old town, south, west" in refused(run, client="nort")
+    assert "did you mean north? there are north, old town, south, west" in refused(
+        run, client="nort"
+    )
     assert "did you mean south?" in refused(together, client="souht")
-    assert "did you mean personal? there are last, best, personal" in refused(run, client="north", model="persoal")
-    assert "a personal model: name a client by --client with one of north, old" in refused(together, model="personal")
+    assert "did you mean personal? there are last, best, personal" in refused(
+        run, client="north", model="persoal"
+    )
+    assert "a personal model: name a client by --client with one of north, old" in refused(
+        together, model="personal"
+    )
 
 
 def test_a_damaged_personal_model_is_named(
     together: fairbloom.Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     copied = fairbloom.load(shutil.copytree(together.folder, tmp_path / "copied"))
-    for file in (copied.folder / "clients").rglob("west/*.safetensors"):  # on a slow machine there is an earlier one
+    # on a slow machine there is an earlier one
+    for file in (copied.folder / "clients").rglob("west/*.safetensors"):
         file.write_bytes(file.read_bytes()[:-1] + b"?")
     said = refused(copied, model="personal", client="west")
     assert f"{file} does not hold what was written" in caplog.text

@@ -10,17 +10,47 @@ from fairbloom.protocol.parameters import Choices, Parameter, Range
 from fairbloom.protocol.settings import SETTINGS, SettingsError, Value, parse_assignments
 
 ADVICE: list[tuple[str, Any, str, Value | None]] = [
-    ("learning-rate", "0.1, 0.01", "fairbloom search --grid learning-rate=0.1,0.01 tries each; allowed is float", None),
-    ("learning-rate", [0.1, 0.01], "fairbloom search --grid learning-rate=0.1,0.01 tries each; allowed is float", None),
-    ("num-rounds", "10,20", "fairbloom search --grid num-rounds=10,20 tries each; allowed is int", None),
-    ("seed", "0,1,2", "a run takes one value; fairbloom compare --seeds 3 runs 3 of them; allowed is int", None),
-    ("weighting", "examples,uniform", "fairbloom search --grid weighting=examples,uniform tries each", None),
+    (
+        "learning-rate",
+        "0.1, 0.01",
+        "fairbloom search --grid learning-rate=0.1,0.01 tries each; allowed is float",
+        None,
+    ),
+    (
+        "learning-rate",
+        [0.1, 0.01],
+        "fairbloom search --grid learning-rate=0.1,0.01 tries each; allowed is float",
+        None,
+    ),
+    (
+        "num-rounds",
+        "10,20",
+        "fairbloom search --grid num-rounds=10,20 tries each; allowed is int",
+        None,
+    ),
+    (
+        "seed",
+        "0,1,2",
+        "a run takes one value; fairbloom compare --seeds 3 runs 3 of them; allowed is int",
+        None,
+    ),
+    (
+        "weighting",
+        "examples,uniform",
+        "fairbloom search --grid weighting=examples,uniform tries each",
+        None,
+    ),
     ("fraction", "0,5", "write decimals with a point, 0.5; allowed is float", 0.5),
     ("fraction", "0.5", "leave quotes out, 0.5; allowed is float", 0.5),
     ("num-rounds", 1e3, "write 1000; allowed is int", 1000),
     ("model", 7, "put it in quotes, as in --set 'model=\"7\"'; allowed is str", "7"),
     ("pooled", "True", "write true or false; allowed is bool", True),
-    ("engine", "LOOP", "did you mean loop (upper and lower case matter)? allowed is auto, ", "loop"),
+    (
+        "engine",
+        "LOOP",
+        "did you mean loop (upper and lower case matter)? allowed is auto, ",
+        "loop",
+    ),
     ("engine", "Lop", "did you mean loop? allowed is auto, ", "loop"),
 ]
 
@@ -39,28 +69,41 @@ def test_a_likely_mistake_is_answered_with_what_to_write() -> None:
 
 def test_names_and_shares_of_clients_may_be_numbers() -> None:
     for value, taken in [(7, "7"), (0.25, "0.25"), ("a,7", "a,7")]:
-        assert SETTINGS["attackers"].checked(value) == SETTINGS["training-clients"].checked(value) == taken
+        assert (
+            SETTINGS["attackers"].checked(value)
+            == SETTINGS["training-clients"].checked(value)
+            == taken
+        )
 
 
 def test_what_may_be_anything_is_answered_with_the_range_alone() -> None:
     for value in ["much", "0.1,much", "-1,-2", "", ",", None, [], [0.1], {"a": 1}]:
         with pytest.raises(
-            SettingsError, match=rf"^learning-rate = {re.escape(repr(value))}: allowed is float above 0$"
+            SettingsError,
+            match=rf"^learning-rate = {re.escape(repr(value))}: allowed is float above 0$",
         ):
             SETTINGS["learning-rate"].checked(value)
 
 
 def test_a_name_in_another_case_is_said_to_differ_by_that_alone() -> None:
     for name in ["Age", "AGE", "aGe"]:
-        assert did_you_mean(name, ["dose", "age"]) == "did you mean age (upper and lower case matter)? "
+        assert (
+            did_you_mean(name, ["dose", "age"])
+            == "did you mean age (upper and lower case matter)? "
+        )
         assert did_you_mean(f"{name}s", ["dose", "age"]) == "did you mean age? "
         assert did_you_mean("weight", ["dose", "age"]) == ""
 
 
 def test_the_example_of_a_parameter_is_allowed() -> None:
-    for allowed in [None, *map(Range, ("[0, 1]", "(0, inf)", "[3, inf)", "(-inf, -2)", "(-inf, inf)", "[10, 20)"))]:
+    for allowed in [
+        None,
+        *map(Range, ("[0, 1]", "(0, inf)", "[3, inf)", "(-inf, -2)", "(-inf, inf)", "[10, 20)")),
+    ]:
         for kind in [int, float, bool, str]:
-            parameter = Parameter("x", kind, None, allowed=allowed if kind in (int, float) else None)
+            parameter = Parameter(
+                "x", kind, None, allowed=allowed if kind in (int, float) else None
+            )
             assert parameter.checked(parameter.example) == parameter.example
 
 

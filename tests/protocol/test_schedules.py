@@ -13,10 +13,13 @@ from fairbloom.protocol.settings import RunSettings
 
 
 @given(st.sampled_from(["linear", "cosine"]), st.integers(0, 20), st.integers(1, 200))
-def test_rates_rise_to_their_height_then_fall_and_are_never_zero(shape: str, warmup: int, count: int) -> None:
+def test_rates_rise_to_their_height_then_fall_and_are_never_zero(
+    shape: str, warmup: int, count: int
+) -> None:
     factors = [Schedule(shape, warmup).factor(done, count) for done in range(count)]
     assert all(0.0 < factor <= 1.0 for factor in factors)
-    rising, falling = factors[: warmup + 1], factors[warmup:]
+    rising = factors[: warmup + 1]
+    falling = factors[warmup:]
     assert rising == sorted(rising)
     assert falling == sorted(falling, reverse=True)
     if count > warmup:
@@ -39,13 +42,23 @@ def test_the_closed_forms_after_a_warm_up() -> None:
         [1 / 3, 2 / 3, 1, 0.75, 0.5, 0.25]
     )
     cosine = [Schedule("cosine", 1).factor(done, 5) for done in range(5)]
-    assert cosine == pytest.approx([0.5, 1.0, *((1 + math.cos(math.pi * over / 4)) / 2 for over in (1, 2, 3))])
-    assert [Schedule("constant", 3).factor(done, 5) for done in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0]
+    assert cosine == pytest.approx(
+        [0.5, 1.0, *((1 + math.cos(math.pi * over / 4)) / 2 for over in (1, 2, 3))]
+    )
+    assert [Schedule("constant", 3).factor(done, 5) for done in range(5)] == [
+        0.25,
+        0.5,
+        0.75,
+        1.0,
+        1.0,
+    ]
     assert Schedule("cosine").factor(50, 40) == Schedule("cosine").factor(39, 40)  # beyond the last
 
 
 def settings(**changes: object) -> RunSettings:
-    return RunSettings.of({"learning-rate": 0.3, **{key.replace("_", "-"): value for key, value in changes.items()}})
+    return RunSettings.of(
+        {"learning-rate": 0.3, **{key.replace("_", "-"): value for key, value in changes.items()}}
+    )
 
 
 def test_constant_is_no_schedule() -> None:

@@ -20,7 +20,12 @@ TYPED: dict[str, Any] = {
 
 def test_settings_have_the_run_configs_values_and_defaults() -> None:
     settings = RunSettings.of(TYPED)
-    assert (settings.task, settings.clients, settings.learning_rate, settings.batch_size) == ("csv", 3, 1.0, 10)
+    assert (settings.task, settings.clients, settings.learning_rate, settings.batch_size) == (
+        "csv",
+        3,
+        1.0,
+        10,
+    )
     assert settings.own_settings == ""
     own = {"csv.target": "died", "ditto.lam": 0.5, "mine.share": 0.25, "mine.words": "to be"}
     assert settings.parameters == own
@@ -63,7 +68,9 @@ def test_impossible_settings_are_refused_by_key_and_value() -> None:
 def test_a_field_by_its_python_name_is_refused() -> None:
     """It would be kept as a setting of some task, while the field kept its default."""
     for make in (lambda: RunSettings(batch_size=16), lambda: RunSettings.of({"batch_size": 16})):
-        with pytest.raises(ValueError, match=r"unknown setting batch_size = 16; did you mean batch-size\?"):
+        with pytest.raises(
+            ValueError, match=r"unknown setting batch_size = 16; did you mean batch-size\?"
+        ):
             make()
     assert RunSettings(**{"batch-size": 16}).batch_size == 16
     assert RunSettings.of({}).model_copy(update={"batch_size": 16}).batch_size == 16

@@ -13,7 +13,10 @@ PLACES: list[tuple[int, str, tuple[int | str, ...]]] = [
 
 
 def test_every_seed_purpose_and_place_has_a_stream_of_its_own() -> None:
-    drawn = {place: tuple(generator(place[0], place[1], *place[2]).integers(2**62, size=4)) for place in PLACES}
+    drawn = {
+        place: tuple(generator(place[0], place[1], *place[2]).integers(2**62, size=4))
+        for place in PLACES
+    }
     assert all(drawn[one] != drawn[other] for one, other in itertools.combinations(PLACES, 2))
 
 

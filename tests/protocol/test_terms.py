@@ -59,13 +59,17 @@ def test_terms_come_back_from_the_wire_as_they_were(sent: Terms) -> None:
 def test_wire_names_have_hyphens_and_defaults_are_not_sent(sent: Terms) -> None:
     told = {key: value for key, value in sent.to_config().items() if key not in sent.others}
     plain = Terms(server_round=1)
-    changed = {name for name in NAMES if getattr(sent, attribute(name)) != getattr(plain, attribute(name))}
+    changed = {
+        name for name in NAMES if getattr(sent, attribute(name)) != getattr(plain, attribute(name))
+    }
     assert set(told) == (changed - {"others"}) | {"server-round"}
     assert all(value == as_list(getattr(sent, attribute(key))) for key, value in told.items())
 
 
 @given(terms, st.dictionaries(words, st.integers(0, 1000), max_size=3))
-def test_each_client_is_sent_the_round_of_its_own_state(sent: Terms, rounds: dict[str, int]) -> None:
+def test_each_client_is_sent_the_round_of_its_own_state(
+    sent: Terms, rounds: dict[str, int]
+) -> None:
     of_all = replace(sent, state_rounds=rounds)
     assert of_all.to_config() == sent.to_config()
     for name, number in rounds.items():
@@ -85,12 +89,18 @@ def as_list(value: Any) -> Any:
 def test_what_another_app_tells_comes_back_among_the_others() -> None:
     config = {"server-round": 2, "lr": 0.1, "others": "mine", "local_steps": 3, "__class__": "x"}
     received = Terms.of(config)
-    assert received == Terms(server_round=2, others={"lr": 0.1, "others": "mine", "local_steps": 3, "__class__": "x"})
+    assert received == Terms(
+        server_round=2, others={"lr": 0.1, "others": "mine", "local_steps": 3, "__class__": "x"}
+    )
     assert received.to_config() == config
 
 
 def test_a_servers_word_outweighs_what_is_told_with_it() -> None:
-    told = Terms(server_round=3, proximal_mu=0.5, others={"server-round": 1, "proximal-mu": 9.0, "measure": ["x"]})
+    told = Terms(
+        server_round=3,
+        proximal_mu=0.5,
+        others={"server-round": 1, "proximal-mu": 9.0, "measure": ["x"]},
+    )
     assert told.to_config() == {"server-round": 3, "proximal-mu": 0.5}
 
 

@@ -21,16 +21,30 @@ from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.strategies import FedAvg
 
-SETTINGS: dict[str, Any] = {"task": "digits", "clients": 2, "num-rounds": 1, "device": "cpu", "fraction": 1.0}
+SETTINGS: dict[str, Any] = {
+    "task": "digits",
+    "clients": 2,
+    "num-rounds": 1,
+    "device": "cpu",
+    "fraction": 1.0,
+}
 
 
 def test_a_misfit_names_both_numbers_and_the_remedy() -> None:
     check_protocol({})
     check_protocol({KEY: PROTOCOL, "server-round": 3})
-    for theirs, remedy in ((PROTOCOL + 1, "upgrade fairbloom"), (PROTOCOL - 1, "upgrade the server"), ("x" * 5000, "")):
+    for theirs, remedy in (
+        (PROTOCOL + 1, "upgrade fairbloom"),
+        (PROTOCOL - 1, "upgrade the server"),
+        ("x" * 5000, ""),
+    ):
         with pytest.raises(MisfitError) as error:
             check_protocol({KEY: theirs})
-        for words in (f"fairbloom {__version__}, protocol {PROTOCOL}", f"speaks protocol {theirs!r}"[:30], remedy):
+        for words in (
+            f"fairbloom {__version__}, protocol {PROTOCOL}",
+            f"speaks protocol {theirs!r}"[:30],
+            remedy,
+        ):
             assert words in str(error.value)
         assert len(str(error.value)) < 300
 
@@ -46,12 +60,17 @@ def hers() -> ClientApp:
 
     @made.train()
     def train(message: Message, context: Context) -> Message:
-        content = RecordDict({"arrays": message.content["arrays"], "metrics": MetricRecord({"num-examples": 1})})
+        content = RecordDict(
+            {"arrays": message.content["arrays"], "metrics": MetricRecord({"num-examples": 1})}
+        )
         return Message(content, reply_to=message)
 
     @made.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
-        return Message(RecordDict({"metrics": MetricRecord({"num-examples": 1, "loss": 0.0})}), reply_to=message)
+        return Message(
+            RecordDict({"metrics": MetricRecord({"num-examples": 1, "loss": 0.0})}),
+            reply_to=message,
+        )
 
     return made
 
@@ -60,8 +79,14 @@ def replies(client_app: ClientApp, message_type: str, **config: Any) -> list[Mes
     """Return what two clients answer to a message with this config."""
     grid = InProcessGrid(client_app, Settings.of(SETTINGS).run_config(), 2)
     arrays = ArrayRecord({"w": Array(np.zeros(2))})
-    content = RecordDict({"arrays": arrays, CONFIG: ConfigRecord({"server-round": 1, "measure": [], **config})})
-    return list(grid.send_and_receive([Message(content, dst_node_id=2 + i, message_type=message_type) for i in (0, 1)]))
+    content = RecordDict(
+        {"arrays": arrays, CONFIG: ConfigRecord({"server-round": 1, "measure": [], **config})}
+    )
+    return list(
+        grid.send_and_receive(
+            [Message(content, dst_node_id=2 + i, message_type=message_type) for i in (0, 1)]
+        )
+    )
 
 
 def test_a_client_refuses_messages_of_another_protocol() -> None:

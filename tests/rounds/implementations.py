@@ -1,4 +1,5 @@
-"""Everybody who implements the seam between a round and those who compute it, and what is seen there of a run.
+"""Everybody who implements the seam between a round and those who compute it, and what is seen
+there of a run.
 
 A new implementation is one more line of IMPLEMENTATIONS.
 """
@@ -34,9 +35,12 @@ IMPLEMENTATIONS: dict[str, Callable[[Method, Config], Clients]] = {
     "local": LocalClients,
     "workers": lambda method, config: WorkerClients(method, config, workers=2),
     "stacked": lambda method, config: StackedClients(method, config, block=3),
-    "flower": lambda method, config: FlowerClients(method, InProcessGrid(app, config, config["clients"]), timeout=60.0),
+    "flower": lambda method, config: FlowerClients(
+        method, InProcessGrid(app, config, config["clients"]), timeout=60.0
+    ),
 }
-"""Each returns the clients of a method and a run config; the first is what the others are compared with."""
+"""Each returns the clients of a method and a run config; the first is what the others are compared
+with."""
 
 PLAIN: Config = {"clients": 5, "num-rounds": 3, "fraction": 0.6, "device": "cpu", "seed": 2}
 
@@ -50,39 +54,99 @@ GROUPED: dict[str, Config] = {
 CASES: dict[str, Config] = {
     **{name: {"method": name, **GROUPED.get(name, {})} for name in METHODS},
     "a model with buffers": {"model": "tests.nets:Normed", "method": "fedfv", "batch-size": 20},
-    "snapshots of a model with buffers": {"model": "tests.nets:Normed", "method": "drfa", "batch-size": 20},
+    "snapshots of a model with buffers": {
+        "model": "tests.nets:Normed",
+        "method": "drfa",
+        "batch-size": 20,
+    },
     "personal models with buffers": {"model": "tests.nets:Normed", "personal-lambda": 0.5},
-    "personal models, proximal, momentum": {"personal-lambda": 0.5, "proximal-mu": 0.1, "momentum": 0.9},
+    "personal models, proximal, momentum": {
+        "personal-lambda": 0.5,
+        "proximal-mu": 0.1,
+        "momentum": 0.9,
+    },
     "stragglers": {"stragglers": 0.7, "local-epochs": 3, "method": "afl"},
-    "stragglers that are left out": {"stragglers": 0.5, "drop-stragglers": True, "fraction": 1.0, "method": "fedfv"},
-    "replies that are out of proportion": {"max-growth": 1.0, "enrolled-sizes": "client-1=5", "method": "semivred"},
+    "stragglers that are left out": {
+        "stragglers": 0.5,
+        "drop-stragglers": True,
+        "fraction": 1.0,
+        "method": "fedfv",
+    },
+    "replies that are out of proportion": {
+        "max-growth": 1.0,
+        "enrolled-sizes": "client-1=5",
+        "method": "semivred",
+    },
     "evaluated after the last round only": {"evaluate-every": 0},
     "a convolutional network": {"model": "cnn", "method": "fedmgdaplus", "num-rounds": 2},
     "two layers": {"model": "mlp", "method": "fedlf"},
     **{
         f"{name}, two layers": {"method": name, "model": "mlp", **GROUPED.get(name, {})}
-        for name in ("fedprox", "scaffold", "feddyn", "propfair", "drfa", "eagle", "fedfa", "fairfed", "fcfl", "ditto")
+        for name in (
+            "fedprox",
+            "scaffold",
+            "feddyn",
+            "propfair",
+            "drfa",
+            "eagle",
+            "fedfa",
+            "fairfed",
+            "fcfl",
+            "ditto",
+        )
     },
     "personal convolutional networks": {"model": "cnn", "method": "ditto", "num-rounds": 2},
-    "momentum, stragglers, full batch": {"momentum": 0.5, "stragglers": 0.5, "local-epochs": 3, "batch-size": 0},
-    "clients of unequal size": {"partition": "dirichlet", "dirichlet-alpha": 0.1, "weight-decay": 0.01},
+    "momentum, stragglers, full batch": {
+        "momentum": 0.5,
+        "stragglers": 0.5,
+        "local-epochs": 3,
+        "batch-size": 0,
+    },
+    "clients of unequal size": {
+        "partition": "dirichlet",
+        "dirichlet-alpha": 0.1,
+        "weight-decay": 0.01,
+    },
     "adamw, clipping and a schedule": {
-        **{"optimizer": "adamw", "learning-rate": 0.01, "weight-decay": 0.01, "gradient-clip": 0.5, "model": "mlp"},
+        **{
+            "optimizer": "adamw",
+            "learning-rate": 0.01,
+            "weight-decay": 0.01,
+            "gradient-clip": 0.5,
+            "model": "mlp",
+        },
         **{"schedule": "cosine", "warmup": 1, "num-rounds": 4, "personal-lambda": 0.5},
     },
     "control variates, a proximal term, personal models, stragglers": {
-        **{"control-variates": True, "proximal-mu": 0.1, "personal-lambda": 0.5, "weighting": "uniform"},
+        **{
+            "control-variates": True,
+            "proximal-mu": 0.1,
+            "personal-lambda": 0.5,
+            "weighting": "uniform",
+        },
         **{"stragglers": 0.5, "local-epochs": 3, "schedule": "cosine"},
     },
     "control variates of a model with buffers": {
         **{"model": "tests.nets:Normed", "method": "scaffold", "batch-size": 20},
     },
-    "control variates beside frozen parameters": {"model": "tests.nets:Adapted", "control-variates": True},
+    "control variates beside frozen parameters": {
+        "model": "tests.nets:Adapted",
+        "control-variates": True,
+    },
     "a dynamic regularizer of a model with buffers": {
-        **{"model": "tests.nets:Normed", "method": "feddyn", "batch-size": 20, "weight-decay": 0.01},
+        **{
+            "model": "tests.nets:Normed",
+            "method": "feddyn",
+            "batch-size": 20,
+            "weight-decay": 0.01,
+        },
     },
     "a rule of the user's own, personal models": {
-        **{"client-rule": "tests.client.own_rules:Momentum", "method": "fedfv", "personal-lambda": 0.5},
+        **{
+            "client-rule": "tests.client.own_rules:Momentum",
+            "method": "fedfv",
+            "personal-lambda": 0.5,
+        },
     },
     "a rule that replies something else": {"client-rule": "tests.client.own_rules:Half"},
     "averaged and personal models": {"personal-lambda": 0.5, "average-models": True},
@@ -103,18 +167,32 @@ CASES: dict[str, Config] = {
         "defence": "nnm",
     },
     "noise in updates that a defence weighs": {
-        **{"method": "fedavg", "attack": "noise", "attackers": "client-2", "defence": "trimmed-mean"},
+        **{
+            "method": "fedavg",
+            "attack": "noise",
+            "attackers": "client-2",
+            "defence": "trimmed-mean",
+        },
     },
     "false labels": {"method": "fedmgdaplus", "attack": "label-flip", "attackers": "client-0"},
     "an attack that sees the others, on snapshots": {
-        **{"method": "drfa", "attack": "alie", "attackers": "client-2", "fraction": 1.0, "defence": "clip"},
+        **{
+            "method": "drfa",
+            "attack": "alie",
+            "attackers": "client-2",
+            "fraction": 1.0,
+            "defence": "clip",
+        },
     },
     "few clients train": {"method": "drfa", "training-clients": "client-4,client-0,client-1"},
     "a rate that decays": {"method": "qfedsgd", "personal-lambda": 0.5, "learning-rate-decay": 0.5},
     "validation examples": {"method": "ditto", "validation-share": 0.2},
     "frozen parameters": {"model": "tests.nets:Adapted", "method": "fedmgdaplus"},
     "frozen parameters of personal models": {"model": "tests.nets:Plain", "personal-lambda": 0.5},
-    "snapshots of a model with frozen parameters": {"model": "tests.nets:Adapted", "method": "drfa"},
+    "snapshots of a model with frozen parameters": {
+        "model": "tests.nets:Adapted",
+        "method": "drfa",
+    },
 }
 
 
@@ -129,7 +207,11 @@ def method_and_model(settings: Settings) -> tuple[FairStrategy, dict[str, Any]]:
     module = load_task(settings.run_config()).model()
     buffers = [name for name, buffer in module.named_buffers() if buffer.is_floating_point()]
     model = {name: tensor.detach().numpy().copy() for name, tensor in module.state_dict().items()}
-    names = {"buffers": buffers, "shared": shared_parameters(module), "frozen": frozen_parameters(module)}
+    names = {
+        "buffers": buffers,
+        "shared": shared_parameters(module),
+        "frozen": frozen_parameters(module),
+    }
     return settings.strategy(**names), model
 
 
@@ -145,7 +227,8 @@ def rows_of(updates: Updates | None) -> tuple[bytes, ...]:
 
 
 def watch(clients: Clients) -> list[tuple[str, dict[str, Any]]]:
-    """Return where the answers of clients will be noted as they are given, before the round has screened them."""
+    """Return where the answers of clients will be noted as they are given, before the round has
+    screened them."""
     seen: list[tuple[str, dict[str, Any]]] = []
 
     def noting(what: str, ask: Callable[..., Replies]) -> Callable[..., Replies]:
@@ -156,12 +239,15 @@ def watch(clients: Clients) -> list[tuple[str, dict[str, Any]]]:
 
         return asked
 
-    vars(clients).update(train=noting("trained", clients.train), evaluate=noting("evaluated", clients.evaluate))
+    vars(clients).update(
+        train=noting("trained", clients.train), evaluate=noting("evaluated", clients.evaluate)
+    )
     return seen
 
 
 def told(replies: Replies) -> dict[str, Any]:
-    """Return what clients told; reasons are each implementation's own words, so only their clients are compared."""
+    """Return what clients told; reasons are each implementation's own words, so only their clients
+    are compared."""
     trained = isinstance(replies, Trained)
     return {
         "names": replies.names,
@@ -174,7 +260,8 @@ def told(replies: Replies) -> dict[str, Any]:
 
 
 def assert_same_replies(ours: Replies, expected: Replies, tolerance: float) -> None:
-    """Check that the same clients told the same up to a tolerance: metrics, in their order, and updates."""
+    """Check that the same clients told the same up to a tolerance: metrics, in their order, and
+    updates."""
     assert ours.refused.reasons.keys() == expected.refused.reasons.keys()
     assert {name: [*report] for name, report in ours.metrics.items()} == {
         name: [*report] for name, report in expected.metrics.items()
@@ -186,7 +273,9 @@ def assert_same_replies(ours: Replies, expected: Replies, tolerance: float) -> N
         for updates, due in ((ours.updates, expected.updates), (ours.second, expected.second)):
             assert (updates is None) == (due is None)
             if updates is not None and due is not None:
-                np.testing.assert_allclose(updates.vectors.blocks[0], due.vectors.blocks[0], rtol=0, atol=tolerance)
+                np.testing.assert_allclose(
+                    updates.vectors.blocks[0], due.vectors.blocks[0], rtol=0, atol=tolerance
+                )
 
 
 @dataclass(frozen=True)
@@ -204,7 +293,8 @@ def outcome(implementation: str, case: str, *, in_float64: bool = False) -> Outc
     settings = settings_of(case, in_float64=in_float64)
     method, model = method_and_model(settings)
     engine = IMPLEMENTATIONS[implementation](method, dict(settings.run_config()))
-    seen, loop = watch(engine), Rounds(method, engine, settings.num_rounds)
+    seen = watch(engine)
+    loop = Rounds(method, engine, settings.num_rounds)
     measured = lambda number: ["loss-before"] if loop.evaluates(number) else []  # noqa: E731 (as server/app.py does)
     rounds = list(loop.run(model, measure=measured, measure_after=["train-loss"]))
     if isinstance(engine, LocalClients):

@@ -1,7 +1,8 @@
-"""Defences and attacks equal those of ByzFL, where it is installed: `pip install --no-deps --group byzfl`.
+"""Defences and attacks equal those of ByzFL, where it is installed: `pip install --no-deps --group
+byzfl`.
 
-It is in no lock file, because it is of use here alone; what these functions import is installed already. They take
-updates in d numbers; ours take their Gram matrix.
+It is in no lock file, because it is of use here alone; what these functions import is installed
+already. They take updates in d numbers; ours take their Gram matrix.
 """
 
 from collections.abc import Callable
@@ -29,7 +30,9 @@ def updates(clients: int) -> FloatArray:
 
 
 @pytest.mark.parametrize(("clients", "tolerance"), ROUNDS)
-@pytest.mark.parametrize(("ours", "theirs"), [(defences.nearest_neighbours, "NNM"), (defences.krum, "Krum")])
+@pytest.mark.parametrize(
+    ("ours", "theirs"), [(defences.nearest_neighbours, "NNM"), (defences.krum, "Krum")]
+)
 def test_a_defence_on_the_gram_matrix_is_byzfls(
     clients: int, tolerance: int, ours: Callable[[FloatArray, int], FloatArray], theirs: str
 ) -> None:
@@ -50,7 +53,9 @@ def test_the_geometric_median_is_byzfls(clients: int, tolerance: int) -> None:
     """Both iterate, so they agree as far as their smoothing does."""
     rows = updates(clients)
     expected = aggregators.GeometricMedian(nu=1e-9, T=5000)(rows)
-    np.testing.assert_allclose(defences.geometric_median(rows @ rows.T) @ rows, expected, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(
+        defences.geometric_median(rows @ rows.T) @ rows, expected, rtol=0, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize(
@@ -62,8 +67,11 @@ def test_the_geometric_median_is_byzfls(clients: int, tolerance: int) -> None:
     ],
 )
 @pytest.mark.parametrize("clients", [4, 10])
-def test_an_attack_is_byzfls(clients: int, ours: str, theirs: Callable[[], Callable[[FloatArray], FloatArray]]) -> None:
-    """ByzFL's attackers have no update of their own: it turns the mean of the honest ones, which is given here."""
+def test_an_attack_is_byzfls(
+    clients: int, ours: str, theirs: Callable[[], Callable[[FloatArray], FloatArray]]
+) -> None:
+    """ByzFL's attackers have no update of their own: it turns the mean of the honest ones, which is
+    given here."""
     honest = updates(clients)
     own = honest.mean(axis=0)
     found = UPDATES[ours](Sight(own, honest, 1.0, 1, generator(1, "attack", 1, "a")))

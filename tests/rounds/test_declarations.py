@@ -1,4 +1,5 @@
-"""What a method has not asked for is an error when it reads it, and so is an option as a class attribute."""
+"""What a method has not asked for is an error when it reads it, and so is an option as a class
+attribute."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -24,7 +25,9 @@ def reading(read: str) -> type[FairStrategy]:
 def test_a_roster_that_was_not_asked_for_is_an_error() -> None:
     for read in ("['site-1']", ".get('site-1')", ".values().__iter__().__next__()", ".__len__()"):
         method = reading(f"roster{read}")(**OPTIONS)
-        with pytest.raises(MethodError, match=r'cohort\.roster.*requires = frozenset\(\{"roster"\}\)'):
+        with pytest.raises(
+            MethodError, match=r'cohort\.roster.*requires = frozenset\(\{"roster"\}\)'
+        ):
             run(method, rounds=1)
         assert "roster" not in method.state_dict()
     with pytest.raises(MethodError, match=r"loss-before.*needs = frozenset"):
@@ -48,7 +51,9 @@ def test_wrong_declarations_are_refused() -> None:
 
 
 def choosing(*drawn: str) -> type[FairStrategy]:
-    def choose(self: FairStrategy, names: Sequence[str], wanted: int, server_round: int) -> list[str]:
+    def choose(
+        self: FairStrategy, names: Sequence[str], wanted: int, server_round: int
+    ) -> list[str]:
         return [*drawn]
 
     members: dict[str, Any] = {"choose": choose}
@@ -56,8 +61,13 @@ def choosing(*drawn: str) -> type[FairStrategy]:
 
 
 def test_a_draw_of_nobody_or_a_stranger_is_an_error_by_name() -> None:
-    with pytest.raises(MethodError, match=r"Choosing\.choose, in round 1, drew 'nobody', .* none of the 6 clients"):
+    with pytest.raises(
+        MethodError, match=r"Choosing\.choose, in round 1, drew 'nobody', .* none of the 6 clients"
+    ):
         run(choosing("site-1", "nobody")(**OPTIONS), rounds=1)
     with pytest.raises(MethodError, match=r"Choosing\.choose, in round 1, drew none of 6 clients"):
         run(choosing()(**OPTIONS), rounds=1)
-    assert run(choosing("site-4", "site-1")(**OPTIONS), rounds=1)[1][0].participants == ("site-1", "site-4")
+    assert run(choosing("site-4", "site-1")(**OPTIONS), rounds=1)[1][0].participants == (
+        "site-1",
+        "site-4",
+    )

@@ -1,4 +1,5 @@
-"""Defences: each against its definition on vectors, their effect on methods, and what they leave alone."""
+"""Defences: each against its definition on vectors, their effect on methods, and what they leave
+alone."""
 
 from dataclasses import replace
 
@@ -37,8 +38,12 @@ def test_nnm_averages_the_nearest_as_vectors_have_it() -> None:
     for m, f in SIZES:
         rows = updates(m)
         distances = np.linalg.norm(rows[:, None] - rows[None, :], axis=2)
-        expected = np.stack([rows[np.argsort(distances[k])[: m - f]].mean(axis=0) for k in range(m)])
-        np.testing.assert_allclose(defences.nearest_neighbours(rows @ rows.T, f) @ rows, expected, atol=1e-12)
+        expected = np.stack(
+            [rows[np.argsort(distances[k])[: m - f]].mean(axis=0) for k in range(m)]
+        )
+        np.testing.assert_allclose(
+            defences.nearest_neighbours(rows @ rows.T, f) @ rows, expected, atol=1e-12
+        )
 
 
 def test_nnm_of_equal_updates_goes_by_name() -> None:
@@ -57,7 +62,9 @@ def test_krum_chooses_the_update_nearest_to_the_others() -> None:
         rows = updates(m)
         distances = np.linalg.norm(rows[:, None] - rows[None, :], axis=2) ** 2
         scores = np.sort(distances, axis=1)[:, 1 : m - f].sum(axis=1)
-        np.testing.assert_array_equal(defences.krum(rows @ rows.T, f), np.arange(m) == scores.argmin())
+        np.testing.assert_array_equal(
+            defences.krum(rows @ rows.T, f), np.arange(m) == scores.argmin()
+        )
 
 
 def test_at_the_geometric_median_unit_vectors_sum_to_zero() -> None:
@@ -80,11 +87,14 @@ def test_the_trimmed_mean_leaves_the_extremes_out() -> None:
 
 
 def test_equal_values_share_what_a_trimmed_mean_leaves() -> None:
-    """The middle is 1 and 1, of three; then 0 and 1, where one of two zeros is left out; then the same four times."""
+    """The middle is 1 and 1, of three; then 0 and 1, where one of two zeros is left out; then the
+    same four times."""
     rows = np.array([[1.0, 0.0, 2.0], [1.0, 0.0, 2.0], [1.0, 1.0, 2.0], [0.0, 3.0, 2.0]])
     mean, weights = defences.trimmed_mean(Vectors((rows,)), 1)
     np.testing.assert_array_equal(mean, [1.0, 0.5, 2.0])
-    by_number = np.array([[1 / 3, 1 / 3, 1 / 3, 0.0], [1 / 4, 1 / 4, 1 / 2, 0.0], [1 / 4, 1 / 4, 1 / 4, 1 / 4]])
+    by_number = np.array(
+        [[1 / 3, 1 / 3, 1 / 3, 0.0], [1 / 4, 1 / 4, 1 / 2, 0.0], [1 / 4, 1 / 4, 1 / 4, 1 / 4]]
+    )
     np.testing.assert_allclose(weights, by_number.mean(axis=0))
 
 
@@ -106,7 +116,8 @@ def test_mixed_cohorts_have_the_products_of_mixed_vectors() -> None:
         cohort = cohort_of(rows)
         mixing = Defence(name, 0).mixing(cohort)
         assert mixing is not None
-        seen, after = mixed(cohort, mixing), mixing @ rows
+        seen = mixed(cohort, mixing)
+        after = mixing @ rows
         np.testing.assert_allclose(seen.gram, after @ after.T, atol=1e-9)
         np.testing.assert_allclose(seen.grams.sum(axis=0), seen.gram, atol=1e-9)
         np.testing.assert_allclose(seen.squared_norms, (after**2).sum(axis=1), atol=1e-9)
@@ -114,7 +125,9 @@ def test_mixed_cohorts_have_the_products_of_mixed_vectors() -> None:
 
 def test_kept_rows_stay_as_they_are_and_second_ones_are_mixed() -> None:
     rows = updates(9)  # four updates, four second ones, one kept
-    cohort = replace(cohort_of(rows[:4]), second=True, memory=(None,), gram_of=lambda: rows @ rows.T)  # type: ignore[arg-type]
+    cohort = replace(
+        cohort_of(rows[:4]), second=True, memory=(None,), gram_of=lambda: rows @ rows.T
+    )  # type: ignore[arg-type]
     mixing = Defence("nnm", 1).mixing(cohort)
     assert mixing is not None
     np.testing.assert_array_equal(mixing[:4, :4], mixing[4:8, 4:8])
@@ -129,7 +142,8 @@ def test_fewer_than_half_of_a_round_are_tolerated() -> None:
 
 def test_two_clients_cannot_be_defended() -> None:
     for name in [*MIXING, *WEIGHING]:
-        defence, cohort = Defence(name, 0), cohort_of(updates(2))
+        defence = Defence(name, 0)
+        cohort = cohort_of(updates(2))
         assert defence.mixing(cohort) is None
 
 
@@ -139,8 +153,11 @@ def test_an_update_far_off_is_left_out() -> None:
     cohort = cohort_of(rows)
     for name in ("clip", "nnm", "geometric-median", "krum"):
         defence = Defence(name, 0)
-        mixing, weights = defence.mixing(cohort), defence.weights(cohort)
-        left_out = defence.left_out(cohort.names, mixing, cohort.prior if weights is None else weights)
+        mixing = defence.mixing(cohort)
+        weights = defence.weights(cohort)
+        left_out = defence.left_out(
+            cohort.names, mixing, cohort.prior if weights is None else weights
+        )
         assert "c05" in left_out, name
         assert len(left_out) == {"krum": 7, "nnm": 2}.get(name, 1), name
     assert Defence("nnm", 0).left_out(("a", "b"), None, np.array([0.9, 0.1])) == ()

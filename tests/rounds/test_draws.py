@@ -1,4 +1,5 @@
-"""Who takes part in a round: the same clients for the same seed, and where some train, these alone."""
+"""Who takes part in a round: the same clients for the same seed, and where some train, these
+alone."""
 
 from typing import Any
 
@@ -16,21 +17,26 @@ SOME = ("site-4", "site-1", "site-2")
 def test_arrival_order_and_node_ids_do_not_matter() -> None:
     for name in ("fedavg", "drfa", "scaffold"):
         expected, same = undisturbed(name)
-        result, rounds = run(make(name, ARGUMENTS[name][0], **OPTIONS), MemoryGrid(quadratics(6), seed=1))
+        result, rounds = run(
+            make(name, ARGUMENTS[name][0], **OPTIONS), MemoryGrid(quadratics(6), seed=1)
+        )
         assert bits(result.arrays) == bits(expected.arrays), name
-        assert [list(r.coefficients.items()) for r in rounds] == [list(r.coefficients.items()) for r in same], name
+        assert [list(r.coefficients.items()) for r in rounds] == [
+            list(r.coefficients.items()) for r in same
+        ], name
 
 
 def test_a_seed_draws_the_same_participants_for_every_method() -> None:
     drawn = {name: [r.participants for r in undisturbed(name)[1]] for name in KINDS}
-    weighted, first = drawn.pop("drfa"), drawn["fedavg"]
+    weighted = drawn.pop("drfa")
+    first = drawn["fedavg"]
     assert all(participants == first for participants in drawn.values())
     assert all(1 <= len(participants) <= 4 for participants in weighted)
     assert all(len(participants) == 4 for participants in first)
     assert len(set(first)) > 1
 
 
-# Some train, and all evaluate ---------------------------------------------------------------------------------------
+# Some train, and all evaluate ---------------------------------------------------------------------
 
 
 def test_the_model_is_that_of_those_clients_alone() -> None:
@@ -44,7 +50,9 @@ def test_the_model_is_that_of_those_clients_alone() -> None:
         alone, others = run(make(name, arguments, **OPTIONS), MemoryGrid(some))
         result, rounds = run(make(name, arguments, training_clients=SOME, **OPTIONS))
         assert bits(result.arrays) == bits(alone.arrays), name
-        assert [(r.participants, r.coefficients) for r in rounds] == [(r.participants, r.coefficients) for r in others]
+        assert [(r.participants, r.coefficients) for r in rounds] == [
+            (r.participants, r.coefficients) for r in others
+        ]
         assert all(set(r.evaluations) == set(EVERYBODY) for r in rounds)
 
 
@@ -59,7 +67,9 @@ def test_without_any_of_them_rounds_are_skipped_and_named() -> None:
     words = "of those that train .training_clients = site-8, site-9., too few clients were online"
     with pytest.raises(NothingLearnedError, match=f"learned nothing for 3 rounds: .*{words}"):
         run(FedAvg(training_clients=("site-8", "site-9")), rounds=5)
-    assert run(FedAvg(training_clients=("site-1", "site-9")), rounds=1)[1][0].participants == ("site-1",)
+    assert run(FedAvg(training_clients=("site-1", "site-9")), rounds=1)[1][0].participants == (
+        "site-1",
+    )
     _, rounds = run(FedAvg(training_clients=SOME, fraction_train=0.34), rounds=3)
     assert all(len(r.participants) == 2 for r in rounds)  # it is a share of those that train
     _, rounds = run(FedAvg(training_clients=("site-9",), unused_rounds=0), rounds=2)
@@ -70,10 +80,14 @@ def test_without_any_of_them_rounds_are_skipped_and_named() -> None:
 def test_a_text_is_not_taken_for_a_list_of_names() -> None:
     wrong: list[Any] = ["site-1", ["site-1", 2], [""], {"site-1"}, None]
     for value in wrong:
-        with pytest.raises(ValueError, match=r"training_clients must be a list or tuple of names, got"):
+        with pytest.raises(
+            ValueError, match=r"training_clients must be a list or tuple of names, got"
+        ):
             FedAvg(training_clients=value)
     assert FedAvg(buffers=["norm.mean"]).buffers == ("norm.mean",)
     for text in ("head", ["ab"]):
         for option in ("shared", "enrolled_sizes"):
-            with pytest.raises(ValueError, match=rf"^{option} (= .*name=value|must be a mapping of names)"):
+            with pytest.raises(
+                ValueError, match=rf"^{option} (= .*name=value|must be a mapping of names)"
+            ):
                 FedAvg(**{option: text})  # type: ignore[arg-type]

@@ -1,7 +1,8 @@
-"""Whatever a client's work, a server's terms or the metrics may be: whoever computes honours it, to the same numbers.
+"""Whatever a client's work, a server's terms or the metrics may be: whoever computes honours it, to
+the same numbers.
 
-A field of `LocalWork` or `Terms`, or a metric, that is added without a case here fails; so does one that an engine
-neither honours nor is known here to leave to one client after the other.
+A field of `LocalWork` or `Terms`, or a metric, that is added without a case here fails; so does one
+that an engine neither honours nor is known here to leave to one client after the other.
 """
 
 import logging
@@ -38,11 +39,19 @@ from .implementations import IMPLEMENTATIONS, Config, assert_same_replies, told
 PLAIN: Config = {"task": "tests.nets:few", "clients": 4, "partition": "dirichlet", "device": "cpu"}
 NAMES = [f"client-{number}" for number in range(4)]
 
-PROPFAIR = Terms(server_round=1, loss_transform="propfair", propfair_baseline=3.0, propfair_epsilon=0.3)
+PROPFAIR = Terms(
+    server_round=1, loss_transform="propfair", propfair_baseline=3.0, propfair_epsilon=0.3
+)
 PERSONAL = Terms(server_round=1, personal_lambda=0.5, personal_epochs=1)
-BASELINE: Mapping[str, Any] = {"baseline_patience": 3, "baseline_tolerance": 0.9, "baseline_epochs": 4}
+BASELINE: Mapping[str, Any] = {
+    "baseline_patience": 3,
+    "baseline_tolerance": 0.9,
+    "baseline_epochs": 4,
+}
 ALONE = Terms(server_round=1, measure=("loss-baseline",), **BASELINE)
-PARITY = Terms(server_round=1, disparity="demographic-parity", measure=("disparity", "disparity-hard"))
+PARITY = Terms(
+    server_round=1, disparity="demographic-parity", measure=("disparity", "disparity-hard")
+)
 OWN_RULE: Config = {"client-rule": "tests.client.own_rules:Momentum"}
 TWO_GROUPS: Config = {"task": "tests.nets:even", "smallest-group": 1}
 
@@ -135,7 +144,10 @@ OF_THE_METRICS: Mapping[str, Case] = {
         name: Case(TWO_GROUPS, Terms(server_round=1, measure=("loss-before", name, "loss-after")))
         for name in ("positives-0", "positives-1", "hits-0", "hits-1")
     },
-    **{name: Case(terms=replace(ALONE, measure=(name,))) for name in ("loss-baseline", "accuracy-baseline")},
+    **{
+        name: Case(terms=replace(ALONE, measure=(name,)))
+        for name in ("loss-baseline", "accuracy-baseline")
+    },
     "loss": Case(),
     "loss-validation": Case({"validation-share": 0.3}),
     "loss-personal": Case(terms=PERSONAL),
@@ -150,7 +162,12 @@ BOTH: Mapping[str, Case] = {
     ),
     "equal opportunity beside a full batch step and personal models": Case(
         TWO_GROUPS,
-        replace(PERSONAL, disparity="equal-opportunity", full_batch_step=True, measure=("disparity", "hits-1")),
+        replace(
+            PERSONAL,
+            disparity="equal-opportunity",
+            full_batch_step=True,
+            measure=("disparity", "hits-1"),
+        ),
     ),
     "a baseline with all that can be set, beside personal models": Case(
         {
@@ -164,10 +181,18 @@ BOTH: Mapping[str, Case] = {
             **{"optimizer": "adam", "learning-rate": 0.01, "gradient-clip": 0.1, "model": "mlp"},
             **{"schedule": "linear", "warmup": 2, "local-epochs": 3, "num-rounds": 9},
         },
-        Terms(server_round=3, proximal_mu=0.5, measure=("update-norm", "loss-after", "learning-rate")),
+        Terms(
+            server_round=3, proximal_mu=0.5, measure=("update-norm", "loss-after", "learning-rate")
+        ),
     ),
     "adamw of clients with different numbers of steps": Case(
-        {"optimizer": "adamw", "learning-rate": 0.01, "batch-size": 3, "dirichlet-alpha": 0.1, "local-epochs": 2}
+        {
+            "optimizer": "adamw",
+            "learning-rate": 0.01,
+            "batch-size": 3,
+            "dirichlet-alpha": 0.1,
+            "local-epochs": 2,
+        }
     ),
     "Nesterov's momentum, a pull and a snapshot of a network": Case(
         {"momentum": 0.9, "nesterov": True, "model": "mlp", "dirichlet-alpha": 0.1},
@@ -179,7 +204,11 @@ BOTH: Mapping[str, Case] = {
     **{
         f"inputs, outputs and weights: {name}": Case(
             {"task": f"tests.simulation.several:{name}", "batch-size": 3},
-            replace(PERSONAL, proximal_mu=0.2, measure=("loss-before", "loss-after", "update-norm", "train-loss")),
+            replace(
+                PERSONAL,
+                proximal_mu=0.2,
+                measure=("loss-before", "loss-after", "update-norm", "train-loss"),
+            ),
         )
         for name in ("masked", "uneven", "paired", "collated", "tokens", "of_itself")
     },
@@ -193,13 +222,15 @@ CASES: Mapping[str, Case] = {
 }
 
 ONE_BY_ONE = {"time_budget": "time-budget = 1e-09", "draws": "it draws, as dropout does"}
-"""The fields of the work that stacked clients leave to one after the other, and what the log says of it."""
+"""The fields of the work that stacked clients leave to one after the other, and what the log says
+of it."""
 
 EXPECTED = "local"
 
 
 class Engines:
-    """The clients of each engine for the last config: those of many cases, whose terms alone differ."""
+    """The clients of each engine for the last config: those of many cases, whose terms alone
+    differ."""
 
     def __init__(self) -> None:
         self._there: dict[str, tuple[object, LocalClients]] = {}
@@ -248,8 +279,12 @@ def of_a_round(clients: Clients, case: Case) -> Seen:
     assert list(clients.online(1)) == NAMES
     model = model_of(case)
     control = {name: 0.1 * model[name] for name in case.method.layout_of(model).trainable}
-    trained = clients.train(NAMES, model, case.terms, {"control": control} if case.terms.control_variates else {})
-    evaluated = clients.evaluate(NAMES, model, replace(case.terms, local_steps=None, snapshot_step=None), NAMES[:2])
+    trained = clients.train(
+        NAMES, model, case.terms, {"control": control} if case.terms.control_variates else {}
+    )
+    evaluated = clients.evaluate(
+        NAMES, model, replace(case.terms, local_steps=None, snapshot_step=None), NAMES[:2]
+    )
     assert trained.refused.reasons == evaluated.refused.reasons == {}
     return trained, evaluated
 
@@ -264,22 +299,29 @@ def assert_equal(ours: Seen, expected: Seen, tolerance: float) -> None:
 def test_stacked_clients_give_the_numbers_of_one_after_the_other(
     case: str, engines: Engines, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """tests/simulation/test_engines.py has workers and messages, to which the terms are sent as they are."""
+    """tests/simulation/test_engines.py has workers and messages, to which the terms are sent as
+    they are."""
     if together := case in BOTH and "optimizer" in CASES[case].config:
         engines.close("stacked")
-    expected, ours = (of_a_round(engines.of(each, CASES[case]), CASES[case]) for each in (EXPECTED, "stacked"))
+    expected, ours = (
+        of_a_round(engines.of(each, CASES[case]), CASES[case]) for each in (EXPECTED, "stacked")
+    )
     assert_equal(ours, expected, rounding(CASES[case]))
-    assert not together or caplog.text == ""  # else these were the numbers of one client after the other
+    # else these were the numbers of one client after the other
+    assert not together or caplog.text == ""
 
 
 def rounding(case: Case) -> float:
-    """Return by how much a processor's sums over the examples of one client and of many together may differ."""
-    if torch.bfloat16 in {weights.dtype for weights in load_task(case.settings).model().state_dict().values()}:
+    """Return by how much a processor's sums over the examples of one client and of many together
+    may differ."""
+    if torch.bfloat16 in {
+        weights.dtype for weights in load_task(case.settings).model().state_dict().values()
+    }:
         return torch.finfo(torch.bfloat16).eps
     return 1e-12
 
 
-# What the cases are there for -----------------------------------------------------------------------------------------
+# What the cases are there for ---------------------------------------------------------------------
 
 
 def test_every_field_and_every_metric_has_a_case() -> None:
@@ -334,12 +376,16 @@ def test_a_case_changes_the_numbers(engines: Engines) -> None:
 
 
 def test_an_updates_norm_is_that_of_the_reply(engines: Engines) -> None:
-    trained, _ = of_a_round(engines.of(EXPECTED, OF_THE_METRICS["update-norm"]), OF_THE_METRICS["update-norm"])
+    trained, _ = of_a_round(
+        engines.of(EXPECTED, OF_THE_METRICS["update-norm"]), OF_THE_METRICS["update-norm"]
+    )
     expected = np.linalg.norm(np.asarray(trained.updates.vectors.blocks[0]), axis=1)
-    assert [report["update-norm"] for report in trained.metrics.values()] == pytest.approx(list(expected), rel=1e-12)
+    assert [report["update-norm"] for report in trained.metrics.values()] == pytest.approx(
+        list(expected), rel=1e-12
+    )
 
 
-# Who honours what -----------------------------------------------------------------------------------------------------
+# Who honours what ---------------------------------------------------------------------------------
 
 
 def test_a_client_honours_all_that_any_engine_honours() -> None:
@@ -360,7 +406,11 @@ def test_every_key_of_the_work_is_read_by_one_rule() -> None:
 def test_what_stacked_clients_do_not_honour_is_known() -> None:
     assert set(OF_THE_WORK) - stacked.HONOURED.work == set(ONE_BY_ONE)
     apart = {rule for rule in RULES if not stacked.HONOURED.follows(rule)}
-    assert {key for rule in apart for key in rule.wire_keys()} == {"disparity", "disparity-sharpness", "client-rule"}
+    assert {key for rule in apart for key in rule.wire_keys()} == {
+        "disparity",
+        "disparity-sharpness",
+        "client-rule",
+    }
     assert stacked.HONOURED.metrics == BY_A_CLIENT.metrics
 
 
@@ -369,14 +419,23 @@ OF_NO_RULE = {"server_round", "measure", "state_round", "state_rounds", "seed", 
 
 
 def without(honoured: Honoured, name: str) -> Honoured:
-    hooks = {hook for rule in RULES if name.replace("_", "-") in rule.wire_keys() for hook in rule.hooks()}
-    return Honoured(honoured.hooks - hooks, honoured.work - {name}, honoured.metrics - {row_of(name)})
+    hooks = {
+        hook
+        for rule in RULES
+        if name.replace("_", "-") in rule.wire_keys()
+        for hook in rule.hooks()
+    }
+    return Honoured(
+        honoured.hooks - hooks, honoured.work - {name}, honoured.metrics - {row_of(name)}
+    )
 
 
 def asked_by(name: str) -> str:
     """Return what a reason says of a field: the key that asks for the rule which reads it."""
     key = name.replace("_", "-")
-    return next((str(rule.reads.asked_by) for rule in RULES if rule.reads and key in rule.wire_keys()), name)
+    return next(
+        (str(rule.reads.asked_by) for rule in RULES if rule.reads and key in rule.wire_keys()), name
+    )
 
 
 def row_of(name: str) -> str:
@@ -387,7 +446,9 @@ def row_of(name: str) -> str:
     return always.get(name) or metric_row(name)
 
 
-def test_stacked_clients_say_once_why_they_fall_back(engines: Engines, caplog: pytest.LogCaptureFixture) -> None:
+def test_stacked_clients_say_once_why_they_fall_back(
+    engines: Engines, caplog: pytest.LogCaptureFixture
+) -> None:
     for case in [*ONE_BY_ONE]:
         engines.close("stacked")
         with caplog.at_level(logging.WARNING, "flwr"):
@@ -397,8 +458,14 @@ def test_stacked_clients_say_once_why_they_fall_back(engines: Engines, caplog: p
 
 
 ALWAYS = [*(each.pattern for each in OF_EVALUATION if not each.requested), BY_GROUP]
-SET_AGAIN = {f"work: {name}" for name in ("random", *ONE_BY_ONE)} | {f"terms: {name}" for name in OF_NO_RULE}
-SET_AGAIN |= {f"{kind}: {name}" for kind in ("terms", "metric") for name in ("disparity", "disparity_sharpness")}
+SET_AGAIN = {f"work: {name}" for name in ("random", *ONE_BY_ONE)} | {
+    f"terms: {name}" for name in OF_NO_RULE
+}
+SET_AGAIN |= {
+    f"{kind}: {name}"
+    for kind in ("terms", "metric")
+    for name in ("disparity", "disparity_sharpness")
+}
 SET_AGAIN |= {"metric: disparity-hard"}  # whose terms are not honoured either
 
 
@@ -406,7 +473,8 @@ SET_AGAIN |= {"metric: disparity-hard"}  # whose terms are not honoured either
 def test_an_engine_leaves_what_it_does_not_honour_to_the_loop(
     engines: Engines, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As if this engine had been forgotten when the field, or the metric, was added: equal to the bit, and named."""
+    """As if this engine had been forgotten when the field, or the metric, was added: equal to the
+    bit, and named."""
     honoured = stacked.HONOURED
     monkeypatch.setattr(StackedClients, "_train_block", None)
     for case in [name for name in CASES if name not in {*BOTH, *SET_AGAIN}]:
@@ -417,10 +485,13 @@ def test_an_engine_leaves_what_it_does_not_honour_to_the_loop(
         with caplog.at_level(logging.WARNING, "flwr"):
             ours = of_a_round(engines.of("stacked", CASES[case]), CASES[case])
         expected = of_a_round(engines.of(EXPECTED, CASES[case]), CASES[case])
-        assert_equal(ours, expected, rounding(CASES[case]))  # an evaluation is still computed together
+        # an evaluation is still computed together
+        assert_equal(ours, expected, rounding(CASES[case]))
         if case != "metric: train-loss":  # which is asked of an evaluation alone
             assert told(ours[0]) == told(expected[0]), case
-        assert (row_of(name) if row_of(name) in ALWAYS else asked_by(name).replace("_", "-")) in caplog.text, case
+        assert (
+            row_of(name) if row_of(name) in ALWAYS else asked_by(name).replace("_", "-")
+        ) in caplog.text, case
     engines.close("stacked")
 
 
@@ -432,6 +503,10 @@ class Tomorrow(LocalWork):
 
 
 def test_a_field_that_nobody_knows_yet_is_honoured_by_nobody() -> None:
-    work, terms = Tomorrow(1, 10, 0.1), Terms(server_round=1)
+    work = Tomorrow(1, 10, 0.1)
+    terms = Terms(server_round=1)
     assert stacked.HONOURED.find_unsupported(terms, (), work) == ""
-    assert stacked.HONOURED.find_unsupported(terms, (), replace(work, rotation=0.5)) == "rotation = 0.5"
+    assert (
+        stacked.HONOURED.find_unsupported(terms, (), replace(work, rotation=0.5))
+        == "rotation = 0.5"
+    )

@@ -1,4 +1,5 @@
-"""What fits with what: the refusals, and the table in the documentation, which is made of the same two lists."""
+"""What fits with what: the refusals, and the table in the documentation, which is made of the same
+two lists."""
 
 from contextlib import nullcontext
 from functools import partial
@@ -64,7 +65,9 @@ def test_an_option_is_refused_where_the_table_says_so() -> None:
 def test_no_defence_goes_with_states_of_whole_updates() -> None:
     for defence in (*MIXING, *WEIGHING):
         for method in (SCAFFOLD, FedDyn, partial(FedAvg, control_variates=True)):
-            with pytest.raises(ValueError, match=rf"defence = '{defence}': .*whole updates: leave defence out"):
+            with pytest.raises(
+                ValueError, match=rf"defence = '{defence}': .*whole updates: leave defence out"
+            ):
                 method(defence=defence)
 
 
@@ -75,7 +78,9 @@ def test_each_need_is_changed_by_an_option() -> None:
 
 def test_a_class_is_known_by_its_weigh_not_by_its_name() -> None:
     other = type("FedAvg", (FedAvg,), {"weigh": lambda self, cohort: np.square(cohort.prior)})
-    with pytest.raises(ValueError, match=r"defence = 'krum' replaces .* FedAvg has its own: choose one that mixes"):
+    with pytest.raises(
+        ValueError, match=r"defence = 'krum' replaces .* FedAvg has its own: choose one that mixes"
+    ):
         other(defence="krum")
     with pytest.raises(ValueError, match=r"control_variates = True: .* FedAvg computes new ones"):
         other(control_variates=True)

@@ -30,11 +30,13 @@ SETTINGS: dict[str, Any] = {
 }
 
 Node = Callable[[Message, Callable[[Message], Message]], Message]
-"""A client that misbehaves, or works elsewhere: (message, what the honest one answers) → its answer."""
+"""A client that misbehaves, or works elsewhere: (message, what the honest one answers) → its
+answer."""
 
 
 class Grid(InProcessGrid):
-    """Clients in this process, of which some are `nodes` of their own; it notes what travels, unpacked."""
+    """Clients in this process, of which some are `nodes` of their own; it notes what travels,
+    unpacked."""
 
     def __init__(self, settings: Settings, nodes: Mapping[int, Node] | None = None) -> None:
         super().__init__(app, settings.run_config(), settings.clients)
@@ -42,14 +44,19 @@ class Grid(InProcessGrid):
         self.sent: list[tuple[int, str, RecordDict]] = []
 
     def _answer(self, message: Message) -> Message:
-        place, kind = message.metadata.dst_node_id - 2, message.metadata.message_type
+        place = message.metadata.dst_node_id - 2
+        kind = message.metadata.message_type
         self.sent.append((place, kind, message.content))
         node = self.nodes.get(place)
         return super()._answer(message) if node is None else node(message, super()._answer)
 
     def whole(self, place: int, kind: str = MessageType.TRAIN) -> list[bool]:
         """Return of each message to a client whether it has the frozen parameters."""
-        found = [content.array_records["arrays"] for to, what, content in self.sent if (to, what) == (place, kind)]
+        found = [
+            content.array_records["arrays"]
+            for to, what, content in self.sent
+            if (to, what) == (place, kind)
+        ]
         return ["second.weight" in record for record in found]
 
 
@@ -63,7 +70,8 @@ def run(nodes: Mapping[int, Node] | None = None, **changes: Any) -> tuple[Grid, 
 
 
 class Elsewhere:
-    """A client on a machine of its own, which has built other frozen parameters and begins with these in round 3."""
+    """A client on a machine of its own, which has built other frozen parameters and begins with
+    these in round 3."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._model = load_task_and_model(RunSettings.of(config))[1]
@@ -74,7 +82,9 @@ class Elsewhere:
         restarts = self.trained == 3 and message.metadata.message_type == MessageType.TRAIN
         ours = {name: tensor.clone() for name, tensor in frozen_of(self._model).items()}
         if restarts:
-            self._model.load_state_dict({name: tensor + 0.25 for name, tensor in ours.items()}, strict=False)
+            self._model.load_state_dict(
+                {name: tensor + 0.25 for name, tensor in ours.items()}, strict=False
+            )
         reply = answer(message)
         self._model.load_state_dict(ours, strict=False)
         return reply
@@ -86,7 +96,7 @@ def plain() -> tuple[Grid, list[Round]]:
     return run()
 
 
-# Who has them ---------------------------------------------------------------------------------------------------------
+# Who has them -------------------------------------------------------------------------------------
 
 
 def test_the_first_message_alone_has_them(plain: tuple[Grid, list[Round]]) -> None:
@@ -99,12 +109,25 @@ def test_the_first_message_alone_has_them(plain: tuple[Grid, list[Round]]) -> No
     whole = sum(map(size_on_the_wire, model.values()))
     changing = whole - sum(size_on_the_wire(model[name]) for name in method.frozen)
     assert changing < 0.2 * whole
-    assert [finished.bytes_sent for finished in rounds] == [4 * whole + 4 * changing, 8 * changing, 8 * changing]
-    assert [finished.bytes_received for finished in rounds] == [4 * whole, 4 * changing, 4 * changing]
-    travelled = [
-        each for _, _, content in grid.sent for record in content.array_records.values() for each in record.values()
+    assert [finished.bytes_sent for finished in rounds] == [
+        4 * whole + 4 * changing,
+        8 * changing,
+        8 * changing,
     ]
-    assert sum(len(array.data) for array in travelled) == sum(finished.bytes_sent for finished in rounds)
+    assert [finished.bytes_received for finished in rounds] == [
+        4 * whole,
+        4 * changing,
+        4 * changing,
+    ]
+    travelled = [
+        each
+        for _, _, content in grid.sent
+        for record in content.array_records.values()
+        for each in record.values()
+    ]
+    assert sum(len(array.data) for array in travelled) == sum(
+        finished.bytes_sent for finished in rounds
+    )
 
 
 def test_a_client_that_has_lost_them_misses_one_round() -> None:
@@ -119,7 +142,8 @@ def test_a_client_that_has_lost_them_misses_one_round() -> None:
 def test_flowers_hooks_send_whole_models() -> None:
     settings = Settings.of(SETTINGS)
     method, model = method_and_model(settings)
-    grid, finished = Grid(settings), list[Round]()
+    grid = Grid(settings)
+    finished = list[Round]()
     arrays = ArrayRecord({name: Array(array) for name, array in model.items()})
     method.start(grid, initial_arrays=arrays, num_rounds=2, on_round=finished.append)
     assert grid.whole(0) == [True] * 2
@@ -128,7 +152,7 @@ def test_flowers_hooks_send_whole_models() -> None:
     assert [each.bytes_received for each in finished] == [4 * whole] * 2
 
 
-# Who lies -------------------------------------------------------------------------------------------------------------
+# Who lies -----------------------------------------------------------------------------------------
 
 
 def with_frozen(weight: Any) -> Node:
@@ -145,8 +169,15 @@ def with_frozen(weight: Any) -> Node:
 
 def test_clients_that_reply_others_are_refused_with_a_remedy() -> None:
     frozen = method_and_model(Settings.of(SETTINGS))[1]["second.weight"]
-    wrong = (frozen + np.float32(1e-3), frozen * np.float32(np.nan), frozen[:3], frozen.astype(np.int64))
-    _, (finished,) = run(dict(enumerate(map(with_frozen, wrong), start=1)), clients=5, **{"num-rounds": 1})
+    wrong = (
+        frozen + np.float32(1e-3),
+        frozen * np.float32(np.nan),
+        frozen[:3],
+        frozen.astype(np.int64),
+    )
+    _, (finished,) = run(
+        dict(enumerate(map(with_frozen, wrong), start=1)), clients=5, **{"num-rounds": 1}
+    )
     assert set(finished.refused) == {f"client-{place}" for place in range(1, 5)}
     assert all("requires_grad = False" in reason for reason in finished.refused.values())
     assert finished.arrays["second.weight"].tobytes() == frozen.tobytes()
@@ -184,7 +215,7 @@ def test_a_model_that_changes_them_in_training_is_refused() -> None:
     assert "register_buffer" in rounds[0].refused["client-2"]
 
 
-# What is an update ----------------------------------------------------------------------------------------------------
+# What is an update --------------------------------------------------------------------------------
 
 
 def test_tied_parameters_are_frozen_together() -> None:
@@ -193,7 +224,9 @@ def test_tied_parameters_are_frozen_together() -> None:
     assert (layout.trainable, layout.integers, layout.frozen) == (("c",), (), {"a", "b", "table"})
     module = nets.Tied(10)
     module.requires_grad_(False)
-    assert set(frozen_parameters(module)) == {name for name, _ in module.named_parameters(remove_duplicate=False)}
+    assert set(frozen_parameters(module)) == {
+        name for name, _ in module.named_parameters(remove_duplicate=False)
+    }
 
 
 def test_a_name_that_is_no_parameter_is_refused() -> None:

@@ -1,4 +1,5 @@
-"""Which terms of local work a client acts on: it says so, or its replies are refused where a term is sent."""
+"""Which terms of local work a client acts on: it says so, or its replies are refused where a term
+is sent."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -15,9 +16,14 @@ SENT = {name: [*work] for name in METHODS if (work := make(name, ARGUMENTS[name]
 
 
 def client(
-    name: str, *, on_query: Sequence[str] | None = (), on_train: Sequence[str] = (), asked: list[str] | None = None
+    name: str,
+    *,
+    on_query: Sequence[str] | None = (),
+    on_train: Sequence[str] = (),
+    asked: list[str] | None = None,
 ) -> Answer:
-    """Return a client that honours these terms by what it says; with `on_query` None it answers QUERY with an error."""
+    """Return a client that honours these terms by what it says; with `on_query` None it answers
+    QUERY with an error."""
     honest = quadratics(4)[name]
 
     def answer(message: Message) -> Message | None:
@@ -31,7 +37,9 @@ def client(
             if kind == where:
                 about = {**reply.content.config_records.get("client", ConfigRecord())}
                 about.pop("honours", None)
-                reply.content["client"] = ConfigRecord(about | ({"honours": list(honours)} if honours else {}))
+                reply.content["client"] = ConfigRecord(
+                    about | ({"honours": list(honours)} if honours else {})
+                )
         return reply
 
     return answer
@@ -58,8 +66,12 @@ def test_that_is_about_all_terms_and_about_no_other_key() -> None:
 
 
 def test_a_common_option_asks_as_a_methods_own_term_does() -> None:
-    grid = MemoryGrid({**dict(quadratics(2)), "site-2": client("site-2", on_query=["personal-lambda"])})
-    _, (finished,) = run(FedFV(proximal_mu=0.5, personal_lambda=1.0, buffers=BUFFERS), grid, rounds=1)
+    grid = MemoryGrid(
+        {**dict(quadratics(2)), "site-2": client("site-2", on_query=["personal-lambda"])}
+    )
+    _, (finished,) = run(
+        FedFV(proximal_mu=0.5, personal_lambda=1.0, buffers=BUFFERS), grid, rounds=1
+    )
     assert set(finished.refused) == {"site-2"}
     reason = finished.refused["site-2"]
     assert "proximal-mu = 0.5" in reason
@@ -67,9 +79,13 @@ def test_a_common_option_asks_as_a_methods_own_term_does() -> None:
 
 
 def test_a_node_that_answers_no_query_may_say_it_in_its_replies() -> None:
-    telling = {name: client(name, on_query=None, on_train=["proximal-mu"]) for name in ("site-0", "site-1")}
+    telling = {
+        name: client(name, on_query=None, on_train=["proximal-mu"]) for name in ("site-0", "site-1")
+    }
     for last, refused in ((client("site-2", on_query=None), 1), (quadratics(3)["site-2"], 0)):
-        _, rounds = run(FedProx(mu=0.1, buffers=BUFFERS), MemoryGrid({**telling, "site-2": last}), rounds=2)
+        _, rounds = run(
+            FedProx(mu=0.1, buffers=BUFFERS), MemoryGrid({**telling, "site-2": last}), rounds=2
+        )
         for finished in rounds:
             assert len(finished.coefficients) == 3 - refused
             assert len(finished.refused) == refused
@@ -77,9 +93,15 @@ def test_a_node_that_answers_no_query_may_say_it_in_its_replies() -> None:
 
 def test_a_named_node_is_asked_once_if_its_reply_says_nothing() -> None:
     asked: list[str] = []
-    says = {"site-0": {"on_query": ["proximal-mu"]}, "site-1": {"on_train": ["proximal-mu"]}, "site-2": {}}
+    says = {
+        "site-0": {"on_query": ["proximal-mu"]},
+        "site-1": {"on_train": ["proximal-mu"]},
+        "site-2": {},
+    }
     clients = {name: client(name, asked=asked, **how) for name, how in says.items()}
-    _, rounds = run(FedProx(mu=0.1, buffers=BUFFERS), MemoryGrid(clients, registered=clients), rounds=3)
+    _, rounds = run(
+        FedProx(mu=0.1, buffers=BUFFERS), MemoryGrid(clients, registered=clients), rounds=3
+    )
     assert [set(finished.refused) for finished in rounds] == [{"site-2"}] * 3
     assert sorted(asked) == ["site-0", "site-2"]
     asked.clear()
@@ -97,5 +119,7 @@ def test_a_client_without_the_users_rule_is_refused_by_its_key() -> None:
 def test_an_answer_of_another_kind_honours_nothing() -> None:
     for honours in ("proximal-mu", 7, [1, 2], b"proximal-mu"):
         odd = about_itself(quadratics(1)["site-0"], name="site-0", honours=honours)
-        _, (finished,) = run(FedProx(mu=0.1, buffers=BUFFERS, unused_rounds=0), {"site-0": odd}, rounds=1)
+        _, (finished,) = run(
+            FedProx(mu=0.1, buffers=BUFFERS, unused_rounds=0), {"site-0": odd}, rounds=1
+        )
         assert set(finished.refused) == {"site-0"}

@@ -1,4 +1,5 @@
-"""How long updates and steps may be: the rule, what it refuses and never refuses, and what a run remembers of it."""
+"""How long updates and steps may be: the rule, what it refuses and never refuses, and what a run
+remembers of it."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +24,7 @@ INF = math.inf
 SIZE = 16
 
 
-# The rule, by a second hand -----------------------------------------------------------------------------------------
+# The rule, by a second hand -----------------------------------------------------------------------
 
 
 def middle(values: Sequence[float]) -> float:
@@ -34,14 +35,17 @@ def by_the_letter(
     replies: Mapping[int, tuple[float, float]], past: Sequence[float], model: float, limit: float
 ) -> tuple[list[int], float]:
     """Return who is refused, in turn, and r in the end; of replies by (‖u‖, n)."""
-    left, refused = dict(replies), list[int]()
+    left = dict(replies)
+    refused = list[int]()
     while left:
         moving = [u for u, _ in left.values() if u > 0.0]
         candidates = [middle(moving)] if len(moving) > 1 else []
         candidates += [middle(past)] if past else []
         r = max(candidates, default=0.0) or max(model, 1.0)
         n = middle([n for _, n in left.values()])
-        bounds = {k: max(model, limit * min(max(m / n, 1.0), 1000.0) * r) for k, (_, m) in left.items()}
+        bounds = {
+            k: max(model, limit * min(max(m / n, 1.0), 1000.0) * r) for k, (_, m) in left.items()
+        }
         beyond = {k: u / bounds[k] for k, (u, _) in left.items() if u > bounds[k] * (1.0 + 1e-6)}
         if not beyond:
             return refused, r
@@ -54,7 +58,9 @@ some_lengths = st.sampled_from([0.0, 0.0, 1e-3, 0.5, 1.0, 1.5, 90.0, 400.0, 1e6,
 
 
 @given(
-    replies=st.lists(st.tuples(some_lengths, st.sampled_from([1, 3, 10, 20_000, 10**7])), min_size=1, max_size=9),
+    replies=st.lists(
+        st.tuples(some_lengths, st.sampled_from([1, 3, 10, 20_000, 10**7])), min_size=1, max_size=9
+    ),
     past=st.lists(some_lengths, max_size=9),
     model=st.sampled_from([0.0, 1e-3, 1.0, 500.0]),
     limit=st.sampled_from([1.0, 2.0, 100.0, INF]),
@@ -73,18 +79,22 @@ def test_the_rule_is_the_one_by_the_letter(
         alone = too_long(u[left], n[left], np.array(past), lambda: model, limit)
         assert alone[0] == {}
         assert alone[1] is not None
-        np.testing.assert_array_equal(alone[1].allowances, found.allowances)  # as if the others had not come
+        # as if the others had not come
+        np.testing.assert_array_equal(alone[1].allowances, found.allowances)
 
 
 def test_lengths_neither_overflow_nor_vanish() -> None:
-    for dtype, sizes in ((np.float32, (0.0, 1e-30, 1.0, 1e38)), (np.float64, (1e-300, 1e200, 1e307))):
+    for dtype, sizes in (
+        (np.float32, (0.0, 1e-30, 1.0, 1e38)),
+        (np.float64, (1e-300, 1e200, 1e307)),
+    ):
         for size in sizes:
             values = np.full(9, size, dtype)
             assert length(values) == pytest.approx(3.0 * float(values[0]), rel=1e-6)
             assert length(values, values) == 0.0
 
 
-# Clients whose updates have lengths as they are told -----------------------------------------------------------------
+# Clients whose updates have lengths as they are told ----------------------------------------------
 
 Plan = Callable[[int], float]
 
@@ -121,7 +131,12 @@ def refused_in(rounds: Sequence[Round]) -> list[list[str]]:
 
 
 def test_an_update_beyond_the_limit_is_refused_with_its_length() -> None:
-    for size, limit, refused in ((99.0, 100.0, []), (101.0, 100.0, ["c"]), (3.0, 2.0, ["c"]), (1e30, INF, [])):
+    for size, limit, refused in (
+        (99.0, 100.0, []),
+        (101.0, 100.0, ["c"]),
+        (3.0, 2.0, ["c"]),
+        (1e30, INF, []),
+    ):
         plans = {"a": always(1.0), "b": always(1.0), "c": always(size)}
         (finished,) = rounds_of(FedAvg(update_limit=limit), plans)
         assert list(finished.refused) == refused
@@ -130,21 +145,23 @@ def test_an_update_beyond_the_limit_is_refused_with_its_length() -> None:
             assert f"{limit:g} times (update_limit)" in reason
 
 
-# No honest reply is refused -----------------------------------------------------------------------------------------
+# No honest reply is refused -----------------------------------------------------------------------
 
 
 def test_hospitals_of_10_and_20000_rows_are_used() -> None:
     sizes = {"a": 10, "b": 10, "c": 20_000, "d": 12}
     plans = {"a": always(0.01), "b": always(0.01), "c": always(2.5), "d": always(0.01)}
     assert refused_in(rounds_of(FedAvg(), plans, 3, sizes=sizes)) == [[]] * 3
-    assert refused_in(rounds_of(FedAvg(), plans, 1)) == [["c"]]  # with as many rows as the others it would be absurd
+    # with as many rows as the others it would be absurd
+    assert refused_in(rounds_of(FedAvg(), plans, 1)) == [["c"]]
 
 
-# What came before ---------------------------------------------------------------------------------------------------
+# What came before ---------------------------------------------------------------------------------
 
 
 def test_replies_of_the_last_five_rounds_count_by_their_number() -> None:
-    """The first round's updates are 1 long, the later ones 1e-6: the fifth after it still knows the first, not more."""
+    """The first round's updates are 1 long, the later ones 1e-6: the fifth after it still knows the
+    first, not more."""
     lengths = Lengths()
     for number in range(1, 8):
         lengths = lengths.plus(number, np.array([float(number)]), 0.0)
@@ -166,11 +183,12 @@ def test_lengths_survive_a_kill_to_the_bit() -> None:
     assert refused_in(finished)[-1] == ["a"]
 
 
-# Steps --------------------------------------------------------------------------------------------------------------
+# Steps --------------------------------------------------------------------------------------------
 
 
 class Leap(FedAvg):
-    """FedAvg whose coefficients are multiplied in some rounds, and which remembers those that it has seen."""
+    """FedAvg whose coefficients are multiplied in some rounds, and which remembers those that it
+    has seen."""
 
     def __init__(self, *, factors: Mapping[int, float], **options: Any) -> None:
         super().__init__(**options)
@@ -179,7 +197,9 @@ class Leap(FedAvg):
     def weigh(self, cohort: Cohort) -> FloatArray:
         return cohort.prior * self.factors.get(cohort.round, 1.0)
 
-    def remember(self, cohort: Cohort, coefficients: FloatArray, probed: Probed) -> dict[Kept, FloatArray]:
+    def remember(
+        self, cohort: Cohort, coefficients: FloatArray, probed: Probed
+    ) -> dict[Kept, FloatArray]:
         self.memory.setdefault("seen", []).append(cohort.round)
         return {}
 
@@ -207,7 +227,7 @@ def test_steps_may_be_as_long_as_any_earlier_one() -> None:
     assert [bool(each.coefficients) for each in rounds_of(strategy, TWO, 4)] == [True] * 4
 
 
-# A model that is broken ---------------------------------------------------------------------------------------------
+# A model that is broken ---------------------------------------------------------------------------
 
 
 def test_a_model_that_is_not_finite_is_refused_at_once() -> None:
@@ -215,7 +235,7 @@ def test_a_model_that_is_not_finite_is_refused_at_once() -> None:
         rounds_of(FedAvg(), TWO, model=record({"w": np.full(SIZE, np.nan, np.float32)}))
 
 
-# With FedFV, what is kept -------------------------------------------------------------------------------------------
+# With FedFV, what is kept -------------------------------------------------------------------------
 
 
 def test_a_refused_update_is_not_remembered() -> None:

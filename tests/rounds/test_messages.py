@@ -7,11 +7,23 @@ from typing import Any
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
 from fairbloom.strategies import METHODS, Ditto, FedAvg, FedProx, MGDAProx, QFedAvg
-from tests.federation import OPTIONS, MemoryGrid, Quadratic, bits, initial_model, quadratics, record, run
+from tests.federation import (
+    OPTIONS,
+    MemoryGrid,
+    Quadratic,
+    bits,
+    initial_model,
+    quadratics,
+    record,
+    run,
+)
 from tests.strategies.helpers import ARGUMENTS, make, told
 
 MEASURED = {
-    **{name: ["loss-before"] for name in ("qfedavg", "term", "afl", "deltafl", "gifair", "vred", "semivred")},
+    **{
+        name: ["loss-before"]
+        for name in ("qfedavg", "term", "afl", "deltafl", "gifair", "vred", "semivred")
+    },
     **{name: ["loss-before"] for name in ("aaggff", "fedfv", "adafed", "fedmdfg", "fedlf")},
     "eagle": ["loss-baseline", "loss-before"],
     "scaffold": ["step-sum"],
@@ -27,7 +39,11 @@ TERMS: dict[str, Callable[..., dict[str, Any]]] = {
     "mgdaprox": lambda mu, **_: {"proximal-mu": mu} if mu > 0 else {},
     "qfedsgd": lambda **_: {"full-batch-step": True},
     "propfair": lambda baseline, epsilon=0.2, **_: {
-        **{"loss-transform": "propfair", "propfair-baseline": baseline, "propfair-epsilon": epsilon},
+        **{
+            "loss-transform": "propfair",
+            "propfair-baseline": baseline,
+            "propfair-epsilon": epsilon,
+        },
     },
     "fcfl": lambda disparity="demographic-parity", **_: {
         **{"full-batch-step": True, "disparity": disparity, "disparity-sharpness": 10.0},
@@ -36,8 +52,15 @@ TERMS: dict[str, Callable[..., dict[str, Any]]] = {
     "feddyn": lambda alpha=0.01: {"dynamic-alpha": alpha},
     "fedfa": lambda client_momentum=0.9, **_: {"client-momentum": client_momentum},
     "drfa": lambda local_steps=10, **_: {"local-steps": local_steps},
-    "eagle": lambda **_: {"baseline-patience": 5, "baseline-tolerance": 1e-4, "baseline-epochs": 200},
-    "ditto": lambda lam, personal_epochs=1, **_: {"personal-lambda": lam, "personal-epochs": personal_epochs},
+    "eagle": lambda **_: {
+        "baseline-patience": 5,
+        "baseline-tolerance": 1e-4,
+        "baseline-epochs": 200,
+    },
+    "ditto": lambda lam, personal_epochs=1, **_: {
+        "personal-lambda": lam,
+        "personal-epochs": personal_epochs,
+    },
     "local": lambda: {"personal-lambda": 0.0, "personal-epochs": 1, "local-only": True},
 }
 """What else the clients are told, from the method's arguments; nothing for the other methods."""
@@ -49,22 +72,33 @@ def test_train_messages_hold_arrays_and_config_to_the_letter() -> None:
         run(make(name, arguments, **OPTIONS), grid, rounds=2, timeout=60.0)
         sent = [message for _, message in grid.sent_to(MessageType.TRAIN)]
         if name != "drfa":
-            assert [m.content.config_records["config"]["server-round"] for m in sent] == [1] * 2 + [2] * 2
+            assert [m.content.config_records["config"]["server-round"] for m in sent] == [1] * 2 + [
+                2
+            ] * 2
         expected: dict[str, Any] = {"measure": MEASURED[name]} if name in MEASURED else {}
         expected |= {"seed": OPTIONS["seed"], **TERMS.get(name, lambda **_: {})(**arguments)}
         for message in sent:
-            content, config = message.content, dict(message.content.config_records["config"])
+            content = message.content
+            config = dict(message.content.config_records["config"])
             number = config.pop("server-round")
             assert type(number) is int
-            assert set(content) == {"arrays", "config", *(["control"] if name == "scaffold" and number > 1 else [])}
+            assert set(content) == {
+                "arrays",
+                "config",
+                *(["control"] if name == "scaffold" and number > 1 else []),
+            }
             if name in ("scaffold", "feddyn"):
                 assert config.pop("state-round") in range(number)
             if name == "drfa":
                 assert 1 <= config.pop("snapshot-step") <= arguments.get("local_steps", 10)
             assert config == expected
-            assert {key: type(value) for key, value in config.items()} == {k: type(v) for k, v in expected.items()}
+            assert {key: type(value) for key, value in config.items()} == {
+                k: type(v) for k, v in expected.items()
+            }
             assert message.metadata.ttl == 60.0
-            assert RecordDict.inflate(content.deflate(), {child.object_id: child for child in content.values()})
+            assert RecordDict.inflate(
+                content.deflate(), {child.object_id: child for child in content.values()}
+            )
             if number == 1:
                 assert bits(content.array_records["arrays"]) == bits(record(initial_model()))
 
@@ -73,15 +107,21 @@ def test_common_terms_are_told_where_they_apply() -> None:
     for name, method in METHODS.items():
         options = {"proximal_mu": 0.25, "personal_lambda": 0.5}
         options = {key: value for key, value in options.items() if key not in method.own_terms}
-        with_both, without = told(make(name, ARGUMENTS[name][0], **options), 1), told(make(name, ARGUMENTS[name][0]), 1)
+        with_both = told(make(name, ARGUMENTS[name][0], **options), 1)
+        without = told(make(name, ARGUMENTS[name][0]), 1)
         common = {"proximal-mu": 0.25} if "proximal_mu" in options else {}
-        common |= {"personal-lambda": 0.5, "personal-epochs": 1} if "personal_lambda" in options else {}
+        common |= (
+            {"personal-lambda": 0.5, "personal-epochs": 1} if "personal_lambda" in options else {}
+        )
         assert with_both == {**without, **common}
         assert not set(common) & set(without)
 
 
 def test_evaluation_is_told_that_there_is_a_personal_model() -> None:
-    for strategy, expected in ((Ditto(lam=0.0), {"personal-lambda": 0.0}), (FedAvg(proximal_mu=0.25), {})):
+    for strategy, expected in (
+        (Ditto(lam=0.0), {"personal-lambda": 0.0}),
+        (FedAvg(proximal_mu=0.25), {}),
+    ):
         grid = MemoryGrid(quadratics(2))
         run(strategy, grid, rounds=1)
         for _, message in grid.sent_to(MessageType.EVALUATE):
@@ -95,10 +135,15 @@ def test_terms_of_strength_zero_are_not_told_but_for_ditto() -> None:
 
 
 def test_the_users_config_and_further_measures_travel_along() -> None:
-    grid, config = MemoryGrid(quadratics(2)), ConfigRecord({"lr": 0.1, "measure": ["accuracy-after"]})
+    grid = MemoryGrid(quadratics(2))
+    config = ConfigRecord({"lr": 0.1, "measure": ["accuracy-after"]})
     run(QFedAvg(q=1.0, lipschitz=1.0), grid, rounds=1, train_config=config)
     told = grid.sent_to(MessageType.TRAIN)[0][1].content.config_records["config"]
-    assert dict(told) == {"lr": 0.1, "measure": ["accuracy-after", "loss-before"], "server-round": 1}
+    assert dict(told) == {
+        "lr": 0.1,
+        "measure": ["accuracy-after", "loss-before"],
+        "server-round": 1,
+    }
     assert dict(config) == {"lr": 0.1, "measure": ["accuracy-after"]}
 
 
@@ -118,7 +163,9 @@ def test_measures_in_evaluation_are_asked_of_participants_alone() -> None:
     config = ConfigRecord({"measure": ["loss-before"]})
     _, (finished,) = run(FedAvg(fraction_train=0.5), grid, rounds=1, evaluate_config=config)
     for name, message in grid.sent_to(MessageType.EVALUATE):
-        assert ("measure" in message.content.config_records["config"]) == (name in finished.participants)
+        assert ("measure" in message.content.config_records["config"]) == (
+            name in finished.participants
+        )
 
 
 def test_other_record_keys_are_used_in_both_directions() -> None:
@@ -128,11 +175,18 @@ def test_other_record_keys_are_used_in_both_directions() -> None:
         if message.metadata.message_type == MessageType.QUERY:
             return client(message)
         assert set(message.content) == {"model", "settings"}
-        message.content = RecordDict({names[key]: record for key, record in message.content.items()})
+        message.content = RecordDict(
+            {names[key]: record for key, record in message.content.items()}
+        )
         reply = client(message).content
-        return Message(RecordDict({key.replace("arrays", "model"): reply[key] for key in reply}), reply_to=message)
+        return Message(
+            RecordDict({key.replace("arrays", "model"): reply[key] for key in reply}),
+            reply_to=message,
+        )
 
     clients = {name: partial(renamed, client) for name, client in quadratics(2).items()}
-    result, rounds = run(FedAvg(arrayrecord_key="model", configrecord_key="settings"), clients, rounds=1)
+    result, rounds = run(
+        FedAvg(arrayrecord_key="model", configrecord_key="settings"), clients, rounds=1
+    )
     assert rounds[0].refused == {}
     assert bits(result.arrays) == bits(run(FedAvg(), quadratics(2), rounds=1)[0].arrays)

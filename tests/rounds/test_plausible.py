@@ -1,4 +1,5 @@
-"""Numbers that no honest client sends: refused by name, and the round ends as without that client."""
+"""Numbers that no honest client sends: refused by name, and the round ends as without that
+client."""
 
 import math
 
@@ -9,9 +10,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairbloom.rounds.loop import NothingLearnedError
-from fairbloom.rounds.screening import implausible_counts, largest_in_proportion, proportionate_rates
+from fairbloom.rounds.screening import (
+    implausible_counts,
+    largest_in_proportion,
+    proportionate_rates,
+)
 from fairbloom.strategies import FedAvg, QFedAvg, VRed
-from tests.federation import BUFFERS, Fault, bits, metrics, one_faulty, quadratics, record, run, unpack
+from tests.federation import (
+    BUFFERS,
+    Fault,
+    bits,
+    metrics,
+    one_faulty,
+    quadratics,
+    record,
+    run,
+    unpack,
+)
 
 INF = math.inf
 sizes_strategy = st.lists(st.floats(0.0, 1e300), min_size=1, max_size=9)
@@ -23,13 +38,17 @@ def test_an_unweighable_round_is_skipped_and_names_the_client() -> None:
     fault = metrics({"loss-before": 1.7e308})
     with (
         np.errstate(all="ignore"),
-        pytest.raises(NothingLearnedError, match=r"client site-2 reports 1.7e\+308 as 'loss-before': lower loss_limit"),
+        pytest.raises(
+            NothingLearnedError,
+            match=r"client site-2 reports 1.7e\+308 as 'loss-before': lower loss_limit",
+        ),
     ):
         run(strategy, rounds=1, faults={("site-2", 1): fault})
-    assert list(one_faulty("vred", fault)[1].refused) == ["site-2"]  # with the limit, it is refused alone
+    # with the limit, it is refused alone
+    assert list(one_faulty("vred", fault)[1].refused) == ["site-2"]
 
 
-# The rule for losses ------------------------------------------------------------------------------------------------
+# The rule for losses ------------------------------------------------------------------------------
 
 
 def test_the_bound_is_the_limit_times_the_lower_median() -> None:
@@ -44,8 +63,11 @@ def test_the_bound_is_the_limit_times_the_lower_median() -> None:
 
 
 @given(sizes=sizes_strategy, limit=limits, lies=st.lists(st.floats(1.0, 1e6), max_size=9))
-def test_who_keeps_to_the_bound_has_it_by_themselves(sizes: list[float], limit: float, lies: list[float]) -> None:
-    """So a client that is refused for its loss has no say in who else is, in the same round without it."""
+def test_who_keeps_to_the_bound_has_it_by_themselves(
+    sizes: list[float], limit: float, lies: list[float]
+) -> None:
+    """So a client that is refused for its loss has no say in who else is, in the same round without
+    it."""
     bound = largest_in_proportion(sizes, limit, 1.0)
     kept = [size for size in sizes if size <= bound]
     assert largest_in_proportion(kept, limit, 1.0) == bound
@@ -57,7 +79,8 @@ def test_who_keeps_to_the_bound_has_it_by_themselves(sizes: list[float], limit: 
 
 
 def test_a_reply_that_is_not_finite_has_no_say_in_the_median() -> None:
-    """Two of five lie about their loss: with a third, whose arrays are broken, they would be the median."""
+    """Two of five lie about their loss: with a third, whose arrays are broken, they would be the
+    median."""
 
     def broken(sent: Message, reply: Message) -> list[Message]:
         (changed,) = metrics({"loss-before": 1e300})(sent, reply)
@@ -72,7 +95,7 @@ def test_a_reply_that_is_not_finite_has_no_say_in_the_median() -> None:
     assert list(finished.coefficients) == ["site-3", "site-4"]
 
 
-# Learning rates and accuracies --------------------------------------------------------------------------------------
+# Learning rates and accuracies --------------------------------------------------------------------
 
 
 def test_rates_are_compared_with_the_lower_median_of_three() -> None:
@@ -88,19 +111,29 @@ def test_rates_are_compared_with_the_lower_median_of_three() -> None:
         assert proportionate_rates(rates, INF) == (0.0, INF)
 
 
-# Counts -------------------------------------------------------------------------------------------------------------
+# Counts -------------------------------------------------------------------------------------------
 
 
 def counting(*counts: int | None) -> dict[tuple[str, int], Fault]:
-    """Return that site-2 claims so many examples in rounds 1, 2, …; None: it says nothing of them."""
-    return {("site-2", number): metrics({"num-examples": count}) for number, count in enumerate(counts, start=1)}
+    """Return that site-2 claims so many examples in rounds 1, 2, …; None: it says nothing of
+    them."""
+    return {
+        ("site-2", number): metrics({"num-examples": count})
+        for number, count in enumerate(counts, start=1)
+    }
 
 
 def test_a_count_that_jumps_is_refused_and_changes_nothing_else() -> None:
     result, rounds = run(FedAvg(), rounds=5, faults=counting(50, 501, 500, 7, 500))
     reason = "num-examples 501 is more than 10 times (max_growth) the 50 that it said at first"
     assert [r.refused for r in rounds] == [{}, {"site-2": reason}, {}, {}, {}]
-    assert [r.train_metrics.get("site-2", {}).get("num-examples") for r in rounds] == [50, None, 500, 7, 500]
+    assert [r.train_metrics.get("site-2", {}).get("num-examples") for r in rounds] == [
+        50,
+        None,
+        500,
+        7,
+        500,
+    ]
     without, _ = run(FedAvg(), rounds=5, faults=counting(50, None, 500, 7, 500))
     assert bits(result.arrays) == bits(without.arrays)
 
@@ -128,7 +161,9 @@ def test_more_examples_than_enrolled_are_refused_in_round_1() -> None:
     count=st.integers(1, 2**53),
     growth=st.floats(1.0, 1e6) | st.just(INF),
 )
-def test_a_count_is_taken_up_to_both_bounds(enrolled: float, first: float, count: int, growth: float) -> None:
+def test_a_count_is_taken_up_to_both_bounds(
+    enrolled: float, first: float, count: int, growth: float
+) -> None:
     reports = {"new": {"num-examples": count}, "a": {"num-examples": count}}
     known = {"enrolled": {"a": enrolled}, "first": {"a": first}}
     refused = implausible_counts(reports, "num-examples", **known, max_growth=growth)

@@ -1,4 +1,5 @@
-"""What clients are asked by QUERY, their names and examples; apps that answer none; and the roster of a method."""
+"""What clients are asked by QUERY, their names and examples; apps that answer none; and the roster
+of a method."""
 
 import json
 import logging
@@ -41,7 +42,9 @@ class Asking(MemoryGrid):
 
     def push_messages(self, messages: Any) -> list[str]:
         messages = list(messages)
-        asked = [m.metadata.dst_node_id for m in messages if m.metadata.message_type == MessageType.QUERY]
+        asked = [
+            m.metadata.dst_node_id for m in messages if m.metadata.message_type == MessageType.QUERY
+        ]
         self.asked = [*vars(self).get("asked", []), *([asked] if asked else [])]
         return super().push_messages(messages)
 
@@ -50,12 +53,13 @@ def failing(reason: str) -> Answer:
     return lambda message: Message(Error(2, reason), reply_to=message)
 
 
-# Names ----------------------------------------------------------------------------------------------------------------
+# Names --------------------------------------------------------------------------------------------
 
 
 def test_nodes_are_asked_once_the_first_alone_the_named_never() -> None:
     names = tuple(quadratics(5))
-    grid, named = Asking(quadratics(5)), Asking(quadratics(5), registered=names)
+    grid = Asking(quadratics(5))
+    named = Asking(quadratics(5), registered=names)
     for each in (grid, named):
         assert run(FedAvg(), each, rounds=3)[1][0].participants == names
     first, others = grid.asked
@@ -76,23 +80,34 @@ def test_an_app_without_a_query_function_is_asked_once(caplog: pytest.LogCapture
 
         def push_messages(self, messages: Any) -> Any:
             messages = list(messages)
-            self.asked.extend(m.metadata.dst_node_id for m in messages if m.metadata.message_type == MessageType.QUERY)
+            self.asked.extend(
+                m.metadata.dst_node_id
+                for m in messages
+                if m.metadata.message_type == MessageType.QUERY
+            )
             return super().push_messages(messages)
 
     finished = list[Round]()
     with caplog.at_level(logging.INFO, "flwr"):
         FedAvg().start(Grid(app, {}, 5), record(initial_model()), 3, on_round=finished.append)
     assert Grid.asked == [2]
-    assert len([each for each in caplog.messages if "answers no QUERY" in each and ADVICE in each]) == 1
+    assert (
+        len([each for each in caplog.messages if "answers no QUERY" in each and ADVICE in each])
+        == 1
+    )
     assert all(each.participants == ("2", "3", "4", "5", "6") for each in finished)
     assert all(each.evaluations["4"]["eval_acc"] == 0.5 for each in finished)
 
 
 def test_a_node_without_a_name_is_called_by_its_id() -> None:
-    """The first one, and a later one: the others keep their names. One that is silent takes no part."""
+    """The first one, and a later one: the others keep their names. One that is silent takes no
+    part."""
     clients: dict[str, Answer] = dict(quadratics(4))
     nodes = MemoryGrid(clients).nodes
-    for node, reason in ((min(nodes), "out of memory"), (max(nodes), "No query function registered")):
+    for node, reason in (
+        (min(nodes), "out of memory"),
+        (max(nodes), "No query function registered"),
+    ):
         bare = answering(clients[nodes[node]], query=failing(reason))
         _, (finished,) = run(FedAvg(), clients | {nodes[node]: bare}, rounds=1)
         assert set(finished.participants) == (clients.keys() - {nodes[node]}) | {str(node)}
@@ -102,7 +117,9 @@ def test_a_node_without_a_name_is_called_by_its_id() -> None:
     assert [each.participants for each in rounds] == [tuple(sorted(clients.keys() - {first}))] * 2
 
 
-def test_only_the_simulations_traceback_about_query_is_hidden(caplog: pytest.LogCaptureFixture) -> None:
+def test_only_the_simulations_traceback_about_query_is_hidden(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     reason = "No query function registered with name 'default'"
 
     def simulated(message: Message) -> Message:
@@ -120,9 +137,13 @@ def test_only_the_simulations_traceback_about_query_is_hidden(caplog: pytest.Log
 
 
 def test_failures_at_query_are_one_warning_with_a_remedy(caplog: pytest.LogCaptureFixture) -> None:
-    bare = answering(quadratics(1)["site-0"], query=failing(f"LocalDpMod is not compatible {'x' * 1000}"))
+    bare = answering(
+        quadratics(1)["site-0"], query=failing(f"LocalDpMod is not compatible {'x' * 1000}")
+    )
     with caplog.at_level(logging.WARNING, "flwr"):
-        _, rounds = run(FedAvg(), MemoryGrid({**quadratics(1), "site-1": bare, "site-2": bare}), rounds=3)
+        _, rounds = run(
+            FedAvg(), MemoryGrid({**quadratics(1), "site-1": bare, "site-2": bare}), rounds=3
+        )
     (warning,) = [each for each in caplog.messages if "QUERY" in each]
     for words in ("2 nodes", "LocalDpMod is not compatible", "@app.train(mods=[...])"):
         assert words in warning
@@ -130,7 +151,7 @@ def test_failures_at_query_are_one_warning_with_a_remedy(caplog: pytest.LogCaptu
     assert len(rounds[-1].participants) == 3
 
 
-# The roster -----------------------------------------------------------------------------------------------------------
+# The roster ---------------------------------------------------------------------------------------
 
 
 class Noting(FairStrategy):
@@ -147,7 +168,9 @@ class Noting(FairStrategy):
         return cohort.prior
 
 
-def rosters(method: Noting, clients: Mapping[str, Answer], rounds: int = 1, **grid: Any) -> list[dict[str, float]]:
+def rosters(
+    method: Noting, clients: Mapping[str, Answer], rounds: int = 1, **grid: Any
+) -> list[dict[str, float]]:
     run(method, MemoryGrid(clients, **grid), rounds)
     return method.rosters
 
@@ -163,14 +186,20 @@ def test_all_training_clients_are_on_the_roster_by_name() -> None:
     clients = dict(reversed(quadratics(5).items()))
     (roster,) = rosters(Noting(fraction_train=0.2), clients)
     assert list(roster.items()) == sorted(EXAMPLES.items())
-    assert rosters(Noting(training_clients=("site-3", "site-1")), clients) == [known("site-1", "site-3")]
+    assert rosters(Noting(training_clients=("site-3", "site-1")), clients) == [
+        known("site-1", "site-3")
+    ]
 
 
 def test_the_first_usable_reply_replaces_a_missing_number() -> None:
     for number in (None, 0, -3, 2.5, 7.0, True, "many", 2**60):
         told = {} if number is None else {"num-examples": number}
-        clients = {name: about_itself(client, name=name, **told) for name, client in quadratics(3).items()}
-        first, second = rosters(Noting(), clients, 2, faults={("site-2", 1): metrics({"num-examples": 0})})
+        clients = {
+            name: about_itself(client, name=name, **told) for name, client in quadratics(3).items()
+        }
+        first, second = rosters(
+            Noting(), clients, 2, faults={("site-2", 1): metrics({"num-examples": 0})}
+        )
         assert first == known("site-0", "site-1") | {"site-2": 0.0}
         assert second == ALL
     growing = {("site-1", 2): metrics({"num-examples": EXAMPLES["site-1"] + 5})}
@@ -181,21 +210,29 @@ def test_an_answer_beyond_the_enrolled_size_is_not_believed() -> None:
     boasting = about_itself(quadratics(3)["site-1"], name="site-1", **{"num-examples": 10**9})
     clients: dict[str, Answer] = {**quadratics(3), "site-1": boasting}
     enrolled = {"enrolled_sizes": {"site-1": 200}}
-    assert rosters(Noting(**enrolled), clients, faults={("site-1", 1): no_reply})[0]["site-1"] == 0.0
+    assert (
+        rosters(Noting(**enrolled), clients, faults={("site-1", 1): no_reply})[0]["site-1"] == 0.0
+    )
     assert rosters(Noting(**enrolled), clients)[0]["site-1"] == EXAMPLES["site-1"]
 
 
 def test_clients_that_answer_no_query_are_on_it_by_node_ids() -> None:
     clients = {name: answering(client, query=failing("")) for name, client in quadratics(3).items()}
-    grid, method = MemoryGrid(clients), Noting()
+    grid = MemoryGrid(clients)
+    method = Noting()
     run(method, grid, 1)
-    assert method.rosters == [{str(node): float(EXAMPLES[name]) for node, name in sorted(grid.nodes.items(), key=str)}]
-    assert {type(number) for number in method.rosters[0].values()} == {float}  # SCAFFOLD divides by what it makes of it
+    assert method.rosters == [
+        {str(node): float(EXAMPLES[name]) for node, name in sorted(grid.nodes.items(), key=str)}
+    ]
+    # SCAFFOLD divides by what it makes of it
+    assert {type(number) for number in method.rosters[0].values()} == {float}
 
 
 def test_who_was_asked_about_its_data_is_not_asked_again() -> None:
-    """As where clients, whose names an operator registered, agree on something before the first round."""
-    method, grid = Noting(), Asking(quadratics(3), registered=ALL)
+    """As where clients, whose names an operator registered, agree on something before the first
+    round."""
+    method = Noting()
+    grid = Asking(quadratics(3), registered=ALL)
     loop = Rounds(method, FlowerClients(method, grid, 60.0), 2)
     list(loop.run(initial_model(), measure=lambda number: [], measure_after=[]))
     assert method.rosters == [ALL] * 2
@@ -203,13 +240,17 @@ def test_who_was_asked_about_its_data_is_not_asked_again() -> None:
 
 
 def test_absent_clients_stay_on_it_and_newcomers_are_added() -> None:
-    """The grid loses a client after the first round and gains another; a third was known before the run began."""
+    """The grid loses a client after the first round and gains another; a third was known before the
+    run began."""
     clients = quadratics(4)
-    grid, method = MemoryGrid({name: clients[name] for name in ("site-0", "site-1")}), Noting()
+    grid = MemoryGrid({name: clients[name] for name in ("site-0", "site-1")})
+    method = Noting()
     loop = Rounds(method, FlowerClients(method, grid, 60.0), 3, known=["site-9"])
     rounds = loop.run(initial_model(), measure=lambda number: [], measure_after=[])
     next(rounds)
-    grid.nodes = {node: name for node, name in grid.nodes.items() if name != "site-0"} | {77: "site-3"}
+    grid.nodes = {node: name for node, name in grid.nodes.items() if name != "site-0"} | {
+        77: "site-3"
+    }
     grid.clients = clients
     next(rounds)
     first = known("site-0", "site-1") | {"site-9": 0.0}
@@ -218,8 +259,10 @@ def test_absent_clients_stay_on_it_and_newcomers_are_added() -> None:
 
 
 def test_the_roster_survives_a_kill() -> None:
-    """What the killed server knew of a client that has gone since is known to the one that continues."""
-    killed, continued = Noting(), Noting()
+    """What the killed server knew of a client that has gone since is known to the one that
+    continues."""
+    killed = Noting()
+    continued = Noting()
     _, (first,) = run(killed, MemoryGrid(quadratics(3)), 1)
     state = killed.state_dict()
     state |= {"roster": json.loads(json.dumps(state["roster"]))}

@@ -11,7 +11,8 @@ from fairbloom.rounds.options import OPTIONS
 from fairbloom.strategies import METHODS, FedAvg, FedFa, Options
 from tests.strategies.helpers import ARGUMENTS, make
 
-NAN, INF = float("nan"), float("inf")
+NAN = float("nan")
+INF = float("inf")
 
 
 def just_outside(parameter: ranges.Parameter) -> list[Any]:
@@ -19,11 +20,14 @@ def just_outside(parameter: ranges.Parameter) -> list[Any]:
     if parameter.kind is bool:
         return [0, 1, "true", None]
     if parameter.kind is str:
-        return [None, 1] + (["", "No such word"] if isinstance(parameter.allowed, ranges.Choices) else [])
+        return [None, 1] + (
+            ["", "No such word"] if isinstance(parameter.allowed, ranges.Choices) else []
+        )
     outside: list[Any] = [NAN, -INF, None, "0.5", True, [0.5], 1j]
     if not isinstance(parameter.allowed, ranges.Range):
         return [*outside, INF]
-    interval, (low, high) = parameter.allowed.interval, parameter.allowed.ends
+    interval = parameter.allowed.interval
+    low, high = parameter.allowed.ends
     if parameter.kind is int:
         return [*outside, INF, int(low) - 1, 0.5]
     below = math.nextafter(low, -INF) if interval[0] == "[" else low
@@ -37,7 +41,8 @@ def inside(parameter: ranges.Parameter) -> list[Any]:
         return list(parameter.allowed.words)
     if not isinstance(parameter.allowed, ranges.Range):
         return [True, False] if parameter.kind is bool else []
-    interval, (low, high) = parameter.allowed.interval, parameter.allowed.ends
+    interval = parameter.allowed.interval
+    low, high = parameter.allowed.ends
     return [parameter.kind(low)] * (interval[0] == "[") + [high] * (interval[-1] == "]")
 
 
@@ -56,8 +61,14 @@ def test_fedfa_needs_one_of_its_two_weights() -> None:
 
 def test_values_outside_a_declared_range_are_refused_by_name() -> None:
     for name, method in METHODS.items():
-        own = [each for each in parameters_of(name, method) if not isinstance(each.allowed, ranges.Pairs)]
-        common = [each for key, each in OPTIONS.items() if name == "fedavg" and not key.endswith("_key")]
+        own = [
+            each
+            for each in parameters_of(name, method)
+            if not isinstance(each.allowed, ranges.Pairs)
+        ]
+        common = [
+            each for key, each in OPTIONS.items() if name == "fedavg" and not key.endswith("_key")
+        ]
         for parameter in [*own, *common]:
             argument = parameter.name.replace("-", "_")
             for value in inside(parameter):
@@ -66,7 +77,10 @@ def test_values_outside_a_declared_range_are_refused_by_name() -> None:
                     make(name, {**ARGUMENTS[name][0], argument: value})
             for value in just_outside(parameter):
                 with pytest.raises(ValueError, match=argument) as refused:
-                    pytest.fail(f"{name} takes {argument} = {make(name, {**ARGUMENTS[name][0], argument: value})}")
+                    pytest.fail(
+                        f"{name} takes {argument} ="
+                        f" {make(name, {**ARGUMENTS[name][0], argument: value})}"
+                    )
                 assert repr(value) in str(refused.value)
                 assert parameter.range in str(refused.value)
 
@@ -77,7 +91,7 @@ def test_checks_return_plain_numbers() -> None:
     assert type(ranges.whole(0, x=np.int64(3))) is int
 
 
-# Annotations of user-defined methods -------------------------------------------------------------------------------
+# Annotations of user-defined methods --------------------------------------------------------------
 
 
 class Ranged(FedAvg):
@@ -140,5 +154,6 @@ def test_common_options_have_their_settings_ranges_and_marks() -> None:
         assert (OPTIONS[name].range, OPTIONS[name].default) == (setting.range, setting.default)
         assert OPTIONS[name].marks == setting.marks
         assert getattr(FedAvg(), name) == setting.default
-    assert OPTIONS["fraction_evaluate"].range != SETTINGS["fraction-evaluate"].range  # 0 switches it off in a strategy
+    # 0 switches it off in a strategy
+    assert OPTIONS["fraction_evaluate"].range != SETTINGS["fraction-evaluate"].range
     assert OPTIONS.keys() < Options.__optional_keys__

@@ -1,4 +1,5 @@
-"""Replies that are not used: each is refused by the name of its client, and the round goes on without it."""
+"""Replies that are not used: each is refused by the name of its client, and the round goes on
+without it."""
 
 import math
 from io import BytesIO
@@ -52,14 +53,20 @@ def node_unavailable(sent: Message, reply: Message) -> list[Message]:
 BROKEN: list[tuple[Fault, str]] = [
     (error, "out of memory"),
     (node_unavailable, "node unavailable"),
-    *((arrays(bias=np.float32([1, value, 2])), "'bias' is not finite") for value in (np.nan, -np.inf)),
+    *(
+        (arrays(bias=np.float32([1, value, 2])), "'bias' is not finite")
+        for value in (np.nan, -np.inf)
+    ),
     (arrays(scale=np.float32(np.nan)), "'scale' is not finite"),
     (arrays(norm_mean=np.float32([np.nan, 0])), "'norm.mean' is not finite"),
     (arrays(bias=np.zeros(4, np.float32)), "'bias' has shape (4,)"),
     (arrays(bias=np.zeros(1, np.float32)), "'bias' has shape (1,)"),
     (arrays(scale=np.zeros(1, np.float32)), "'scale' has shape (1,)"),
     (arrays(norm_steps=np.float32(1)), "'norm.steps' has dtype float32"),
-    *((arrays(bias=np.zeros(3, dtype)), f"'bias' has dtype {dtype}") for dtype in ("int64", "complex64")),
+    *(
+        (arrays(bias=np.zeros(3, dtype)), f"'bias' has dtype {dtype}")
+        for dtype in ("int64", "complex64")
+    ),
     (arrays(bias=np.array(["a", "b", "c"])), "'bias' has dtype <U1"),
     (arrays(bias=None), "'bias' is missing"),
     (arrays(extra=np.float32(1)), "'extra' is not in the model"),
@@ -68,7 +75,10 @@ BROKEN: list[tuple[Fault, str]] = [
     (arrays(bias=corrupt(b"")), "'bias' can't be read"),
     (arrays(bias=corrupt(b"abc", "pickle")), "'bias' can't be read"),
     *(
-        (metrics({"num-examples": count}), f"num-examples must be an integer of at least 1, got {count}")
+        (
+            metrics({"num-examples": count}),
+            f"num-examples must be an integer of at least 1, got {count}",
+        )
         for count in (None, 0, -3, 0.5, 3.0, [3])
     ),
     (metrics({"num-examples": 2**53 + 1}), "num-examples must be at most 2**53"),
@@ -77,7 +87,8 @@ BROKEN: list[tuple[Fault, str]] = [
 
 
 def check_refused(name: str, fault: Fault, reason: str) -> None:
-    """Check that site-2's reply is refused for a reason, and that all else is as if it had not come."""
+    """Check that site-2's reply is refused for a reason, and that all else is as if it had not
+    come."""
     result, finished = one_faulty(name, fault)
     without, absent = one_faulty(name, no_reply)
     assert list(finished.refused) == ["site-2"], reason
@@ -107,24 +118,63 @@ OF_TEN = {"positives-0": 5, "positives-1": 5, "hits-0": 0, "hits-1": 0}
 
 IMPLAUSIBLE: list[tuple[str, Fault, str]] = [
     *(
-        ("fedfv", metrics({"loss-before": loss}), f"'loss-before' must be a finite number, got {loss}")
+        (
+            "fedfv",
+            metrics({"loss-before": loss}),
+            f"'loss-before' must be a finite number, got {loss}",
+        )
         for loss in (None, math.nan, math.inf, [1.0])
     ),
     ("fedfv", metrics({"loss-before": None}), f"got None: {ADVICE}"),
     ("qfedavg", metrics({"loss-before": -1e300}), "metric 'loss-before' is -1e+300, beyond"),
     ("term", metrics({"loss-before": 1e9}), "1000 times (loss_limit)"),
-    ("qfedsgd", metrics({"learning-rate": 5e-324}), "metric 'learning-rate' is 4.94066e-324, outside 0.000"),
+    (
+        "qfedsgd",
+        metrics({"learning-rate": 5e-324}),
+        "metric 'learning-rate' is 4.94066e-324, outside 0.000",
+    ),
     ("qfedsgd", metrics({"learning-rate": 1e4}), "metric 'learning-rate' is 10000, outside 0.000"),
-    ("qfedsgd", metrics({"learning-rate": 0.0}), "metric 'learning-rate' must be positive, got 0.0"),
-    ("qfedsgd", metrics({"learning-rate": [0.5]}), "metric 'learning-rate' must be a finite number, got [0.5]"),
-    ("fedfa", metrics({"accuracy-after": 1.0000001}), "metric 'accuracy-after' must lie in [0, 1], got 1.0000001"),
-    ("fedfa", metrics({"accuracy-after": -1e-9}), "metric 'accuracy-after' must lie in [0, 1], got -1e-09"),
-    ("fcfl", metrics({"disparity": -1.0000001}), "metric 'disparity' must lie in [-1, 1], got -1.0000001"),
-    ("eagle", metrics({"loss-baseline": None}), "metric 'loss-baseline' must be a finite number, got None"),
+    (
+        "qfedsgd",
+        metrics({"learning-rate": 0.0}),
+        "metric 'learning-rate' must be positive, got 0.0",
+    ),
+    (
+        "qfedsgd",
+        metrics({"learning-rate": [0.5]}),
+        "metric 'learning-rate' must be a finite number, got [0.5]",
+    ),
+    (
+        "fedfa",
+        metrics({"accuracy-after": 1.0000001}),
+        "metric 'accuracy-after' must lie in [0, 1], got 1.0000001",
+    ),
+    (
+        "fedfa",
+        metrics({"accuracy-after": -1e-9}),
+        "metric 'accuracy-after' must lie in [0, 1], got -1e-09",
+    ),
+    (
+        "fcfl",
+        metrics({"disparity": -1.0000001}),
+        "metric 'disparity' must lie in [-1, 1], got -1.0000001",
+    ),
+    (
+        "eagle",
+        metrics({"loss-baseline": None}),
+        "metric 'loss-baseline' must be a finite number, got None",
+    ),
     ("eagle", metrics({"loss-baseline": -1e6}), "metric 'loss-baseline' is -1e+06, beyond"),
-    *(("scaffold", metrics({"step-sum": wrong}), "step-sum") for wrong in (None, math.nan, -0.1, 1e-300, 1e-7)),
+    *(
+        ("scaffold", metrics({"step-sum": wrong}), "step-sum")
+        for wrong in (None, math.nan, -0.1, 1e-300, 1e-7)
+    ),
     ("fairfed", metrics({"positives-0": -1}), "'positives-0' must be a whole number from 0"),
-    ("fairfed", metrics({"positives-1": 3, "hits-1": 4}), "'hits-1' must be a whole number from 0 to 3, got 4"),
+    (
+        "fairfed",
+        metrics({"positives-1": 3, "hits-1": 4}),
+        "'hits-1' must be a whole number from 0 to 3, got 4",
+    ),
     ("fairfed", metrics({"positives-0": 10**6}), "'positives-0' must be a whole number from 0 to"),
     ("fairfed", metrics({"positives-1": 2.5}), "'positives-1' must be a whole number"),
     ("fairfed", metrics({"positives-1": None}), "'positives-1'"),
@@ -150,11 +200,18 @@ def test_absurd_weights_and_buffers_are_refused_by_every_kind() -> None:
     filled = {name: np.full(initial_model()[name].shape, 1e6, np.float32) for name in TRAINABLE}
     for name in KINDS:
         check_refused(name, arrays(**filled), "update_limit")
-        check_refused(name, arrays(norm_mean=np.full(2, -1e20, np.float32)), "its buffers (norm.mean) change by ")
+        check_refused(
+            name,
+            arrays(norm_mean=np.full(2, -1e20, np.float32)),
+            "its buffers (norm.mean) change by ",
+        )
 
 
 def test_a_reply_too_many_is_refused_and_the_first_is_used() -> None:
-    for fault, reason in ((duplicate, "a second reply"), (to_unknown_message, "no message of this round")):
+    for fault, reason in (
+        (duplicate, "a second reply"),
+        (to_unknown_message, "no message of this round"),
+    ):
         result, finished = one_faulty("fedavg", fault)
         assert list(finished.refused) == ["site-2"]
         assert reason in finished.refused["site-2"]
@@ -176,14 +233,26 @@ def test_other_records_and_floats_of_other_widths_are_used() -> None:
     expected = bits(one_faulty("fedavg", None)[0].arrays)
 
     def renamed(sent: Message, reply: Message) -> list[Message]:
-        floats = {name: array for name, array in unpack(reply.content["arrays"]).items() if array.dtype.kind == "f"}
+        floats = {
+            name: array
+            for name, array in unpack(reply.content["arrays"]).items()
+            if array.dtype.kind == "f"
+        }
         wide = record({name: array.astype(">f8") for name, array in floats.items()})
-        content = {"mine": ArrayRecord({**reply.content["arrays"], **wide}), "hers": reply.content["metrics"]}
+        content = {
+            "mine": ArrayRecord({**reply.content["arrays"], **wide}),
+            "hers": reply.content["metrics"],
+        }
         return [Message(RecordDict(content), reply_to=sent)]
 
     def doubled(sent: Message, reply: Message) -> list[Message]:
         numbers = reply.content["metrics"]
-        return [Message(RecordDict({"arrays": reply.content["arrays"], "a": numbers, "b": numbers}), reply_to=sent)]
+        return [
+            Message(
+                RecordDict({"arrays": reply.content["arrays"], "a": numbers, "b": numbers}),
+                reply_to=sent,
+            )
+        ]
 
     result, finished = one_faulty("fedavg", renamed)
     assert finished.refused == {}
@@ -210,7 +279,9 @@ def test_an_update_whose_square_overflows_is_refused() -> None:
     for name, size in product(("fedavg", "fedlf", "fcfl", "drfa"), (1e160, 1.7e308)):
         huge = {("site-2", 1): arrays(bias=np.full(3, size))}
         strategy = make(name, ARGUMENTS[name][0], buffers=BUFFERS, fraction_evaluate=0.0)
-        result, (finished,) = run(strategy, quadratics(4), 1, huge, initial_arrays=record(in_float64()))
+        result, (finished,) = run(
+            strategy, quadratics(4), 1, huge, initial_arrays=record(in_float64())
+        )
         assert list(finished.refused) == ["site-2"], name
         assert "inner products overflow" in finished.refused["site-2"]
         assert set(finished.coefficients) == set(finished.participants) - {"site-2"}
@@ -221,17 +292,27 @@ def test_an_update_whose_square_overflows_is_refused() -> None:
 def test_a_message_that_has_expired_is_no_answer() -> None:
     for code in (3, 4):
         expired = Error(code, "it may have expired")
-        result, finished = one_faulty("fedavg", lambda sent, reply, e=expired: [Message(e, reply_to=sent)])
+        result, finished = one_faulty(
+            "fedavg", lambda sent, reply, e=expired: [Message(e, reply_to=sent)]
+        )
         without, absent = one_faulty("fedavg", no_reply)
-        assert (finished.missing, finished.refused) == (absent.missing, absent.refused) == (("site-2",), {})
+        assert (
+            (finished.missing, finished.refused)
+            == (absent.missing, absent.refused)
+            == (("site-2",), {})
+        )
         assert bits(result.arrays) == bits(without.arrays)
 
 
 def test_a_clients_reason_is_one_printable_short_line() -> None:
     reason = "Traceback:\n  File x\r\n\tred \x1b[31m" + 10**6 * "x" + "end"
     assert one_line("Traceback:\n  File x\r\n\tred \x1b[31m") == "Traceback: File x red \ufffd[31m"
-    assert one_line("begin" + 10**6 * "x" + "end") == "begin" + 995 * "x" + " … " + 997 * "x" + "end"
-    _, finished = one_faulty("fedavg", lambda sent, reply: [Message(Error(2, reason), reply_to=sent)])
+    assert (
+        one_line("begin" + 10**6 * "x" + "end") == "begin" + 995 * "x" + " … " + 997 * "x" + "end"
+    )
+    _, finished = one_faulty(
+        "fedavg", lambda sent, reply: [Message(Error(2, reason), reply_to=sent)]
+    )
     assert finished.refused == {"site-2": one_line(f"error 2: {reason}")}
     assert len(finished.refused["site-2"]) <= MAX_REASON_CHARACTERS + 3
 
@@ -240,10 +321,15 @@ def test_a_broken_evaluation_is_refused_by_client_name() -> None:
     clients = quadratics(3)
     for numbers, reason in (
         ({"loss": 1.0}, "num-examples must be an integer of at least 1, got None"),
-        ({"num-examples": 5, "loss": 1.0, "accuracy-personal": 87.5}, "metric 'accuracy-personal' must lie in [0, 1]"),
+        (
+            {"num-examples": 5, "loss": 1.0, "accuracy-personal": 87.5},
+            "metric 'accuracy-personal' must lie in [0, 1]",
+        ),
     ):
         told = RecordDict({"metrics": MetricRecord(numbers)})
-        broken = answering(clients["site-1"], evaluate=lambda m, told=told: Message(told, reply_to=m))
+        broken = answering(
+            clients["site-1"], evaluate=lambda m, told=told: Message(told, reply_to=m)
+        )
         _, (finished,) = run(FedAvg(), {**clients, "site-1": broken}, rounds=1)
         assert list(finished.evaluations) == ["site-0", "site-2"]
         assert list(finished.refused) == ["site-1"]
@@ -259,16 +345,28 @@ def test_a_reason_that_several_clients_share_is_one_line(caplog: pytest.LogCaptu
     assert caplog.messages == []
     refused.log()
     told = [each for each in caplog.messages if each.startswith("refused")]
-    assert [("(a, b, c)" in each, "client d" in each) for each in told] == [(True, False), (False, True)]
+    assert [("(a, b, c)" in each, "client d" in each) for each in told] == [
+        (True, False),
+        (False, True),
+    ]
 
 
 def test_a_reason_tells_no_folder_of_a_site() -> None:
     for told, noted in [
-        ("/home/ann/data/ward 3.csv cannot be read: Is a directory", "ward 3.csv cannot be read: Is a directory"),
+        (
+            "/home/ann/data/ward 3.csv cannot be read: Is a directory",
+            "ward 3.csv cannot be read: Is a directory",
+        ),
         ("[Errno 5] Input/output error: '/srv/x/y.npz'", "[Errno 5] Input/output error: 'y.npz'"),
-        ("OSError: broken (/usr/lib/python3/PIL/ImageFile.py, line 3)", "OSError: broken (ImageFile.py, line 3)"),
+        (
+            "OSError: broken (/usr/lib/python3/PIL/ImageFile.py, line 3)",
+            "OSError: broken (ImageFile.py, line 3)",
+        ),
         ("data-dir=/a/b/c is no folder", "data-dir=c is no folder"),
-        ("3/4 of the loss, n/a, see https://example.org/a/b", "3/4 of the loss, n/a, see https://example.org/a/b"),
+        (
+            "3/4 of the loss, n/a, see https://example.org/a/b",
+            "3/4 of the loss, n/a, see https://example.org/a/b",
+        ),
     ]:
         refused = Refusals(1)
         refused.add("site-a", told)

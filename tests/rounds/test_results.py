@@ -10,13 +10,25 @@ from flwr.app import MessageType
 from fairbloom.rounds.loop import means
 from fairbloom.rounds.round import size_on_the_wire
 from fairbloom.strategies import FedAvg, Round
-from tests.federation import BUFFERS, MemoryGrid, bits, error, initial_model, metrics, no_reply, quadratics, record, run
+from tests.federation import (
+    BUFFERS,
+    MemoryGrid,
+    bits,
+    error,
+    initial_model,
+    metrics,
+    no_reply,
+    quadratics,
+    record,
+    run,
+)
 
 
 def test_a_finished_round_has_its_participants_and_results() -> None:
     faults = {("site-1", 1): error, ("site-3", 1): no_reply}
     result, rounds = run(FedAvg(buffers=BUFFERS), quadratics(5), 2, faults)
-    first, clients = rounds[0], quadratics(5)
+    first = rounds[0]
+    clients = quadratics(5)
     used = ["site-0", "site-2", "site-4"]
     examples = sum(clients[name].examples for name in used)
     assert first.number == 1
@@ -24,7 +36,9 @@ def test_a_finished_round_has_its_participants_and_results() -> None:
     assert list(first.refused) == ["site-1"]
     assert first.missing == ("site-3",)
     assert list(first.coefficients) == used
-    assert first.coefficients == pytest.approx({name: clients[name].examples / examples for name in used})
+    assert first.coefficients == pytest.approx(
+        {name: clients[name].examples / examples for name in used}
+    )
     assert all(type(c) is float for c in first.coefficients.values())
     assert list(first.train_metrics) == used
     assert all(first.train_metrics[name]["num-examples"] == clients[name].examples for name in used)
@@ -68,9 +82,14 @@ def test_those_who_evaluate_are_drawn_apart() -> None:
 
 
 def test_means_are_weighted_and_of_what_half_of_them_report() -> None:
-    reports = {"a": {"num-examples": 1, "loss": 4.0, "own": 1.0}, "b": {"loss": 8.0, "num-examples": 3}}
+    reports = {
+        "a": {"num-examples": 1, "loss": 4.0, "own": 1.0},
+        "b": {"loss": 8.0, "num-examples": 3},
+    }
     assert means(reports, "num-examples") == {"loss": pytest.approx(7.0), "own": 1.0}
-    assert means({**reports, "c": reports["b"]}, "num-examples") == {"loss": pytest.approx(52.0 / 7.0)}
+    assert means({**reports, "c": reports["b"]}, "num-examples") == {
+        "loss": pytest.approx(52.0 / 7.0)
+    }
     assert means({"a": {"num-examples": 3}}, "num-examples") == means({}, "num-examples") == {}
     largest = np.finfo(np.float64).max
     most = {str(k): {"num-examples": k, "loss": largest} for k in range(1, 50)}
@@ -79,14 +98,23 @@ def test_means_are_weighted_and_of_what_half_of_them_report() -> None:
 
 def test_a_metric_that_is_no_number_at_one_client_is_averaged() -> None:
     mine = {"site-0": 0.0, "site-1": math.nan, "site-2": 2.0}
-    faults = {(name, number): metrics({"mine": value}) for name, value in mine.items() for number in (1, 2)}
+    faults = {
+        (name, number): metrics({"mine": value})
+        for name, value in mine.items()
+        for number in (1, 2)
+    }
     result, _ = run(FedAvg(), quadratics(3), 2, faults)
     counts = [client.examples for name, client in quadratics(3).items() if name != "site-1"]
     assert result.train_metrics_clientapp[2]["mine"] == pytest.approx(2.0 * counts[1] / sum(counts))
 
 
 def test_the_size_of_an_array_on_the_wire_is_that_of_its_file() -> None:
-    for array in (np.zeros(()), np.zeros((3, 4), np.float32), np.zeros((3, 4), order="F"), np.zeros((0, 2), ">i2")):
+    for array in (
+        np.zeros(()),
+        np.zeros((3, 4), np.float32),
+        np.zeros((3, 4), order="F"),
+        np.zeros((0, 2), ">i2"),
+    ):
         for _ in range(2):  # the second time from what is remembered of the first
             file = BytesIO()
             np.save(file, array)

@@ -18,27 +18,41 @@ def never(nodes: list[int]) -> dict[int, str]:
     raise AssertionError(f"asked {nodes}")
 
 
-def draw(names: list[str], fraction: float, minimum: int = 1, seed: int = 0, number: int = 1) -> list[str]:
+def draw(
+    names: list[str], fraction: float, minimum: int = 1, seed: int = 0, number: int = 1
+) -> list[str]:
     return sample(names, share(fraction, len(names), minimum), seed, "train", number)
 
 
-# The draw -----------------------------------------------------------------------------------------------------------
+# The draw -----------------------------------------------------------------------------------------
 
 
 @given(
-    total=st.integers(0, 100), fraction=st.floats(0.001, 1.0), minimum=st.integers(1, 120), seed=st.integers(0, 10**20)
+    total=st.integers(0, 100),
+    fraction=st.floats(0.001, 1.0),
+    minimum=st.integers(1, 120),
+    seed=st.integers(0, 10**20),
 )
-def test_a_draw_is_in_order_and_without_replacement(total: int, fraction: float, minimum: int, seed: int) -> None:
+def test_a_draw_is_in_order_and_without_replacement(
+    total: int, fraction: float, minimum: int, seed: int
+) -> None:
     drawn = draw(NAMES[:total], fraction, minimum, seed)
     assert len(drawn) == min(max(math.ceil(Fraction(str(fraction)) * total), minimum), total)
     assert drawn == sorted(set(drawn))
     assert set(drawn) <= set(NAMES[:total])
 
 
-@given(seed=st.integers(0, 1000), number=st.integers(1, 1000), names=st.permutations([str(k) for k in range(20)]))
-def test_the_draw_depends_on_names_seed_and_round_alone(seed: int, number: int, names: list[str]) -> None:
+@given(
+    seed=st.integers(0, 1000),
+    number=st.integers(1, 1000),
+    names=st.permutations([str(k) for k in range(20)]),
+)
+def test_the_draw_depends_on_names_seed_and_round_alone(
+    seed: int, number: int, names: list[str]
+) -> None:
     roster = Roster()
-    roster.refresh(dict(enumerate(names)), never)  # in the order in which the nodes came, by node id
+    # in the order in which the nodes came, by node id
+    roster.refresh(dict(enumerate(names)), never)
     assert list(roster.online) == roster.free == sorted(names)
     assert draw(roster.free, 0.3, 1, seed, number) == draw(sorted(names), 0.3, 1, seed, number)
 
@@ -68,13 +82,16 @@ def test_of_a_million_names_only_the_drawn_are_looked_at() -> None:
 
 
 def test_seed_round_and_purpose_each_make_another_draw() -> None:
-    draws = [tuple(draw(NAMES, 0.1, 1, seed, number)) for seed in range(5) for number in range(1, 6)]
+    draws = [
+        tuple(draw(NAMES, 0.1, 1, seed, number)) for seed in range(5) for number in range(1, 6)
+    ]
     assert len(set(draws)) == len(draws)
     assert sample(NAMES, 10, 0, "evaluate", 1) != draw(NAMES, 0.1)
 
 
 def test_every_client_and_every_pair_is_drawn_equally_often() -> None:
-    rounds, names = 3000, NAMES[:6]
+    rounds = 3000
+    names = NAMES[:6]
     draws = [draw(names, 0.5, 1, 0, number) for number in range(1, rounds + 1)]
     singles = Counter(name for drawn in draws for name in drawn)
     pairs = Counter((a, b) for drawn in draws for a in drawn for b in drawn if a < b)
@@ -84,11 +101,12 @@ def test_every_client_and_every_pair_is_drawn_equally_often() -> None:
         assert all(abs(times - rounds * chance) < deviation for times in counted.values())
 
 
-# Who is there -------------------------------------------------------------------------------------------------------
+# Who is there -------------------------------------------------------------------------------------
 
 
 def test_a_node_is_asked_once_and_again_only_when_it_comes_anew() -> None:
-    roster, asked = Roster(), []
+    roster = Roster()
+    asked = []
 
     def ask(nodes: list[int]) -> dict[int, str]:
         asked.append(nodes)
@@ -124,7 +142,9 @@ def test_a_registered_name_can_not_be_claimed() -> None:
     """Neither when both come together, nor before, nor after; and it needs no question."""
     for first in ({}, {9: "hospital"}, {2: ""}):
         roster = Roster()
-        roster.refresh(first, never if 9 in first else lambda nodes: dict.fromkeys(nodes, "hospital"))
+        roster.refresh(
+            first, never if 9 in first else lambda nodes: dict.fromkeys(nodes, "hospital")
+        )
         roster.refresh({9: "hospital", 2: ""}, lambda nodes: {2: "hospital"})
         assert roster.online == {"hospital": 9}
         assert roster.free == ["hospital"]
@@ -145,7 +165,7 @@ def test_a_node_cannot_take_the_id_of_another_for_its_name() -> None:
     assert roster.online == {"9": 9}
 
 
-# Debts --------------------------------------------------------------------------------------------------------------
+# Debts --------------------------------------------------------------------------------------------
 
 
 def test_a_client_that_owes_a_reply_is_online_but_not_free() -> None:

@@ -1,4 +1,5 @@
-"""Models in a matrix, in memory or in a file, are to the bit what they are, borrowed; one pass screens them all."""
+"""Models in a matrix, in memory or in a file, are to the bit what they are, borrowed; one pass
+screens them all."""
 
 import shutil
 import tempfile
@@ -27,13 +28,24 @@ ODD = (1e-44, 1e-30, 1e25, 3e38, -3e38, np.nan, np.inf, -np.inf)
 
 
 def model_of(flat: Any, dtypes: tuple[str, str] = ("float32", "float32")) -> dict[str, np.ndarray]:
-    """Return a model of five numbers in two arrays, with a buffer, an integer and a name more for the first array."""
-    a, b = np.asarray(flat[:2], dtypes[0]), np.asarray(flat[2:5], dtypes[1]).reshape(3, 1)
-    return {"twin": a, "a": a, "mean": np.float32(flat[5:7]), "b": b, "steps": np.array(7 * len(flat))}
+    """Return a model of five numbers in two arrays, with a buffer, an integer and a name more for
+    the first array."""
+    a = np.asarray(flat[:2], dtypes[0])
+    b = np.asarray(flat[2:5], dtypes[1]).reshape(3, 1)
+    return {
+        "twin": a,
+        "a": a,
+        "mean": np.float32(flat[5:7]),
+        "b": b,
+        "steps": np.array(7 * len(flat)),
+    }
 
 
-def written(layout: Layout, models: list[dict[str, np.ndarray]], cut: int = 0, gigabytes: float = 1.0) -> Updates:
-    """Write models into the rows of a matrix, in memory or in a file, and add them: `cut` of them first."""
+def written(
+    layout: Layout, models: list[dict[str, np.ndarray]], cut: int = 0, gigabytes: float = 1.0
+) -> Updates:
+    """Write models into the rows of a matrix, in memory or in a file, and add them: `cut` of them
+    first."""
     matrix = empty_matrix(len(models), layout.size, layout.dtype, gigabytes)
     assert isinstance(matrix, np.memmap) == (gigabytes == TINY)
     stored = Updates(layout, matrix)
@@ -41,7 +53,9 @@ def written(layout: Layout, models: list[dict[str, np.ndarray]], cut: int = 0, g
         for k in range(start, stop):
             for name, place in layout.slices:
                 stored.matrix[k, place] = models[k][name].ravel()
-        stored.add_rows([{name: model[name] for name in ("mean", "steps")} for model in models[start:stop]])
+        stored.add_rows(
+            [{name: model[name] for name in ("mean", "steps")} for model in models[start:stop]]
+        )
     return stored
 
 
@@ -54,7 +68,8 @@ def screened(stored: Updates, *, gram: bool = False) -> dict[int, str]:
 
 def contents(stored: Updates) -> list[Any]:
     """Return all that a round sees of the updates, to the bit."""
-    vectors, m = stored.vectors, len(stored.vectors)
+    vectors = stored.vectors
+    m = len(stored.vectors)
     counts = np.arange(1.0, m + 1)
     steps = []
     for step in np.eye(m):
@@ -62,20 +77,28 @@ def contents(stored: Updates) -> list[Any]:
             steps.append(stored.model_after(step, vectors, counts / counts.sum(), counts))
         except ValueError as reason:
             steps.append({"reason": np.array(str(reason))})
-    after = [{name: (str(array.dtype), array.tobytes()) for name, array in model.items()} for model in steps]
+    after = [
+        {name: (str(array.dtype), array.tobytes()) for name, array in model.items()}
+        for model in steps
+    ]
     return [np.asarray(vectors.blocks[0]).tobytes(), vectors.extreme, after]
 
 
-def drawn(seed: int, m: int, odd: float, dtypes: tuple[str, str]) -> tuple[Layout, list[dict[str, np.ndarray]]]:
+def drawn(
+    seed: int, m: int, odd: float, dtypes: tuple[str, str]
+) -> tuple[Layout, list[dict[str, np.ndarray]]]:
     """Return the layout of a random model, and models of which some have numbers out of range."""
     rng = np.random.default_rng(seed)
-    w, flats = rng.normal(size=7), rng.normal(size=(m, 7))
+    w = rng.normal(size=7)
+    flats = rng.normal(size=(m, 7))
     strange = rng.random((m, 7)) < odd
     flats[strange] = rng.choice(ODD, strange.sum())
     if seed % 3 == 0:
         w[0] = 3e38
     with np.errstate(over="ignore"):
-        return Layout(model_of(w, dtypes), BUFFERS, TIED), [model_of(flat, dtypes) for flat in flats]
+        return Layout(model_of(w, dtypes), BUFFERS, TIED), [
+            model_of(flat, dtypes) for flat in flats
+        ]
 
 
 DTYPES = st.sampled_from((("float32", "float32"), ("float16", "float32"), ("float64", "float32")))
@@ -94,7 +117,14 @@ ODDS = st.sampled_from((0.0, 0.02, 0.3))
 )
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast")
 def test_models_in_a_matrix_have_the_bits_of_borrowed_ones(
-    seed: int, cut: int, odd: float, dtypes: tuple[str, str], cache: int, chunk: int, large: bool, gigabytes: float
+    seed: int,
+    cut: int,
+    odd: float,
+    dtypes: tuple[str, str],
+    cache: int,
+    chunk: int,
+    large: bool,
+    gigabytes: float,
 ) -> None:
     try:
         layout, models = drawn(seed, 8, odd, dtypes)
@@ -105,7 +135,8 @@ def test_models_in_a_matrix_have_the_bits_of_borrowed_ones(
         patch.setattr(updates, "CHUNK_COLUMNS", chunk)
         # of 30, products are made in float64 once few are left
         patch.setattr(updates, "EXACT_NUMBERS", 0 if large else 30)
-        stored, expected = written(layout, models, cut, gigabytes), borrowed(layout, models)
+        stored = written(layout, models, cut, gigabytes)
+        expected = borrowed(layout, models)
         wrong = screened(stored, gram=large)
         assert wrong == screened(expected)
         np.testing.assert_array_equal(
@@ -114,10 +145,13 @@ def test_models_in_a_matrix_have_the_bits_of_borrowed_ones(
         np.testing.assert_array_equal(stored.lengths, expected.lengths)
         if len(expected) > 2:  # those that are left are as if the others had not come
             usable = [model for k, model in enumerate(models) if k not in wrong]
-            expected = borrowed(layout, [model for k, model in enumerate(usable) if k not in (0, 2)])
+            expected = borrowed(
+                layout, [model for k, model in enumerate(usable) if k not in (0, 2)]
+            )
             assert screened(expected) == {}
             stored.remove(0, 2)
-        a, b = stored.vectors, expected.vectors
+        a = stored.vectors
+        b = expected.vectors
         np.testing.assert_array_equal(gram_matrix(a), gram_matrix(b))
         np.testing.assert_array_equal(gram_matrix(a, exact=True), gram_matrix(b, exact=True))
         np.testing.assert_array_equal(squared_norms(a), squared_norms(b))
@@ -131,8 +165,14 @@ def test_models_in_a_matrix_have_the_bits_of_borrowed_ones(
 def small(count: int) -> tuple[Layout, list[dict[str, np.ndarray]]]:
     """Return the layout of a small model, and so many models near it."""
     rng = np.random.default_rng(3)
-    model = {"w": rng.normal(size=(50, 3)).astype(np.float32), "b": rng.normal(size=9).astype(np.float32)}
-    near = [{n: a + rng.normal(size=a.shape).astype(np.float32) for n, a in model.items()} for _ in range(count)]
+    model = {
+        "w": rng.normal(size=(50, 3)).astype(np.float32),
+        "b": rng.normal(size=9).astype(np.float32),
+    }
+    near = [
+        {n: a + rng.normal(size=a.shape).astype(np.float32) for n, a in model.items()}
+        for _ in range(count)
+    ]
     return Layout(model), near
 
 
@@ -140,14 +180,19 @@ def test_one_pass_screens_updates_and_multiplies_kept_rows(monkeypatch: pytest.M
     monkeypatch.setattr(updates, "EXACT_NUMBERS", 0)
     layout, models = small(9)
     for by_array in (False, True):
-        earlier, stored = borrowed(layout, models[:4]), borrowed(layout, models[4:])
+        earlier = borrowed(layout, models[:4])
+        stored = borrowed(layout, models[4:])
         kept = [combine(np.eye(4)[k], earlier.vectors) for k in (1, 3)]
         assert stored.screen(gram=True, by_array=by_array, below=kept) == {}
         rows = Vectors.below([stored.vectors, *kept])
         expected = gram_matrices(rows, layout.ends if by_array else (layout.size,))
         with monkeypatch.context() as patch:
             patch.setattr(updates.Borrowed, "read", None)  # no number is read again
-            found = stored.grams(rows, exact=False) if by_array else stored.gram(rows, exact=False)[None]
+            found = (
+                stored.grams(rows, exact=False)
+                if by_array
+                else stored.gram(rows, exact=False)[None]
+            )
         np.testing.assert_array_equal(found, expected)
 
 
@@ -170,21 +215,32 @@ def test_buffers_that_are_handed_over_may_be_overwritten() -> None:
 
 def test_the_budget_is_for_all_matrices_of_a_round() -> None:
     size = 5 * 1000 * 4 / GIGABYTE
-    for gigabytes, of, in_file in ((size, 1, False), (size, 2, True), (2 * size, 2, False), (0.0, 2, False)):
+    for gigabytes, of, in_file in (
+        (size, 1, False),
+        (size, 2, True),
+        (2 * size, 2, False),
+        (0.0, 2, False),
+    ):
         assert isinstance(empty_matrix(5, 1000, np.float32, gigabytes, of=of), np.memmap) == in_file
 
 
-def test_the_file_has_no_name_while_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_has_no_name_while_it_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     matrix = empty_matrix(3, 5, np.float32, TINY)
     matrix[:] = 1.0
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_disk_without_room_is_told_before_the_round_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_without_room_is_told_before_the_round_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     free = shutil.disk_usage(tmp_path).free
-    with pytest.raises(FairbloomError, match=r"memory = 0\.5 allows.*has no room for them.*raise memory") as error:
+    with pytest.raises(
+        FairbloomError, match=r"memory = 0\.5 allows.*has no room for them.*raise memory"
+    ) as error:
         empty_matrix(1000, 2 * free // 4000, np.float32, 0.5)
     assert str(tmp_path) in str(error.value)
     assert shutil.disk_usage(tmp_path).free > free // 2

@@ -32,18 +32,26 @@ from .test_lengths import Leap, always, rounds_of
 ADAPTIVE = ("adagrad", "adam", "yogi")
 EACH: dict[str, dict[str, Any]] = {
     "avgm": {"server_optimizer": "avgm", "server_optimizer_lr": 0.7, "server_optimizer_beta1": 0.5},
-    "adagrad": {"server_optimizer": "adagrad", "server_optimizer_lr": 0.3, "server_optimizer_beta1": 0.0},
+    "adagrad": {
+        "server_optimizer": "adagrad",
+        "server_optimizer_lr": 0.3,
+        "server_optimizer_beta1": 0.0,
+    },
     "adam": {"server_optimizer": "adam", "server_optimizer_lr": 0.1},
     "yogi": {"server_optimizer": "yogi", "server_optimizer_lr": 0.1, "server_optimizer_tau": 0.05},
 }
-PLAIN_MOMENTUM: dict[str, Any] = {"server_optimizer": "avgm", "server_optimizer_lr": 1.0, "server_optimizer_beta1": 0.0}
+PLAIN_MOMENTUM: dict[str, Any] = {
+    "server_optimizer": "avgm",
+    "server_optimizer_lr": 1.0,
+    "server_optimizer_beta1": 0.0,
+}
 
 
 def moments_in(strategy: FairStrategy) -> Any:
     return strategy.state_dict()["server-optimizer"]["moments"]
 
 
-# Reductions ---------------------------------------------------------------------------------------------------------
+# Reductions ---------------------------------------------------------------------------------------
 
 
 def test_momentum_of_zero_is_the_method_to_the_bit() -> None:
@@ -55,14 +63,20 @@ def test_momentum_of_zero_is_the_method_to_the_bit() -> None:
         assert [each.coefficients for each in ours] == [each.coefficients for each in rounds], name
 
 
-# The formulas, by a second hand -------------------------------------------------------------------------------------
+# The formulas, by a second hand -------------------------------------------------------------------
 
 
 class Reference:
     """The formulas of Hsu et al. and of Reddi et al., Algorithm 2, on whole vectors in float64."""
 
-    def __init__(self, name: str, lr: float, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> None:
-        self.name, self.lr, self.beta1, self.beta2, self.tau = name, lr, beta1, beta2, tau
+    def __init__(
+        self, name: str, lr: float, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3
+    ) -> None:
+        self.name = name
+        self.lr = lr
+        self.beta1 = beta1
+        self.beta2 = beta2
+        self.tau = tau
         self.a: Any = 0.0
         self.v: Any = 0.0 if name == "avgm" else tau**2
 
@@ -82,24 +96,42 @@ class Reference:
 def test_squares_that_float16_cannot_hold_scale_its_steps() -> None:
     for name in ADAPTIVE:
         optimizer = ServerOptimizer(name, lr=0.1, beta1=0.9, beta2=0.99, tau=1e-4)
-        reference, moments = Reference(name, lr=0.1, tau=1e-4), None
-        w, down = np.zeros(3, np.float16), np.array([1.3e-4, -2e-4, 4e-4])
+        reference = Reference(name, lr=0.1, tau=1e-4)
+        moments = None
+        w = np.zeros(3, np.float16)
+        down = np.array([1.3e-4, -2e-4, 4e-4])
         for _ in range(5):
             after, moments = optimizer.step(w, down, moments)
             np.testing.assert_allclose(after - w, reference.step(np.zeros(3), -down), rtol=2e-3)
 
 
 def test_a_run_takes_the_steps_of_the_reference() -> None:
-    """The method's step comes from the coefficients that a round reports, and from the clients' own training."""
-    for name, optimizer in (("fedavg", "adagrad"), ("fedfv", "adam"), ("fedmgdaplus", "yogi"), ("afl", "avgm")):
-        _, rounds = run(make(name, ARGUMENTS[name][0], buffers=BUFFERS, **EACH[optimizer]), rounds=6)
-        options = {key.removeprefix("server_optimizer_"): value for key, value in EACH[optimizer].items()}
-        clients, reference = quadratics(6), Reference(options.pop("server_optimizer"), **options)
+    """The method's step comes from the coefficients that a round reports, and from the clients' own
+    training."""
+    for name, optimizer in (
+        ("fedavg", "adagrad"),
+        ("fedfv", "adam"),
+        ("fedmgdaplus", "yogi"),
+        ("afl", "avgm"),
+    ):
+        _, rounds = run(
+            make(name, ARGUMENTS[name][0], buffers=BUFFERS, **EACH[optimizer]), rounds=6
+        )
+        options = {
+            key.removeprefix("server_optimizer_"): value for key, value in EACH[optimizer].items()
+        }
+        clients = quadratics(6)
+        reference = Reference(options.pop("server_optimizer"), **options)
         before = initial_model()
         for finished in rounds:
-            d = sum(c * (flat(before) - flat(clients[k].trained(before))) for k, c in finished.coefficients.items())
+            d = sum(
+                c * (flat(before) - flat(clients[k].trained(before)))
+                for k, c in finished.coefficients.items()
+            )
             after = unpack(finished.arrays)
-            np.testing.assert_allclose(flat(after), reference.step(flat(before), -np.asarray(d)), rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(
+                flat(after), reference.step(flat(before), -np.asarray(d)), rtol=1e-5, atol=1e-6
+            )
             before = after
 
 
@@ -114,11 +146,20 @@ def test_a_run_takes_the_steps_of_the_reference() -> None:
     chunk=st.sampled_from([2, CHUNK_COLUMNS]),
 )
 def test_every_step_in_float64_is_the_formula(
-    name: str, lr: float, beta1: float, beta2: float, tau: float, seed: int, scale: float, chunk: int
+    name: str,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    tau: float,
+    seed: int,
+    scale: float,
+    chunk: int,
 ) -> None:
     rng = np.random.default_rng(seed)
-    optimizer, reference = ServerOptimizer(name, lr, beta1, beta2, tau), Reference(name, lr, beta1, beta2, tau)
-    w, moments = rng.normal(size=5), None
+    optimizer = ServerOptimizer(name, lr, beta1, beta2, tau)
+    reference = Reference(name, lr, beta1, beta2, tau)
+    w = rng.normal(size=5)
+    moments = None
     expected = w.copy()
     for _ in range(4):
         d = scale * rng.normal(size=5) * rng.integers(0, 2, 5)
@@ -131,7 +172,7 @@ def test_every_step_in_float64_is_the_formula(
         np.testing.assert_allclose(w, expected, rtol=1e-9, atol=1e-9 * scale)
 
 
-# What leaves it alone -----------------------------------------------------------------------------------------------
+# What leaves it alone -----------------------------------------------------------------------------
 
 
 def equal(one: Any, other: Any) -> bool:
@@ -164,13 +205,18 @@ def test_a_round_without_a_step_leaves_model_and_moments() -> None:
         assert courses[0] == courses[1]
 
 
-# Limits -------------------------------------------------------------------------------------------------------------
+# Limits -------------------------------------------------------------------------------------------
 
 
 def test_a_healthy_adaptive_run_is_never_refused() -> None:
-    """From a model of zeros, updates of 1e-7 move each number by up to the step size: 10^5 times as far."""
+    """From a model of zeros, updates of 1e-7 move each number by up to the step size: 10^5 times as
+    far."""
     for optimizer in ADAPTIVE:
-        options = {"server_optimizer": optimizer, "server_optimizer_lr": 1.0, "server_optimizer_tau": 1e-9}
+        options = {
+            "server_optimizer": optimizer,
+            "server_optimizer_lr": 1.0,
+            "server_optimizer_tau": 1e-9,
+        }
         finished = rounds_of(FedAvg(**options), {name: always(1e-7) for name in "abc"}, 5)
         assert all(each.coefficients and not each.refused for each in finished)
         (w,) = unpack(finished[0].arrays).values()
@@ -180,7 +226,8 @@ def test_a_healthy_adaptive_run_is_never_refused() -> None:
 def test_a_refused_step_leaves_the_moments() -> None:
     plans = {"a": always(1.0), "b": always(3.0)}
     for options in EACH.values():
-        without, leaping = Leap(factors={}, **options), Leap(factors={2: 1e5}, **options)
+        without = Leap(factors={}, **options)
+        leaping = Leap(factors={2: 1e5}, **options)
         one, two = rounds_of(leaping, plans, 2)
         assert two.coefficients == {}
         assert bits(two.arrays) == bits(one.arrays)
@@ -189,14 +236,25 @@ def test_a_refused_step_leaves_the_moments() -> None:
 
 
 def test_the_limit_compares_with_the_methods_longest_step() -> None:
-    """The server's steps are 0.01 times the method's: its third step is 90 times its second, as the limit allows."""
-    leaping = Leap(factors={3: 90.0}, server_optimizer="avgm", server_optimizer_lr=0.01, server_optimizer_beta1=0.0)
-    assert all(each.coefficients for each in rounds_of(leaping, {"a": always(1.0), "b": always(1.0)}, 3))
+    """The server's steps are 0.01 times the method's: its third step is 90 times its second, as the
+    limit allows."""
+    leaping = Leap(
+        factors={3: 90.0},
+        server_optimizer="avgm",
+        server_optimizer_lr=0.01,
+        server_optimizer_beta1=0.0,
+    )
+    assert all(
+        each.coefficients for each in rounds_of(leaping, {"a": always(1.0), "b": always(1.0)}, 3)
+    )
     assert leaping.progress.lengths.longest_step == pytest.approx(90.0)
 
 
-def test_a_step_whose_square_is_beyond_the_range_is_not_taken(said: pytest.LogCaptureFixture) -> None:
-    """Its square is beyond float32: v would be infinite, and these numbers would never move again."""
+def test_a_step_whose_square_is_beyond_the_range_is_not_taken(
+    said: pytest.LogCaptureFixture,
+) -> None:
+    """Its square is beyond float32: v would be infinite, and these numbers would never move
+    again."""
     for optimizer in ADAPTIVE:
         strategy = Leap(factors={2: 1e25}, update_limit=np.inf, **EACH[optimizer])
         one, two, three = rounds_of(strategy, {"a": always(1.0), "b": always(1.0)}, 3)
@@ -207,16 +265,19 @@ def test_a_step_whose_square_is_beyond_the_range_is_not_taken(said: pytest.LogCa
         assert f"the server optimizer {optimizer} keeps" in said.text
 
 
-# State --------------------------------------------------------------------------------------------------------------
+# State --------------------------------------------------------------------------------------------
 
 
 def test_a_run_resumed_from_its_state_ends_with_the_same_bits() -> None:
     for name, optimizer in zip(("fedfv", "afl", "drfa", "ditto"), EACH, strict=True):
-        assert_resumes(lambda n=name, o=optimizer: make(n, ARGUMENTS[n][0], **OPTIONS, **EACH[o]), 4, (1, 3, 4))
+        assert_resumes(
+            lambda n=name, o=optimizer: make(n, ARGUMENTS[n][0], **OPTIONS, **EACH[o]), 4, (1, 3, 4)
+        )
 
 
 def test_a_state_without_an_optimizer_continues_without_one() -> None:
-    plain, adam = FedAvg(buffers=BUFFERS, server_optimizer="none"), FedAvg(buffers=BUFFERS, **EACH["adam"])
+    plain = FedAvg(buffers=BUFFERS, server_optimizer="none")
+    adam = FedAvg(buffers=BUFFERS, **EACH["adam"])
     result, _ = run(plain, rounds=2)
     assert plain.server_optimizer is None
     assert "server-optimizer" not in plain.state_dict()
@@ -226,7 +287,12 @@ def test_a_state_without_an_optimizer_continues_without_one() -> None:
     result, _ = run(adam, rounds=2)
     for other, words in ((EACH["yogi"], "'yogi'"), ({}, "'none'")):
         with pytest.raises(ValueError, match=f"server_optimizer = 'adam', got {words}"):
-            run(FedAvg(buffers=BUFFERS, **other), rounds=3, initial_arrays=result.arrays, resume=adam.state_dict())
+            run(
+                FedAvg(buffers=BUFFERS, **other),
+                rounds=3,
+                initial_arrays=result.arrays,
+                resume=adam.state_dict(),
+            )
 
 
 def test_a_step_changes_nothing_that_it_is_given() -> None:
@@ -234,7 +300,8 @@ def test_a_step_changes_nothing_that_it_is_given() -> None:
     for options in EACH.values():
         optimizer = FedAvg(**options).server_optimizer
         assert optimizer is not None
-        w, d = np.ones(3), np.full(3, 0.5)
+        w = np.ones(3)
+        d = np.full(3, 0.5)
         _, moments = optimizer.step(w, d, None)
         assert isinstance(moments, Moments)
         before = [None if each is None else each.copy() for each in vars(moments).values()]
@@ -245,7 +312,7 @@ def test_a_step_changes_nothing_that_it_is_given() -> None:
         np.testing.assert_array_equal(d, 0.5)
 
 
-# Options ------------------------------------------------------------------------------------------------------------
+# Options ------------------------------------------------------------------------------------------
 
 
 IMPOSSIBLE: list[dict[str, Any]] = [

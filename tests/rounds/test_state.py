@@ -19,7 +19,9 @@ class Counting(FedAvg):
     def weigh(self, cohort: Cohort) -> FloatArray:
         return np.concatenate([cohort.prior, [0.5] * len(cohort.memory)])
 
-    def remember(self, cohort: Cohort, coefficients: FloatArray, probed: Probed) -> dict[Kept, FloatArray]:
+    def remember(
+        self, cohort: Cohort, coefficients: FloatArray, probed: Probed
+    ) -> dict[Kept, FloatArray]:
         seen = self.memory.setdefault("seen", {})
         for name in cohort.names:
             seen.setdefault(name, []).append(cohort.round)
@@ -27,9 +29,12 @@ class Counting(FedAvg):
 
 
 @pytest.mark.parametrize(
-    "cases", [[(name, ARGUMENTS[name][0]) for name in KINDS], pytest.param(CASES, marks=pytest.mark.slow)]
+    "cases",
+    [[(name, ARGUMENTS[name][0]) for name in KINDS], pytest.param(CASES, marks=pytest.mark.slow)],
 )
-def test_a_run_resumed_from_its_state_ends_with_the_same_bits(cases: list[tuple[str, dict[str, Any]]]) -> None:
+def test_a_run_resumed_from_its_state_ends_with_the_same_bits(
+    cases: list[tuple[str, dict[str, Any]]],
+) -> None:
     for name, arguments in cases:
         assert_resumes(partial(make, name, arguments, **OPTIONS))
 
@@ -39,7 +44,14 @@ def test_a_state_does_not_change_while_the_run_goes_on() -> None:
     states: list[dict[str, Any]] = []
     strategy = Counting(**OPTIONS)
     run(strategy, rounds=5, evaluate_fn=lambda number, arrays: states.append(strategy.state_dict()))
-    assert [sum(map(len, state["memory"].get("seen", {}).values())) for state in states] == [0, 4, 8, 12, 16, 20]
+    assert [sum(map(len, state["memory"].get("seen", {}).values())) for state in states] == [
+        0,
+        4,
+        8,
+        12,
+        16,
+        20,
+    ]
 
 
 def test_a_second_run_of_the_same_object_starts_afresh() -> None:

@@ -10,9 +10,22 @@ import pytest
 
 from fairbloom.rounds.states import MAX_STATE_LOSSES, States
 from fairbloom.strategies import SCAFFOLD, FairStrategy, FedDyn
-from tests.federation import QUIET, Bowl, MemoryGrid, arrays, error, follow, keeping, metrics, no_reply
+from tests.federation import (
+    QUIET,
+    Bowl,
+    MemoryGrid,
+    arrays,
+    error,
+    follow,
+    keeping,
+    metrics,
+    no_reply,
+)
 
-METHODS: dict[str, Callable[..., FairStrategy]] = {"scaffold": SCAFFOLD, "feddyn": lambda **o: FedDyn(alpha=1.0, **o)}
+METHODS: dict[str, Callable[..., FairStrategy]] = {
+    "scaffold": SCAFFOLD,
+    "feddyn": lambda **o: FedDyn(alpha=1.0, **o),
+}
 
 both = pytest.mark.parametrize("name", METHODS)
 
@@ -23,7 +36,10 @@ def made(name: str, **options: Any) -> FairStrategy:
 
 CASES: list[tuple[str, dict[str, Any]]] = [
     *(("scaffold", {"weighting": each, "fraction_train": 0.4}) for each in ("examples", "uniform")),
-    *((name, {"fraction_train": fraction}) for name, fraction in (("scaffold", 1.0), ("feddyn", 1.0), ("feddyn", 0.4))),
+    *(
+        (name, {"fraction_train": fraction})
+        for name, fraction in (("scaffold", 1.0), ("feddyn", 1.0), ("feddyn", 0.4))
+    ),
 ]
 
 
@@ -32,7 +48,11 @@ def test_what_clients_and_server_keep_agrees_after_each_round() -> None:
     joined = {4: "site-4", 6: "site-5"}
 
     def join(number: int, grid: MemoryGrid) -> None:
-        grid.nodes = {node: site for node, site in grid.nodes.items() if number > 1 or site not in joined.values()}
+        grid.nodes = {
+            node: site
+            for node, site in grid.nodes.items()
+            if number > 1 or site not in joined.values()
+        }
         grid.nodes |= {1000 + number: joined[number]} if number in joined else {}
 
     for name, options in CASES:
@@ -46,21 +66,30 @@ def test_what_clients_and_server_keep_agrees_after_each_round() -> None:
 
 @both
 def test_a_reply_that_is_refused_or_lost_leaves_nothing_behind(name: str) -> None:
-    """As if the client had not been asked: its state goes on from the round of its last used reply."""
+    """As if the client had not been asked: its state goes on from the round of its last used
+    reply."""
     for fault in (error, no_reply, arrays(w=np.full(3, np.nan)), metrics({"num-examples": 0})):
         clients = keeping(3)
         faults = {("site-1", number): fault for number in (3, 4, 5)}
         course = follow(made(name), clients, 8, faults=faults)
-        asked = [course.sent[number]["site-1"] for number in (3, 4, 5, 6) if "site-1" in course.sent[number]]
+        asked = [
+            course.sent[number]["site-1"]
+            for number in (3, 4, 5, 6)
+            if "site-1" in course.sent[number]
+        ]
         assert {config["state-round"] for config in asked} == {2}
         assert all("site-1" not in finished.coefficients for finished in course.rounds[2:5])
-        assert ("site-1" in course.rounds[7].coefficients) == (fault is not no_reply)  # not asked for a while then
+        # not asked for a while then
+        assert ("site-1" in course.rounds[7].coefficients) == (fault is not no_reply)
         assert not any(finished.lost_states for finished in course.rounds)
         assert course.inconsistencies[-1] < 1e-10
 
 
-def losing(clients: Mapping[str, Bowl], losses: Mapping[int, str]) -> Callable[[int, MemoryGrid], None]:
-    """Return what makes clients, whose names a text has, lose what they keep, each before a round."""
+def losing(
+    clients: Mapping[str, Bowl], losses: Mapping[int, str]
+) -> Callable[[int, MemoryGrid], None]:
+    """Return what makes clients, whose names a text has, lose what they keep, each before a
+    round."""
 
     def before(number: int, grid: MemoryGrid) -> None:
         for name in losses.get(number, "").split():
@@ -70,7 +99,9 @@ def losing(clients: Mapping[str, Bowl], losses: Mapping[int, str]) -> Callable[[
 
 
 @both
-def test_a_lost_state_is_refused_by_name_and_all_begin_anew(name: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_lost_state_is_refused_by_name_and_all_begin_anew(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
     clients = keeping(4)
     with caplog.at_level(logging.WARNING, "flwr"):
         course = follow(made(name), clients, 8, before=losing(clients, {5: "site-2"}))
@@ -79,15 +110,20 @@ def test_a_lost_state_is_refused_by_name_and_all_begin_anew(name: str, caplog: p
     assert "state of round 0" in lost.refused["site-2"]
     assert "that of round 4" in lost.refused["site-2"]
     assert set(lost.coefficients) == {"site-0", "site-1", "site-3"}
-    assert [finished.lost_states for finished in course.rounds] == [()] * 4 + [("site-2",)] + [()] * 3
+    assert [finished.lost_states for finished in course.rounds] == [()] * 4 + [("site-2",)] + [
+        ()
+    ] * 3
     assert any("site-2 lost the state" in record.getMessage() for record in caplog.records)
     assert {config["state-round"] for config in course.sent[6].values()} == {0}
     assert 6 not in course.controlled
     assert {config["state-round"] for config in course.sent[7].values()} == {6}
     assert course.rounds[5].refused == course.rounds[6].refused == {}
     assert max(course.inconsistencies) < 1e-10
-    anew = follow(made(name), keeping(4), 3, first=course.models[5])  # as a new run from that round's model
-    assert [model.tobytes() for model in course.models[6:]] == [model.tobytes() for model in anew.models[1:]]
+    # as a new run from that round's model
+    anew = follow(made(name), keeping(4), 3, first=course.models[5])
+    assert [model.tobytes() for model in course.models[6:]] == [
+        model.tobytes() for model in anew.models[1:]
+    ]
     assert course.states[4]["rows"] == []
     assert course.states[4]["states"] == {"rounds": {}, "losses": {"site-2": 1}}
 
@@ -95,13 +131,16 @@ def test_a_lost_state_is_refused_by_name_and_all_begin_anew(name: str, caplog: p
 @both
 def test_a_reply_without_its_state_round_is_refused(name: str) -> None:
     for value in (None, float("nan"), [2, 2]):
-        course = follow(made(name), keeping(3), 5, faults={("site-1", 3): metrics({"state-round": value})})
+        course = follow(
+            made(name), keeping(3), 5, faults={("site-1", 3): metrics({"state-round": value})}
+        )
         assert set(course.rounds[2].refused) == {"site-1"}
         assert "'state-round'" in course.rounds[2].refused["site-1"]
         assert course.sent[4]["site-1"]["state-round"] == 2
         assert not any(finished.lost_states for finished in course.rounds)
         assert course.inconsistencies[-1] < 1e-10
-        assert all("state-round" not in finished.metrics for finished in course.rounds)  # it is no number of a round
+        # it is no number of a round
+        assert all("state-round" not in finished.metrics for finished in course.rounds)
 
 
 @both
@@ -124,7 +163,9 @@ def test_who_loses_it_twice_is_refused_also_after_a_kill(name: str) -> None:
     assert state == {"rounds": dict.fromkeys(clients, 4), "losses": {"site-1": 1}}
     assert vars(States(**state)) == state
     lost = losing(clients, {5: "site-1", 7: "site-1"})
-    resumed = follow(made(name), clients, 7, first=killed.models[-1], resume=killed.states[3], before=lost)
+    resumed = follow(
+        made(name), clients, 7, first=killed.models[-1], resume=killed.states[3], before=lost
+    )
     assert resumed.rounds[0].lost_states == ("site-1",)
     for finished in resumed.rounds[1:]:
         assert "2 times: give it a folder that stays (state-dir" in finished.refused["site-1"]

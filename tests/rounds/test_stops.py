@@ -1,4 +1,5 @@
-"""No silent failure: a run that learns nothing says so, and so does a method that returns no coefficients."""
+"""No silent failure: a run that learns nothing says so, and so does a method that returns no
+coefficients."""
 
 import re
 import traceback
@@ -45,9 +46,14 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flower, "WAIT_SECONDS", 0.01)
 
 
-def grid_of(fault: Fault | None, rounds: Iterable[int] = ALWAYS, sites: Iterable[str] = SITES) -> MemoryGrid:
+def grid_of(
+    fault: Fault | None, rounds: Iterable[int] = ALWAYS, sites: Iterable[str] = SITES
+) -> MemoryGrid:
     """Return a grid where the fault befalls these sites in these rounds."""
-    return MemoryGrid(quadratics(4), faults={(site, number): fault for site in sites for number in rounds if fault})
+    return MemoryGrid(
+        quadratics(4),
+        faults={(site, number): fault for site in sites for number in rounds if fault},
+    )
 
 
 def run(strategy: FairStrategy, grid: MemoryGrid, rounds: int = 5, **arguments: Any) -> list[Round]:
@@ -58,7 +64,12 @@ def run(strategy: FairStrategy, grid: MemoryGrid, rounds: int = 5, **arguments: 
         finished.append(each)
         grid.release()
 
-    arguments = {"initial_arrays": record(initial_model()), "timeout": 0.05, "on_round": on_round, **arguments}
+    arguments = {
+        "initial_arrays": record(initial_model()),
+        "timeout": 0.05,
+        "on_round": on_round,
+        **arguments,
+    }
     strategy.start(grid, num_rounds=rounds, **arguments)
     return finished
 
@@ -68,7 +79,8 @@ def skipped(rounds: Iterable[Round]) -> list[int]:
 
 
 def returning(value: Any) -> FairStrategy:
-    """Return a method whose `weigh` returns a value, or what a function of the cohort's size returns."""
+    """Return a method whose `weigh` returns a value, or what a function of the cohort's size
+    returns."""
 
     class Mine(FairStrategy):
         def weigh(self, cohort: Cohort) -> Any:
@@ -77,14 +89,28 @@ def returning(value: Any) -> FairStrategy:
     return Mine(buffers=BUFFERS)
 
 
-FAILING_OR_LATE = {(site, number): error if site == "site-2" else no_reply for site in SITES for number in ALWAYS}
+FAILING_OR_LATE = {
+    (site, number): error if site == "site-2" else no_reply for site in SITES for number in ALWAYS
+}
 Cause = tuple[Callable[[], FairStrategy], Callable[[], MemoryGrid], str]
 
-LEAPING: Cause = (lambda: returning([1e39] * 4), lambda: grid_of(None), "array 'weight' after the step is beyond")
+LEAPING: Cause = (
+    lambda: returning([1e39] * 4),
+    lambda: grid_of(None),
+    "array 'weight' after the step is beyond",
+)
 CAUSES: list[Cause] = [
     (FedAvg, lambda: grid_of(no_reply), "4 of 4 clients did not answer"),
-    (FedAvg, lambda: grid_of(error), "4 of 4 replies were refused, all since error 2: out of memory"),
-    (FedAvg, lambda: grid_of(arrays(bias=np.float32([1, np.nan, 2]))), "4 of 4 replies were refused, .*'bias'"),
+    (
+        FedAvg,
+        lambda: grid_of(error),
+        "4 of 4 replies were refused, all since error 2: out of memory",
+    ),
+    (
+        FedAvg,
+        lambda: grid_of(arrays(bias=np.float32([1, np.nan, 2]))),
+        "4 of 4 replies were refused, .*'bias'",
+    ),
     (
         FedAvg,
         lambda: MemoryGrid(quadratics(4), faults=FAILING_OR_LATE),
@@ -116,7 +142,8 @@ def test_rounds_without_a_step_stop_the_run_with_the_remedy() -> None:
 
 def test_skipped_rounds_are_counted_over_a_restart() -> None:
     method, grid, _ = LEAPING
-    killed, state = method(), dict[str, Any]()
+    killed = method()
+    state = dict[str, Any]()
 
     def stop(finished: Round) -> None:
         state.update(killed.state_dict())
@@ -130,11 +157,13 @@ def test_skipped_rounds_are_counted_over_a_restart() -> None:
 
 
 def test_a_metric_that_all_replies_lack_is_named_with_the_remedy() -> None:
-    with pytest.raises(NothingLearnedError, match=r"in round 3, 4 of 4 replies .* 'loss-before' .*fair\("):
+    with pytest.raises(
+        NothingLearnedError, match=r"in round 3, 4 of 4 replies .* 'loss-before' .*fair\("
+    ):
         run(FedFV(), grid_of(metrics({"loss-before": None})))
 
 
-# What is counted ----------------------------------------------------------------------------------------------------
+# What is counted ----------------------------------------------------------------------------------
 
 
 def test_a_step_and_a_run_start_the_count_anew() -> None:
@@ -156,13 +185,15 @@ def test_a_continued_run_counts_on_and_knows_its_steps() -> None:
 
 
 def test_evaluations_that_fail_end_no_run() -> None:
-    failing = answering(quadratics(1)["site-0"], evaluate=lambda message: error(message, message)[0])
+    failing = answering(
+        quadratics(1)["site-0"], evaluate=lambda message: error(message, message)[0]
+    )
     rounds = run(FedAvg(), MemoryGrid({"site-0": failing}))
     assert skipped(rounds) == []
     assert all(each.refused == {"site-0": "evaluation: error 2: out of memory"} for each in rounds)
 
 
-# Methods ------------------------------------------------------------------------------------------------------------
+# Methods ------------------------------------------------------------------------------------------
 
 
 WRONG: list[tuple[Any, str]] = [
@@ -182,12 +213,18 @@ def test_a_wrong_weigh_is_named_with_what_it_returned() -> None:
         with pytest.raises(MethodError, match=re.escape(f"Mine.weigh, in round 1, returned {got}")):
             run(returning(value), grid_of(None))
     for value in (np.nan, -np.inf):
-        with pytest.raises(MethodError, match=r"^Mine.weigh, in round 1, .* not finite \(of site-1, site-3\)"):
+        with pytest.raises(
+            MethodError, match=r"^Mine.weigh, in round 1, .* not finite \(of site-1, site-3\)"
+        ):
             run(returning([0.5, value, 0.5, value]), grid_of(None))
 
 
 def test_whole_numbers_and_lists_are_coefficients_as_well() -> None:
-    for value in ([1, 0, 0, 1], np.array([1, 0, 0, 1], np.uint8), np.array([1, 0, 0, 1], np.float16)):
+    for value in (
+        [1, 0, 0, 1],
+        np.array([1, 0, 0, 1], np.uint8),
+        np.array([1, 0, 0, 1], np.float16),
+    ):
         (finished,) = run(returning(value), grid_of(None), rounds=1)
         assert finished.coefficients == {"site-0": 1.0, "site-1": 0.0, "site-2": 0.0, "site-3": 1.0}
         assert {type(c) for c in finished.coefficients.values()} == {float}
@@ -200,14 +237,21 @@ def test_what_a_method_raises_itself_keeps_its_traceback() -> None:
     with pytest.raises(ValueError, match="I cannot weigh these") as raised:
         run(returning(fails), grid_of(None))
     assert not isinstance(raised.value, FairbloomError)
-    assert [frame.name for frame in traceback.extract_tb(raised.value.__traceback__)][-2:] == ["weigh", "fails"]
+    assert [frame.name for frame in traceback.extract_tb(raised.value.__traceback__)][-2:] == [
+        "weigh",
+        "fails",
+    ]
 
 
-def test_updates_without_products_are_never_the_methods_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_updates_without_products_are_never_the_methods_fault(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Its entries are refused beyond 1e150; even without that limit a round is skipped at most."""
     for name, largest in product(KINDS, (1e150, 1e300)):
         monkeypatch.setattr("fairbloom.rounds.updates.MAX_ENTRY", largest)
-        hostile = grid_of(arrays(bias=in_float64()["bias"] + 0.99 * largest), rounds=[1], sites=["site-2"])
+        hostile = grid_of(
+            arrays(bias=in_float64()["bias"] + 0.99 * largest), rounds=[1], sites=["site-2"]
+        )
         options: dict[str, Any] = {"seed": 4, "unused_rounds": 0, "update_limit": np.inf}
         strategy = make(name, ARGUMENTS[name][0], buffers=BUFFERS, fraction_evaluate=0.0, **options)
         with np.errstate(all="ignore"):
@@ -218,11 +262,18 @@ def test_updates_without_products_are_never_the_methods_fault(monkeypatch: pytes
 
 
 def test_what_a_method_divides_by_may_be_next_to_nothing() -> None:
-    """The step would be beyond the range of numbers, or has nothing left: the model stays, and the run goes on."""
+    """The step would be beyond the range of numbers, or has nothing left: the model stays, and the
+    run goes on."""
     for strategy, reported in (
         (AdaFed(gamma=3.0, buffers=BUFFERS, unused_rounds=0), {"loss-before": 1e-200}),
-        (QFedSGD(q=0.0, lipschitz=10.0, buffers=BUFFERS, unused_rounds=0), {"learning-rate": 1e-300}),
-        (QFedSGD(q=1.0, lipschitz=10.0, buffers=BUFFERS, unused_rounds=0), {"learning-rate": 1e-300}),
+        (
+            QFedSGD(q=0.0, lipschitz=10.0, buffers=BUFFERS, unused_rounds=0),
+            {"learning-rate": 1e-300},
+        ),
+        (
+            QFedSGD(q=1.0, lipschitz=10.0, buffers=BUFFERS, unused_rounds=0),
+            {"learning-rate": 1e-300},
+        ),
     ):
         finished = run(strategy, grid_of(metrics(reported), rounds=[1]), rounds=2)
         first, second = (unpack(each.arrays) for each in finished)
@@ -233,6 +284,8 @@ def test_what_a_method_divides_by_may_be_next_to_nothing() -> None:
 def test_a_model_of_integers_is_refused_before_round_1() -> None:
     sent = {"counts": np.arange(3), "mask": np.array([True])}
     finished: list[Round] = []
-    with pytest.raises(BrokenModelError, match=r"no array of floats.*counts \(int64\), mask \(bool\).*float32"):
+    with pytest.raises(
+        BrokenModelError, match=r"no array of floats.*counts \(int64\), mask \(bool\).*float32"
+    ):
         FedAvg().start(MemoryGrid(quadratics(4)), record(sent), 3, on_round=finished.append)
     assert not finished

@@ -10,7 +10,9 @@ from fairbloom.rounds.updates import CHUNK_COLUMNS, Layout, Updates, Vectors, co
 
 from .helpers import gram_matrix, squared_norms, taken_in
 
-SIZES = st.sampled_from((1, 2, CHUNK_COLUMNS - 1, CHUNK_COLUMNS, CHUNK_COLUMNS + 1, 3 * CHUNK_COLUMNS))
+SIZES = st.sampled_from(
+    (1, 2, CHUNK_COLUMNS - 1, CHUNK_COLUMNS, CHUNK_COLUMNS + 1, 3 * CHUNK_COLUMNS)
+)
 LARGE = (-1e30, -1.0, -1e-30, 0.0, 1e-30, 1e-40, 1.0, 1e30)
 
 
@@ -18,7 +20,9 @@ def model(**arrays: Any) -> dict[str, np.ndarray]:
     return {name: np.asarray(array) for name, array in arrays.items()}
 
 
-def added(w: dict[str, np.ndarray], *replies: dict[str, np.ndarray], shared: dict[str, str] | None = None) -> Updates:
+def added(
+    w: dict[str, np.ndarray], *replies: dict[str, np.ndarray], shared: dict[str, str] | None = None
+) -> Updates:
     stored = taken_in(Layout(w, (), shared), replies)
     for reason in stored.screen(gram=False).values():
         raise reason
@@ -39,31 +43,49 @@ def below(U: np.ndarray) -> Vectors:
     return Vectors.below(list(map(Vectors.of, U)))
 
 
-# Gram matrix and sums -----------------------------------------------------------------------------------------------
+# Gram matrix and sums -----------------------------------------------------------------------------
 
 
-@given(seed=st.integers(0, 99), m=st.integers(1, 4), d=SIZES, dtype=st.sampled_from(("float32", "float64")))
-def test_gram_norms_and_sum_equal_the_direct_products(seed: int, m: int, d: int, dtype: str) -> None:
+@given(
+    seed=st.integers(0, 99),
+    m=st.integers(1, 4),
+    d=SIZES,
+    dtype=st.sampled_from(("float32", "float64")),
+)
+def test_gram_norms_and_sum_equal_the_direct_products(
+    seed: int, m: int, d: int, dtype: str
+) -> None:
     U = drawn(seed, m, d, dtype)
-    rows, exact = below(U), U.astype(np.float64)
+    rows = below(U)
+    exact = U.astype(np.float64)
     np.testing.assert_allclose(gram_matrix(rows), exact @ exact.T, rtol=1e-9, atol=1e-10 * d)
     np.testing.assert_allclose(squared_norms(rows), np.sum(exact**2, axis=1), rtol=1e-12)
-    c, into = np.arange(1.0, m + 1), np.ones(d)
+    c = np.arange(1.0, m + 1)
+    into = np.ones(d)
     weighted_sum(c, rows, into=into)
     np.testing.assert_allclose(into, 1.0 - c @ exact, rtol=1e-12, atol=1e-12)
 
 
-def test_large_work_is_multiplied_in_float32_within_1_5e_minus_7(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_work_is_multiplied_in_float32_within_1_5e_minus_7(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     U = drawn(0, 5, 10 * CHUNK_COLUMNS + 3)
-    rows, exact = below(U), U.astype(np.float64) @ U.T.astype(np.float64)
+    rows = below(U)
+    exact = U.astype(np.float64) @ U.T.astype(np.float64)
     monkeypatch.setattr(updates, "EXACT_NUMBERS", 0)
     norms = np.sqrt(np.diag(exact))
     assert np.abs((gram_matrix(rows) - exact) / np.outer(norms, norms)).max() <= 1.5e-7
     np.testing.assert_allclose(gram_matrix(rows, exact=True), exact, rtol=1e-12, atol=1e-8)
 
 
-@given(seed=st.integers(0, 99), sizes=st.lists(st.sampled_from(LARGE), min_size=2, max_size=4), fast=st.booleans())
-def test_huge_and_tiny_updates_have_exact_products_and_steps(seed: int, sizes: list[float], fast: bool) -> None:
+@given(
+    seed=st.integers(0, 99),
+    sizes=st.lists(st.sampled_from(LARGE), min_size=2, max_size=4),
+    fast=st.booleans(),
+)
+def test_huge_and_tiny_updates_have_exact_products_and_steps(
+    seed: int, sizes: list[float], fast: bool
+) -> None:
     U = np.array(sizes)[:, None] * drawn(seed, len(sizes), 20)
     replies = [model(w=-u.astype(np.float32)) for u in U]
     stored = added(model(w=np.zeros(20, np.float32)), *replies)
@@ -75,7 +97,9 @@ def test_huge_and_tiny_updates_have_exact_products_and_steps(seed: int, sizes: l
     assert (np.abs(G - exact @ exact.T) <= 1e-6 * np.outer(norms, norms)).all()
     np.testing.assert_allclose(squared_norms(stored.vectors), norms**2, rtol=1e-12)
     for k, u in enumerate(exact):
-        np.testing.assert_array_equal(after(stored, *np.eye(len(exact))[k])["w"], -u.astype(np.float32))
+        np.testing.assert_array_equal(
+            after(stored, *np.eye(len(exact))[k])["w"], -u.astype(np.float32)
+        )
 
 
 def test_no_updates_and_empty_models_have_empty_products() -> None:
@@ -98,9 +122,12 @@ def test_combining_with_one_coefficient_of_one_is_that_row() -> None:
 
 
 @given(seed=st.integers(0, 99), cut=st.integers(1, 4), exact=st.booleans())
-def test_rows_in_several_blocks_have_the_bits_of_those_in_one(seed: int, cut: int, exact: bool) -> None:
+def test_rows_in_several_blocks_have_the_bits_of_those_in_one(
+    seed: int, cut: int, exact: bool
+) -> None:
     U = drawn(seed, 5, CHUNK_COLUMNS + 7)
-    one, two = Vectors((U,)), Vectors.below([Vectors((U[:cut],)), Vectors((U[cut:],))])
+    one = Vectors((U,))
+    two = Vectors.below([Vectors((U[:cut],)), Vectors((U[cut:],))])
     np.testing.assert_array_equal(gram_matrix(one, exact=exact), gram_matrix(two, exact=exact))
     np.testing.assert_array_equal(squared_norms(one), squared_norms(two))
     into = np.zeros((2, CHUNK_COLUMNS + 7), np.float32)
@@ -109,12 +136,14 @@ def test_rows_in_several_blocks_have_the_bits_of_those_in_one(seed: int, cut: in
     np.testing.assert_array_equal(into[0], into[1])
 
 
-# The update and the model after it ----------------------------------------------------------------------------------
+# The update and the model after it ----------------------------------------------------------------
 
 
 @given(seed=st.integers(0, 99), m=st.integers(1, 4))
 def test_the_model_after_the_step_is_rounded_once(seed: int, m: int) -> None:
-    w, replies, c = drawn(seed, 1, 30)[0], drawn(seed + 1, m, 30), np.random.default_rng(seed).normal(size=m)
+    w = drawn(seed, 1, 30)[0]
+    replies = drawn(seed + 1, m, 30)
+    c = np.random.default_rng(seed).normal(size=m)
     stored = added(model(w=w), *(model(w=reply) for reply in replies))
     exact = w.astype(np.float64) - c @ (w - replies).astype(np.float64)
     np.testing.assert_allclose(after(stored, *c)["w"], exact, rtol=1.2e-7, atol=1e-14)
@@ -126,12 +155,17 @@ def test_of_a_shared_parameter_the_first_name_is_taken() -> None:
         reply = model(a=np.ones(2, np.float32), twin=np.full(2, other, np.float32))
         stored = added(w, reply, shared={"twin": "a"})
         assert gram_matrix(stored.vectors).tolist() == [[2.0]]
-        assert {name: array.tolist() for name, array in after(stored, 1.0).items()} == {"a": [1, 1], "twin": [1, 1]}
+        assert {name: array.tolist() for name, array in after(stored, 1.0).items()} == {
+            "a": [1, 1],
+            "twin": [1, 1],
+        }
 
 
 def test_arrays_that_are_not_one_parameter_are_refused_by_name() -> None:
     zeros = np.zeros(2, np.float32)
-    w = model(a=zeros, twin=zeros, mean=zeros, other=zeros + 1, wide=np.zeros(2), steps=np.array([0, 0]))
+    w = model(
+        a=zeros, twin=zeros, mean=zeros, other=zeros + 1, wide=np.zeros(2), steps=np.array([0, 0])
+    )
     none: list[tuple[dict[str, str], str]] = [
         *(({each: "a"}, each) for each in ("unknown", "mean", "a")),
         *(({"twin": each}, each) for each in ("unknown", "steps", "mean")),
@@ -141,14 +175,17 @@ def test_arrays_that_are_not_one_parameter_are_refused_by_name() -> None:
         with pytest.raises(ValueError, match=f"'{name}' is no parameter"):
             Layout(w, ("mean",), shared)
     for name in ("other", "steps", "wide"):
-        with pytest.raises(ValueError, match=f"{{'{name}': 'a'}}: the two arrays of the model differ"):
+        with pytest.raises(
+            ValueError, match=f"{{'{name}': 'a'}}: the two arrays of the model differ"
+        ):
             Layout(w, ("mean",), {name: "a"})
 
 
 @given(seed=st.integers(0, 99), dtype=st.sampled_from(("float16", "float32", "float64")))
 def test_an_array_that_nobody_changes_keeps_its_bits(seed: int, dtype: str) -> None:
     """Frozen layers: whatever the coefficients, and whatever the dtypes of the others."""
-    frozen, others = drawn(seed, 3, 7).astype(dtype), drawn(seed, 4, 5, "float64")
+    frozen = drawn(seed, 3, 7).astype(dtype)
+    others = drawn(seed, 4, 5, "float64")
     w = model(frozen=frozen, free=others[0])
     stored = added(w, *(model(frozen=frozen, free=other) for other in others[1:]))
     result = after(stored, *np.random.default_rng(seed).normal(size=3))
@@ -170,7 +207,11 @@ def test_an_update_or_a_step_beyond_the_dtype_is_refused() -> None:
 
 def test_a_float64_update_that_can_be_squared_is_used() -> None:
     for size in (1e-300, 1e-200, 1e100, 1e149):
-        stored = added(model(w=np.zeros(2)), model(w=np.array([size, -size / 2])), model(w=np.array([1.0, 1.0])))
+        stored = added(
+            model(w=np.zeros(2)),
+            model(w=np.array([size, -size / 2])),
+            model(w=np.array([1.0, 1.0])),
+        )
         np.testing.assert_array_equal(after(stored, 1.0, 0.0)["w"], [size, -size / 2])
         assert np.isfinite(after(stored, 0.5, 0.5)["w"]).all()
 
@@ -183,7 +224,8 @@ def test_an_infinite_or_odd_model_is_refused_by_array() -> None:
 
 
 def test_the_model_that_went_out_is_not_changed() -> None:
-    w, reply = model(w=np.ones(3, np.float32), n=np.array(1)), model(w=np.zeros(3, np.float32), n=np.array(2))
+    w = model(w=np.ones(3, np.float32), n=np.array(1))
+    reply = model(w=np.zeros(3, np.float32), n=np.array(2))
     after(added(w, reply), 1.0)
     assert (w["w"].tolist(), int(w["n"])) == ([1.0, 1.0, 1.0], 1)
     assert (reply["w"].tolist(), int(reply["n"])) == ([0.0, 0.0, 0.0], 2)

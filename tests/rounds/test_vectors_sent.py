@@ -21,7 +21,8 @@ FACTOR = 0.25
 
 
 class Sending(FairStrategy):
-    """FedAvg that keeps its last step and sends a quarter of it to the clients of the next round."""
+    """FedAvg that keeps its last step and sends a quarter of it to the clients of the next
+    round."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"buffers": BUFFERS, **options})
@@ -31,7 +32,9 @@ class Sending(FairStrategy):
         self.cohorts.append(cohort)
         return np.concatenate([cohort.prior, np.zeros(len(cohort.memory))])
 
-    def remember(self, cohort: Cohort, coefficients: FloatArray, probed: Probed) -> Mapping[Kept, FloatArray]:
+    def remember(
+        self, cohort: Cohort, coefficients: FloatArray, probed: Probed
+    ) -> Mapping[Kept, FloatArray]:
         return {Kept("step", cohort.round): coefficients}
 
     def sends(self) -> Mapping[str, tuple[Kept, float]]:
@@ -50,7 +53,8 @@ def vectors(grid: MemoryGrid) -> dict[int, list[Model]]:
 
 
 def test_each_participant_gets_the_kept_row_times_its_factor() -> None:
-    grid, method = MemoryGrid(quadratics(4)), Sending(fraction_train=0.5)
+    grid = MemoryGrid(quadratics(4))
+    method = Sending(fraction_train=0.5)
     models = [initial_model(), *(unpack(each.arrays) for each in run(method, grid, 3)[1])]
     sent = vectors(grid)
     assert {number: len(each) for number, each in sent.items()} == {1: 0, 2: 2, 3: 2}
@@ -62,12 +66,17 @@ def test_each_participant_gets_the_kept_row_times_its_factor() -> None:
             for name, array in step.items():
                 assert (each[name].dtype, each[name].shape) == (array.dtype, array.shape)
                 np.testing.assert_allclose(each[name], array, rtol=0, atol=1e-6)
-    assert [dict(cohort.sent) for cohort in method.cohorts] == [{}, {CONTROL: FACTOR}, {CONTROL: FACTOR}]
+    assert [dict(cohort.sent) for cohort in method.cohorts] == [
+        {},
+        {CONTROL: FACTOR},
+        {CONTROL: FACTOR},
+    ]
 
 
 def test_their_bytes_are_counted_and_who_evaluates_gets_none() -> None:
     """In our own loop as under Flower's hooks."""
-    grid, method = MemoryGrid(quadratics(3)), Sending(fraction_evaluate=0.0)
+    grid = MemoryGrid(quadratics(3))
+    method = Sending(fraction_evaluate=0.0)
     loop = Rounds(method, FlowerClients(method, grid, 60.0), 2)
     first, second = loop.run(initial_model(), measure=lambda number: [], measure_after=[])
     (_, in_second) = vectors(grid).values()
@@ -85,5 +94,7 @@ def test_a_row_of_another_model_ends_the_run_with_the_remedy() -> None:
     """As where a run goes on with other parameters frozen."""
     method = Sending()
     run(method, quadratics(2), 1)
-    with pytest.raises(MethodError, match=r"Sending keeps an update of round 1 with 10 numbers, and 7 are trained"):
+    with pytest.raises(
+        MethodError, match=r"Sending keeps an update of round 1 with 10 numbers, and 7 are trained"
+    ):
         run(Sending(frozen=["bias"]), quadratics(2), 2, resume=method.state_dict())

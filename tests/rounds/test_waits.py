@@ -1,4 +1,5 @@
-"""Clients that are silent, late or away: who owes a reply is not asked, and the run waits for enough of the others."""
+"""Clients that are silent, late or away: who owes a reply is not asked, and the run waits for
+enough of the others."""
 
 import re
 import time
@@ -17,7 +18,16 @@ from fairbloom.rounds.quorum import Quorum, QuorumError, quorum_of
 from fairbloom.rounds.records import EXPIRED
 from fairbloom.rounds.round import Round
 from fairbloom.strategies import FedAvg
-from tests.federation import BUFFERS, Answer, MemoryGrid, initial_model, no_reply, quadratics, record, unpack
+from tests.federation import (
+    BUFFERS,
+    Answer,
+    MemoryGrid,
+    initial_model,
+    no_reply,
+    quadratics,
+    record,
+    unpack,
+)
 
 SITES = ("site-0", "site-1", "site-2")
 LIVES = 10.0
@@ -30,7 +40,8 @@ class Day:
     """A clock that only sleeping moves, and that says the time of day as well."""
 
     def __init__(self) -> None:
-        self.now, self._began = 0.0, time.time()
+        self.now = 0.0
+        self._began = time.time()
 
     def monotonic(self) -> float:
         return self.now
@@ -51,10 +62,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Day:
 
 
 class Nodes(MemoryGrid):
-    """Nodes that do nothing from one second of a clock to another, and answer one message after the other.
+    """Nodes that do nothing from one second of a clock to another, and answer one message after the
+    other.
 
-    A reply to a message that has outlived its time is lost, as a server loses it; a round takes half a second. `asked`
-    has when each message went to a client, by its kind and the client's name.
+    A reply to a message that has outlived its time is lost, as a server loses it; a round takes
+    half a second. `asked` has when each message went to a client, by its kind and the client's
+    name.
     """
 
     def __init__(
@@ -67,7 +80,9 @@ class Nodes(MemoryGrid):
     ) -> None:
         answers = quadratics(clients) if isinstance(clients, int) else clients
         super().__init__(answers, **{"registered": answers, **others})
-        self.clock, self.asleep, self.away = clock, asleep or {}, away or {}
+        self.clock = clock
+        self.asleep = asleep or {}
+        self.away = away or {}
         self.asked: dict[tuple[str, str], list[float]] = {}
         self._waiting: dict[str, Message] = {}
 
@@ -77,7 +92,8 @@ class Nodes(MemoryGrid):
             set_created_at(message, self.clock.time())
             about = message.metadata.message_type, self.nodes[message.metadata.dst_node_id]
             self.asked.setdefault(about, []).append(self.clock.now)
-        answers, self._answers = self._answers, lambda message: []  # type: ignore[method-assign]
+        answers = self._answers  # type: ignore[method-assign]
+        self._answers = lambda message: []  # type: ignore[method-assign]
         ids = super().push_messages(messages)
         self._answers = answers  # type: ignore[method-assign]
         self._waiting |= dict(zip(ids, messages, strict=True))
@@ -87,7 +103,8 @@ class Nodes(MemoryGrid):
         came = []
         for message_id in [each for each in message_ids if each in self._waiting]:
             message = self._waiting[message_id]
-            name, dies = self.nodes[message.metadata.dst_node_id], message.metadata.created_at + message.metadata.ttl
+            name = self.nodes[message.metadata.dst_node_id]
+            dies = message.metadata.created_at + message.metadata.ttl
             if self.clock.time() >= dies:
                 came.append(Message(Error(EXPIRED[0], "dead"), reply_to=message))
             elif not self._is(self.asleep, name) and not self._is(self.away, name):
@@ -97,8 +114,11 @@ class Nodes(MemoryGrid):
             del self._waiting[message_id]
         return came
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        pending, replies = set(self.push_messages(messages)), list[Message]()
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
+        pending = set(self.push_messages(messages))
+        replies = list[Message]()
         while pending:
             self.clock.sleep(0.5)
             came = self.pull_messages(pending)
@@ -107,22 +127,32 @@ class Nodes(MemoryGrid):
         return replies
 
     def get_nodes(self):  # type: ignore[no-untyped-def]
-        return [node for node in super().get_nodes() if not self._is(self.away, self.nodes[node.node_id])]
+        return [
+            node
+            for node in super().get_nodes()
+            if not self._is(self.away, self.nodes[node.node_id])
+        ]
 
     def _is(self, when: Mapping[str, Times], name: str) -> bool:
         return any(start <= self.clock.now < end for start, end in when.get(name, ()))
 
 
-def wanting(fewest: int, patience: float = 3600.0, among: tuple[str, ...] = (), clients: int = 3) -> Quorum:
+def wanting(
+    fewest: int, patience: float = 3600.0, among: tuple[str, ...] = (), clients: int = 3
+) -> Quorum:
     quorum = Quorum(patience, among, quadratics(clients))
     quorum.fewest = fewest
     return quorum
 
 
-def deployed(grid: MemoryGrid, rounds: int = 6, quorum: Quorum | None = None, **options: Any) -> list[Round]:
+def deployed(
+    grid: MemoryGrid, rounds: int = 6, quorum: Quorum | None = None, **options: Any
+) -> list[Round]:
     """Run as Fairbloom's own ServerApp does."""
     quorum = quorum or wanting(2, clients=len(grid.clients))
-    method = FedAvg(buffers=BUFFERS, min_available_nodes=quorum.fewest, **{"fraction_evaluate": 0.0, **options})
+    method = FedAvg(
+        buffers=BUFFERS, min_available_nodes=quorum.fewest, **{"fraction_evaluate": 0.0, **options}
+    )
     loop = Rounds(method, FlowerClients(method, grid, LIVES, quorum), rounds, known=grid.clients)
     return list(loop.run(initial_model(), measure=lambda number: [], measure_after=[]))
 
@@ -151,7 +181,7 @@ def used(rounds: Iterable[Round]) -> list[int]:
     return [len(each.coefficients) for each in rounds]
 
 
-# Silent clients -------------------------------------------------------------------------------------------------------
+# Silent clients -----------------------------------------------------------------------------------
 
 
 @either
@@ -160,12 +190,18 @@ def test_a_round_that_all_miss_counts_once(run: Callable[..., list[Round]], cloc
     assert [each.number for each in rounds] == [1, 2, 3, 4, 5, 6]
     assert used(rounds) == [3, 3, 0, 3, 3, 3]
     assert (rounds[2].missing, rounds[2].participants) == (SITES, ())
-    one, other = ({**each.arrays} if run is deployed else unpack(each.arrays) for each in rounds[1:3])
-    assert {name: array.tobytes() for name, array in one.items()} == {n: a.tobytes() for n, a in other.items()}
+    one, other = (
+        {**each.arrays} if run is deployed else unpack(each.arrays) for each in rounds[1:3]
+    )
+    assert {name: array.tobytes() for name, array in one.items()} == {
+        n: a.tobytes() for n, a in other.items()
+    }
 
 
 @either
-def test_a_silent_client_is_asked_again_after_as_long_again(run: Callable[..., list[Round]], clock: Day) -> None:
+def test_a_silent_client_is_asked_again_after_as_long_again(
+    run: Callable[..., list[Round]], clock: Day
+) -> None:
     grid = Nodes(clock, {"site-1": ((0.7, 32.0),)})
     rounds = run(grid, rounds=70)
     assert used(rounds[:6]) == [3, 2, 2, 2, 2, 2]
@@ -177,9 +213,12 @@ def test_a_silent_client_is_asked_again_after_as_long_again(run: Callable[..., l
 
 
 def test_a_message_lives_twelve_hours_where_nobody_says_how_long(clock: Day) -> None:
-    grid, method = Nodes(clock, {"site-1": ((0.7, 12 * 3600.0 + 5.0),)}), FedAvg(fraction_evaluate=0.0)
+    grid = Nodes(clock, {"site-1": ((0.7, 12 * 3600.0 + 5.0),)})
+    method = FedAvg(fraction_evaluate=0.0)
     clients = FlowerClients(method, grid)
-    rounds = Rounds(method, clients, 3).run(initial_model(), measure=lambda number: [], measure_after=[])
+    rounds = Rounds(method, clients, 3).run(
+        initial_model(), measure=lambda number: [], measure_after=[]
+    )
     assert used([next(rounds), next(rounds), next(rounds)]) == [3, 2, 2]
     clock.now = 24 * 3600.0
     assert clients.free() == ["site-0", "site-2"]
@@ -188,7 +227,9 @@ def test_a_message_lives_twelve_hours_where_nobody_says_how_long(clock: Day) -> 
 
 
 @either
-def test_an_evaluation_that_is_never_answered_is_a_debt(run: Callable[..., list[Round]], clock: Day) -> None:
+def test_an_evaluation_that_is_never_answered_is_a_debt(
+    run: Callable[..., list[Round]], clock: Day
+) -> None:
     grid = Nodes(clock, {"site-2": ((0.7, 11.0),)})
     rounds = run(grid, rounds=15, fraction_evaluate=1.0)
     assert list(rounds[0].evaluations) == ["site-0", "site-1"]
@@ -218,16 +259,29 @@ class Late(MemoryGrid):
 @either
 def test_late_replies_of_all_pay_their_debts(run: Callable[..., list[Round]], clock: Day) -> None:
     faults = {(site, number): no_reply for site in SITES for number in (2, 4, 5)}
-    assert used(run(Late(quadratics(3), faults=faults, registered=SITES), rounds=7)) == [3, 0, 3, 0, 0, 3, 3]
+    assert used(run(Late(quadratics(3), faults=faults, registered=SITES), rounds=7)) == [
+        3,
+        0,
+        3,
+        0,
+        0,
+        3,
+        3,
+    ]
 
 
 @either
-def test_what_all_clients_miss_is_one_round_or_one_evaluation(run: Callable[..., list[Round]], clock: Day) -> None:
-    """Who is offline is waited for; the last round is evaluated once they are back; an evaluation is no round."""
+def test_what_all_clients_miss_is_one_round_or_one_evaluation(
+    run: Callable[..., list[Round]], clock: Day
+) -> None:
+    """Who is offline is waited for; the last round is evaluated once they are back; an evaluation
+    is no round."""
     assert used(run(Nodes(clock, away=everyone((1.2, 900.0))))) == [3, 3, 0, 3, 3, 3]
     assert clock.now >= 900.0
     clock.now = 0.0
-    rounds = run(Nodes(clock, everyone((0.7, 15.0))), rounds=2, fraction_evaluate=1.0, evaluate_every=0)
+    rounds = run(
+        Nodes(clock, everyone((0.7, 15.0))), rounds=2, fraction_evaluate=1.0, evaluate_every=0
+    )
     assert used(rounds) == [3, 0]
     assert list(rounds[1].evaluations) == list(SITES)
     clock.now = 0.0
@@ -236,7 +290,7 @@ def test_what_all_clients_miss_is_one_round_or_one_evaluation(run: Callable[...,
     assert used(rounds) == [3, 3, 3, 3, 3, 3]
 
 
-# The quorum -----------------------------------------------------------------------------------------------------------
+# The quorum ---------------------------------------------------------------------------------------
 
 
 def test_half_of_the_clients_are_enough_and_two_of_two() -> None:
@@ -250,20 +304,28 @@ def test_a_round_with_a_quorum_names_who_is_away(clock: Day) -> None:
     assert [list(each.coefficients) for each in rounds] == [["site-0", "site-2"]] * 3
 
 
-def test_a_wait_is_logged_after_ten_seconds_with_names(clock: Day, said: pytest.LogCaptureFixture) -> None:
+def test_a_wait_is_logged_after_ten_seconds_with_names(
+    clock: Day, said: pytest.LogCaptureFixture
+) -> None:
     deployed(Nodes(clock, away=all_but(until=9.0), clients=4), 1)
     assert not [each for each in said.records if "online" in each.getMessage()]
     clock.now = 0.0
     deployed(Nodes(clock, away=all_but("site-0", until=12.0), clients=4), 1)
-    waits, ends = dict.fromkeys(each.getMessage() for each in said.records if "online" in each.getMessage())
+    waits, ends = dict.fromkeys(
+        each.getMessage() for each in said.records if "online" in each.getMessage()
+    )
     for words in ("1 of 2", "min-clients", "site-1, site-2, site-3", "3590 s", "wait-for-clients"):
         assert words in waits
     assert "12 s" in ends
 
 
-def test_the_end_of_patience_names_the_awaited_and_a_remedy(clock: Day, said: pytest.LogCaptureFixture) -> None:
+def test_the_end_of_patience_names_the_awaited_and_a_remedy(
+    clock: Day, said: pytest.LogCaptureFixture
+) -> None:
     away = all_but("site-0", until=1e9)
-    with pytest.raises(QuorumError, match=r"100.4 s \(wait-for-clients\) 1 of 2 .*site-1, site-2, site-3") as ended:
+    with pytest.raises(
+        QuorumError, match=r"100.4 s \(wait-for-clients\) 1 of 2 .*site-1, site-2, site-3"
+    ) as ended:
         deployed(Nodes(clock, away=away, clients=4), quorum=wanting(2, patience=100.4, clients=4))
     assert isinstance(ended.value, FairbloomError)
     assert "\n" not in str(ended.value)
@@ -284,7 +346,9 @@ def test_each_wait_has_the_whole_patience(clock: Day) -> None:
 
 def test_where_some_clients_train_these_are_the_ones_that_count(clock: Day) -> None:
     away = {"site-1": ((0.0, 200.0),), "site-2": ((0.0, 300.0),)}
-    first, *_ = deployed(Nodes(clock, away=away, clients=4), 3, wanting(2, among=SITES), training_clients=SITES)
+    first, *_ = deployed(
+        Nodes(clock, away=away, clients=4), 3, wanting(2, among=SITES), training_clients=SITES
+    )
     assert (first.participants, first.offline) == (("site-0", "site-1"), ("site-2",))
     assert clock.now >= 200.0
 

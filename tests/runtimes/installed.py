@@ -1,6 +1,7 @@
 """Fairbloom's app as a bundle that holds no code of Fairbloom: it refers to what is installed.
 
-Flower submits a folder. A checkout is one; where Fairbloom is installed there is none, and this one is made.
+Flower submits a folder. A checkout is one; where Fairbloom is installed there is none, and this one
+is made.
 """
 
 import contextlib
@@ -18,7 +19,10 @@ PACKAGE = "fairbloom_run"
 """Not fairbloom, which would hide the installed package wherever the bundle is unpacked."""
 
 APPS = {"server": "serverapp", "client": "clientapp"}
-MODULE = "from fairbloom.{app} import app as installed\n\napp = installed  # Flower looks for an assignment\n"
+MODULE = (
+    "from fairbloom.{app} import app as installed\n\napp = installed  # Flower looks for an"
+    " assignment\n"
+)
 
 
 @contextlib.contextmanager
@@ -27,7 +31,9 @@ def temporary_app() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="fairbloom-") as folder:
         package = Path(folder, PACKAGE)
         package.mkdir()
-        (package / "__init__.py").write_text('"""The installed Fairbloom, where Flower looks for a run\'s apps."""\n')
+        (package / "__init__.py").write_text(
+            '"""The installed Fairbloom, where Flower looks for a run\'s apps."""\n'
+        )
         for module, app in APPS.items():
             (package / f"{module}.py").write_text(MODULE.format(app=app))
         Path(folder, "pyproject.toml").write_text(tomli_w.dumps(_make_pyproject()))
@@ -35,11 +41,15 @@ def temporary_app() -> Iterator[Path]:
 
 
 def _make_pyproject() -> dict[str, Any]:
-    """Return the bundle's pyproject.toml; clients compare its name and version with what they have installed."""
+    """Return the bundle's pyproject.toml; clients compare its name and version with what they have
+    installed."""
     app = {
         "publisher": "fairbloom",
         "components": {app: f"{PACKAGE}.{module}:app" for module, app in APPS.items()},
         "config": dict(default_config()),
     }
     about = {"description": "The installed Fairbloom", "license": "Apache-2.0", "dependencies": []}
-    return {"project": {"name": "fairbloom", "version": __version__, **about}, "tool": {"flwr": {"app": app}}}
+    return {
+        "project": {"name": "fairbloom", "version": __version__, **about},
+        "tool": {"flwr": {"app": app}},
+    }

@@ -1,4 +1,5 @@
-"""The services of docker/stock.yaml as processes on loopback: the same commands, keys and TLS, without containers."""
+"""The services of docker/stock.yaml as processes on loopback: the same commands, keys and TLS,
+without containers."""
 
 import subprocess
 import sys
@@ -20,24 +21,38 @@ class Stock(Flower):
 
     def __init__(self, home: Path, scripts: Path) -> None:
         super().__init__(home, scripts)
-        self.port, self.keys, self.runs = free_port(), home / "keys", home / "runs"
+        self.port = free_port()
+        self.keys = home / "keys"
+        self.runs = home / "runs"
         for folder in (self.keys, self.runs, home / "state"):
             folder.mkdir()
-        make = [sys.executable, ROOT / "docker" / "stock.py", self.keys, "127.0.0.1", str(len(NODES))]
+        make = [
+            sys.executable,
+            ROOT / "docker" / "stock.py",
+            self.keys,
+            "127.0.0.1",
+            str(len(NODES)),
+        ]
         subprocess.run(make, check=True)
         self.services: dict[str, subprocess.Popen[bytes]] = {}
         (home / "config.toml").write_text(
-            f'[superlink.real]\naddress = "127.0.0.1:{self.port}"\nroot-certificates = "{self.keys}/operator/ca.crt"\n'
+            f'[superlink.real]\naddress = "127.0.0.1:{self.port}"\nroot-certificates ='
+            f' "{self.keys}/operator/ca.crt"\n'
         )
 
     def begin(self, service: str, settings: str = "") -> subprocess.Popen[bytes]:
         """Start a service of the composition in the folder that it sees as /keys."""
-        words = [self._here(word) for word in (*SERVICES[service]["entrypoint"], *SERVICES[service]["command"])]
+        words = [
+            self._here(word)
+            for word in (*SERVICES[service]["entrypoint"], *SERVICES[service]["command"])
+        ]
         if service in NODES:
             words += ["--port", str(free_port())]
         folder = self.keys / (service if (self.keys / service).is_dir() else "operator")
         environment = {"FLWR_HOME": str(folder)} if folder.name == "operator" else {}
-        self.services[service] = self.start(*words, folder=folder, environment=environment | {"SETTINGS": settings})
+        self.services[service] = self.start(
+            *words, folder=folder, environment=environment | {"SETTINGS": settings}
+        )
         return self.services[service]
 
     def carry_out(self, service: str, settings: str = "") -> None:
@@ -45,7 +60,8 @@ class Stock(Flower):
         self.wait_for_end(self.begin(service, settings))
 
     def _here(self, word: str) -> str:
-        """Return a word of a command with this machine's paths and port in place of a container's."""
+        """Return a word of a command with this machine's paths and port in place of a
+        container's."""
         for old, new in (
             ("/tmp", str(self.home)),
             ("/state", str(self.home / "state")),

@@ -1,4 +1,5 @@
-"""The installed Fairbloom, submitted from anywhere with somebody's own method and task, between real processes."""
+"""The installed Fairbloom, submitted from anywhere with somebody's own method and task, between
+real processes."""
 
 import subprocess
 from collections.abc import Iterator
@@ -18,7 +19,8 @@ SETTINGS = ("clients=2", "num-rounds=2", "fraction=1.0")
 
 @pytest.fixture(scope="module")
 def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """A federation whose server was started where her module lies; the owner of one client allows it."""
+    """A federation whose server was started where her module lies; the owner of one client allows
+    it."""
     home = tmp_path_factory.mktemp("own") / "home"
     with federation(home, 2) as runtime:
         (home / "theirs.py").write_text(THEIRS)
@@ -46,17 +48,32 @@ def test_her_method_needs_nothing_on_the_clients(there: Deployment) -> None:
 
 def test_an_own_task_runs_only_where_the_owner_allows_it(there: Deployment) -> None:
     out = there.home / "task"
-    log = submit(there, "task=theirs:slopes", "slopes.noise=0.2", "learning-rate=0.01", f"out={out}")
+    log = submit(
+        there, "task=theirs:slopes", "slopes.noise=0.2", "learning-rate=0.01", f"out={out}"
+    )
     assert [row["replies_used"] for row in rounds(out)] == ["1", "1"]
     assert {row["client"] for row in table(out / "clients.csv")} == {ALLOWED}
     assert f"{OTHER}" in log
-    assert "the run sets task = 'theirs:slopes', and this client allows no path and no import string there" in log
+    assert (
+        "the run sets task = 'theirs:slopes', and this client allows no path and no import string"
+        " there" in log
+    )
 
 
-def test_a_module_that_the_server_lacks_is_said_in_the_log(there: Deployment, tmp_path: Path) -> None:
+def test_a_module_that_the_server_lacks_is_said_in_the_log(
+    there: Deployment, tmp_path: Path
+) -> None:
     """The operator has it where she is; the server was started elsewhere."""
     (tmp_path / "hers_alone.py").write_text(THEIRS)
-    command = [there.scripts / "fairbloom", "deploy", "submit", "--set", "method=hers_alone:WorstHalf"]
-    done = subprocess.run(command, env=there.environment, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    command = [
+        there.scripts / "fairbloom",
+        "deploy",
+        "submit",
+        "--set",
+        "method=hers_alone:WorstHalf",
+    ]
+    done = subprocess.run(
+        command, env=there.environment, cwd=tmp_path, capture_output=True, text=True, timeout=200
+    )
     assert done.returncode == 1
     assert f"there is no module hers_alone, neither in {there.home}" in done.stdout

@@ -1,4 +1,5 @@
-"""The app in the shape of Flower's quickstart, with the lines changed that docs/flower.md counts, between processes."""
+"""The app in the shape of Flower's quickstart, with the lines changed that docs/flower.md counts,
+between processes."""
 
 import os
 from collections.abc import Iterator
@@ -37,7 +38,8 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
 
 @pytest.fixture
 def apps(tmp_path: Path) -> tuple[Path, Path]:
-    """Return the folders of two such apps, which write their run beside them: deployed, and in process."""
+    """Return the folders of two such apps, which write their run beside them: deployed, and in
+    process."""
     for name in ("deployed", "in-process"):
         changed.change(tmp_path / name)
         changed.aim(tmp_path / name, tmp_path / f"{name}-run")
@@ -53,7 +55,9 @@ def assert_same_run(folder: Path, other: Path) -> None:
     left, right = (torch.load(f"{run_of(each)}.pt") for each in (folder, other))
     for name, weights in right.items():
         torch.testing.assert_close(left[name], weights, rtol=1e-5, atol=1e-6)
-    for row, expected in zip(*(table(run_of(each) / "clients.csv") for each in (folder, other)), strict=True):
+    for row, expected in zip(
+        *(table(run_of(each) / "clients.csv") for each in (folder, other)), strict=True
+    ):
         assert row.keys() == expected.keys()
         for column, value in expected.items():
             if column == "client" or not value:
@@ -62,7 +66,9 @@ def assert_same_run(folder: Path, other: Path) -> None:
                 assert float(row[column]) == pytest.approx(float(value), rel=1e-5, abs=1e-6), column
 
 
-def test_killed_in_mid_run_it_goes_on_and_ends_as_in_process(there: Deployment, apps: tuple[Path, Path]) -> None:
+def test_killed_in_mid_run_it_goes_on_and_ends_as_in_process(
+    there: Deployment, apps: tuple[Path, Path]
+) -> None:
     deployed, in_process = apps
     changed.run_in_process(in_process, CONFIG, CLIENTS)
     submitted = there.submitting(CONFIG, deployed)
@@ -75,7 +81,9 @@ def test_killed_in_mid_run_it_goes_on_and_ends_as_in_process(there: Deployment, 
     assert_same_run(deployed, in_process)
 
 
-def test_a_run_in_a_run_folder_outlives_the_server(there: Deployment, apps: tuple[Path, Path]) -> None:
+def test_a_run_in_a_run_folder_outlives_the_server(
+    there: Deployment, apps: tuple[Path, Path]
+) -> None:
     folder = apps[0]
     submitted = there.submitting(CONFIG, folder)
     wait_for_rounds(run_of(folder), 1)

@@ -1,7 +1,8 @@
-"""The same settings in process and on Ray give the same run; test_stock_nodes.py has Flower's own nodes.
+"""The same settings in process and on Ray give the same run; test_stock_nodes.py has Flower's own
+nodes.
 
-The runs on Ray, those of other apps too, share one local SuperLink. One submits this checkout, the others the
-installed Fairbloom: of a checkout, Flower reads every folder.
+The runs on Ray, those of other apps too, share one local SuperLink. One submits this checkout, the
+others the installed Fairbloom: of a checkout, Flower reads every folder.
 """
 
 import shutil
@@ -40,7 +41,9 @@ SETTINGS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def in_process(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return simulate(Settings.of({**SETTINGS, "out": str(tmp_path_factory.mktemp("in-process") / "run")}))
+    return simulate(
+        Settings.of({**SETTINGS, "out": str(tmp_path_factory.mktemp("in-process") / "run")})
+    )
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +63,9 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flower]:
 
 def run_on_ray(local: Flower, config: dict[str, Any], app: Path, clients: int = CLIENTS) -> None:
     """Run an app to its end."""
-    status = local.run("local", config, f"num-supernodes={clients} client-resources-num-cpus=1", app)
+    status = local.run(
+        "local", config, f"num-supernodes={clients} client-resources-num-cpus=1", app
+    )
     assert status == "finished:completed", log_of(local)[-3000:]
 
 
@@ -71,7 +76,8 @@ def log_of(local: Flower) -> str:
 
 def assert_same_run(folder: Path, other: Path, number: int = SETTINGS["num-rounds"]) -> None:
     assert_same_model(folder, other)
-    rows, expected_rows = table(folder / "clients.csv"), table(other / "clients.csv")
+    rows = table(folder / "clients.csv")
+    expected_rows = table(other / "clients.csv")
     assert len(rows) == len(expected_rows) == CLIENTS * number
     for row, expected_row in zip(rows, expected_rows, strict=True):
         assert {key: row[key] for key in ("round", "client", "participated", "test_examples")} == {
@@ -82,13 +88,17 @@ def assert_same_run(folder: Path, other: Path, number: int = SETTINGS["num-round
                 assert float(row[key]) == pytest.approx(float(value), abs=1e-4)
 
 
-def test_flwr_run_on_ray_gives_the_run_in_process(local: Flower, in_process: Path, tmp_path: Path) -> None:
+def test_flwr_run_on_ray_gives_the_run_in_process(
+    local: Flower, in_process: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "run"
     run_on_ray(local, {**SETTINGS, "out": str(out)}, ROOT)
     assert_same_run(out, in_process)
 
 
-def test_an_own_method_and_task_run_on_ray_with_own_settings(local: Flower, installed: Path, tmp_path: Path) -> None:
+def test_an_own_method_and_task_run_on_ray_with_own_settings(
+    local: Flower, installed: Path, tmp_path: Path
+) -> None:
     own = {**theirs.SETTINGS, **theirs.OURS, "out": str(tmp_path / "a")}
     del own["slopes.noise"]
     own["own-settings"] = "slopes.noise=0.2 worsthalf.share=0.25"
@@ -96,26 +106,31 @@ def test_an_own_method_and_task_run_on_ray_with_own_settings(local: Flower, inst
     theirs.assert_it_is_theirs(tmp_path / "a")
 
 
-def test_an_impossible_setting_fails_before_any_client_works(local: Flower, installed: Path, tmp_path: Path) -> None:
+def test_an_impossible_setting_fails_before_any_client_works(
+    local: Flower, installed: Path, tmp_path: Path
+) -> None:
     config = {**SETTINGS, "fedfv.alpha": 2.0, "out": str(tmp_path / "run")}
     assert local.run("local", config, f"num-supernodes={CLIENTS}", installed) == "finished:failed"
     assert "fedfv.alpha = 2.0: allowed is float in [0, 1]" in log_of(local)
     assert not (tmp_path / "run").exists()
 
 
-# Other apps on Ray ----------------------------------------------------------------------------------------------------
+# Other apps on Ray --------------------------------------------------------------------------------
 
 QUICKSTART = changed.CONFIG | {"num-server-rounds": 2}
 
 
 def test_the_changed_quickstart_gives_the_run_in_process(local: Flower, tmp_path: Path) -> None:
-    """Her loader shuffles by the global generator, and every worker of the simulation draws the same."""
+    """Her loader shuffles by the global generator, and every worker of the simulation draws the
+    same."""
     for name in ("simulated", "in-process"):
         changed.change(tmp_path / name)
         changed.aim(tmp_path / name, tmp_path / name / "run")
     changed.run_in_process(tmp_path / "in-process", QUICKSTART, CLIENTS)
     run_on_ray(local, QUICKSTART, tmp_path / "simulated")
-    simulated, expected = (table(tmp_path / name / "run" / "clients.csv") for name in ("simulated", "in-process"))
+    simulated, expected = (
+        table(tmp_path / name / "run" / "clients.csv") for name in ("simulated", "in-process")
+    )
     assert [row["client"] for row in simulated] == ["client-0", "client-1"] * 2
     for row, other in zip(simulated, expected, strict=True):
         for column in ("test_eval_acc_of_global_model", "loss_before"):
@@ -124,9 +139,13 @@ def test_the_changed_quickstart_gives_the_run_in_process(local: Flower, tmp_path
 
 
 def test_an_app_without_a_query_function_logs_no_traceback(local: Flower, tmp_path: Path) -> None:
-    shutil.copytree(changed.QUICKSTART, tmp_path / "app", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        changed.QUICKSTART, tmp_path / "app", ignore=shutil.ignore_patterns("__pycache__")
+    )
     server = tmp_path / "app" / "mydigits" / "server_app.py"
-    changed.edit(server, "flwr.serverapp.strategy import FedAvg", "fairbloom.strategies import FedAvg")
+    changed.edit(
+        server, "flwr.serverapp.strategy import FedAvg", "fairbloom.strategies import FedAvg"
+    )
     run_on_ray(local, QUICKSTART, tmp_path / "app")
     log = log_of(local)
     assert log.count("the clients' app answers no QUERY") == 1
@@ -134,10 +153,14 @@ def test_an_app_without_a_query_function_logs_no_traceback(local: Flower, tmp_pa
     assert "An exception was raised when processing a message" not in log
 
 
-def test_a_new_app_runs_with_all_clients(local: Flower, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_app_runs_with_all_clients(
+    local: Flower, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert fairbloom("new", "hearts") == 0
     out = tmp_path / "run"
     run_on_ray(local, {"out": str(out), "num-rounds": 2}, tmp_path / "hearts", clients=8)
     assert [row["replies_used"] for row in rounds(out)] == ["8", "8"]
-    assert {row["client"] for row in table(out / "clients.csv")} == {f"client-{i}" for i in range(8)}
+    assert {row["client"] for row in table(out / "clients.csv")} == {
+        f"client-{i}" for i in range(8)
+    }

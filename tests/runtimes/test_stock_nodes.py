@@ -1,4 +1,5 @@
-"""Flower's own SuperLink, SuperExec and SuperNodes, of the newest Flower: docker/stock.yaml without its containers."""
+"""Flower's own SuperLink, SuperExec and SuperNodes, of the newest Flower: docker/stock.yaml without
+its containers."""
 
 import os
 import re
@@ -28,7 +29,9 @@ FLOWER = re.search(r"^flwr==(\S+)", (ROOT / "docker" / "flower.txt").read_text()
 
 
 @pytest.fixture(scope="module")
-def there(tmp_path_factory: pytest.TempPathFactory, flower_folder: Callable[[str], str]) -> Iterator[Stock]:
+def there(
+    tmp_path_factory: pytest.TempPathFactory, flower_folder: Callable[[str], str]
+) -> Iterator[Stock]:
     """Flower's own processes, none of ours."""
     assert FLOWER
     folder = flower_folder(FLOWER[1])
@@ -83,7 +86,9 @@ def test_the_composition_gives_the_run_of_our_own_nodes(
         print(folder.name, "seconds a round:", [row["seconds"] for row in rounds(folder)])
 
 
-def test_fair_leaves_no_traceback_and_a_run_folder_continues(there: Stock, app: Path, tmp_path: Path) -> None:
+def test_fair_leaves_no_traceback_and_a_run_folder_continues(
+    there: Stock, app: Path, tmp_path: Path
+) -> None:
     before = tracebacks(there)
     for number in (1, 2):
         run(there, app, {**CONFIG, "num-server-rounds": number})
@@ -95,8 +100,11 @@ def test_fair_leaves_no_traceback_and_a_run_folder_continues(there: Stock, app: 
     assert torch.load(tmp_path / "run.pt")
 
 
-def test_an_unchanged_client_is_asked_for_its_name_once(there: Stock, app: Path, tmp_path: Path) -> None:
-    """Its answer, that it has no query function, is an error with a traceback in that node's log."""
+def test_an_unchanged_client_is_asked_for_its_name_once(
+    there: Stock, app: Path, tmp_path: Path
+) -> None:
+    """Its answer, that it has no query function, is an error with a traceback in that node's
+    log."""
     shutil.copy(changed.QUICKSTART / "mydigits" / "client_app.py", app / "mydigits")
     server = app / "mydigits" / "server_app.py"
     server.write_text(server.read_text().replace("FedFV", "FedMGDAPlus"))

@@ -1,4 +1,5 @@
-"""Servers and clients of several versions, from their wheels: who fits takes part, and who does not is told why.
+"""Servers and clients of several versions, from their wheels: who fits takes part, and who does not
+is told why.
 
 The order is that of docs/deployment.md.
 """
@@ -19,7 +20,9 @@ from .wheel import changed_source, installed_wheel
 
 pytestmark = pytest.mark.federation
 
-OLD, NEW, MISFIT = version("fairbloom"), "0.99.1", "0.99.2"
+OLD = version("fairbloom")
+NEW = "0.99.1"
+MISFIT = "0.99.2"
 CLIENTS = names(3)
 SETTINGS = {"clients": 3, "fraction": 1.0, "evaluate-every": 0, "device": "cpu", "seed": 3}
 
@@ -37,7 +40,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
 
 
 class Mixed(Deployment):
-    """A federation whose server and clients are of the version that was chosen when they were started."""
+    """A federation whose server and clients are of the version that was chosen when they were
+    started."""
 
     def __init__(self, home: Path, installed: Installed) -> None:
         self._installed = installed
@@ -88,7 +92,9 @@ def goes_on(out: Path) -> None:
     wait_until(is_so, lambda: f"{rounds(out)[before:]}")
 
 
-def test_one_run_goes_on_over_an_upgrade_of_all_and_the_way_back(there: Mixed, tmp_path: Path) -> None:
+def test_one_run_goes_on_over_an_upgrade_of_all_and_the_way_back(
+    there: Mixed, tmp_path: Path
+) -> None:
     out = tmp_path / "run"
     for name in CLIENTS:
         there.connect(name, OLD)
@@ -111,7 +117,9 @@ def test_one_run_goes_on_over_an_upgrade_of_all_and_the_way_back(there: Mixed, t
     rows = rounds(out)
     assert [int(row["round"]) for row in rows] == [*range(1, len(rows) + 1)]
     refused = {row["refused"] for row in rows} - {""}
-    assert all("the node" in each.lower() or "unavailable" in each.lower() for each in refused), refused
+    assert all("the node" in each.lower() or "unavailable" in each.lower() for each in refused), (
+        refused
+    )
     assert not any("protocol" in each or "version" in each for each in refused)
 
 
@@ -122,7 +130,9 @@ def test_a_client_that_does_not_fit_is_refused_on_both_sides(there: Mixed, tmp_p
         there.connect(name, chosen)
     there.use(OLD)
     there.wait_for_end(there.begin(out, **{"num-rounds": 2}))
-    words = f"the server speaks protocol {PROTOCOL} and this client {PROTOCOL + 1}: upgrade the server"
+    words = (
+        f"the server speaks protocol {PROTOCOL} and this client {PROTOCOL + 1}: upgrade the server"
+    )
     for row in rounds(out):
         assert row["replies_used"] == "2"
         assert row["refused"].startswith(f"{CLIENTS[2]}: error 2: {words}")
@@ -142,7 +152,10 @@ def test_a_server_that_does_not_fit_is_told_by_all(there: Mixed, tmp_path: Path)
     for row in rounds(out):
         assert row["replies_used"] == "0"
         for name in CLIENTS:
-            words = f"the server speaks protocol {PROTOCOL + 1} and this client {PROTOCOL}: upgrade this client"
+            words = (
+                f"the server speaks protocol {PROTOCOL + 1} and this client {PROTOCOL}: upgrade"
+                " this client"
+            )
             assert f"{name}: error 2: {words}" in row["refused"]
     there.wait_for_words(there.clients[CLIENTS[0]], "upgrade this client")
     there.serve(OLD)  # the remedy

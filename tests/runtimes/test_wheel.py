@@ -1,4 +1,5 @@
-"""Fairbloom from its wheel, beside an app whose modules have the names of our packages: each finds its own."""
+"""Fairbloom from its wheel, beside an app whose modules have the names of our packages: each finds
+its own."""
 
 import json
 import shutil
@@ -58,7 +59,10 @@ def test_plain_python_finds_both(app: Path, scripts: Path) -> None:
 
 
 def test_the_wheel_puts_one_name_on_the_path(tmp_path: Path, scripts: Path) -> None:
-    code = "import importlib.util, sys; print(*[name for name in sys.argv[1:] if importlib.util.find_spec(name)])"
+    code = (
+        "import importlib.util, sys; print(*[name for name in sys.argv[1:] if"
+        " importlib.util.find_spec(name)])"
+    )
     command = [scripts / "python", "-c", code, "fairbloom", *PACKAGES]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout.split() == ["fairbloom"]
@@ -75,7 +79,8 @@ def test_flwr_run_finds_both(app: Path, scripts: Path, tmp_path: Path) -> None:
 
 
 def test_server_and_client_find_both(there: Deployment, app: Path, tmp_path: Path) -> None:
-    scripts, out = there.scripts, tmp_path / "out.json"
+    scripts = there.scripts
+    out = tmp_path / "out.json"
     submitted = there.submitting({"out": str(out)}, app)
     there.wait_for_end(submitted)
     written = json.loads(out.read_text())

@@ -1,4 +1,5 @@
-"""A Python of its own in which Fairbloom is installed from its wheel, beside the libraries of the one that tests."""
+"""A Python of its own in which Fairbloom is installed from its wheel, beside the libraries of the
+one that tests."""
 
 import importlib.metadata
 import shutil
@@ -13,14 +14,21 @@ FLOWER = importlib.metadata.distribution("flwr")
 
 
 def changed_source(folder: Path, version: str, protocol: int) -> Path:
-    """Copy what a wheel is made of, as if it were of another version, which speaks this protocol."""
-    shutil.copytree(ROOT / "fairbloom", folder / "fairbloom", ignore=shutil.ignore_patterns("__pycache__"))
+    """Copy what a wheel is made of, as if it were of another version, which speaks this
+    protocol."""
+    shutil.copytree(
+        ROOT / "fairbloom", folder / "fairbloom", ignore=shutil.ignore_patterns("__pycache__")
+    )
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder)
     here = importlib.metadata.version("fairbloom")
     for file, before, after in (
         ("pyproject.toml", f'\nversion = "{here}"\n', f'\nversion = "{version}"\n'),
-        ("fairbloom/protocol/version.py", f"\nPROTOCOL = {PROTOCOL}\n", f"\nPROTOCOL = {protocol}\n"),
+        (
+            "fairbloom/protocol/version.py",
+            f"\nPROTOCOL = {PROTOCOL}\n",
+            f"\nPROTOCOL = {protocol}\n",
+        ),
     ):
         text = (folder / file).read_text()
         assert before in text
@@ -30,20 +38,28 @@ def changed_source(folder: Path, version: str, protocol: int) -> Path:
 
 def installed_wheel(folder: Path, source: Path = ROOT) -> Path:
     """Make the environment in `folder`, with a wheel of `source`; return where its commands are."""
-    wheels, venv = folder / "wheels", folder / "venv"
+    wheels = folder / "wheels"
+    venv = folder / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
-    subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", wheels, source], check=True)
+    subprocess.run(
+        [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", wheels, source],
+        check=True,
+    )
     (wheel,) = wheels.glob("fairbloom-*.whl")
     python = venv / "bin" / "python"
-    subprocess.run([*pip, "--python", python, "install", "--no-deps", "--no-index", wheel], check=True)
-    # A path that a .pth file adds is one whose own .pth files are not read: the checkout is not on it.
+    subprocess.run(
+        [*pip, "--python", python, "install", "--no-deps", "--no-index", wheel], check=True
+    )
+    # A path that a .pth file adds is one whose own .pth files are not read: the checkout is not on
+    # it.
     (site,) = venv.glob("lib/python3*/site-packages")
     (site / "libraries.pth").write_text(f"{FLOWER.locate_file('')}\n")
     for command in FLOWER.entry_points.select(group="console_scripts"):
         script = venv / "bin" / command.name
         script.write_text(
-            f"#!{python}\nimport sys\nfrom {command.module} import {command.attr}\nsys.exit({command.attr}())\n"
+            f"#!{python}\nimport sys\nfrom {command.module} import"
+            f" {command.attr}\nsys.exit({command.attr}())\n"
         )
         script.chmod(0o755)
     return venv / "bin"

@@ -21,12 +21,19 @@ from tests.simulation.helpers import table
 
 def test_what_may_change_while_a_run_goes_on_does_not_move_its_folder() -> None:
     changes: dict[str, Any] = {
-        **{"enrolled-sizes": "client-0=80", "max-growth": 20.0, "loss-limit": float("inf"), "unused-rounds": 0},
+        **{
+            "enrolled-sizes": "client-0=80",
+            "max-growth": 20.0,
+            "loss-limit": float("inf"),
+            "unused-rounds": 0,
+        },
         **{"min-clients": 3, "wait-for-clients": 60.0, "num-rounds": 51, "method": "FedAvg"},
     }
     assert choose_run_folder(Settings.of(changes)) == choose_run_folder(Settings.of({}))
     others: tuple[dict[str, Any], ...] = ({"seed": 1}, {"method": "fedfv"}, {"learning-rate": 0.05})
-    assert choose_run_folder(Settings.of({})) not in [choose_run_folder(Settings.of(each)) for each in others]
+    assert choose_run_folder(Settings.of({})) not in [
+        choose_run_folder(Settings.of(each)) for each in others
+    ]
 
 
 def test_a_setting_at_its_default_does_not_change_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,20 +41,24 @@ def test_a_setting_at_its_default_does_not_change_the_name(monkeypatch: pytest.M
     named = choose_run_folder(Settings.of({"momentum": 0.5}))
     run_config = Settings.run_config
     monkeypatch.setattr(
-        Settings, "run_config", lambda self: {k: v for k, v in run_config(self).items() if k != "weight-decay"}
+        Settings,
+        "run_config",
+        lambda self: {k: v for k, v in run_config(self).items() if k != "weight-decay"},
     )
     assert choose_run_folder(Settings.of({"momentum": 0.5})) == named
 
 
-# Who was there ------------------------------------------------------------------------------------------------------
+# Who was there ------------------------------------------------------------------------------------
 
 
 class Coming(InProcessGrid):
-    """Its nodes are online in some looks: `online` gives, look by look, how many of the first are."""
+    """Its nodes are online in some looks: `online` gives, look by look, how many of the first
+    are."""
 
     def __init__(self, settings: Settings, online: Iterator[int]) -> None:
         super().__init__(app, settings.run_config(), settings.clients)
-        self.online, self.last = online, 0
+        self.online = online
+        self.last = 0
 
     def get_node_ids(self) -> list[int]:
         self.last = next(self.online, self.last)
@@ -55,11 +66,22 @@ class Coming(InProcessGrid):
 
 
 def deployed(out: Path, online: Mapping[int, int], **changes: Any) -> list[dict[str, str]]:
-    """Return rounds.csv of a run whose clients are online from some look on, as many as `online` says."""
-    plain: dict[str, Any] = {"clients": 4, "num-rounds": 4, "fraction": 1.0, "device": "cpu", "out": str(out)}
+    """Return rounds.csv of a run whose clients are online from some look on, as many as `online`
+    says."""
+    plain: dict[str, Any] = {
+        "clients": 4,
+        "num-rounds": 4,
+        "fraction": 1.0,
+        "device": "cpu",
+        "out": str(out),
+    }
     settings = Settings.of(plain | changes)
-    looks = (max((at, many) for at, many in online.items() if at <= look)[1] for look in range(100_000))
-    context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=settings.run_config())
+    looks = (
+        max((at, many) for at, many in online.items() if at <= look)[1] for look in range(100_000)
+    )
+    context = Context(
+        run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=settings.run_config()
+    )
     main(Coming(settings, looks), context)
     return table(out / "rounds.csv")
 
@@ -67,7 +89,8 @@ def deployed(out: Path, online: Mapping[int, int], **changes: Any) -> list[dict[
 def test_a_run_records_whom_it_began_with_and_each_round_who_was_offline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(polling, "GRACE_SECONDS", 0.5)  # in place of a minute for the reply of whoever goes offline
+    # in place of a minute for the reply of whoever goes offline
+    monkeypatch.setattr(polling, "GRACE_SECONDS", 0.5)
     rows = deployed(tmp_path / "run", {0: 4, 12: 3})
     assert KNOWN.read(tmp_path / "run").began == ("client-0", "client-1", "client-2", "client-3")
     offline = [row["offline"] for row in rows]
@@ -76,23 +99,35 @@ def test_a_run_records_whom_it_began_with_and_each_round_who_was_offline(
     assert [row["participants"] for row in rows] == ["3" if gone else "4" for gone in offline]
 
 
-def test_a_newcomer_is_known_from_when_it_comes_and_is_none_of_those_the_run_began_with(tmp_path: Path) -> None:
-    rows = deployed(tmp_path / "run", {0: 3, 12: 4, 24: 3}, **{"wait-for-clients": 0.0, "num-rounds": 6})
+def test_a_newcomer_is_known_from_when_it_comes_and_is_none_of_those_the_run_began_with(
+    tmp_path: Path,
+) -> None:
+    rows = deployed(
+        tmp_path / "run", {0: 3, 12: 4, 24: 3}, **{"wait-for-clients": 0.0, "num-rounds": 6}
+    )
     known = KNOWN.read(tmp_path / "run")
     assert (len(known.began), len(known.known)) == (3, 4)
     assert [rows[0]["offline"], rows[-1]["offline"]] == ["", "client-3"]
 
 
-def test_a_run_that_ends_for_its_quorum_goes_on_by_the_same_command_to_the_same_bits(tmp_path: Path) -> None:
+def test_a_run_that_ends_for_its_quorum_goes_on_by_the_same_command_to_the_same_bits(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(QuorumError, match="awaited: client-1, client-2, client-3"):
         deployed(tmp_path / "run", {0: 4, 14: 1}, **{"wait-for-clients": 0.0})
     assert not (tmp_path / "run" / "model.safetensors").exists()
-    with pytest.raises(QuorumError, match="1 of 4 clients is online; awaited: client-1, client-2, client-3"):
+    with pytest.raises(
+        QuorumError, match="1 of 4 clients is online; awaited: client-1, client-2, client-3"
+    ):
         deployed(tmp_path / "run", {0: 1}, **{"wait-for-clients": 0.0})
     rows = deployed(tmp_path / "run", {0: 4})
     whole = deployed(tmp_path / "whole", {0: 4})
-    assert [row["replies_used"] for row in rows] == [row["replies_used"] for row in whole] == ["4"] * 4
-    there, other = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("run", "whole"))
+    assert (
+        [row["replies_used"] for row in rows] == [row["replies_used"] for row in whole] == ["4"] * 4
+    )
+    there, other = (
+        (tmp_path / name / "model.safetensors").read_bytes() for name in ("run", "whole")
+    )
     assert there == other
 
 
@@ -105,9 +140,15 @@ def test_deployed_clients_stop_early_as_those_in_process_do(tmp_path: Path) -> N
     early = {"validation-share": 0.3, "learning-rate": 1.0, "early-stopping": 2, "num-rounds": 30}
     rows = deployed(tmp_path / "run", {0: 4}, **early)
     assert len(rows) < 30
-    settings = Settings.of({"clients": 4, "fraction": 1.0, "device": "cpu", **early, "out": str(tmp_path / "here")})
+    settings = Settings.of(
+        {"clients": 4, "fraction": 1.0, "device": "cpu", **early, "out": str(tmp_path / "here")}
+    )
     here = fairbloom.load(simulate(settings))
     found = fairbloom.load(tmp_path / "run")
-    assert (found.state, found.rounds_done, found.stopped) == ("finished", here.rounds_done, here.stopped)
+    assert (found.state, found.rounds_done, found.stopped) == (
+        "finished",
+        here.rounds_done,
+        here.stopped,
+    )
     assert "early-stopping = 2" in found.stopped
     assert len(deployed(tmp_path / "run", {0: 4}, **early)) == len(rows)

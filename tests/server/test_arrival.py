@@ -1,4 +1,5 @@
-"""Whom a run on deployed clients waits for when it begins and when it resumes, and when it goes on without them."""
+"""Whom a run on deployed clients waits for when it begins and when it resumes, and when it goes on
+without them."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -15,7 +16,12 @@ from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.quorum import Quorum, QuorumError, SimulationError
 from fairbloom.server import arrival
 from fairbloom.server.app import main
-from fairbloom.server.arrival import ImplausibleSizeError, check_sizes, drop_revoked, wait_for_clients
+from fairbloom.server.arrival import (
+    ImplausibleSizeError,
+    check_sizes,
+    drop_revoked,
+    wait_for_clients,
+)
 from fairbloom.server.run_folder.files import ROUNDS
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import SERVER, InProcessGrid
@@ -53,30 +59,45 @@ NEW_IN_TURN = until(8.0, "site-1") | until(16.0, "site-2") | until(NEVER, "site-
 FIRST_LATE = until(500.0, "site-0") | until(700.0, "site-1") | until(NEVER, "site-2", "site-3")
 
 ARRIVALS: list[tuple[Mapping[str, Times], dict[str, Any], float, int]] = [
-    # a new run waits for all clients as long as its patience lasts, and goes on without the late ones
+    # a new run waits for all clients as long as its patience lasts, and goes on without the late
+    # ones
     (until(3000.0, "site-3"), {}, 3000.0, 2),
     (until(NEVER, "site-3"), {"patience": 0.0}, 0.0, 2),
     (until(NEVER, "site-3"), {"patience": 100.0}, 100.0, 2),
-    # where nobody says how many there are: ten seconds without another one, of those that it begins with
+    # where nobody says how many there are: ten seconds without another one, of those that it begins
+    # with
     (NEW_IN_TURN, {"expected": 0}, 26.0, 2),
     (FIRST_LATE, {"expected": 0}, 510.0, 1),
     (FIRST_LATE, {"expected": 0, "min_clients": 2}, 710.0, 2),
     # a resumed run waits for those it began with by name, whoever else is there, and for no more
-    (until(360.0, "site-4"), {"clients": 5, "expected": 3, "began": ("site-0", "site-1", "site-4")}, 360.0, 2),
+    (
+        until(360.0, "site-4"),
+        {"clients": 5, "expected": 3, "began": ("site-0", "site-1", "site-4")},
+        360.0,
+        2,
+    ),
     (until(NEVER, "site-3"), {"began": NAMES[:3]}, 0.0, 2),
     (until(NEVER, *NAMES[1:]), {"began": NAMES, "patience": 50.0, "min_clients": 1}, 50.0, 1),
 ]
-"""Who is away until when, and what the run says; when it goes on, and the fewest clients that its rounds need."""
+"""Who is away until when, and what the run says; when it goes on, and the fewest clients that its
+rounds need."""
 
 TOO_FEW: list[tuple[Mapping[str, Times], dict[str, Any], float, str]] = [
     (
-        *(until(NEVER, *(f"site-{k}" for k in range(1, 20))), {"clients": 20, "patience": 200.0}, 200.0),
+        *(
+            until(NEVER, *(f"site-{k}" for k in range(1, 20))),
+            {"clients": 20, "patience": 200.0},
+            200.0,
+        ),
         r"1 of 20 clients is online; awaited: others, and at least 10 are needed",
     ),
     (until(NEVER, *NAMES), {"expected": 0, "patience": 60.0}, 60.0, "0 of 1 clients are online"),
     (
         *(until(NEVER, *NAMES[1:]), {"began": NAMES, "patience": 50.0}, 50.0),
-        r"awaited: site-1, site-2, site-3.*at least 2 are needed \(min-clients\).*or lower min-clients",
+        (
+            r"awaited: site-1, site-2, site-3.*at least 2 are needed \(min-clients\).*or lower"
+            r" min-clients"
+        ),
     ),
 ]
 """The same where too few come; when the run ends, and what it says."""
@@ -130,28 +151,37 @@ def test_it_does_not_wait_for_revoked_ones_who_do_not_count_either(
     assert quorum.fewest == 1
 
 
-# Flower's simulation --------------------------------------------------------------------------------------------------
+# Flower's simulation ------------------------------------------------------------------------------
 
 
 class InMemoryGrid(Nodes):
-    """Has the name by which Flower's own is recognised; its nodes are there a moment after the server."""
+    """Has the name by which Flower's own is recognised; its nodes are there a moment after the
+    server."""
 
 
 def test_in_a_simulation_too_few_nodes_end_the_run_at_once(clock: Clock) -> None:
     for began, remedy in (((), "clients = 4"), ((*NAMES, "site-9"), "a run of 4 clients")):
-        clock.now, quorum = 0.0, Quorum(3600.0)
+        clock.now = 0.0
+        quorum = Quorum(3600.0)
         wanted = len(began) or 20
-        there = FlowerClients(FedAvg(), InMemoryGrid(clock, away=until(0.4, *NAMES), clients=4), 5.0, quorum)
+        there = FlowerClients(
+            FedAvg(), InMemoryGrid(clock, away=until(0.4, *NAMES), clients=4), 5.0, quorum
+        )
         with pytest.raises(
-            SimulationError, match=f"4 of {wanted} .*--federation-config num-supernodes={wanted}.*{remedy}"
+            SimulationError,
+            match=f"4 of {wanted} .*--federation-config num-supernodes={wanted}.*{remedy}",
         ):
-            wait_for_clients(there, quorum, expected=20, began=began, min_clients=0, patience=3600.0)
+            wait_for_clients(
+                there, quorum, expected=20, began=began, min_clients=0, patience=3600.0
+            )
         assert clock.now < 5.0
 
 
 def test_in_a_simulation_a_users_strategy_does_not_wait_for_more(clock: Clock) -> None:
     with pytest.raises(SimulationError, match=r"4 of 20 .*num-supernodes=20.*min_available_nodes"):
-        FedAvg(min_available_nodes=20).start(InMemoryGrid(clock, clients=4), record(initial_model()), num_rounds=1)
+        FedAvg(min_available_nodes=20).start(
+            InMemoryGrid(clock, clients=4), record(initial_model()), num_rounds=1
+        )
     assert clock.now < 5.0
 
 
@@ -164,13 +194,15 @@ def test_in_a_simulation_a_refusal_is_logged_at_once_in_words_of_an_app(
         ({"method": "fedfv", "clients": 4, "out": str(tmp_path)}, "choose another folder (out)"),
     ):
         (tmp_path / "mine.txt").touch()
-        context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=config)
+        context = Context(
+            run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=config
+        )
         with pytest.raises(FairbloomError, match=re.escape(words)):
             main(grid, context)
         assert words in said.messages[-1]
 
 
-# How many examples clients say they have ------------------------------------------------------------------------------
+# How many examples clients say they have ----------------------------------------------------------
 
 
 class Claiming(InProcessGrid):
@@ -183,7 +215,11 @@ class Claiming(InProcessGrid):
         kind = message.metadata.message_type
         if message.metadata.dst_node_id == SERVER + 1 and kind in self.kinds:
             content = reply.content
-            record = content.config_records["client"] if kind == "query" else content.metric_records["metrics"]
+            record = (
+                content.config_records["client"]
+                if kind == "query"
+                else content.metric_records["metrics"]
+            )
             record["num-examples"] = 2**53 - 1
             reply.content = content
         return reply
@@ -195,35 +231,58 @@ class ClaimingLater(Claiming):
 
 def submitted(out: Path, grid: type[InProcessGrid], **more: object) -> list[dict[str, str]]:
     """Run the app with these clients; return rounds.csv."""
-    plain = {"clients": 4, "num-rounds": 2, "fraction": 1.0, "device": "cpu", "wait-for-clients": 0.0, "out": str(out)}
+    plain = {
+        "clients": 4,
+        "num-rounds": 2,
+        "fraction": 1.0,
+        "device": "cpu",
+        "wait-for-clients": 0.0,
+        "out": str(out),
+    }
     settings = Settings.of({**plain, **more})
-    context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=settings.run_config())
+    context = Context(
+        run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=settings.run_config()
+    )
     main(grid(app, settings.run_config(), settings.clients), context)
     return ROUNDS.read(out)
 
 
-def test_a_number_beyond_the_others_needs_the_operators_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert len(submitted(tmp_path / "one process", Claiming)) == 2  # where nobody else's machine says it
+def test_a_number_beyond_the_others_needs_the_operators_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # where nobody else's machine says it
+    assert len(submitted(tmp_path / "one process", Claiming)) == 2
     enroll(tmp_path, monkeypatch, {})
-    words = r"client client-0 says that it has 9007199254740991 .* fairbloom deploy enroll client-0 --examples"
+    words = (
+        r"client client-0 says that it has 9007199254740991 .* fairbloom deploy enroll client-0"
+        r" --examples"
+    )
     for _ in range(2):
         with pytest.raises(ImplausibleSizeError, match=words):
             submitted(tmp_path / "run", Claiming)
-    assert [row["refused"] for row in submitted(tmp_path / "run", Claiming, **{"enrolled-sizes": "client-0=2000"})] == [
+    assert [
+        row["refused"]
+        for row in submitted(tmp_path / "run", Claiming, **{"enrolled-sizes": "client-0=2000"})
+    ] == [
         "",
         "",
     ]
 
 
-def test_who_claims_more_than_it_said_at_first_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_claims_more_than_it_said_at_first_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     enroll(tmp_path, monkeypatch, {})
     rows = submitted(tmp_path / "run", ClaimingLater)
-    assert ["client-0: num-examples 9007199254740991 is more than 10 times" in row["refused"] for row in rows] == [
-        True
-    ] * 2
+    assert [
+        "client-0: num-examples 9007199254740991 is more than 10 times" in row["refused"]
+        for row in rows
+    ] == [True] * 2
 
 
-def test_who_joins_later_is_compared_with_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_joins_later_is_compared_with_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Joining(Claiming):
         """The client that claims too much is there from round 2 on."""
 
@@ -240,7 +299,10 @@ def test_who_joins_later_is_compared_with_the_others(tmp_path: Path, monkeypatch
     enroll(tmp_path, monkeypatch, {})
     first, second = submitted(tmp_path / "run", Joining)
     assert first["refused"] == ""
-    assert "client-0: num-examples 9007199254740991 is more than 10 times the median of the others" in second["refused"]
+    assert (
+        "client-0: num-examples 9007199254740991 is more than 10 times the median of the others"
+        in second["refused"]
+    )
     assert "--set enrolled-sizes=client-0=N" in second["refused"]
 
 

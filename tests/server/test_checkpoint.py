@@ -1,4 +1,5 @@
-"""Checkpoints: what goes in comes out, damage is noticed, and a file is replaced whole or not at all."""
+"""Checkpoints: what goes in comes out, damage is noticed, and a file is replaced whole or not at
+all."""
 
 import json
 import resource
@@ -36,7 +37,9 @@ arrays = arrays_of.arrays(
 names = st.text(max_size=8)
 plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | names
 states = st.recursive(
-    plain | arrays, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3), max_leaves=8
+    plain | arrays,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3),
+    max_leaves=8,
 )
 
 
@@ -59,7 +62,8 @@ def assert_same(one: Any, other: Any) -> None:
 
 @contextmanager
 def full_disk(free: int) -> Iterator[None]:
-    """Let no file grow beyond `free` bytes; Python ignores the signal, so that writing raises OSError."""
+    """Let no file grow beyond `free` bytes; Python ignores the signal, so that writing raises
+    OSError."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (free, hard))
     try:
@@ -73,7 +77,11 @@ looking: list[tuple[str, Callable[[], None]]] = []
 
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
-    if event in ("os.rename", "os.remove") and looking and str(arguments[0]).startswith(looking[0][0]):
+    if (
+        event in ("os.rename", "os.remove")
+        and looking
+        and str(arguments[0]).startswith(looking[0][0])
+    ):
         folder, look = looking.pop()  # what is opened by the look itself is not looked at
         look()
         looking.append((folder, look))
@@ -81,7 +89,8 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
 
 @contextmanager
 def watched(folder: Path, look: Callable[[], None]) -> Iterator[None]:
-    """Look at a folder before a file in it is renamed or removed; a hook cannot be taken away, so there is one."""
+    """Look at a folder before a file in it is renamed or removed; a hook cannot be taken away, so
+    there is one."""
     if not hooked:
         sys.addaudithook(_audit)
         hooked.append(True)
@@ -95,7 +104,10 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("checkpoint") / "round.safetensors"
 
 
-@given(model=st.dictionaries(names, arrays, max_size=3), state=st.dictionaries(names, states, max_size=4))
+@given(
+    model=st.dictionaries(names, arrays, max_size=3),
+    state=st.dictionaries(names, states, max_size=4),
+)
 def test_model_and_state_come_back_as_they_were(
     path: Path, model: dict[str, NDArray[Any]], state: dict[str, Any]
 ) -> None:
@@ -143,7 +155,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_draft(tmp_path: Path) -> 
     assert load_checkpoint(path)[1] == {"round": 2}
 
 
-# Damage -------------------------------------------------------------------------------------------------------------
+# Damage -------------------------------------------------------------------------------------------
 
 CONTENT: tuple[dict[str, NDArray[Any]], dict[str, Any]] = (
     {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones(2, np.float32)},
@@ -161,13 +173,16 @@ def test_a_checkpoint_cut_off_anywhere_is_damaged(whole: Path) -> None:
     content = whole.read_bytes()
     for length in range(len(content)):
         whole.write_bytes(content[:length])
-        with pytest.raises(RunFolderError, match=f"is damaged: it is {'no whole file' if length else 'empty'}"):
+        with pytest.raises(
+            RunFolderError, match=f"is damaged: it is {'no whole file' if length else 'empty'}"
+        ):
             load_checkpoint(whole)
 
 
 def test_a_flipped_bit_in_any_byte_is_noticed_or_changes_nothing(whole: Path) -> None:
     """Bits of the padding after the header, and of letters that JSON reads alike, mean nothing."""
-    content, unnoticed = whole.read_bytes(), 0
+    content = whole.read_bytes()
+    unnoticed = 0
     for place in range(len(content)):
         damaged = bytearray(content)
         damaged[place] ^= 1 << place % 8
@@ -213,7 +228,7 @@ def test_two_models_exchanged_array_by_array_are_noticed(tmp_path: Path) -> None
             load_model(path)
 
 
-# The last two -------------------------------------------------------------------------------------------------------
+# The last two -------------------------------------------------------------------------------------
 
 
 def save_rounds(folder: Path, *numbers: int, after: int = 0) -> None:
@@ -248,7 +263,9 @@ def test_the_checkpoint_before_the_last_is_loaded_where_the_last_is_damaged_and_
     assert "9.safetensors" in words
 
 
-def test_a_damaged_checkpoint_is_replaced_and_the_one_that_stood_in_for_it_is_kept_meanwhile(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_replaced_and_the_one_that_stood_in_for_it_is_kept_meanwhile(
+    tmp_path: Path,
+) -> None:
     save_rounds(tmp_path, 1, 2)
     (tmp_path / "2.safetensors").write_bytes(b"")
     with full_disk(10), pytest.raises(OSError, match="File too large"):
@@ -260,8 +277,11 @@ def test_a_damaged_checkpoint_is_replaced_and_the_one_that_stood_in_for_it_is_ke
     assert rounds_kept(tmp_path) == ["1.safetensors", "2.safetensors"]
 
 
-def test_a_damaged_checkpoint_goes_once_there_is_another_after_the_one_that_stood_in_for_it(tmp_path: Path) -> None:
-    """Rounds share checkpoints by the time they take, so that the next one is rarely of the damaged one's round."""
+def test_a_damaged_checkpoint_goes_once_there_is_another_after_the_one_that_stood_in_for_it(
+    tmp_path: Path,
+) -> None:
+    """Rounds share checkpoints by the time they take, so that the next one is rarely of the damaged
+    one's round."""
     for again in (3, 5, 8):
         folder = tmp_path / str(again)
         folder.mkdir()
@@ -271,13 +291,17 @@ def test_a_damaged_checkpoint_goes_once_there_is_another_after_the_one_that_stoo
         assert rounds_kept(folder) == ["2.safetensors", f"{again}.safetensors"]
 
 
-def test_a_folder_in_which_all_checkpoints_are_damaged_is_refused_with_every_fault(tmp_path: Path) -> None:
+def test_a_folder_in_which_all_checkpoints_are_damaged_is_refused_with_every_fault(
+    tmp_path: Path,
+) -> None:
     save_rounds(tmp_path, 4, 5)
     for name in ("4.safetensors", "5.safetensors"):
         (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-3])
     with pytest.raises(RunFolderError) as refusal:
         load_last(tmp_path)
-    faults = [f"{tmp_path}/{number}.safetensors is damaged: it is no whole file" for number in (5, 4)]
+    faults = [
+        f"{tmp_path}/{number}.safetensors is damaged: it is no whole file" for number in (5, 4)
+    ]
     remedy = "Put back a copy, or choose another folder (--out) to begin again"
     assert str(refusal.value) == f"the run cannot be continued: {'; '.join(faults)}. {remedy}"
 
@@ -291,7 +315,8 @@ def test_a_folder_without_checkpoints_has_none(tmp_path: Path) -> None:
 
 
 def test_every_moment_of_a_save_leaves_the_last_two_or_the_new_one_whole(tmp_path: Path) -> None:
-    """The file system is looked at before each of its changes, as a killed process would leave it."""
+    """The file system is looked at before each of its changes, as a killed process would leave
+    it."""
     looks: list[list[int]] = []
 
     def look() -> None:

@@ -1,4 +1,5 @@
-"""A run whose last checkpoint is damaged: it continues from the one before, and ends with the same bits."""
+"""A run whose last checkpoint is damaged: it continues from the one before, and ends with the same
+bits."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -10,7 +11,16 @@ import pytest
 from fairbloom.server.checkpoint import list_checkpoints
 from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.simulation.run import simulate
-from tests.simulation.helpers import Outcome, StoppedError, checkpoints_every, drafts, run, small, stop_after, table
+from tests.simulation.helpers import (
+    Outcome,
+    StoppedError,
+    checkpoints_every,
+    drafts,
+    run,
+    small,
+    stop_after,
+    table,
+)
 
 ROUNDS = 6
 
@@ -53,7 +63,8 @@ def every(request: pytest.FixtureRequest) -> Iterator[int]:
 
 @pytest.fixture(scope="module", params=["fedfv", "ditto"])
 def method(request: pytest.FixtureRequest) -> str:
-    """Return a method with memory: FedFV keeps old updates on the server, Ditto personal models with the clients."""
+    """Return a method with memory: FedFV keeps old updates on the server, Ditto personal models
+    with the clients."""
     return str(request.param)
 
 
@@ -65,7 +76,10 @@ def whole(method: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def personal_models(folder: Path) -> dict[str, bytes]:
     """Return every client's newest personal model."""
     clients = folder.glob("clients/*/*")
-    return {client.name: max(client.iterdir(), key=lambda path: int(path.stem)).read_bytes() for client in clients}
+    return {
+        client.name: max(client.iterdir(), key=lambda path: int(path.stem)).read_bytes()
+        for client in clients
+    }
 
 
 def assert_same_bits(folder: Path, other: Path) -> None:
@@ -84,18 +98,24 @@ def test_a_run_whose_last_checkpoint_is_damaged_ends_with_the_same_bits(
     damage(last)
     continued = run(folder, method=method, num_rounds=ROUNDS)
     assert_same_bits(continued, whole)
-    assert [row["round"] for row in table(folder / "rounds.csv")] == [str(number) for number in range(1, ROUNDS + 1)]
+    assert [row["round"] for row in table(folder / "rounds.csv")] == [
+        str(number) for number in range(1, ROUNDS + 1)
+    ]
     assert not drafts(folder)
     warnings = {record.getMessage() for record in said.records if record.levelno == logging.WARNING}
-    if damage is not DAMAGES["missing"]:  # which is as if the run had been killed before it was written
-        assert any(f"{last} is damaged" in words and words.endswith(before.name) for words in warnings)
+    # which is as if the run had been killed before it was written
+    if damage is not DAMAGES["missing"]:
+        assert any(
+            f"{last} is damaged" in words and words.endswith(before.name) for words in warnings
+        )
 
 
 @pytest.mark.slow
 def test_a_run_killed_before_a_checkpoint_whose_one_before_is_damaged_ends_with_the_same_bits(
     tmp_path: Path, method: str, every: int
 ) -> None:
-    """All clients have trained in two rounds that are run again: the personal models of before are still there."""
+    """All clients have trained in two rounds that are run again: the personal models of before are
+    still there."""
     everyone = {"fraction": 1.0, "method": method}
     whole = run(tmp_path / "whole", num_rounds=ROUNDS, **everyone)
     folder = tmp_path / "run"
@@ -110,12 +130,17 @@ def test_a_run_killed_before_a_checkpoint_whose_one_before_is_damaged_ends_with_
     assert_same_bits(run(folder, num_rounds=ROUNDS, **everyone), whole)
 
 
-def test_a_run_is_refused_once_both_checkpoints_are_damaged_and_is_left_as_it_is(tmp_path: Path) -> None:
+def test_a_run_is_refused_once_both_checkpoints_are_damaged_and_is_left_as_it_is(
+    tmp_path: Path,
+) -> None:
     folder = tmp_path / "run"
     run_up_to(folder, 4, "fedavg")
     for path in list_checkpoints(folder / "checkpoint"):
         cut_at(0.5)(path)
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    with pytest.raises(RunFolderError, match=r"4\.safetensors is damaged: .*[23]\.safetensors is damaged: .*Put back"):
+    with pytest.raises(
+        RunFolderError,
+        match=r"4\.safetensors is damaged: .*[23]\.safetensors is damaged: .*Put back",
+    ):
         run(folder, method="fedavg", num_rounds=ROUNDS)
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before

@@ -19,11 +19,12 @@ def named(numbers: list[float]) -> dict[str, float]:
     return {f"client-{i:02}": number for i, number in enumerate(numbers)}
 
 
-# Hand-computed values -----------------------------------------------------------------------------------------------
+# Hand-computed values -----------------------------------------------------------------------------
 
 
 def test_the_measures_of_four_clients_by_hand() -> None:
-    """Accuracies 10, 20, 30, 40 %: Σx = 100, Σx² = 3000, Σ_ij |x_i − x_j| = 200, shares 0.1 … 0.4."""
+    """Accuracies 10, 20, 30, 40 %: Σx = 100, Σx² = 3000, Σ_ij |x_i − x_j| = 200, shares 0.1 …
+    0.4."""
     found = summarize({"d": 40.0, "a": 10.0, "c": 30.0, "b": 20.0})
     expected = {
         "mean": 25.0,
@@ -42,7 +43,9 @@ def test_the_measures_of_four_clients_by_hand() -> None:
         "gap": 30.0,
         "jain": 100.0**2 / (4 * 3000),
         "gini": 200.0 / (2 * 4**2 * 25.0),
-        "entropy": -(0.1 * math.log(0.1) + 0.2 * math.log(0.2) + 0.3 * math.log(0.3) + 0.4 * math.log(0.4)),
+        "entropy": -(
+            0.1 * math.log(0.1) + 0.2 * math.log(0.2) + 0.3 * math.log(0.3) + 0.4 * math.log(0.4)
+        ),
         "cosine": 100.0 / (2.0 * math.sqrt(3000.0)),
     }
     assert found == pytest.approx(expected, rel=1e-12)
@@ -50,12 +53,28 @@ def test_the_measures_of_four_clients_by_hand() -> None:
 
 
 def test_a_share_of_the_clients_is_counted_exactly() -> None:
-    exact = [(35, 20, 7), (100, 5, 5), (100, 30, 30), (21, 5, 2), (20, 5, 1), (10, 30, 3), (3, 5, 1), (11, 10, 2)]
+    exact = [
+        (35, 20, 7),
+        (100, 5, 5),
+        (100, 30, 30),
+        (21, 5, 2),
+        (20, 5, 1),
+        (10, 30, 3),
+        (3, 5, 1),
+        (11, 10, 2),
+    ]
     for clients, percent, counted in (*exact, (1, 30, 1)):
         numbers = [float(2**i % 101 + i) for i in range(clients)]
-        measures, ascending = summarize(named(numbers)), sorted(numbers)
-        assert measures[f"worst_{percent}"] == pytest.approx(sum(ascending[:counted]) / counted), (clients, percent)
-        assert measures[f"best_{percent}"] == pytest.approx(sum(ascending[-counted:]) / counted), (clients, percent)
+        measures = summarize(named(numbers))
+        ascending = sorted(numbers)
+        assert measures[f"worst_{percent}"] == pytest.approx(sum(ascending[:counted]) / counted), (
+            clients,
+            percent,
+        )
+        assert measures[f"best_{percent}"] == pytest.approx(sum(ascending[-counted:]) / counted), (
+            clients,
+            percent,
+        )
 
 
 def test_all_zeros_are_even() -> None:
@@ -73,12 +92,14 @@ def test_gini_and_entropy_of_negative_values_have_no_meaning() -> None:
     assert measures["mean"] == 0.5
 
 
-# Properties ---------------------------------------------------------------------------------------------------------
+# Properties ---------------------------------------------------------------------------------------
 
 
 @given(numbers=accuracies)
 def test_measures_lie_within_their_bounds(numbers: list[float]) -> None:
-    m, n, slack = summarize(named(numbers)), len(numbers), 1e-9
+    m = summarize(named(numbers))
+    n = len(numbers)
+    slack = 1e-9
     ascending = ["worst", "worst_5", "worst_10", "worst_20", "worst_30", "mean"]
     ascending += ["best_30", "best_20", "best_10", "best_5", "best"]
     for lower, upper in pairwise(ascending):
@@ -100,18 +121,28 @@ def test_measures_do_not_depend_on_names_or_order(numbers: list[float], random: 
 
 @given(numbers=some_accuracy, factor=st.floats(1e-6, 1e6))
 def test_measures_keep_the_unit_of_their_input(numbers: list[float], factor: float) -> None:
-    plain, scaled = summarize(named(numbers)), summarize(named([factor * x for x in numbers]))
+    plain = summarize(named(numbers))
+    scaled = summarize(named([factor * x for x in numbers]))
     powers = dict.fromkeys(("jain", "gini", "entropy", "cosine"), 0) | {"var": 2}
     largest = max(numbers)
     for key, value in plain.items():
         power = powers.get(key, 1)
-        assert scaled[key] == pytest.approx(value * factor**power, rel=1e-9, abs=1e-9 * (largest * factor) ** power)
+        assert scaled[key] == pytest.approx(
+            value * factor**power, rel=1e-9, abs=1e-9 * (largest * factor) ** power
+        )
 
 
 @given(value=st.floats(1e-3, 100.0), clients=st.integers(1, 40))
 def test_equal_clients_are_even(value: float, clients: int) -> None:
     m = summarize(named([value] * clients))
-    expected = {"std": 0.0, "gap": 0.0, "jain": 1.0, "gini": 0.0, "entropy": math.log(clients), "cosine": 1.0}
+    expected = {
+        "std": 0.0,
+        "gap": 0.0,
+        "jain": 1.0,
+        "gini": 0.0,
+        "entropy": math.log(clients),
+        "cosine": 1.0,
+    }
     assert {key: m[key] for key in expected} == pytest.approx(expected, abs=1e-9)
 
 
@@ -132,7 +163,7 @@ def test_a_value_that_vanishes_beside_the_others_adds_nothing() -> None:
     assert summarize({"a": 5e-324, "b": 2.0})["entropy"] == pytest.approx(0.0)
 
 
-# Errors -------------------------------------------------------------------------------------------------------------
+# Errors -------------------------------------------------------------------------------------------
 
 
 def test_what_cannot_be_measured_is_an_error_that_names_the_clients() -> None:
@@ -147,11 +178,12 @@ def test_what_cannot_be_measured_is_an_error_that_names_the_clients() -> None:
         percent_improved({"a": 1.0, "b": 1.0}, {"a": 1.0, "c": 1.0})
 
 
-# Before and after ----------------------------------------------------------------------------------------------------
+# Before and after ---------------------------------------------------------------------------------
 
 
 def test_improved_are_the_clients_whose_loss_did_not_rise() -> None:
     before = {"a": 1.0, "b": 2.0, "c": 3.0, "d": 4.0}
-    assert percent_improved(before, {"a": 0.5, "b": 1.0, "c": 3.0, "d": 4.0}) == 100.0  # an equal loss has not risen
+    # an equal loss has not risen
+    assert percent_improved(before, {"a": 0.5, "b": 1.0, "c": 3.0, "d": 4.0}) == 100.0
     assert percent_improved(before, {"a": 1.1, "b": 1.9, "c": 3.1, "d": 4.1}) == 25.0
     assert percent_improved(before, {name: loss + 0.1 for name, loss in before.items()}) == 0.0

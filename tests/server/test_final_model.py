@@ -1,4 +1,5 @@
-"""The model that each device keeps: the last one that it evaluated, which is the final one after the run."""
+"""The model that each device keeps: the last one that it evaluated, which is the final one after
+the run."""
 
 import logging
 import stat
@@ -29,7 +30,8 @@ ARRAYS = {"weight": np.ones(3, np.float32)}
 
 
 class Devices(InProcessGrid):
-    """Clients that are deployed, each with a state folder of its own; only those of `there` are online.
+    """Clients that are deployed, each with a state folder of its own; only those of `there` are
+    online.
 
     Attributes
     ----------
@@ -37,7 +39,9 @@ class Devices(InProcessGrid):
         The clients that were sent a model to evaluate, in order, with its round.
     """
 
-    def __init__(self, settings: Settings, state: Path | None, there: Iterable[int] = range(3)) -> None:
+    def __init__(
+        self, settings: Settings, state: Path | None, there: Iterable[int] = range(3)
+    ) -> None:
         super().__init__(client_app.app, settings.run_config(), 3)
         self.there = tuple(there)
         self.evaluated: list[tuple[int, int]] = []
@@ -57,12 +61,20 @@ class Devices(InProcessGrid):
 
 
 def settings_of(out: Path, **changes: Any) -> Settings:
-    plain: dict[str, Any] = {"clients": 3, "num-rounds": 2, "fraction": 1.0, "device": "cpu", "out": str(out)}
+    plain: dict[str, Any] = {
+        "clients": 3,
+        "num-rounds": 2,
+        "fraction": 1.0,
+        "device": "cpu",
+        "out": str(out),
+    }
     return Settings.of(plain | changes)
 
 
 def submit(settings: Settings, grid: InProcessGrid) -> None:
-    context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=settings.run_config())
+    context = Context(
+        run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=settings.run_config()
+    )
     main(grid, context)
 
 
@@ -70,14 +82,16 @@ def read_kept(state: Path) -> tuple[bytes, int]:
     """Return the arrays that a state folder keeps, as bytes, and their round."""
     folder = find_model(state)
     arrays = MODEL.read(folder)
-    return b"".join(arrays[name].tobytes() for name in sorted(arrays)), MODEL.read_about(folder)["round"]
+    return b"".join(arrays[name].tobytes() for name in sorted(arrays)), MODEL.read_about(folder)[
+        "round"
+    ]
 
 
 def as_bytes(arrays: Any) -> bytes:
     return b"".join(np.asarray(arrays[name]).tobytes() for name in sorted(arrays))
 
 
-# What is kept -------------------------------------------------------------------------------------------------------
+# What is kept -------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +112,9 @@ def test_each_device_keeps_the_final_model_for_its_owner_alone(ended: Path) -> N
         assert settings["task"] == "digits"
         assert not {"state-dir", "data-dir", "method"} & settings.keys()
         assert stat.S_IMODE((state / "model").stat().st_mode) == 0o700
-        assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in (state / "model").iterdir())
+        assert all(
+            stat.S_IMODE(path.stat().st_mode) == 0o600 for path in (state / "model").iterdir()
+        )
         assert not list(state.glob("model.*"))
 
 
@@ -106,7 +122,9 @@ def test_the_state_folder_predicts_as_the_run_does(ended: Path) -> None:
     inputs = load_task(CONFIG.read(ended / "run").settings).splits("client-1").test.inputs
     for model in ("last", "personal"):
         found = load_predictor(ended / "1", model=model)
-        assert found.describe(2) == "2 predictions" + (" by the model of round 2 of 2" if model == "last" else "")
+        assert found.describe(2) == "2 predictions" + (
+            " by the model of round 2 of 2" if model == "last" else ""
+        )
         (own,) = (ended / "1").glob("*/client-1")
         assert (own / "2.safetensors").exists()
         of_run = load_predictor(ended / "run")
@@ -131,24 +149,31 @@ def test_a_device_keeps_the_whole_model_where_parameters_are_frozen(tmp_path: Pa
             return elsewhere(message, super()._answer) if away else super()._answer(message)
 
     submit(settings, Apart(settings, tmp_path))
-    assert {read_kept(tmp_path / str(place)) for place in range(3)} == {(as_bytes(MODEL.read(tmp_path / "run")), 2)}
+    assert {read_kept(tmp_path / str(place)) for place in range(3)} == {
+        (as_bytes(MODEL.read(tmp_path / "run")), 2)
+    }
 
 
 def test_clients_without_a_state_folder_of_their_own_keep_nothing(tmp_path: Path) -> None:
-    settings = settings_of(tmp_path / "run", **{"num-rounds": 1, "state-dir": str(tmp_path / "states")})
+    settings = settings_of(
+        tmp_path / "run", **{"num-rounds": 1, "state-dir": str(tmp_path / "states")}
+    )
     submit(settings, Devices(settings, None))
     assert {path.name for path in tmp_path.rglob("*")}.isdisjoint({"model", "model.draft"})
 
 
-# The final model ----------------------------------------------------------------------------------------------------
+# The final model ----------------------------------------------------------------------------------
 
 
 class Leaving(Devices):
-    """Client 2 goes away after its last training; with `comes_back` it is there again once the run is over."""
+    """Client 2 goes away after its last training; with `comes_back` it is there again once the run
+    is over."""
 
     def __init__(self, settings: Settings, state: Path, *, comes_back: bool) -> None:
         super().__init__(settings, state)
-        self._model, self._comes_back, self._last = Path(settings.out, MODEL.name), comes_back, settings.num_rounds
+        self._model = Path(settings.out, MODEL.name)
+        self._comes_back = comes_back
+        self._last = settings.num_rounds
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         replies = list(super().pull_messages(message_ids))
@@ -169,7 +194,9 @@ def test_a_device_that_missed_the_last_evaluation_is_sent_the_final_model(tmp_pa
     grid = Leaving(settings, tmp_path, comes_back=True)
     submit(settings, grid)
     assert grid.evaluated == [(0, 1), (1, 1), (2, 1)]
-    assert {read_kept(tmp_path / str(place)) for place in range(3)} == {(as_bytes(MODEL.read(tmp_path / "run")), 1)}
+    assert {read_kept(tmp_path / str(place)) for place in range(3)} == {
+        (as_bytes(MODEL.read(tmp_path / "run")), 1)
+    }
     assert [row["client"] for row in CLIENTS.read(tmp_path / "run")] == ["client-0", "client-1"]
     assert [row["clients_scored"] for row in ROUNDS.read(tmp_path / "run")] == ["2"]
 
@@ -177,18 +204,24 @@ def test_a_device_that_missed_the_last_evaluation_is_sent_the_final_model(tmp_pa
 def test_who_was_offline_is_sent_it_when_the_finished_run_is_submitted_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settings = settings_of(tmp_path / "run", **{"num-rounds": 2, "evaluate-every": 2, "min-clients": 2})
+    settings = settings_of(
+        tmp_path / "run", **{"num-rounds": 2, "evaluate-every": 2, "min-clients": 2}
+    )
     grid = Leaving(settings, tmp_path, comes_back=False)
     submit(settings, grid)
     assert grid.evaluated == [(0, 2), (1, 2)]
-    tables = {path.name: path.read_bytes() for path in (tmp_path / "run").glob("*.*") if path.is_file()}
+    tables = {
+        path.name: path.read_bytes() for path in (tmp_path / "run").glob("*.*") if path.is_file()
+    }
     caplog.set_level(logging.INFO, logger="flwr")
     again = Devices(settings, tmp_path)
     submit(settings, again)
     assert again.evaluated == [(2, 2)]
     assert read_kept(tmp_path / "2")[1] == 2
     assert "client-2" in caplog.text
-    assert {path.name: path.read_bytes() for path in (tmp_path / "run").glob("*.*") if path.is_file()} == tables
+    assert {
+        path.name: path.read_bytes() for path in (tmp_path / "run").glob("*.*") if path.is_file()
+    } == tables
 
 
 def test_who_joined_no_run_is_not_sent_its_model(tmp_path: Path) -> None:
@@ -202,17 +235,23 @@ def test_who_joined_no_run_is_not_sent_its_model(tmp_path: Path) -> None:
 
 def test_the_last_evaluation_is_as_in_one_process(tmp_path: Path) -> None:
     """No further message changes the bits of a run, its rows or its best model."""
-    there, here = settings_of(tmp_path / "there"), settings_of(tmp_path / "here")
+    there = settings_of(tmp_path / "there")
+    here = settings_of(tmp_path / "here")
     submit(there, Devices(there, tmp_path))
     submit(here, Devices(here, None))
     for file in (MODEL, BEST, CLIENTS):
-        assert file.path_in(tmp_path / "there").read_bytes() == file.path_in(tmp_path / "here").read_bytes()
+        assert (
+            file.path_in(tmp_path / "there").read_bytes()
+            == file.path_in(tmp_path / "here").read_bytes()
+        )
 
 
-# What goes wrong ----------------------------------------------------------------------------------------------------
+# What goes wrong ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fails", ["write_private", "save_model", "rename", "rename again", "sync_folder"])
+@pytest.mark.parametrize(
+    "fails", ["write_private", "save_model", "rename", "rename again", "sync_folder"]
+)
 def test_whenever_a_device_is_killed_one_whole_model_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
 ) -> None:
@@ -220,21 +259,36 @@ def test_whenever_a_device_is_killed_one_whole_model_is_there(
 
     def keep(number: int) -> None:
         config = {"task": "digits", "num-rounds": number}
-        keep_model(tmp_path, config, task, "client-0", {"weight": ARRAYS["weight"] * number}, number, "global")
+        keep_model(
+            tmp_path,
+            config,
+            task,
+            "client-0",
+            {"weight": ARRAYS["weight"] * number},
+            number,
+            "global",
+        )
 
     def killed(*_: Any) -> None:
         raise KeyboardInterrupt
 
     keep(1)
     if fails.startswith("rename"):
-        rename, left = Path.rename, [None] * fails.count("again")
-        monkeypatch.setattr(Path, "rename", lambda path, to: (left.pop() or rename(path, to)) if left else killed())
+        rename = Path.rename
+        left = [None] * fails.count("again")
+        monkeypatch.setattr(
+            Path, "rename", lambda path, to: (left.pop() or rename(path, to)) if left else killed()
+        )
     else:
         monkeypatch.setattr(kept, fails, killed)
     with pytest.raises(KeyboardInterrupt):
         keep(2)
     arrays, number = read_kept(tmp_path)
-    assert number == CONFIG.read(find_model(tmp_path)).settings["num-rounds"] == (2 if fails == "sync_folder" else 1)
+    assert (
+        number
+        == CONFIG.read(find_model(tmp_path)).settings["num-rounds"]
+        == (2 if fails == "sync_folder" else 1)
+    )
     assert arrays == as_bytes({"weight": ARRAYS["weight"] * number})
     monkeypatch.undo()
     keep(3)
@@ -244,14 +298,24 @@ def test_whenever_a_device_is_killed_one_whole_model_is_there(
 
 def evaluate(client: Context, arrays: Any, **config: Any) -> Message:
     records = {"config": ConfigRecord({"server-round": 7, **config}), "arrays": record_of(arrays)}
-    return client_app.app(Message(RecordDict(records), dst_node_id=2, message_type=MessageType.EVALUATE), client)
+    return client_app.app(
+        Message(RecordDict(records), dst_node_id=2, message_type=MessageType.EVALUATE), client
+    )
 
 
 def test_what_is_no_model_of_the_run_is_not_kept(ended: Path) -> None:
-    before, model = read_kept(ended / "0"), MODEL.read(ended / "run")
-    client = next(iter(Devices(settings_of(ended / "run", method="ditto"), ended).contexts.values()))
+    before = read_kept(ended / "0")
+    model = MODEL.read(ended / "run")
+    client = next(
+        iter(Devices(settings_of(ended / "run", method="ditto"), ended).contexts.values())
+    )
     cut = {name: array[..., :3] for name, array in model.items()}
-    for other in (cut, {}, model | {"more": np.ones(3)}, {name: array * np.nan for name, array in model.items()}):
+    for other in (
+        cut,
+        {},
+        model | {"more": np.ones(3)},
+        {name: array * np.nan for name, array in model.items()},
+    ):
         with suppress(FairbloomError):
             evaluate(client, other)
         assert read_kept(ended / "0") == before
@@ -271,7 +335,9 @@ def test_a_disk_that_takes_no_model_changes_no_reply(
     assert find_model(tmp_path / "0") == tmp_path / "0"
 
 
-def test_a_run_is_over_whatever_becomes_of_its_final_model(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_is_over_whatever_becomes_of_its_final_model(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     settings = settings_of(tmp_path / "run", **{"num-rounds": 1})
     submit(settings, Devices(settings, None))
     CLIENTS.path_in(tmp_path / "run").write_text("{")

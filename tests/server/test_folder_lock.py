@@ -1,4 +1,5 @@
-"""Two processes and one run folder: the second says who has it, at once or after a minute in which it waits."""
+"""Two processes and one run folder: the second says who has it, at once or after a minute in which
+it waits."""
 
 import os
 import socket
@@ -42,7 +43,10 @@ def test_the_second_process_names_the_first_and_changes_nothing(
     with pytest.raises(RunFolderError) as refusal, locked_folder(folder):
         pass
     who = f"process {holder.pid} on {socket.gethostname()}"
-    assert str(refusal.value) == f"{folder} is written by {who}: wait for it to end, or choose another folder (--out)"
+    assert (
+        str(refusal.value)
+        == f"{folder} is written by {who}: wait for it to end, or choose another folder (--out)"
+    )
     waiting = [*dict.fromkeys(words for words in said.messages if "written by" in words)]
     assert waiting == [f"{folder} is written by {who}: waiting up to a minute for it to end"]
     assert [path.name for path in folder.iterdir()] == [".lock"]
@@ -58,7 +62,9 @@ def test_two_runs_at_once_in_one_process_do_not_write_together(folder: Path) -> 
 
     simulate(small(folder, num_rounds=2), second)
     assert refused == ["refused", "refused"]
-    assert not Outcome.of(folder).differences(Outcome.of(run(folder.with_name("alone"), num_rounds=2)))
+    assert not Outcome.of(folder).differences(
+        Outcome.of(run(folder.with_name("alone"), num_rounds=2))
+    )
 
 
 def test_a_finished_run_is_shown_though_its_folder_cannot_be_locked(folder: Path) -> None:

@@ -1,4 +1,5 @@
-"""A run on a disk that is full: it says so, loses nothing that was there, and continues when there is room."""
+"""A run on a disk that is full: it says so, loses nothing that was there, and continues when there
+is room."""
 
 import errno
 import logging
@@ -31,12 +32,19 @@ def quiet_rounds() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     return Outcome.of(
-        run(tmp_path_factory.mktemp("whole") / "run", task=UNDEALT, method="fedavg", num_rounds=LONG, engine="loop")
+        run(
+            tmp_path_factory.mktemp("whole") / "run",
+            task=UNDEALT,
+            method="fedavg",
+            num_rounds=LONG,
+            engine="loop",
+        )
     )
 
 
 def damage(folder: Path) -> str:
-    """Return what is not whole of what a full disk has left: tables, checkpoint, or a draft that is left."""
+    """Return what is not whole of what a full disk has left: tables, checkpoint, or a draft that is
+    left."""
     try:
         for name in ("rounds.csv", "clients.csv"):
             if (folder / name).exists():
@@ -44,7 +52,9 @@ def damage(folder: Path) -> str:
         if checkpoint := load_last(folder / "checkpoint"):
             last = checkpoint[1]["strategy"]["round"]
             recorded = [int(row["round"]) for row in table(folder / "rounds.csv")]
-            assert recorded[:last] == list(range(1, last + 1)), f"{recorded} are recorded up to {last}"
+            assert recorded[:last] == list(range(1, last + 1)), (
+                f"{recorded} are recorded up to {last}"
+            )
     except AssertionError as error:
         return str(error)
     return ", ".join(map(str, drafts(folder)))
@@ -60,12 +70,13 @@ def difference(folder: Path, whole: Outcome) -> str:
         return f"{type(error).__name__}: {error}"
 
 
-# Files that cannot grow ---------------------------------------------------------------------------------------------
+# Files that cannot grow ---------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def limited(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Folders of one run whose files could not grow beyond 0, STEP, 2·STEP … bytes; the last one is undisturbed."""
+    """Folders of one run whose files could not grow beyond 0, STEP, 2·STEP … bytes; the last one is
+    undisturbed."""
     folder = tmp_path_factory.mktemp("full")
     done = forked(ROOT, disturbed.main, "full", str(folder), "fedavg", "1", seconds=1200.0)
     assert done.returncode == 0, done.stderr
@@ -100,7 +111,7 @@ def test_a_full_disk_leaves_whole_rows_a_readable_checkpoint_and_then_the_same_b
     assert not wrong, "\n".join(wrong)
 
 
-# A file system without room -----------------------------------------------------------------------------------------
+# A file system without room -----------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -108,9 +119,13 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 256 KiB."""
     place = tmp_path / "disk"
     place.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", place], capture_output=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", place], capture_output=True
+    )
     if mounted.returncode:
-        pytest.skip(f"a small file system cannot be mounted here: {mounted.stderr.decode().strip()}")
+        pytest.skip(
+            f"a small file system cannot be mounted here: {mounted.stderr.decode().strip()}"
+        )
     yield place
     subprocess.run(["umount", "-l", place], check=True)
 
@@ -140,17 +155,26 @@ def test_rows_that_do_not_fit_leave_the_table_as_it_was(disk: Path, clients: int
         table = TableWriter(disk / f"clients-{pages}.csv", columns)
         table.begin()
         table.add([(1, "client-0000", 8)])
-        before, ballast = table.path.read_bytes(), fill(disk, but_for=pages * PAGE)
-        kept = before + format_csv(columns, [dict(zip(columns, row, strict=True)) for row in rows]).encode()
+        before = table.path.read_bytes()
+        ballast = fill(disk, but_for=pages * PAGE)
+        kept = (
+            before
+            + format_csv(columns, [dict(zip(columns, row, strict=True)) for row in rows]).encode()
+        )
         try:
             table.add(rows)
         except OSError:
             if table.path.read_bytes() != before:
-                wrong.append(f"{pages} pages free: {len(table.path.read_bytes())} bytes instead of {len(before)}")
+                wrong.append(
+                    f"{pages} pages free: {len(table.path.read_bytes())} bytes instead of"
+                    f" {len(before)}"
+                )
             ballast.unlink()
             table.add(rows)  # now that there is room
         ballast.unlink(missing_ok=True)
         if table.path.read_bytes() != kept:
-            wrong.append(f"{pages} pages free: {len(table.path.read_bytes())} bytes instead of {len(kept)}")
+            wrong.append(
+                f"{pages} pages free: {len(table.path.read_bytes())} bytes instead of {len(kept)}"
+            )
         table.path.unlink()
     assert not wrong, "\n".join(wrong)

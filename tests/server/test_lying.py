@@ -1,4 +1,5 @@
-"""A client that lies about its numbers, from its reply to the run folder: the run ends as without it."""
+"""A client that lies about its numbers, from its reply to the run folder: the run ends as without
+it."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -41,7 +42,9 @@ def reporting(since: int = 1, **numbers: Any) -> Lie:
     def lie(message: Message, reply: Message) -> Message:
         if int(str(message.content.config_records["config"]["server-round"])) >= since:
             reported = {key.replace("_", "-"): value for key, value in numbers.items()}
-            reply.content["metrics"] = MetricRecord({**reply.content.metric_records["metrics"], **reported})
+            reply.content["metrics"] = MetricRecord(
+                {**reply.content.metric_records["metrics"], **reported}
+            )
         return reply
 
     return lie
@@ -59,12 +62,20 @@ def failing(since: int = 1) -> Lie:
 
 def run(out: Path, lie: Lie, **changes: Any) -> tuple[dict[str, bytes], list[dict[str, str]]]:
     """Return the bits of the final model, and rounds.csv."""
-    plain: dict[str, Any] = {"clients": 4, "num-rounds": 3, "fraction": 1.0, "device": "cpu", "out": str(out)}
+    plain: dict[str, Any] = {
+        "clients": 4,
+        "num-rounds": 3,
+        "fraction": 1.0,
+        "device": "cpu",
+        "out": str(out),
+    }
     settings = Settings.of(plain | changes)
     grid = LyingGrid(settings, out.with_suffix(".state"), lie)
     folder = federate(settings, lambda method: FlowerClients(method, grid))
     rows = table(folder / "rounds.csv")
-    return {name: array.tobytes() for name, array in load_file(folder / "model.safetensors").items()}, rows
+    return {
+        name: array.tobytes() for name, array in load_file(folder / "model.safetensors").items()
+    }, rows
 
 
 @pytest.mark.slow
@@ -75,7 +86,10 @@ def test_a_loss_beyond_any_models_takes_no_weight(tmp_path: Path, method: str) -
         lying, rows = run(tmp_path / f"{loss}", reporting(loss_before=loss), method=method)
         assert lying == without
         assert all(row["replies_used"] == "3" for row in rows)
-        assert all(row["refused"].startswith(f"{LIAR}: metric 'loss-before' is {loss:g}, beyond") for row in rows)
+        assert all(
+            row["refused"].startswith(f"{LIAR}: metric 'loss-before' is {loss:g}, beyond")
+            for row in rows
+        )
 
 
 def weights(change: Callable[[Any], Any], since: int = 1) -> Lie:
@@ -84,7 +98,9 @@ def weights(change: Callable[[Any], Any], since: int = 1) -> Lie:
     def lie(message: Message, reply: Message) -> Message:
         if int(str(message.content.config_records["config"]["server-round"])) >= since:
             received = message.content.array_records["arrays"]
-            reply.content["arrays"] = ArrayRecord({n: Array(change(a.numpy())) for n, a in received.items()})
+            reply.content["arrays"] = ArrayRecord(
+                {n: Array(change(a.numpy())) for n, a in received.items()}
+            )
         return reply
 
     return lie

@@ -17,13 +17,18 @@ from fairbloom.server.polling import PollingGrid
 
 
 class Slow:
-    """Stands for a grid: the reply to message i comes at second i of a clock that only sleeping moves."""
+    """Stands for a grid: the reply to message i comes at second i of a clock that only sleeping
+    moves."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now, self.asked, self.sent = 0.0, list[set[str]](), list[str | None]()
+        self.now = 0.0
+        self.asked = list[set[str]]()
+        self.sent = list[str | None]()
         self.offline = dict[int, tuple[float, float]]()
         started = time.time()
-        clock = SimpleNamespace(monotonic=lambda: self.now, time=lambda: started + self.now, sleep=self.sleep)
+        clock = SimpleNamespace(
+            monotonic=lambda: self.now, time=lambda: started + self.now, sleep=self.sleep
+        )
         monkeypatch.setattr(polling, "time", clock)
 
     def sleep(self, seconds: float) -> None:
@@ -31,7 +36,8 @@ class Slow:
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str | None]:
         self.sent = [
-            None if message.metadata.dst_node_id == 99 else str(message.metadata.dst_node_id) for message in messages
+            None if message.metadata.dst_node_id == 99 else str(message.metadata.dst_node_id)
+            for message in messages
         ]
         for message, message_id in zip(messages, self.sent, strict=True):
             message.metadata.__dict__["_message_id"] = message_id or ""
@@ -45,11 +51,19 @@ class Slow:
         return start <= self.now < end
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Any]:
-        """Return replies; asked about a node that is offline give an error, as the SuperLink does."""
+        """Return replies; asked about a node that is offline give an error, as the SuperLink
+        does."""
         self.asked.append(set(message_ids))
-        given_up = [self.reply("9", message_id) for message_id in message_ids if self.is_away(int(message_id))]
+        given_up = [
+            self.reply("9", message_id)
+            for message_id in message_ids
+            if self.is_away(int(message_id))
+        ]
         came = [message_id for message_id in message_ids if float(message_id) <= self.now]
-        return [*given_up, *(self.reply(message_id) for message_id in came if not self.is_away(int(message_id)))]
+        return [
+            *given_up,
+            *(self.reply(message_id) for message_id in came if not self.is_away(int(message_id))),
+        ]
 
     @staticmethod
     def reply(kind: str, message_id: str = "") -> SimpleNamespace:
@@ -63,7 +77,9 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Slow:
     return Slow(monkeypatch)
 
 
-def replies(grid: Slow, *nodes: int, timeout: float | None, what: str = "query", min_replies: int = 0) -> list[str]:
+def replies(
+    grid: Slow, *nodes: int, timeout: float | None, what: str = "query", min_replies: int = 0
+) -> list[str]:
     messages = [Message(RecordDict(), dst_node_id=node, message_type=what) for node in nodes]
     came = PollingGrid(grid, min_replies=min_replies).send_and_receive(messages, timeout=timeout)  # type: ignore[arg-type]
     return [reply.metadata.reply_to_message_id for reply in came]
@@ -71,23 +87,36 @@ def replies(grid: Slow, *nodes: int, timeout: float | None, what: str = "query",
 
 MINUTE = polling.GRACE_SECONDS
 
-ENDS: list[tuple[tuple[int, ...], float | None, dict[int, tuple[float, float]], list[str], tuple[float, float]]] = [
+ENDS: list[
+    tuple[
+        tuple[int, ...],
+        float | None,
+        dict[int, tuple[float, float]],
+        list[str],
+        tuple[float, float],
+    ]
+] = [
     ((1, 3, 2), 60.0, {}, ["1", "2", "3"], (3.0, 3.2)),  # with the last reply
     ((1, 50), 10.0, {}, ["1"], (10.0, 10.01)),  # at the deadline
     ((5000,), None, {}, ["5000"], (5000.0, 5001.0)),  # never, without one
     ((), None, {}, [], (0.0, 0.01)),  # at once, where nothing was sent
     ((1, 99), 60.0, {}, ["1"], (1.0, 2.0)),  # 99 cannot be sent anything
-    ((1, 20), 600.0, {20: (10.0, 8.0 + MINUTE)}, ["1", "20"], (8.0 + MINUTE, 10.0 + MINUTE)),  # a network was away
-    ((1, 20, 30), 600.0, {20: (10.0, 1e3)}, ["1", "30", "20"], (10.0 + MINUTE, 12.0 + MINUTE)),  # the last: an error
-    ((85, 98), 600.0, {98: (10.0, 20.0)}, ["85", "98"], (98.0, 100.0)),  # as long as the slowest of the others took
-    ((95, 96), 600.0, {95: (10.0, 20.0), 96: (10.0, 20.0)}, ["95", "96"], (96.0, 98.0)),  # before any has answered
+    # a network was away
+    ((1, 20), 600.0, {20: (10.0, 8.0 + MINUTE)}, ["1", "20"], (8.0 + MINUTE, 10.0 + MINUTE)),
+    # the last: an error
+    ((1, 20, 30), 600.0, {20: (10.0, 1e3)}, ["1", "30", "20"], (10.0 + MINUTE, 12.0 + MINUTE)),
+    # as long as the slowest of the others took
+    ((85, 98), 600.0, {98: (10.0, 20.0)}, ["85", "98"], (98.0, 100.0)),
+    # before any has answered
+    ((95, 96), 600.0, {95: (10.0, 20.0), 96: (10.0, 20.0)}, ["95", "96"], (96.0, 98.0)),
 ]
 """Nodes, deadline, who is offline from when to when; whose replies come, and when the call ends."""
 
 
 def test_it_returns_what_has_come_once_no_more_is_awaited(slow: Slow) -> None:
     for nodes, timeout, offline, came, (first, last) in ENDS:
-        slow.now, slow.offline = 0.0, offline
+        slow.now = 0.0
+        slow.offline = offline
         assert replies(slow, *nodes, timeout=timeout) == came
         assert first <= slow.now <= last, nodes
 
@@ -95,7 +124,12 @@ def test_it_returns_what_has_come_once_no_more_is_awaited(slow: Slow) -> None:
 def test_enough_replies_end_a_rounds_training_and_errors_do_not_count(slow: Slow) -> None:
     assert replies(slow, 1, 2, 50, timeout=60.0, what="train", min_replies=2) == ["1", "2"]
     slow.now = 0.0
-    assert replies(slow, 1, 7, 6, 50, timeout=60.0, what="train", min_replies=3) == ["1", "6", "7", "50"]
+    assert replies(slow, 1, 7, 6, 50, timeout=60.0, what="train", min_replies=3) == [
+        "1",
+        "6",
+        "7",
+        "50",
+    ]
     slow.now = 0.0
     assert replies(slow, 1, 2, timeout=60.0, what="train", min_replies=5) == ["1", "2"]
     for what in ("evaluate", "query"):  # where it is not training, everybody is waited for
@@ -106,9 +140,12 @@ def test_enough_replies_end_a_rounds_training_and_errors_do_not_count(slow: Slow
 class Falls(Slow):
     """Fails at the first calls, as a SuperLink that falls and comes back."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *errors: Exception, seconds: float = 0.0) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, *errors: Exception, seconds: float = 0.0
+    ) -> None:
         super().__init__(monkeypatch)
-        self.errors, self.seconds = list(errors), seconds
+        self.errors = list(errors)
+        self.seconds = seconds
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str | None]:
         ids = super().push_messages(messages)
@@ -139,12 +176,15 @@ PATIENT_TRIES = int(polling.PATIENCE_SECONDS / polling.LONGEST_SECONDS)
 
 def answer(status: int) -> httpx.HTTPStatusError:
     request = httpx.Request("POST", "https://server:8000/v1/runtime/pull-messages")
-    return httpx.HTTPStatusError(f"status {status}", request=request, response=httpx.Response(status, request=request))
+    return httpx.HTTPStatusError(
+        f"status {status}", request=request, response=httpx.Response(status, request=request)
+    )
 
 
 PASSING = [REFUSED, HANDSHAKE, httpx.ReadTimeout("slow"), answer(500), answer(503)]
 FOR_GOOD = [*map(answer, (400, 401, 403, 404, 409)), ZeroDivisionError(), ValueError("no")]
-"""What passes with time, and what does not, as where the task of this process was given to another one."""
+"""What passes with time, and what does not, as where the task of this process was given to another
+one."""
 
 
 def test_what_passes_within_ten_minutes_is_outlived(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,7 +230,9 @@ def test_a_superlink_that_is_away_is_one_line_and_one_more_when_it_is_back(
     ]
 
 
-def test_messages_that_outlived_their_time_on_the_way_live_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_that_outlived_their_time_on_the_way_live_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     grid = Falls(monkeypatch, HANDSHAKE, HANDSHAKE, seconds=7.0)
     message = Message(RecordDict(), dst_node_id=18, message_type="train", ttl=10.0)
     lives: list[float] = []
@@ -202,46 +244,79 @@ def test_messages_that_outlived_their_time_on_the_way_live_anew(monkeypatch: pyt
 
 
 def test_a_node_that_goes_again_has_its_minute_again(slow: Slow) -> None:
-    absences, minute = polling.Absences(), polling.GRACE_SECONDS
-    for now, online, late in ((0.0, {1}, set()), (50.0, {1, 2}, set()), (90.0, {1}, set()), (90.0 + minute, {1}, {2})):
+    absences = polling.Absences()
+    minute = polling.GRACE_SECONDS
+    for now, online, late in (
+        (0.0, {1}, set()),
+        (50.0, {1, 2}, set()),
+        (90.0, {1}, set()),
+        (90.0 + minute, {1}, {2}),
+    ):
         assert absences.find_late({1, 2}, online, now) == late
 
 
-# While too few clients are online -----------------------------------------------------------------------------------
+# While too few clients are online -----------------------------------------------------------------
 
 
 def with_quorum(
-    slow: Slow, monkeypatch: pytest.MonkeyPatch, fewest: int, patience: float, *nodes: int, **options: Any
+    slow: Slow,
+    monkeypatch: pytest.MonkeyPatch,
+    fewest: int,
+    patience: float,
+    *nodes: int,
+    **options: Any,
 ) -> list[str]:
     """Return whose replies came, with clients online that are none of these nodes not counting."""
     monkeypatch.setattr("fairbloom.rounds.quorum.time", polling.time)
-    monkeypatch.setattr(slow, "get_node_ids", lambda: [node for node in nodes if not slow.is_away(node)])
+    monkeypatch.setattr(
+        slow, "get_node_ids", lambda: [node for node in nodes if not slow.is_away(node)]
+    )
     quorum = Quorum(patience)
     quorum.fewest = fewest
     quorum.met({f"client-{node}": node for node in nodes})
-    timeout, min_replies = options.get("timeout", 600.0), options.get("min_replies", 0)
-    what, ttl = options.get("what", "train"), options.get("ttl", timeout)
-    messages = [Message(RecordDict(), dst_node_id=node, message_type=what, ttl=ttl) for node in nodes]
+    timeout = options.get("timeout", 600.0)
+    min_replies = options.get("min_replies", 0)
+    what = options.get("what", "train")
+    ttl = options.get("ttl", timeout)
+    messages = [
+        Message(RecordDict(), dst_node_id=node, message_type=what, ttl=ttl) for node in nodes
+    ]
     for message in messages:
         message.metadata.__dict__["_created_at"] = polling.time.time()
     enrolled = options.get("enrolled", tuple)
     grid: Any = PollingGrid(slow, min_replies=min_replies, quorum=quorum, enrolled=enrolled)  # type: ignore[arg-type]
-    return [str(reply.metadata.reply_to_message_id) for reply in grid.send_and_receive(messages, timeout=timeout)]
+    return [
+        str(reply.metadata.reply_to_message_id)
+        for reply in grid.send_and_receive(messages, timeout=timeout)
+    ]
 
 
 @pytest.mark.parametrize("what", ["train", "evaluate", "query"])
-def test_a_client_revoked_at_work_is_struck_off_at_once(slow: Slow, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+def test_a_client_revoked_at_work_is_struck_off_at_once(
+    slow: Slow, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
     slow.offline = {50: (10.0, 1e9)}
 
     def enrolled(names: Iterable[str]) -> list[str]:
         return [name for name in names if name != "client-50"]
 
-    assert with_quorum(slow, monkeypatch, 1, 3600.0, 1, 2, 50, what=what, enrolled=enrolled)[:2] == ["1", "2"]
+    assert with_quorum(slow, monkeypatch, 1, 3600.0, 1, 2, 50, what=what, enrolled=enrolled)[
+        :2
+    ] == ["1", "2"]
     assert 10.0 <= slow.now < 12.0
 
 
-QUORUM: list[tuple[int, tuple[int, ...], dict[int, tuple[float, float]], dict[str, Any], list[str], float]] = [
-    (2, (1, 20, 21, 22), dict.fromkeys((20, 21, 22), (10.0, 310.0)), {}, ["1", "20", "21", "22"], 310.0),
+QUORUM: list[
+    tuple[int, tuple[int, ...], dict[int, tuple[float, float]], dict[str, Any], list[str], float]
+] = [
+    (
+        2,
+        (1, 20, 21, 22),
+        dict.fromkeys((20, 21, 22), (10.0, 310.0)),
+        {},
+        ["1", "20", "21", "22"],
+        310.0,
+    ),
     (2, (1, 20), {20: (10.0, 310.0)}, {"what": "evaluate"}, ["1", "20"], 310.0),
     # neither the deadline nor enough replies end the round while too few are online
     (
@@ -253,23 +328,29 @@ QUORUM: list[tuple[int, tuple[int, ...], dict[int, tuple[float, float]], dict[st
         *(2, (1, 21, 22, 2000), dict.fromkeys((2000, 21, 22), (10.0, 60.0))),
         *({"timeout": 100.0, "ttl": 5000.0}, ["1", "21", "22"], 148.0),
     ),
-    # a link that breaks unseen before the deadline: for a minute a node is taken for online that says nothing
+    # a link that breaks unseen before the deadline: for a minute a node is taken for online that
+    # says nothing
     (
         *(2, (1, 200, 201, 202), dict.fromkeys((200, 201, 202), (50.0, 190.0))),
         *({"timeout": 20.0}, ["1", "200", "201", "202"], 202.0),
     ),
-    # those who are silent and stay online cost the deadline, and a minute where the others are too few
+    # those who are silent and stay online cost the deadline, and a minute where the others are too
+    # few
     (2, (1, 2000, 2001), {}, {"timeout": 20.0}, ["1"], 20.0 + MINUTE),
     (2, (1, 2, 2000, 2001), {}, {"timeout": 20.0}, ["1", "2"], 20.0),
     # a question waits for nobody else
     (2, (20, 21), {21: (0.0, 1e9)}, {"timeout": 30.0, "what": "query"}, ["20"], 30.0),
 ]
-"""The fewest that must be online, the nodes, who is offline, options; whose replies come, and when the call ends."""
+"""The fewest that must be online, the nodes, who is offline, options; whose replies come, and when
+the call ends."""
 
 
-def test_while_too_few_are_online_a_round_waits(slow: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_while_too_few_are_online_a_round_waits(
+    slow: Slow, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for fewest, nodes, offline, options, came, ends in QUORUM:
-        slow.now, slow.offline = 0.0, offline
+        slow.now = 0.0
+        slow.offline = offline
         with monkeypatch.context() as patch:
             assert sorted(with_quorum(slow, patch, fewest, 3600.0, *nodes, **options)) == came
         assert ends <= slow.now < ends + 4.0, nodes
@@ -279,7 +360,8 @@ def test_messages_that_died_meanwhile_are_sent_again_and_live_for_what_is_left(
     slow: Slow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow.offline = dict.fromkeys((20, 21), (0.5, 300.0))
-    lives, push = list[list[tuple[int, float]]](), slow.push_messages
+    lives = list[list[tuple[int, float]]]()
+    push = slow.push_messages
 
     def pushed(messages: Iterable[Message]) -> Iterable[str | None]:
         messages = list(messages)
@@ -294,14 +376,18 @@ def test_messages_that_died_meanwhile_are_sent_again_and_live_for_what_is_left(
     assert all(95.0 < life <= 100.0 for _, life in lives[1])
 
 
-def test_a_run_whose_patience_ends_in_a_round_ends(slow: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_whose_patience_ends_in_a_round_ends(
+    slow: Slow, monkeypatch: pytest.MonkeyPatch
+) -> None:
     slow.offline = dict.fromkeys((20, 21, 22), (10.0, 1000000000.0))
     with pytest.raises(QuorumError, match="awaited: client-20, client-21, client-22"):
         with_quorum(slow, monkeypatch, 2, 500.0, 1, 20, 21, 22)
     assert 510.0 <= slow.now < 513.0
 
 
-def test_waits_grow_with_the_round_and_end_at_a_second(slow: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waits_grow_with_the_round_and_end_at_a_second(
+    slow: Slow, monkeypatch: pytest.MonkeyPatch
+) -> None:
     waits = list[float]()
     monkeypatch.setattr(polling.time, "sleep", lambda s: (waits.append(s), slow.sleep(s)))
     replies(slow, 100, timeout=None)

@@ -18,7 +18,11 @@ HEADER = "round,participants,replies_used,refused,missing,seconds\n"
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of three rounds."""
     out = tmp_path_factory.mktemp("run") / "run"
-    return simulate(Settings.of({"clients": 2, "num-rounds": 3, "device": "cpu", "method": "fedfv", "out": str(out)}))
+    return simulate(
+        Settings.of(
+            {"clients": 2, "num-rounds": 3, "device": "cpu", "method": "fedfv", "out": str(out)}
+        )
+    )
 
 
 def test_a_finished_run_tells_its_rounds(run: Path) -> None:
@@ -44,7 +48,9 @@ def test_a_run_that_ends_while_it_is_looked_at_is_not_said_to_be_interrupted(
     assert describe_progress(folder)["state"] == "finished"
 
 
-def test_an_unfinished_run_tells_who_was_refused_the_latest_first(run: Path, tmp_path: Path) -> None:
+def test_an_unfinished_run_tells_who_was_refused_the_latest_first(
+    run: Path, tmp_path: Path
+) -> None:
     (tmp_path / "config.toml").write_bytes((run / "config.toml").read_bytes())
     rows = [
         "1,2,1,old: too large,,2.0\n",
@@ -67,7 +73,11 @@ def test_an_unfinished_run_tells_who_was_refused_the_latest_first(run: Path, tmp
 def test_a_run_that_has_no_round_yet_is_at_none(run: Path, tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_bytes((run / "config.toml").read_bytes())
     found = describe_progress(tmp_path)
-    assert (found["round"], found["seconds-a-round"], found["seconds-since-round"]) == (0, None, None)
+    assert (found["round"], found["seconds-a-round"], found["seconds-since-round"]) == (
+        0,
+        None,
+        None,
+    )
 
 
 def test_a_folder_that_holds_no_run_is_named(tmp_path: Path) -> None:
@@ -75,8 +85,12 @@ def test_a_folder_that_holds_no_run_is_named(tmp_path: Path) -> None:
         describe_progress(tmp_path / "none")
 
 
-@pytest.mark.parametrize(("cell", "found"), [("", []), ("no colon", []), ("a: b: c", [("a", "b: c")])])
-def test_a_cell_of_refusals_is_read_as_it_is_written(cell: str, found: list[tuple[str, str]]) -> None:
+@pytest.mark.parametrize(
+    ("cell", "found"), [("", []), ("no colon", []), ("a: b: c", [("a", "b: c")])]
+)
+def test_a_cell_of_refusals_is_read_as_it_is_written(
+    cell: str, found: list[tuple[str, str]]
+) -> None:
     assert parse_refusals(cell) == found
 
 
@@ -85,7 +99,10 @@ def test_a_run_goes_on_where_its_word_cannot_be_left(
 ) -> None:
     monkeypatch.setenv(RUN_FOLDER, str(tmp_path / "gone"))
     announce(tmp_path / "run")
-    assert f"will not show the rounds of this run: {tmp_path / 'gone'} cannot be written" in caplog.text
+    assert (
+        f"will not show the rounds of this run: {tmp_path / 'gone'} cannot be written"
+        in caplog.text
+    )
 
 
 def test_a_run_leaves_word_of_its_folder_where_the_server_asks_for_it(

@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 
 from docs.run_config import PROJECT, block, written_into
 from fairbloom.errors import FairbloomError
-from fairbloom.protocol.settings import SETTINGS, Mark, RunSettings, Value, key_of, marked, parse_assignments, parsed
+from fairbloom.protocol.settings import (
+    SETTINGS,
+    Mark,
+    RunSettings,
+    Value,
+    key_of,
+    marked,
+    parse_assignments,
+    parsed,
+)
 from fairbloom.rounds.ranges import Choices, NonNegative, Range
 from fairbloom.rounds.roster import share
 from fairbloom.rounds.server_optimizer import ServerOptimizer
@@ -29,7 +38,10 @@ from fairbloom.tasks import TASKS, TaskInfo, load_task
 
 def typed(*keys: str) -> dict[str, Value]:
     """Return settings that somebody has typed, whatever their values."""
-    return {key: default_config().get(key) or {"model": "x", "partition": "x"}.get(key, 1) for key in keys}
+    return {
+        key: default_config().get(key) or {"model": "x", "partition": "x"}.get(key, 1)
+        for key in keys
+    }
 
 
 NEAREST: list[tuple[dict[str, Any], str]] = [
@@ -78,7 +90,10 @@ TOGETHER: list[dict[str, Any]] = [
     {"warmup": 9, "num-rounds": 9},
     {"early-stopping": 5, "validation-share": 0.2, "evaluate-every": 0},
     {"defence": "krum", "method": "fedfv"},
-    *({"enrolled-sizes": words} for words in ("site-a", "site-a=0", "a=5 b=-1", "=5", "a=1.5", "a=²", "a=5 b=6 a=7")),
+    *(
+        {"enrolled-sizes": words}
+        for words in ("site-a", "site-a=0", "a=5 b=-1", "=5", "a=1.5", "a=²", "a=5 b=6 a=7")
+    ),
 ]
 """Settings that do not go together; the first is the one that is named."""
 
@@ -142,7 +157,11 @@ def test_a_run_config_gives_the_settings_that_it_came_from(config: dict[str, Val
     first = Settings.of(config).run_config()
     assert Settings.of(first).run_config() == first
     owners = {"digits", first["method"]}
-    mine = {key: value for key, value in config.items() if "." not in key or key.partition(".")[0] in owners}
+    mine = {
+        key: value
+        for key, value in config.items()
+        if "." not in key or key.partition(".")[0] in owners
+    }
     assert mine.items() <= first.items()
 
 
@@ -179,7 +198,9 @@ def test_the_run_config_of_the_flower_app_is_the_default_config() -> None:
     project = tomllib.loads(PROJECT.read_text())
     written = dict(flattened(project["tool"]["flwr"]["app"]["config"]))
     assert written == default_config()
-    assert {key: type(value) for key, value in written.items()} == {k: type(v) for k, v in default_config().items()}
+    assert {key: type(value) for key, value in written.items()} == {
+        k: type(v) for k, v in default_config().items()
+    }
 
 
 def test_the_block_of_the_run_config_is_as_make_settings_writes_it() -> None:
@@ -196,7 +217,7 @@ def test_every_setting_is_described_in_one_short_line() -> None:
     assert [key for key, parameter in parameters().items() if not parameter.description] == []
 
 
-# Parameters of methods ----------------------------------------------------------------------------------------------
+# Parameters of methods ----------------------------------------------------------------------------
 
 
 class Mine(FedAvg):
@@ -244,7 +265,9 @@ GIVEN: dict[str, Value] = {"method": "mine", "mine.strength": 2, "mine.loud": Fa
 
 
 @pytest.mark.usefixtures("newcomers")
-def test_a_parameter_comes_with_type_and_default_of_the_signature_and_words_of_the_docstring() -> None:
+def test_a_parameter_comes_with_type_and_default_of_the_signature_and_words_of_the_docstring() -> (
+    None
+):
     found = parameters()["mine.rounds"]
     assert (found.kind, found.default, found.owner, found.argument) == (int, 3, "mine", "rounds")
     assert (found.range, found.description) == ("int at least 1", "How long it is remembered.")
@@ -259,7 +282,9 @@ def test_a_parameter_without_a_default_is_asked_for_and_empty_in_the_default_con
     for config in ({"mine.loud": True}, default_config()):
         with pytest.raises(SettingsError, match=r"needs mine\.strength \(float at least 0"):
             Settings.of({**config, "method": "mine"})
-    assert Settings.of({**default_config(), **GIVEN}).run_config() == Settings.of(GIVEN).run_config()
+    assert (
+        Settings.of({**default_config(), **GIVEN}).run_config() == Settings.of(GIVEN).run_config()
+    )
     assert 'mine.strength = "" # float at least 0: How strong it is\n' in block()
 
 
@@ -272,17 +297,25 @@ def test_parameters_reach_the_method_in_their_type() -> None:
     assert Settings.of({"method": "plain", "plain.times": 5}).strategy().times == 5  # type: ignore[attr-defined]
 
 
-def test_a_parameter_that_no_run_config_can_carry_is_its_authors_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_parameter_that_no_run_config_can_carry_is_its_authors_mistake(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Odd(FedAvg):
-        def __init__(self, *, ends: tuple[float, float] = (0.0, 1.0), **options: Unpack[Options]) -> None:
+        def __init__(
+            self, *, ends: tuple[float, float] = (0.0, 1.0), **options: Unpack[Options]
+        ) -> None:
             super().__init__(**options)
 
     monkeypatch.setitem(METHODS, "odd", Odd)
-    with pytest.raises(SettingsError, match="Odd's parameter ends must be annotated: int, float, bool or str"):
+    with pytest.raises(
+        SettingsError, match="Odd's parameter ends must be annotated: int, float, bool or str"
+    ):
         parameters()
 
 
-def test_an_error_in_a_methods_code_is_not_taken_for_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_in_a_methods_code_is_not_taken_for_a_setting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Broken(FedAvg):
         def __init__(self, **options: Unpack[Options]) -> None:
             super().__init__(**options)
@@ -293,7 +326,7 @@ def test_an_error_in_a_methods_code_is_not_taken_for_a_setting(monkeypatch: pyte
         Settings.of({"method": "broken"})
 
 
-# What reaches the method --------------------------------------------------------------------------------------------
+# What reaches the method --------------------------------------------------------------------------
 
 
 def test_common_settings_reach_every_method_in_their_types() -> None:
@@ -304,7 +337,11 @@ def test_common_settings_reach_every_method_in_their_types() -> None:
         **{"server-optimizer": "adam", "server-optimizer-lr": 0.1, "server-optimizer-beta1": 0.5},
     }
     plain = Settings.of({}).strategy()
-    assert (plain.training_clients, plain.average_models, plain.server_optimizer) == ((), False, None)
+    assert (plain.training_clients, plain.average_models, plain.server_optimizer) == (
+        (),
+        False,
+        None,
+    )
     for method in (*METHODS, "torchjd:upgrad"):
         strategy = Settings.of({**config, "method": method}).strategy()
         assert (strategy.max_growth, strategy.loss_limit) == (3.0, math.inf)
@@ -312,36 +349,71 @@ def test_common_settings_reach_every_method_in_their_types() -> None:
         assert strategy.enrolled_sizes == {"site-a": 1200, "client.7_b": 300}
         assert (strategy.training_clients, strategy.average_models) == (("b", "a"), True)
         assert strategy.server_optimizer == ServerOptimizer("adam", 0.1, 0.5, 0.99, 1e-3)
-    assert parse_assignments(["enrolled-sizes=site-a=1200 site-b=300"]) == {"enrolled-sizes": "site-a=1200 site-b=300"}
-    assert Settings.of(parse_assignments(["loss-limit=inf", "max-growth=20"])).loss_limit == math.inf
+    assert parse_assignments(["enrolled-sizes=site-a=1200 site-b=300"]) == {
+        "enrolled-sizes": "site-a=1200 site-b=300"
+    }
+    assert (
+        Settings.of(parse_assignments(["loss-limit=inf", "max-growth=20"])).loss_limit == math.inf
+    )
 
 
 def test_a_value_is_read_as_toml_and_else_as_a_string() -> None:
     """A run folder may be called 2024-01-01."""
-    read: dict[str, object] = {"5": 5, "-1": -1, "0.2": 0.2, "1e-3": 0.001, "true": True, '"5"': "5"}
-    as_written = ("fedfv", "cuda:1", "", "/data/my runs/a", "a=b", "2024-01-01", "12:30:00", "{a = 1}", "[1, 2]")
-    for text, value in {**read, **{each: each for each in (*as_written, "3 # x", "3\nb = 1", "[" * 9999)}}.items():
+    read: dict[str, object] = {
+        "5": 5,
+        "-1": -1,
+        "0.2": 0.2,
+        "1e-3": 0.001,
+        "true": True,
+        '"5"': "5",
+    }
+    as_written = (
+        "fedfv",
+        "cuda:1",
+        "",
+        "/data/my runs/a",
+        "a=b",
+        "2024-01-01",
+        "12:30:00",
+        "{a = 1}",
+        "[1, 2]",
+    )
+    for text, value in {
+        **read,
+        **{each: each for each in (*as_written, "3 # x", "3\nb = 1", "[" * 9999)},
+    }.items():
         assert parsed(text) == value
         assert type(parsed(text)) is type(value)
 
 
 def test_another_methods_parameter_is_refused_where_somebody_typed_it() -> None:
     check_used(typed("fedfv.alpha", "num-rounds"), ["fedfv"], "digits")
-    check_used(typed("fedfv.alpha", "qfedavg.q", "digits.rotated-clients"), ["fedavg", "fedfv", "qfedavg"], "digits")
-    with pytest.raises(SettingsError, match=r"fedfv\.alpha has no effect with method = 'fedavg': leave it out, or set"):
+    check_used(
+        typed("fedfv.alpha", "qfedavg.q", "digits.rotated-clients"),
+        ["fedavg", "fedfv", "qfedavg"],
+        "digits",
+    )
+    with pytest.raises(
+        SettingsError,
+        match=r"fedfv\.alpha has no effect with method = 'fedavg': leave it out, or set",
+    ):
         check_used(typed("num-rounds", "fedfv.alpha"), ["fedavg"], "digits")
 
 
-def test_another_tasks_setting_is_refused_where_somebody_typed_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_tasks_setting_is_refused_where_somebody_typed_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(TASKS, "ones", TaskInfo("ones", "Ones", "nobody", "nowhere:load"))
     with pytest.raises(
-        SettingsError, match=r"digits\.rotated-clients has no effect with task = 'ones': .* task=digits"
+        SettingsError,
+        match=r"digits\.rotated-clients has no effect with task = 'ones': .* task=digits",
     ):
         check_used(typed("digits.rotated-clients"), ["fedavg"], "ones")
     for key in ("model", "partition"):
         check_used(typed(key), ["fedavg"], "digits")
         with pytest.raises(
-            SettingsError, match=f"{key} has no effect with task = 'ones', which leaves no choice: leave"
+            SettingsError,
+            match=f"{key} has no effect with task = 'ones', which leaves no choice: leave",
         ):
             check_used(typed(key), ["fedavg"], "ones")
 
@@ -356,7 +428,7 @@ def test_waiting_for_clients_has_no_effect_in_one_process() -> None:
             check_used(typed(key), ["fedavg"], "digits")
 
 
-# What may differ ----------------------------------------------------------------------------------------------------
+# What may differ ----------------------------------------------------------------------------------
 
 
 def test_what_may_differ_when_a_run_continues_is_said_on_the_settings() -> None:
@@ -373,7 +445,12 @@ def test_what_may_differ_when_a_run_continues_is_said_on_the_settings() -> None:
 def test_a_setting_for_some_partitions_names_partitions_that_there_are() -> None:
     known = {name for info in TASKS.values() for name in info.partitions}
     used = {key: each.partitions for key, each in SETTINGS.items() if each.partitions}
-    assert used.keys() == {"shards-per-client", "classes-per-client", "dirichlet-alpha", "smallest-client"}
+    assert used.keys() == {
+        "shards-per-client",
+        "classes-per-client",
+        "dirichlet-alpha",
+        "smallest-client",
+    }
     assert {name for names in used.values() for name in names} <= known
     for key, names in used.items():
         for partition in known:
@@ -382,7 +459,9 @@ def test_a_setting_for_some_partitions_names_partitions_that_there_are() -> None
             if partition in names:
                 check_used(given, ["fedavg"], task)
             else:
-                with pytest.raises(SettingsError, match=f"{key} has no effect with partition = '{partition}'"):
+                with pytest.raises(
+                    SettingsError, match=f"{key} has no effect with partition = '{partition}'"
+                ):
                     check_used(given, ["fedavg"], task)
 
 
@@ -391,19 +470,24 @@ def test_an_assignment_without_a_value_is_refused_with_how_to_write_it() -> None
         parse_assignments(["clients"])
 
 
-# The rounds' own ----------------------------------------------------------------------------------------------------
+# The rounds' own ----------------------------------------------------------------------------------
 
 
 def test_pooled_data_are_trained_on_by_one_client_a_round_of_however_many() -> None:
     method = Settings.of({"pooled": True, "fraction": 0.5}).strategy()
-    assert {share(method.fraction_train, clients, method.min_train_nodes) for clients in (1, 2, 11, 10**6)} == {1}
+    assert {
+        share(method.fraction_train, clients, method.min_train_nodes)
+        for clients in (1, 2, 11, 10**6)
+    } == {1}
 
 
 def test_what_has_no_effect_with_pooled_data_is_refused_where_somebody_typed_it() -> None:
     check_used({"pooled": True}, ["fedavg"], "digits")
     check_used({"pooled": False, "fraction": 0.5}, ["fedavg"], "digits", deployed=True)
     for typed_too in ({"fraction": 0.5}, {"training-clients": "client-1"}):
-        with pytest.raises(SettingsError, match=f"{next(iter(typed_too))} has no effect with pooled = true"):
+        with pytest.raises(
+            SettingsError, match=f"{next(iter(typed_too))} has no effect with pooled = true"
+        ):
             check_used({"pooled": True, **typed_too}, ["fedavg"], "digits")
     with pytest.raises(SettingsError, match=r"pooled = true: .* in one process only"):
         Settings.of({"pooled": True}).check_deployed()

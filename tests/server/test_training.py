@@ -1,4 +1,5 @@
-"""How clients are to train, checked before any of them works; and what becomes of it over a whole run."""
+"""How clients are to train, checked before any of them works; and what becomes of it over a whole
+run."""
 
 import logging
 from pathlib import Path
@@ -31,16 +32,31 @@ def test_methods_that_read_gradients_off_distances_refuse_other_steps_by_name() 
     for key, value in OTHER_STEPS.items():
         given = {key: value} | ({"momentum": 0.9} if key == "nesterov" else {})
         first = "momentum" if key == "nesterov" else key
-        with pytest.raises(SettingsError, match=rf"{first} = .*: QFedSGD .*: leave {first} out, or"):
+        with pytest.raises(
+            SettingsError, match=rf"{first} = .*: QFedSGD .*: leave {first} out, or"
+        ):
             Settings.of({"method": "qfedsgd", **given})
         Settings.of({"method": "qfedavg", **given})
-    Settings.of({"method": "qfedsgd", "learning-rate-decay": 0.9, "schedule": "cosine", "weight-decay": 0.001})
+    Settings.of(
+        {
+            "method": "qfedsgd",
+            "learning-rate-decay": 0.9,
+            "schedule": "cosine",
+            "weight-decay": 0.001,
+        }
+    )
 
 
 def test_a_method_that_sets_momentum_needs_an_optimizer_with_one() -> None:
-    with pytest.raises(SettingsError, match=r"optimizer = 'adam' has no momentum, .* set the method's momentum to 0"):
+    with pytest.raises(
+        SettingsError,
+        match=r"optimizer = 'adam' has no momentum, .* set the method's momentum to 0",
+    ):
         Settings.of({"method": "fedfa", "optimizer": "adam"})
-    for remedy in ({"optimizer": "torch.optim:RMSprop"}, {"optimizer": "adam", "fedfa.client-momentum": 0.0}):
+    for remedy in (
+        {"optimizer": "torch.optim:RMSprop"},
+        {"optimizer": "adam", "fedfa.client-momentum": 0.0},
+    ):
         Settings.of({"method": "fedfa", **remedy})
 
 
@@ -52,17 +68,21 @@ def test_an_optimizer_in_capitals_is_the_same_run() -> None:
     assert Settings.of({"optimizer": "AdamW"}).optimizer == "adamw"
 
 
-# Over a whole run -----------------------------------------------------------------------------------------------------
+# Over a whole run ---------------------------------------------------------------------------------
 
 
 def test_a_run_whose_schedule_goes_by_its_rounds_cannot_be_extended(tmp_path: Path) -> None:
     chosen: dict[str, Any] = {"schedule": "cosine", "num_rounds": 2}
     run(tmp_path / "run", **chosen)
-    with pytest.raises(FairbloomError, match="decay over 2 rounds, so it cannot be extended to 4: choose another"):
+    with pytest.raises(
+        FairbloomError, match="decay over 2 rounds, so it cannot be extended to 4: choose another"
+    ):
         run(tmp_path / "run", **chosen | {"num_rounds": 4})
 
 
-def test_a_rate_that_is_sgds_default_is_remarked_with_adam(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_rate_that_is_sgds_default_is_remarked_with_adam(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     cases: tuple[tuple[dict[str, Any], bool], ...] = (
         ({"optimizer": "adam"}, True),
         ({"optimizer": "adam", "learning_rate": 0.01}, False),

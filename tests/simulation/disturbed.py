@@ -3,10 +3,12 @@
 killed
     Run n dies by SIGKILL just before it opens, makes or renames its n-th file.
 full
-    In run n no file can grow beyond n · STEP bytes; it is tried twice, and its FOLDER/n.txt tells what came of it.
+    In run n no file can grow beyond n · STEP bytes; it is tried twice, and its FOLDER/n.txt tells
+    what came of it.
 
-For n = 0, 1, … until a run is not disturbed, with a checkpoint after `every` rounds. Each is a forked process, so that
-PyTorch and the data are loaded once; the loop over clients needs no more than that.
+For n = 0, 1, … until a run is not disturbed, with a checkpoint after `every` rounds. Each is a
+forked process, so that PyTorch and the data are loaded once; the loop over clients needs no more
+than that.
 """
 
 import itertools
@@ -30,15 +32,19 @@ STEP = 128
 """Bytes between the limits of the full disks."""
 
 LONG = 12
-"""Rounds of the runs on a full disk: FedAvg's tables outgrow its checkpoint, so that every file gets to fail first."""
+"""Rounds of the runs on a full disk: FedAvg's tables outgrow its checkpoint, so that every file
+gets to fail first."""
 
 UNDEALT = "synthetic"
-"""The task of these runs: it deals no data set, whose split would be the largest file of all from the beginning."""
+"""The task of these runs: it deals no data set, whose split would be the largest file of all from
+the beginning."""
 
 SHORT = 5
 """Rounds of the runs that are killed."""
 
-UNDISTURBED, DISTURBED, BROKEN = 0, 1, 2
+UNDISTURBED = 0
+DISTURBED = 1
+BROKEN = 2
 
 
 def die_before_touching_file(number: int, folder: Path) -> None:
@@ -46,7 +52,11 @@ def die_before_touching_file(number: int, folder: Path) -> None:
     touched = itertools.count()
 
     def watch(event: str, arguments: tuple[Any, ...]) -> None:
-        writes = event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)
+        writes = (
+            event == "open"
+            and isinstance(arguments[2], int)
+            and arguments[2] & (os.O_WRONLY | os.O_RDWR)
+        )
         ours = event in ("os.rename", "os.mkdir", "os.truncate") or writes
         if ours and str(arguments[0]).startswith(str(folder)) and next(touched) == number:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -82,7 +92,9 @@ def full(number: int, settings: Settings) -> int:
 def main(kind: str, folder: str, method: str, every: str) -> None:
     """Fork one process a moment until one is not disturbed."""
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    disturbed, rounds, task = {"killed": (killed, SHORT, "digits"), "full": (full, LONG, UNDEALT)}[kind]
+    disturbed, rounds, task = {"killed": (killed, SHORT, "digits"), "full": (full, LONG, UNDEALT)}[
+        kind
+    ]
     load_task(small("", task=task).run_config())
     for number in itertools.count():
         process = os.fork()

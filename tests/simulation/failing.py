@@ -1,4 +1,5 @@
-"""A user's task in which something fails, as its parameter says; a comment marks the line that does."""
+"""A user's task in which something fails, as its parameter says; a comment marks the line that
+does."""
 
 import time
 from functools import partial
@@ -18,7 +19,8 @@ SECRET = "born 1931"
 class Net(nn.Module):
     def __init__(self, fails: str) -> None:
         super().__init__()
-        self.last, self.fails = nn.Linear(4, 3), fails
+        self.last = nn.Linear(4, 3)
+        self.fails = fails
 
     def forward(self, x: Tensor) -> Any:
         if self.fails == "model":
@@ -77,7 +79,11 @@ def task(setup: Setup, fails: str = "") -> Task:
             time.sleep(0.1)
         return Splits(examples(client, 20), examples(client, 12))
 
-    losses = {"scalar loss": of_the_batch, "loss": broken_loss, "classes": partial(cross_entropy, reduction="none")}
+    losses = {
+        "scalar loss": of_the_batch,
+        "loss": broken_loss,
+        "classes": partial(cross_entropy, reduction="none"),
+    }
     scores: dict[str, Any] = {"scores": {ACCURACY: broken_score}} if fails == "score" else {}
     return Task(names, made, losses.get(fails, losses["classes"]), splits, **scores)
 

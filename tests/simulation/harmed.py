@@ -35,7 +35,8 @@ class Tied(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.norm = nn.BatchNorm1d(4)
-        self.first, self.second = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+        self.first = nn.Linear(4, 4, bias=False)
+        self.second = nn.Linear(4, 4, bias=False)
         self.second.weight = self.first.weight
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -56,8 +57,11 @@ def tied(setup: Setup) -> Task:
             raise OSError("its disk is gone")
         random = torch.Generator().manual_seed(number)
         count = 8 * (1 + 4 * number)
-        inputs, targets = torch.randn(count, 4, generator=random), torch.full((count,), number % 4)
-        return Splits(Examples(inputs, targets, torch.arange(4, count)), Examples(inputs[:4], targets[:4]))
+        inputs = torch.randn(count, 4, generator=random)
+        targets = torch.full((count,), number % 4)
+        return Splits(
+            Examples(inputs, targets, torch.arange(4, count)), Examples(inputs[:4], targets[:4])
+        )
 
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
         Path(f"{os.getpid()}.process").touch()

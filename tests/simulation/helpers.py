@@ -31,9 +31,18 @@ ROOT = Path(__file__).parents[2]
 
 
 def small(out: Path | str, **changes: Any) -> Settings:
-    """Return the settings of a run that takes a tenth of a second: FedFV, which remembers old updates."""
-    plain: dict[str, Any] = {"clients": 5, "method": "fedfv", "num-rounds": 6, "fraction": 0.4, "device": "cpu"}
-    return Settings.of(plain | {key.replace("_", "-"): value for key, value in changes.items()} | {"out": str(out)})
+    """Return the settings of a run that takes a tenth of a second: FedFV, which remembers old
+    updates."""
+    plain: dict[str, Any] = {
+        "clients": 5,
+        "method": "fedfv",
+        "num-rounds": 6,
+        "fraction": 0.4,
+        "device": "cpu",
+    }
+    return Settings.of(
+        plain | {key.replace("_", "-"): value for key, value in changes.items()} | {"out": str(out)}
+    )
 
 
 def run(out: Path | str, **changes: Any) -> Path:
@@ -42,9 +51,12 @@ def run(out: Path | str, **changes: Any) -> Path:
 
 @contextmanager
 def checkpoints_every(rounds: int) -> Iterator[None]:
-    """Let so many rounds of a run share a checkpoint: each takes a second by the clock, and so many seconds may."""
+    """Let so many rounds of a run share a checkpoint: each takes a second by the clock, and so many
+    seconds may."""
     ticks = itertools.count()
-    clock = SimpleNamespace(perf_counter=lambda: float(next(ticks)), monotonic=time.monotonic, sleep=time.sleep)
+    clock = SimpleNamespace(
+        perf_counter=lambda: float(next(ticks)), monotonic=time.monotonic, sleep=time.sleep
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(app, "time", clock)
         patch.setattr(recorder, "SHARED_SECONDS", float(rounds))
@@ -98,12 +110,18 @@ class Outcome:
 
     @classmethod
     def of(cls, folder: Path) -> "Outcome":
-        files = (folder / name for name in ("clients.csv", "model.safetensors", "model-best.safetensors"))
+        files = (
+            folder / name for name in ("clients.csv", "model.safetensors", "model-best.safetensors")
+        )
         return cls(rounds(folder), *(file.read_bytes() for file in files))
 
     def differences(self, other: "Outcome") -> str:
         """Return the names of what is not the same, "" where all is."""
-        return ", ".join(name for name in self.__dataclass_fields__ if getattr(self, name) != getattr(other, name))
+        return ", ".join(
+            name
+            for name in self.__dataclass_fields__
+            if getattr(self, name) != getattr(other, name)
+        )
 
 
 def assert_whole(path: Path) -> None:
@@ -134,7 +152,10 @@ def config_of(**changes: Any) -> dict[str, Any]:
 
 def model_of(config: dict[str, Any]) -> dict[str, np.ndarray]:
     """Return the initial model of a run config."""
-    return {name: tensor.detach().numpy().copy() for name, tensor in load_task(config).model().state_dict().items()}
+    return {
+        name: tensor.detach().numpy().copy()
+        for name, tensor in load_task(config).model().state_dict().items()
+    }
 
 
 def all_of(replies: Replies) -> dict[str, Any]:
@@ -142,14 +163,20 @@ def all_of(replies: Replies) -> dict[str, Any]:
     return told(replies) | {"refused": replies.refused.reasons}
 
 
-def both_of(clients: Clients, names: Sequence[str], model: Model, terms: Terms) -> list[dict[str, Any]]:
+def both_of(
+    clients: Clients, names: Sequence[str], model: Model, terms: Terms
+) -> list[dict[str, Any]]:
     """Return what clients reply to a round's training, and to its evaluation."""
     trained = all_of(clients.train(names, model, terms))
-    return [trained, all_of(clients.evaluate(names, model, replace(terms, measure=("train-loss",)), names[:2]))]
+    return [
+        trained,
+        all_of(clients.evaluate(names, model, replace(terms, measure=("train-loss",)), names[:2])),
+    ]
 
 
 def is_gone(process: int) -> bool:
-    """Return whether a process ends within a minute; one that has ended and that nobody has waited for has."""
+    """Return whether a process ends within a minute; one that has ended and that nobody has waited
+    for has."""
     ends = time.monotonic() + 60.0
     while time.monotonic() < ends:
         try:

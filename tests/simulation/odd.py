@@ -47,21 +47,33 @@ def quantity(setup: Setup) -> Task:
 
 
 def wide(setup: Setup) -> Task:
-    return task(lambda x: three(x)[:, None], 3, lambda o, t: cross_entropy(o, t[:, 0], reduction="none"))
+    return task(
+        lambda x: three(x)[:, None], 3, lambda o, t: cross_entropy(o, t[:, 0], reduction="none")
+    )
 
 
 def ignored(setup: Setup) -> Task:
-    return task(lambda x: torch.where(x[:, 1] > 0.5, -100, three(x)), 3, partial(cross_entropy, reduction="none"))
+    return task(
+        lambda x: torch.where(x[:, 1] > 0.5, -100, three(x)),
+        3,
+        partial(cross_entropy, reduction="none"),
+    )
 
 
 def soft(setup: Setup) -> Task:
     return task(
-        lambda x: 0.8 * one_hot(three(x), 3).float() + 0.2 / 3, 3, lambda o, t: cross_entropy(o, t, reduction="none")
+        lambda x: 0.8 * one_hot(three(x), 3).float() + 0.2 / 3,
+        3,
+        lambda o, t: cross_entropy(o, t, reduction="none"),
     )
 
 
 def soft_partial(setup: Setup) -> Task:
-    return task(lambda x: 0.8 * one_hot(three(x), 3).float() + 0.2 / 3, 3, partial(cross_entropy, reduction="none"))
+    return task(
+        lambda x: 0.8 * one_hot(three(x), 3).float() + 0.2 / 3,
+        3,
+        partial(cross_entropy, reduction="none"),
+    )
 
 
 def nan_loss(setup: Setup) -> Task:

@@ -15,18 +15,23 @@ from fairbloom.protocol.scores import ACCURACY
 from fairbloom.tasks import Examples, Setup, Splits, Task, model_loss
 from fairbloom.tasks.inputs import Inputs
 
-TOKENS, CLASSES, LONGEST, TESTED = 11, 3, 7, 3
+TOKENS = 11
+CLASSES = 3
+LONGEST = 7
+TESTED = 3
 
 
-# Models ---------------------------------------------------------------------------------------------------------------
+# Models -------------------------------------------------------------------------------------------
 
 
 class Sequences(nn.Module):
-    """Means of the embeddings of the tokens that a mask lets through; a layer; two outputs by name."""
+    """Means of the embeddings of the tokens that a mask lets through; a layer; two outputs by
+    name."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.embedding, self.last = nn.Embedding(TOKENS, 4), nn.Linear(4, CLASSES)
+        self.embedding = nn.Embedding(TOKENS, 4)
+        self.last = nn.Linear(4, CLASSES)
 
     def forward(self, tokens: Tensor, mask: Tensor) -> dict[str, Tensor]:
         vectors = self.embedding(tokens) * mask.unsqueeze(-1)
@@ -39,7 +44,8 @@ class Tagger(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embedding, self.last = nn.Embedding(TOKENS, 4), nn.Linear(8, CLASSES)
+        self.embedding = nn.Embedding(TOKENS, 4)
+        self.last = nn.Linear(8, CLASSES)
 
     def forward(self, tokens: Tensor, mask: Tensor) -> dict[str, Tensor]:
         vectors = self.embedding(tokens) * mask.unsqueeze(-1)
@@ -50,7 +56,9 @@ class Tagger(nn.Module):
 class OfItself(Sequences):
     """The same as Sequences, which takes the loss of each example itself."""
 
-    def forward(self, tokens: Tensor, mask: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:  # type: ignore[override]
+    def forward(
+        self, tokens: Tensor, mask: Tensor, labels: Tensor | None = None
+    ) -> dict[str, Tensor]:  # type: ignore[override]
         outputs = super().forward(tokens, mask)
         if labels is None:
             return outputs
@@ -62,26 +70,32 @@ class Pairs(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second = nn.Linear(4, CLASSES), nn.Linear(2, CLASSES)
+        self.first = nn.Linear(4, CLASSES)
+        self.second = nn.Linear(2, CLASSES)
 
     def forward(self, first: Tensor, second: Tensor) -> Tensor:
         outputs: Tensor = self.first(first) + self.second(second)
         return outputs
 
 
-# Examples -------------------------------------------------------------------------------------------------------------
+# Examples -----------------------------------------------------------------------------------------
 
 
 def sentences(random: torch.Generator, count: int) -> Inputs:
     """Return padded sequences with masks."""
     lengths = torch.randint(1, LONGEST + 1, (count, 1), generator=random)
     mask = (torch.arange(LONGEST) < lengths).double()
-    return {"tokens": (torch.randint(TOKENS, (count, LONGEST), generator=random) * mask).long(), "mask": mask}
+    return {
+        "tokens": (torch.randint(TOKENS, (count, LONGEST), generator=random) * mask).long(),
+        "mask": mask,
+    }
 
 
 def pairs(random: torch.Generator, count: int) -> Inputs:
     """Return two tensors."""
-    return tuple(torch.randn(count, width, generator=random, dtype=torch.float64) for width in (4, 2))
+    return tuple(
+        torch.randn(count, width, generator=random, dtype=torch.float64) for width in (4, 2)
+    )
 
 
 class Lines(Dataset[tuple[Tensor, Tensor]]):
@@ -90,7 +104,8 @@ class Lines(Dataset[tuple[Tensor, Tensor]]):
     def __init__(self, padded: Examples) -> None:
         inputs: Any = padded.inputs
         self.lengths = inputs["mask"].sum(1).long().tolist()
-        self.tokens, self.targets = inputs["tokens"], padded.targets
+        self.tokens = inputs["tokens"]
+        self.targets = padded.targets
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -102,12 +117,19 @@ class Lines(Dataset[tuple[Tensor, Tensor]]):
 def pad(examples: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
     """Fill a batch up to its longest sequence."""
     tokens, targets = zip(*examples, strict=True)
-    mask = pad_sequence([torch.ones(len(each), dtype=torch.float64) for each in tokens], batch_first=True)
-    return {"tokens": pad_sequence(list(tokens), batch_first=True), "mask": mask, "labels": torch.stack(targets)}
+    mask = pad_sequence(
+        [torch.ones(len(each), dtype=torch.float64) for each in tokens], batch_first=True
+    )
+    return {
+        "tokens": pad_sequence(list(tokens), batch_first=True),
+        "mask": mask,
+        "labels": torch.stack(targets),
+    }
 
 
 def pad_tokens(examples: Sequence[tuple[Tensor, Tensor]]) -> tuple[dict[str, Tensor], Tensor]:
-    """Fill a batch up to its longest sequence; the targets are classes of each token, and -100 behind its end."""
+    """Fill a batch up to its longest sequence; the targets are classes of each token, and -100
+    behind its end."""
     batch = pad(examples)
     del batch["labels"]
     return batch, torch.where(batch["mask"] > 0, batch["tokens"] % CLASSES, -100)
@@ -124,7 +146,7 @@ def token_accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
     return ((outputs.argmax(2) == targets).double()).sum(1) / (targets >= 0).sum(1)
 
 
-# Tasks ----------------------------------------------------------------------------------------------------------------
+# Tasks --------------------------------------------------------------------------------------------
 
 
 def task_of(
@@ -143,8 +165,12 @@ def task_of(
             return model()
 
     def splits(client: str) -> Splits:
-        count, random = 5 + names.index(client), torch.Generator().manual_seed(names.index(client))
-        whole = Examples(inputs(random, count + TESTED), torch.randint(CLASSES, (count + TESTED,), generator=random))
+        count = 5 + names.index(client)
+        random = torch.Generator().manual_seed(names.index(client))
+        whole = Examples(
+            inputs(random, count + TESTED),
+            torch.randint(CLASSES, (count + TESTED,), generator=random),
+        )
         rows = torch.arange(count + TESTED)
         return Splits(*(change(replace(whole, rows=part)) for part in (rows[:count], rows[count:])))
 
@@ -162,13 +188,18 @@ def masked(setup: Setup) -> Task:
 
 
 def uneven(setup: Setup) -> Task:
-    """Sequences that are filled up to the longest of each client, so that clients' tensors do not fit together."""
+    """Sequences that are filled up to the longest of each client, so that clients' tensors do not
+    fit together."""
 
     def cut(padded: Examples) -> Examples:
         inputs: Any = padded.inputs
         longest = int(inputs["mask"].sum(1).max())
-        longest += longest == LONGEST and padded.targets.shape[0] % 2  # some clients have one token more
-        wide = {name: torch.nn.functional.pad(each, (0, 1))[:, :longest] for name, each in inputs.items()}
+        # some clients have one token more
+        longest += longest == LONGEST and padded.targets.shape[0] % 2
+        wide = {
+            name: torch.nn.functional.pad(each, (0, 1))[:, :longest]
+            for name, each in inputs.items()
+        }
         return replace(padded, inputs=wide)
 
     return task_of(setup, lambda: Sequences().double(), sentences, cut)
@@ -185,10 +216,19 @@ def collated(setup: Setup) -> Task:
 
 
 def tokens(setup: Setup) -> Task:
-    """A class of each token, so that outputs and targets of batches have several lengths; the output is named."""
+    """A class of each token, so that outputs and targets of batches have several lengths; the
+    output is named."""
     few = partial(of_lines, collate=pad_tokens)
     scores = {ACCURACY: token_accuracy}
-    return task_of(setup, lambda: Tagger().double(), sentences, few, loss=token_losses, scores=scores, output="scores")
+    return task_of(
+        setup,
+        lambda: Tagger().double(),
+        sentences,
+        few,
+        loss=token_losses,
+        scores=scores,
+        output="scores",
+    )
 
 
 def of_itself(setup: Setup) -> Task:

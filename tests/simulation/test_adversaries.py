@@ -1,4 +1,5 @@
-"""Hostile clients: what each attack makes of a reply, that a run continues, and what results leave out."""
+"""Hostile clients: what each attack makes of a reply, that a run continues, and what results leave
+out."""
 
 import re
 from pathlib import Path
@@ -40,7 +41,8 @@ def sight(strength: float = 1.0, honest: FloatArray | None = None) -> Sight:
 
 def test_each_attack_is_its_formula() -> None:
     seen = sight(2.0)
-    mean, deviation = seen.honest.mean(axis=0), seen.honest.std(axis=0, ddof=1)
+    mean = seen.honest.mean(axis=0)
+    deviation = seen.honest.std(axis=0, ddof=1)
     expected = {
         "sign-flip": -2.0 * seen.own,
         "scale": 2.0 * seen.own,
@@ -49,34 +51,46 @@ def test_each_attack_is_its_formula() -> None:
     }
     for name, due in expected.items():
         np.testing.assert_allclose(UPDATES[name](seen), due, atol=1e-12, err_msg=name)
-    assert np.linalg.norm(UPDATES["noise"](seen) - seen.own) == pytest.approx(2.0 * np.linalg.norm(seen.own))
+    assert np.linalg.norm(UPDATES["noise"](seen) - seen.own) == pytest.approx(
+        2.0 * np.linalg.norm(seen.own)
+    )
     np.testing.assert_array_equal(UPDATES["alie"](sight(5.0, np.ones((1, 30)))), np.ones(30))
 
 
 def test_every_attack_is_known_once_and_on_the_page() -> None:
     assert set(ATTACKS) == {*UPDATES, LOSS, LABEL_FLIP}
     rows = table(ROOT / "docs/data/attacks.csv")
-    shown = {name: row["`attack-strength` s"] for row in rows for name in re.findall(r"`([\w-]+)`", row["`attack`"])}
-    assert shown == {name: "–" if strength is None else f"{strength:g}" for name, strength in ATTACKS.items()}
+    shown = {
+        name: row["`attack-strength` s"]
+        for row in rows
+        for name in re.findall(r"`([\w-]+)`", row["`attack`"])
+    }
+    assert shown == {
+        name: "–" if strength is None else f"{strength:g}" for name, strength in ATTACKS.items()
+    }
     page = (ROOT / "docs/runs.md").read_text()
     assert [name for name in (*MIXING, *WEIGHING) if f"`{name}`" not in page] == []
 
 
-# Who attacks --------------------------------------------------------------------------------------------------------
+# Who attacks --------------------------------------------------------------------------------------
 
 
 def test_a_share_of_the_clients_is_drawn_from_the_seed() -> None:
     clients = [str(number) for number in range(10)]
 
     def drawn(attackers: str | float, seed: int = 1, times: int = 1) -> tuple[str, ...]:
-        return attackers_of(RunSettings.of({"attack": "ipm", "attackers": attackers, "seed": seed}), clients * times)
+        return attackers_of(
+            RunSettings.of({"attack": "ipm", "attackers": attackers, "seed": seed}), clients * times
+        )
 
     assert len(drawn("0.39")) == len(drawn(0.39)) == 3
     assert len(drawn(0.29, times=10)) == 29
     assert drawn("0.39") == drawn("0.39")
     assert len({drawn("0.39", seed) for seed in range(9)}) > 1
     assert drawn("2, 1") == ("1", "2")
-    with pytest.raises(SettingsError, match=r"attackers = '0\.09': that share of 10 clients is none: raise it"):
+    with pytest.raises(
+        SettingsError, match=r"attackers = '0\.09': that share of 10 clients is none: raise it"
+    ):
         drawn("0.09")
 
 
@@ -84,18 +98,33 @@ def test_attacks_without_effect_or_sense_are_refused(tmp_path: Path) -> None:
     everybody = ",".join(f"client-{k}" for k in range(5))
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"attack": "scale", "attackers": everybody}, r"attackers = 'client-0,.*' are all clients"),
-        ({"attack": "loss", "attackers": HOSTILE, "method": "fedmgda"}, r"attack = 'loss' .* FedMGDA.*QFedAvg"),
-        ({"defence": "nnm", "defence_tolerance": 2, "fraction": 0.8}, "defence-tolerance = 2: .* 4 clients.* to 1"),
-        ({"defence": "nnm", "defence_tolerance": 0, "fraction": 0.4}, "defence-tolerance = 0: .* needs three"),
-        ({"attack": "scale", "attackers": HOSTILE, "training_clients": "client-0,client-2"}, "attackers = 'client-1'"),
-        ({"attack": f"{__name__}:two", "attackers": HOSTILE, "fraction": 1.0}, r"client-1 something of shape \(2,\)"),
+        (
+            {"attack": "loss", "attackers": HOSTILE, "method": "fedmgda"},
+            r"attack = 'loss' .* FedMGDA.*QFedAvg",
+        ),
+        (
+            {"defence": "nnm", "defence_tolerance": 2, "fraction": 0.8},
+            "defence-tolerance = 2: .* 4 clients.* to 1",
+        ),
+        (
+            {"defence": "nnm", "defence_tolerance": 0, "fraction": 0.4},
+            "defence-tolerance = 0: .* needs three",
+        ),
+        (
+            {"attack": "scale", "attackers": HOSTILE, "training_clients": "client-0,client-2"},
+            "attackers = 'client-1'",
+        ),
+        (
+            {"attack": f"{__name__}:two", "attackers": HOSTILE, "fraction": 1.0},
+            r"client-1 something of shape \(2,\)",
+        ),
     ]
     for changes, words in wrong:
         with pytest.raises(FairbloomError, match=words):
             run(tmp_path / changes.get("method", "run"), **changes)
 
 
-# Runs ---------------------------------------------------------------------------------------------------------------
+# Runs ---------------------------------------------------------------------------------------------
 
 
 def half(seen: Sight) -> FloatArray:
@@ -110,18 +139,25 @@ def two(seen: Sight) -> FloatArray:
 
 def test_an_attack_of_the_users_own_changes_the_reply(tmp_path: Path) -> None:
     own: dict[str, Any] = {"attack": f"{__name__}:half", "attackers": HOSTILE}
-    runs = [run(tmp_path / str(bool(more)), num_rounds=1, fraction=1.0, **more) for more in ({}, own)]
+    runs = [
+        run(tmp_path / str(bool(more)), num_rounds=1, fraction=1.0, **more) for more in ({}, own)
+    ]
     assert Outcome.of(runs[0]).differences(Outcome.of(runs[1]))
 
 
 def test_false_losses_are_what_the_tables_have(tmp_path: Path) -> None:
     honest, lying = (
-        table(run(tmp_path / str(bool(lie)), method="qfedavg", fraction=1.0, num_rounds=1, **lie) / "clients.csv")
+        table(
+            run(tmp_path / str(bool(lie)), method="qfedavg", fraction=1.0, num_rounds=1, **lie)
+            / "clients.csv"
+        )
         for lie in ({}, {"attack": "loss", "attackers": HOSTILE, "attack_strength": 9.0})
     )
     for row, due in zip(lying, honest, strict=True):
         added = 9.0 if row["client"] == HOSTILE else 0.0
-        assert float(row["train_loss_before_round"]) == float(due["train_loss_before_round"]) + added
+        assert (
+            float(row["train_loss_before_round"]) == float(due["train_loss_before_round"]) + added
+        )
         assert row["hostile"] == str(int(row["client"] == HOSTILE))
 
 
@@ -130,14 +166,25 @@ def test_before_its_first_round_an_attack_changes_nothing(tmp_path: Path) -> Non
         table(run(tmp_path / str(bool(more)), num_rounds=2, fraction=1.0, **more) / "clients.csv")
         for more in ({}, {"attack": "scale", "attackers": HOSTILE, "attack_from": 2})
     )
-    first = [[{k: v for k, v in row.items() if k != "hostile"} for row in rows[:5]] for rows in (plain, attacked)]
+    first = [
+        [{k: v for k, v in row.items() if k != "hostile"} for row in rows[:5]]
+        for rows in (plain, attacked)
+    ]
     assert first[0] == first[1]
     assert attacked[5]["test_loss_of_global_model"] != plain[5]["test_loss_of_global_model"]
 
 
 def test_a_trimmed_mean_records_the_weights_that_it_gave(tmp_path: Path) -> None:
-    changes = {"method": "fedavg", "defence": "trimmed-mean", "attack": "scale", "attackers": HOSTILE}
-    rows = table(run(tmp_path / "run", fraction=1.0, num_rounds=1, attack_strength=30.0, **changes) / "clients.csv")
+    changes = {
+        "method": "fedavg",
+        "defence": "trimmed-mean",
+        "attack": "scale",
+        "attackers": HOSTILE,
+    }
+    rows = table(
+        run(tmp_path / "run", fraction=1.0, num_rounds=1, attack_strength=30.0, **changes)
+        / "clients.csv"
+    )
     weights = {row["client"]: float(row["coefficient"]) for row in rows}
     assert weights[HOSTILE] < min(weight for client, weight in weights.items() if client != HOSTILE)
     assert sum(weights.values()) == pytest.approx(1.0)
@@ -148,12 +195,23 @@ def test_a_trimmed_mean_records_the_weights_that_it_gave(tmp_path: Path) -> None
 @pytest.mark.parametrize("method", ["fedfv", "fedmgda", "fedmgdaplus"])
 def test_nnm_keeps_accuracy_under_plausible_attacks(tmp_path: Path, method: str, seed: int) -> None:
     """Methods of shortest mixtures need a bound on weights: the shortest one is the attacker's."""
-    plain = TURNED | {"clients": 4, "num_rounds": 50, "method": method, "batch_size": 32, "learning_rate": 0.05}
+    plain = TURNED | {
+        "clients": 4,
+        "num_rounds": 50,
+        "method": method,
+        "batch_size": 32,
+        "learning_rate": 0.05,
+    }
     plain |= {"seed": seed, "engine": "stacked"}
     defended = {"defence": "nnm"} | ({} if method == "fedfv" else {f"{method}.epsilon": 0.125})
     flipped = defended | {"attack": "label-flip", "attack_strength": 0.0}
     flipped |= {"fedmgdaplus.server-lr": 0.3} if method == "fedmgdaplus" else {}
-    honest = {"attack": "", "attack_strength": 0.0, "attackers": "", "training_clients": "client-0,client-2,client-3"}
+    honest = {
+        "attack": "",
+        "attack_strength": 0.0,
+        "attackers": "",
+        "training_clients": "client-0,client-2,client-3",
+    }
 
     def mean(name: str, **changes: Any) -> float:
         final = fairbloom.load(run(tmp_path / name, **plain | changes)).final()
@@ -166,7 +224,7 @@ def test_nnm_keeps_accuracy_under_plausible_attacks(tmp_path: Path, method: str,
     assert mean("undefended") < without - 20.0
 
 
-# Results ------------------------------------------------------------------------------------------------------------
+# Results ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -187,7 +245,9 @@ def test_results_leave_the_attacker_out_and_say_so(turned: Path) -> None:
 
 
 def test_the_rounds_that_a_defence_left_clients_out_of_count(tmp_path: Path) -> None:
-    loaded = fairbloom.load(run(tmp_path / "run", **TURNED | {"method": "fedavg", "defence": "nnm"}))
+    loaded = fairbloom.load(
+        run(tmp_path / "run", **TURNED | {"method": "fedavg", "defence": "nnm"})
+    )
     assert dict(loaded.left_out())[HOSTILE] == 4
     assert "Left out by the defence nnm, in rounds of 4: client-1 4" in str(page_of(loaded))
     plain = fairbloom.load(run(tmp_path / "plain", **TURNED | {"method": "fedavg"}))
@@ -195,8 +255,13 @@ def test_the_rounds_that_a_defence_left_clients_out_of_count(tmp_path: Path) -> 
 
 
 def test_deployed_clients_do_not_attack(tmp_path: Path) -> None:
-    words = "attack: clients attack on one machine only: leave it out with deployed clients, or use fairbloom run"
-    assert not {"attack", "attackers"}.intersection(accepted_settings({"attack": "label-flip", "attackers": HOSTILE}))
+    words = (
+        "attack: clients attack on one machine only: leave it out with deployed clients, or use"
+        " fairbloom run"
+    )
+    assert not {"attack", "attackers"}.intersection(
+        accepted_settings({"attack": "label-flip", "attackers": HOSTILE})
+    )
     settings = dict(small(tmp_path / "run", attack="scale", attackers=HOSTILE).run_config())
     context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=settings)
     with pytest.raises(SettingsError, match=words):

@@ -1,4 +1,5 @@
-"""Clients on several workers have the bits, words and refusals of the loop, whatever becomes of a worker."""
+"""Clients on several workers have the bits, words and refusals of the loop, whatever becomes of a
+worker."""
 
 import itertools
 import os
@@ -58,28 +59,35 @@ def personal() -> Method:
 def in_the_loop(method: Method, numbers: list[int]) -> list[list[dict[str, Any]]]:
     """Return what all clients reply in these rounds, one after the other in this process."""
     config = config_of(**CONFIG)
-    loop, model = LocalClients(method, config), model_of(config)
+    loop = LocalClients(method, config)
+    model = model_of(config)
     return [both_of(loop, FIVE, model, method.terms(number)) for number in numbers]
 
 
-# As in the loop -------------------------------------------------------------------------------------------------------
+# As in the loop -----------------------------------------------------------------------------------
 
 
 def test_rounds_of_changing_cohorts_have_the_bits_of_the_loop(start: Start) -> None:
-    config, model = config_of(**CONFIG), model_of(config_of(**CONFIG))
+    config = config_of(**CONFIG)
+    model = model_of(config_of(**CONFIG))
     for method in (personal(), DRFA(**ARRAYS, local_steps=3)):
         found = list[list[list[dict[str, Any]]]]()
         for clients in (start(method), LocalClients(method, config)):
             cohorts = enumerate((FIVE, FIVE[2:4], [], FIVE[:3], [FIVE[4]], FIVE), start=1)
-            found.append([both_of(clients, names, model, method.terms(number)) for number, names in cohorts])
+            found.append(
+                [both_of(clients, names, model, method.terms(number)) for number, names in cohorts]
+            )
         assert found[0] == found[1]
         assert not any(replies["refused"] for replies in itertools.chain(*found[0]))
 
 
 def test_a_client_that_fails_is_refused_in_the_words_of_the_loop(start: Start, place: Path) -> None:
     forget_tasks()  # so that data are read
-    method, config = personal(), config_of(**CONFIG)
-    clients, loop, model = start(method), LocalClients(method, config), model_of(config)
+    method = personal()
+    config = config_of(**CONFIG)
+    clients = start(method)
+    loop = LocalClients(method, config)
+    model = model_of(config)
     terms = method.terms(1)
     (place / "no-data").touch()
     trained, evaluated = both_of(clients, FIVE, model, terms)
@@ -90,22 +98,26 @@ def test_a_client_that_fails_is_refused_in_the_words_of_the_loop(start: Start, p
     assert list(clients.train(FIVE, model, replace(terms, server_round=2)).metrics) == FIVE
 
 
-# Workers that are lost ------------------------------------------------------------------------------------------------
+# Workers that are lost ----------------------------------------------------------------------------
 
 
 def test_workers_killed_in_and_between_rounds_are_replaced(
     start: Start, place: Path, said: pytest.LogCaptureFixture
 ) -> None:
     """Personal models too: each round's are the start of the next one's."""
-    method, found = personal(), list[list[dict[str, Any]]]()
-    clients, model = start(method), model_of(config_of(**CONFIG))
+    method = personal()
+    found = list[list[dict[str, Any]]]()
+    clients = start(method)
+    model = model_of(config_of(**CONFIG))
     expected = in_the_loop(method, [1, 2, 3, 4])
     for number in (1, 2, 3):
         if number == 2:
             (place / "die-once").touch()
         found.append(both_of(clients, FIVE, model, method.terms(number)))
     (warned,) = {message for message in said.messages if message.startswith("a worker ended")}
-    assert re.fullmatch(r"a worker ended \(.+\) before it had computed client \S+, which is computed again", warned)
+    assert re.fullmatch(
+        r"a worker ended \(.+\) before it had computed client \S+, which is computed again", warned
+    )
     assert clients.workers
     killed = {worker.pid for worker in clients.workers.processes.values()}
     for process in killed:
@@ -117,21 +129,29 @@ def test_workers_killed_in_and_between_rounds_are_replaced(
 
 
 def test_a_client_that_ends_workers_is_refused_in_that_round(start: Start, place: Path) -> None:
-    method, config = personal(), config_of(**CONFIG)
-    clients, loop, model = start(method), LocalClients(method, config), model_of(config)
+    method = personal()
+    config = config_of(**CONFIG)
+    clients = start(method)
+    loop = LocalClients(method, config)
+    model = model_of(config)
     others = [name for name in FIVE if name != "client-3"]
     (place / "deadly").touch()
     trained = all_of(clients.train(FIVE, model, method.terms(1)))
     (place / "deadly").unlink()
-    assert re.fullmatch(r"computing it has ended 2 workers \(.+\)", trained["refused"].pop("client-3"))
+    assert re.fullmatch(
+        r"computing it has ended 2 workers \(.+\)", trained["refused"].pop("client-3")
+    )
     assert trained == all_of(loop.train(others, model, method.terms(1)))
-    assert both_of(clients, FIVE, model, method.terms(2)) == both_of(loop, FIVE, model, method.terms(2))
+    assert both_of(clients, FIVE, model, method.terms(2)) == both_of(
+        loop, FIVE, model, method.terms(2)
+    )
 
 
 def test_ctrl_c_ends_the_workers_and_their_answers(start: Start, place: Path) -> None:
     method = personal()
     expected = in_the_loop(method, [1])
-    clients, model = start(method), model_of(config_of(**CONFIG))
+    clients = start(method)
+    model = model_of(config_of(**CONFIG))
     clients.train(FIVE, model, Terms(server_round=1))  # all workers are there
     (place / "stall").touch()
 
@@ -141,7 +161,8 @@ def test_ctrl_c_ends_the_workers_and_their_answers(start: Start, place: Path) ->
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGINT)
 
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # pytest-xdist's workers ignore it
+    # pytest-xdist's workers ignore it
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         threading.Thread(target=interrupt).start()
         with pytest.raises(KeyboardInterrupt):

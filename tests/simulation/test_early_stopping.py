@@ -1,4 +1,5 @@
-"""Early stopping by validation examples: where a run ends, what it leaves, and what happens to it afterwards."""
+"""Early stopping by validation examples: where a run ends, what it leaves, and what happens to it
+afterwards."""
 
 import re
 from collections import Counter
@@ -19,8 +20,15 @@ from tests.tasks import mine
 from .helpers import Outcome, StoppedError, rounds, stop_after, table
 
 EARLY: dict[str, Any] = {
-    **{"clients": 4, "num-rounds": 40, "fraction": 1.0, "validation-share": 0.3, "early-stopping": 3},
-    **{"device": "cpu", "engine": "loop", "learning-rate": 1.0},  # so long steps that the score soon rises and falls
+    **{
+        "clients": 4,
+        "num-rounds": 40,
+        "fraction": 1.0,
+        "validation-share": 0.3,
+        "early-stopping": 3,
+    },
+    # so long steps that the score soon rises and falls
+    **{"device": "cpu", "engine": "loop", "learning-rate": 1.0},
 }
 
 
@@ -33,10 +41,14 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run(tmp_path_factory.mktemp("early") / "run")
 
 
-def test_a_run_ends_after_its_patience_without_a_better_score(stopped: Path, tmp_path: Path) -> None:
+def test_a_run_ends_after_its_patience_without_a_better_score(
+    stopped: Path, tmp_path: Path
+) -> None:
     """As docs/runs.md has it: three rounds after the first one with the best score up to then."""
     long = run(tmp_path / "long", **{"early-stopping": 0, "num-rounds": 20})
-    scores = [float(row["validation_accuracy_of_global_model_mean"]) for row in table(long / "rounds.csv")]
+    scores = [
+        float(row["validation_accuracy_of_global_model_mean"]) for row in table(long / "rounds.csv")
+    ]
     bests = [1 + scores.index(max(scores[:number])) for number in range(1, 21)]
     end = next(number for number, best in enumerate(bests, start=1) if number - best == 3)
     assert end < 20, "the data are such that it stops"
@@ -50,7 +62,8 @@ def test_the_folder_the_log_and_show_say_why(
 ) -> None:
     found = fairbloom.load(stopped)
     assert re.fullmatch(
-        r"the mean validation accuracy was best in round \d+, [\d.]+ %, and not better in the 3 rounds since "
+        r"the mean validation accuracy was best in round \d+, [\d.]+ %, and not better in the 3"
+        r" rounds since "
         r"\(early-stopping = 3\)",
         found.stopped,
     )
@@ -93,7 +106,11 @@ def test_a_run_killed_at_any_moment_stops_where_it_would_have(
 
 def test_personal_models_are_watched_where_they_are_used(tmp_path: Path) -> None:
     """The global model of Local never changes, and would end the run at once."""
-    folder = run(tmp_path / "run", method="local", **{"num-rounds": 8, "learning-rate": 0.05, "early-stopping": 2})
+    folder = run(
+        tmp_path / "run",
+        method="local",
+        **{"num-rounds": 8, "learning-rate": 0.05, "early-stopping": 2},
+    )
     column = "validation_accuracy_of_personal_model"
     sums = Counter[str]()
     for row in table(folder / "clients.csv"):
@@ -105,7 +122,10 @@ def test_personal_models_are_watched_where_they_are_used(tmp_path: Path) -> None
 def test_a_task_without_validation_examples_is_refused(tmp_path: Path) -> None:
     """It would never stop early, whatever was set."""
     task = {"task": f"{mine.__name__}:line", "learning-rate": 0.01, "num-rounds": 3}
-    with pytest.raises(FairbloomError, match=r"validation-share = 0.3: task .*:line sets no validation examples apart"):
+    with pytest.raises(
+        FairbloomError,
+        match=r"validation-share = 0.3: task .*:line sets no validation examples apart",
+    ):
         run(tmp_path / "run", **task, **{"early-stopping": 2})
     assert not (tmp_path / "run").exists()
     unset = {"early-stopping": 0, "validation-share": 0}
@@ -117,7 +137,9 @@ def test_on_round_ends_a_run_as_finished_by_stop_run(tmp_path: Path) -> None:
         if recorded.number == 4:
             raise StopRun("good enough")
 
-    found = fairbloom.run(clients=4, rounds=10, out=tmp_path / "run", settings={"early-stopping": 0}, on_round=enough)
+    found = fairbloom.run(
+        clients=4, rounds=10, out=tmp_path / "run", settings={"early-stopping": 0}, on_round=enough
+    )
     assert (found.state, found.rounds_done, found.stopped) == ("finished", 4, "good enough")
     again = fairbloom.run(clients=4, rounds=10, out=tmp_path / "run")
     assert again.rounds_done == 4

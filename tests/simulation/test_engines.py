@@ -1,4 +1,5 @@
-"""Methods, configurations and engines are crossed here, once: each engine gives the numbers of the loop.
+"""Methods, configurations and engines are crossed here, once: each engine gives the numbers of the
+loop.
 
 Which engine computes a run follows a rule, and is recorded.
 """
@@ -24,53 +25,68 @@ from tests.rounds.implementations import CASES, bits, method_and_model, outcome,
 
 from .helpers import run, small
 
-# At the seam: what clients reply, and each round ----------------------------------------------------------------------
+# At the seam: what clients reply, and each round --------------------------------------------------
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("implementation", "case"),
     [("workers", case) for case in CASES]
-    + [("flower", case) for case in CASES if "attack" not in CASES[case]],  # clients asked by messages never attack
+    # clients asked by messages never attack
+    + [("flower", case) for case in CASES if "attack" not in CASES[case]],
 )
 def test_workers_and_messages_give_the_bits_of_the_loop(implementation: str, case: str) -> None:
-    expected, other = outcome("local", case), outcome(implementation, case)
-    for (what, answer), (expected_what, expected_answer) in zip(other.seen, expected.seen, strict=True):
+    expected = outcome("local", case)
+    other = outcome(implementation, case)
+    for (what, answer), (expected_what, expected_answer) in zip(
+        other.seen, expected.seen, strict=True
+    ):
         assert what == expected_what
         assert [key for key in answer if answer[key] != expected_answer[key]] == []
     assert plain(other.state) == plain(expected.state)
     for finished, due in zip(other.rounds, expected.rounds, strict=True):
-        told, looped = about(finished), about(due)
+        told = about(finished)
+        looped = about(due)
         if implementation == "flower" and "frozen" in case:  # its first messages have all
-            told, looped = ({**each, "bytes_sent": 0, "bytes_received": 0} for each in (told, looped))
+            told, looped = (
+                {**each, "bytes_sent": 0, "bytes_received": 0} for each in (told, looped)
+            )
         assert told == looped
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_stacked_clients_give_the_numbers_of_the_loop(case: str) -> None:
-    """In float64: in float32, roundings that flip a unit of a network differ by more from processor to processor."""
-    expected, other = outcome("local", case, in_float64=True), outcome("stacked", case, in_float64=True)
+    """In float64: in float32, roundings that flip a unit of a network differ by more from processor
+    to processor."""
+    expected = outcome("local", case, in_float64=True)
+    other = outcome("stacked", case, in_float64=True)
     for (_, answer), (_, expected_answer) in zip(other.seen, expected.seen, strict=True):
         for key in ("asked", "names", "refused", "missing"):
             assert answer[key] == expected_answer[key]
     for finished, due in zip(other.rounds, expected.rounds, strict=True):
-        told, expected_told = flat(about(finished, arrays=dict)), flat(about(due, arrays=dict))
+        told = flat(about(finished, arrays=dict))
+        expected_told = flat(about(due, arrays=dict))
         assert told.keys() == expected_told.keys()
         for place, value in told.items():
             if isinstance(value, float | np.ndarray):
-                np.testing.assert_allclose(np.asarray(value), expected_told[place], 1e-9, 1e-9, str(place))
+                np.testing.assert_allclose(
+                    np.asarray(value), expected_told[place], 1e-9, 1e-9, str(place)
+                )
             else:
                 assert value == expected_told[place], place
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "case", ["fedavg", *(case for case in CASES if case not in METHODS and "attack" not in CASES[case])]
+    "case",
+    ["fedavg", *(case for case in CASES if case not in METHODS and "attack" not in CASES[case])],
 )
 def test_flowers_start_gives_the_rounds_of_the_loop(case: str) -> None:
-    """With a user's own evaluation of the same metrics; the loop asks for a loss in evaluated rounds alone."""
-    settings, rounds = settings_of(case), list[Round]()
+    """With a user's own evaluation of the same metrics; the loop asks for a loss in evaluated
+    rounds alone."""
+    settings = settings_of(case)
+    rounds = list[Round]()
     method, model = method_and_model(settings)
     result = method.start(
         InProcessGrid(app, settings.run_config(), settings.clients),
@@ -84,10 +100,14 @@ def test_flowers_start_gives_the_rounds_of_the_loop(case: str) -> None:
     expected = outcome("local", case)
     for finished, looped in zip(rounds, expected.rounds, strict=True):
         forms = {name: getattr(finished, name) for name in ("arrays", "average")}
-        numpys = {name: form and {key: array.numpy() for key, array in form.items()} for name, form in forms.items()}
+        numpys = {
+            name: form and {key: array.numpy() for key, array in form.items()}
+            for name, form in forms.items()
+        }
         told = about(Round(**vars(finished) | numpys))
         due = about(looped)
-        if not settings.evaluate_every:  # the loop measures in the last round, which it alone knows to be evaluated
+        # the loop measures in the last round, which it alone knows to be evaluated
+        if not settings.evaluate_every:
             told, due = ({**each, "metrics": [], "train_metrics": {}} for each in (told, due))
         if method.frozen:  # Flower's own loop sends whole models
             told, due = ({**each, "bytes_sent": 0, "bytes_received": 0} for each in (told, due))
@@ -109,14 +129,22 @@ def plain(state: Any) -> Any:
 def about(finished: Round, arrays: Callable[[Any], Any] = bits) -> dict[str, Any]:
     """Return all of a round but the words of its refusals, which are each implementation's own."""
     average = None if finished.average is None else arrays(finished.average)
-    told = vars(finished) | {"arrays": arrays(finished.arrays), "average": average, "refused": list(finished.refused)}
+    told = vars(finished) | {
+        "arrays": arrays(finished.arrays),
+        "average": average,
+        "refused": list(finished.refused),
+    }
     return told | {key: list(told[key].items()) for key in ("coefficients", "metrics")}
 
 
 def flat(value: Any, place: tuple[object, ...] = ()) -> dict[tuple[object, ...], Any]:
     """Return what is inside mappings, lists and tuples, by where it is."""
     if isinstance(value, Mapping):
-        return {where: each for key, inner in value.items() for where, each in flat(inner, (*place, key)).items()}
+        return {
+            where: each
+            for key, inner in value.items()
+            for where, each in flat(inner, (*place, key)).items()
+        }
     if isinstance(value, list | tuple):
         return flat(dict(enumerate(value)), place)
     return {place: value}
@@ -131,12 +159,18 @@ def test_the_cases_meet_what_they_are_there_for() -> None:
     """A case in which nothing is refused, kept or measured would compare nothing."""
     assert {case for case in CASES if case in METHODS} == set(METHODS)
     assert any(answer["refused"] for answer in replies("stragglers that are left out", "trained"))
-    assert any(finished.refused for finished in outcome("local", "replies that are out of proportion").rounds)
+    assert any(
+        finished.refused
+        for finished in outcome("local", "replies that are out of proportion").rounds
+    )
     assert all(answer["snapshots"] for answer in replies("drfa", "trained"))
-    assert any("loss-personal" in dict(answer["metrics"][0]) for answer in replies("ditto", "evaluated"))
+    assert any(
+        "loss-personal" in dict(answer["metrics"][0]) for answer in replies("ditto", "evaluated")
+    )
     assert len(replies("evaluated after the last round only", "evaluated")) == 1
     assert all(
-        "accuracy-validation" in dict(answer["metrics"][0]) for answer in replies("validation examples", "evaluated")
+        "accuracy-validation" in dict(answer["metrics"][0])
+        for answer in replies("validation examples", "evaluated")
     )
     few = {name for answer in replies("few clients train", "trained") for name in answer["names"]}
     assert few == {"client-0", "client-1", "client-4"}
@@ -147,12 +181,14 @@ def test_the_cases_meet_what_they_are_there_for() -> None:
     decaying = replies("a rate that decays", "trained")
     rates = [{dict(told)["learning-rate"] for told in answer["metrics"]} for answer in decaying]
     assert rates == [{0.1}, {0.05}, {0.025}]
-    first, second, *_ = (bits(finished.arrays) for finished in outcome("local", "a model with buffers").rounds)
+    first, second, *_ = (
+        bits(finished.arrays) for finished in outcome("local", "a model with buffers").rounds
+    )
     stirred = {name for name, array in second.items() if "running" in name and array != first[name]}
     assert stirred == {"1.running_mean", "1.running_var"}
 
 
-# Which one ------------------------------------------------------------------------------------------------------------
+# Which one ----------------------------------------------------------------------------------------
 
 
 def recorded(folder: Path) -> dict[str, Any]:
@@ -165,10 +201,15 @@ def test_an_engine_that_is_asked_for_is_recorded_with_the_reason(tmp_path: Path)
         assert (about["engine"], about["reason"]) == (engine, "it was asked for")
     about = recorded(run(tmp_path / "late", engine="stacked", num_rounds=1, time_budget=60.0))
     assert about["engine"] == "loop"
-    assert "stacked was asked for, but stacked clients do not honour time-budget = 60.0" in about["reason"]
+    assert (
+        "stacked was asked for, but stacked clients do not honour time-budget = 60.0"
+        in about["reason"]
+    )
 
 
-def test_a_run_that_continues_keeps_its_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_continues_keeps_its_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = run(tmp_path / "run", num_rounds=2)
     begun = recorded(folder)
 
@@ -179,7 +220,9 @@ def test_a_run_that_continues_keeps_its_engine(tmp_path: Path, monkeypatch: pyte
     assert recorded(run(folder, num_rounds=4)) == begun
 
 
-def test_small_models_are_stacked_and_slow_others_get_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_models_are_stacked_and_slow_others_get_workers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     engines = {}
     for seconds in (1e-4, 10.0):  # which a step takes, as it seems
         tried = lambda *given, s=seconds: trial.try_first_step(*given)._replace(seconds=s)  # noqa: E731
@@ -187,7 +230,9 @@ def test_small_models_are_stacked_and_slow_others_get_workers(monkeypatch: pytes
         for model in ("logistic", "mlp", "cnn"):
             engines[model, seconds] = choose(small("", model=model), 2).engine
     assert engines == {
-        **{(model, seconds): "stacked" for model in ("logistic", "mlp") for seconds in (1e-4, 10.0)},
+        **{
+            (model, seconds): "stacked" for model in ("logistic", "mlp") for seconds in (1e-4, 10.0)
+        },
         **{("cnn", 1e-4): "loop", ("cnn", 10.0): "workers"},
     }
     assert choose(small("", model="cnn"), 1).engine == "loop"

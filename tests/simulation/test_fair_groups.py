@@ -1,4 +1,5 @@
-"""FairFed in whole runs: the gap between two groups falls against FedAvg, and every engine makes the same of it."""
+"""FairFed in whole runs: the gap between two groups falls against FedAvg, and every engine makes
+the same of it."""
 
 import logging
 from pathlib import Path
@@ -15,23 +16,40 @@ from tests.tasks.tables import grouped
 
 
 def write_sites(folder: Path, seed: int, sites: int = 8) -> Path:
-    """Write tables of sites at the two largest of which women count as ill only where it is severe."""
+    """Write tables of sites at the two largest of which women count as ill only where it is
+    severe."""
     folder.mkdir()
     random = np.random.default_rng(seed)
     for k in range(sites):
         rows, strict = (1200, True) if k < 2 else (300, False)
-        woman, severity, noise = random.random(rows) < 0.5, random.normal(size=rows), random.normal(size=rows)
+        woman = random.random(rows) < 0.5
+        severity = random.normal(size=rows)
+        noise = random.normal(size=rows)
         ill = severity + 0.3 * random.normal(size=rows) > 0.0
         if strict:
             ill &= ~woman | (severity > 1.0)
-        cells = zip(np.where(woman, "female", "male"), severity, noise, np.where(ill, "yes", "no"), strict=True)
-        lines = ["sex,severity,noise,target", *(f"{sex},{a:.4f},{b:.4f},{y}" for sex, a, b, y in cells)]
+        cells = zip(
+            np.where(woman, "female", "male"),
+            severity,
+            noise,
+            np.where(ill, "yes", "no"),
+            strict=True,
+        )
+        lines = [
+            "sex,severity,noise,target",
+            *(f"{sex},{a:.4f},{b:.4f},{y}" for sex, a, b, y in cells),
+        ]
         (folder / f"site-{k}.csv").write_text("\n".join(lines) + "\n")
     return folder
 
 
 def ended(out: Path, **changes: Any) -> Run:
-    plain: dict[str, Any] = {"fraction": 1.0, "device": "cpu", "evaluate-every": 0, "num-rounds": 15}
+    plain: dict[str, Any] = {
+        "fraction": 1.0,
+        "device": "cpu",
+        "evaluate-every": 0,
+        "num-rounds": 15,
+    }
     given = {key.replace("_", "-"): value for key, value in changes.items()}
     return load(simulate(Settings.of(plain | given | {"out": str(out)})))
 
@@ -54,15 +72,23 @@ def test_the_gap_between_groups_falls_at_every_seed(tmp_path: Path) -> None:
             "learning-rate": 0.1,
         }
         plain = ended(tmp_path / f"fedavg-{seed}", method="fedavg", **shared)
-        fair = ended(tmp_path / f"fairfed-{seed}", method="fairfed", **{"fairfed.beta": 0.2}, **shared)
+        fair = ended(
+            tmp_path / f"fairfed-{seed}", method="fairfed", **{"fairfed.beta": 0.2}, **shared
+        )
         assert gap(fair) < 0.5 * gap(plain)
-        before, after = plain.column("coefficient"), fair.column("coefficient")
+        before = plain.column("coefficient")
+        after = fair.column("coefficient")
         assert all(after[name] < before[name] for name in ("site-0", "site-1"))
 
 
 def test_data_without_groups_end_the_run_with_a_remedy(tmp_path: Path) -> None:
     data = write_sites(tmp_path / "data", 0, sites=2)
-    shared: dict[str, Any] = {"task": "csv", "data-dir": str(data), "method": "fairfed", "num-rounds": 1}
+    shared: dict[str, Any] = {
+        "task": "csv",
+        "data-dir": str(data),
+        "method": "fairfed",
+        "num-rounds": 1,
+    }
     for without in ("", grouped(data, "severity>=-1", target="noise")):
         with pytest.raises(FairbloomError, match="fairness between groups"):
             ended(tmp_path / "refused", **shared, schema=without)
@@ -71,7 +97,9 @@ def test_data_without_groups_end_the_run_with_a_remedy(tmp_path: Path) -> None:
         assert ended(tmp_path / str(number), **shared, schema=grouped(data, *remedy)).finished
 
 
-def test_a_client_with_one_group_takes_part_by_its_accuracy(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_client_with_one_group_takes_part_by_its_accuracy(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     data = write_sites(tmp_path / "data", 0, sites=3)
     lines = (data / "site-2.csv").read_text().splitlines()
     men = [lines[0], *(line for line in lines if line.startswith("male"))]

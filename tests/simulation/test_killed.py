@@ -34,21 +34,28 @@ Kills = tuple[str, int, list[Path]]
 def killed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kills:
     """Return a method with memory, how many rounds share a checkpoint, and the folders of one run.
 
-    It was killed before its first, second, … touch of a file; the last one is undisturbed. FedFV keeps old updates on
-    the server, Ditto personal models with the clients, SCAFFOLD vectors on both sides that belong together;
-    of all the mean of all models is saved.
+    It was killed before its first, second, … touch of a file; the last one is undisturbed. FedFV
+    keeps old updates on the server, Ditto personal models with the clients, SCAFFOLD vectors on
+    both sides that belong together; of all the mean of all models is saved.
     """
-    (method, every), folder = request.param, tmp_path_factory.mktemp("killed")
+    (method, every) = request.param
+    folder = tmp_path_factory.mktemp("killed")
     done = forked(ROOT, disturbed.main, "killed", str(folder), method, str(every), seconds=1200.0)
     assert done.returncode == 0, done.stderr
-    return method, every, [folder / str(number) for number in range(1 + max(int(p.name) for p in folder.iterdir()))]
+    return (
+        method,
+        every,
+        [folder / str(number) for number in range(1 + max(int(p.name) for p in folder.iterdir()))],
+    )
 
 
 @pytest.mark.slow
 def test_kills_met_the_run_around_every_checkpoint(killed: Kills) -> None:
     _, every, folders = killed
     last = [load_last(folder / "checkpoint") for folder in folders]
-    reached = [0 if checkpoint is None else checkpoint[1]["strategy"]["round"] for checkpoint in last]
+    reached = [
+        0 if checkpoint is None else checkpoint[1]["strategy"]["round"] for checkpoint in last
+    ]
     assert set(reached) == {*range(0, SHORT, every), SHORT}
     assert all(reached.count(number) >= 4 for number in set(reached) - {SHORT})
 
@@ -72,19 +79,27 @@ def test_a_run_killed_at_any_file_ends_with_the_same_bits(killed: Kills) -> None
 
 
 def slowly(folder: Path) -> None:
-    """Run with a pause after each round, in which the process may be met; it waits to be killed before the last one."""
+    """Run with a pause after each round, in which the process may be met; it waits to be killed
+    before the last one."""
     recorder.SHARED_SECONDS = SHARED
-    simulate(small(folder, num_rounds=ROUNDS), lambda row: time.sleep(600.0 if row.number == ROUNDS - 1 else 0.005))
+    simulate(
+        small(folder, num_rounds=ROUNDS),
+        lambda row: time.sleep(600.0 if row.number == ROUNDS - 1 else 0.005),
+    )
 
 
 @pytest.mark.slow
 def test_a_run_killed_from_outside_ends_with_the_same_bits(tmp_path: Path) -> None:
     whole = Outcome.of(run(tmp_path / "whole", num_rounds=ROUNDS))
-    folder, moments, rows = tmp_path / "run", random.Random(0), tmp_path / "run" / "rounds.csv"
+    folder = tmp_path / "run"
+    moments = random.Random(0)
+    rows = tmp_path / "run" / "rounds.csv"
     for after in sorted(moments.sample(range(ROUNDS - 10), 2)):
         process = STARTED.Process(target=slowly, args=(folder,))
         process.start()
-        while process.is_alive() and not (rows.exists() and len(rows.read_bytes().splitlines()) > after):
+        while process.is_alive() and not (
+            rows.exists() and len(rows.read_bytes().splitlines()) > after
+        ):
             time.sleep(0.001)
         time.sleep(moments.random() * 0.03)
         process.kill()

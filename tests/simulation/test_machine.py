@@ -1,7 +1,9 @@
-"""A run among clients that come, go and misbehave, and that is killed and resumed, against what must always hold.
+"""A run among clients that come, go and misbehave, and that is killed and resumed, against what
+must always hold.
 
-hypothesis chooses what happens. Clients are functions in this process. Each process of the run lasts until it is
-killed, until the planned rounds are over, or until the run ends with an error, which must be a FairbloomError.
+hypothesis chooses what happens. Clients are functions in this process. Each process of the run
+lasts until it is killed, until the planned rounds are over, or until the run ends with an error,
+which must be a FairbloomError.
 """
 
 import itertools
@@ -19,13 +21,27 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.app.error import Error
 from flwr.proto.node_pb2 import NodeInfo
 from hypothesis import Phase
 from hypothesis import settings as chosen
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from fairbloom.rounds import flower, quorum
 from fairbloom.rounds.clients import Trained
@@ -44,13 +60,15 @@ from .helpers import table
 
 CLIENTS = tuple(f"site-{k}" for k in range(4))
 METHODS = ("fedavg", "qfedavg", "term", "afl", "fedfv", "fedmgdaplus")
-ROUNDS, FEWEST, PATIENCE = 6, 2, 5.0
+ROUNDS = 6
+FEWEST = 2
+PATIENCE = 5.0
 OFFLINE = 5
 """Flower's error code for a node that is offline."""
 
 ERRORS = {"raises": 2, "unavailable": OFFLINE}
 
-# What clients reply ------------------------------------------------------------------------------------------------
+# What clients reply -------------------------------------------------------------------------------
 
 
 def reply_of(name: str, message: Message) -> RecordDict:
@@ -60,15 +78,24 @@ def reply_of(name: str, message: Message) -> RecordDict:
     place = CLIENTS.index(name)
     arrays = {key: array.numpy() for key, array in message.content.array_records["arrays"].items()}
     loss = sum(float(((array - place) ** 2).sum()) for array in arrays.values())
-    metrics: dict[str, Any] = {"num-examples": 10 + place, "loss-before": loss, "loss": loss, "train-loss": loss}
+    metrics: dict[str, Any] = {
+        "num-examples": 10 + place,
+        "loss-before": loss,
+        "loss": loss,
+        "train-loss": loss,
+    }
     if message.metadata.message_type == MessageType.EVALUATE:
         return RecordDict({"metrics": MetricRecord({**metrics, "accuracy": 1.0 / (1.0 + place)})})
-    moved = {key: Array((array + 0.1 * (place - array)).astype(array.dtype)) for key, array in arrays.items()}
+    moved = {
+        key: Array((array + 0.1 * (place - array)).astype(array.dtype))
+        for key, array in arrays.items()
+    }
     return RecordDict({"arrays": ArrayRecord(moved), "metrics": MetricRecord({**metrics})})
 
 
 def with_first_array(change: Callable[[np.ndarray], np.ndarray | Array | None]) -> Mutation:
-    """Return what replaces the first array of a reply, or leaves it out where the change is None."""
+    """Return what replaces the first array of a reply, or leaves it out where the change is
+    None."""
 
     def mutate(sent: Message, reply: Message) -> list[Message]:
         first = next(iter(reply.content.array_records.get("arrays", {})), None)
@@ -86,7 +113,9 @@ def with_bytes(change: Callable[[bytes], bytes]) -> Mutation:
 
     def changed(array: np.ndarray) -> Array:
         honest = Array(array)
-        return Array(dtype=honest.dtype, shape=honest.shape, stype=honest.stype, data=change(honest.data))
+        return Array(
+            dtype=honest.dtype, shape=honest.shape, stype=honest.stype, data=change(honest.data)
+        )
 
     return with_first_array(changed)
 
@@ -103,7 +132,9 @@ def flip(place: int, bits: int) -> Mutation:
 
 BROKEN = st.sampled_from([math.nan, math.inf, -math.inf])
 ALWAYS_REFUSED: st.SearchStrategy[Mutation] = st.one_of(
-    st.sampled_from([None, 0, -1, 2**60, 0.5, 3.0, math.nan, [3]]).map(lambda count: metrics({"num-examples": count})),
+    st.sampled_from([None, 0, -1, 2**60, 0.5, 3.0, math.nan, [3]]).map(
+        lambda count: metrics({"num-examples": count})
+    ),
     BROKEN.map(lambda value: with_first_array(lambda array: np.full_like(array, value))),
     st.sampled_from(
         [
@@ -129,11 +160,15 @@ MAYBE_REFUSED: st.SearchStrategy[Mutation] = st.one_of(
     st.sampled_from([1, 1000, 2**53]).map(lambda count: metrics({"num-examples": count})),
     st.builds(
         lambda name, value: metrics({name: value}),
-        st.sampled_from(["loss-before", "step-sum", "loss", "accuracy", "train-loss", "unheard-of"]),
+        st.sampled_from(
+            ["loss-before", "step-sum", "loss", "accuracy", "train-loss", "unheard-of"]
+        ),
         BROKEN | st.sampled_from([None, 1e300, -1e300, 1e9, -1.0, 0.0, 5e-324, [1.0], [0.5] * 9]),
     ),
     st.sampled_from([-1.0, -100.0, 1e6, 1e30, 0.0, 1e-40]).map(
-        lambda factor: with_first_array(lambda array: (array * np.float64(factor)).astype(array.dtype))
+        lambda factor: with_first_array(
+            lambda array: (array * np.float64(factor)).astype(array.dtype)
+        )
     ),
     st.builds(flip, st.integers(0, 200), st.integers(1, 255)),
 )
@@ -142,7 +177,8 @@ MAYBE_REFUSED: st.SearchStrategy[Mutation] = st.one_of(
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens to a client's reply: how it is delivered, and what becomes of each copy of its content."""
+    """What happens to a client's reply: how it is delivered, and what becomes of each copy of its
+    content."""
 
     delivery: str = "once"
     mutations: tuple[Mutation, ...] = ()
@@ -156,29 +192,39 @@ class Fault:
         return honest
 
 
-HONEST, GONE = Fault(), Fault("unavailable")
+HONEST = Fault()
+GONE = Fault("unavailable")
 SILENT = ("late", "stray", "lost")
-"""Deliveries in which nothing comes in time; the client owes the reply, and `lost` ones never come."""
+"""Deliveries in which nothing comes in time; the client owes the reply, and `lost` ones never
+come."""
 
 certain = st.builds(
-    Fault, st.sampled_from(["once", "twice"]), ALWAYS_REFUSED.map(lambda each: (each,)), certain=st.just(True)
+    Fault,
+    st.sampled_from(["once", "twice"]),
+    ALWAYS_REFUSED.map(lambda each: (each,)),
+    certain=st.just(True),
 )
 odd = st.builds(
     Fault,
     st.sampled_from(["once", "twice", "unasked"]),
     st.lists(MAYBE_REFUSED | ALWAYS_REFUSED, max_size=2).map(tuple),
 )
-doubled = st.builds(Fault, st.just("twice"), again=st.lists(MAYBE_REFUSED | ALWAYS_REFUSED, max_size=2).map(tuple))
-deliveries = st.builds(Fault, st.sampled_from([*SILENT, "unavailable", "raises", "unasked", "twice"]))
+doubled = st.builds(
+    Fault, st.just("twice"), again=st.lists(MAYBE_REFUSED | ALWAYS_REFUSED, max_size=2).map(tuple)
+)
+deliveries = st.builds(
+    Fault, st.sampled_from([*SILENT, "unavailable", "raises", "unasked", "twice"])
+)
 FAULTS = certain | odd | doubled | deliveries
 
 
-# The run ------------------------------------------------------------------------------------------------------------
+# The run ------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Plan:
-    """What happens in a round: who is online, what each does to its replies, and whose device restarts before it."""
+    """What happens in a round: who is online, what each does to its replies, and whose device
+    restarts before it."""
 
     online: frozenset[str] = frozenset(CLIENTS)
     training: Mapping[str, Fault] = field(default_factory=dict)
@@ -192,7 +238,8 @@ class Killed(BaseException):
 
 @dataclass
 class Process:
-    """One process of a run: the round it is in, the plans, and after how many events it is killed, if it is."""
+    """One process of a run: the round it is in, the plans, and after how many events it is killed,
+    if it is."""
 
     number: int
     plans: Mapping[int, Plan]
@@ -209,7 +256,8 @@ class Process:
         self._events += 1
 
     def die(self) -> None:
-        """Keep the folder as it is in this moment, since what handles errors still runs, and die."""
+        """Keep the folder as it is in this moment, since what handles errors still runs, and
+        die."""
         self.dies_after = None
         if self.folder.exists():
             shutil.copytree(self.folder, self.folder.with_suffix(".killed"))
@@ -228,11 +276,14 @@ sys.addaudithook(_audit)
 
 
 class Nodes(MemoryGrid):
-    """The clients of one process; before the rounds `cleared`, all debts end, as they do in a new process."""
+    """The clients of one process; before the rounds `cleared`, all debts end, as they do in a new
+    process."""
 
     def __init__(self, process: Process, cleared: Collection[int] = ()) -> None:
         super().__init__({})
-        self.process, self._cleared, self._begun = process, cleared, 0
+        self.process = process
+        self._cleared = cleared
+        self._begun = 0
         self._numbers = dict(enumerate(CLIENTS, start=2))
         self._unpaid: dict[str, tuple[Message, Fault]] = {}
         self._strays: list[tuple[int, Message]] = []
@@ -263,29 +314,42 @@ class Nodes(MemoryGrid):
 
     def get_nodes(self) -> list[NodeInfo]:
         self._begin_round(self.process.number)
-        self.nodes = {node: name for node, name in self._numbers.items() if name in self._plan.online}
+        self.nodes = {
+            node: name for node, name in self._numbers.items() if name in self._plan.online
+        }
         return super().get_nodes()
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
         sent = list(messages)
         trains = sent[0].metadata.message_type == MessageType.TRAIN
-        arrived = self.pull_messages(self.push_messages(sent))  # in order: the first of two copies counts
+        # in order: the first of two copies counts
+        arrived = self.pull_messages(self.push_messages(sent))
         if trains:
-            self.process.sent[self.process.number] = {self.nodes[each.metadata.dst_node_id] for each in sent}
+            self.process.sent[self.process.number] = {
+                self.nodes[each.metadata.dst_node_id] for each in sent
+            }
             arrived += [stray for number, stray in self._strays if number < self.process.number]
             self._strays = [each for each in self._strays if each[0] == self.process.number]
         return arrived
 
     @staticmethod
-    def _copy(message: Message, fault: Fault, name: str = CLIENTS[0], *, second: bool = False) -> Message:
-        return fault.copy_of(Message(reply_of(name, message), reply_to=message), message, second=second)
+    def _copy(
+        message: Message, fault: Fault, name: str = CLIENTS[0], *, second: bool = False
+    ) -> Message:
+        return fault.copy_of(
+            Message(reply_of(name, message), reply_to=message), message, second=second
+        )
 
     def _answers(self, message: Message) -> list[Message]:
         self.process.pass_event()
-        name, kind = self.nodes[message.metadata.dst_node_id], message.metadata.message_type
-        fault = {MessageType.TRAIN: self._plan.training, MessageType.EVALUATE: self._plan.evaluation}.get(kind, {}).get(
-            name, HONEST
-        )
+        name = self.nodes[message.metadata.dst_node_id]
+        kind = message.metadata.message_type
+        fault = {
+            MessageType.TRAIN: self._plan.training,
+            MessageType.EVALUATE: self._plan.evaluation,
+        }.get(kind, {}).get(name, HONEST)
         copy = self._copy(message, fault, name)
         if fault.delivery in SILENT:
             self._unpaid[str(message.metadata.message_id)] = message, fault
@@ -302,7 +366,8 @@ class Nodes(MemoryGrid):
 
 
 class NotingClients(FlowerClients):
-    """Clients that keep what came of the last training, from which the round takes out what it refuses."""
+    """Clients that keep what came of the last training, from which the round takes out what it
+    refuses."""
 
     last: Trained | None = None
 
@@ -335,9 +400,13 @@ class Noted:
 
 
 def run_process(
-    process: Process, config: Mapping[str, Any], rounds: dict[int, Noted], cleared: Collection[int] = ()
+    process: Process,
+    config: Mapping[str, Any],
+    rounds: dict[int, Noted],
+    cleared: Collection[int] = (),
 ) -> None:
-    """Run until the run is finished, or the process killed, or the run ends with an error; enter its rounds."""
+    """Run until the run is finished, or the process killed, or the run ends with an error; enter
+    its rounds."""
     made: list[NotingClients] = []
 
     def clients_of(method: Method) -> FlowerClients:
@@ -347,7 +416,8 @@ def run_process(
         return made[0]
 
     def note(recorded: RecordedRound) -> None:
-        plan, used = process.plans[recorded.number], made[0].used
+        plan = process.plans[recorded.number]
+        used = made[0].used
         asked = process.sent.get(recorded.number, set())
         assert set(recorded.coefficients) <= used <= asked
         assert recorded.row["replies_used"] == len(used)
@@ -357,15 +427,19 @@ def run_process(
             assert name in used or name in recorded.refused or name in recorded.missing
             assert (fault.delivery in SILENT) == (name in recorded.missing)
         rounds[recorded.number] = Noted(asked, used)
-        process.told, process.number = recorded.number, process.number + 1
+        process.told = recorded.number
+        process.number = process.number + 1
         process.pass_event()
 
     watched.append(process)
     try:
         with quick_waits():
-            federate(Settings.of({**config, "out": str(process.folder)}), clients_of, note, deployed=True)
+            federate(
+                Settings.of({**config, "out": str(process.folder)}), clients_of, note, deployed=True
+            )
     except Killed:
-        if process.number in process.sent and made:  # it may have died after the checkpoint, before `note`
+        # it may have died after the checkpoint, before `note`
+        if process.number in process.sent and made:
             rounds[process.number] = Noted(process.sent[process.number], made[0].used)
         shutil.rmtree(process.folder, ignore_errors=True)
         if (kept := process.folder.with_suffix(".killed")).exists():
@@ -388,29 +462,49 @@ class Run(RuleBasedStateMachine):
         self.learned = True
         self.config: dict[str, Any] = {}
 
-    @initialize(method=st.sampled_from(METHODS), fraction=st.sampled_from([0.5, 1.0]), seed=st.integers(0, 3))
+    @initialize(
+        method=st.sampled_from(METHODS),
+        fraction=st.sampled_from([0.5, 1.0]),
+        seed=st.integers(0, 3),
+    )
     def begin(self, method: str, fraction: float, seed: int) -> None:
         """Choose the run."""
         self.config = {
-            **{"task": "synthetic", "clients": len(CLIENTS), "method": method, "fraction": fraction, "seed": seed},
+            **{
+                "task": "synthetic",
+                "clients": len(CLIENTS),
+                "method": method,
+                "fraction": fraction,
+                "seed": seed,
+            },
             **{"num-rounds": ROUNDS, "min-clients": FEWEST, "unused-rounds": 2, "device": "cpu"},
         }
 
     @precondition(lambda self: len(self.plans) < ROUNDS)
     @rule(
-        online=st.sets(st.sampled_from(CLIENTS), min_size=FEWEST) | st.just(set(CLIENTS)) | st.just({CLIENTS[1]}),
+        online=st.sets(st.sampled_from(CLIENTS), min_size=FEWEST)
+        | st.just(set(CLIENTS))
+        | st.just({CLIENTS[1]}),
         training=st.dictionaries(st.sampled_from(CLIENTS), FAULTS, max_size=len(CLIENTS)),
         evaluation=st.dictionaries(st.sampled_from(CLIENTS), FAULTS, max_size=1),
         restarted=st.sets(st.sampled_from(CLIENTS), max_size=1),
     )
     def plan(
-        self, online: set[str], training: dict[str, Fault], evaluation: dict[str, Fault], restarted: set[str]
+        self,
+        online: set[str],
+        training: dict[str, Fault],
+        evaluation: dict[str, Fault],
+        restarted: set[str],
     ) -> None:
         """Plan what happens in the next round."""
         CASES.update(rounds=1, faults=len(training) + len(evaluation))
-        self.plans[len(self.plans) + 1] = Plan(frozenset(online), training, evaluation, frozenset(restarted))
+        self.plans[len(self.plans) + 1] = Plan(
+            frozenset(online), training, evaluation, frozenset(restarted)
+        )
 
-    @precondition(lambda self: self.plans and (self.told < len(self.plans) or len(self.plans) == ROUNDS))
+    @precondition(
+        lambda self: self.plans and (self.told < len(self.plans) or len(self.plans) == ROUNDS)
+    )
     @rule(dies_after=st.none() | st.integers(0, 60))
     def run(self, dies_after: int | None) -> None:
         """Let a process run what is planned; the run is resumed if there was one."""
@@ -447,7 +541,8 @@ class Run(RuleBasedStateMachine):
         assert self.told <= len(numbers)
 
     def teardown(self) -> None:
-        """Let the run end, and compare it with one without kills in which refused replies were never sent."""
+        """Let the run end, and compare it with one without kills in which refused replies were
+        never sent."""
         try:
             if self.config:
                 self.end()
@@ -465,16 +560,22 @@ class Run(RuleBasedStateMachine):
         if not self.learned:
             assert not any(noted.used for noted in self.rounds.values())
             return
-        other = Process(1, {number: self.without_refused(number) for number in self.plans}, self.home / "other")
+        other = Process(
+            1, {number: self.without_refused(number) for number in self.plans}, self.home / "other"
+        )
         rounds: dict[int, Noted] = {}
         run_process(other, {**self.config, "unused-rounds": 0}, rounds, self.resumed)
         assert rounds == self.rounds
-        one, two = ((folder / "model.safetensors").read_bytes() for folder in (self.folder, other.folder))
+        one, two = (
+            (folder / "model.safetensors").read_bytes() for folder in (self.folder, other.folder)
+        )
         assert one == two
 
     def without_refused(self, number: int) -> Plan:
-        """Return the plan of a round in which what was refused is never sent, and what was used is sent once."""
-        plan, noted = self.plans[number], self.rounds[number]
+        """Return the plan of a round in which what was refused is never sent, and what was used is
+        sent once."""
+        plan = self.plans[number]
+        noted = self.rounds[number]
 
         def quiet(name: str, fault: Fault) -> Fault:
             if fault.delivery in SILENT:
@@ -482,14 +583,17 @@ class Run(RuleBasedStateMachine):
             return Fault(mutations=fault.mutations) if name in noted.used else GONE
 
         training = {name: quiet(name, plan.training.get(name, HONEST)) for name in noted.asked}
-        evaluation = {name: fault for name, fault in plan.evaluation.items() if fault.delivery in SILENT}
+        evaluation = {
+            name: fault for name, fault in plan.evaluation.items() if fault.delivery in SILENT
+        }
         return Plan(plan.online, training, evaluation, plan.restarted)
 
 
 CASES: Counter[str] = Counter()
 
 SETTINGS = chosen(phases=[Phase.explicit, Phase.generate], report_multiple_bugs=False)
-"""Without the phase `shrink`: it takes minutes where an example is whole runs. Add it to make a failure smaller."""
+"""Without the phase `shrink`: it takes minutes where an example is whole runs. Add it to make a
+failure smaller."""
 
 
 def test_a_disturbed_run_equals_that_of_what_it_used() -> None:
@@ -499,5 +603,7 @@ def test_a_disturbed_run_equals_that_of_what_it_used() -> None:
 @pytest.mark.slow
 def test_a_run_survives_thousands_of_disturbances() -> None:
     CASES.clear()
-    run_state_machine_as_test(Run, settings=chosen(SETTINGS, max_examples=300, stateful_step_count=12))
+    run_state_machine_as_test(
+        Run, settings=chosen(SETTINGS, max_examples=300, stateful_step_count=12)
+    )
     assert CASES.total() >= 3_000, CASES

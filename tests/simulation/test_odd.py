@@ -1,4 +1,5 @@
-"""Unusual tasks and models of users: they are learned right, or refused by name before the first round."""
+"""Unusual tasks and models of users: they are learned right, or refused by name before the first
+round."""
 
 from itertools import product
 from pathlib import Path
@@ -22,7 +23,9 @@ ODD = "tests.simulation.odd"
 
 def test_a_single_logit_is_thresholded_at_0(tmp_path: Path) -> None:
     for name, engine in (("one_logit", "loop"), ("column", "stacked")):
-        folder = run(tmp_path / name, task=f"{ODD}:{name}", num_rounds=25, learning_rate=0.5, engine=engine)
+        folder = run(
+            tmp_path / name, task=f"{ODD}:{name}", num_rounds=25, learning_rate=0.5, engine=engine
+        )
         assert np.mean([*fairbloom.load(folder).final().values()]) > 90.0
 
 
@@ -40,7 +43,9 @@ def test_places_that_are_left_out_and_soft_labels_are_learned(tmp_path: Path) ->
     models = {}
     for name in ("ignored", "soft", "soft_partial"):
         for engine in ("loop", "stacked"):
-            folder = run(tmp_path / name / engine, task=f"{ODD}:{name}", num_rounds=2, engine=engine)
+            folder = run(
+                tmp_path / name / engine, task=f"{ODD}:{name}", num_rounds=2, engine=engine
+            )
             models[name, engine] = fairbloom.load(folder).arrays()["weight"]
         np.testing.assert_allclose(models[name, "loop"], models[name, "stacked"], atol=1e-5)
     np.testing.assert_allclose(models["soft", "loop"], models["soft_partial", "loop"], atol=1e-6)
@@ -54,7 +59,9 @@ def test_a_loss_that_is_nan_at_all_clients_is_named(tmp_path: Path) -> None:
 
 
 def test_constants_that_are_not_finite_are_carried(tmp_path: Path) -> None:
-    arrays = fairbloom.load(run(tmp_path / "run", model=f"{ODD}:CausalMask", clients=3, num_rounds=2)).arrays()
+    arrays = fairbloom.load(
+        run(tmp_path / "run", model=f"{ODD}:CausalMask", clients=3, num_rounds=2)
+    ).arrays()
     assert (arrays["mask"] == -np.inf).sum() == 6
     assert np.isfinite(arrays["last.weight"]).all()
 
@@ -93,33 +100,49 @@ def test_a_quantity_of_any_unit_is_scored_or_refused_by_name(tmp_path: Path) -> 
 
 def changes_of(task: str) -> dict[str, Any]:
     return {
-        **{"task": f"tests.simulation.several:{task}", "clients": 4, "num_rounds": 2, "method": "ditto"},
+        **{
+            "task": f"tests.simulation.several:{task}",
+            "clients": 4,
+            "num_rounds": 2,
+            "method": "ditto",
+        },
         **{"batch_size": 3, "local_epochs": 2, "learning_rate": 0.3, "fraction": 1.0},
     }
 
 
 def test_a_dataset_and_a_models_loss_give_the_numbers_of_tensors(tmp_path: Path) -> None:
-    """Batches that are filled up to their own longest sequence, and losses that the model takes itself."""
+    """Batches that are filled up to their own longest sequence, and losses that the model takes
+    itself."""
     names = ("masked", "collated", "of_itself")
     expected, *others = (run(tmp_path / name, engine="loop", **changes_of(name)) for name in names)
     for ours, name in product(others, ("rounds.csv", "clients.csv")):
-        for row, due in zip(without_seconds(ours / name), without_seconds(expected / name), strict=True):
+        for row, due in zip(
+            without_seconds(ours / name), without_seconds(expected / name), strict=True
+        ):
             assert row.keys() == due.keys()
-            assert all(row[key] == due[key] or float(row[key]) == pytest.approx(float(due[key]), 1e-12) for key in due)
+            assert all(
+                row[key] == due[key] or float(row[key]) == pytest.approx(float(due[key]), 1e-12)
+                for key in due
+            )
 
 
 def test_tensors_and_a_dataset_are_not_pooled() -> None:
     task = load_task(small("", **changes_of("masked")).run_config())
     part = task.splits("client-0").train
     assert isinstance(part, Examples)
-    with pytest.raises(FairbloomError, match="some clients' examples are tensors, and others' are of a Dataset"):
+    with pytest.raises(
+        FairbloomError, match="some clients' examples are tensors, and others' are of a Dataset"
+    ):
         join([part, of_lines(part)])
 
 
 def test_weights_in_bfloat16_are_averaged_in_float32(tmp_path: Path) -> None:
     model = load_file(
-        run(tmp_path / "run", model="tests.client.nets:BFloat", engine="loop", num_rounds=2) / "model.safetensors"
+        run(tmp_path / "run", model="tests.client.nets:BFloat", engine="loop", num_rounds=2)
+        / "model.safetensors"
     )
     assert {array.dtype for array in model.values()} == {np.dtype(np.float32)}
-    rounded = {name: torch.from_numpy(array).bfloat16().float().numpy() for name, array in model.items()}
+    rounded = {
+        name: torch.from_numpy(array).bfloat16().float().numpy() for name, array in model.items()
+    }
     assert any((rounded[name] != array).any() for name, array in model.items())

@@ -21,12 +21,23 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "stragglers, averaged models": {"stragglers": 0.5, "local-epochs": 3, "average-models": True},
 }
 ALONE: dict[str, tuple[str, dict[str, Any]]] = {
-    "noise in updates": ("fedfv", {"attack": "noise", "attackers": "client-1", "attack-from": 2, "defence": "clip"}),
-    "false labels": ("fedavg", {"attack": "label-flip", "attackers": "client-1", "defence": "krum"}),
+    "noise in updates": (
+        "fedfv",
+        {"attack": "noise", "attackers": "client-1", "attack-from": 2, "defence": "clip"},
+    ),
+    "false labels": (
+        "fedavg",
+        {"attack": "label-flip", "attackers": "client-1", "defence": "krum"},
+    ),
     "adamw on a schedule": (
         "ditto",
         {
-            **{"optimizer": "adamw", "learning-rate": 0.01, "weight-decay": 0.01, "gradient-clip": 1.0},
+            **{
+                "optimizer": "adamw",
+                "learning-rate": 0.01,
+                "weight-decay": 0.01,
+                "gradient-clip": 1.0,
+            },
             **{"schedule": "cosine", "warmup": 1, "model": "mlp", "engine": "stacked"},
         },
     ),
@@ -45,7 +56,10 @@ SMALL: dict[str, Any] = {"clients": 5, "num-rounds": 3, "fraction": 0.6, "device
 
 
 def bits(folder: Path) -> dict[str, Any]:
-    personal = {str(path.relative_to(folder)): path.read_bytes() for path in folder.glob("clients/*/*/3.safetensors")}
+    personal = {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.glob("clients/*/*/3.safetensors")
+    }
     return {
         "model": (folder / "model.safetensors").read_bytes(),
         "best": (folder / "model-best.safetensors").read_bytes(),
@@ -63,13 +77,25 @@ def bits(folder: Path) -> dict[str, Any]:
         *((name, each) for each, (name, _) in ALONE.items()),
     ],
 )
-def test_a_run_repeats_and_resumes_to_the_same_bits(method: str, objective: str, tmp_path: Path) -> None:
-    """The second run, which is interrupted, repeats two rounds of the first before it goes on from its folder."""
+def test_a_run_repeats_and_resumes_to_the_same_bits(
+    method: str, objective: str, tmp_path: Path
+) -> None:
+    """The second run, which is interrupted, repeats two rounds of the first before it goes on from
+    its folder."""
     _, alone = ALONE.get(objective, ("", {}))
-    config = {**SMALL, **OBJECTIVES.get(objective, {}), **alone, "method": method, **GROUPED.get(method, {})}
+    config = {
+        **SMALL,
+        **OBJECTIVES.get(objective, {}),
+        **alone,
+        "method": method,
+        **GROUPED.get(method, {}),
+    }
     whole, resumed = (Settings.of({**config, "out": str(tmp_path / name)}) for name in "ab")
     expected = bits(simulate(whole))
-    assert all(np.isfinite(array).all() for array in load_file(tmp_path / "a" / "model.safetensors").values())
+    assert all(
+        np.isfinite(array).all()
+        for array in load_file(tmp_path / "a" / "model.safetensors").values()
+    )
     with pytest.raises(StoppedError):
         simulate(resumed, stop_after(2))
     assert bits(simulate(resumed)) == expected

@@ -1,4 +1,5 @@
-"""What a run may set of its rounds beside the method: averaged models, who trains, what is reported, pooled data."""
+"""What a run may set of its rounds beside the method: averaged models, who trains, what is
+reported, pooled data."""
 
 import tomllib
 from pathlib import Path
@@ -35,10 +36,16 @@ def test_the_mean_is_measured_by_each_client_on_its_own_examples(tmp_path: Path)
         assert own.validation is not None
         for split, examples in (("test", own.test), ("validation", own.validation)):
             found = measure(module, task, examples)
-            assert float(row[f"{split}_{SCORE}"]) == pytest.approx(100.0 * found["accuracy"], abs=1e-4)
-            assert float(row[f"{split}_loss_of_global_model"]) == pytest.approx(found["loss"], abs=1e-4)
+            assert float(row[f"{split}_{SCORE}"]) == pytest.approx(
+                100.0 * found["accuracy"], abs=1e-4
+            )
+            assert float(row[f"{split}_loss_of_global_model"]) == pytest.approx(
+                found["loss"], abs=1e-4
+            )
     best = load_model(folder / "model-best.safetensors")[1][f"validation_{SCORE}_mean"]
-    assert best == max(float(row[f"validation_{SCORE}_mean"]) for row in table(folder / "rounds.csv"))
+    assert best == max(
+        float(row[f"validation_{SCORE}_mean"]) for row in table(folder / "rounds.csv")
+    )
 
 
 def test_an_unknown_client_is_refused_at_once(tmp_path: Path) -> None:
@@ -49,7 +56,9 @@ def test_an_unknown_client_is_refused_at_once(tmp_path: Path) -> None:
     ]
     for changes in named:
         key = next(iter(changes)).replace("_", "-")
-        with pytest.raises(FairbloomError, match=rf"{key} names 'client-7'.* there are client-0, .*client-4$"):
+        with pytest.raises(
+            FairbloomError, match=rf"{key} names 'client-7'.* there are client-0, .*client-4$"
+        ):
             run(tmp_path / "run", **changes)
         assert not (tmp_path / "run").exists()
 
@@ -57,7 +66,8 @@ def test_an_unknown_client_is_refused_at_once(tmp_path: Path) -> None:
 def test_the_best_model_is_chosen_by_validation_examples(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"method": "fedavg", "num_rounds": 12, "fraction": 0.2, "seed": 9}
     folder = run(tmp_path / "run", validation_share=0.3, **settings)
-    rows, clients = table(folder / "rounds.csv"), table(folder / "clients.csv")
+    rows = table(folder / "rounds.csv")
+    clients = table(folder / "clients.csv")
     means = {}
     for row in rows:
         own = [float(c[f"validation_{SCORE}"]) for c in clients if c["round"] == row["round"]]
@@ -67,27 +77,38 @@ def test_the_best_model_is_chosen_by_validation_examples(tmp_path: Path) -> None
     by_test = max(rows, key=lambda row: float(row[f"test_{SCORE}_mean"]))
     assert best != int(by_test["round"]), "this run cannot tell by what the best model is chosen"
     about = load_model(folder / "model-best.safetensors")[1]
-    assert {k: v for k, v in about.items() if k != "sha256"} == {"round": best, f"validation_{SCORE}_mean": means[best]}
+    assert {k: v for k, v in about.items() if k != "sha256"} == {
+        "round": best,
+        f"validation_{SCORE}_mean": means[best],
+    }
 
 
 def test_pooled_clients_share_training_and_keep_their_tests() -> None:
     settings = small("", pooled=True).run_config()
-    task, apart = load_task(settings), load_task({**settings, "pooled": False})
+    task = load_task(settings)
+    apart = load_task({**settings, "pooled": False})
     assert load_task(settings) is task
     first, second = (task.splits(client) for client in task.clients[:2])
     assert first.train is second.train
     for client in task.clients:
-        for mine, own in zip(task.splits(client).test[:], apart.splits(client).test[:], strict=True):
+        for mine, own in zip(
+            task.splits(client).test[:], apart.splits(client).test[:], strict=True
+        ):
             assert torch.equal(mine, own)
-    inputs, targets = (torch.cat(part) for part in zip(*(apart.splits(c).train[:] for c in apart.clients), strict=True))
+    inputs, targets = (
+        torch.cat(part)
+        for part in zip(*(apart.splits(c).train[:] for c in apart.clients), strict=True)
+    )
     assert torch.equal(first.train[:][0], inputs)
     assert torch.equal(first.train[:][1], targets)
 
 
 def test_shared_tensors_are_joined_by_rows_and_others_copied() -> None:
-    inputs, targets = torch.arange(12.0).view(6, 2), torch.arange(6)
+    inputs = torch.arange(12.0).view(6, 2)
+    targets = torch.arange(6)
     parts = [Examples(inputs, targets, torch.tensor(rows)) for rows in ([4, 0], [5])]
-    shared, whole = join(parts), Examples(inputs + 100, targets + 100)
+    shared = join(parts)
+    whole = Examples(inputs + 100, targets + 100)
     assert shared.inputs is inputs
     assert shared.targets is targets
     copied = join([*parts, whole])
@@ -97,16 +118,26 @@ def test_shared_tensors_are_joined_by_rows_and_others_copied() -> None:
 
 
 def begin(out: Path, **changes: Any) -> tuple[list[str], float]:
-    """Run one round, unless told otherwise; return how many trained in each, and the fraction that is recorded."""
+    """Run one round, unless told otherwise; return how many trained in each, and the fraction that
+    is recorded."""
     plain = {"num-rounds": 1, "device": "cpu", "evaluate-every": 0, "out": str(out)}
-    folder = simulate(Settings.of(plain | {key.replace("_", "-"): value for key, value in changes.items()}))
+    folder = simulate(
+        Settings.of(plain | {key.replace("_", "-"): value for key, value in changes.items()})
+    )
     recorded = tomllib.loads((folder / "config.toml").read_text())
-    return [row["participants"] for row in table(folder / "rounds.csv")], float(recorded["fraction"])
+    return [row["participants"] for row in table(folder / "rounds.csv")], float(
+        recorded["fraction"]
+    )
 
 
 def test_all_of_up_to_nine_clients_train_and_half_of_more(tmp_path: Path) -> None:
     """Clients that only evaluate are not counted, and pooled data train one."""
-    for clients, trained, fraction in ((2, "2", 1.0), (9, "9", 1.0), (10, "5", 0.5), (11, "6", 0.5)):
+    for clients, trained, fraction in (
+        (2, "2", 1.0),
+        (9, "9", 1.0),
+        (10, "5", 0.5),
+        (11, "6", 0.5),
+    ):
         assert begin(tmp_path / str(clients), clients=clients) == ([trained], fraction)
     some, _ = begin(tmp_path / "some", clients=12, training_clients="client-01,client-02,client-03")
     pooled, _ = begin(tmp_path / "pooled", clients=4, pooled=True, num_rounds=2)

@@ -1,4 +1,5 @@
-"""Runs whose clients keep something between rounds that corrects their steps, with the server's side of it."""
+"""Runs whose clients keep something between rounds that corrects their steps, with the server's
+side of it."""
 
 import os
 import re
@@ -20,17 +21,26 @@ from tests.client.quadratic import minimiser
 
 from .helpers import config_of, model_of, run, table
 
-QUADRATIC: dict[str, Any] = {"task": "tests.client.quadratic:task", "batch_size": 0, "local_epochs": 6}
+QUADRATIC: dict[str, Any] = {
+    "task": "tests.client.quadratic:task",
+    "batch_size": 0,
+    "local_epochs": 6,
+}
 SCAFFOLDS: dict[str, Any] = {"method": "scaffold"}
 
 
 def test_a_state_that_cannot_be_stored_is_no_silent_loss(tmp_path: Path) -> None:
     """States are stored several at once; the error of one of them ends the round's checkpoint."""
     config = config_of(**QUADRATIC, **SCAFFOLDS, clients=3, state_dir=str(tmp_path))
-    method, folder = SCAFFOLD(), state_folder(config)
+    method = SCAFFOLD()
+    folder = state_folder(config)
     assert folder is not None
     with closing(LocalClients(method, config)) as clients:
-        list(Rounds(method, clients, 1).run(model_of(config), measure=lambda number: [], measure_after=[]))
+        list(
+            Rounds(method, clients, 1).run(
+                model_of(config), measure=lambda number: [], measure_after=[]
+            )
+        )
         folder.mkdir(parents=True)
         (folder / "b").write_bytes(b"")
         with pytest.raises(OSError, match=re.escape(str(folder / "b"))):
@@ -40,16 +50,23 @@ def test_a_state_that_cannot_be_stored_is_no_silent_loss(tmp_path: Path) -> None
         assert len(list(folder.glob("*/rule/1.safetensors"))) == 3
 
 
-# What is on disk ------------------------------------------------------------------------------------------------------
+# What is on disk ----------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_a_thousand_clients_keep_a_few_versions_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thousand_clients_keep_a_few_versions_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "fsync", lambda opened: None)  # the disk is not what this is about
     method = SCAFFOLD()
-    config = {**config_of(clients=1000, task="tests.client.quadratic:many", batch_size=0), "state-dir": str(tmp_path)}
+    config = {
+        **config_of(clients=1000, task="tests.client.quadratic:many", batch_size=0),
+        "state-dir": str(tmp_path),
+    }
     with closing(StackedClients(method, config, block=100)) as clients:
-        rounds = Rounds(method, clients, 4).run(model_of(config), measure=lambda number: (), measure_after=())
+        rounds = Rounds(method, clients, 4).run(
+            model_of(config), measure=lambda number: (), measure_after=()
+        )
         for finished in rounds:
             assert not finished.refused
             clients.keep(since=finished.number - 1)
@@ -61,7 +78,14 @@ def test_a_thousand_clients_keep_a_few_versions_each(tmp_path: Path, monkeypatch
 @pytest.mark.slow
 @pytest.mark.parametrize("harm", ["lost", "damaged"])
 def test_a_lost_state_lets_all_begin_again_and_converge(tmp_path: Path, harm: str) -> None:
-    told = {**QUADRATIC, **SCAFFOLDS, "clients": 3, "fraction": 1.0, "evaluate_every": 0, "learning_rate": 0.1}
+    told = {
+        **QUADRATIC,
+        **SCAFFOLDS,
+        "clients": 3,
+        "fraction": 1.0,
+        "evaluate_every": 0,
+        "learning_rate": 0.1,
+    }
     folder = run(tmp_path / "run", **told, num_rounds=20)
     for file in folder.glob("clients/*/b/rule/*.safetensors"):
         if harm == "lost":
@@ -73,7 +97,9 @@ def test_a_lost_state_lets_all_begin_again_and_converge(tmp_path: Path, harm: st
     last = np.concatenate([arrays["x"], arrays["bias"][None]])
     np.testing.assert_allclose(last, minimiser({"a": 1.0, "b": 3.0, "c": 2.0}), atol=1e-3)
     rows = {int(row["round"]): row for row in table(folder / "rounds.csv")}
-    assert [number for number, row in rows.items() if row["lost_states"] not in ("", "0", "0.0")] == [21]
+    assert [
+        number for number, row in rows.items() if row["lost_states"] not in ("", "0", "0.0")
+    ] == [21]
 
 
 def test_what_a_device_keeps_is_for_its_owner_alone(tmp_path: Path) -> None:

@@ -20,7 +20,17 @@ from fairbloom.server.fairness import percent_improved, summarize
 from fairbloom.server.run_folder.rows import MEASURES, ClientTable, round_columns
 from fairbloom.simulation.run import simulate
 
-from .helpers import Outcome, assert_whole, checkpoints_every, drafts, rounds, rows_seen, run, small, table
+from .helpers import (
+    Outcome,
+    assert_whole,
+    checkpoints_every,
+    drafts,
+    rounds,
+    rows_seen,
+    run,
+    small,
+    table,
+)
 
 OF_PARTICIPANTS = ("coefficient", "train_loss_before_round", "train_loss_of_global_model")
 COLUMN = ACCURACY.column()
@@ -32,7 +42,8 @@ def test_another_seed_gives_another_run(tmp_path: Path) -> None:
 
 
 def test_the_number_of_threads_changes_nothing(tmp_path: Path) -> None:
-    before, models = torch.get_num_threads(), []
+    before = torch.get_num_threads()
+    models = []
     for threads in (1, 2):
         torch.set_num_threads(threads)
         models.append(Outcome.of(run(tmp_path / str(threads), model="mlp", num_rounds=2)))
@@ -41,7 +52,7 @@ def test_the_number_of_threads_changes_nothing(tmp_path: Path) -> None:
     assert not models[0].differences(models[1])
 
 
-# What is on disk ----------------------------------------------------------------------------------------------------
+# What is on disk ----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -54,20 +65,32 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_folder_has_what_is_documented_and_no_draft(finished: Path) -> None:
     files = {str(path.relative_to(finished)) for path in finished.rglob("*") if path.is_file()}
     assert files == {
-        *("config.toml", "env.json", "scores.json", "engine.json", "split.npz", "preprocessing.json"),
+        *(
+            "config.toml",
+            "env.json",
+            "scores.json",
+            "engine.json",
+            "split.npz",
+            "preprocessing.json",
+        ),
         *("rounds.csv", "clients.csv", "coefficients.csv"),
         *("checkpoint/6.safetensors", "model.safetensors", "model-best.safetensors"),
     }
     assert not drafts(finished)
-    assert {"python", "flwr", "torch", "numpy"} <= set(json.loads((finished / "env.json").read_text()))
+    assert {"python", "flwr", "torch", "numpy"} <= set(
+        json.loads((finished / "env.json").read_text())
+    )
 
 
 def test_tables_have_the_documented_columns_and_rows(finished: Path) -> None:
-    of_rounds, of_clients = round_columns(small(finished).strategy()), ClientTable().columns
+    of_rounds = round_columns(small(finished).strategy())
+    of_clients = ClientTable().columns
     for name, columns in (("rounds.csv", of_rounds), ("clients.csv", of_clients)):
         assert_whole(finished / name)
         assert tuple(table(finished / name)[0]) == columns
-    assert [row["round"] for row in table(finished / "rounds.csv")] == [str(number) for number in range(1, 7)]
+    assert [row["round"] for row in table(finished / "rounds.csv")] == [
+        str(number) for number in range(1, 7)
+    ]
     seen = [(row["round"], row["client"]) for row in table(finished / "clients.csv")]
     assert seen == [(str(number), f"client-{k}") for number in range(1, 7) for k in range(5)]
 
@@ -75,7 +98,9 @@ def test_tables_have_the_documented_columns_and_rows(finished: Path) -> None:
 def test_a_rounds_measures_are_those_of_its_clients(finished: Path) -> None:
     """Participants alone have a coefficient and training losses."""
     for row in table(finished / "rounds.csv"):
-        clients = [client for client in table(finished / "clients.csv") if client["round"] == row["round"]]
+        clients = [
+            client for client in table(finished / "clients.csv") if client["round"] == row["round"]
+        ]
         measures = summarize({client["client"]: float(client[COLUMN]) for client in clients})
         assert {key: float(row[f"{COLUMN}_{key}"]) for key in MEASURES} == measures
         drawn = [client for client in clients if client["participated"] == "1"]
@@ -103,7 +128,8 @@ def test_the_best_model_is_that_of_the_best_evaluated_round(tmp_path: Path) -> N
     about = load_model(folder / "model-best.safetensors")[1]
     assert {**about, "sha256": ""} == {"round": best, f"{COLUMN}_mean": max(means), "sha256": ""}
     stopped = run(tmp_path / "stopped", method="fedavg", num_rounds=best, fraction=0.2, seed=2)
-    kept, expected = load_file(folder / "model-best.safetensors"), load_file(stopped / "model.safetensors")
+    kept = load_file(folder / "model-best.safetensors")
+    expected = load_file(stopped / "model.safetensors")
     assert all(np.array_equal(kept[key], expected[key]) for key in expected)
 
 
@@ -112,10 +138,12 @@ def test_evaluation_changes_nothing_in_the_training(tmp_path: Path) -> None:
     assert (often / "model.safetensors").read_bytes() == (seldom / "model.safetensors").read_bytes()
 
 
-# Again --------------------------------------------------------------------------------------------------------------
+# Again --------------------------------------------------------------------------------------------
 
 
-def test_a_run_without_a_folder_is_named_by_its_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_without_a_folder_is_named_by_its_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     first, again, other = (simulate(small(out="", num_rounds=1, seed=seed)) for seed in (0, 0, 1))
     assert first == again != other
@@ -124,17 +152,23 @@ def test_a_run_without_a_folder_is_named_by_its_settings(tmp_path: Path, monkeyp
 
 
 def test_an_absent_device_stops_the_run_before_any_client_works(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"device = 'cuda:99' is not available on this machine: auto chooses the best"):
+    with pytest.raises(
+        ValueError,
+        match=r"device = 'cuda:99' is not available on this machine: auto chooses the best",
+    ):
         run(tmp_path / "run", device="cuda:99")
     assert not (tmp_path / "run").exists()
 
 
-# The training losses of one model -----------------------------------------------------------------------------------
+# The training losses of one model -----------------------------------------------------------------
 
 
-def test_a_training_loss_that_is_known_is_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_training_loss_that_is_known_is_not_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By how often clients measure a model on their training examples, round by round."""
-    passes, measured = Counter[int](), LocalClient.measured
+    passes = Counter[int]()
+    measured = LocalClient.measured
 
     def count(self: LocalClient, measurement: Measurement, terms: Terms) -> dict[str, float]:
         passes[terms.server_round] += measurement.examples == TRAIN
@@ -143,9 +177,11 @@ def test_a_training_loss_that_is_known_is_not_measured_again(tmp_path: Path, mon
     monkeypatch.setattr(LocalClient, "measured", count)
     plain: dict[str, Any] = {"method": "fedavg", "fraction": 1.0, "num_rounds": 4, "engine": "loop"}
     cases: list[tuple[dict[str, Any], dict[int, int]]] = [
-        ({}, {1: 10, 2: 5, 3: 5, 4: 5}),  # of five clients, before and after the first round, and then after each
+        # of five clients, before and after the first round, and then after each
+        ({}, {1: 10, 2: 5, 3: 5, 4: 5}),
         ({"evaluate_every": 2}, {2: 10, 4: 10}),  # round 3 has changed the model meanwhile
-        ({"average_models": True}, {1: 10, 2: 10, 3: 10, 4: 10}),  # clients evaluate another model than they train
+        # clients evaluate another model than they train
+        ({"average_models": True}, {1: 10, 2: 10, 3: 10, 4: 10}),
     ]
     for place, (changes, expected) in enumerate(cases):
         folder = run(tmp_path / str(place), **plain | changes)
@@ -170,6 +206,7 @@ def test_an_engine_says_how_many_clients_have_trained(tmp_path: Path) -> None:
         assert {of for _, of in said} == {4}
         assert all(0 <= done <= 4 for done, _ in said)
         ends = [place for place in range(1, len(said)) if said[place][0] < said[place - 1][0]]
-        assert len(ends) in (0, 2)  # within a round it never falls; an engine that trains all at once says little
+        # within a round it never falls; an engine that trains all at once says little
+        assert len(ends) in (0, 2)
         if engine != "stacked":
             assert len({done for done, _ in said}) >= 2

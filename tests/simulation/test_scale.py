@@ -18,10 +18,17 @@ LINE = f"{mine.__name__}:line"
 
 def settings(clients: int, a_round: int, **others: Any) -> dict[str, Any]:
     share = a_round / clients
-    return {"task": LINE, "clients": clients, "fraction": share, "fraction-evaluate": share, "device": "cpu", **others}
+    return {
+        "task": LINE,
+        "clients": clients,
+        "fraction": share,
+        "fraction-evaluate": share,
+        "device": "cpu",
+        **others,
+    }
 
 
-# Memory -------------------------------------------------------------------------------------------------------------
+# Memory -------------------------------------------------------------------------------------------
 
 
 GROWTH = r"""
@@ -42,15 +49,20 @@ print(int(sys.argv[-1]) - int(sys.argv[-2]))
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="a process reads its largest resident memory from /proc")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="a process reads its largest resident memory from /proc"
+)
 def test_a_run_with_a_million_clients_takes_at_most_200_mb_more(tmp_path: Path) -> None:
     command = [sys.executable, "-c", GROWTH, str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert 50 < int(done.stdout.split()[-1]) <= 200  # less than the names take would be no measurement
+    # less than the names take would be no measurement
+    assert 50 < int(done.stdout.split()[-1]) <= 200
 
 
-# Draws --------------------------------------------------------------------------------------------------------------
+# Draws --------------------------------------------------------------------------------------------
 
 
 def test_clients_are_drawn_by_the_order_of_their_names(tmp_path: Path) -> None:

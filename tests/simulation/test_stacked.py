@@ -25,7 +25,13 @@ from tests.rounds.implementations import assert_same_replies
 from .helpers import model_of
 
 PLAIN: dict[str, Any] = {
-    **{"task": "tests.nets:doubled", "clients": 9, "partition": "dirichlet", "device": "cpu", "seed": 4},
+    **{
+        "task": "tests.nets:doubled",
+        "clients": 9,
+        "partition": "dirichlet",
+        "device": "cpu",
+        "seed": 4,
+    },
 }
 PLAIN_TERMS = Terms(server_round=3, measure=("loss-before",))
 
@@ -36,12 +42,16 @@ def config_of(**changes: Any) -> dict[str, Any]:
 
 def both(config: dict[str, Any]) -> tuple[LocalClients, StackedClients, dict[str, Any]]:
     """Return the two engines, and a model that is not the initial one."""
-    method, random = FedAvg(frozen=frozen_parameters(load_task(config).model())), np.random.default_rng(7)
-    model = {name: array + 0.05 * random.standard_normal(array.shape) for name, array in model_of(config).items()}
+    method = FedAvg(frozen=frozen_parameters(load_task(config).model()))
+    random = np.random.default_rng(7)
+    model = {
+        name: array + 0.05 * random.standard_normal(array.shape)
+        for name, array in model_of(config).items()
+    }
     return LocalClients(method, config), StackedClients(method, config, block=64), model
 
 
-# What cannot be stacked -----------------------------------------------------------------------------------------------
+# What cannot be stacked ---------------------------------------------------------------------------
 
 
 def program(model: str, **changes: Any) -> Any:
@@ -56,7 +66,10 @@ def test_a_model_that_cannot_be_stacked_is_named_with_the_reason() -> None:
         ("tests.nets:Branching", "PyTorch cannot map it over clients"),
         ("tests.client.nets:Dropping", "draws, as dropout does"),
         ("tests.client.nets:Normed", "BatchNorm keeps statistics"),
-        ("tests.client.nets:Untouched", "does not touch some of its parameters|depends on the others"),
+        (
+            "tests.client.nets:Untouched",
+            "does not touch some of its parameters|depends on the others",
+        ),
         ("tests.client.nets:Tied", "several of its names are one parameter"),
         ("tests.client.nets:Moded", "computes otherwise in training"),
         ("tests.client.nets:Masked", "changes buffers"),
@@ -82,13 +95,17 @@ def test_a_probe_leaves_the_models_buffers_as_they_were() -> None:
 
 @pytest.mark.parametrize("net", nets.USABLE, ids=lambda net: net.__name__)
 def test_a_corner_of_pytorch_is_computed_right_or_refused(net: type[nn.Module]) -> None:
-    config = config_of(task="digits", model=f"tests.client.nets:{net.__name__}", **{"weight-decay": 0.01})
+    config = config_of(
+        task="digits", model=f"tests.client.nets:{net.__name__}", **{"weight-decay": 0.01}
+    )
     try:
         program(config["model"], task="digits")
     except UnstackableError:
         return
     loop, stacked, _ = both(config)
-    ours, expected = (engine.train(loop.online(1), model_of(config), PLAIN_TERMS) for engine in (stacked, loop))
+    ours, expected = (
+        engine.train(loop.online(1), model_of(config), PLAIN_TERMS) for engine in (stacked, loop)
+    )
     assert_same_replies(ours, expected, 1e-2 if net in (nets.Half, nets.Autocast) else 1e-5)
 
 
@@ -102,11 +119,12 @@ def test_chains_are_products_and_other_models_are_mapped() -> None:
     assert isinstance(make_program(hooked, task, task.splits(task.clients[0]).train), Mapped)
 
 
-# One bad client, and too little memory --------------------------------------------------------------------------------
+# One bad client, and too little memory ------------------------------------------------------------
 
 
 def test_one_bad_client_is_refused_alone() -> None:
-    """One whose labels are no classes, which fails the whole block, and one whose examples are not finite."""
+    """One whose labels are no classes, which fails the whole block, and one whose examples are not
+    finite."""
     loop, stacked, model = both(config_of(**{"doubled.apart": True, "batch-size": 8}))
     names = loop.online(1)
     for engine in (loop, stacked):
@@ -116,8 +134,13 @@ def test_one_bad_client_is_refused_alone() -> None:
     ours, expected = (engine.train(names, model, PLAIN_TERMS) for engine in (stacked, loop))
     assert_same_replies(ours, expected, 1e-12)
     assert set(ours.refused.reasons) == {names[2], names[5]}
-    assert "is not finite" in ours.refused.reasons[names[5]] or "finite number" in ours.refused.reasons[names[5]]
-    measured, due = (engine.evaluate(names, model, Terms(server_round=1), names) for engine in (stacked, loop))
+    assert (
+        "is not finite" in ours.refused.reasons[names[5]]
+        or "finite number" in ours.refused.reasons[names[5]]
+    )
+    measured, due = (
+        engine.evaluate(names, model, Terms(server_round=1), names) for engine in (stacked, loop)
+    )
     assert_same_replies(measured, due, 1e-12)
     assert set(measured.refused.reasons) == {names[4]}
 
@@ -127,7 +150,8 @@ def test_a_block_beyond_memory_is_computed_in_parts(
 ) -> None:
     import fairbloom.simulation.stacked.clients as engine
 
-    train_together, sizes = engine.train_together, list[int]()
+    train_together = engine.train_together
+    sizes = list[int]()
 
     def short_of_memory(program: Any, task: Any, rows: Any, *others: Any) -> Any:
         sizes.append(len(rows.arrays[0]))
@@ -161,7 +185,7 @@ def test_a_failure_that_is_no_clients_own_is_told(
     assert "a fault of the engine" in caplog.text
 
 
-# Blocks ---------------------------------------------------------------------------------------------------------------
+# Blocks -------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=40)
@@ -170,7 +194,9 @@ def test_a_failure_that_is_no_clients_own_is_told(
     batch=st.integers(0, 60),
     most=st.integers(1, 12),
 )
-def test_blocks_hold_everybody_once_and_little_to_fill_up(sizes: list[int], batch: int, most: int) -> None:
+def test_blocks_hold_everybody_once_and_little_to_fill_up(
+    sizes: list[int], batch: int, most: int
+) -> None:
     members = [
         Member(None, place, 1, count, size, -(-count // size))  # type: ignore[arg-type]
         for place, count in enumerate(sizes)
@@ -180,6 +206,8 @@ def test_blocks_hold_everybody_once_and_little_to_fill_up(sizes: list[int], batc
     assert sorted(member.place for block in made for member in block) == list(range(len(sizes)))
     for block in made:
         assert 1 <= len(block) <= most
-        assert [member.steps for member in block] == sorted((member.steps for member in block), reverse=True)
+        assert [member.steps for member in block] == sorted(
+            (member.steps for member in block), reverse=True
+        )
         real = sum(member.batch for member in block)
         assert len(block) * max(member.batch for member in block) <= PADDING * real

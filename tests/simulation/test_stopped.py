@@ -1,4 +1,5 @@
-"""Runs in which nothing, or not all, is learned: named on the command line and for a federation, and they can go on."""
+"""Runs in which nothing, or not all, is learned: named on the command line and for a federation,
+and they can go on."""
 
 import re
 from pathlib import Path
@@ -20,7 +21,18 @@ from tests.experiments.helpers import fairbloom
 
 from .helpers import checkpoints_every, rounds, run, small, table
 
-LATE = ("--clients", 4, "--rounds", 5, "--set", "stragglers=1.0", "--set", "drop-stragglers=true", "--out", "a")
+LATE = (
+    "--clients",
+    4,
+    "--rounds",
+    5,
+    "--set",
+    "stragglers=1.0",
+    "--set",
+    "drop-stragglers=true",
+    "--out",
+    "a",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +49,11 @@ def used(folder: Path) -> list[str]:
 
 def test_the_command_line_says_that_nothing_is_learned(capfd: pytest.CaptureFixture[str]) -> None:
     assert fairbloom("run", *LATE) == 2
-    (said,) = [line for line in capfd.readouterr().err.splitlines() if "the run has learned nothing" in line]
+    (said,) = [
+        line
+        for line in capfd.readouterr().err.splitlines()
+        if "the run has learned nothing" in line
+    ]
     assert "for 3 rounds: in round 3, 4 of 4 replies were refused" in said
     assert "is a straggler in round 3, and drop-stragglers is on" in said
     assert "unused-rounds = 0" in said
@@ -59,7 +75,9 @@ def test_a_run_goes_on_from_its_folder_after_a_repair(monkeypatch: pytest.Monkey
 
     with monkeypatch.context() as patch, checkpoints_every(1):
         patch.setattr(LocalClient, "train", broken)
-        with pytest.raises(NothingLearnedError, match=r"in round 5, .*: the sensors of all clinics are off"):
+        with pytest.raises(
+            NothingLearnedError, match=r"in round 5, .*: the sensors of all clinics are off"
+        ):
             run("a", engine="loop")
         with pytest.raises(NothingLearnedError, match="the sensors"):
             run("a", engine="loop", unused_rounds=2)
@@ -70,7 +88,12 @@ def test_a_run_goes_on_from_its_folder_after_a_repair(monkeypatch: pytest.Monkey
 @pytest.mark.slow
 @pytest.mark.parametrize("rate", [30.0, 1e30])
 def test_a_run_that_diverges_names_its_learning_rate(tmp_path: Path, rate: float) -> None:
-    wild: dict[str, Any] = {"model": "mlp", "learning_rate": rate, "local_epochs": 9, "num_rounds": 9}
+    wild: dict[str, Any] = {
+        "model": "mlp",
+        "learning_rate": rate,
+        "local_epochs": 9,
+        "num_rounds": 9,
+    }
     wild["method"] = "fedavg"
     with pytest.raises(NothingLearnedError, match=r"not finite|broken") as refusal:
         run(tmp_path / "wild", **wild)
@@ -79,11 +102,16 @@ def test_a_run_that_diverges_names_its_learning_rate(tmp_path: Path, rate: float
     run(tmp_path / "lower", **wild | {"learning_rate": 0.01 * min(rate, 1.0), "gradient_clip": 1.0})
     assert {row["refused"] for row in rounds(tmp_path / "lower")} == {""}
     with pytest.raises(NothingLearnedError) as again:
-        run(tmp_path / "clipped", **wild | {"learning_rate": 1e38, "gradient_clip": 1.0, "num_rounds": 3})
+        run(
+            tmp_path / "clipped",
+            **wild | {"learning_rate": 1e38, "gradient_clip": 1.0, "num_rounds": 3},
+        )
     assert "gradient-clip" not in str(again.value)
 
 
-def test_a_torn_file_of_a_client_is_told_without_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torn_file_of_a_client_is_told_without_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def torn(self: LocalClient, received: StateDict, terms: Terms, sent: Any) -> Update:
         load_file(tmp_path / "torn.safetensors")
         raise AssertionError("it can be read")
@@ -93,7 +121,9 @@ def test_a_torn_file_of_a_client_is_told_without_its_folder(tmp_path: Path, monk
     run(tmp_path / "a", engine="loop", unused_rounds=0)
     told = [row["refused"] for row in rounds(tmp_path / "a")]
     assert all("SafetensorError" in refused and ".py, line" in refused for refused in told)
-    assert not any(str(tmp_path) in refused or "site-packages" in refused or "/" in refused for refused in told)
+    assert not any(
+        str(tmp_path) in refused or "site-packages" in refused or "/" in refused for refused in told
+    )
 
 
 def test_rounds_of_a_federation_share_no_checkpoint(tmp_path: Path) -> None:
@@ -106,9 +136,12 @@ def test_rounds_of_a_federation_share_no_checkpoint(tmp_path: Path) -> None:
     assert [path.stem for path in list_checkpoints(tmp_path / "b" / "checkpoint")] == ["6"]
 
 
-def test_a_client_that_raises_is_refused_and_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_raises_is_refused_and_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One client fails in the second round, and another one whenever it evaluates."""
-    train, evaluate = LocalClient.train, LocalClient.evaluate
+    train = LocalClient.train
+    evaluate = LocalClient.evaluate
 
     def fails_once(self: LocalClient, received: StateDict, terms: Terms, sent: Any) -> Update:
         if self.name == "client-2" and terms.server_round == 2:
@@ -126,8 +159,13 @@ def test_a_client_that_raises_is_refused_and_the_run_goes_on(tmp_path: Path, mon
     assert used(folder) == ["5", "4", "5"]
     assert {row["participants"] for row in rounds(folder)} == {"5"}
     for number, row in enumerate(rounds(folder), start=1):
-        assert ("client-2: RuntimeError: the disk of clinic 2 is gone" in row["refused"]) == (number == 2)
-        assert "client-3: evaluation: ValueError: no test data (test_stopped.py, line" in row["refused"]
+        assert ("client-2: RuntimeError: the disk of clinic 2 is gone" in row["refused"]) == (
+            number == 2
+        )
+        assert (
+            "client-3: evaluation: ValueError: no test data (test_stopped.py, line"
+            in row["refused"]
+        )
     clients = table(folder / "clients.csv")
     assert {row["client"] for row in clients} == {f"client-{k}" for k in (0, 1, 2, 4)}
     refused = [row for row in clients if row["client"] == "client-2"]

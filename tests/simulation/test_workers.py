@@ -37,17 +37,20 @@ def workers_of(method: Method | None = None, workers: int = 2, **changes: Any) -
     return WorkerClients(method or FedAvg(), config_of(**changes), workers)
 
 
-# As in the loop -------------------------------------------------------------------------------------------------------
+# As in the loop -----------------------------------------------------------------------------------
 
 
-def test_a_task_of_a_notebook_is_as_in_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_of_a_notebook_is_as_in_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """__main__ alone has it, which no other process could import."""
     main = ModuleType("__main__")
     main.notebook = tied  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "__main__", main)
     monkeypatch.chdir(tmp_path)
     settings = {"task": "__main__:notebook", "batch_size": 8}
-    config, terms = config_of(**settings), Terms(server_round=1)
+    config = config_of(**settings)
+    terms = Terms(server_round=1)
     expected = both_of(LocalClients(FedAvg(), config), FIVE, model_of(config), terms)
     with closing(workers_of(**settings)) as clients:
         assert both_of(clients, FIVE, model_of(config), terms) == expected
@@ -61,7 +64,10 @@ def test_old_updates_that_a_method_keeps_stay_as_they_are() -> None:
         with closing(workers_of(method, memory=memory)) as clients:
             vectors = clients.train(FIVE, model, Terms(server_round=1)).updates.vectors
             third = combine(np.eye(len(FIVE))[2], vectors)
-            method.progress.kept = {Kept("a", 1): third, Kept("b", 1): Vectors.of(np.ones(vectors.size))}
+            method.progress.kept = {
+                Kept("a", 1): third,
+                Kept("b", 1): Vectors.of(np.ones(vectors.size)),
+            }
             before = [row.blocks[0].tobytes() for row in method.progress.kept.values()]
             clients.train(FIVE, model, Terms(server_round=2))
             kept = [row.blocks[0] for row in method.progress.kept.values()]
@@ -69,11 +75,12 @@ def test_old_updates_that_a_method_keeps_stay_as_they_are() -> None:
             assert isinstance(kept[0], np.memmap) == (memory > 0.0)
 
 
-# Processes that end ---------------------------------------------------------------------------------------------------
+# Processes that end -------------------------------------------------------------------------------
 
 
 def test_closing_ends_all_processes_and_may_be_done_twice() -> None:
-    model, clients = model_of(config_of()), workers_of()
+    model = model_of(config_of())
+    clients = workers_of()
     expected = both_of(clients, FIVE, model, Terms(server_round=1))
     assert clients.workers
     there = {worker.pid for worker in clients.workers.processes.values()}
@@ -130,7 +137,9 @@ def busy_run(folder: Path) -> int:
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_no_process_outlives_its_parent_or_says_anything(how: signal.Signals, tmp_path: Path) -> None:
+def test_no_process_outlives_its_parent_or_says_anything(
+    how: signal.Signals, tmp_path: Path
+) -> None:
     parent = busy_run(tmp_path)
     workers = [int(path.name) for path in tmp_path.glob("[0-9]*")]
     assert len(workers) == 2
@@ -144,7 +153,7 @@ def test_no_process_outlives_its_parent_or_says_anything(how: signal.Signals, tm
     assert (tmp_path / "said").read_text() == ""
 
 
-# What cannot be -------------------------------------------------------------------------------------------------------
+# What cannot be -----------------------------------------------------------------------------------
 
 
 def test_what_a_machine_cannot_give_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

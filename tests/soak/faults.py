@@ -1,4 +1,5 @@
-"""What befalls a federation while it trains; what systemd would start again is started again, and no more is done."""
+"""What befalls a federation while it trains; what systemd would start again is started again, and
+no more is done."""
 
 import contextlib
 import os
@@ -18,10 +19,12 @@ RESTART_SECONDS = 3.0
 
 
 class Site:
-    """A federation whose clients reach the server by cables that can be cut; the last client is the hostile one."""
+    """A federation whose clients reach the server by cables that can be cut; the last client is the
+    hostile one."""
 
     def __init__(self, there: Deployment, clients: Sequence[str]) -> None:
-        self.there, self.clients = there, clients
+        self.there = there
+        self.clients = clients
         self.order = there.home / "attack"
         there.environment[ORDER] = str(self.order)
         self.cables = {name: Cable(there.fleet) for name in clients}
@@ -37,11 +40,14 @@ class Site:
             cable.close()
 
     def processes(self) -> dict[str, int]:
-        """Return the ids of the processes that live as long as the federation does, unless they are killed."""
-        return {"server": self.there.server.pid} | {name: self.there.clients[name].pid for name in self.clients}
+        """Return the ids of the processes that live as long as the federation does, unless they are
+        killed."""
+        return {"server": self.there.server.pid} | {
+            name: self.there.clients[name].pid for name in self.clients
+        }
 
 
-# Faults: each returns once it is over, and says what it did ----------------------------------------------------------
+# Faults: each returns once it is over, and says what it did ---------------------------------------
 
 
 def kill_server(site: Site, chance: random.Random) -> str:
@@ -76,7 +82,8 @@ def kill_worker(site: Site, chance: random.Random) -> str:
 
 
 def cut_link(site: Site, chance: random.Random) -> str:
-    name, seconds = chance.choice(site.clients), chance.uniform(1.0, 45.0)
+    name = chance.choice(site.clients)
+    seconds = chance.uniform(1.0, 45.0)
     site.cables[name].cut()
     time.sleep(seconds)
     site.cables[name].mend()
@@ -85,7 +92,8 @@ def cut_link(site: Site, chance: random.Random) -> str:
 
 def freeze(site: Site, chance: random.Random) -> str:
     """Stop a client's processes, or the server, and let them go on."""
-    name, seconds = chance.choice([*site.clients, "server"]), chance.uniform(1.0, 30.0)
+    name = chance.choice([*site.clients, "server"])
+    seconds = chance.uniform(1.0, 30.0)
     process = site.there.server if name == "server" else site.there.clients[name]
     frozen = [process.pid] if name == "server" else [process.pid, *site.there.offspring(process)]
     with _each(frozen, signal.SIGSTOP, signal.SIGCONT):
@@ -101,8 +109,10 @@ def attack(site: Site, chance: random.Random) -> str:
 
 def flood(site: Site, chance: random.Random) -> str:
     """Open connections that stall, and make calls without a certificate, for some seconds."""
-    seconds, over = chance.uniform(3.0, 10.0), threading.Event()
-    stranger, calls = Stranger(site.there.fleet, site.there.folder / "ca.crt"), [0]
+    seconds = chance.uniform(3.0, 10.0)
+    over = threading.Event()
+    stranger = Stranger(site.there.fleet, site.there.folder / "ca.crt")
+    calls = [0]
 
     def call() -> None:
         while not over.is_set():
@@ -136,7 +146,8 @@ FAULTS: Mapping[str, Callable[[Site, random.Random], str]] = {
 
 @contextlib.contextmanager
 def _each(pids: Sequence[int], before: signal.Signals, after: signal.Signals) -> Iterator[None]:
-    """Send one signal to processes before the block and another one after it, to those that are there."""
+    """Send one signal to processes before the block and another one after it, to those that are
+    there."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, before)

@@ -1,4 +1,5 @@
-"""A ClientApp that trains as ours does until a file orders an attack: then it replies that once, and removes the file.
+"""A ClientApp that trains as ours does until a file orders an attack: then it replies that once,
+and removes the file.
 
 A device's owner may run what she wants, so she names it as `app` in her own client.toml.
 """
@@ -28,7 +29,8 @@ def query(message: Message, context: Context) -> Message:
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    reply, order = honest.train(message, context), Path(os.environ[ORDER])
+    reply = honest.train(message, context)
+    order = Path(os.environ[ORDER])
     if order.exists():
         attack = order.read_text()
         order.unlink()
@@ -43,7 +45,9 @@ def evaluate(message: Message, context: Context) -> Message:
 
 def enormous(content: RecordDict) -> RecordDict:
     arrays = content.array_records["arrays"].items()
-    return with_arrays(content, {name: Array(np.full_like(array.numpy(), 1e30)) for name, array in arrays})
+    return with_arrays(
+        content, {name: Array(np.full_like(array.numpy(), 1e30)) for name, array in arrays}
+    )
 
 
 ATTACKS: Mapping[str, Callable[[RecordDict], RecordDict]] = {

@@ -20,7 +20,11 @@ from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.simulation.run import one_thread
 from tests.deploy.federation import rounds
 
-NOT_OF_THE_ROUND = ("evaluation: ", "it answers no message of this round", "a second reply to the same message")
+NOT_OF_THE_ROUND = (
+    "evaluation: ",
+    "it answers no message of this round",
+    "a second reply to the same message",
+)
 """How reasons of refusals begin that are not about the reply to a round's training."""
 
 
@@ -33,7 +37,8 @@ class Part:
 
 
 def parts_of(folder: Path, names: Collection[str]) -> list[Part]:
-    """Return who took part in each round, as the tables of a run say; raise ValueError where they contradict."""
+    """Return who took part in each round, as the tables of a run say; raise ValueError where they
+    contradict."""
     with (folder / "clients.csv").open(newline="") as file:
         measured: dict[str, dict[str, str]] = {}
         for row in csv.DictReader(file):
@@ -44,26 +49,37 @@ def parts_of(folder: Path, names: Collection[str]) -> list[Part]:
 def part_of(row: Mapping[str, str], measured: Mapping[str, str], names: Collection[str]) -> Part:
     """Return who took part in one round.
 
-    A table without the column `offline` leaves it to the evaluation who of those that are not named was away.
+    A table without the column `offline` leaves it to the evaluation who of those that are not named
+    was away.
     """
     reasons = dict(words.partition(": ")[::2] for words in row["refused"].split(" | ") if words)
     refused = {name for name, reason in reasons.items() if not reason.startswith(NOT_OF_THE_ROUND)}
-    absent, missing = {*shlex.split(row.get("offline", ""))}, {*shlex.split(row["missing"])}
-    used = {name for name in names if name not in absent | missing | refused and measured.get(name, "1") == "1"}
+    absent = {*shlex.split(row.get("offline", ""))}
+    missing = {*shlex.split(row["missing"])}
+    used = {
+        name
+        for name in names
+        if name not in absent | missing | refused and measured.get(name, "1") == "1"
+    }
     if len(used) > int(row["replies_used"]):
         used &= measured.keys()
     participants = used | missing | refused
     if (len(used), len(participants)) != (int(row["replies_used"]), int(row["participants"])):
-        raise ValueError(f"round {row['round']}: {sorted(used)} of {sorted(participants)} do not fit {dict(row)}")
+        raise ValueError(
+            f"round {row['round']}: {sorted(used)} of {sorted(participants)} do not fit {dict(row)}"
+        )
     return Part(frozenset(participants), frozenset(used))
 
 
 class Recorded(InProcessGrid):
     """Clients in this process that are there, and answer, where they did in a run."""
 
-    def __init__(self, settings: Settings, method: Method, names: Sequence[str], parts: Sequence[Part]) -> None:
+    def __init__(
+        self, settings: Settings, method: Method, names: Sequence[str], parts: Sequence[Part]
+    ) -> None:
         super().__init__(app, settings.run_config(), settings.clients)
-        self._method, self._parts = method, parts
+        self._method = method
+        self._parts = parts
         self._names = dict(zip(super().get_node_ids(), names, strict=True))
 
     def _part(self) -> Part:
@@ -79,9 +95,15 @@ class Recorded(InProcessGrid):
         return super()._answer(message)
 
 
-def trained_again(folder: Path, settings: Mapping[str, Any], names: Sequence[str], to: Path) -> Path:
-    """Train in this process what the records in a run folder describe; return the other run folder."""
+def trained_again(
+    folder: Path, settings: Mapping[str, Any], names: Sequence[str], to: Path
+) -> Path:
+    """Train in this process what the records in a run folder describe; return the other run
+    folder."""
     chosen = Settings.of({**settings, "evaluate-every": 0, "out": str(to)})
     parts = parts_of(folder, names)
     with one_thread():
-        return federate(chosen, lambda method: FlowerClients(method, Recorded(chosen, method, names, parts), 2.0))
+        return federate(
+            chosen,
+            lambda method: FlowerClients(method, Recorded(chosen, method, names, parts), 2.0),
+        )

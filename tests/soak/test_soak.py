@@ -1,6 +1,8 @@
-"""Overnight in small: four real clients train for hundreds of rounds while one fault follows another.
+"""Overnight in small: four real clients train for hundreds of rounds while one fault follows
+another.
 
-`make soak` runs it; SOAK_ROUNDS and SOAK_SEED choose how long and which faults. It is no part of `make test`.
+`make soak` runs it; SOAK_ROUNDS and SOAK_SEED choose how long and which faults. It is no part of
+`make test`.
 """
 
 import hashlib
@@ -26,13 +28,17 @@ from .records import trained_again
 
 pytestmark = pytest.mark.soak
 
-ROUNDS, SEED = int(os.environ.get("SOAK_ROUNDS", "300")), int(os.environ.get("SOAK_SEED", "0"))
-FAULT_SECONDS, CALM_ROUNDS, LONGEST_SECONDS = 60.0, 3, 600.0
-"""A fault follows a minute after the last one, or once so many rounds since have used all replies; but no sooner than a
-round is finished, for which it waits so long at the most."""
+ROUNDS = int(os.environ.get("SOAK_ROUNDS", "300"))
+SEED = int(os.environ.get("SOAK_SEED", "0"))
+FAULT_SECONDS = 60.0
+CALM_ROUNDS = 3
+LONGEST_SECONDS = 600.0
+"""A fault follows a minute after the last one, or once so many rounds since have used all replies;
+but no sooner than a round is finished, for which it waits so long at the most."""
 
 SLACK_MB = 60.0
-"""What a process that has lived through half of the run may have grown by from its first quarter to its last."""
+"""What a process that has lived through half of the run may have grown by from its first quarter to
+its last."""
 
 CLIENTS = names(4)
 HOSTILE = CLIENTS[3]
@@ -55,7 +61,9 @@ class Soak:
     """A run, the faults that befell it, and the memory that its processes had after each."""
 
     def __init__(self, site: Site, out: Path, log: Path) -> None:
-        self.site, self.out, self._log = site, out, log
+        self.site = site
+        self.out = out
+        self._log = log
         self.memory: dict[tuple[str, int], list[tuple[int, float]]] = defaultdict(list)
         self.faults = 0
 
@@ -69,21 +77,30 @@ class Soak:
         """Let one fault follow another until the run's last rounds."""
         chance = random.Random(SEED)
         coming: list[str] = []
-        while len(rounds(self.out)) < ROUNDS - 2 * CALM_ROUNDS and self.site.there.submitted.poll() is None:
+        while (
+            len(rounds(self.out)) < ROUNDS - 2 * CALM_ROUNDS
+            and self.site.there.submitted.poll() is None
+        ):
             if not coming:  # each once, before one comes again
                 coming = chance.sample(sorted(FAULTS), len(FAULTS))
-            fault, began = coming.pop(), time.monotonic()
+            fault = coming.pop()
+            began = time.monotonic()
             self.say(f"{fault}: {FAULTS[fault](self.site, chance)}")
             self.faults += 1
             self.say(self._wait(since=began))
             self._measure()
 
     def _wait(self, since: float) -> str:
-        """Wait until another fault may follow the one that began at a moment; return how it healed."""
+        """Wait until another fault may follow the one that began at a moment; return how it
+        healed."""
         first = len(rounds(self.out))
-        while (seconds := time.monotonic() - since) < LONGEST_SECONDS and self.site.there.submitted.poll() is None:
+        while (
+            seconds := time.monotonic() - since
+        ) < LONGEST_SECONDS and self.site.there.submitted.poll() is None:
             later = rounds(self.out)[first:]
-            if len(later) > CALM_ROUNDS and all(row["replies_used"] == "4" for row in later[-CALM_ROUNDS:]):
+            if len(later) > CALM_ROUNDS and all(
+                row["replies_used"] == "4" for row in later[-CALM_ROUNDS:]
+            ):
                 return f"healed in {seconds:.0f} s"
             if later and seconds > FAULT_SECONDS:
                 return f"goes on after {seconds:.0f} s, with {later[-1]['replies_used']} replies"
@@ -97,7 +114,8 @@ class Soak:
 
 @pytest.fixture(scope="module")
 def soaked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Soak]:
-    TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1  # Flower writes messages only as if in a run
+    # Flower writes messages only as if in a run
+    TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
     home = tmp_path_factory.mktemp("soak") / "home"
     with federation(home, len(CLIENTS)) as there:
         (there.bundle(HOSTILE) / "owner.toml").write_text('app = "tests.soak.hostile:app"\n')
@@ -110,7 +128,9 @@ def soaked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Soak]:
             soak.say(f"{ROUNDS} rounds, seed {SEED}, logs in {home}")
             soak.run()
             wait_until(
-                lambda: submitted.poll() is not None, seconds=600.0, otherwise=lambda: there.log(submitted)[-3000:]
+                lambda: submitted.poll() is not None,
+                seconds=600.0,
+                otherwise=lambda: there.log(submitted)[-3000:],
             )
             soak.say(f"over after {soak.faults} faults")
             yield soak
@@ -128,14 +148,17 @@ def test_the_run_ends_by_itself_with_every_round(soaked: Soak) -> None:
 def test_the_model_is_that_of_the_recorded_run_to_the_bit(soaked: Soak, tmp_path: Path) -> None:
     again = trained_again(soaked.out, SETTINGS, CLIENTS, tmp_path / "again")
     one, other = (
-        hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest() for folder in (soaked.out, again)
+        hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+        for folder in (soaked.out, again)
     )
     assert one == other
 
 
 def test_only_the_hostile_client_is_refused_for_its_replies(soaked: Soak) -> None:
     told = re.compile(r"(\S+): (?:array|metric|loss|num-examples|update)")
-    assert {name for row in rounds(soaked.out) for name in told.findall(row["refused"])} <= {HOSTILE}
+    assert {name for row in rounds(soaked.out) for name in told.findall(row["refused"])} <= {
+        HOSTILE
+    }
 
 
 def test_memory_is_flat(soaked: Soak) -> None:
@@ -143,7 +166,10 @@ def test_memory_is_flat(soaked: Soak) -> None:
         if samples[-1][0] - samples[0][0] < ROUNDS // 2:
             continue
         quarter = max(1, len(samples) // 4)
-        first, last = (statistics.median(mb for _, mb in part) for part in (samples[:quarter], samples[-quarter:]))
+        first, last = (
+            statistics.median(mb for _, mb in part)
+            for part in (samples[:quarter], samples[-quarter:])
+        )
         assert last < first + SLACK_MB, f"{name}: {first:.0f} MB at first, {last:.0f} MB at last"
 
 

@@ -21,8 +21,16 @@ CORNERS: dict[str, list[dict[str, Any]]] = {
     "scaffold": [{}, {"server_lr": 0.5, "weighting": "uniform"}],
     "feddyn": [{}, {"alpha": 0.5}],
     "fedavgn": [{}, {"server_lr": 0.5, "decay": 0.1, "weighting": "examples"}],
-    "qfedavg": [{"q": 1.0, "lipschitz": 10.0}, {"q": 0.0, "lipschitz": 2.0}, {"q": 5.0, "lipschitz": 1.0}],
-    "qfedsgd": [{"q": 1.0, "lipschitz": 10.0}, {"q": 0.0, "lipschitz": 2.0}, {"q": 5.0, "lipschitz": 1.0}],
+    "qfedavg": [
+        {"q": 1.0, "lipschitz": 10.0},
+        {"q": 0.0, "lipschitz": 2.0},
+        {"q": 5.0, "lipschitz": 1.0},
+    ],
+    "qfedsgd": [
+        {"q": 1.0, "lipschitz": 10.0},
+        {"q": 0.0, "lipschitz": 2.0},
+        {"q": 5.0, "lipschitz": 1.0},
+    ],
     "term": [{"tilt": 0.05}, {"tilt": 0.0, "weighting": "uniform"}, {"tilt": -0.2}],
     "afl": [{"gamma": 0.001}, {"gamma": 0.02, "weighting": "uniform"}, {"gamma": 0.0}],
     "drfa": [{"gamma": 0.0002}, {"gamma": 0.01, "local_steps": 3}],
@@ -41,15 +49,32 @@ CORNERS: dict[str, list[dict[str, Any]]] = {
     "fairfed": [{}, {"beta": 0.0}, {"beta": 0.05}],
     "fedmgda": [{}, {"epsilon": 0.1, "server_lr": 0.7, "weighting": "examples"}],
     "fedmgdaplus": [{}, {"epsilon": 0.2, "server_lr": 0.5, "decay": 0.1, "weighting": "examples"}],
-    "mgdaprox": [{"mu": 0.1}, {"mu": 0.0, "epsilon": 0.2, "server_lr": 0.5, "decay": 0.1, "weighting": "examples"}],
-    "fedfv": [{}, {"alpha": 0.0, "tau": 3}, {"alpha": 0.5, "tau": 0, "order": "reverse"}, {"order": "random"}],
+    "mgdaprox": [
+        {"mu": 0.1},
+        {"mu": 0.0, "epsilon": 0.2, "server_lr": 0.5, "decay": 0.1, "weighting": "examples"},
+    ],
+    "fedfv": [
+        {},
+        {"alpha": 0.0, "tau": 3},
+        {"alpha": 0.5, "tau": 0, "order": "reverse"},
+        {"order": "random"},
+    ],
     "adafed": [{}, {"gamma": 0.0, "server_lr": 0.5}, {"gamma": 0.5}],
     "fedlf": [{}, {"guidance": "gradient", "server_lr": 0.5}, {"history": False}],
-    "fedmdfg": [{}, {"angle": 1.0, "guidance": "gradient", "server_lr": 0.5}, {"angle": 89.0, "history": False}],
+    "fedmdfg": [
+        {},
+        {"angle": 1.0, "guidance": "gradient", "server_lr": 0.5},
+        {"angle": 89.0, "history": False},
+    ],
     "fcfl": [
         {"delta": 5.0},
         {"budget": 1.0, "delta_decay": 0.5, "delta_factor": 0.01},
-        {"stage1_rounds": 2, "budgets": {"site-1": 0.5}, "delta": 20.0, "disparity": "equal-opportunity"},
+        {
+            "stage1_rounds": 2,
+            "budgets": {"site-1": 0.5},
+            "delta": 20.0,
+            "disparity": "equal-opportunity",
+        },
     ],
     "ditto": [{"lam": 0.1}, {"lam": 0.0, "personal_epochs": 3, "weighting": "uniform"}],
     "local": [{}],
@@ -59,7 +84,11 @@ CORNERS: dict[str, list[dict[str, Any]]] = {
 
 def needed(name: str) -> dict[str, Any]:
     """Return a value for each parameter of a method that has no default."""
-    return {each.argument: each.example for each in parameters_of(name, METHODS[name]) if each.default is None}
+    return {
+        each.argument: each.example
+        for each in parameters_of(name, METHODS[name])
+        if each.default is None
+    }
 
 
 ARGUMENTS = {name: CORNERS.get(name) or [needed(name)] for name in METHODS}
@@ -78,7 +107,7 @@ def told(method: Method, server_round: int) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key not in ("server-round", "measure")}
 
 
-# Cohorts ------------------------------------------------------------------------------------------------------------
+# Cohorts ------------------------------------------------------------------------------------------
 
 
 def client_names(m: int) -> tuple[str, ...]:
@@ -108,11 +137,13 @@ def cohort_of(
     online: Sequence[str] = (),
     sent: Mapping[str, float] | None = None,
 ) -> Cohort:
-    """Return the cohort of updates U, and of second ones, shape (m, d), which a method sees by inner products alone.
+    """Return the cohort of updates U, and of second ones, shape (m, d), which a method sees by
+    inner products alone.
 
     `arrays` says how many of the d numbers each array of the model has; by default there is one.
     """
-    U, memory = np.asarray(U, np.float64), memory or {}
+    U = np.asarray(U, np.float64)
+    memory = memory or {}
     m = len(U)
     n = np.ones(m) if counts is None else np.asarray(list(counts), np.float64)
     F = 1.0 + np.arange(m) if losses is None else np.asarray(list(losses), np.float64)
@@ -130,16 +161,29 @@ def cohort_of(
         arrays=tuple(sizes),
         online=tuple(online),
         gram_of=lambda: rows @ rows.T,
-        grams_of=lambda: np.reshape([part @ part.T for part in fragments], (len(sizes), len(rows), len(rows))),
+        grams_of=lambda: np.reshape(
+            [part @ part.T for part in fragments], (len(sizes), len(rows), len(rows))
+        ),
         squared_norms_of=lambda: np.einsum("kj,kj->k", U, U),
         metrics={
             "loss-before": F,
-            "accuracy-after": accuracies_of(F) if accuracies is None else np.asarray(list(accuracies), np.float64),
+            "accuracy-after": accuracies_of(F)
+            if accuracies is None
+            else np.asarray(list(accuracies), np.float64),
             "learning-rate": rates_of(n) if rates is None else np.asarray(list(rates), np.float64),
-            "accuracy-before": accuracies_of(F) if accuracies is None else np.asarray(list(accuracies), np.float64),
-            **{name: np.asarray(list(each), np.float64) for name, each in (groups or group_counts_of(F, n)).items()},
-            "loss-baseline": baselines_of(F) if baselines is None else np.asarray(list(baselines), np.float64),
-            "disparity": disparities_of(n) if disparities is None else np.asarray(list(disparities), np.float64),
+            "accuracy-before": accuracies_of(F)
+            if accuracies is None
+            else np.asarray(list(accuracies), np.float64),
+            **{
+                name: np.asarray(list(each), np.float64)
+                for name, each in (groups or group_counts_of(F, n)).items()
+            },
+            "loss-baseline": baselines_of(F)
+            if baselines is None
+            else np.asarray(list(baselines), np.float64),
+            "disparity": disparities_of(n)
+            if disparities is None
+            else np.asarray(list(disparities), np.float64),
             "step-sum": rates_of(n) if steps is None else np.asarray(list(steps), np.float64),
         },
         memory=tuple(memory),
@@ -150,16 +194,20 @@ def cohort_of(
 
 
 def step_of(method: FairStrategy, U: FloatArray, **cohort: Any) -> FloatArray:
-    """Return the step of a method of one array in vectors: of updates, of second ones and of kept rows."""
+    """Return the step of a method of one array in vectors: of updates, of second ones and of kept
+    rows."""
     seconds = cohort.get("seconds")
-    rows = np.vstack([U, *([] if seconds is None else [seconds]), *(cohort.get("memory") or {}).values()])
+    rows = np.vstack(
+        [U, *([] if seconds is None else [seconds]), *(cohort.get("memory") or {}).values()]
+    )
     return np.asarray(method.weigh(cohort_of(U, **cohort)).ravel() @ rows)
 
 
 @st.composite
 def edgy_updates(draw: st.DrawFn, min_size: int = 1) -> FloatArray:
     """Rows of which some are zero, equal, opposite or of another scale."""
-    m, d = draw(st.integers(min_size, 5)), draw(st.integers(1, 6))
+    m = draw(st.integers(min_size, 5))
+    d = draw(st.integers(1, 6))
     U = np.random.default_rng(draw(st.integers(0, 2**32 - 1))).normal(size=(m, d))
     for k in range(m):
         kind = draw(st.sampled_from(("as it is", "zero", "equal", "opposite", "large", "small")))
@@ -172,7 +220,9 @@ def edgy_updates(draw: st.DrawFn, min_size: int = 1) -> FloatArray:
 def generic_updates(draw: st.DrawFn, min_size: int = 1) -> FloatArray:
     """Rows in general position, more or less alike: no inner product is zero."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    m, d, alike = draw(st.integers(min_size, 5)), draw(st.integers(5, 8)), draw(st.sampled_from((-1.0, 0.0, 1.0)))
+    m = draw(st.integers(min_size, 5))
+    d = draw(st.integers(5, 8))
+    alike = draw(st.sampled_from((-1.0, 0.0, 1.0)))
     return rng.normal(size=(m, d)) * rng.uniform(0.2, 5.0, size=(m, 1)) + alike * rng.normal(size=d)
 
 
@@ -192,11 +242,14 @@ def rates_of(counts: FloatArray) -> FloatArray:
 
 
 def group_counts_of(losses: FloatArray, counts: FloatArray) -> dict[str, FloatArray]:
-    """Return positive examples of two groups, and those that the model finds, where a test says none; 0 for some."""
+    """Return positive examples of two groups, and those that the model finds, where a test says
+    none; 0 for some."""
     accuracies = accuracies_of(losses)
     positives = [np.floor(0.2 * counts), np.floor(0.3 * counts)]
     hits = [np.floor(accuracies * positives[0]), np.floor((1.0 - accuracies) * positives[1])]
-    return dict(zip(("positives-0", "positives-1", "hits-0", "hits-1"), (*positives, *hits), strict=True))
+    return dict(
+        zip(("positives-0", "positives-1", "hits-0", "hits-1"), (*positives, *hits), strict=True)
+    )
 
 
 def baselines_of(losses: FloatArray) -> FloatArray:
@@ -215,5 +268,6 @@ def disparities_of(counts: FloatArray) -> FloatArray:
 
 
 def seconds_of(U: FloatArray) -> FloatArray:
-    """Second updates where a test says none: each is half as long as the first one, and points elsewhere."""
+    """Second updates where a test says none: each is half as long as the first one, and points
+    elsewhere."""
     return 0.5 * np.roll(U, 1, axis=1)

@@ -1,4 +1,5 @@
-"""The methods written out a second time, in float64 and on whole vectors, as their papers print them."""
+"""The methods written out a second time, in float64 and on whole vectors, as their papers print
+them."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +28,8 @@ class Seen(NamedTuple):
     draws: Mapping[str, float] = {}
     groups: Mapping[str, Mapping[str, float]] = {}
     roster: Mapping[str, float] = {}
-    """The training clients that the server has known up to then, with their first counts; none: those of the round."""
+    """The training clients that the server has known up to then, with their first counts; none:
+    those of the round."""
     baselines: Mapping[str, float] = {}
     seconds: Mapping[str, FloatArray] = {}
     disparities: Mapping[str, float] = {}
@@ -39,21 +41,24 @@ Reference = Callable[..., FloatArray]
 
 def prior(seen: Seen, weighting: str) -> dict[str, float]:
     total = sum(seen.counts.values()) if weighting == "examples" else len(seen.updates)
-    return {name: (seen.counts[name] if weighting == "examples" else 1) / total for name in seen.updates}
+    return {
+        name: (seen.counts[name] if weighting == "examples" else 1) / total for name in seen.updates
+    }
 
 
 def combined(weights: Mapping[str, float], vectors: Vectors) -> FloatArray:
     return np.sum([weights[name] * vectors[name] for name in vectors], axis=0)
 
 
-# Between groups -----------------------------------------------------------------------------------------------------
+# Between groups -----------------------------------------------------------------------------------
 
 
 def fairfed(history: Sequence[Seen], beta: float = 1.0) -> FloatArray:
     """With ω after the last round; `accuracies` are those of the received model."""
     omega: dict[str, float] = {}
     for seen in history:
-        names, of = list(seen.updates), seen.groups
+        names = list(seen.updates)
+        of = seen.groups
         total = sum((seen.roster or seen.counts).values())
         gaps: dict[str, float] = {}
         for name in names:
@@ -79,24 +84,27 @@ def fairfed(history: Sequence[Seen], beta: float = 1.0) -> FloatArray:
     return combined({name: omega[name] / total for name in seen.updates}, seen.updates)
 
 
-# Averages -----------------------------------------------------------------------------------------------------------
+# Averages -----------------------------------------------------------------------------------------
 
 
 def fedavg(history: Sequence[Seen], weighting: str = "examples") -> FloatArray:
     return combined(prior(history[-1], weighting), history[-1].updates)
 
 
-def scaffold(history: Sequence[Seen], server_lr: float = 1.0, weighting: str = "examples") -> FloatArray:
+def scaffold(
+    history: Sequence[Seen], server_lr: float = 1.0, weighting: str = "examples"
+) -> FloatArray:
     """The control variates change what clients do; test_corrections.py tests them."""
     return server_lr * fedavg(history, weighting)
 
 
 def feddyn(history: Sequence[Seen], alpha: float = 0.01) -> FloatArray:
-    seen, total = history[-1], sum(u for past in history for u in past.updates.values())
+    seen = history[-1]
+    total = sum(u for past in history for u in past.updates.values())
     return fedavg(history, "uniform") + np.asarray(total) / len(seen.roster or seen.updates)
 
 
-# Reweighting by loss ------------------------------------------------------------------------------------------------
+# Reweighting by loss ------------------------------------------------------------------------------
 
 
 def qfedavg(history: Sequence[Seen], q: float, lipschitz: float) -> FloatArray:
@@ -106,7 +114,8 @@ def qfedavg(history: Sequence[Seen], q: float, lipschitz: float) -> FloatArray:
 
 
 def qfedsgd(history: Sequence[Seen], q: float, lipschitz: float) -> FloatArray:
-    seen, L = history[-1], lipschitz
+    seen = history[-1]
+    L = lipschitz
     F = {name: max(loss, 1e-10) for name, loss in seen.losses.items()}
     gradient = {name: u / seen.rates[name] for name, u in seen.updates.items()}
     delta = [F[name] ** q * g for name, g in gradient.items()]
@@ -116,15 +125,19 @@ def qfedsgd(history: Sequence[Seen], q: float, lipschitz: float) -> FloatArray:
 
 def term(history: Sequence[Seen], tilt: float, weighting: str = "examples") -> FloatArray:
     seen = history[-1]
-    tilted = {name: p * np.exp(tilt * seen.losses[name]) for name, p in prior(seen, weighting).items()}
+    tilted = {
+        name: p * np.exp(tilt * seen.losses[name]) for name, p in prior(seen, weighting).items()
+    }
     return combined(tilted, seen.updates) / sum(tilted.values())
 
 
 def nearest_in_simplex(point: Mapping[str, float]) -> dict[str, float]:
-    """The Euclidean projection on the simplex: max(v − θ, 0), with θ bisected until it sums to 1."""
+    """The Euclidean projection on the simplex: max(v − θ, 0), with θ bisected until it sums to
+    1."""
     v = np.array(list(point.values()))
     v = v - v.max()
-    low, high = -1.0, 0.0
+    low = -1.0
+    high = 0.0
     for _ in range(200):
         theta = 0.5 * (low + high)
         if np.maximum(v - theta, 0.0).sum() > 1.0:
@@ -143,7 +156,8 @@ def afl(history: Sequence[Seen], gamma: float, weighting: str = "examples") -> F
         examples |= seen.counts
         known = examples if weighting == "examples" else dict.fromkeys(examples, 1.0)
         priors = {name: n / sum(known.values()) for name, n in known.items()}
-        room = 1.0 - sum(p for name, p in priors.items() if name not in lam)  # newcomers at their prior, others less
+        # newcomers at their prior, others less
+        room = 1.0 - sum(p for name, p in priors.items() if name not in lam)
         before = {name: lam[name] * room if name in lam else p for name, p in priors.items()}
         risen = {name: lam_k + gamma * seen.losses.get(name, 0.0) for name, lam_k in before.items()}
         lam = nearest_in_simplex(risen)
@@ -163,7 +177,8 @@ def drfa(history: Sequence[Seen], gamma: float, local_steps: int = 10) -> FloatA
 
 def deltafl(history: Sequence[Seen], theta: float, weighting: str = "examples") -> FloatArray:
     seen = history[-1]
-    p, F = prior(seen, weighting), seen.losses
+    p = prior(seen, weighting)
+    F = seen.losses
     Q = min(f for f in F.values() if sum(p[k] for k in F if F[k] <= f) >= 1 - theta - 1e-9)
     tail = {name: u for name, u in seen.updates.items() if F[name] >= Q}
     return combined(p, tail) / sum(p[name] for name in tail)
@@ -171,7 +186,9 @@ def deltafl(history: Sequence[Seen], theta: float, weighting: str = "examples") 
 
 def gifair(history: Sequence[Seen], strength: float, weighting: str = "examples") -> FloatArray:
     seen = history[-1]
-    p, F, m = prior(seen, weighting), seen.losses, len(seen.updates)
+    p = prior(seen, weighting)
+    F = seen.losses
+    m = len(seen.updates)
     if m == 1:
         return fedavg(history, weighting)
     r = {k: sum(np.sign(F[k] - F[j]) for j in F if j != k) for k in F}
@@ -181,7 +198,8 @@ def gifair(history: Sequence[Seen], strength: float, weighting: str = "examples"
 
 def vred(history: Sequence[Seen], beta: float, weighting: str = "examples") -> FloatArray:
     seen = history[-1]
-    p, F = prior(seen, weighting), seen.losses
+    p = prior(seen, weighting)
+    F = seen.losses
     mean = sum(p[j] * F[j] for j in F)
     return combined({k: p[k] * (1 + 2 * beta * (F[k] - mean)) for k in F}, seen.updates)
 
@@ -189,7 +207,8 @@ def vred(history: Sequence[Seen], beta: float, weighting: str = "examples") -> F
 def semivred(history: Sequence[Seen], beta: float, weighting: str = "examples") -> FloatArray:
     """VRed of what the losses are above their mean."""
     seen = history[-1]
-    p, F = prior(seen, weighting), seen.losses
+    p = prior(seen, weighting)
+    F = seen.losses
     mean = sum(p[j] * F[j] for j in F)
     return vred([seen._replace(losses={k: max(F[k] - mean, 0.0) for k in F})], beta, weighting)
 
@@ -201,7 +220,7 @@ def eagle(history: Sequence[Seen], lam: float, weighting: str = "uniform") -> Fl
     return vred([seen._replace(losses=gaps)], lam, weighting)
 
 
-# Decisions by past losses -------------------------------------------------------------------------------------------
+# Decisions by past losses -------------------------------------------------------------------------
 
 RESPONSES: dict[str, Callable[[float], float]] = {
     "weibull": lambda x: 1 - math.exp(-(x**2)),
@@ -226,7 +245,8 @@ def aaggff(history: Sequence[Seen], rule: str = "ons", cdf: str = "weibull") -> 
 
 
 def online_newton(history: Sequence[Seen], cdf: str = "weibull") -> dict[str, float]:
-    """AAggFF-S: the decision after the last round's losses, from the gradients g and ⟨g, q⟩ of all rounds."""
+    """AAggFF-S: the decision after the last round's losses, from the gradients g and ⟨g, q⟩ of all
+    rounds."""
     past: list[tuple[dict[str, float], float]] = []
 
     def decide(names: Sequence[str]) -> dict[str, float]:
@@ -243,7 +263,8 @@ def online_newton(history: Sequence[Seen], cdf: str = "weibull") -> dict[str, fl
             mean = sum(g.values()) / len(g)
             g.update({name: mean for name in names if name not in known})
         known = names
-        rho, q = aaggff_responses(seen, cdf), decide(names)
+        rho = aaggff_responses(seen, cdf)
+        q = decide(names)
         mean = sum(rho.values()) / len(rho)
         r = {name: rho.get(name, mean) / len(names) for name in names}
         got = sum(q[name] * r[name] for name in names)
@@ -254,17 +275,22 @@ def online_newton(history: Sequence[Seen], cdf: str = "weibull") -> dict[str, fl
 
 def least_on_simplex(Q: FloatArray, b: FloatArray) -> FloatArray:
     """argmin ½ pᵀQp + bᵀp over the simplex, by trying every support."""
-    K, best, value = len(b), np.full(len(b), 1.0 / len(b)), math.inf
+    K = len(b)
+    best = np.full(len(b), 1.0 / len(b))
+    value = math.inf
     for support in product((False, True), repeat=K):
         on = np.array(support)
         if not on.any():
             continue
         size = int(on.sum())
-        system = np.block([[Q[np.ix_(on, on)], np.ones((size, 1))], [np.ones((1, size)), np.zeros((1, 1))]])
+        system = np.block(
+            [[Q[np.ix_(on, on)], np.ones((size, 1))], [np.ones((1, size)), np.zeros((1, 1))]]
+        )
         p = np.zeros(K)
         p[on] = np.linalg.solve(system, np.append(-b[on], 1.0))[:size]
         if (p >= -1e-15).all() and (of := 0.5 * p @ Q @ p + b @ p) < value:
-            best, value = p, of
+            best = p
+            value = of
     return best
 
 
@@ -292,7 +318,11 @@ def regularised_leader(history: Sequence[Seen], cdf: str = "weibull") -> dict[st
 
 
 def fedfa(
-    history: Sequence[Seen], alpha: float = 0.5, beta: float = 0.5, server_momentum: float = 0.5, **of_clients: float
+    history: Sequence[Seen],
+    alpha: float = 0.5,
+    beta: float = 0.5,
+    server_momentum: float = 0.5,
+    **of_clients: float,
 ) -> FloatArray:
     times: dict[str, int] = {}
     velocity: Any = 0.0
@@ -306,24 +336,33 @@ def fedfa(
         else:
             a = {name: -np.log2(A[name] / sum(A.values())) for name in A}
             f = {name: -np.log2(1 - times[name] / total) for name in A}
-            c = {name: alpha * a[name] / sum(a.values()) + beta * f[name] / sum(f.values()) for name in A}
+            c = {
+                name: alpha * a[name] / sum(a.values()) + beta * f[name] / sum(f.values())
+                for name in A
+            }
             c = {name: c[name] / sum(c.values()) for name in A}
         velocity = server_momentum * velocity + combined(c, seen.updates)
     return velocity
 
 
-# Common descent directions ------------------------------------------------------------------------------------------
+# Common descent directions ------------------------------------------------------------------------
 
 
 def shortest(U: FloatArray, p: FloatArray, epsilon: float) -> FloatArray:
-    """The shortest Σ λ_k u_k over the simplex with |λ_k − p_k| ≤ epsilon, by trying every face of that polytope."""
-    lower, upper = np.maximum(p - epsilon, 0.0), np.minimum(p + epsilon, 1.0)
-    best, length = p, np.linalg.norm(p @ U)
+    """The shortest Σ λ_k u_k over the simplex with |λ_k − p_k| ≤ epsilon, by trying every face of
+    that polytope."""
+    lower = np.maximum(p - epsilon, 0.0)
+    upper = np.minimum(p + epsilon, 1.0)
+    best = p
+    length = np.linalg.norm(p @ U)
     for state in product((0, 1, 2), repeat=len(p)):
         free = [int(k) for k in np.argsort(np.linalg.norm(U, axis=1)) if state[k] == 2]
         lam = np.where(np.array(state) == 0, lower, upper)
-        if free:  # what the fixed ones leave goes to the shortest row, then is shared out with the longer ones
-            first, others = free[0], free[1:]
+        # what the fixed ones leave goes to the shortest row, then is shared out with the longer
+        # ones
+        if free:
+            first = free[0]
+            others = free[1:]
             lam[free] = 0.0
             lam[first] = 1.0 - lam.sum()
             lam[others] = np.linalg.lstsq((U[others] - U[first]).T, -(lam @ U), rcond=None)[0]
@@ -333,7 +372,8 @@ def shortest(U: FloatArray, p: FloatArray, epsilon: float) -> FloatArray:
             if not lower[first] - 1e-12 <= lam[first] <= upper[first] + 1e-12:
                 continue
         if abs(lam.sum() - 1.0) < 1e-9 and np.linalg.norm(lam @ U) < length:
-            best, length = lam, np.linalg.norm(lam @ U)
+            best = lam
+            length = np.linalg.norm(lam @ U)
     return best @ U
 
 
@@ -345,7 +385,8 @@ def fedmgda(
     weighting: str = "uniform",
 ) -> FloatArray:
     seen = history[-1]
-    U, p = np.array(list(seen.updates.values())), np.array(list(prior(seen, weighting).values()))
+    U = np.array(list(seen.updates.values()))
+    p = np.array(list(prior(seen, weighting).values()))
     scale = np.abs(U).max() or 1.0
     decayed = decay ** (100 / seen.rounds * (seen.round // 100)) if decay else 1.0
     return server_lr * decayed * scale * shortest(U / scale, p, epsilon)
@@ -361,13 +402,17 @@ def fedmgdaplus(history: Sequence[Seen], epsilon: float = 1.0, **others: Any) ->
     return fedmgda([moving], epsilon, **others)
 
 
-def fedfv(history: Sequence[Seen], alpha: float = 0.1, tau: int = 1, order: str = "loss", seed: int = 0) -> FloatArray:
+def fedfv(
+    history: Sequence[Seen], alpha: float = 0.1, tau: int = 1, order: str = "loss", seed: int = 0
+) -> FloatArray:
     kept: dict[str, tuple[int, FloatArray]] = {}
     for past in history:
         kept |= {name: (past.round, u) for name, u in past.updates.items()}
 
     seen = history[-1]
-    u, t, m = seen.updates, seen.round, len(seen.updates)
+    u = seen.updates
+    t = seen.round
+    m = len(seen.updates)
     ascending = sorted(u, key=lambda name: (seen.losses[name], name))
     top = set(ascending[int(np.ceil((m - 1) * (1 - alpha) - 1e-9)) :]) if alpha > 0 else set()
     shuffled = [sorted(u)[i] for i in generator(seed, "order", t).permutation(m)]
@@ -397,12 +442,15 @@ def fedfv(history: Sequence[Seen], alpha: float = 0.1, tau: int = 1, order: str 
 
 
 def adafed(history: Sequence[Seen], gamma: float = 1.0, server_lr: float = 1.0) -> FloatArray:
-    seen, v = history[-1], []
+    seen = history[-1]
+    v = []
     for name, u in seen.updates.items():
-        numerator, denominator = u, seen.losses[name] ** gamma
+        numerator = u
+        denominator = seen.losses[name] ** gamma
         for v_i in v:
             share = (u @ v_i) / (v_i @ v_i)
-            numerator, denominator = numerator - share * v_i, denominator - share
+            numerator = numerator - share * v_i
+            denominator = denominator - share
         if np.linalg.norm(numerator) > 1e-6 * np.linalg.norm(u):
             v.append(numerator / denominator)
     if not v:
@@ -412,16 +460,21 @@ def adafed(history: Sequence[Seen], gamma: float = 1.0, server_lr: float = 1.0) 
 
 
 def min_norm_point(rows: Sequence[FloatArray]) -> FloatArray:
-    """The shortest vector in the convex hull: by scaling, min ‖Σ λ q‖² + (Σ λ − 1)² over λ ≥ 0 points at it."""
+    """The shortest vector in the convex hull: by scaling, min ‖Σ λ q‖² + (Σ λ − 1)² over λ ≥ 0
+    points at it."""
     scale = np.max(np.abs(rows)) or 1.0
     V = np.array(rows) / scale
-    lam, _ = nnls(np.vstack([V.T, np.ones(len(V))]), np.append(np.zeros(V.shape[1]), 1.0), maxiter=1000)
+    lam, _ = nnls(
+        np.vstack([V.T, np.ones(len(V))]), np.append(np.zeros(V.shape[1]), 1.0), maxiter=1000
+    )
     return scale * (lam / lam.sum()) @ V
 
 
 def falls_of(losses: Sequence[float]) -> tuple[FloatArray, float] | None:
-    """The gradient of −cos(1, F) with respect to F, by FedLF's equation 5, at length 1; and the angle in degrees."""
-    F, root = np.array(losses), np.sqrt(len(losses))
+    """The gradient of −cos(1, F) with respect to F, by FedLF's equation 5, at length 1; and the
+    angle in degrees."""
+    F = np.array(losses)
+    root = np.sqrt(len(losses))
     if not F.any():
         return None
     length = np.linalg.norm(F)
@@ -460,7 +513,9 @@ def fedmdfg(
         found = falls_of([seen.losses[name] for name in live])
         if found and (found[1] > angle or 0 < len(rose) < len(seen.updates)):
             guided = v if guidance == "scaled" else live
-            rows.append(np.sum([h * u for h, u in zip(found[0], guided.values(), strict=True)], axis=0))
+            rows.append(
+                np.sum([h * u for h, u in zip(found[0], guided.values(), strict=True)], axis=0)
+            )
         rows += [old for name, old in last.items() if history and name not in seen.updates]
         last = v
         shortest = min_norm_point(rows)
@@ -490,7 +545,8 @@ def fedlf(
 
 
 class Group(NamedTuple):
-    """A group of FedLF: its columns, μ, its direction and the rows of which that is the shortest combination."""
+    """A group of FedLF: its columns, μ, its direction and the rows of which that is the shortest
+    combination."""
 
     columns: list[int]
     length: float
@@ -498,12 +554,18 @@ class Group(NamedTuple):
     rows: list[FloatArray]
 
 
-def fedlf_groups(rounds: Sequence[Seen], history: bool, guidance: str, layers: Sequence[Sequence[int]]) -> list[Group]:
+def fedlf_groups(
+    rounds: Sequence[Seen], history: bool, guidance: str, layers: Sequence[Sequence[int]]
+) -> list[Group]:
     """The groups of Algorithm 1 once they are merged."""
     *earlier, seen = rounds
     last = {name: (old.round, u) for old in earlier for name, u in old.updates.items()}
     tau = len(last) // len(seen.updates)
-    absent = [u for name, (t, u) in last.items() if history and name not in seen.updates and t >= seen.round - tau]
+    absent = [
+        u
+        for name, (t, u) in last.items()
+        if history and name not in seen.updates and t >= seen.round - tau
+    ]
     found = falls_of(list(seen.losses.values()))
     h = dict(zip(seen.losses, found[0], strict=True)) if found else {}
 
@@ -523,7 +585,11 @@ def fedlf_groups(rounds: Sequence[Seen], history: bool, guidance: str, layers: S
 
     groups = [group for columns in layers if (group := solved(list(columns)))]
     while len(groups) > 1:
-        stationary = [i for i, group in enumerate(groups) if np.linalg.norm(group.direction) <= 1e-3 * group.length]
+        stationary = [
+            i
+            for i, group in enumerate(groups)
+            if np.linalg.norm(group.direction) <= 1e-3 * group.length
+        ]
         if not stationary:
             break
         i = stationary[0]
@@ -534,7 +600,7 @@ def fedlf_groups(rounds: Sequence[Seen], history: bool, guidance: str, layers: S
     return groups
 
 
-# Groups -------------------------------------------------------------------------------------------------------------
+# Groups -------------------------------------------------------------------------------------------
 
 
 def softmax(values: Sequence[float], delta: float) -> FloatArray:
@@ -556,14 +622,21 @@ def fcfl(
     """On the gradients themselves; a step is as long as the smallest rate makes it."""
     of_losses = of_disparities = delta
     for seen in history:
-        L, Q = ([each[name] / seen.rates[name] for name in seen.updates] for each in (seen.updates, seen.seconds))
-        v = [abs(seen.disparities[name]) - (budgets or {}).get(name, budget) for name in seen.updates]
+        L, Q = (
+            [each[name] / seen.rates[name] for name in seen.updates]
+            for each in (seen.updates, seen.seconds)
+        )
+        v = [
+            abs(seen.disparities[name]) - (budgets or {}).get(name, budget) for name in seen.updates
+        ]
         g_l = softmax(list(seen.losses.values()), of_losses) @ np.array(L)
         g_g = softmax(v, of_disparities) @ np.array(Q)
         if seen.round > stage1_rounds:
             d = pareto([*L, *([g_g] if max(v) >= 0.0 and g_g.any() else [])], np.mean(L, axis=0))
             continue
-        p, q, s = g_l @ g_l, g_l @ g_g, g_g @ g_g
+        p = g_l @ g_l
+        q = g_l @ g_g
+        s = g_g @ g_g
         beyond = 1.0 if q >= s else 0.0 if q >= 0.0 else -q / (p - q)
         x = beyond if max(v) > 0.0 else float(p >= q)
         d = x * g_l + (1.0 - x) * g_g
@@ -592,7 +665,11 @@ def local(history: Sequence[Seen]) -> FloatArray:
     return np.zeros_like(next(iter(history[-1].updates.values())))
 
 
-ON_CLIENTS = {"fedprox": ("mu",), "propfair": ("baseline", "epsilon"), "ditto": ("lam", "personal_epochs")}
+ON_CLIENTS = {
+    "fedprox": ("mu",),
+    "propfair": ("baseline", "epsilon"),
+    "ditto": ("lam", "personal_epochs"),
+}
 """The methods that are FedAvg on the server, with the parameters of what their clients do."""
 
 OTHERS: dict[str, Reference] = {
@@ -601,10 +678,25 @@ OTHERS: dict[str, Reference] = {
 }
 
 WEIGHTING = {
-    **dict.fromkeys(("fedavg", "fedprox", "term", "afl", "deltafl", "propfair", "gifair", "ditto"), "examples"),
+    **dict.fromkeys(
+        ("fedavg", "fedprox", "term", "afl", "deltafl", "propfair", "gifair", "ditto"), "examples"
+    ),
     **dict.fromkeys(("vred", "semivred", "scaffold"), "examples"),
     **dict.fromkeys(("eagle", "fedavgn", "fedmgda", "fedmgdaplus", "mgdaprox"), "uniform"),
-    **dict.fromkeys(("qfedavg", "qfedsgd", "drfa", "fedfa", "aaggff", "fedfv", "adafed", "fedmdfg", "fedlf", "local")),
+    **dict.fromkeys(
+        (
+            "qfedavg",
+            "qfedsgd",
+            "drfa",
+            "fedfa",
+            "aaggff",
+            "fedfv",
+            "adafed",
+            "fedmdfg",
+            "fedlf",
+            "local",
+        )
+    ),
     **dict.fromkeys(("fairfed", "fcfl", "feddyn")),
 }
 """The prior of each method by default; None where it has none."""
@@ -612,5 +704,8 @@ WEIGHTING = {
 
 def expected_step(name: str, arguments: Mapping[str, Any], history: Sequence[Seen]) -> FloatArray:
     if name in ON_CLIENTS:
-        return fedavg(history, **{key: value for key, value in arguments.items() if key not in ON_CLIENTS[name]})
+        return fedavg(
+            history,
+            **{key: value for key, value in arguments.items() if key not in ON_CLIENTS[name]},
+        )
     return np.asarray((OTHERS.get(name) or globals()[name])(history, **arguments))

@@ -14,11 +14,15 @@ Losses = Mapping[str, float]
 positive = st.lists(st.floats(0.01, 10.0), min_size=1, max_size=6)
 
 
-def play(strategy: AAggFF, rounds: Sequence[Losses], known: Sequence[int] | None = None) -> list[dict[str, float]]:
-    """Return c by client name in each round, for the losses of whoever takes part; `known` is N in each."""
+def play(
+    strategy: AAggFF, rounds: Sequence[Losses], known: Sequence[int] | None = None
+) -> list[dict[str, float]]:
+    """Return c by client name in each round, for the losses of whoever takes part; `known` is N in
+    each."""
     steps = []
     for t, losses in enumerate(rounds, start=1):
-        names, roster = sorted(losses), dict.fromkeys(client_names(known[t - 1] if known else 0), 0.0)
+        names = sorted(losses)
+        roster = dict.fromkeys(client_names(known[t - 1] if known else 0), 0.0)
         F = [losses[name] for name in names]
         cohort = cohort_of(np.eye(len(names)), losses=F, names=names, round=t, roster=roster)
         c = strategy.weigh(cohort)
@@ -27,7 +31,7 @@ def play(strategy: AAggFF, rounds: Sequence[Losses], known: Sequence[int] | None
     return steps
 
 
-# Reductions ---------------------------------------------------------------------------------------------------------
+# Reductions ---------------------------------------------------------------------------------------
 
 
 @given(m=st.integers(1, 9), loss=st.floats(-1e30, 1e30), rule=st.sampled_from(("ons", "ftrl")))
@@ -36,7 +40,7 @@ def test_equal_losses_are_fedavg_with_uniform_weights(rule: str, m: int, loss: f
         np.testing.assert_allclose(list(step.values()), 1.0 / m, rtol=1e-12)
 
 
-# The distribution functions -----------------------------------------------------------------------------------------
+# The distribution functions -----------------------------------------------------------------------
 
 
 @given(losses=positive)
@@ -49,7 +53,8 @@ def test_responses_are_those_of_the_formulas(losses: list[float]) -> None:
 
 def test_a_loss_of_0_or_less_counts_alike_and_all_as_the_mean() -> None:
     for cdf in CDFS:
-        zero, negative = responses(np.array([0.0, 1.0, 3.0]), cdf), responses(np.array([-5.0, 1.0, 3.0]), cdf)
+        zero = responses(np.array([0.0, 1.0, 3.0]), cdf)
+        negative = responses(np.array([-5.0, 1.0, 3.0]), cdf)
         np.testing.assert_array_equal(zero, negative)
         expected = RESPONSES[cdf](1.0)
         np.testing.assert_allclose(responses(np.zeros(3), cdf), expected, rtol=1e-12)
@@ -60,7 +65,7 @@ def test_a_loss_of_0_or_less_counts_alike_and_all_as_the_mean() -> None:
             assert 0.0 <= rho.min() <= rho.max() <= 1.0
 
 
-# Few clients: an online Newton step ---------------------------------------------------------------------------------
+# Few clients: an online Newton step ---------------------------------------------------------------
 
 
 def test_clients_without_any_share_of_the_decision_are_averaged() -> None:
@@ -72,12 +77,16 @@ def test_clients_without_any_share_of_the_decision_are_averaged() -> None:
     assert step == {"b": 0.5, "c": 0.5}
 
 
-# Many clients: follow the regularised leader ------------------------------------------------------------------------
+# Many clients: follow the regularised leader ------------------------------------------------------
 
 
 def test_scores_are_kept_only_of_clients_that_were_seen() -> None:
     strategy = AAggFF(rule="ftrl")
-    play(strategy, [{"client-000": 1.0, "client-001": 3.0}, {"client-001": 1.0, "client-004": 2.0}], [50, 50])
+    play(
+        strategy,
+        [{"client-000": 1.0, "client-001": 3.0}, {"client-001": 1.0, "client-004": 2.0}],
+        [50, 50],
+    )
     assert set(strategy.memory["scores"]) == {"client-000", "client-001", "client-004"}
     assert strategy.memory["steps"] == 2
 

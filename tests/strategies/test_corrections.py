@@ -17,7 +17,7 @@ from .helpers import client_names, cohort_of
 CONTROL = "control"
 
 
-# Reductions ---------------------------------------------------------------------------------------------------------
+# Reductions ---------------------------------------------------------------------------------------
 
 
 def test_scaffold_is_the_option_of_another_method() -> None:
@@ -25,14 +25,20 @@ def test_scaffold_is_the_option_of_another_method() -> None:
     for one, other in (
         (FedAvg(control_variates=True, **options), SCAFFOLD(**options)),
         (FedProx(mu=0.3, control_variates=True, **options), SCAFFOLD(proximal_mu=0.3, **options)),
-        (Ditto(lam=0.7, control_variates=True, **options), SCAFFOLD(personal_lambda=0.7, **options)),
+        (
+            Ditto(lam=0.7, control_variates=True, **options),
+            SCAFFOLD(personal_lambda=0.7, **options),
+        ),
     ):
-        ours, theirs = follow(one, keeping(5), 5), follow(other, keeping(5), 5)
-        assert [model.tobytes() for model in ours.models] == [model.tobytes() for model in theirs.models]
+        ours = follow(one, keeping(5), 5)
+        theirs = follow(other, keeping(5), 5)
+        assert [model.tobytes() for model in ours.models] == [
+            model.tobytes() for model in theirs.models
+        ]
         assert ours.sent == theirs.sent
 
 
-# Closed forms -------------------------------------------------------------------------------------------------------
+# Closed forms -------------------------------------------------------------------------------------
 
 
 RESTING: list[tuple[type[FairStrategy], dict[str, Any]]] = [
@@ -44,7 +50,8 @@ RESTING: list[tuple[type[FairStrategy], dict[str, Any]]] = [
 
 
 def test_they_rest_at_the_minimum_where_fedavg_does_not() -> None:
-    """With clients that take 7 steps and other numbers of them, at rates of their own; FedDyn at that of clients."""
+    """With clients that take 7 steps and other numbers of them, at rates of their own; FedDyn at
+    that of clients."""
     for method, options in RESTING:
         by_examples = method is SCAFFOLD and "weighting" not in options
         best = minimiser_of_means(keeping(4).values(), by_examples=by_examples)
@@ -57,27 +64,41 @@ def test_they_rest_at_the_minimum_where_fedavg_does_not() -> None:
 
 
 def test_feddyns_first_full_round_is_twice_fedavgs_step() -> None:
-    """The clients' loss is regularised in the first round already, so FedAvg's clients get the same proximal term."""
+    """The clients' loss is regularised in the first round already, so FedAvg's clients get the same
+    proximal term."""
     ours = follow(FedDyn(alpha=0.3, **QUIET), keeping(4), 1)
     theirs = follow(FedAvg(weighting="uniform", proximal_mu=0.3, **QUIET), keeping(4), 1)
-    np.testing.assert_allclose(ours.models[0] - ours.models[1], 2.0 * (theirs.models[0] - theirs.models[1]), rtol=1e-13)
+    np.testing.assert_allclose(
+        ours.models[0] - ours.models[1], 2.0 * (theirs.models[0] - theirs.models[1]), rtol=1e-13
+    )
     assert set(ours.rounds[0].coefficients.values()) == {0.5}
 
 
-# Properties ---------------------------------------------------------------------------------------------------------
+# Properties ---------------------------------------------------------------------------------------
 
 
 def test_a_joiner_leaves_the_resting_point_where_it_is() -> None:
     """A running mean in place of the sum would bias it for good."""
     path = descend(SCAFFOLD(**QUIET), keeping(5).values(), 200, joins={"site-4": 40})
-    np.testing.assert_allclose(path[-1], minimiser_of_means(keeping(5).values(), by_examples=True), atol=1e-8)
+    np.testing.assert_allclose(
+        path[-1], minimiser_of_means(keeping(5).values(), by_examples=True), atol=1e-8
+    )
 
 
-@given(seed=st.integers(0, 2**32 - 1), m=st.integers(1, 5), uniform=st.booleans(), idle=st.integers(0, 4))
-def test_the_sum_that_it_keeps_is_that_of_the_papers_steps(seed: int, m: int, uniform: bool, idle: int) -> None:
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    m=st.integers(1, 5),
+    uniform=st.booleans(),
+    idle=st.integers(0, 4),
+)
+def test_the_sum_that_it_keeps_is_that_of_the_papers_steps(
+    seed: int, m: int, uniform: bool, idle: int
+) -> None:
     """Vectors in place of coefficients: each client's c_k⁺ − c_k, weighted, added to C."""
     rng = np.random.default_rng(seed)
-    U, C, H = rng.normal(size=(m, 4)), rng.normal(size=4), rng.uniform(0.1, 2.0, m)
+    U = rng.normal(size=(m, 4))
+    C = rng.normal(size=4)
+    H = rng.uniform(0.1, 2.0, m)
     H[idle % m] = 0.0 if idle else H[idle % m]
     n = rng.integers(1, 50, m).astype(np.float64)
     names = client_names(m)
@@ -87,7 +108,12 @@ def test_the_sum_that_it_keeps_is_that_of_the_papers_steps(seed: int, m: int, un
     memory = {Kept(CONTROL, 1): C}
     c = C / sum(weights.values())
     sent = {CONTROL: 1.0 / sum(weights.values())}
-    told: dict[str, Any] = {"counts": n, "weighting": method.weighting, "steps": H, "roster": roster}
+    told: dict[str, Any] = {
+        "counts": n,
+        "weighting": method.weighting,
+        "steps": H,
+        "roster": roster,
+    }
     cohort = cohort_of(U, memory=memory, round=2, sent=sent, **told)
     rows = np.vstack([U, C])
     coefficients = method.weigh(cohort)
@@ -99,11 +125,13 @@ def test_the_sum_that_it_keeps_is_that_of_the_papers_steps(seed: int, m: int, un
     np.testing.assert_allclose(mix @ rows, expected, atol=1e-9)
 
 
-# Where it does not compose ------------------------------------------------------------------------------------------
+# Where it does not compose ------------------------------------------------------------------------
 
 
 def test_in_a_run_they_are_refused_by_the_settings() -> None:
-    with pytest.raises(SettingsError, match=r"control-variates = True: .*FedFV .*leave control-variates out"):
+    with pytest.raises(
+        SettingsError, match=r"control-variates = True: .*FedFV .*leave control-variates out"
+    ):
         Settings.of({"method": "fedfv", "control-variates": True}).strategy()
     assert Settings.of({"method": "fedprox", "control-variates": True}).strategy().control_variates
 

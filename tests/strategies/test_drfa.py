@@ -1,4 +1,5 @@
-"""DRFA: the weighted draw, the second exchange of a round and the ascent of λ, replayed from what went out."""
+"""DRFA: the weighted draw, the second exchange of a round and the ascent of λ, replayed from what
+went out."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -37,7 +38,8 @@ def run(
     strategy: DRFA, clients: Mapping[str, Answer] | None = None, rounds: int = 5
 ) -> tuple[list[Round], list[dict[str, float]], MemoryGrid]:
     """Return the finished rounds, λ after each, and the grid with all that was sent."""
-    weights, grid = list[dict[str, float]](), MemoryGrid(clients or quadratics(6))
+    weights = list[dict[str, float]]()
+    grid = MemoryGrid(clients or quadratics(6))
 
     def note(number: int, arrays: ArrayRecord) -> None:
         weights.append(dict(strategy.memory.get("weights", {})))
@@ -59,11 +61,12 @@ def asked_for_losses(grid: MemoryGrid, number: int | None = None) -> dict[str, M
     }
 
 
-# The whole algorithm ------------------------------------------------------------------------------------------------
+# The whole algorithm ------------------------------------------------------------------------------
 
 
 def test_a_run_goes_as_in_the_definition() -> None:
-    """Draws by λ, the mean of the draws, the snapshot at a random step, losses of a second sample, and the ascent."""
+    """Draws by λ, the mean of the draws, the snapshot at a random step, losses of a second sample,
+    and the ascent."""
     check_definition({"gamma": 0.0002}, 0.5, seed=0)
     check_definition({"gamma": 0.01, "local_steps": 3}, 1.0, seed=7)
     check_definition({"gamma": 0.001, "local_steps": 1}, 0.34, seed=7)
@@ -72,14 +75,23 @@ def test_a_run_goes_as_in_the_definition() -> None:
 def check_definition(arguments: dict[str, Any], fraction: float, *, seed: int) -> None:
     strategy = DRFA(fraction_train=fraction, seed=seed, buffers=BUFFERS, **arguments)
     finished, weights, grid = run(strategy)
-    clients, gamma, K = quadratics(6), arguments["gamma"], arguments.get("local_steps", 10)
-    w, lam = {k: a.astype(np.float64) for k, a in initial_model().items()}, dict.fromkeys(sorted(clients), 1 / 6)
+    clients = quadratics(6)
+    gamma = arguments["gamma"]
+    K = arguments.get("local_steps", 10)
+    w = {k: a.astype(np.float64) for k, a in initial_model().items()}
+    lam = dict.fromkeys(sorted(clients), 1 / 6)
     wanted = int(np.ceil(fraction * 6 - 1e-9))
     for number, (one, after) in enumerate(zip(finished, weights, strict=True), start=1):
         p = np.array([*lam.values()])
-        draws = Counter(generator(seed, "weighted draw", number).choice([*lam], wanted, p=p / p.sum()).tolist())
+        draws = Counter(
+            generator(seed, "weighted draw", number).choice([*lam], wanted, p=p / p.sum()).tolist()
+        )
         assert one.participants == tuple(sorted(draws))
-        told = [config_of(m) for _, m in grid.sent_to(MessageType.TRAIN) if config_of(m)["server-round"] == number]
+        told = [
+            config_of(m)
+            for _, m in grid.sent_to(MessageType.TRAIN)
+            if config_of(m)["server-round"] == number
+        ]
         (step,) = {config["snapshot-step"] for config in told}
         assert {config["local-steps"] for config in told} == {K}
         assert 1 <= step <= K
@@ -110,19 +122,23 @@ def check_definition(arguments: dict[str, Any], fraction: float, *, seed: int) -
 
 
 def test_snapshots_are_mixed_by_a_defence_as_updates_are() -> None:
-    """After one local step both are the same models, so the probed model is the global one after the step."""
+    """After one local step both are the same models, so the probed model is the global one after
+    the step."""
     strategy = DRFA(gamma=0.01, local_steps=1, defence="clip", fraction_train=1.0, buffers=BUFFERS)
     finished, _, grid = run(strategy, rounds=1)
     for message in asked_for_losses(grid, 1).values():
         probed = unpack(message.content.array_records["arrays"])
-        np.testing.assert_allclose(flat(probed), flat(unpack(finished[0].arrays)), rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(
+            flat(probed), flat(unpack(finished[0].arrays)), rtol=1e-6, atol=1e-6
+        )
 
 
-# The draw -----------------------------------------------------------------------------------------------------------
+# The draw -----------------------------------------------------------------------------------------
 
 
 def test_clients_are_drawn_with_replacement_by_lambda() -> None:
-    strategy, rounds = DRFA(gamma=1.0, seed=5), 3000
+    strategy = DRFA(gamma=1.0, seed=5)
+    rounds = 3000
     lam = {"a": 0.5, "b": 0.3, "c": 0.2, "d": 0.0}
     strategy.memory = {"weights": lam}
     draws = [strategy.choose(list(lam), 3, number) for number in range(rounds)]
@@ -134,8 +150,11 @@ def test_clients_are_drawn_with_replacement_by_lambda() -> None:
 
 
 @given(seed=st.integers(0, 1000), number=st.integers(1, 1000), names=st.permutations("abcdef"))
-def test_the_draw_depends_on_names_weights_seed_and_round_alone(seed: int, number: int, names: Sequence[str]) -> None:
-    one, other = DRFA(gamma=1.0, seed=seed), DRFA(gamma=0.5, seed=seed)
+def test_the_draw_depends_on_names_weights_seed_and_round_alone(
+    seed: int, number: int, names: Sequence[str]
+) -> None:
+    one = DRFA(gamma=1.0, seed=seed)
+    other = DRFA(gamma=0.5, seed=seed)
     one.memory = other.memory = {"weights": {"b": 0.5, "a": 0.5}}
     assert one.choose(names, 4, number) == other.choose(sorted(names), 4, number)
 
@@ -143,9 +162,13 @@ def test_the_draw_depends_on_names_weights_seed_and_round_alone(seed: int, numbe
 def test_newcomers_are_drawn_by_prior_and_only_free_ones_train() -> None:
     strategy = DRFA(gamma=1.0)
     strategy.memory = {"weights": {"a": 1.0, "b": 0.0}}
-    draws = Counter(name for number in range(600) for name in strategy.choose(["b", "c"], 2, number))
+    draws = Counter(
+        name for number in range(600) for name in strategy.choose(["b", "c"], 2, number)
+    )
     assert set(draws) == {"c"}
-    draws = Counter(name for number in range(600) for name in strategy.choose(["a", "b", "c"], 2, number))
+    draws = Counter(
+        name for number in range(600) for name in strategy.choose(["a", "b", "c"], 2, number)
+    )
     assert set(draws) == {"a", "c"}
     assert abs(draws["c"] - 400) <= 4 * np.sqrt(1200 * 2 / 9)
 
@@ -153,18 +176,23 @@ def test_newcomers_are_drawn_by_prior_and_only_free_ones_train() -> None:
 def test_without_mass_on_free_clients_the_draw_is_uniform() -> None:
     strategy = DRFA(gamma=1.0)
     strategy.memory = {"weights": {"a": 1.0, "b": 0.0, "c": 0.0}}
-    draws = Counter(name for number in range(600) for name in strategy.choose(["b", "c"], 1, number))
+    draws = Counter(
+        name for number in range(600) for name in strategy.choose(["b", "c"], 1, number)
+    )
     assert abs(draws["b"] - 300) <= 4 * np.sqrt(150)
 
 
 def test_the_snapshot_step_is_uniform_over_the_local_steps() -> None:
-    steps = Counter(told(DRFA(gamma=1.0, local_steps=4, seed=2), number)["snapshot-step"] for number in range(2000))
+    steps = Counter(
+        told(DRFA(gamma=1.0, local_steps=4, seed=2), number)["snapshot-step"]
+        for number in range(2000)
+    )
     assert set(steps) == {1, 2, 3, 4}
     assert all(abs(times - 500) <= 4 * np.sqrt(2000 * 0.25 * 0.75) for times in steps.values())
     assert told(DRFA(gamma=1.0, local_steps=1), 3) == {"local-steps": 1, "snapshot-step": 1}
 
 
-# What is refused ----------------------------------------------------------------------------------------------------
+# What is refused ----------------------------------------------------------------------------------
 
 
 def failing(fault: Fault) -> dict[str, Answer]:
@@ -186,7 +214,9 @@ def test_an_unusable_loss_is_left_out_and_its_sender_named() -> None:
         (error, "out of memory"),
         (metrics({"train-loss": 1e30}), "'train-loss' is 1e+30"),
     ):
-        (one,), (lam,), grid = run(DRFA(gamma=0.001, fraction_evaluate=0.0), failing(fault), rounds=1)
+        (one,), (lam,), grid = run(
+            DRFA(gamma=0.001, fraction_evaluate=0.0), failing(fault), rounds=1
+        )
         assert "site-2" in asked_for_losses(grid)
         assert one.refused["site-2"].startswith("loss at the snapshot: ")
         assert reason in one.refused["site-2"]
@@ -204,7 +234,10 @@ def test_a_client_that_does_not_tell_its_loss_owes_it() -> None:
 
 
 def test_without_any_loss_lambda_stays() -> None:
-    clients = {name: answering(each, evaluate=lambda m: error(m, m)[0]) for name, each in quadratics(4).items()}
+    clients = {
+        name: answering(each, evaluate=lambda m: error(m, m)[0])
+        for name, each in quadratics(4).items()
+    }
     finished, weights, _ = run(DRFA(gamma=1.0), clients, rounds=2)
     for lam in weights:
         np.testing.assert_allclose(list(lam.values()), 0.25, rtol=1e-12)

@@ -1,4 +1,5 @@
-"""Single methods where their formulas have an edge: ties, floors, limits and decay, by hand or by a closed form."""
+"""Single methods where their formulas have an edge: ties, floors, limits and decay, by hand or by a
+closed form."""
 
 import math
 from collections.abc import Sequence
@@ -35,53 +36,74 @@ from .helpers import step_of as step
 Numbers = Sequence[float] | FloatArray
 
 
-def weigh(method: FairStrategy, losses: Numbers, counts: Numbers | None = None, **others: Numbers) -> FloatArray:
+def weigh(
+    method: FairStrategy, losses: Numbers, counts: Numbers | None = None, **others: Numbers
+) -> FloatArray:
     """Return c of clients with these losses, by examples where there are counts of them."""
     weighting = "uniform" if counts is None else "examples"
-    return method.weigh(cohort_of(np.eye(len(losses)), losses=losses, counts=counts, weighting=weighting, **others))
+    return method.weigh(
+        cohort_of(np.eye(len(losses)), losses=losses, counts=counts, weighting=weighting, **others)
+    )
 
 
 def drawn_counts(m: int, seed: int) -> FloatArray:
     return np.random.default_rng(seed).integers(1, 1000, m).astype(np.float64)
 
 
-# q-FFL --------------------------------------------------------------------------------------------------------------
+# q-FFL --------------------------------------------------------------------------------------------
 
 
 def test_qffl_follows_the_formula_at_extremes() -> None:
     """The paper's c from logarithms, of which none overflows; both updates have the same length."""
-    losses, L = ([0.0, 1.0], [0.0, 0.0], [1e-30, 1e30], [1e30, 1e30], [1e-11, 1e-12], [-1.0, 2.0]), 10.0
+    losses = ([0.0, 1.0], [0.0, 0.0], [1e-30, 1e30], [1e30, 1e30], [1e-11, 1e-12], [-1.0, 2.0])
+    L = 10.0
     for q, F, length in product((0.0, 0.01, 0.5, 1.0, 15.0), losses, (0.0, 1e-30, 1.0, 1e30)):
-        c = QFedAvg(q=q, lipschitz=L).weigh(cohort_of(length * np.array([[1.0, 0.0], [0.6, 0.8]]), losses=F))
+        c = QFedAvg(q=q, lipschitz=L).weigh(
+            cohort_of(length * np.array([[1.0, 0.0], [0.6, 0.8]]), losses=F)
+        )
         log_f = np.log(np.maximum(F, 1e-10))
         log_h = weights = math.log(L) + q * log_f
         if q * length > 0.0:
             log_h = np.append(weights, (q - 1.0) * log_f + math.log(q) + 2.0 * math.log(L * length))
-        np.testing.assert_allclose(c, np.exp(weights - np.logaddexp.reduce(log_h)), rtol=1e-9, atol=1e-300)
+        np.testing.assert_allclose(
+            c, np.exp(weights - np.logaddexp.reduce(log_h)), rtol=1e-9, atol=1e-300
+        )
 
 
-# TERM, AFL, Δ-FL ----------------------------------------------------------------------------------------------------
+# TERM, AFL, Δ-FL ----------------------------------------------------------------------------------
 
 
-@given(losses=st.lists(st.floats(0.0, 20.0), min_size=2, max_size=6), temperature=st.floats(0.05, 20.0))
-def test_fedeba_is_term_with_the_reciprocal_of_its_temperature(losses: list[float], temperature: float) -> None:
-    """FedEBA: of all mixtures with the same mean loss, the one whose entropy is largest, with multiplier 1/τ."""
+@given(
+    losses=st.lists(st.floats(0.0, 20.0), min_size=2, max_size=6), temperature=st.floats(0.05, 20.0)
+)
+def test_fedeba_is_term_with_the_reciprocal_of_its_temperature(
+    losses: list[float], temperature: float
+) -> None:
+    """FedEBA: of all mixtures with the same mean loss, the one whose entropy is largest, with
+    multiplier 1/τ."""
     F = np.array(losses)
-    c, grown = weigh(TERM(tilt=1.0 / temperature, weighting="uniform"), F), np.exp((F - F.max()) / temperature)
+    c = weigh(TERM(tilt=1.0 / temperature, weighting="uniform"), F)
+    grown = np.exp((F - F.max()) / temperature)
     np.testing.assert_allclose(c, grown / grown.sum(), rtol=1e-9)
     constant = np.array([np.ones(len(F)), F])
     entropy = lambda q: -np.sum(q * np.log(q))  # noqa: E731
-    for move in np.linalg.svd(constant)[2][np.linalg.matrix_rank(constant) :]:  # which keep the sum and the mean loss
+    # which keep the sum and the mean loss
+    for move in np.linalg.svd(constant)[2][np.linalg.matrix_rank(constant) :]:
         for q in (c + 1e-3 * c.min() * move, c - 1e-3 * c.min() * move):
             assert entropy(q) <= entropy(c) * (1.0 + 1e-12) + 1e-15
 
 
 def test_term_of_equal_losses_and_of_infinite_tilts() -> None:
-    """Equal losses leave the prior, however large they are; an infinite tilt takes the worst clients, or the best."""
+    """Equal losses leave the prior, however large they are; an infinite tilt takes the worst
+    clients, or the best."""
     for tilt, loss in product((-1e3, -1.0, 1e-300, 1.0, 1e3), (0.0, 1e-30, 1.0, 1e6, 1e30)):
-        np.testing.assert_allclose(weigh(TERM(tilt=tilt), [loss] * 3, [10, 30, 60]), [0.1, 0.3, 0.6], rtol=1e-9)
+        np.testing.assert_allclose(
+            weigh(TERM(tilt=tilt), [loss] * 3, [10, 30, 60]), [0.1, 0.3, 0.6], rtol=1e-9
+        )
     for tilt in (1e3, 1e30, 1e308):
-        worst, best = (weigh(TERM(tilt=each), [1.0, 3.0, 3.0], [10, 20, 60]) for each in (tilt, -tilt))
+        worst, best = (
+            weigh(TERM(tilt=each), [1.0, 3.0, 3.0], [10, 20, 60]) for each in (tilt, -tilt)
+        )
         np.testing.assert_allclose(worst, [0.0, 0.25, 0.75], atol=1e-12)
         np.testing.assert_allclose(best, [1.0, 0.0, 0.0], atol=1e-12)
 
@@ -95,25 +117,38 @@ def ascended(method: AFL, losses: Numbers) -> list[float]:
 
 def test_afl_at_extremes() -> None:
     """Clients without mass are averaged by their prior."""
-    lowest, even = [0.0, 1.0], [0.5, 0.5]
-    for F, expected in (([0.0, 0.0], even), ([0.0, 1e30], lowest), ([1.0, 1.7e308], lowest), ([-1.7e308, 1.0], lowest)):
+    lowest = [0.0, 1.0]
+    even = [0.5, 0.5]
+    for F, expected in (
+        ([0.0, 0.0], even),
+        ([0.0, 1e30], lowest),
+        ([1.0, 1.7e308], lowest),
+        ([-1.7e308, 1.0], lowest),
+    ):
         for gamma in (1e-9, 1.0, 1e30):
-            np.testing.assert_allclose(ascended(AFL(gamma=gamma, weighting="uniform"), F), expected, atol=1e-15)
+            np.testing.assert_allclose(
+                ascended(AFL(gamma=gamma, weighting="uniform"), F), expected, atol=1e-15
+            )
     method = AFL(gamma=10.0)
     assert ascended(method, [9.0, 0.0, 0.0]) == [1.0, 0.0, 0.0]
     method.memory["examples"] = dict(zip(client_names(3), (1.0, 1.0, 3.0), strict=True))
-    massless = cohort_of(np.eye(2), losses=[0, 0], counts=[1, 3], weighting="examples", names=client_names(3)[1:])
+    massless = cohort_of(
+        np.eye(2), losses=[0, 0], counts=[1, 3], weighting="examples", names=client_names(3)[1:]
+    )
     assert method.weigh(massless) == pytest.approx([0.25, 0.75])
 
 
 def tail_of(theta: float, counts: Numbers) -> list[int]:
     """Return which clients are in the tail, of losses that rise from client to client."""
-    c = weigh(DeltaFL(theta=theta, weighting="examples"), np.arange(len(counts), dtype=np.float64), counts)
+    c = weigh(
+        DeltaFL(theta=theta, weighting="examples"), np.arange(len(counts), dtype=np.float64), counts
+    )
     return [int(k) for k in np.flatnonzero(c)]
 
 
 def test_deltafl_meets_ties_of_prior_and_theta_exactly() -> None:
-    """With theta = j/m the m − j lowest losses hold exactly 1 − theta: the (m − j)-th of them is Q, in the tail."""
+    """With theta = j/m the m − j lowest losses hold exactly 1 − theta: the (m − j)-th of them is Q,
+    in the tail."""
     for m in (2, 3, 7, 10, 49, 100):
         for j in range(1, m + 1):
             position = next(i for i in range(1, m + 1) if Fraction(i, m) >= 1 - Fraction(j, m))
@@ -125,7 +160,9 @@ def test_deltafl_meets_ties_of_prior_and_theta_exactly() -> None:
 @given(n=st.lists(st.integers(1, 20), min_size=2, max_size=9), data=st.data())
 def test_deltafl_meets_ties_of_unequal_priors_exactly(n: list[int], data: st.DataObject) -> None:
     position = data.draw(st.integers(1, len(n) - 1))
-    assert tail_of(float(1 - Fraction(sum(n[:position]), sum(n))), n) == [*range(position - 1, len(n))]
+    assert tail_of(float(1 - Fraction(sum(n[:position]), sum(n))), n) == [
+        *range(position - 1, len(n))
+    ]
 
 
 @given(
@@ -133,9 +170,13 @@ def test_deltafl_meets_ties_of_unequal_priors_exactly(n: list[int], data: st.Dat
     theta=st.floats(1e-3, 1.0),
     seed=st.integers(0, 99),
 )
-def test_deltafls_tail_is_the_highest_losses_by_prior(losses: list[float], theta: float, seed: int) -> None:
-    F, n = np.array(losses), drawn_counts(len(losses), seed)
-    c, p = weigh(DeltaFL(theta=theta), F, n), n / n.sum()
+def test_deltafls_tail_is_the_highest_losses_by_prior(
+    losses: list[float], theta: float, seed: int
+) -> None:
+    F = np.array(losses)
+    n = drawn_counts(len(losses), seed)
+    c = weigh(DeltaFL(theta=theta), F, n)
+    p = n / n.sum()
     tail = c > 0
     assert not (~tail).any() or F[tail].min() > F[~tail].max()
     np.testing.assert_allclose(c[tail], p[tail] / p[tail].sum(), rtol=1e-12)
@@ -143,7 +184,7 @@ def test_deltafls_tail_is_the_highest_losses_by_prior(losses: list[float], theta
     assert p[F[tail].min() < F].sum() <= theta + 1e-9
 
 
-# GIFAIR, EAGLE, FedFa -----------------------------------------------------------------------------------------------
+# GIFAIR, EAGLE, FedFa -----------------------------------------------------------------------------
 
 
 @given(
@@ -151,7 +192,9 @@ def test_deltafls_tail_is_the_highest_losses_by_prior(losses: list[float], theta
     strength=st.floats(0.0, 0.999999),
     seed=st.integers(0, 9),
 )
-def test_gifairs_weights_are_positive_and_sum_to_one(losses: list[float], strength: float, seed: int) -> None:
+def test_gifairs_weights_are_positive_and_sum_to_one(
+    losses: list[float], strength: float, seed: int
+) -> None:
     c = weigh(GiFair(strength=strength), losses, drawn_counts(len(losses), seed) ** 3)
     assert c.min() > 0.0
     assert c.sum() == pytest.approx(1.0, abs=1e-12)
@@ -160,12 +203,16 @@ def test_gifairs_weights_are_positive_and_sum_to_one(losses: list[float], streng
 def test_ties_count_for_nothing_in_gifair() -> None:
     # r = (1, 1, -2), λ = 0.9 · ⅓ / 2
     method = GiFair(strength=0.9, weighting="uniform")
-    assert weigh(method, [2.0, 2.0, 1.0]) == pytest.approx([1 / 3 + 0.15, 1 / 3 + 0.15, 1 / 3 - 0.3])
+    assert weigh(method, [2.0, 2.0, 1.0]) == pytest.approx(
+        [1 / 3 + 0.15, 1 / 3 + 0.15, 1 / 3 - 0.3]
+    )
 
 
 @given(seed=st.integers(0, 99), m=st.integers(1, 8), lam=st.floats(0.0, 2.0))
 def test_eagles_weights_are_the_gradient_of_its_objective(seed: int, m: int, lam: float) -> None:
-    (F, L), n, h = np.random.default_rng(seed).uniform(0.0, 5.0, (2, m)), drawn_counts(m, seed), 1e-5
+    (F, L) = np.random.default_rng(seed).uniform(0.0, 5.0, (2, m))
+    n = drawn_counts(m, seed)
+    h = 1e-5
     p = n / n.sum()
 
     def penalised(x: FloatArray) -> float:
@@ -173,7 +220,9 @@ def test_eagles_weights_are_the_gradient_of_its_objective(seed: int, m: int, lam
         return float(p @ x + lam * p @ (gaps - p @ gaps) ** 2)
 
     numeric = [(penalised(F + h * e) - penalised(F - h * e)) / (2 * h) for e in np.eye(m)]
-    np.testing.assert_allclose(weigh(EAGLE(lam=lam, weighting="examples"), F, n, baselines=L), numeric, atol=1e-4)
+    np.testing.assert_allclose(
+        weigh(EAGLE(lam=lam, weighting="examples"), F, n, baselines=L), numeric, atol=1e-4
+    )
 
 
 def test_fedfas_accuracies_are_floored_at_1e_minus_6() -> None:
@@ -184,7 +233,7 @@ def test_fedfas_accuracies_are_floored_at_1e_minus_6() -> None:
         np.testing.assert_allclose(found, bits / bits.sum(), rtol=1e-12)
 
 
-# FedMGDA, FedAvg-n --------------------------------------------------------------------------------------------------
+# FedMGDA, FedAvg-n --------------------------------------------------------------------------------
 
 
 def test_the_step_size_decays_every_hundred_rounds() -> None:
@@ -199,7 +248,9 @@ def test_the_step_size_decays_every_hundred_rounds() -> None:
             (1000, 1000, 1.0, 1.0),
             (1000, None, 0.0, 1.0),
         ):
-            c = method(server_lr=3.0, decay=decay).weigh(cohort_of(U, round=round, num_rounds=num_rounds))
+            c = method(server_lr=3.0, decay=decay).weigh(
+                cohort_of(U, round=round, num_rounds=num_rounds)
+            )
             np.testing.assert_allclose(c, 3.0 * left * method().weigh(cohort_of(U)), rtol=1e-12)
 
 
@@ -214,11 +265,12 @@ def test_updates_of_fedmgda_by_hand() -> None:
     assert FedMGDAPlus().weigh(cohort_of(still)) @ still == pytest.approx([0.6, 0.8])
 
 
-# FedFV ----------------------------------------------------------------------------------------------------------------
+# FedFV --------------------------------------------------------------------------------------------
 
 
 def test_fedfvs_step_of_three_clients_may_raise_a_loss() -> None:
-    """So its page promises no common descent: a projection off one update brings back a conflict with another."""
+    """So its page promises no common descent: a projection off one update brings back a conflict
+    with another."""
     # u'_1 = 0, u'_2 = (0, 4/5), u'_3 = (1/5, 0), and ⟨u_1, (1/5, 4/5)⟩ < 0
     U = np.array([[-2.0, -1.0], [0.0, 1.0], [1.0, 0.0]])
     g = step(FedFV(alpha=0.0, tau=0), U, losses=[1.0, 2.0, 3.0])
@@ -233,7 +285,9 @@ def test_in_fedfv_so_many_top_clients_keep_their_update() -> None:
     ):
         common = np.ones((m, m)) * -0.1 + np.eye(m)  # every pair conflicts
         A = FedFV(alpha=alpha, tau=0)._projected(cohort_of(common, losses=np.arange(m)))
-        assert [k for k in range(m) if np.array_equal(A[k], np.eye(m)[k])] == list(range(m - kept, m))
+        assert [k for k in range(m) if np.array_equal(A[k], np.eye(m)[k])] == list(
+            range(m - kept, m)
+        )
 
 
 def test_opposite_clients_take_no_step_in_fedfv() -> None:
@@ -251,7 +305,9 @@ def test_rounding_of_the_mean_norm_is_no_step_in_fedfv() -> None:
 def test_fedfvs_random_order_is_by_seed_and_round_alone() -> None:
     U = np.random.default_rng(0).normal(size=(5, 8)) + np.eye(5, 8) * 2.0 - 0.8 * np.eye(5, 8, 1)
     steps = {
-        (seed, round): step(FedFV(alpha=0.0, tau=0, order="random", seed=seed), U, round=round).tobytes()
+        (seed, round): step(
+            FedFV(alpha=0.0, tau=0, order="random", seed=seed), U, round=round
+        ).tobytes()
         for seed in range(4)
         for round in range(1, 5)
     }
@@ -260,21 +316,27 @@ def test_fedfvs_random_order_is_by_seed_and_round_alone() -> None:
     assert again == steps[2, 3]
 
 
-# FairFed --------------------------------------------------------------------------------------------------------------
+# FairFed ------------------------------------------------------------------------------------------
 
 COUNTS = ("positives-0", "positives-1", "hits-0", "hits-1")
 
 ROWS = [(40, 40, 0, 20), (40, 40, 12, 16), (20, 20, 8, 4)]
 
 
-def cohort(rows: Sequence[tuple[int, int, int, int]], counts: Sequence[float], **changes: Any) -> Cohort:
-    """Return clients with so many examples, positives in both groups and hits in both, and the same accuracy."""
+def cohort(
+    rows: Sequence[tuple[int, int, int, int]], counts: Sequence[float], **changes: Any
+) -> Cohort:
+    """Return clients with so many examples, positives in both groups and hits in both, and the same
+    accuracy."""
     groups = dict(zip(COUNTS, zip(*rows, strict=True), strict=True))
-    return cohort_of(np.eye(len(rows)), counts=counts, accuracies=[0.8] * len(rows), groups=groups, **changes)
+    return cohort_of(
+        np.eye(len(rows)), counts=counts, accuracies=[0.8] * len(rows), groups=groups, **changes
+    )
 
 
 def test_fairfeds_weights_are_those_of_a_hand_computed_round() -> None:
-    """Gaps: 20/40 less 0/40 is 0.5, 16/40 less 12/40 is 0.1, 4/20 less 8/20 is −0.2; 40/100 less 20/100 is 0.2.
+    """Gaps: 20/40 less 0/40 is 0.5, 16/40 less 12/40 is 0.1, 4/20 less 8/20 is −0.2; 40/100 less
+    20/100 is 0.2.
 
     So the clients are 0.3, 0.1 and 0.4 away from it, 0.8/3 on average.
     """

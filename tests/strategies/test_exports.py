@@ -1,4 +1,5 @@
-"""Every method file keeps to the pattern: exported, documented as it is checked, known by the name of its paper."""
+"""Every method file keeps to the pattern: exported, documented as it is checked, known by the name
+of its paper."""
 
 import importlib
 import inspect
@@ -11,7 +12,14 @@ from fairbloom import strategies
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.parameters import described
 from fairbloom.rounds.method import Method
-from fairbloom.strategies import METHODS, FairStrategy, FromTorchJD, canonical, find_method, published_name
+from fairbloom.strategies import (
+    METHODS,
+    FairStrategy,
+    FromTorchJD,
+    canonical,
+    find_method,
+    published_name,
+)
 
 FILES = sorted(Path(strategies.__file__).parent.glob("*.py"))
 PUBLIC = [*METHODS.values(), FromTorchJD]
@@ -22,14 +30,16 @@ OTHERS = {
     *("canonical", "find_method", "name_of"),
 }
 
-# Exports ------------------------------------------------------------------------------------------------------------
+# Exports ------------------------------------------------------------------------------------------
 
 
 def test_every_public_class_with_a_weigh_is_exported() -> None:
     """A base without a weigh of its own, as Stepped, is no method."""
     found = set()
     for path in FILES:
-        module = importlib.import_module(f"fairbloom.strategies.{path.stem}".removesuffix(".__init__"))
+        module = importlib.import_module(
+            f"fairbloom.strategies.{path.stem}".removesuffix(".__init__")
+        )
         for name, member in inspect.getmembers(module, inspect.isclass):
             public = issubclass(member, FairStrategy) and not name.startswith("_")
             if public and member.weigh is not FairStrategy.weigh:
@@ -37,11 +47,13 @@ def test_every_public_class_with_a_weigh_is_exported() -> None:
                 found.add(name)
     assert found == {method.__name__ for method in PUBLIC}
     assert found | OTHERS == set(strategies.__all__)
-    assert {name: method.__name__.lower() for name, method in METHODS.items()} == {name: name for name in METHODS}
+    assert {name: method.__name__.lower() for name, method in METHODS.items()} == {
+        name: name for name in METHODS
+    }
     assert all(getattr(strategies, name) is not None for name in strategies.__all__)
 
 
-# Docstrings ---------------------------------------------------------------------------------------------------------
+# Docstrings ---------------------------------------------------------------------------------------
 
 
 def test_the_docstring_has_formula_source_and_own_parameters() -> None:
@@ -52,7 +64,11 @@ def test_the_docstring_has_formula_source_and_own_parameters() -> None:
         assert ".. math::" in text
         (source,) = [part for part in text.split("\n\n") if part.startswith("Source:")]
         assert re.search(r"\b(19|20)\d\d\b", source) or method is METHODS["local"]
-        taken = {name for name, each in inspect.signature(method).parameters.items() if each.kind not in kinds}
+        taken = {
+            name
+            for name, each in inspect.signature(method).parameters.items()
+            if each.kind not in kinds
+        }
         assert set(described(text)) == taken
 
 
@@ -60,7 +76,7 @@ def test_the_common_options_are_documented_once() -> None:
     assert set(described(inspect.getdoc(Method) or "")) == strategies.Options.__optional_keys__
 
 
-# Names --------------------------------------------------------------------------------------------------------------
+# Names --------------------------------------------------------------------------------------------
 
 OF_PAPERS = {
     "q-FFL": "qfedavg",
@@ -86,7 +102,12 @@ def test_published_names_are_known() -> None:
 
 
 def test_only_near_names_are_suggested_by_their_published_name() -> None:
-    near = {"q-fedsg": "q-FedSGD", "qfeadvg": "q-FedAvg", "fedmgda++": "FedMGDA+", "scafold": "SCAFFOLD"}
+    near = {
+        "q-fedsg": "q-FedSGD",
+        "qfeadvg": "q-FedAvg",
+        "fedmgda++": "FedMGDA+",
+        "scafold": "SCAFFOLD",
+    }
     for name, published in near.items():
         with pytest.raises(FairbloomError, match=rf"did you mean {published.replace('+', '.')}\?"):
             find_method(name)
@@ -98,4 +119,6 @@ def test_only_near_names_are_suggested_by_their_published_name() -> None:
 def test_only_strategy_py_knows_flower_and_simplex_py_the_solver() -> None:
     for package, home in (("flwr", "strategy.py"), ("cvxopt", "simplex.py")):
         pattern = re.compile(rf"^\s*(import|from) {package}\b", re.MULTILINE)
-        assert [path.name for path in FILES if pattern.search(path.read_text(encoding="utf-8"))] == [home]
+        assert [
+            path.name for path in FILES if pattern.search(path.read_text(encoding="utf-8"))
+        ] == [home]

@@ -1,4 +1,5 @@
-"""FCFL: what it reduces to, both stages in closed form and against the vectors themselves, and what it remembers."""
+"""FCFL: what it reduces to, both stages in closed form and against the vectors themselves, and what
+it remembers."""
 
 from typing import Any
 
@@ -18,29 +19,35 @@ seeds = st.integers(0, 2**32 - 1)
 
 
 def drawn(seed: int, m: int) -> dict[str, Any]:
-    """Return what m clients reply: gradients in general position, and rates that are not the same."""
+    """Return what m clients reply: gradients in general position, and rates that are not the
+    same."""
     rng = np.random.default_rng(seed)
     return {
         "U": rng.uniform(0.2, 2.0, (m, 1)) * (rng.normal(size=(m, 8)) + 0.5 * rng.normal(size=8)),
-        "seconds": rng.uniform(0.2, 2.0, (m, 1)) * (rng.normal(size=(m, 8)) + 0.5 * rng.normal(size=8)),
+        "seconds": rng.uniform(0.2, 2.0, (m, 1))
+        * (rng.normal(size=(m, 8)) + 0.5 * rng.normal(size=8)),
         "losses": rng.uniform(0.2, 3.0, m),
         "disparities": rng.uniform(-0.3, 0.3, m),
         "rates": rng.uniform(0.05, 0.5, m),
     }
 
 
-# Closed forms ---------------------------------------------------------------------------------------------------------
+# Closed forms -------------------------------------------------------------------------------------
 
 
 @given(seed=seeds, within=st.booleans())
 def test_x_solves_the_linear_program_of_two_variables(seed: int, within: bool) -> None:
-    """Of d = x f + (1 − x) g: the most of ⟨d, f⟩ within the budgets, else of ⟨d, g⟩ with ⟨d, f⟩ ≥ 0."""
+    """Of d = x f + (1 − x) g: the most of ⟨d, f⟩ within the budgets, else of ⟨d, g⟩ with ⟨d, f⟩ ≥
+    0."""
     rng = np.random.default_rng(seed)
     f, g = rng.normal(size=(2, 4)) * rng.uniform(0.2, 2.0, (2, 1))
-    p, q, s = f @ f, f @ g, g @ g
+    p = f @ f
+    q = f @ g
+    s = g @ g
     x = share_of_loss(p, q, s, within_budgets=within)
     grid = np.linspace(0.0, 1.0, 2001)
-    along_f, along_g = grid * p + (1.0 - grid) * q, grid * q + (1.0 - grid) * s
+    along_f = grid * p + (1.0 - grid) * q
+    along_g = grid * q + (1.0 - grid) * s
     d = x * f + (1.0 - x) * g
     if within:
         assert d @ f >= along_f.max() - 1e-9
@@ -52,7 +59,8 @@ def test_x_solves_the_linear_program_of_two_variables(seed: int, within: bool) -
 
 
 def test_a_step_by_hand() -> None:
-    """δ so small that each softmax is the largest entry; both rates 0.1, and client 2 a third beyond its budget."""
+    """δ so small that each softmax is the largest entry; both rates 0.1, and client 2 a third
+    beyond its budget."""
     replies = {
         "U": 0.1 * np.array([[1.0, 0.0, 0.0], [0.0, 2.0, 0.0]]),
         "seconds": 0.1 * np.array([[0.0, 0.0, 3.0], [0.0, -1.0, 0.0]]),
@@ -62,15 +70,20 @@ def test_a_step_by_hand() -> None:
     }
     # g_l = (0, 2, 0), g_g = (0, −1, 0): p = 4, q = −2, so x = 2 / 6 and d = (0, 0, 0)
     np.testing.assert_allclose(step_of(FCFL(delta=1e-4), **replies), 0.0, atol=1e-12)
-    # without the second client's excess: g_g is the first one's, and d = g_l since ‖g_l‖² ≥ ⟨g_l, g_g⟩ = 0
+    # without the second client's excess: g_g is the first one's, and d = g_l since ‖g_l‖² ≥ ⟨g_l,
+    # g_g⟩ = 0
     method = FCFL(delta=1e-4, budgets={"client-001": 0.3})
-    np.testing.assert_allclose(step_of(method, **replies), 0.1 * np.array([0.0, 2.0, 0.0]), atol=1e-12)
+    np.testing.assert_allclose(
+        step_of(method, **replies), 0.1 * np.array([0.0, 2.0, 0.0]), atol=1e-12
+    )
     # the first beyond its own budget: q = 0 < s, so d = g_g
     method = FCFL(delta=1e-4, budgets={"client-001": 0.3, "client-000": 0.0})
-    np.testing.assert_allclose(step_of(method, **replies), 0.1 * np.array([0.0, 0.0, 3.0]), atol=1e-12)
+    np.testing.assert_allclose(
+        step_of(method, **replies), 0.1 * np.array([0.0, 0.0, 3.0]), atol=1e-12
+    )
 
 
-# Stage 2 --------------------------------------------------------------------------------------------------------------
+# Stage 2 ------------------------------------------------------------------------------------------
 
 
 def test_without_any_gradient_there_is_no_step() -> None:
@@ -104,7 +117,7 @@ def test_opposite_gradients_have_no_common_direction(seed: int, m: int) -> None:
     np.testing.assert_allclose(weights @ R, 0.0, atol=1e-6)
 
 
-# Memory ---------------------------------------------------------------------------------------------------------------
+# Memory -------------------------------------------------------------------------------------------
 
 
 def remembered(method: FCFL, cohort: Cohort) -> tuple[float, float]:
@@ -122,7 +135,7 @@ def test_a_temperature_that_nothing_holds_up_never_reaches_zero() -> None:
     assert 0.0 < delta < 1e-300
 
 
-# Budgets, terms and metrics -------------------------------------------------------------------------------------------
+# Budgets, terms and metrics -----------------------------------------------------------------------
 
 
 def test_budgets_may_be_a_text_as_run_configs_have_it() -> None:

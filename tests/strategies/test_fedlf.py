@@ -23,48 +23,65 @@ COLUMNS = ([0, 1, 2], [3, 4, 5], [6])
 """The columns of each of its layers."""
 
 
-def step(strategy: FedLF, U: FloatArray, arrays: Mapping[str, int] | None = None, **cohort: Any) -> FloatArray:
-    """The step in vectors; each array has its own coefficients of the updates and of the kept rows."""
+def step(
+    strategy: FedLF, U: FloatArray, arrays: Mapping[str, int] | None = None, **cohort: Any
+) -> FloatArray:
+    """The step in vectors; each array has its own coefficients of the updates and of the kept
+    rows."""
     made = cohort_of(U, arrays=arrays, **cohort)
     rows = np.vstack([U, *cohort.get("memory", {}).values()])
     C = strategy.weigh(made)
     ends = np.cumsum(list((arrays or {"w": U.shape[1]}).values()))
-    return np.concatenate([c @ part for c, part in zip(C, np.split(rows, ends[:-1], axis=1), strict=True)])
+    return np.concatenate(
+        [c @ part for c, part in zip(C, np.split(rows, ends[:-1], axis=1), strict=True)]
+    )
 
 
 def seen_of(U: FloatArray, losses: Sequence[float]) -> Seen:
     clients = client_names(len(U))
-    return Seen(1, 10, dict(zip(clients, U, strict=True)), dict(zip(clients, losses, strict=True)), {})
+    return Seen(
+        1, 10, dict(zip(clients, U, strict=True)), dict(zip(clients, losses, strict=True)), {}
+    )
 
 
 @st.composite
 def layered_updates(draw: st.DrawFn) -> FloatArray:
-    """Updates of the model with LAYERS: some fragments are zero, equal to another client's, or opposite to it."""
+    """Updates of the model with LAYERS: some fragments are zero, equal to another client's, or
+    opposite to it."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     m = draw(st.integers(1, 4))
-    U = rng.normal(size=(m, 7)) * rng.uniform(0.2, 5.0, size=(m, 1)) + draw(st.sampled_from((0.0, 1.0)))
+    U = rng.normal(size=(m, 7)) * rng.uniform(0.2, 5.0, size=(m, 1)) + draw(
+        st.sampled_from((0.0, 1.0))
+    )
     for columns in COLUMNS:
         for k in range(m):
-            kind = draw(st.sampled_from(("as it is", "as it is", "zero", "equal", "opposite", "large")))
+            kind = draw(
+                st.sampled_from(("as it is", "as it is", "zero", "equal", "opposite", "large"))
+            )
             factor = {"zero": 0.0, "opposite": -1.0, "large": 1e3}.get(kind, 1.0)
             U[k, columns] = factor * U[0 if kind in ("equal", "opposite") else k, columns]
     return U
 
 
-LOSSES = st.sampled_from(([1.0, 2.0, 4.0, 0.5], [1.0, 1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 0.0], [3.0, 0.0, 0.0, 3.0]))
+LOSSES = st.sampled_from(
+    ([1.0, 2.0, 4.0, 0.5], [1.0, 1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 0.0], [3.0, 0.0, 0.0, 3.0])
+)
 GUIDANCE = st.sampled_from(("scaled", "gradient"))
 
 
-# Closed forms and KKT -----------------------------------------------------------------------------------------------
+# Closed forms and KKT -----------------------------------------------------------------------------
 
 
 def test_a_layer_without_a_common_direction_is_merged_by_hand() -> None:
     for U, columns in (
         ([[1.0, 1.0, 1.0], [1.0, -1.0, 1.0]], [[0], [1, 2]]),  # the second with the third
         ([[1.0, 1.0, 1.0], [1.0, 1.0, -1.0]], [[0], [1, 2]]),  # the last with the one before
-        ([[1.0, 1.0, 1.0], [-1.0, 1.0, -1.0]], [[0, 1, 2]]),  # the first with the second, then the last with both
-        ([[1.0, 1.0, 1.0], [-1.0, -1.0, 1.0]], [[0, 1, 2]]),  # the first pair has nothing common either
-        ([[1.0, 0.0, 1.0], [-1.0, 0.0, 1.0]], [[0, 2]]),  # nobody moves in the second: the third is next
+        # the first with the second, then the last with both
+        ([[1.0, 1.0, 1.0], [-1.0, 1.0, -1.0]], [[0, 1, 2]]),
+        # the first pair has nothing common either
+        ([[1.0, 1.0, 1.0], [-1.0, -1.0, 1.0]], [[0, 1, 2]]),
+        # nobody moves in the second: the third is next
+        ([[1.0, 0.0, 1.0], [-1.0, 0.0, 1.0]], [[0, 2]]),
     ):
         rows = np.array(U)
         C = FedLF().weigh(cohort_of(rows, losses=[1.0, 1.0], arrays={"a.w": 1, "b.w": 1, "c.w": 1}))
@@ -77,18 +94,26 @@ def test_a_layer_without_a_common_direction_is_merged_by_hand() -> None:
         np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-12)
 
 
-# Gram form = vectors ------------------------------------------------------------------------------------------------
+# Gram form = vectors ------------------------------------------------------------------------------
 
 
 @given(U=layered_updates(), losses=LOSSES, guidance=GUIDANCE)
-def test_gram_form_equals_the_papers_vectors(U: FloatArray, losses: list[float], guidance: str) -> None:
+def test_gram_form_equals_the_papers_vectors(
+    U: FloatArray, losses: list[float], guidance: str
+) -> None:
     """Unless a layer is so near the bound of what is common that rounding decides."""
     F = losses[: len(U)]
     groups = fedlf_groups([seen_of(U, F)], True, guidance, COLUMNS)
-    assume(not any(0.9e-3 < np.linalg.norm(group.direction) / group.length < 1.1e-3 for group in groups))
+    assume(
+        not any(
+            0.9e-3 < np.linalg.norm(group.direction) / group.length < 1.1e-3 for group in groups
+        )
+    )
     expected = fedlf([seen_of(U, F)], guidance=guidance, layers=COLUMNS)
     got = step(FedLF(guidance=guidance), U, LAYERS, losses=F)
-    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5 * np.linalg.norm(expected) + 1e-300)
+    np.testing.assert_allclose(
+        got, expected, rtol=1e-5, atol=1e-5 * np.linalg.norm(expected) + 1e-300
+    )
 
 
 def test_inner_products_are_made_only_with_rows_that_count() -> None:
@@ -101,17 +126,20 @@ def test_inner_products_are_made_only_with_rows_that_count() -> None:
             rows[cohort.round] = len(cohort.gram) - cohort.size, len(self.progress.kept)
             return super().weigh(cohort)
 
-    strategy, grid, model = Watched(buffers=BUFFERS), MemoryGrid(quadratics(4)), record(initial_model())
+    strategy = Watched(buffers=BUFFERS)
+    grid = MemoryGrid(quadratics(4))
+    model = record(initial_model())
     nodes = dict(grid.nodes)
     for t, some in online.items():
         grid.nodes = dict(list(nodes.items())[:some])
         messages = list(strategy.configure_train(t, model, ConfigRecord(), grid))
         model, _ = strategy.aggregate_train(t, grid.send_and_receive(messages))
-    # τ = ⌊4/2⌋ and ⌊4/3⌋ rounds for the third and fourth client, the last of which is from round 1; then 4 rounds
+    # τ = ⌊4/2⌋ and ⌊4/3⌋ rounds for the third and fourth client, the last of which is from round 1;
+    # then 4 rounds
     assert rows == {1: (0, 0), 2: (2, 4), 3: (0, 4), 4: (3, 4)}
 
 
-# Edge cases ---------------------------------------------------------------------------------------------------------
+# Edge cases ---------------------------------------------------------------------------------------
 
 
 def test_updates_of_zeros_take_no_step_and_divide_by_nothing() -> None:
@@ -123,14 +151,17 @@ def test_updates_of_zeros_take_no_step_and_divide_by_nothing() -> None:
 
 
 def test_a_guidance_row_that_is_rounding_is_left_out() -> None:
-    # F = (1, 3): h = (−3, 1)/√10, so updates (1, 0) and (1, 0) times 3 have no guidance by equation 5 but by units
+    # F = (1, 3): h = (−3, 1)/√10, so updates (1, 0) and (1, 0) times 3 have no guidance by equation
+    # 5 but by units
     U = np.array([[1.0, 0.0], [3.0, 0.0]])
-    np.testing.assert_allclose(step(FedLF(guidance="gradient"), U, losses=[1.0, 3.0]), [2.0, 0.0], rtol=1e-10)
+    np.testing.assert_allclose(
+        step(FedLF(guidance="gradient"), U, losses=[1.0, 3.0]), [2.0, 0.0], rtol=1e-10
+    )
     # by units it points the other way: with it there is nothing common
     np.testing.assert_allclose(step(FedLF(), U, losses=[1.0, 3.0]), [0.0, 0.0], atol=1e-12)
 
 
-# Groups -------------------------------------------------------------------------------------------------------------
+# Groups -------------------------------------------------------------------------------------------
 
 
 def test_groups_are_given_by_name_or_as_text() -> None:
@@ -146,7 +177,8 @@ def test_groups_are_given_by_name_or_as_text() -> None:
 
 
 def test_groups_are_ordered_by_their_first_array() -> None:
-    """The merge goes to the next group; with a and c in one, that of b is the next one, whatever they are called."""
+    """The merge goes to the next group; with a and c in one, that of b is the next one, whatever
+    they are called."""
     U = np.array([[1.0, 1.0, 0.0, 1.0], [-1.0, 1.0, 0.0, 2.0]])
     sizes = dict.fromkeys("abcd", 1)
     got = step(FedLF(groups={"a": "z", "b": "y", "c": "z", "d": "a"}), U, sizes, losses=[1.0, 1.0])
@@ -161,14 +193,17 @@ def test_an_unknown_or_missing_name_ends_the_first_round() -> None:
         ({"weight": 1, "bias": 1}, "scale"),
         ({"weight": 1, "bias": 1, "scale": 1, "norm.mean": 2}, "norm.mean"),
     ):
-        strategy, grid = FedLF(groups=groups, buffers=BUFFERS), MemoryGrid(quadratics(2))
+        strategy = FedLF(groups=groups, buffers=BUFFERS)
+        grid = MemoryGrid(quadratics(2))
         messages = list(strategy.configure_train(1, record(initial_model()), ConfigRecord(), grid))
         with pytest.raises(ValueError, match=f"groups .*{named!r}"):
             strategy.aggregate_train(1, grid.send_and_receive(messages))
 
 
 def test_a_run_has_its_groups_as_text() -> None:
-    strategy = Settings.of({"model": "mlp", "method": "fedlf", "fedlf.groups": "0.weight=a 0.bias=a"}).strategy()
+    strategy = Settings.of(
+        {"model": "mlp", "method": "fedlf", "fedlf.groups": "0.weight=a 0.bias=a"}
+    ).strategy()
     assert isinstance(strategy, FedLF)
     assert strategy.groups == {"0.weight": "a", "0.bias": "a"}
     with pytest.raises(ValueError, match=r"^fedlf\.groups = 'first': "):

@@ -18,15 +18,22 @@ class Run:
     """Rounds of FedMDFG over vectors: its memory goes through `remember` alone, as in a run."""
 
     def __init__(self) -> None:
-        self.strategy, self.rounds = FedMDFG(), 0
+        self.strategy = FedMDFG()
+        self.rounds = 0
 
-    def round(self, updates: dict[str, Sequence[float]], losses: dict[str, float] | None = None) -> FloatArray:
+    def round(
+        self, updates: dict[str, Sequence[float]], losses: dict[str, float] | None = None
+    ) -> FloatArray:
         """Return the step of the next round; equal losses where none are given."""
         self.rounds += 1
-        progress, names, t = self.strategy.progress, sorted(updates), self.rounds
+        progress = self.strategy.progress
+        names = sorted(updates)
+        t = self.rounds
         U = np.array([updates[name] for name in names], np.float64)
         F = [1.0 if losses is None else losses[name] for name in names]
-        kept = {key: row for key, row in progress.kept.items() if self.strategy.recalls(key, names, t)}
+        kept = {
+            key: row for key, row in progress.kept.items() if self.strategy.recalls(key, names, t)
+        }
         memory = {key: row.blocks[0][0] for key, row in kept.items()}
         cohort = cohort_of(U, losses=F, names=names, round=t, memory=memory)
         rows = np.vstack([U, *memory.values()])
@@ -36,7 +43,7 @@ class Run:
         return c @ rows
 
 
-# By hand ------------------------------------------------------------------------------------------------------------
+# By hand ------------------------------------------------------------------------------------------
 
 
 def test_guidance_begins_beyond_the_angle_in_degrees() -> None:
@@ -45,7 +52,7 @@ def test_guidance_begins_beyond_the_angle_in_degrees() -> None:
         assert is_guided(step(FedMDFG(angle=angle), np.eye(2), losses=[1.0, 3.0])) is guided
 
 
-# Expected losses ----------------------------------------------------------------------------------------------------
+# Expected losses ----------------------------------------------------------------------------------
 
 PAIR = {"a": [1.0, 0.0], "b": [0.0, 1.0]}
 
@@ -78,16 +85,25 @@ def test_forced_guidance_at_equal_losses_is_none() -> None:
     np.testing.assert_allclose(run.round(PAIR, {"a": 1.5, "b": 1.5}), [0.5, 0.5], rtol=1e-9)
 
 
-# Absent clients -----------------------------------------------------------------------------------------------------
+# Absent clients -----------------------------------------------------------------------------------
 
 
 def test_a_round_in_which_nobody_moves_takes_no_step() -> None:
     run = Run()
     run.round({"a": [2.0, 0.0], "b": [-1.0, 1.0]}, {"a": 3.0, "b": 3.0})
     before = {kept: row.blocks[0][0].tobytes() for kept, row in run.strategy.progress.kept.items()}
-    remembered = {"expected": {"a": 2.0, "b": 3.0}, "joined": {"a": 2, "b": 2}, "length": run.strategy.memory["length"]}
-    assert run.round({"a": [0.0, 0.0], "b": [0.0, 0.0]}, {"a": 1.0, "b": 5.0}).tolist() == [0.0, 0.0]
-    assert {kept: row.blocks[0][0].tobytes() for kept, row in run.strategy.progress.kept.items()} == before
+    remembered = {
+        "expected": {"a": 2.0, "b": 3.0},
+        "joined": {"a": 2, "b": 2},
+        "length": run.strategy.memory["length"],
+    }
+    assert run.round({"a": [0.0, 0.0], "b": [0.0, 0.0]}, {"a": 1.0, "b": 5.0}).tolist() == [
+        0.0,
+        0.0,
+    ]
+    assert {
+        kept: row.blocks[0][0].tobytes() for kept, row in run.strategy.progress.kept.items()
+    } == before
     assert run.strategy.memory == remembered
     assert run.round({"a": [1.0, 0.0]}) @ [-1.0, 1.0] > 0.0
 
@@ -99,11 +115,13 @@ def test_a_round_without_a_step_is_remembered() -> None:
 
 
 def test_a_row_that_is_not_there_cannot_stay_as_it_is() -> None:
-    with pytest.raises(MethodError, match=r"FedMDFG.remember returned None for .*key='a'.*no kept row"):
+    with pytest.raises(
+        MethodError, match=r"FedMDFG.remember returned None for .*key='a'.*no kept row"
+    ):
         rows_after(FedMDFG(), {Kept("a", 1): None}, Vectors.of(np.ones((1, 2))))
 
 
-# Edge cases ---------------------------------------------------------------------------------------------------------
+# Edge cases ---------------------------------------------------------------------------------------
 
 
 def test_what_is_short_beside_the_live_updates_is_no_step() -> None:
@@ -115,7 +133,8 @@ def test_what_is_short_beside_the_live_updates_is_no_step() -> None:
 
 @given(seed=st.integers(0, 2**32 - 1), guidance=st.sampled_from(("scaled", "gradient")))
 def test_a_guidance_that_cancels_out_stops_the_step(seed: int, guidance: str) -> None:
-    """Losses of (0, 0, 5) guide along −u_1 − u_2, and these are opposite; what is left may have a negative square."""
+    """Losses of (0, 0, 5) guide along −u_1 − u_2, and these are opposite; what is left may have a
+    negative square."""
     U = np.random.default_rng(seed).normal(size=(3, 9))
     U[1] = -U[0]
     assert step(FedMDFG(guidance=guidance), U, losses=[0.0, 0.0, 5.0]).tolist() == [0.0] * 9

@@ -24,7 +24,8 @@ def unequal_losses(draw: st.DrawFn) -> FloatArray:
 
 
 def test_two_losses_by_hand() -> None:
-    # F = (1, 3)/√10, cos = 4/√20; cos F − p = (0.4, 1.2)/√2 − (1, 1)/√2 = (−0.6, 0.2)/√2, along (−3, 1)
+    # F = (1, 3)/√10, cos = 4/√20; cos F − p = (0.4, 1.2)/√2 − (1, 1)/√2 = (−0.6, 0.2)/√2, along
+    # (−3, 1)
     found = guided([1.0, 3.0])
     np.testing.assert_allclose(found.direction, np.array([-3.0, 1.0]) / np.sqrt(10.0), rtol=1e-12)
     assert found.cosine == pytest.approx(4.0 / np.sqrt(20.0))
@@ -33,13 +34,16 @@ def test_two_losses_by_hand() -> None:
 
 def test_a_negative_loss_is_used_as_it_is_by_hand() -> None:
     # F = (−1, 3)/√10, cos = 2/√20; cos F − p = (−0.2, 0.6)/√2 − (1, 1)/√2 = (−1.2, −0.4)/√2
-    np.testing.assert_allclose(guided([-1.0, 3.0]).direction, np.array([-3.0, -1.0]) / np.sqrt(10.0), rtol=1e-12)
+    np.testing.assert_allclose(
+        guided([-1.0, 3.0]).direction, np.array([-3.0, -1.0]) / np.sqrt(10.0), rtol=1e-12
+    )
 
 
 @given(F=unequal_losses())
 def test_a_step_along_it_turns_the_losses_towards_equal_ones(F: FloatArray) -> None:
     """The losses fall by what h says: the cosine rises, the fastest of all directions."""
-    found, step = guided(F), 1e-4 * np.linalg.norm(F)
+    found = guided(F)
+    step = 1e-4 * np.linalg.norm(F)
 
     def cosine(losses: FloatArray) -> float:
         return float(losses.sum() / np.sqrt(len(losses)) / np.linalg.norm(losses))
@@ -53,12 +57,22 @@ def test_a_step_along_it_turns_the_losses_towards_equal_ones(F: FloatArray) -> N
 
 @given(F=unequal_losses(), factor=st.sampled_from((1e-200, 1e-3, 7.0, 1e200)))
 def test_the_unit_of_the_losses_changes_nothing(F: FloatArray, factor: float) -> None:
-    here, there = guided(F), guided(factor * F)
+    here = guided(F)
+    there = guided(factor * F)
     np.testing.assert_allclose(there.direction, here.direction, atol=1e-9)
     assert there.angle == pytest.approx(here.angle, abs=1e-6)
 
 
 def test_only_equal_losses_give_no_guidance() -> None:
-    for losses in ([], [0.0], [3.0], [0.0, 0.0], [2.5, 2.5, 2.5], [1.0, 1.0 + 1e-6], [1e300, 1e300], [1e-310, 1e-310]):
+    for losses in (
+        [],
+        [0.0],
+        [3.0],
+        [0.0, 0.0],
+        [2.5, 2.5, 2.5],
+        [1.0, 1.0 + 1e-6],
+        [1e300, 1e300],
+        [1e-310, 1e-310],
+    ):
         assert guidance(np.array(losses)) is None
     assert guided([1.0, 1.0 + 1e-5]).angle < 0.001

@@ -1,4 +1,5 @@
-"""What holds for every method beside what `fairbloom check` tries: formulas, reductions, weighting and options."""
+"""What holds for every method beside what `fairbloom check` tries: formulas, reductions, weighting
+and options."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
@@ -50,7 +51,11 @@ def seen_of(
 
     columns = (U, losses, counts, accuracies_of(losses), rates_of(counts), draws_of(counts))
     groups = {name: by_name(column) for name, column in group_counts_of(losses, counts).items()}
-    others = {"baselines": baselines_of(losses), "seconds": seconds_of(U), "disparities": disparities_of(counts)}
+    others = {
+        "baselines": baselines_of(losses),
+        "seconds": seconds_of(U),
+        "disparities": disparities_of(counts),
+    }
     others = {name: by_name(column) for name, column in others.items()}
     return Seen(round, 10, *map(by_name, columns), groups, dict(roster or {}), **others)
 
@@ -59,14 +64,24 @@ def weighting_of(name: str, arguments: dict[str, Any]) -> str:
     return str(arguments.get("weighting", WEIGHTING[name]) or "uniform")
 
 
-def replied(name: str, arguments: dict[str, Any], U: FloatArray, counts: FloatArray) -> dict[str, Any]:
-    """Return what a cohort of a method has beside updates and losses; second updates where the method has those."""
+def replied(
+    name: str, arguments: dict[str, Any], U: FloatArray, counts: FloatArray
+) -> dict[str, Any]:
+    """Return what a cohort of a method has beside updates and losses; second updates where the
+    method has those."""
     draws = draws_of(counts) if name == "drfa" else None
     seconds = seconds_of(U) if METHODS[name].second == ARRAYS_DISPARITY else None
-    return {"counts": counts, "weighting": weighting_of(name, arguments), "draws": draws, "seconds": seconds}
+    return {
+        "counts": counts,
+        "weighting": weighting_of(name, arguments),
+        "draws": draws,
+        "seconds": seconds,
+    }
 
 
-def assert_same_step(step: FloatArray, expected: FloatArray, U: FloatArray, whose: object = "") -> None:
+def assert_same_step(
+    step: FloatArray, expected: FloatArray, U: FloatArray, whose: object = ""
+) -> None:
     tolerance = 1e-5 * max(np.linalg.norm(expected), 1e-3 * np.linalg.norm(U, axis=1).max())
     assert np.linalg.norm(step - expected) <= tolerance, whose
 
@@ -81,33 +96,53 @@ def test_gram_form_equals_the_vector_form(U: FloatArray) -> None:
     losses, counts = losses_and_counts(len(U))
     for name, arguments in CASES:
         expected = expected_step(name, arguments, [seen_of(U, losses, counts)])
-        step = step_of(make(name, arguments), U, losses=losses, **replied(name, arguments, U, counts))
+        step = step_of(
+            make(name, arguments), U, losses=losses, **replied(name, arguments, U, counts)
+        )
         assert_same_step(step, expected, U, (name, arguments))
 
 
 def test_rounds_of_changing_clients_are_those_of_the_vectors() -> None:
-    """Clients come in one by one, and one known client never; the memory goes through `remember` alone."""
+    """Clients come in one by one, and one known client never; the memory goes through `remember`
+    alone."""
     everybody = [f"site-{k}" for k in range(5)]
     for (name, arguments), seed in product(CASES, range(2)):
-        rng, method, history = np.random.default_rng(seed), make(name, arguments), list[Seen]()
-        sizes, roster = dict(zip(everybody, rng.integers(60, 500, 5).astype(float), strict=True)), {"away": 77.0}
+        rng = np.random.default_rng(seed)
+        method = make(name, arguments)
+        history = list[Seen]()
+        sizes = dict(zip(everybody, rng.integers(60, 500, 5).astype(float), strict=True))
+        roster = {"away": 77.0}
         for t in range(1, 10):
             names = [client for client in everybody[: 2 + t] if rng.random() < 0.5]
             if not names or t == 4:
                 continue
             roster = dict(sorted({**roster, **{client: sizes[client] for client in names}}.items()))
-            counts, losses = np.array([sizes[client] for client in names]), rng.uniform(0.8, 1.2, len(names))
-            U, progress = rng.normal(size=(len(names), 8)) + 0.3 * (seed % 2), method.progress
+            counts = np.array([sizes[client] for client in names])
+            losses = rng.uniform(0.8, 1.2, len(names))
+            U = rng.normal(size=(len(names), 8)) + 0.3 * (seed % 2)
+            progress = method.progress
             progress.roster = roster
-            kept = {each: row.blocks[0][0] for each, row in progress.kept.items() if method.recalls(each, names, t)}
+            kept = {
+                each: row.blocks[0][0]
+                for each, row in progress.kept.items()
+                if method.recalls(each, names, t)
+            }
             given = replied(name, arguments, U, counts)
             cohort = cohort_of(
                 U,
-                **{"losses": losses, "round": t, "names": names, "memory": kept, "roster": roster, "online": everybody},
+                **{
+                    "losses": losses,
+                    "round": t,
+                    "names": names,
+                    "memory": kept,
+                    "roster": roster,
+                    "online": everybody,
+                },
                 **{"sent": {key: factor for key, (_, factor) in method.sends().items()}, **given},
             )
             seconds = [] if given["seconds"] is None else [given["seconds"]]
-            rows, c = np.vstack([U, *seconds, *kept.values()]), method.weigh(cohort)
+            rows = np.vstack([U, *seconds, *kept.values()])
+            c = method.weigh(cohort)
             history.append(seen_of(U, losses, counts, t, names, roster))
             expected = expected_step(name, arguments, history)
             assert_same_step(c.ravel() @ rows, expected, U, (name, arguments, seed, t))
@@ -115,10 +150,13 @@ def test_rounds_of_changing_clients_are_those_of_the_vectors() -> None:
 
 
 def test_one_client_alone_is_stepped_along() -> None:
-    losses, counts = np.array([0.7]), np.array([5.0])
+    losses = np.array([0.7])
+    counts = np.array([5.0])
     for (name, arguments), length in product(CASES, (1e-30, 1.0, 1e30)):
         U = length * np.array([[1.0, -2.0, 2.0]]) / 3.0
-        step = step_of(make(name, arguments), U, losses=losses, **replied(name, arguments, U, counts))
+        step = step_of(
+            make(name, arguments), U, losses=losses, **replied(name, arguments, U, counts)
+        )
         expected = expected_step(name, arguments, [seen_of(U, losses, counts)])
         assert step.any() or name == "local"
         np.testing.assert_allclose(step, expected, rtol=1e-9, err_msg=name)
@@ -126,20 +164,38 @@ def test_one_client_alone_is_stepped_along() -> None:
 
 def test_huge_and_tiny_updates_step_as_the_formula_says() -> None:
     losses, counts = losses_and_counts(4)
-    for (name, arguments), length, which in product(CASES, (1e-30, 1e30), (slice(None), slice(1, 2))):
+    for (name, arguments), length, which in product(
+        CASES, (1e-30, 1e30), (slice(None), slice(1, 2))
+    ):
         U = np.random.default_rng(3 if which == slice(None) else 4).normal(size=(4, 6))
         U[which] *= length
         expected = expected_step(name, arguments, [seen_of(U, losses, counts)])
-        step = step_of(make(name, arguments), U, losses=losses, **replied(name, arguments, U, counts))
+        step = step_of(
+            make(name, arguments), U, losses=losses, **replied(name, arguments, U, counts)
+        )
         if which == slice(None):
             assert_same_step(step, expected, U, (name, arguments))
         else:
             most = 1e-4 * np.linalg.norm(expected)
-            np.testing.assert_allclose(step, expected, rtol=1e-4, atol=most, err_msg=f"{name} {arguments}")
+            np.testing.assert_allclose(
+                step, expected, rtol=1e-4, atol=most, err_msg=f"{name} {arguments}"
+            )
 
 
 SUM_TO_ONE = [
-    *("fedavg", "fedprox", "term", "afl", "drfa", "deltafl", "propfair", "gifair", "vred", "semivred", "fedfa"),
+    *(
+        "fedavg",
+        "fedprox",
+        "term",
+        "afl",
+        "drfa",
+        "deltafl",
+        "propfair",
+        "gifair",
+        "vred",
+        "semivred",
+        "fedfa",
+    ),
     *("fairfed", "eagle", "aaggff", "fedmgda", "ditto"),
 ]
 
@@ -150,7 +206,9 @@ def test_coefficients_sum_to_one(U: FloatArray) -> None:
     losses, counts = losses_and_counts(len(U))
     for name, arguments in ((name, arguments) for name, arguments in CASES if name in SUM_TO_ONE):
         cohort = cohort_of(U, losses=losses, **replied(name, arguments, U, counts))
-        c = make(name, {**arguments, **({"server_lr": 1.0} if "server_lr" in arguments else {})}).weigh(cohort)
+        c = make(
+            name, {**arguments, **({"server_lr": 1.0} if "server_lr" in arguments else {})}
+        ).weigh(cohort)
         assert c.sum() == pytest.approx(1.0, abs=1e-9), (name, arguments)
 
 
@@ -180,19 +238,29 @@ def test_reductions_to_fedavg(weighting: str, U: FloatArray) -> None:
         np.testing.assert_allclose(coefficients, expected, rtol=1e-13, err_msg=name)
 
 
-NEGATIVE = {"vred": {"beta": 5.0}, "semivred": {"beta": 5.0}, "eagle": {"lam": 5.0}, "fairfed": {"beta": 30.0}}
+NEGATIVE = {
+    "vred": {"beta": 5.0},
+    "semivred": {"beta": 5.0},
+    "eagle": {"lam": 5.0},
+    "fairfed": {"beta": 30.0},
+}
 """The arguments with which methods that report negative weights have some."""
 
 
 def test_negative_weights_are_used_and_counted() -> None:
-    assert {name for name, method in METHODS.items() if "negative-weights" in method.reports} == {*NEGATIVE}
+    assert {name for name, method in METHODS.items() if "negative-weights" in method.reports} == {
+        *NEGATIVE
+    }
     for name, arguments in NEGATIVE.items():
         result, (finished,) = run(make(name, arguments), MemoryGrid(quadratics(5)), rounds=1)
         weights = list(finished.coefficients.values())
         assert min(weights) < 0.0, name
         assert sum(weights) == pytest.approx(1.0)
         assert finished.metrics["negative-weights"] == sum(each < 0.0 for each in weights)
-        assert result.train_metrics_clientapp[1]["negative-weights"] == finished.metrics["negative-weights"]
+        assert (
+            result.train_metrics_clientapp[1]["negative-weights"]
+            == finished.metrics["negative-weights"]
+        )
 
 
 def test_weighting_is_as_documented_and_others_are_refused() -> None:

@@ -22,13 +22,16 @@ from .helpers import edgy_updates
 vectors = st.lists(st.floats(-50.0, 50.0), min_size=1, max_size=12).map(np.array)
 
 
-# Projection: properties ---------------------------------------------------------------------------------------------
+# Projection: properties ---------------------------------------------------------------------------
 
 
-@given(v=vectors | st.integers(0, 9).map(lambda seed: np.random.default_rng(seed).normal(size=5000)))
+@given(
+    v=vectors | st.integers(0, 9).map(lambda seed: np.random.default_rng(seed).normal(size=5000))
+)
 def test_the_projection_satisfies_the_kkt_conditions(v: FloatArray) -> None:
     """v − x is one number θ where x > 0 and at most θ elsewhere."""
-    before, x = v.copy(), project(v)
+    before = v.copy()
+    x = project(v)
     assert x.min() >= 0.0
     assert x.sum() == pytest.approx(1.0, abs=1e-12)
     theta = (v - x)[x > 0]
@@ -37,7 +40,7 @@ def test_the_projection_satisfies_the_kkt_conditions(v: FloatArray) -> None:
     np.testing.assert_array_equal(v, before)
 
 
-# Projection: edge cases ---------------------------------------------------------------------------------------------
+# Projection: edge cases ---------------------------------------------------------------------------
 
 
 def test_huge_and_tiny_entries() -> None:
@@ -51,13 +54,14 @@ def test_huge_and_tiny_entries() -> None:
         np.testing.assert_allclose(project(np.array(v)), expected, atol=1e-15)
 
 
-# The shortest combination -------------------------------------------------------------------------------------------
+# The shortest combination -------------------------------------------------------------------------
 
 
 def degenerate(m: int) -> dict[str, FloatArray]:
     """Rows whose Gram matrix is singular, or nearly so, in one way each."""
     rng = np.random.default_rng(m)
-    u, U = rng.normal(size=30), rng.normal(size=(m, 30)) + 0.3
+    u = rng.normal(size=30)
+    U = rng.normal(size=(m, 30)) + 0.3
     return {
         "rank 1, one sign": np.outer(rng.uniform(0.5, 2.0, m), u),
         "rank 1, both signs": np.outer(rng.normal(size=m), u),
@@ -76,19 +80,23 @@ def degenerate(m: int) -> dict[str, FloatArray]:
 
 
 def assert_optimal(G: FloatArray, lam: FloatArray, p: FloatArray, epsilon: float) -> None:
-    """Feasible, and the duality gap λᵀGλ − min_s sᵀGλ, at least half the excess, is 1e-10 of the objective."""
-    lower, upper = np.maximum(p - epsilon, 0.0), np.minimum(p + epsilon, 1.0)
+    """Feasible, and the duality gap λᵀGλ − min_s sᵀGλ, at least half the excess, is 1e-10 of the
+    objective."""
+    lower = np.maximum(p - epsilon, 0.0)
+    upper = np.minimum(p + epsilon, 1.0)
     assert np.isfinite(lam).all()
     assert (lower - 1e-12 <= lam).all()
     assert (lam <= upper + 1e-12).all()
     assert lam.sum() == pytest.approx(1.0, abs=1e-12)
     gradient = G @ lam
-    s, left = lower.copy(), 1.0 - lower.sum()
+    s = lower.copy()
+    left = 1.0 - lower.sum()
     for k in np.argsort(gradient):  # the linear programme over the box: fill up the cheapest first
         more = min(upper[k] - lower[k], left)
         s[k], left = s[k] + more, left - more
     least = s @ gradient
-    objective, size = lam @ gradient, np.trace(G) / len(G)
+    objective = lam @ gradient
+    size = np.trace(G) / len(G)
     assert objective - least <= 1e-10 * max(objective, 0.0) + 1e-12 * size
 
 
@@ -112,26 +120,31 @@ def test_where_nothing_is_shorter_the_prior_stays() -> None:
     np.testing.assert_array_equal(min_norm_weights(np.array([[4.0]]), np.ones(1), 1.0), [1.0])
 
 
-# The minimiser nearest to the prior ---------------------------------------------------------------------------------
+# The minimiser nearest to the prior ---------------------------------------------------------------
 
 
 @st.composite
 def related_updates(draw: st.DrawFn) -> FloatArray:
-    """Few small whole numbers: rows are equal, collinear, opposite, zero, or more than their columns."""
+    """Few small whole numbers: rows are equal, collinear, opposite, zero, or more than their
+    columns."""
     d = draw(st.integers(1, 5))
     entries = st.lists(st.integers(-3, 3), min_size=d, max_size=d)
     rows = draw(st.lists(entries, min_size=1, max_size=5))
-    member = st.tuples(st.integers(0, len(rows) - 1), st.sampled_from((1.0, 1.0, 1.0, 0.5, 2.0, 0.0, -1.0)))
+    member = st.tuples(
+        st.integers(0, len(rows) - 1), st.sampled_from((1.0, 1.0, 1.0, 0.5, 2.0, 0.0, -1.0))
+    )
     members = draw(st.lists(member, min_size=2, max_size=9))
     return np.array([factor * np.array(rows[k]) for k, factor in members])
 
 
 def most_gain(U: FloatArray, x: FloatArray, p: FloatArray, epsilon: float) -> float:
-    """The largest (p − x)ᵀ(q − x) over the minimisers q, by a linear programme; 0 where x is the one nearest to p.
+    """The largest (p − x)ᵀ(q − x) over the minimisers q, by a linear programme; 0 where x is the
+    one nearest to p.
 
     The minimisers are the q in the box with Σq = 1 whose combination of the updates is that of x.
     """
-    lower, upper = np.maximum(p - epsilon, 0.0), np.minimum(p + epsilon, 1.0)
+    lower = np.maximum(p - epsilon, 0.0)
+    upper = np.minimum(p + epsilon, 1.0)
     same = np.vstack([U.T, np.ones(len(x))])
     found = linprog(
         x - p,
@@ -194,13 +207,18 @@ print(json.dumps(found))
 
 @pytest.mark.slow
 def test_processors_agree_on_the_weights() -> None:
-    """OpenBLAS has other products for each make of processor; those that this one can run are tried."""
+    """OpenBLAS has other products for each make of processor; those that this one can run are
+    tried."""
     weights = {}
     x86 = ("Prescott", "Nehalem", "Haswell", "Zen", "SkylakeX")
     for kernel in x86 if platform.machine() in ("x86_64", "AMD64") else ("ARMV8", "NEOVERSEN1"):
         environment = os.environ | {"OPENBLAS_CORETYPE": kernel, "OPENBLAS_NUM_THREADS": "1"}
         done = subprocess.run(
-            [sys.executable, "-c", WEIGHTS], env=environment, capture_output=True, text=True, check=False
+            [sys.executable, "-c", WEIGHTS],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if done.returncode != -signal.SIGILL:  # an instruction that this processor lacks
             assert done.returncode == 0, done.stderr

@@ -13,7 +13,19 @@ from .helpers import cohort_of, generic_updates, told
 torch = pytest.importorskip("torch")
 aggregation = pytest.importorskip("torchjd.aggregation")
 
-NAMES = ("alignedmtl", "cagrad", "dualproj", "fairgrad", "gradvac", "imtlg", "krum", "mgda", "pcd", "pcgrad", "upgrad")
+NAMES = (
+    "alignedmtl",
+    "cagrad",
+    "dualproj",
+    "fairgrad",
+    "gradvac",
+    "imtlg",
+    "krum",
+    "mgda",
+    "pcd",
+    "pcgrad",
+    "upgrad",
+)
 DETERMINISTIC = {
     "alignedmtl": lambda: aggregation.AlignedMTL(),
     "cagrad": lambda: aggregation.CAGrad(c=0.4),
@@ -26,7 +38,7 @@ DETERMINISTIC = {
 }
 
 
-# TorchJD's own ------------------------------------------------------------------------------------------------------
+# TorchJD's own ------------------------------------------------------------------------------------
 
 
 def test_the_step_is_the_one_of_torchjds_aggregator() -> None:
@@ -45,7 +57,7 @@ def test_every_installed_gram_weighting_has_a_name() -> None:
     assert there == [f"torchjd:{name}" for name in NAMES]
 
 
-# A round ------------------------------------------------------------------------------------------------------------
+# A round ------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=4)
@@ -54,7 +66,8 @@ def test_weights_are_float64_one_a_client_and_the_same_again(U: FloatArray) -> N
     torch.manual_seed(5)
     before = torch.get_rng_state()
     for name in NAMES:
-        strategy, cohort = by_name(name), cohort_of(U)
+        strategy = by_name(name)
+        cohort = cohort_of(U)
         G = cohort.gram.copy()
         c = strategy.weigh(cohort)
         assert c.shape == (len(U),), name
@@ -67,19 +80,23 @@ def test_weights_are_float64_one_a_client_and_the_same_again(U: FloatArray) -> N
     assert torch.equal(torch.get_rng_state(), before)  # the global generator is left alone
 
 
-# Randomness ---------------------------------------------------------------------------------------------------------
+# Randomness ---------------------------------------------------------------------------------------
 
 
 def test_random_weightings_draw_from_seed_and_round() -> None:
     U = np.random.default_rng(3).normal(size=(8, 9)) - 0.3
     for name in ("pcgrad", "gradvac"):
-        of = {(s, t): by_name(name, seed=s).weigh(cohort_of(U, round=t)).tobytes() for s in (0, 1) for t in (1, 2, 3)}
+        of = {
+            (s, t): by_name(name, seed=s).weigh(cohort_of(U, round=t)).tobytes()
+            for s in (0, 1)
+            for t in (1, 2, 3)
+        }
         assert len({of[0, t] for t in (1, 2, 3)}) > 1
         assert len({of[seed, 1] for seed in (0, 1)}) > 1
         assert by_name(name, seed=1).weigh(cohort_of(U, round=2)).tobytes() == of[1, 2]
 
 
-# Arguments ----------------------------------------------------------------------------------------------------------
+# Arguments ----------------------------------------------------------------------------------------
 
 
 def test_what_is_no_gram_based_weighting_is_refused() -> None:
@@ -108,5 +125,7 @@ def test_without_torchjd_the_error_says_how_to_get_it(monkeypatch: pytest.Monkey
 
 def test_weightings_with_other_arguments_come_as_objects() -> None:
     U = np.random.default_rng(0).normal(size=(4, 6))
-    preferring = FromTorchJD(aggregation.UPGradWeighting(pref_vector=torch.tensor([1.0, 0.0, 0.0, 0.0])))
+    preferring = FromTorchJD(
+        aggregation.UPGradWeighting(pref_vector=torch.tensor([1.0, 0.0, 0.0, 0.0]))
+    )
     assert not np.allclose(preferring.weigh(cohort_of(U)), by_name("upgrad").weigh(cohort_of(U)))

@@ -20,7 +20,9 @@ with exclusive_lock(Path(sys.argv[1])):
 def held_elsewhere(path: Path) -> Iterator[subprocess.Popen[str]]:
     """Give another process that holds a file's lock until its input ends."""
     command = [sys.executable, "-c", HOLDER, str(path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
         yield process

@@ -11,5 +11,6 @@ signal.raise_signal(int(sys.argv[1]))
 for each in STOPPING:
     signal.signal(each, lambda number, frame: came.append(number))
 release_signals(*STOPPING)
-assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & set(STOPPING)  # what it starts can be stopped
+# what it starts can be stopped
+assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & set(STOPPING)
 print("stopped in order" if came else "not stopped")

@@ -11,9 +11,12 @@ from fairbloom.system.files import whole_file, write_private, write_public, writ
 
 
 def test_a_reader_sees_the_old_or_the_new_file(tmp_path: Path) -> None:
-    path, old, new = tmp_path / "key", b"a" * 100_000, b"b" * 100_000
+    path = tmp_path / "key"
+    old = b"a" * 100_000
+    new = b"b" * 100_000
     write_private(path, old)
-    over, seen = threading.Event(), set[bytes]()
+    over = threading.Event()
+    seen = set[bytes]()
 
     def look() -> None:
         while not over.is_set():
@@ -47,7 +50,9 @@ def test_a_killed_writers_draft_is_replaced(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["table"]
 
 
-def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_fails_leaves_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "key"
     write_private(path, b"old")
 
@@ -75,11 +80,17 @@ def test_permissions_are_never_wider_than_asked_for(tmp_path: Path) -> None:
         with whole_file(tmp_path / str(mode), mode) as file:
             modes.append(stat.S_IMODE(os.fstat(file.fileno()).st_mode))
     assert modes == [0o600, 0o600]
-    assert [stat.S_IMODE((tmp_path / str(mode)).stat().st_mode) for mode in (0o600, 0o644)] == [0o600, 0o644]
+    assert [stat.S_IMODE((tmp_path / str(mode)).stat().st_mode) for mode in (0o600, 0o644)] == [
+        0o600,
+        0o644,
+    ]
     before = os.umask(0o027)
     try:
         write_whole(tmp_path / "by-umask", b"")
         write_public(tmp_path / "public", b"")
     finally:
         os.umask(before)
-    assert [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("by-umask", "public")] == [0o640, 0o644]
+    assert [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("by-umask", "public")] == [
+        0o640,
+        0o644,
+    ]

@@ -1,4 +1,5 @@
-"""Ctrl-C and SIGTERM end a program in order at any moment: before it has begun, in its midst, and on its way out."""
+"""Ctrl-C and SIGTERM end a program in order at any moment: before it has begun, in its midst, and
+on its way out."""
 
 import io
 import signal
@@ -27,7 +28,9 @@ def test_ctrl_c_during_imports_ends_the_command_silently(tmp_path: Path) -> None
     words = ("run", "--clients", "5", "--rounds", "1000000", "--out", str(tmp_path / "a"))
     command = [sys.executable, "-m", "fairbloom", *words]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
-        while process.poll() is None and "numpy" not in Path(f"/proc/{process.pid}/maps").read_text():
+        while (
+            process.poll() is None and "numpy" not in Path(f"/proc/{process.pid}/maps").read_text()
+        ):
             time.sleep(0.005)
         process.send_signal(signal.SIGINT)
         _, said = process.communicate()
@@ -84,7 +87,9 @@ def begin_and_be_stopped(number: str) -> None:
     become("tests.system.stopped", number)
 
 
-def test_a_signal_waits_until_a_program_looks_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_waits_until_a_program_looks_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its modules are being imported meanwhile: by SIGINT, it would end with a traceback."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     for number in (signal.SIGINT, signal.SIGTERM):

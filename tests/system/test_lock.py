@@ -1,4 +1,5 @@
-"""Locks on files: one process at a time, whatever becomes of it, and nobody is left waiting for a dead one."""
+"""Locks on files: one process at a time, whatever becomes of it, and nobody is left waiting for a
+dead one."""
 
 import contextlib
 import math
@@ -82,7 +83,9 @@ def test_a_lock_is_given_back_when_the_block_fails(path: Path) -> None:
 @pytest.mark.parametrize("seconds", [60.0, math.inf])
 def test_of_many_who_wait_one_at_a_time_has_the_lock(path: Path, seconds: float) -> None:
     """The file is removed by each: who has opened it before must not take it for the lock."""
-    inside, together, rounds = 0, 0, 0
+    inside = 0
+    together = 0
+    rounds = 0
 
     def work() -> None:
         nonlocal inside, together, rounds
@@ -102,9 +105,12 @@ def test_of_many_who_wait_one_at_a_time_has_the_lock(path: Path, seconds: float)
     assert (together, rounds) == (1, 200)
 
 
-def test_without_waiting_only_a_holder_is_a_refusal(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_waiting_only_a_holder_is_a_refusal(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first ends between the second's opening of the file and its lock."""
-    flock, ended = lock.fcntl.flock, []
+    flock = lock.fcntl.flock
+    ended = []
     first = contextlib.ExitStack()
     first.enter_context(exclusive_lock(path))
 
@@ -164,7 +170,8 @@ def test_a_file_system_without_locks_is_said_once_and_used(
         with exclusive_lock(path):
             pass
     assert [record.getMessage() for record in caplog.records] == [
-        f"{path.parent} cannot be locked (Operation not supported): let one process alone write there"
+        f"{path.parent} cannot be locked (Operation not supported): let one process alone write"
+        " there"
     ]
 
 

@@ -1,4 +1,5 @@
-"""Small data sets that are made up, in the files of the real ones: the loaders that read these read the originals."""
+"""Small data sets that are made up, in the files of the real ones: the loaders that read these read
+the originals."""
 
 import pickle
 from collections.abc import Mapping, Sequence
@@ -20,8 +21,11 @@ Labels = NDArray[np.int64]
 
 
 def load(name: str, folder: Path | None = None, **settings: Value) -> Task:
-    """Load a data set from a folder of made-up files, or the real one; `task__own` is the setting task.own."""
-    own: dict[str, Value] = {key.replace("__", ".").replace("_", "-"): value for key, value in settings.items()}
+    """Load a data set from a folder of made-up files, or the real one; `task__own` is the setting
+    task.own."""
+    own: dict[str, Value] = {
+        key.replace("__", ".").replace("_", "-"): value for key, value in settings.items()
+    }
     place: dict[str, Value] = {"data-dir": str(folder), "verify-data": False} if folder else {}
     return load_task({"task": name, **place, **own})
 
@@ -34,7 +38,8 @@ def everything(examples: AnyExamples) -> tuple[Tensor, Tensor]:
 
 
 def pictures(labels: Labels, shape: tuple[int, int, int], seed: int = 0) -> NDArray[np.uint8]:
-    """Return images, shape (n, channels, height, width), which a network can tell apart: bars at a class's place."""
+    """Return images, shape (n, channels, height, width), which a network can tell apart: bars at a
+    class's place."""
     random = np.random.default_rng(seed)
     images = random.integers(0, 100, (len(labels), *shape), dtype=np.uint8)
     for image, label in zip(images, labels.tolist(), strict=True):
@@ -48,7 +53,7 @@ def balanced(count: int, classes: int) -> Labels:
     return np.arange(count) % classes
 
 
-# MNIST ----------------------------------------------------------------------------------------------------------------
+# MNIST --------------------------------------------------------------------------------------------
 
 
 def idx(path: Path, array: NDArray[np.uint8]) -> Path:
@@ -63,16 +68,19 @@ def mnist(root: Path, train: int = 200, test: int = 40, folder: str = "MNIST") -
     """Write the four files of MNIST."""
     for part, count in (("train", train), ("t10k", test)):
         labels = balanced(count, 10)
-        idx(root / folder / "raw" / f"{part}-images-idx3-ubyte", pictures(labels, (1, 28, 28))[:, 0])
+        idx(
+            root / folder / "raw" / f"{part}-images-idx3-ubyte", pictures(labels, (1, 28, 28))[:, 0]
+        )
         idx(root / folder / "raw" / f"{part}-labels-idx1-ubyte", labels.astype(np.uint8))
     return root
 
 
-# CIFAR ----------------------------------------------------------------------------------------------------------------
+# CIFAR --------------------------------------------------------------------------------------------
 
 
 class AsPython2(pickle._Pickler):  # type: ignore[name-defined,misc]
-    """Writes a pickle as Python 2 did, which has written CIFAR: texts and arrays' content are byte strings."""
+    """Writes a pickle as Python 2 did, which has written CIFAR: texts and arrays' content are byte
+    strings."""
 
     def save(self, item: Any, save_persistent_id: bool = True) -> None:
         """Write one thing."""
@@ -98,7 +106,11 @@ def cifar10(root: Path, train: int = 200, test: int = 40) -> Path:
     sizes = {f"data_batch_{k}": train // 5 for k in range(1, 6)} | {"test_batch": test}
     for k, (name, count) in enumerate(sizes.items()):
         labels = balanced(count, 10)
-        batch = {"batch_label": name, "labels": labels.tolist(), "filenames": [f"{i}.png" for i in range(count)]}
+        batch = {
+            "batch_label": name,
+            "labels": labels.tolist(),
+            "filenames": [f"{i}.png" for i in range(count)],
+        }
         data = pictures(labels, (3, 32, 32), seed=k).reshape(count, -1)
         pickled(root / "cifar-10-batches-py" / name, {**batch, "data": data})
     return root
@@ -109,12 +121,16 @@ def cifar100(root: Path, train: int = 200, test: int = 20) -> Path:
     for name, count in (("train", train), ("test", test)):
         labels = balanced(count, 100)
         data = pictures(labels, (3, 32, 32)).reshape(count, -1)
-        batch = {"fine_labels": labels.tolist(), "coarse_labels": (labels // 5).tolist(), "data": data}
+        batch = {
+            "fine_labels": labels.tolist(),
+            "coarse_labels": (labels // 5).tolist(),
+            "data": data,
+        }
         pickled(root / "cifar-100-python" / name, batch)
     return root
 
 
-# The Hugging Face hub -------------------------------------------------------------------------------------------------
+# The Hugging Face hub -----------------------------------------------------------------------------
 
 
 def png(image: NDArray[np.uint8]) -> bytes:
@@ -126,7 +142,8 @@ def png(image: NDArray[np.uint8]) -> bytes:
 
 def hub_parquet(path: Path, images: NDArray[np.uint8], **others: Sequence[Any]) -> Path:
     """Write a table of images as the hub has it: a file's content and its path in each cell."""
-    pa, parquet = (pytest.importorskip(name) for name in ("pyarrow", "pyarrow.parquet"))  # of the extra datasets
+    # of the extra datasets
+    pa, parquet = (pytest.importorskip(name) for name in ("pyarrow", "pyarrow.parquet"))
     path.parent.mkdir(parents=True, exist_ok=True)
     cells = [{"bytes": png(image), "path": f"{i}.png"} for i, image in enumerate(images)]
     kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
@@ -151,12 +168,14 @@ def femnist(root: Path, sizes: Mapping[str, int]) -> Path:
     return root
 
 
-# Shakespeare ----------------------------------------------------------------------------------------------------------
+# Shakespeare --------------------------------------------------------------------------------------
 
 
 def shakespeare(root: Path, speeches: Sequence[tuple[str, str]]) -> Path:
     """Write plays as tiny Shakespeare has them."""
     path = root / "shakespeare" / "input.txt"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n\n".join(f"{name}:\n{speech}" for name, speech in speeches) + "\n", "latin-1")
+    path.write_text(
+        "\n\n".join(f"{name}:\n{speech}" for name, speech in speeches) + "\n", "latin-1"
+    )
     return path

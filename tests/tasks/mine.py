@@ -66,7 +66,8 @@ class Wards:
     scores: Mapping[Score, object] = {Score("recall", percent=True): recall}
 
     def __init__(self, setup: Setup, *, apart: float = 2.0) -> None:
-        self.seed, self.apart = setup.seed, apart
+        self.seed = setup.seed
+        self.apart = apart
 
     def model(self) -> nn.Module:
         torch.manual_seed(self.seed)
@@ -78,7 +79,9 @@ class Wards:
     def splits(self, client: str) -> Splits:
         random = np.random.default_rng([self.seed, len(client)])
         targets = torch.arange(40) % 2
-        inputs = torch.from_numpy(random.normal(size=(40, 2))).float() + self.apart * targets[:, None]
+        inputs = (
+            torch.from_numpy(random.normal(size=(40, 2))).float() + self.apart * targets[:, None]
+        )
         return Splits(Examples(inputs[:30], targets[:30]), Examples(inputs[30:], targets[30:]))
 
 

@@ -13,7 +13,9 @@ from fairbloom.tasks import Task, infer_schema, load_task
 Folder = Callable[..., Path]
 
 
-def csv_of(rows: int, seed: int = 0, columns: str = "age,dose,ward,target", shift: float = 0.0) -> str:
+def csv_of(
+    rows: int, seed: int = 0, columns: str = "age,dose,ward,target", shift: float = 0.0
+) -> str:
     """Return a small table: two columns of numbers, one of texts, and two classes."""
     random = np.random.default_rng(seed)
     values = {
@@ -23,7 +25,10 @@ def csv_of(rows: int, seed: int = 0, columns: str = "age,dose,ward,target", shif
         "target": [str(k % 2) for k in range(rows)],
     }
     names = columns.split(",")
-    return "\n".join([columns, *(",".join(values[name][k] for name in names) for k in range(rows))]) + "\n"
+    return (
+        "\n".join([columns, *(",".join(values[name][k] for name in names) for k in range(rows))])
+        + "\n"
+    )
 
 
 SCHEMA = """
@@ -55,10 +60,13 @@ def schema_with(*changes: tuple[str, str], text: str = SCHEMA) -> str:
 
 
 def config(folder: Path | str, schema: str = "", **settings: Any) -> dict[str, Any]:
-    """Return the run config of a folder's task; `settings` are target, client and kind, or seed and model."""
+    """Return the run config of a folder's task; `settings` are target, client and kind, or seed and
+    model."""
     own = {f"csv.{key}": value for key, value in settings.items() if key not in ("seed", "model")}
     given = {key: value for key, value in settings.items() if key in ("seed", "model")}
-    return Settings.of({"task": "csv", "data-dir": str(folder), "schema": schema, **own, **given}).run_config()
+    return Settings.of(
+        {"task": "csv", "data-dir": str(folder), "schema": schema, **own, **given}
+    ).run_config()
 
 
 def load(folder: Path | str, schema: str = "", **settings: Any) -> Task:

@@ -21,14 +21,17 @@ from fairbloom.tasks.partition import split
 from .made import everything
 from .tables import SCHEMA, Folder, config, csv_of, inferred, load, schema_with
 
-TARGET, WEST = 'target = "target"', '"west"]'
+TARGET = 'target = "target"'
+WEST = '"west"]'
 
 
-# Clients --------------------------------------------------------------------------------------------------------------
+# Clients ------------------------------------------------------------------------------------------
 
 
 def test_a_client_has_its_files_name_without_hidden_files(folder: Folder) -> None:
-    there = folder(**{"site b": csv_of(20), "Site-A": csv_of(20), "._site": b"\x00\xff", "c.d": csv_of(20)})
+    there = folder(
+        **{"site b": csv_of(20), "Site-A": csv_of(20), "._site": b"\x00\xff", "c.d": csv_of(20)}
+    )
     (there / "notes.md").write_text("nothing")
     assert load(there).clients == ("Site-A", "c.d", "site b")
 
@@ -42,7 +45,8 @@ def test_one_file_with_a_client_column_equals_a_file_each(folder: Folder, tmp_pa
     single = tmp_path / "all.csv"
     single.write_text("\n".join([f"site,{head}", *(f"{name},{line}" for name, line in mixed)]))
     files = folder(**{name: "\n".join([head, *lines]) for name, lines in order.items()})
-    task, other = load(single, client="Site"), load(files)
+    task = load(single, client="Site")
+    other = load(files)
     assert task.clients == other.clients == ("a", "b")
     stated = load(single, schema_with(('target = "target"', 'target = "target"\nclient = "site"')))
     for name, of in product(task.clients, (task, stated)):
@@ -67,7 +71,7 @@ def test_a_client_that_cannot_be_used_is_named_before_a_run(folder: Folder) -> N
         check_data(config(there))
 
 
-# Inputs ---------------------------------------------------------------------------------------------------------------
+# Inputs -------------------------------------------------------------------------------------------
 
 
 def test_numbers_and_texts_are_prepared_by_training_rows_alone(folder: Folder) -> None:
@@ -92,14 +96,22 @@ def test_numbers_and_texts_are_prepared_by_training_rows_alone(folder: Folder) -
 def test_stated_center_and_scale_standardise_all_sites(folder: Folder) -> None:
     there = folder(a=csv_of(20), b=csv_of(20))
     task = load(
-        there, schema_with(('[fields.age]\ntype = "number"', '[fields.age]\ntype = "number"\ncenter = 40.0\nscale = 2'))
+        there,
+        schema_with(
+            (
+                '[fields.age]\ntype = "number"',
+                '[fields.age]\ntype = "number"\ncenter = 40.0\nscale = 2',
+            )
+        ),
     )
     own = load(there)
     first = own.preprocessing
     assert first is not None
     column = first("a").columns[0]
     train = everything(own.splits("a").train)[0][:, 0].double() * column.scale + column.center
-    np.testing.assert_allclose(everything(task.splits("a").train)[0][:, 0], (train - 40.0) / 2.0, rtol=1e-4)
+    np.testing.assert_allclose(
+        everything(task.splits("a").train)[0][:, 0], (train - 40.0) / 2.0, rtol=1e-4
+    )
 
 
 def test_a_column_constant_in_training_says_nothing(folder: Folder) -> None:
@@ -118,17 +130,22 @@ def test_columns_may_be_in_any_order_and_case(folder: Folder) -> None:
     task = load(folder(a=csv_of(20, 1), b=turned), SCHEMA)
     other = load(folder(a=csv_of(20, 1), b=csv_of(20, 1)), SCHEMA)
     for name in "ab":
-        assert torch.equal(everything(task.splits(name).train)[0], everything(other.splits(name).train)[0])
+        assert torch.equal(
+            everything(task.splits(name).train)[0], everything(other.splits(name).train)[0]
+        )
 
 
-# One file by its own rules --------------------------------------------------------------------------------------------
+# One file by its own rules ------------------------------------------------------------------------
 
 
 def test_a_files_own_names_units_and_marks_are_taken(folder: Folder) -> None:
     plain = csv_of(40, 2)
     lines = [line.split(",") for line in plain.splitlines()]
     other = ["years;dose;ward;target"]
-    other += [f"{age.replace('.', ',')};{float(dose) * 1000:.0f} mg;{ward};{y}" for age, dose, ward, y in lines[1:]]
+    other += [
+        f"{age.replace('.', ',')};{float(dose) * 1000:.0f} mg;{ward};{y}"
+        for age, dose, ward, y in lines[1:]
+    ]
     rules = '[files."b.csv"]\ndecimalChar = ","\nfields.age.name = "years"\n'
     rules += 'fields.dose = {unit = "mg", factor = 0.001}\n'
     task = load(folder(a=plain, b="\n".join(other)), SCHEMA + rules)
@@ -143,7 +160,7 @@ def test_a_files_own_names_units_and_marks_are_taken(folder: Folder) -> None:
     assert targets.shape == others.shape
 
 
-# Missing values -------------------------------------------------------------------------------------------------------
+# Missing values -----------------------------------------------------------------------------------
 
 
 def with_gaps() -> str:
@@ -158,12 +175,16 @@ def with_gaps() -> str:
 
 def test_what_is_done_with_missing_values_is_said(folder: Folder) -> None:
     there = folder(a=with_gaps(), b=csv_of(20))
-    with pytest.raises(FairbloomError, match=r"line 3, column 'age' holds '\?'.*missing = \"drop\""):
+    with pytest.raises(
+        FairbloomError, match=r"line 3, column 'age' holds '\?'.*missing = \"drop\""
+    ):
         load(there).splits("a")
     assert 'missing = "error"  # 5 cells' in inferred(there)
 
     def inputs_by(missing: str) -> torch.Tensor:
-        how = f'target = "target"\nmissing = "{missing}"\nmissingValues = ["", "?", "NA", "N/A", -9]'
+        how = (
+            f'target = "target"\nmissing = "{missing}"\nmissingValues = ["", "?", "NA", "N/A", -9]'
+        )
         splits = load(there, schema_with(('target = "target"', how))).splits("a")
         return torch.cat([everything(each)[0] for each in splits])
 
@@ -187,7 +208,7 @@ def test_a_lacking_column_is_filled_where_that_is_said(folder: Folder) -> None:
     assert not everything(task.splits("a").train)[0][:, 2:].any()
 
 
-# Targets --------------------------------------------------------------------------------------------------------------
+# Targets ------------------------------------------------------------------------------------------
 
 
 def test_what_the_target_is_is_seen_from_its_values_or_said(folder: Folder) -> None:
@@ -224,28 +245,42 @@ def test_a_quantity_is_learned_in_stated_units(folder: Folder, tmp_path: Path) -
     assert [each["name"] for each in scores] == ["mae", "r2", "rmse"]
     assert not scores[0]["higher_is_better"]
     rows = (run / "clients.csv").read_text().splitlines()
-    first, last = (dict(zip(rows[0].split(","), row.split(","), strict=True)) for row in (rows[1], rows[-1]))
+    first, last = (
+        dict(zip(rows[0].split(","), row.split(","), strict=True)) for row in (rows[1], rows[-1])
+    )
     assert float(first["test_mae_of_global_model"]) > 2 * float(last["test_mae_of_global_model"])
-    assert float(first["test_mae_of_global_model"]) > 100.0  # of hundreds of thousands, not of units of scale
+    # of hundreds of thousands, not of units of scale
+    assert float(first["test_mae_of_global_model"]) > 100.0
     assert (run / "schema.toml").read_text() == inferred(there)
     task = load(there)
     assert task.preprocessing is not None
     scale = task.preprocessing("").target_scale
     _, targets = everything(task.splits("a").test)
     answers = targets[:, None] + 0.5
-    assert float(torch.as_tensor(task.scores[MAE](answers, targets)).mean()) == pytest.approx(scale / 2, rel=1e-4)
+    assert float(torch.as_tensor(task.scores[MAE](answers, targets)).mean()) == pytest.approx(
+        scale / 2, rel=1e-4
+    )
     assert task.scores[RMSE](answers, targets) == pytest.approx(scale / 2, rel=1e-4)
     assert task.scores[R2](targets[:, None], targets) == pytest.approx(1.0)
 
 
 def test_a_client_may_lack_classes(folder: Folder) -> None:
-    task = load(folder(a=csv_of(20).replace(",1\n", ",0\n"), b=csv_of(20)), schema_with(("[0, 1]", "[1, 0]")))
+    task = load(
+        folder(a=csv_of(20).replace(",1\n", ",0\n"), b=csv_of(20)),
+        schema_with(("[0, 1]", "[1, 0]")),
+    )
     assert task.class_names == ("1", "0")
     assert everything(task.splits("a").train)[1].unique().tolist() == [1]
 
 
 def test_categories_are_in_order_of_numbers_or_the_alphabet() -> None:
-    for names in (["10", "9", "-1.5"], ["nan", "10", "9"], ["b", "10", "9"], ["1_0", "9"], ["inf", "2"]):
+    for names in (
+        ["10", "9", "-1.5"],
+        ["nan", "10", "9"],
+        ["b", "10", "9"],
+        ["1_0", "9"],
+        ["inf", "2"],
+    ):
         assert sort_classes(names) == sort_classes(names[::-1])
     assert sort_classes(["10", "9", "-1.5"]) == ["-1.5", "9", "10"]
     assert sort_classes(["b", "10", "9"]) == ["10", "9", "b"]

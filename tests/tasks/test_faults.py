@@ -23,7 +23,7 @@ def change(text: str, column: str, **values: str) -> str:
     return "\n".join(map(",".join, rows)) + "\n"
 
 
-# Every fault ----------------------------------------------------------------------------------------------------------
+# Every fault --------------------------------------------------------------------------------------
 
 
 def test_data_shows_every_fault_of_a_file(folder: Folder) -> None:
@@ -55,7 +55,9 @@ def test_values_outside_of_what_is_allowed_are_faults(folder: Folder) -> None:
         assert words in found[0]["problem"]
     (first, _) = faults(there, schema_with(('"number"', '"integer"')))
     assert "no whole number" in first["problem"]
-    required = schema_with(('"number"', '"number"\nmissing = "drop"\nconstraints = {required = true}'))
+    required = schema_with(
+        ('"number"', '"number"\nmissing = "drop"\nconstraints = {required = true}')
+    )
     (gap,) = faults(folder(a=change(csv_of(30), "age", row2="NA")), required)
     assert (gap["line"], gap["value"]) == (3, "NA")
 
@@ -72,7 +74,11 @@ def test_data_shows_all_rows_of_the_wrong_length(folder: Folder) -> None:
     for number in (4, 9, 17):
         lines[number] += ",1"
     found = faults(folder(a="\n".join(lines), b=csv_of(30, 1)))
-    assert [row["problem"].split(" has ")[0].rsplit(" ", 1)[1] for row in found] == ["5", "10", "18"]
+    assert [row["problem"].split(" has ")[0].rsplit(" ", 1)[1] for row in found] == [
+        "5",
+        "10",
+        "18",
+    ]
 
 
 def test_the_list_of_faults_is_bounded(folder: Folder) -> None:

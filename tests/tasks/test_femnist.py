@@ -22,7 +22,9 @@ def small(tmp_path: Path) -> Path:
     return made.femnist(tmp_path, SIZES)
 
 
-def test_writers_are_clients_and_small_ones_are_left_out_loudly(small: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_writers_are_clients_and_small_ones_are_left_out_loudly(
+    small: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.INFO, "flwr"):
         task = load("femnist", small)
     assert task.clients == ("f0000_14", "f0001_41", "f0003_09")
@@ -36,13 +38,24 @@ def test_a_client_has_its_writers_characters_once_each(small: Path) -> None:
     images, labels = (torch.cat(pair) for pair in zip(*parts, strict=True))
     assert images.dtype == torch.float32
     labels_of = made.balanced(70, 62)
-    written = made.pictures(np.concatenate([made.balanced(count, 62) for count in SIZES.values()]), (1, 28, 28))[:70]
-    expected = sorted((image.tobytes(), label) for image, label in zip(written, labels_of.tolist(), strict=True))
+    written = made.pictures(
+        np.concatenate([made.balanced(count, 62) for count in SIZES.values()]), (1, 28, 28)
+    )[:70]
+    expected = sorted(
+        (image.tobytes(), label) for image, label in zip(written, labels_of.tolist(), strict=True)
+    )
     pixels = (images * 255).round().to(torch.uint8).numpy()
-    assert sorted((image.tobytes(), label) for image, label in zip(pixels, labels.tolist(), strict=True)) == expected
+    assert (
+        sorted(
+            (image.tobytes(), label) for image, label in zip(pixels, labels.tolist(), strict=True)
+        )
+        == expected
+    )
 
 
-def test_only_those_who_are_asked_for_are_decoded(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_those_who_are_asked_for_are_decoded(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """There are 800,000 images: to decode them takes half a minute."""
     opened: list[object] = []
     real = Image.open
@@ -69,7 +82,9 @@ def test_so_many_writers_as_are_asked_for_are_drawn_by_the_seed(tmp_path: Path) 
 def test_characters_can_be_dealt_without_regard_to_writers(small: Path) -> None:
     task = load("femnist", small, partition="iid", clients=3)
     assert task.clients == ("client-0", "client-1", "client-2")
-    assert sum(len(split) for name in task.clients for split in task.splits(name)) == sum(SIZES.values())
+    assert sum(len(split) for name in task.clients for split in task.splits(name)) == sum(
+        SIZES.values()
+    )
 
 
 def test_rows_of_owners_are_complete_and_in_order() -> None:

@@ -33,10 +33,12 @@ def seen_of(folder: Path) -> tuple[int, bool]:
     return len(examples), bool(everything(examples)[0].max() > 0.9)
 
 
-# Images -------------------------------------------------------------------------------------------------------------
+# Images -------------------------------------------------------------------------------------------
 
 
-def images(folder: Path, sizes: tuple[int, int] = (9, 7), classes: tuple[str, ...] = ("cat", "dog")) -> None:
+def images(
+    folder: Path, sizes: tuple[int, int] = (9, 7), classes: tuple[str, ...] = ("cat", "dog")
+) -> None:
     """Write four images of each class, that of class k all of brightness 50 k + 50."""
     for k, name in enumerate(classes):
         (folder / name).mkdir(parents=True)
@@ -64,7 +66,9 @@ def test_folders_of_classes_become_pixels_from_0_to_1(tmp_path: Path) -> None:
 def test_images_are_brought_to_one_size_and_to_grey(tmp_path: Path) -> None:
     images(tmp_path / "a")
     images(tmp_path / "b", sizes=(20, 30))
-    with pytest.raises(FairbloomError, match=r"20×30 pixels, and the schema says 9×7.*image-folder.size=32"):
+    with pytest.raises(
+        FairbloomError, match=r"20×30 pixels, and the schema says 9×7.*image-folder.size=32"
+    ):
         load(tmp_path).splits("b")
     task = load(tmp_path, size=8, grey=True)
     assert everything(task.splits("b").train)[0].shape == (7, 1, 8, 8)
@@ -86,7 +90,9 @@ def test_a_device_may_have_the_folders_of_classes_alone(tmp_path: Path) -> None:
     assert load(tmp_path / "site-a").schema == load(tmp_path).schema
 
 
-def test_without_pillow_images_name_the_extra_that_brings_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pillow_images_name_the_extra_that_brings_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     images(tmp_path / "a")
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(FairbloomError, match=r"Pillow: pip install 'fairbloom\[images\]'"):
@@ -129,16 +135,27 @@ def test_what_is_wrong_with_images_is_said_with_file_and_remedy(tmp_path: Path) 
         for word in words:
             assert word in str(shown[name]["problem"])
     assert shown["good"]["target"] == "cat: 4, dog: 4, wolf: 0"
-    with pytest.raises(FairbloomError, match=r"strange/wolf is a folder of none of the classes cat, dog: rename it"):
+    with pytest.raises(
+        FairbloomError, match=r"strange/wolf is a folder of none of the classes cat, dog: rename it"
+    ):
         load(tmp_path, classes="cat,dog").splits("strange")
 
 
 def tiff_of_twelve_bits(*pixels: int) -> bytes:
     """Return a grey image of 2×2 pixels, which are packed two to three bytes."""
     tags = {256: 2, 257: 2, 258: 12, 259: 1, 262: 1, 273: 8, 277: 1, 278: 2, 279: 6}
-    packed = b"".join((a << 12 | b).to_bytes(3, "big") for a, b in zip(pixels[::2], pixels[1::2], strict=True))
+    packed = b"".join(
+        (a << 12 | b).to_bytes(3, "big") for a, b in zip(pixels[::2], pixels[1::2], strict=True)
+    )
     entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
-    return b"II*\0" + struct.pack("<I", 14) + packed + struct.pack("<H", len(tags)) + entries + bytes(4)
+    return (
+        b"II*\0"
+        + struct.pack("<I", 14)
+        + packed
+        + struct.pack("<H", len(tags))
+        + entries
+        + bytes(4)
+    )
 
 
 def test_an_image_is_scaled_by_the_range_that_its_depth_has(tmp_path: Path) -> None:
@@ -147,14 +164,22 @@ def test_an_image_is_scaled_by_the_range_that_its_depth_has(tmp_path: Path) -> N
     (tmp_path / "declared.tif").write_bytes(tiff_of_twelve_bits(0, 0x800, 0xFFF, 0x400))
     Image.fromarray(16 * grey).save(tmp_path / "16.png")
     Image.fromarray((grey // 16).astype(np.uint8)).save(tmp_path / "8.png")
-    for name, largest in {"16.png": 16 * 4032 / 65535, "12.tif": 4032 / 65535, "8.png": 252 / 255}.items():
+    for name, largest in {
+        "16.png": 16 * 4032 / 65535,
+        "12.tif": 4032 / 65535,
+        "8.png": 252 / 255,
+    }.items():
         for shape in ((1, 8, 8), (3, 8, 8), (1, 4, 4)):
             inputs = image_inputs([tmp_path / name], shape)
             assert inputs.shape == (1, *shape)
-            assert float(inputs.max()) == pytest.approx(largest, abs=1e-6 if shape[1] == 8 else 0.15)
+            assert float(inputs.max()) == pytest.approx(
+                largest, abs=1e-6 if shape[1] == 8 else 0.15
+            )
             assert float(inputs.std()) > 0.2 * largest
     declared = image_inputs([tmp_path / "declared.tif"], (1, 2, 2))
-    np.testing.assert_allclose(declared.flatten(), [0.0, 0x800 / 4095, 1.0, 0x400 / 4095], atol=1e-6)
+    np.testing.assert_allclose(
+        declared.flatten(), [0.0, 0x800 / 4095, 1.0, 0x400 / 4095], atol=1e-6
+    )
     for numbers in (grey.astype(np.int32) * 100, grey.astype(np.float32)):
         Image.fromarray(numbers).save(tmp_path / "other.tif")
         with pytest.raises(FairbloomError, match=r"other\.tif cannot be read .*at most 16 bits"):
@@ -175,19 +200,28 @@ def test_photos_are_turned_as_their_camera_says(tmp_path: Path) -> None:
 
 
 def test_transparent_images_stand_on_white(tmp_path: Path) -> None:
-    red, file = np.zeros((2, 2, 4), np.uint8), tmp_path / "a.png"
-    red[..., 0], red[0, :, 3], red[1, 0, 3] = 255, 255, 51  # opaque above, one part in five below, nothing beside it
+    red = np.zeros((2, 2, 4), np.uint8)
+    file = tmp_path / "a.png"
+    # opaque above, one part in five below, nothing beside it
+    red[..., 0] = 255
+    red[0, :, 3] = 255
+    red[1, 0, 3] = 51
     whole = Image.fromarray(red)
     expected = [[1, 1, 1, 1], [0, 0, 0.8, 1], [0, 0, 0.8, 1]]
     for image in (whole, whole.quantize(8)):
         image.save(file)
-        np.testing.assert_allclose(image_inputs([file], (3, 2, 2)).reshape(3, 4), expected, atol=0.01)
+        np.testing.assert_allclose(
+            image_inputs([file], (3, 2, 2)).reshape(3, 4), expected, atol=0.01
+        )
     palette = Image.fromarray(np.array([[0, 1], [2, 1]], np.uint8), "P")
     palette.putpalette([255, 0, 0, 0, 255, 0, 0, 0, 255])
     palette.save(file)
-    assert image_inputs([file], (3, 2, 2)).tolist() == [[[[1, 0], [0, 0]], [[0, 1], [0, 1]], [[0, 0], [1, 0]]]]
+    assert image_inputs([file], (3, 2, 2)).tolist() == [
+        [[[1, 0], [0, 0]], [[0, 1], [0, 1]], [[0, 0], [1, 0]]]
+    ]
     Image.fromarray(np.array([[True, False], [True, False]])).save(file)
-    assert image_inputs([file], (1, 2, 1)).flatten().tolist() == pytest.approx([0.5, 0.5], abs=0.01)  # not 0 or 1
+    # not 0 or 1
+    assert image_inputs([file], (1, 2, 1)).flatten().tolist() == pytest.approx([0.5, 0.5], abs=0.01)
 
 
 def test_a_folder_without_folders_is_told_of(tmp_path: Path) -> None:

@@ -17,11 +17,17 @@ from .tables import Folder, load, schema_with
 
 
 def patients(rows: int, columns: str = "sex,age,target", first: int = 30, **values: Any) -> str:
-    """Return a table of patients of whom each is a year older than the one before; women and men take turns."""
-    of: dict[str, Any] = {"sex": lambda k: "FM"[k % 2], "target": lambda k: "01"[(k // 2) % 2]} | values
+    """Return a table of patients of whom each is a year older than the one before; women and men
+    take turns."""
+    of: dict[str, Any] = {
+        "sex": lambda k: "FM"[k % 2],
+        "target": lambda k: "01"[(k // 2) % 2],
+    } | values
     of["age"] = values.get("age", lambda k: str(first + k))
     names = columns.split(",")
-    return "\n".join([columns, *(",".join(of[name](k) for name in names) for k in range(rows))]) + "\n"
+    return (
+        "\n".join([columns, *(",".join(of[name](k) for name in names) for k in range(rows))]) + "\n"
+    )
 
 
 def named(task: Task, grouping: str, examples: Examples) -> list[str]:
@@ -32,14 +38,18 @@ def named(task: Task, grouping: str, examples: Examples) -> list[str]:
     return [task.groupings[grouping][place] for place in places[:, column].tolist()]
 
 
-# How they are named ---------------------------------------------------------------------------------------------------
+# How they are named -------------------------------------------------------------------------------
 
 
 def test_a_setting_names_columns_and_numbers_that_divide_them() -> None:
     assert parse_groups("groups", "") == ()
     by_sex, by_age = parse_groups("groups", " sex, Age >= 60.5 ")
     assert (by_sex.name, by_sex.groups("FM")) == ("sex", ("F", "M"))
-    assert (by_age, by_age.name, by_age.groups()) == (GroupBy("Age", ">=", 60.5), "Age>=60.5", (">=60.5", "<60.5"))
+    assert (by_age, by_age.name, by_age.groups()) == (
+        GroupBy("Age", ">=", 60.5),
+        "Age>=60.5",
+        (">=60.5", "<60.5"),
+    )
     assert [by.groups() for by in parse_groups("g", "a>1,b<=-2,c<1234567890,race=White")] == [
         (">1", "<=1"),
         ("<=-2", ">-2"),
@@ -65,7 +75,7 @@ def test_what_names_no_groups_is_refused_with_what_would_do() -> None:
             assert word in str(refusal.value)
 
 
-# What becomes of them -------------------------------------------------------------------------------------------------
+# What becomes of them -----------------------------------------------------------------------------
 
 PATIENTS = """
 target = "target"
@@ -97,7 +107,9 @@ def test_each_row_has_the_group_that_its_cells_say(folder: Folder) -> None:
         assert old == sum(first + k >= 50 for k in range(40))
         for part in parts:  # sex is an input as well: the first is F
             inputs, _ = part[slice(0, len(part))]
-            assert [{1.0: "F", 0.0: "M"}[value] for value in inputs[:, 0].tolist()] == named(task, "sex", part)
+            assert [{1.0: "F", 0.0: "M"}[value] for value in inputs[:, 0].tolist()] == named(
+                task, "sex", part
+            )
 
 
 def test_grouping_changes_no_input(folder: Folder) -> None:
@@ -107,10 +119,14 @@ def test_grouping_changes_no_input(folder: Folder) -> None:
     without = load(there, schema_with(('["F", "M"]', '["F", "M"]\ninput = false'), text=PATIENTS))
     assert plain.groupings == {}
     assert plain.splits("a").train.groups is None
-    (before, _), (after, _), (fewer, _) = (task.splits("a").test[:] for task in (plain, grouped, without))
+    (before, _), (after, _), (fewer, _) = (
+        task.splits("a").test[:] for task in (plain, grouped, without)
+    )
     assert torch.equal(before, after)
     assert (before.shape[1], fewer.shape[1]) == (3, 1)
-    assert named(without, "sex", without.splits("a").test) == named(grouped, "sex", grouped.splits("a").test)
+    assert named(without, "sex", without.splits("a").test) == named(
+        grouped, "sex", grouped.splits("a").test
+    )
 
 
 def test_a_row_without_a_value_is_among_the_others(folder: Folder) -> None:
@@ -118,30 +134,48 @@ def test_a_row_without_a_value_is_among_the_others(folder: Folder) -> None:
     task = load(folder(a=text, b=patients(40)), PATIENTS)
     splits = task.splits("a")
     for grouping in ("sex", "age>=50"):
-        assert sum(named(task, grouping, part).count("other") for part in (splits.train, splits.test)) == 1
+        assert (
+            sum(named(task, grouping, part).count("other") for part in (splits.train, splits.test))
+            == 1
+        )
 
 
 def test_the_positive_class_is_the_second_or_the_named_one(folder: Folder) -> None:
     there = folder(a=patients(40), b=patients(40))
     assert load(there, PATIENTS).positive == 1
-    assert load(there, schema_with(('missing = "fill"', 'missing = "fill"\npositive = 0'), text=PATIENTS)).positive == 0
+    assert (
+        load(
+            there,
+            schema_with(('missing = "fill"', 'missing = "fill"\npositive = 0'), text=PATIENTS),
+        ).positive
+        == 0
+    )
 
 
 def test_a_quantity_has_its_error_in_groups(folder: Folder) -> None:
     there = folder(a=patients(40), b=patients(40))
-    text = schema_with(('target = "target"', 'target = "age"'), ('["sex", "age>=50"]', '["sex"]'), text=PATIENTS)
-    task = load(there, schema_with(('"number"', '"number"\ncenter = 50.0\nscale = 10.0'), text=text))
+    text = schema_with(
+        ('target = "target"', 'target = "age"'), ('["sex", "age>=50"]', '["sex"]'), text=PATIENTS
+    )
+    task = load(
+        there, schema_with(('"number"', '"number"\ncenter = 50.0\nscale = 10.0'), text=text)
+    )
     assert [score.name for score in task.group_scores] == ["mae"]
 
 
-# Known data sets ------------------------------------------------------------------------------------------------------
+# Known data sets ----------------------------------------------------------------------------------
 
 
 def test_people_of_adult_are_grouped_by_categories(tmp_path: Path) -> None:
     people = [
         test_adult.line_of(education, income, sex=sex, race=race)
         for education in ("Doctorate", "HS-grad")
-        for sex, race in (("Female", "White"), ("Male", "Black"), ("Male", "?"), ("Female", "White"))
+        for sex, race in (
+            ("Female", "White"),
+            ("Male", "Black"),
+            ("Male", "?"),
+            ("Female", "White"),
+        )
         for income in ("<=50K", ">50K")
     ]
     folder = test_adult.written(tmp_path, people, people)
@@ -157,8 +191,14 @@ def test_people_of_adult_are_grouped_by_categories(tmp_path: Path) -> None:
     ):
         assert sorted(named(of, grouping, of.splits("phd").test)) == expected
     for wrong, words in (
-        *((each, "adult.group = '.*': ") for each in ("age>=60", "gender", "gender=x", "sex=Male=1")),
-        *(("race=Withe", "did you mean White"), ("race,race=White", "names the column 'race' twice")),
+        *(
+            (each, "adult.group = '.*': ")
+            for each in ("age>=60", "gender", "gender=x", "sex=Male=1")
+        ),
+        *(
+            ("race=Withe", "did you mean White"),
+            ("race,race=White", "names the column 'race' twice"),
+        ),
     ):
         with pytest.raises(FairbloomError, match=words):
             load_task({"task": "adult", "adult.group": wrong})
@@ -167,11 +207,14 @@ def test_people_of_adult_are_grouped_by_categories(tmp_path: Path) -> None:
 def test_hospitals_patients_are_grouped_by_sex_and_numbers(tmp_path: Path) -> None:
     (tmp_path / "heart-disease").mkdir()
     for file in find_task("heart-disease").files:
-        text = test_heart_disease.patients(20, 8, sex="0.0") + test_heart_disease.patients(20, 8, sex="1.0")
+        text = test_heart_disease.patients(20, 8, sex="0.0") + test_heart_disease.patients(
+            20, 8, sex="1.0"
+        )
         (tmp_path / file.path).write_text(text)
     own = {"heart_disease__group": "sex,age>=50"}
     task = made.load("heart-disease", tmp_path, **own)  # type: ignore[arg-type]
-    assert task.groupings == {"sex": ("female", "male"), "age>=50": (">=50", "<50")}  # who lacks a value is left out
+    # who lacks a value is left out
+    assert task.groupings == {"sex": ("female", "male"), "age>=50": (">=50", "<50")}
     splits = task.splits("cleveland")
     groups = [name for part in (splits.train, splits.test) for name in named(task, "sex", part)]
     assert (groups.count("female"), groups.count("male")) == (20, 20)
@@ -186,11 +229,12 @@ def test_hospitals_patients_are_grouped_by_sex_and_numbers(tmp_path: Path) -> No
             load_task({"task": "heart-disease", "heart-disease.group": wrong})
 
 
-# Tasks of users -------------------------------------------------------------------------------------------------------
+# Tasks of users -----------------------------------------------------------------------------------
 
 
 def of_a_user(groups: object) -> Task:
-    """Return a user's task of one client whose examples have these groups, checked as all such tasks are."""
+    """Return a user's task of one client whose examples have these groups, checked as all such
+    tasks are."""
     examples = Examples(torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64), groups=groups)  # type: ignore[arg-type]
     task = Task(
         clients=("a",),
@@ -216,5 +260,7 @@ def test_a_users_task_with_impossible_groups_is_an_error() -> None:
         (torch.tensor([[0], [1], [2], [0]]), "groups by sex .* 0 to 1, got 0 to 2"),
         (torch.tensor([[0], [1], [-1], [0]]), "got -1 to 1"),
     ):
-        with pytest.raises(FairbloomError, match=f"'mine:task': the training examples of client a.*{words}"):
+        with pytest.raises(
+            FairbloomError, match=f"'mine:task': the training examples of client a.*{words}"
+        ):
             of_a_user(groups).splits("a")

@@ -14,7 +14,13 @@ from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import Value
 from fairbloom.server.settings import Settings
 from fairbloom.tasks import TASKS, load_task
-from fairbloom.tasks.datasets.heart_disease import COLUMNS, INPUTS, NUMBERS, encode_patients, read_patients
+from fairbloom.tasks.datasets.heart_disease import (
+    COLUMNS,
+    INPUTS,
+    NUMBERS,
+    encode_patients,
+    read_patients,
+)
 from fairbloom.tasks.task import Examples
 from tests.originals import needs
 
@@ -24,11 +30,22 @@ DATA = Path(os.environ.get("FAIRBLOOM_DATA", ""), "heart-disease")
 
 ORIGINALS = needs("heart-disease/processed.va.data")
 
-FLAMBY = {"cleveland": (199, 104), "hungarian": (172, 89), "switzerland": (30, 16), "long-beach": (85, 45)}
+FLAMBY = {
+    "cleveland": (199, 104),
+    "hungarian": (172, 89),
+    "switzerland": (30, 16),
+    "long-beach": (85, 45),
+}
 """The patients that each hospital trains on and is tested on in FLamby's documentation."""
 
-FLAMBYS_SUMS = {"cleveland": -12.204, "hungarian": 460.386, "switzerland": 123.887, "long-beach": -155.405}
-"""Sums over the test patients that FLamby's own code returns, the first input once, the second twice, and so on."""
+FLAMBYS_SUMS = {
+    "cleveland": -12.204,
+    "hungarian": 460.386,
+    "switzerland": 123.887,
+    "long-beach": -155.405,
+}
+"""Sums over the test patients that FLamby's own code returns, the first input once, the second
+twice, and so on."""
 
 
 def line_of(**values: str) -> str:
@@ -39,7 +56,9 @@ def line_of(**values: str) -> str:
 
 def patients(number: int, sick: int, **values: str) -> str:
     """Return the lines of patients of different ages, so many of whom are sick."""
-    return "".join(line_of(age=f"{40 + i}", num=str(int(i < sick)), **values) + "\n" for i in range(number))
+    return "".join(
+        line_of(age=f"{40 + i}", num=str(int(i < sick)), **values) + "\n" for i in range(number)
+    )
 
 
 def ages(examples: Examples) -> list[float]:
@@ -49,18 +68,21 @@ def ages(examples: Examples) -> list[float]:
 
 @pytest.fixture
 def made_up(tmp_path: Path) -> Path:
-    """Return a data folder in which Cleveland has thirty patients, a third of them sick; nobody else has a file."""
+    """Return a data folder in which Cleveland has thirty patients, a third of them sick; nobody
+    else has a file."""
     (tmp_path / "heart-disease").mkdir()
     (tmp_path / "heart-disease" / "processed.cleveland.data").write_text(patients(30, 10))
     return tmp_path
 
 
-# The files ------------------------------------------------------------------------------------------------------------
+# The files ----------------------------------------------------------------------------------------
 
 
 def test_an_example_has_numbers_and_categories_but_the_first(tmp_path: Path) -> None:
     path = tmp_path / "patients"
-    path.write_text("\n".join([line_of(cp="1"), line_of(cp="4", restecg="2", num="3"), line_of(restecg="0")]))
+    path.write_text(
+        "\n".join([line_of(cp="1"), line_of(cp="4", restecg="2", num="3"), line_of(restecg="0")])
+    )
     inputs, targets = encode_patients(read_patients(path))
     assert inputs.shape == (3, INPUTS) == (3, 13)
     assert NUMBERS == ("age", "sex", "trestbps", "chol", "fbs", "thalach", "exang", "oldpeak")
@@ -72,7 +94,13 @@ def test_an_example_has_numbers_and_categories_but_the_first(tmp_path: Path) -> 
 def test_patients_without_a_value_are_left_out(tmp_path: Path) -> None:
     path = tmp_path / "patients"
     path.write_text(
-        "\n".join([line_of(chol="?"), line_of(slope="?", ca="?", thal="?", age="50"), line_of(restecg="?")])
+        "\n".join(
+            [
+                line_of(chol="?"),
+                line_of(slope="?", ca="?", thal="?", age="50"),
+                line_of(restecg="?"),
+            ]
+        )
     )
     assert read_patients(path)["age"].tolist() == [50]
 
@@ -92,39 +120,52 @@ def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
         assert all(word in str(refusal.value) for word in (str(path), *words)), refusal.value
 
 
-# What a server, and a hospital, need ----------------------------------------------------------------------------------
+# What a server, and a hospital, need --------------------------------------------------------------
 
 
 @ORIGINALS
 def test_a_hospital_needs_no_file_but_its_own(tmp_path: Path) -> None:
     (tmp_path / "heart-disease").mkdir()
     copy(DATA / "processed.switzerland.data", tmp_path / "heart-disease")
-    alone, among_others = (load("heart-disease", place).splits("switzerland") for place in (tmp_path, None))
+    alone, among_others = (
+        load("heart-disease", place).splits("switzerland") for place in (tmp_path, None)
+    )
     for own, usual in zip(alone, among_others, strict=True):
         assert all(map(torch.equal, everything(own), everything(usual)))
 
 
-def test_a_hospital_whose_file_is_not_its_own_says_which(made_up: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hospital_whose_file_is_not_its_own_says_which(
+    made_up: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     info = TASKS["heart-disease"]
-    files = [file._replace(address="http://127.0.0.1:9") for file in info.files]  # where nobody answers
+    # where nobody answers
+    files = [file._replace(address="http://127.0.0.1:9") for file in info.files]
     monkeypatch.setitem(TASKS, info.name, replace(info, files=tuple(files)))
     task = load("heart-disease", made_up)
     assert len(task.splits("cleveland").train) == 19
-    with pytest.raises(FairbloomError, match=r"processed.hungarian.data is not in .* cannot be downloaded"):
+    with pytest.raises(
+        FairbloomError, match=r"processed.hungarian.data is not in .* cannot be downloaded"
+    ):
         task.splits("hungarian")
-    with pytest.raises(FairbloomError, match=r"processed.cleveland.data is not the original of heart-disease"):
+    with pytest.raises(
+        FairbloomError, match=r"processed.cleveland.data is not the original of heart-disease"
+    ):
         load("heart-disease", made_up, verify_data=True).splits("cleveland")
 
 
-# Who is trained on ----------------------------------------------------------------------------------------------------
+# Who is trained on --------------------------------------------------------------------------------
 
 
 def test_sick_and_healthy_patients_are_split_alike(made_up: Path) -> None:
     for seed in range(5):
-        train, test = (everything(part)[1] for part in load("heart-disease", made_up, seed=seed).splits("cleveland"))
+        train, test = (
+            everything(part)[1]
+            for part in load("heart-disease", made_up, seed=seed).splits("cleveland")
+        )
         assert (len(train), len(test)) == (19, 11)
         assert (int(train.sum()), int(test.sum())) == (6, 4)
-    (made_up / "heart-disease" / "processed.cleveland.data").write_text(patients(30, 28))  # too few for that
+    # too few for that
+    (made_up / "heart-disease" / "processed.cleveland.data").write_text(patients(30, 28))
     splits = [load("heart-disease", made_up, seed=seed).splits("cleveland") for seed in range(20)]
     assert {int((everything(each.test)[1] == 0).sum()) for each in splits} == {0, 1, 2}
 
@@ -134,12 +175,17 @@ def test_the_seed_draws_the_split_unless_a_random_state_is_named(made_up: Path) 
         return ages(load("heart-disease", made_up, **settings).splits("cleveland").train)
 
     assert tested(seed=0) == tested(seed=0) != tested(seed=1)
-    assert tested(heart_disease__split=43) == tested(heart_disease__split=43, seed=1) != tested(heart_disease__split=44)
+    assert (
+        tested(heart_disease__split=43)
+        == tested(heart_disease__split=43, seed=1)
+        != tested(heart_disease__split=44)
+    )
 
 
 def test_inputs_are_standardised_by_training_patients(made_up: Path) -> None:
     with (made_up / "heart-disease" / "processed.cleveland.data").open("a") as file:
-        file.write(line_of(age="70", cp="3"))  # alone in its category, so a constant where it is tested on
+        # alone in its category, so a constant where it is tested on
+        file.write(line_of(age="70", cp="3"))
     for seed in range(5):
         train, _ = everything(load("heart-disease", made_up, seed=seed).splits("cleveland").train)
         test, _ = everything(load("heart-disease", made_up, seed=seed).splits("cleveland").test)
@@ -160,14 +206,19 @@ def test_what_the_data_decide_is_no_choice() -> None:
             load("heart-disease", **settings)  # type: ignore[arg-type]
 
 
-# FLamby's numbers -----------------------------------------------------------------------------------------------------
+# FLamby's numbers ---------------------------------------------------------------------------------
 
 
 @ORIGINALS
 def test_hospitals_have_as_many_patients_as_flamby_says() -> None:
     files = [DATA.parent / file.path for file in TASKS["heart-disease"].files]
     sick = [encode_patients(read_patients(file))[1] for file in files]
-    assert [(len(each), int(each.sum())) for each in sick] == [(303, 139), (261, 98), (46, 45), (130, 101)]
+    assert [(len(each), int(each.sum())) for each in sick] == [
+        (303, 139),
+        (261, 98),
+        (46, 45),
+        (130, 101),
+    ]
     for split in (0, 43):
         task = load("heart-disease", heart_disease__split=split)
         assert {name: tuple(map(len, task.splits(name))) for name in task.clients} == FLAMBY
@@ -185,6 +236,10 @@ def test_the_examples_are_flambys() -> None:
 
 def test_a_device_that_has_a_hospitals_name_is_that_hospital() -> None:
     settings = Settings.of({"task": "heart-disease"})
-    named = ((0, "switzerland", "switzerland"), (2, "ward-9", "switzerland"), (1, None, "hungarian"))
+    named = (
+        (0, "switzerland", "switzerland"),
+        (2, "ward-9", "switzerland"),
+        (1, None, "hungarian"),
+    )
     for partition, name, client in named:
         assert find_client_key(settings, load_task(settings), partition, name) == client

@@ -1,4 +1,5 @@
-"""The schema that files suggest: kinds, spellings, dialects, and remarks on what a person should look at."""
+"""The schema that files suggest: kinds, spellings, dialects, and remarks on what a person should
+look at."""
 
 from pathlib import Path
 from typing import Any
@@ -17,25 +18,58 @@ from ..commands import fairbloom
 from ..docs.pages import ROOT, blocks
 from .tables import SCHEMA, Folder, config, csv_of, inferred, load
 
-DATES = ("2024-03-17", "2024-03", "17.3.24", "3/17/2024", "2024-03-17T08:15:00Z", "17-Mar-24", "17. Mai 2024")
-NO_DATES = ("40-49", "10-12", "1.5", "3/4", "I25.1", "T2", "2024", "2019-2020", "stage 3", "may", "")
-IDENTIFIERS = ("P-00123", "4711/B", "a1b2c3d4", "anna@clinic.example", "123-45-6789", "+46 70 123 45 67")
+DATES = (
+    "2024-03-17",
+    "2024-03",
+    "17.3.24",
+    "3/17/2024",
+    "2024-03-17T08:15:00Z",
+    "17-Mar-24",
+    "17. Mai 2024",
+)
+NO_DATES = (
+    "40-49",
+    "10-12",
+    "1.5",
+    "3/4",
+    "I25.1",
+    "T2",
+    "2024",
+    "2019-2020",
+    "stage 3",
+    "may",
+    "",
+)
+IDENTIFIERS = (
+    "P-00123",
+    "4711/B",
+    "a1b2c3d4",
+    "anna@clinic.example",
+    "123-45-6789",
+    "+46 70 123 45 67",
+)
 NO_IDENTIFIERS = ("40-49", "I25.1", "stage 3", "T2N0", "10000-20000", "north", "1.5")
 
 
 def described(folder: Path, schema: str = "", **settings: Any) -> dict[str, list[dict[str, Any]]]:
     return {
-        name: [dict(row) for row in rows] for name, rows in describe_data(config(folder, schema, **settings)).items()
+        name: [dict(row) for row in rows]
+        for name, rows in describe_data(config(folder, schema, **settings)).items()
     }
 
 
 def with_column(name: str, cells: list[str], rows: int = 30, seed: int = 0) -> str:
     """Return a table with one more column, whose cells are repeated."""
     head, *lines = csv_of(rows, seed).splitlines()
-    return "\n".join([f"{name},{head}", *(f"{cells[k % len(cells)]},{line}" for k, line in enumerate(lines))]) + "\n"
+    return (
+        "\n".join(
+            [f"{name},{head}", *(f"{cells[k % len(cells)]},{line}" for k, line in enumerate(lines))]
+        )
+        + "\n"
+    )
 
 
-# Kinds ----------------------------------------------------------------------------------------------------------------
+# Kinds --------------------------------------------------------------------------------------------
 
 
 def test_columns_are_fields_in_the_first_files_order(folder: Folder) -> None:
@@ -43,7 +77,9 @@ def test_columns_are_fields_in_the_first_files_order(folder: Folder) -> None:
     assert schema == parse_schema(SCHEMA)
 
 
-def test_columns_that_may_say_who_somebody_is_are_ignored(folder: Folder, caplog: pytest.LogCaptureFixture) -> None:
+def test_columns_that_may_say_who_somebody_is_are_ignored(
+    folder: Folder, caplog: pytest.LogCaptureFixture
+) -> None:
     people = [f"person {chr(97 + k % 26)}{chr(97 + k // 26)}" for k in range(30)]
     for name, cells, reason in (
         ("seen", ["2024-03-17", "2024-04-01"], "dates"),
@@ -56,8 +92,12 @@ def test_columns_that_may_say_who_somebody_is_are_ignored(folder: Folder, caplog
         assert parse_schema(text).ignore == (name,), name
         (line,) = (each for each in text.splitlines() if f'"{name}",' in each)
         assert reason in line
-        assert not any(cell in text for cell in cells if len(cell) > 1)  # which a schema would carry to all sites
-    for words, pattern, others in ((DATES, DATE, NO_DATES), (IDENTIFIERS, IDENTIFIER, NO_IDENTIFIERS)):
+        # which a schema would carry to all sites
+        assert not any(cell in text for cell in cells if len(cell) > 1)
+    for words, pattern, others in (
+        (DATES, DATE, NO_DATES),
+        (IDENTIFIERS, IDENTIFIER, NO_IDENTIFIERS),
+    ):
         assert all(map(pattern.fullmatch, words))
         assert not any(map(pattern.fullmatch, others))
     assert nearly_all_differ(18, 20)
@@ -68,7 +108,10 @@ def test_columns_that_may_say_who_somebody_is_are_ignored(folder: Folder, caplog
 
 def test_what_differs_in_case_or_form_alone_is_one_category(folder: Folder) -> None:
     text = inferred(
-        folder(a=with_column("sex", ["Låg", "ho\u0308g", "låg\u00a0"]), b=with_column("sex", ["låg", "hög\u200b"]))
+        folder(
+            a=with_column("sex", ["Låg", "ho\u0308g", "låg\u00a0"]),
+            b=with_column("sex", ["låg", "hög\u200b"]),
+        )
     )
     field = parse_schema(text).fields["sex"]
     assert field.categories == ("hög", "låg")
@@ -118,7 +161,7 @@ def test_a_target_that_cannot_be_learned_is_refused(folder: Folder) -> None:
             inferred(there, **settings)
 
 
-# Remarks --------------------------------------------------------------------------------------------------------------
+# Remarks ------------------------------------------------------------------------------------------
 
 
 def test_units_sentinels_and_constants_are_remarked(folder: Folder) -> None:
@@ -126,23 +169,30 @@ def test_units_sentinels_and_constants_are_remarked(folder: Folder) -> None:
 
     def pressures(scale: float, code: str = "") -> str:
         cells = [
-            code if code and k % 2 else f"{scale * value:.1f}" for k, value in enumerate(random.normal(130, 12, 30))
+            code if code and k % 2 else f"{scale * value:.1f}"
+            for k, value in enumerate(random.normal(130, 12, 30))
         ]
         return with_column("pressure", cells)
 
-    found = described(folder(a=pressures(1), b=pressures(0.133), c=pressures(1), d=pressures(1, "-9")))
+    found = described(
+        folder(a=pressures(1), b=pressures(0.133), c=pressures(1), d=pressures(1, "-9"))
+    )
     remarks = {(row["client"], row["column"]): row["remark"] for row in found["remarks"]}
     assert remarks.keys() == {("b", "pressure"), ("d", "pressure")}
     assert "another unit" in remarks["b", "pressure"]
     assert "-9 in 15 rows" in remarks["d", "pressure"]
-    ranges = {row["client"]: row["values"] for row in found["columns"] if row["column"] == "pressure"}
+    ranges = {
+        row["client"]: row["values"] for row in found["columns"] if row["column"] == "pressure"
+    }
     assert float(ranges["b"].split(" to ")[1]) < 30 < float(ranges["a"].split(" to ")[0])
     for cells, kind in ((["7"], "7"), (["all"], "'all'")):
-        (remark,) = described(folder(**{name: with_column("same", cells) for name in "abcd"}))["remarks"]
+        (remark,) = described(folder(**{name: with_column("same", cells) for name in "abcd"}))[
+            "remarks"
+        ]
         assert kind in remark["remark"]
 
 
-# Cases that were wrong ------------------------------------------------------------------------------------------------
+# Cases that were wrong ----------------------------------------------------------------------------
 
 
 def column_of(cells: list[str]) -> str:
@@ -183,7 +233,11 @@ def test_classes_that_share_nothing_are_an_error(folder: Folder, tmp_path: Path)
     assert {(row["client"], row["value"]) for row in faults} == {("b", "0"), ("b", "1")}
     assert all("spellings" in row["remedy"] and "categories" not in row["remedy"] for row in faults)
     with pytest.raises(FairbloomError, match="client b"):
-        simulate(Settings.of({**config(there), "num-rounds": 1, "device": "cpu", "out": str(tmp_path / "run")}))
+        simulate(
+            Settings.of(
+                {**config(there), "num-rounds": 1, "device": "cpu", "out": str(tmp_path / "run")}
+            )
+        )
     right = text.replace('No = ["no"], Yes = ["yes"]', 'No = ["no", "0"], Yes = ["yes", "1"]')
     assert described(there, right)["faults"] == []
 
@@ -205,10 +259,11 @@ def test_a_schema_is_written_once(tmp_path: Path, folder: Folder) -> None:
     assert file.read_text() == inferred(there)
 
 
-# Four dirty hospitals -------------------------------------------------------------------------------------------------
+# Four dirty hospitals -----------------------------------------------------------------------------
 
 HOSPITALS = ROOT / "tests/docs/given/schema/hospitals"
-"""Exports with other delimiters, marks, encodings, spellings, units, codes and columns; one has one class alone."""
+"""Exports with other delimiters, marks, encodings, spellings, units, codes and columns; one has one
+class alone."""
 
 
 def test_four_dirty_hospitals_are_read_by_the_schema_of_the_page(tmp_path: Path) -> None:
@@ -227,8 +282,12 @@ def test_four_dirty_hospitals_are_read_by_the_schema_of_the_page(tmp_path: Path)
     assert [row["remark"] for row in found["remarks"]] == []
     rows = {row["client"]: row["train"] + row["test"] for row in found["clients"]}
     assert rows == {"basel": 60, "bern": 60, "lund": 60, "porto": 13}
-    ranges = {row["client"]: row["values"] for row in found["columns"] if row["column"] == "cholesterol"}
-    assert all(100 < float(number) < 400 for values in ranges.values() for number in values.split(" to "))
+    ranges = {
+        row["client"]: row["values"] for row in found["columns"] if row["column"] == "cholesterol"
+    }
+    assert all(
+        100 < float(number) < 400 for values in ranges.values() for number in values.split(" to ")
+    )
     settings = {"num-rounds": 2, "device": "cpu", "engine": "loop", "out": str(tmp_path / "run")}
     run = simulate(Settings.of({**config(HOSPITALS, written), **settings}))
     assert (run / "schema.toml").read_text() == written

@@ -1,4 +1,5 @@
-"""Inputs of several tensors, and examples of a Dataset: what they are, and what is wrong with them in words."""
+"""Inputs of several tensors, and examples of a Dataset: what they are, and what is wrong with them
+in words."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -14,15 +15,27 @@ from fairbloom.client.training import outputs_of
 from fairbloom.errors import FairbloomError
 from fairbloom.tasks import Examples, Splits, Task, model_loss
 from fairbloom.tasks.checks import guard_task
-from fairbloom.tasks.inputs import combine_inputs, count_bytes, map_inputs, names_of, split_inputs, tensors_of
+from fairbloom.tasks.inputs import (
+    combine_inputs,
+    count_bytes,
+    map_inputs,
+    names_of,
+    split_inputs,
+    tensors_of,
+)
 from fairbloom.tasks.models import choose_output
 
-X, Y = torch.arange(12.0).view(6, 2), torch.arange(6) % 2
+X = torch.arange(12.0).view(6, 2)
+Y = torch.arange(6) % 2
 
-KINDS: dict[str, Any] = {"a tensor": X, "by name": {"x": X, "mask": X > 3}, "in order": (X, X[:, :1])}
+KINDS: dict[str, Any] = {
+    "a tensor": X,
+    "by name": {"x": X, "mask": X > 3},
+    "in order": (X, X[:, :1]),
+}
 
 
-# Inputs ---------------------------------------------------------------------------------------------------------------
+# Inputs -------------------------------------------------------------------------------------------
 
 
 def test_inputs_are_taken_split_and_joined_as_a_tensor_is() -> None:
@@ -32,7 +45,9 @@ def test_inputs_are_taken_split_and_joined_as_a_tensor_is() -> None:
         assert type(inputs) is type(whole)
         again = combine_inputs(split_inputs(whole, [2, 4]), torch.cat)
         assert names_of(again) == names_of(whole)
-        for taken, joined, tensor in zip(tensors_of(inputs), tensors_of(again), tensors_of(whole), strict=True):
+        for taken, joined, tensor in zip(
+            tensors_of(inputs), tensors_of(again), tensors_of(whole), strict=True
+        ):
             assert torch.equal(taken, tensor[[1, 5]])
             assert torch.equal(joined, tensor)
         assert count_bytes(map_inputs(whole, Tensor.double)) >= count_bytes(whole)
@@ -51,7 +66,11 @@ class Answering(nn.Module):
 
 def test_a_model_is_called_as_its_inputs_ask_for() -> None:
     seen = lambda *inputs, **named: torch.tensor([len(inputs), len(named)])  # noqa: E731
-    assert [outputs_of(Answering(seen), KINDS[kind]).tolist() for kind in KINDS] == [[1, 0], [0, 2], [2, 0]]
+    assert [outputs_of(Answering(seen), KINDS[kind]).tolist() for kind in KINDS] == [
+        [1, 0],
+        [0, 2],
+        [2, 0],
+    ]
 
 
 def test_of_several_outputs_one_is_chosen_or_it_is_said() -> None:
@@ -77,7 +96,7 @@ def test_a_loss_of_the_model_cannot_be_called() -> None:
         model_loss(X, Y)
 
 
-# Examples of a Dataset ------------------------------------------------------------------------------------------------
+# Examples of a Dataset ----------------------------------------------------------------------------
 
 
 class Rows(Dataset[Any]):
@@ -130,7 +149,11 @@ def test_a_dataset_of_several_examples_at_once_is_asked_once() -> None:
 def test_targets_have_the_given_name_and_go_to_the_device() -> None:
     dataset = Rows(lambda k: {"x": X[k], "y": Y[k]})
     inputs, targets = Examples.of(dataset, target="y").to(torch.device("meta"))[slice(0, 2)]
-    assert (names_of(inputs), targets.device.type, tensors_of(inputs)[0].device.type) == (("x",), "meta", "meta")
+    assert (names_of(inputs), targets.device.type, tensors_of(inputs)[0].device.type) == (
+        ("x",),
+        "meta",
+        "meta",
+    )
 
 
 class Streamed(IterableDataset[Any]):
@@ -140,7 +163,13 @@ class Streamed(IterableDataset[Any]):
 
 def task_of(part: Any, **others: Any) -> Task:
     loss = partial(cross_entropy, reduction="none")
-    made = Task(("site",), lambda: nn.Linear(2, 2), loss, lambda client: Splits(part, Examples(X, Y)), **others)
+    made = Task(
+        ("site",),
+        lambda: nn.Linear(2, 2),
+        loss,
+        lambda client: Splits(part, Examples(X, Y)),
+        **others,
+    )
     return guard_task("hers:task", made)
 
 
@@ -148,7 +177,10 @@ WRONG: tuple[tuple[Any, str], ...] = (
     (Examples.of(Streamed()), "Streamed must have a length"),
     (Examples.of(Rows(lambda k: X[k])), "it returned a Tensor, .*targets NoneType"),
     (Examples.of(Rows(lambda k: {"x": X[k]})), "'labels' among them.*targets NoneType"),
-    (Examples.of(Rows(lambda k: k), lambda places: (X[places], torch.tensor(1.0))), r"2 examples.*shape \(\)"),
+    (
+        Examples.of(Rows(lambda k: k), lambda places: (X[places], torch.tensor(1.0))),
+        r"2 examples.*shape \(\)",
+    ),
     (Examples.of(Rows(lambda k: ({"x": "a note"}, Y[k]))), "inputs list"),
     (Examples.of(TensorDataset(X / 0 - X / 0, Y)), "inputs hold NaN"),
     (Examples.of(TensorDataset(X, Y), rows=torch.tensor([6])), "from 0 to 5"),
@@ -162,7 +194,9 @@ WRONG: tuple[tuple[Any, str], ...] = (
 
 def test_what_is_wrong_with_inputs_is_said_with_client_and_name() -> None:
     for part, words in WRONG:
-        with pytest.raises(FairbloomError, match=f"'hers:task': the training examples of client site: .*{words}"):
+        with pytest.raises(
+            FairbloomError, match=f"'hers:task': the training examples of client site: .*{words}"
+        ):
             task_of(part).splits("site")
 
 
@@ -173,7 +207,9 @@ def test_groups_of_a_dataset_are_those_of_its_rows() -> None:
     assert places is not None
     assert places.tolist() == [[1], [0]]
     with pytest.raises(FairbloomError, match="groups must be"):
-        task_of(Examples.of(TensorDataset(X, Y)), groupings={"side": ("left", "right")}).splits("site")
+        task_of(Examples.of(TensorDataset(X, Y)), groupings={"side": ("left", "right")}).splits(
+            "site"
+        )
 
 
 def test_all_targets_of_a_dataset_are_read_without_drawing() -> None:

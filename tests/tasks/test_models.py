@@ -28,7 +28,7 @@ def built(name: str, shape: tuple[int, ...] = IMAGE, outputs: int = 10, seed: in
     return build(f"{HERE}:{name}", shape, outputs, seed)
 
 
-# The seed -------------------------------------------------------------------------------------------------------------
+# The seed -----------------------------------------------------------------------------------------
 
 
 class Lazy(nn.Module):
@@ -36,7 +36,9 @@ class Lazy(nn.Module):
 
     def __init__(self, outputs: int) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Flatten(), nn.LazyLinear(5), nn.LazyBatchNorm1d(), nn.Linear(5, outputs))
+        self.layers = nn.Sequential(
+            nn.Flatten(), nn.LazyLinear(5), nn.LazyBatchNorm1d(), nn.Linear(5, outputs)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layers(x)  # type: ignore[no-any-return]
@@ -50,9 +52,13 @@ def test_the_seed_alone_decides_the_weights() -> None:
         before = torch.get_rng_state()
         again = build(name, shape, 10, 5, dtype)
         assert torch.equal(torch.get_rng_state(), before)
-        assert all(torch.equal(once.state_dict()[key], again.state_dict()[key]) for key in once.state_dict())
+        assert all(
+            torch.equal(once.state_dict()[key], again.state_dict()[key])
+            for key in once.state_dict()
+        )
         for (key, weights), others in zip(once.named_parameters(), other.parameters(), strict=True):
-            assert not torch.equal(weights, others) or len(weights.unique()) == 1, key  # norms begin with ones, say
+            # norms begin with ones, say
+            assert not torch.equal(weights, others) or len(weights.unique()) == 1, key
 
 
 def test_weights_are_those_that_pytorch_draws_after_its_own_seed() -> None:
@@ -71,7 +77,7 @@ def test_a_lazy_model_has_all_its_weights_when_it_is_built() -> None:
     assert model.state_dict()["layers.2.running_mean"].tolist() == [0.0] * 5
 
 
-# A user's own ---------------------------------------------------------------------------------------------------------
+# A user's own -------------------------------------------------------------------------------------
 
 
 class Told(nn.Module):
@@ -86,19 +92,32 @@ class Told(nn.Module):
         return self.layers(x)  # type: ignore[no-any-return]
 
 
-def by_words(outputs: int, classes: int, num_classes: int, out_features: int, *, shape: tuple[int, ...]) -> nn.Module:
+def by_words(
+    outputs: int, classes: int, num_classes: int, out_features: int, *, shape: tuple[int, ...]
+) -> nn.Module:
     return Told(shape, outputs, classes=classes, num_classes=num_classes, out_features=out_features)
 
 
-def by_sizes(inputs: int, in_features: int, channels: int, in_channels: int, shape: Any, outputs: int) -> nn.Module:
-    return Told(shape, outputs, inputs=inputs, in_features=in_features, channels=channels, in_channels=in_channels)
+def by_sizes(
+    inputs: int, in_features: int, channels: int, in_channels: int, shape: Any, outputs: int
+) -> nn.Module:
+    return Told(
+        shape,
+        outputs,
+        inputs=inputs,
+        in_features=in_features,
+        channels=channels,
+        in_channels=in_channels,
+    )
 
 
 def channels_of(shape: tuple[int, ...], outputs: int, channels: int = 7) -> nn.Module:
     return Told(shape, outputs, channels=channels)
 
 
-def with_defaults(num_classes: int = 1000, width: float = 0.5, channels: int = 3, *args: Any, **more: Any) -> nn.Module:
+def with_defaults(
+    num_classes: int = 1000, width: float = 0.5, channels: int = 3, *args: Any, **more: Any
+) -> nn.Module:
     return Told(IMAGE, num_classes, width=width, channels=channels, args=args, more=more)
 
 
@@ -172,7 +191,7 @@ def test_a_model_that_does_not_fit_is_refused_with_both_shapes() -> None:
             built(name)
 
 
-# The settings' check --------------------------------------------------------------------------------------------------
+# The settings' check ------------------------------------------------------------------------------
 
 
 def test_the_settings_check_a_models_name() -> None:
@@ -187,7 +206,7 @@ def test_the_settings_check_a_models_name() -> None:
             TASKS["digits"].check(Setup(model=name, partition="iid"))
 
 
-# What every model must be ---------------------------------------------------------------------------------------------
+# What every model must be -------------------------------------------------------------------------
 
 
 class Noting(nn.Linear):
@@ -227,7 +246,9 @@ def test_usual_states_can_be_sent() -> None:
 
 def test_stored_float_buffers_are_found_under_all_their_names() -> None:
     norm = nn.BatchNorm1d(2)
-    model = nn.ModuleDict({"one": norm, "same": norm, "free": nn.BatchNorm1d(2, track_running_stats=False)})
+    model = nn.ModuleDict(
+        {"one": norm, "same": norm, "free": nn.BatchNorm1d(2, track_running_stats=False)}
+    )
     model.register_buffer("scratch", torch.zeros(2), persistent=False)
     model.register_buffer("kept", torch.zeros(2))
     model.register_buffer("count", torch.tensor(3))
@@ -238,15 +259,24 @@ def test_stored_float_buffers_are_found_under_all_their_names() -> None:
 class Tied(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.middle, self.last = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+        self.first = nn.Linear(4, 4)
+        self.middle = nn.Linear(4, 4)
+        self.last = nn.Linear(4, 4)
         self.last.weight = self.first.weight
         self.again = self.middle
 
 
 def test_shared_parameters_are_found_with_their_first_name() -> None:
-    expected = {"last.weight": "first.weight", "again.weight": "middle.weight", "again.bias": "middle.bias"}
+    expected = {
+        "last.weight": "first.weight",
+        "again.weight": "middle.weight",
+        "again.bias": "middle.bias",
+    }
     assert shared_parameters(Tied()) == expected
-    assert shared_parameters(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Linear(2, 2))) == {}
-    one, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    assert (
+        shared_parameters(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Linear(2, 2))) == {}
+    )
+    one = nn.Linear(2, 2)
+    other = nn.Linear(2, 2)
     other.load_state_dict(one.state_dict())
     assert shared_parameters(nn.Sequential(one, other)) == {}

@@ -1,4 +1,5 @@
-"""The networks of the papers: their shapes and numbers of parameters, and what each of them does."""
+"""The networks of the papers: their shapes and numbers of parameters, and what each of them
+does."""
 
 import math
 
@@ -11,7 +12,9 @@ from fairbloom.errors import FairbloomError
 from fairbloom.tasks.models import MODELS, build
 from fairbloom.tasks.models.networks import Shape
 
-MNIST, COLOURS, LINE = (1, 28, 28), (3, 32, 32), (80,)
+MNIST = (1, 28, 28)
+COLOURS = (3, 32, 32)
+LINE = (80,)
 
 PARAMETERS: dict[tuple[str, Shape, int], int] = {
     ("logistic", (99,), 2): 200,
@@ -41,7 +44,7 @@ def made(name: str, shape: Shape, outputs: int, seed: int = 0) -> nn.Module:
     return build(name, shape, outputs, seed, torch.int64 if name == "lstm" else torch.float32)
 
 
-# Sizes ----------------------------------------------------------------------------------------------------------------
+# Sizes --------------------------------------------------------------------------------------------
 
 
 def test_models_have_the_papers_numbers_of_parameters() -> None:
@@ -63,7 +66,7 @@ def test_models_of_images_take_them_from_the_smallest_on() -> None:
                 assert word in str(refused.value)
 
 
-# FedFV's double softmax -----------------------------------------------------------------------------------------------
+# FedFV's double softmax ---------------------------------------------------------------------------
 
 
 def test_the_softmax_model_starts_without_bias_and_uniform() -> None:
@@ -75,16 +78,20 @@ def test_the_softmax_model_starts_without_bias_and_uniform() -> None:
 
 def test_outputs_are_probabilities_for_the_softmax_loss() -> None:
     for name, usual in (("softmax", "logistic"), ("mlp-softmax", "mlp")):
-        plain, model = made(usual, MNIST, 3), made(name, MNIST, 3)
+        plain = made(usual, MNIST, 3)
+        model = made(name, MNIST, 3)
         plain.load_state_dict(model.state_dict())
-        images, labels = torch.randn(5, *MNIST), torch.tensor([0, 1, 2, 0, 1])
+        images = torch.randn(5, *MNIST)
+        labels = torch.tensor([0, 1, 2, 0, 1])
         outputs = model(images)
         torch.testing.assert_close(outputs, plain(images).softmax(1))
-        doubled = -outputs.exp().div(outputs.exp().sum(1, keepdim=True)).log()[range(5), labels].mean()
+        doubled = (
+            -outputs.exp().div(outputs.exp().sum(1, keepdim=True)).log()[range(5), labels].mean()
+        )
         torch.testing.assert_close(cross_entropy(outputs, labels), doubled)
 
 
-# ResNet-18 ------------------------------------------------------------------------------------------------------------
+# ResNet-18 ----------------------------------------------------------------------------------------
 
 
 def test_the_resnet_has_two_groups_and_keeps_small_images_large() -> None:
@@ -95,13 +102,15 @@ def test_the_resnet_has_two_groups_and_keeps_small_images_large() -> None:
     assert not list(model.buffers())
     seen: list[tuple[int, ...]] = []
     for module in model.children():
-        module.register_forward_hook(lambda _, inputs, outputs: seen.append(tuple(outputs.shape[1:])))
+        module.register_forward_hook(
+            lambda _, inputs, outputs: seen.append(tuple(outputs.shape[1:]))
+        )
     model(torch.zeros(1, *COLOURS))
     sizes = [(64, 32, 32)] * 5 + [(128, 16, 16)] * 2 + [(256, 8, 8)] * 2 + [(512, 4, 4)] * 2
     assert seen == [*sizes, (512, 1, 1), (512,), (10,)]
 
 
-# Text -----------------------------------------------------------------------------------------------------------------
+# Text ---------------------------------------------------------------------------------------------
 
 
 def test_the_lstm_reads_lines_of_any_length_in_order() -> None:

@@ -29,7 +29,8 @@ from fairbloom.tasks.task import is_highest
 
 from . import mine
 
-LINE, WARDS = f"{mine.__name__}:line", f"{mine.__name__}:Wards"
+LINE = f"{mine.__name__}:line"
+WARDS = f"{mine.__name__}:Wards"
 
 
 def rows_of(run: Path) -> list[dict[str, str]]:
@@ -42,7 +43,7 @@ def settings(**given: Any) -> Settings:
     return Settings.of(plain | {key.replace("_", "-"): value for key, value in given.items()})
 
 
-# A function, and a class --------------------------------------------------------------------------------------------
+# A function, and a class --------------------------------------------------------------------------
 
 
 def test_a_functions_settings_are_its_keyword_parameters() -> None:
@@ -58,13 +59,17 @@ def test_a_functions_settings_are_its_keyword_parameters() -> None:
 
 def test_a_regression_of_ones_own_is_run_by_its_measures(tmp_path: Path) -> None:
     run = simulate(settings(task=LINE, clients=4, out=str(tmp_path / "run"), **{"line.noise": 0.5}))
-    first, last = rows_of(run)[0], rows_of(run)[-1]
+    first = rows_of(run)[0]
+    last = rows_of(run)[-1]
     assert {"test_mae_of_global_model", "test_r2_of_global_model"} < set(first)
     assert "test_accuracy_of_global_model" not in first
     assert float(first["test_mae_of_global_model"]) > 0.0
     assert float(last["test_r2_of_global_model"]) < 1.0
     scores = json.loads((run / "scores.json").read_text())
-    assert [(each["name"], each["higher_is_better"]) for each in scores] == [("mae", False), ("r2", True)]
+    assert [(each["name"], each["higher_is_better"]) for each in scores] == [
+        ("mae", False),
+        ("r2", True),
+    ]
 
 
 def test_a_class_with_a_measure_of_its_own_is_run_by_it(tmp_path: Path) -> None:
@@ -76,7 +81,16 @@ def test_a_class_with_a_measure_of_its_own_is_run_by_it(tmp_path: Path) -> None:
 
 def test_only_those_who_are_drawn_or_evaluated_load_their_data(tmp_path: Path) -> None:
     mine.asked.clear()
-    simulate(settings(task=LINE, clients=30, fraction=0.1, evaluate_every=0, num_rounds=1, out=str(tmp_path / "a")))
+    simulate(
+        settings(
+            task=LINE,
+            clients=30,
+            fraction=0.1,
+            evaluate_every=0,
+            num_rounds=1,
+            out=str(tmp_path / "a"),
+        )
+    )
     assert len(mine.asked) == len(set(mine.asked))  # each once
     mine.asked.clear()
     task = load_task(settings(task=LINE, clients=30, seed=7).run_config()).to(torch.device("cpu"))
@@ -86,7 +100,7 @@ def test_only_those_who_are_drawn_or_evaluated_load_their_data(tmp_path: Path) -
     assert mine.asked == ["line-3"]
 
 
-# What is wrong with it ----------------------------------------------------------------------------------------------
+# What is wrong with it ----------------------------------------------------------------------------
 
 
 def test_what_is_wrong_with_a_task_is_said_before_it_is_run() -> None:
@@ -94,7 +108,11 @@ def test_what_is_wrong_with_a_task_is_said_before_it_is_run() -> None:
         ("no_such_module:task", {}, ("task = 'no_such_module:task'", "no module no_such_module")),
         (f"{mine.__name__}:lines", {}, ("has no lines", "line, recall, Wards")),
         (f"{mine.__name__}:number", {}, ("it is a int",)),
-        (f"{mine.__name__}:nothing", {}, ("the task is a NoneType without clients, model, loss, splits",)),
+        (
+            f"{mine.__name__}:nothing",
+            {},
+            ("the task is a NoneType without clients, model, loss, splits",),
+        ),
         (f"{mine.__name__}:without_default", {}, ("its parameter share",)),
         (f"{mine.__name__}:of_lists", {}, ("parameter sizes",)),
         (LINE, {"line.nose": 1}, ("line.nose = 1", "line.noise")),
@@ -106,22 +124,41 @@ def test_what_is_wrong_with_a_task_is_said_before_it_is_run() -> None:
         assert all(word in str(refusal.value) for word in words), refusal.value
 
 
-X, Y = torch.randn(6, 3), torch.arange(6) % 2
+X = torch.randn(6, 3)
+Y = torch.arange(6) % 2
 GOOD = Examples(X, Y)
 
 BROKEN: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (GOOD, ("splits('site')", "got Examples")),
     ((X, Y), ("splits('site')", "got Splits of Tensor")),
-    (Splits(Examples(X.double(), Y), GOOD), ("training examples of client site", "float64", ".float()")),
-    (Splits(GOOD, Examples(X, Y.int())), ("test examples of client site", "torch.int32", "targets.long()")),
+    (
+        Splits(Examples(X.double(), Y), GOOD),
+        ("training examples of client site", "float64", ".float()"),
+    ),
+    (
+        Splits(GOOD, Examples(X, Y.int())),
+        ("test examples of client site", "torch.int32", "targets.long()"),
+    ),
     (Splits(Examples(X.numpy(), Y), GOOD), ("inputs must be a torch.Tensor, got ndarray",)),  # type: ignore[arg-type]
-    (Splits(Examples(X.clone().index_fill(0, torch.tensor(4), torch.nan), Y), GOOD), ("inputs hold NaN", "in row 4")),
+    (
+        Splits(Examples(X.clone().index_fill(0, torch.tensor(4), torch.nan), Y), GOOD),
+        ("inputs hold NaN", "in row 4"),
+    ),
     (Splits(GOOD, Examples(X, X[:, 0] / 0)), ("targets hold NaN or infinite", "in row 0")),
     (Splits(GOOD, Examples(X[:0], Y[:0])), ("test examples of client site: there is none",)),
-    (Splits(GOOD, Examples(X, Y, torch.arange(0))), ("test examples of client site: there is none",)),
+    (
+        Splits(GOOD, Examples(X, Y, torch.arange(0))),
+        ("test examples of client site: there is none",),
+    ),
     (Splits(GOOD, Examples(X, Y[:5])), ("6 inputs and 5 targets",)),
-    (Splits(GOOD, Examples(X, Y, torch.tensor([0, 6]))), ("from 0 to 5", "got torch.int64 from 0 to 6")),
-    (Splits(GOOD, Examples(X, Y, torch.tensor([True, False]))), ("rows must be torch.int64", "got torch.bool")),
+    (
+        Splits(GOOD, Examples(X, Y, torch.tensor([0, 6]))),
+        ("from 0 to 5", "got torch.int64 from 0 to 6"),
+    ),
+    (
+        Splits(GOOD, Examples(X, Y, torch.tensor([True, False]))),
+        ("rows must be torch.int64", "got torch.bool"),
+    ),
     (Splits(GOOD, Examples(torch.tensor(1.0), Y)), ("inputs", "got a single number")),
 )
 
@@ -136,7 +173,9 @@ def test_faulty_examples_are_named_with_client_and_remedy() -> None:
     for made, words in BROKEN:
         with pytest.raises(FairbloomError) as refusal:
             task_with(made).splits("site")
-        assert all(word in str(refusal.value) for word in ("task = 'hers:task': ", *words)), refusal.value
+        assert all(word in str(refusal.value) for word in ("task = 'hers:task': ", *words)), (
+            refusal.value
+        )
 
 
 def test_float64_fits_a_float64_model_and_integers_are_inputs() -> None:
@@ -147,7 +186,10 @@ def test_float64_fits_a_float64_model_and_integers_are_inputs() -> None:
 
 
 def test_a_loss_that_is_not_of_each_example_is_said() -> None:
-    for loss, shape in ((cross_entropy, "()"), (lambda outputs, targets: (outputs[:, :1] - targets) ** 2, "(6, 6)")):
+    for loss, shape in (
+        (cross_entropy, "()"),
+        (lambda outputs, targets: (outputs[:, :1] - targets) ** 2, "(6, 6)"),
+    ):
         task = task_with(Splits(GOOD, GOOD), loss=loss)
         with pytest.raises(FairbloomError) as refusal:
             task.loss(torch.zeros(6, 2), Y)
@@ -178,17 +220,21 @@ def test_one_bad_client_of_an_own_task_is_named(
     def broken(self: mine.Wards, client: str) -> Splits:
         made = splits(self, client)
         return (
-            made if client != "west" else Splits(made.train, Examples(made.test.inputs * torch.nan, made.test.targets))
+            made
+            if client != "west"
+            else Splits(made.train, Examples(made.test.inputs * torch.nan, made.test.targets))
         )
 
     splits = mine.Wards.splits
     monkeypatch.setattr(mine.Wards, "splits", broken)
-    run = simulate(settings(task=WARDS, seed=5, fraction=1.0, num_rounds=2, out=str(tmp_path / "run")))
+    run = simulate(
+        settings(task=WARDS, seed=5, fraction=1.0, num_rounds=2, out=str(tmp_path / "run"))
+    )
     assert {row["client"] for row in rows_of(run) if row["test_examples"]} == {"east", "north"}
     assert "the test examples of client west: inputs hold NaN" in caplog.text
 
 
-# Tasks without agreement ---------------------------------------------------------------------------------------------
+# Tasks without agreement --------------------------------------------------------------------------
 
 
 def test_a_task_is_a_task_or_anything_with_its_attributes() -> None:

@@ -24,11 +24,17 @@ KINDS = st.sampled_from([*PARTITIONS])
 
 def setup(clients: int = 20, kind: str = "iid", **others: Any) -> Setup:
     one_each = {"shards_per_client": 1, "classes_per_client": 1}
-    return Setup.of({}).model_copy(update={**one_each, "clients": clients, "partition": kind, **others})
+    return Setup.of({}).model_copy(
+        update={**one_each, "clients": clients, "partition": kind, **others}
+    )
 
 
 def parts_of(kind: str, labels: Labels, clients: int, seed: int, **others: Any) -> list[Indices]:
-    own = {"shards_per_client": 2, "classes_per_client": len(np.unique(labels)), "dirichlet_alpha": 0.3}
+    own = {
+        "shards_per_client": 2,
+        "classes_per_client": len(np.unique(labels)),
+        "dirichlet_alpha": 0.3,
+    }
     return PARTITIONS[kind]([labels], setup(clients, kind, seed=seed, **own | others))[0]
 
 
@@ -51,7 +57,9 @@ def largest_share(parts: list[Indices], labels: Labels) -> float:
     clients=st.integers(1, 20),
     seed=st.integers(0, 2**32),
 )
-def test_every_example_is_dealt_exactly_once(kind: str, labels: Labels, clients: int, seed: int) -> None:
+def test_every_example_is_dealt_exactly_once(
+    kind: str, labels: Labels, clients: int, seed: int
+) -> None:
     parts = parts_of(kind, labels, clients, seed)
     assert len(parts) == clients
     np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(len(labels)))
@@ -61,7 +69,9 @@ def test_the_same_seed_deals_the_same_and_another_seed_otherwise() -> None:
     labels = ten_balanced_labels()
     assert tuple(PARTITIONS) == TASKS["digits"].partitions
     for kind in PARTITIONS:
-        once, again, other = (np.concatenate(parts_of(kind, labels, 20, seed)).tolist() for seed in (7, 7, 8))
+        once, again, other = (
+            np.concatenate(parts_of(kind, labels, 20, seed)).tolist() for seed in (7, 7, 8)
+        )
         assert once == again
         assert once != other
 
@@ -72,7 +82,11 @@ def test_iid_clients_differ_by_one_example_at_most(clients: int, examples: int) 
     assert max(counts) - min(counts) <= 1
 
 
-@given(clients=st.integers(10, 40), per_client=st.sampled_from((1, 2, 3, 5, 10)), seed=st.integers(0, 1000))
+@given(
+    clients=st.integers(10, 40),
+    per_client=st.sampled_from((1, 2, 3, 5, 10)),
+    seed=st.integers(0, 1000),
+)
 def test_a_shard_holds_at_most_two_labels(clients: int, per_client: int, seed: int) -> None:
     labels = ten_balanced_labels()  # 100 examples a label
     dealt = shards([labels], setup(clients, seed=seed, shards_per_client=per_client))[0]
@@ -80,13 +94,17 @@ def test_a_shard_holds_at_most_two_labels(clients: int, per_client: int, seed: i
     number = clients * per_client
     are_whole = 1000 % number == 0 and number % 10 == 0  # no shard has a border between two labels
     assert max(numbers) <= (1 if are_whole else 2) * per_client
-    assert sum(numbers) <= clients * per_client + 9  # only the nine borders between labels can be straddled
+    # only the nine borders between labels can be straddled
+    assert sum(numbers) <= clients * per_client + 9
 
 
 def test_a_small_alpha_is_more_unequal_than_a_large_one() -> None:
     labels = ten_balanced_labels()
     for seed in range(5):
-        dealt = [parts_of("dirichlet", labels, 20, seed, dirichlet_alpha=alpha) for alpha in (0.05, 0.5, 5.0, 500.0)]
+        dealt = [
+            parts_of("dirichlet", labels, 20, seed, dirichlet_alpha=alpha)
+            for alpha in (0.05, 0.5, 5.0, 500.0)
+        ]
         shares = [largest_share(parts, labels) for parts in dealt]
         assert shares == sorted(shares, reverse=True)
         assert shares[0] > 0.5
@@ -115,16 +133,20 @@ def test_sizes_are_unequal_and_labels_are_not() -> None:
 
 
 @given(clients=st.integers(2, 30), per_client=st.integers(1, 10), seed=st.integers(0, 1000))
-def test_each_client_has_as_many_classes_as_are_asked_for(clients: int, per_client: int, seed: int) -> None:
+def test_each_client_has_as_many_classes_as_are_asked_for(
+    clients: int, per_client: int, seed: int
+) -> None:
     labels = np.arange(3000) % 10
     assume(clients * per_client >= 10)
     parts = classes([labels], setup(clients, seed=seed, classes_per_client=per_client))[0]
     assert {len(labels_of(part, labels)) for part in parts} == {per_client}
-    holders = np.bincount([label for part in parts for label in labels_of(part, labels)], minlength=10)
+    holders = np.bincount(
+        [label for part in parts for label in labels_of(part, labels)], minlength=10
+    )
     assert holders.max() - holders.min() <= 2
 
 
-# What cannot be dealt -------------------------------------------------------------------------------------------------
+# What cannot be dealt -----------------------------------------------------------------------------
 
 
 def test_a_deal_that_is_impossible_is_refused_with_its_settings() -> None:
@@ -132,19 +154,25 @@ def test_a_deal_that_is_impossible_is_refused_with_its_settings() -> None:
     for kind in PARTITIONS:
         with pytest.raises(FairbloomError, match=r"clients = 8 .* 4 of 39.* 7 "):
             deal(labels, setup(8, kind))
-        with pytest.raises(FairbloomError, match=f"clients = {10**12} .* 39 examples"):  # before dealing
+        # before dealing
+        with pytest.raises(FairbloomError, match=f"clients = {10**12} .* 39 examples"):
             deal(labels, setup(10**12, kind))
         assert len(deal(labels, setup(7, kind))) == 7
     with pytest.raises(FairbloomError, match=r"clients = 7 .* 4 of 39"):
         deal(labels, setup(7, "shards", shards_per_client=4))
-    with pytest.raises(FairbloomError, match=r"clients = 6 .*shards-per-client = 2 is 12 .* 10 examples"):
+    with pytest.raises(
+        FairbloomError, match=r"clients = 6 .*shards-per-client = 2 is 12 .* 10 examples"
+    ):
         shards([labels[:10]], setup(6, shards_per_client=2))
     for clients, per_client in ((20, 11), (4, 2)):
-        with pytest.raises(FairbloomError, match=f"classes-per-client = {per_client}.*10 classes.*clients = {clients}"):
+        with pytest.raises(
+            FairbloomError,
+            match=f"classes-per-client = {per_client}.*10 classes.*clients = {clients}",
+        ):
             classes([np.arange(3000) % 10], setup(clients, classes_per_client=per_client))
 
 
-# A test set apart -----------------------------------------------------------------------------------------------------
+# A test set apart ---------------------------------------------------------------------------------
 
 
 @given(
@@ -153,43 +181,61 @@ def test_a_deal_that_is_impossible_is_refused_with_its_settings() -> None:
     clients=st.integers(1, 8),
     seed=st.integers(0, 1000),
 )
-def test_a_test_set_is_dealt_whole(kind: str, sizes: tuple[int, int], clients: int, seed: int) -> None:
+def test_a_test_set_is_dealt_whole(
+    kind: str, sizes: tuple[int, int], clients: int, seed: int
+) -> None:
     labels, tested = (np.arange(size) % 2 for size in sizes)
     own = setup(clients, kind, seed=seed, shards_per_client=2, classes_per_client=2)
     parts = deal(labels, own, tested)
     for which, count in ((0, len(labels)), (1, len(tested))):
-        np.testing.assert_array_equal(np.sort(np.concatenate([part[which] for part in parts])), np.arange(count))
+        np.testing.assert_array_equal(
+            np.sort(np.concatenate([part[which] for part in parts])), np.arange(count)
+        )
 
 
 def test_a_client_is_tested_on_the_classes_that_it_trains_on() -> None:
-    labels, tested = np.arange(5000) % 10, np.arange(1000) % 10
+    labels = np.arange(5000) % 10
+    tested = np.arange(1000) % 10
     for kind in ("shards", "classes", "dirichlet"):
         for seed in range(3):
             own = setup(10, kind, seed=seed, shards_per_client=2, classes_per_client=2)
             for part in deal(labels, own, tested):
                 ours, theirs = (
-                    np.bincount(each, minlength=10) for each in (labels[part.examples], tested[part.tested])
+                    np.bincount(each, minlength=10)
+                    for each in (labels[part.examples], tested[part.tested])
                 )
-                np.testing.assert_allclose(theirs, ours / 5, atol=1.0 if kind != "dirichlet" else 3.0)
+                np.testing.assert_allclose(
+                    theirs, ours / 5, atol=1.0 if kind != "dirichlet" else 3.0
+                )
 
 
 def test_each_client_has_an_example_of_a_test_set() -> None:
     """However unequal they are, and however few test examples there are."""
-    labels, tested = np.arange(6000) % 10, np.arange(120) % 10
+    labels = np.arange(6000) % 10
+    tested = np.arange(120) % 10
     for kind, seed in product(PARTITIONS, range(5)):
-        own = setup(100, kind, seed=seed, dirichlet_alpha=0.1, shards_per_client=2, classes_per_client=2)
+        own = setup(
+            100, kind, seed=seed, dirichlet_alpha=0.1, shards_per_client=2, classes_per_client=2
+        )
         dealt = deal(labels, own, tested)
         assert min(len(each.tested) for each in dealt) >= 1
-        np.testing.assert_array_equal(np.sort(np.concatenate([each.tested for each in dealt])), np.arange(120))
+        np.testing.assert_array_equal(
+            np.sort(np.concatenate([each.tested for each in dealt])), np.arange(120)
+        )
     with pytest.raises(FairbloomError, match=r"clients = 100: the test set has 99 examples"):
         deal(labels, setup(100), tested[:99])
 
 
-# A client's examples --------------------------------------------------------------------------------------------------
+# A client's examples ------------------------------------------------------------------------------
 
 
-@given(size=st.integers(3, 300), shares=st.tuples(st.sampled_from([0.1, 0.2, 0.29, 0.5]), st.sampled_from([0.0, 0.29])))
-def test_shares_are_counted_exactly_and_nothing_is_lost_or_twice(size: int, shares: tuple[float, float]) -> None:
+@given(
+    size=st.integers(3, 300),
+    shares=st.tuples(st.sampled_from([0.1, 0.2, 0.29, 0.5]), st.sampled_from([0.0, 0.29])),
+)
+def test_shares_are_counted_exactly_and_nothing_is_lost_or_twice(
+    size: int, shares: tuple[float, float]
+) -> None:
     indices = np.arange(size)
     told = setup(test_share=shares[0], validation_share=shares[1])
     parts = split(indices, told, "client-3")
@@ -204,15 +250,19 @@ def test_shares_are_counted_exactly_and_nothing_is_lost_or_twice(size: int, shar
 
 def test_the_split_depends_on_seed_and_client() -> None:
     tested = {
-        (seed, name): split(np.arange(100), setup(seed=seed), name).test.tolist() for seed in (0, 1) for name in "ab"
+        (seed, name): split(np.arange(100), setup(seed=seed), name).test.tolist()
+        for seed in (0, 1)
+        for name in "ab"
     }
     assert tested[0, "a"] == split(np.arange(100), setup(), "a").test.tolist()
     assert len({tuple(test) for test in tested.values()}) == 4
-    with pytest.raises(FairbloomError, match=r"test-share = 0.5 and validation-share = 0.5 leave ward-3 none"):
+    with pytest.raises(
+        FairbloomError, match=r"test-share = 0.5 and validation-share = 0.5 leave ward-3 none"
+    ):
         split(np.arange(6), setup(test_share=0.5, validation_share=0.5), "ward-3")
 
 
-# A user's function ----------------------------------------------------------------------------------------------------
+# A user's function --------------------------------------------------------------------------------
 
 MINE = """
 import numpy as np
@@ -252,7 +302,11 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtur
 
 
 def dealt(partition: str, clients: int = 4, **others: Any) -> Task:
-    return load_task(Settings.of({"task": "digits", "partition": partition, "clients": clients, **others}).run_config())
+    return load_task(
+        Settings.of(
+            {"task": "digits", "partition": partition, "clients": clients, **others}
+        ).run_config()
+    )
 
 
 def rows_of(task: Task) -> list[NDArray[np.int64]]:
@@ -296,13 +350,22 @@ def test_an_impossible_deal_is_refused_with_the_function(mine: str) -> None:
     with pytest.raises(FairbloomError, match="a client with 4 of 1797"):
         dealt(f"{mine}:too_few")
     with pytest.raises(FairbloomError, match=r"partition = .*task heart-disease has hospital$"):
-        load_task(Settings.of({"task": "heart-disease", "partition": f"{mine}:halves"}).run_config())
+        load_task(
+            Settings.of({"task": "heart-disease", "partition": f"{mine}:halves"}).run_config()
+        )
 
 
 def test_a_function_deals_a_test_set_alike(mine: str) -> None:
-    """A client has a test example in any case: one of its neighbour's where the function deals it none."""
-    labels, tested = np.arange(400) % 8, np.arange(80) % 8
+    """A client has a test example in any case: one of its neighbour's where the function deals it
+    none."""
+    labels = np.arange(400) % 8
+    tested = np.arange(80) % 8
     by_label = setup(4, f"{mine}:by_label")
     for client, (examples, tests) in enumerate(deal(labels, by_label, tested)):
         assert set(labels[examples] % 4) == set(tested[tests] % 4) == {client}
-    assert [len(each.tested) for each in deal(labels, by_label, np.repeat([1, 2, 3], 5))] == [1, 4, 5, 5]
+    assert [len(each.tested) for each in deal(labels, by_label, np.repeat([1, 2, 3], 5))] == [
+        1,
+        4,
+        5,
+        5,
+    ]

@@ -1,4 +1,5 @@
-"""Data sets of images: their files, classes that are kept, sets that clients are tested on, pixels, and shifts."""
+"""Data sets of images: their files, classes that are kept, sets that clients are tested on, pixels,
+and shifts."""
 
 import os
 import pickle
@@ -30,11 +31,19 @@ from .made import everything, load
 
 NAMES = ("circle", "square", "star")
 SHAPES = PictureSet(
-    name="shapes", summary="", source="", loader="", shape=(2, 4, 4), labels=NAMES, target="", white=20_000.0
+    name="shapes",
+    summary="",
+    source="",
+    loader="",
+    shape=(2, 4, 4),
+    labels=NAMES,
+    target="",
+    white=20_000.0,
 )
 """Small images of three shapes, no two of which are alike."""
 
-LABELS, TESTED = np.array([0, 1, 2] * 20), np.array([2, 1, 0] * 8)
+LABELS = np.array([0, 1, 2] * 20)
+TESTED = np.array([2, 1, 0] * 8)
 IMAGES = np.arange(60 * 2 * 4 * 4).reshape(60, 2, 4, 4).astype(np.uint16)
 TESTED_IMAGES = 10_000 + np.arange(24 * 2 * 4 * 4).reshape(24, 2, 4, 4).astype(np.uint16)
 PICTURES = Pictures(IMAGES, LABELS, TESTED_IMAGES, TESTED)
@@ -64,7 +73,7 @@ def test_the_digits_are_those_of_scikit_learn() -> None:
     np.testing.assert_array_equal(found.labels, labels)
 
 
-# What clients train on and are tested on ------------------------------------------------------------------------------
+# What clients train on and are tested on ----------------------------------------------------------
 
 
 def test_every_image_is_with_one_client_once() -> None:
@@ -81,7 +90,9 @@ def test_every_image_is_with_one_client_once() -> None:
                     seen.update(numbers(images))
                     for number, label in zip(numbers(images), labels.tolist(), strict=True):
                         official = number >= 10_000
-                        assert label == (TESTED[(number - 10_000) // 32] if official else LABELS[number // 32])
+                        assert label == (
+                            TESTED[(number - 10_000) // 32] if official else LABELS[number // 32]
+                        )
                         assert test != "official" or official == (split is splits.test)
             assert set(seen.values()) == {1}
             assert len(seen) == count
@@ -94,7 +105,11 @@ def test_a_server_reads_no_image_and_clients_share_one_copy() -> None:
     made_of.model()
     assert not reading
     splits = [split for name in made_of.clients for split in made_of.splits(name)]
-    assert len(reading) == len({split.inputs.data_ptr() for split in splits if isinstance(split, Examples)}) == 1  # type: ignore[union-attr]
+    assert (
+        len(reading)
+        == len({split.inputs.data_ptr() for split in splits if isinstance(split, Examples)})
+        == 1
+    )  # type: ignore[union-attr]
     for info in (TASKS[name] for name in ("mnist", "cifar10", "cifar100", "cinic10")):
         assert isinstance(info, PictureSet)
         known = load(info.name, Path("nowhere"), partition="class")
@@ -102,7 +117,7 @@ def test_a_server_reads_no_image_and_clients_share_one_copy() -> None:
         assert known.model()(torch.zeros(2, *info.shape)).shape == (2, len(info.labels))
 
 
-# Classes --------------------------------------------------------------------------------------------------------------
+# Classes ------------------------------------------------------------------------------------------
 
 
 def test_classes_that_are_kept_are_renumbered_in_their_order() -> None:
@@ -124,24 +139,31 @@ def test_classes_that_are_none_are_refused() -> None:
     assert len(task(partition="class", clients=3).clients) == 3
 
 
-# Pixels ---------------------------------------------------------------------------------------------------------------
+# Pixels -------------------------------------------------------------------------------------------
 
 
 def test_pixels_are_standardised_by_all_official_training_images() -> None:
     images = IMAGES.astype(np.float64)
     expected = {
         "none": IMAGES / SHAPES.white,
-        "channel": (images - images.mean((0, 2, 3), keepdims=True)) / images.std((0, 2, 3), keepdims=True),
+        "channel": (images - images.mean((0, 2, 3), keepdims=True))
+        / images.std((0, 2, 3), keepdims=True),
         "pixel": (images - images.mean(0)) / (images.std(0) + 0.001),
     }
-    rows = {number: row for row, number in enumerate(numbers(torch.from_numpy(IMAGES / SHAPES.white)))}
+    rows = {
+        number: row for row, number in enumerate(numbers(torch.from_numpy(IMAGES / SHAPES.white)))
+    }
     for test in ("merged", "train", "official"):
-        for classes in ("", "0,1"):  # of all classes: the published numbers of three of Fashion-MNIST have it so
+        # of all classes: the published numbers of three of Fashion-MNIST have it so
+        for classes in ("", "0,1"):
             plain = task(classes=classes, test=test)
             for standardise, wanted in expected.items():
                 made_of = task(classes=classes, test=test, standardise=standardise)
                 for name in made_of.clients:
-                    order = [rows.get(number) for number in numbers(everything(plain.splits(name).train)[0])]
+                    order = [
+                        rows.get(number)
+                        for number in numbers(everything(plain.splits(name).train)[0])
+                    ]
                     got, _ = everything(made_of.splits(name).train)
                     assert got.dtype == torch.float32
                     for row, image in zip(order, got.numpy(), strict=True):
@@ -149,7 +171,7 @@ def test_pixels_are_standardised_by_all_official_training_images() -> None:
                             np.testing.assert_allclose(image, wanted[row], rtol=1e-4, atol=1e-5)
 
 
-# Turned ones ----------------------------------------------------------------------------------------------------------
+# Turned ones --------------------------------------------------------------------------------------
 
 
 def test_turned_images_are_own_ones_standardised_alike() -> None:
@@ -158,9 +180,12 @@ def test_turned_images_are_own_ones_standardised_alike() -> None:
         plain, made_of = (task(rotated, standardise=standardise) for rotated in (0, 4))
         for name in made_of.clients:
             for ours, theirs in zip(made_of.splits(name), plain.splits(name), strict=True):
-                (images, labels), (upright, same) = everything(ours), everything(theirs)
+                (images, labels) = everything(ours)
+                (upright, same) = everything(theirs)
                 assert torch.equal(labels, same)
-                torch.testing.assert_close(images, torch.rot90(upright, dims=(2, 3)), rtol=0, atol=0)
+                torch.testing.assert_close(
+                    images, torch.rot90(upright, dims=(2, 3)), rtol=0, atol=0
+                )
                 assert images.is_contiguous()
     np.testing.assert_array_equal(IMAGES, before)
 
@@ -170,7 +195,13 @@ def test_the_seed_draws_as_many_turned_clients_as_asked_for() -> None:
     for seed in (0, 0, 1):
         upright, turned = (task(rotated, clients=10, seed=seed) for rotated in (0, 3))
         images = lambda made_of, name: everything(made_of.splits(name).train)[0]  # noqa: E731
-        drawn.append([name for name in upright.clients if not torch.equal(images(upright, name), images(turned, name))])
+        drawn.append(
+            [
+                name
+                for name in upright.clients
+                if not torch.equal(images(upright, name), images(turned, name))
+            ]
+        )
         assert turned.marks == dict.fromkeys(drawn[-1], "rotated")
     assert [len(names) for names in drawn] == [3, 3, 3]
     assert drawn[0] == drawn[1] != drawn[2]
@@ -178,7 +209,7 @@ def test_the_seed_draws_as_many_turned_clients_as_asked_for() -> None:
         task(5)
 
 
-# IDX ------------------------------------------------------------------------------------------------------------------
+# IDX ----------------------------------------------------------------------------------------------
 
 WHOLE = bytes((0, 0, 8, 1, 0, 0, 0, 3, 1, 2, 3))
 NO_IDX = (
@@ -190,14 +221,18 @@ NO_IDX = (
     bytes((0, 0, 9)) + WHOLE[3:],  # signed bytes
     bytes((1, 0, 8)) + WHOLE[3:],
     bytes((0, 0, 8, 0)),  # no dimension
-    bytes((0, 0, 8, 2, 255, 255, 255, 255, 255, 255, 255, 255)) + bytes(100),  # more than there can be
-    bytes((0, 0, 8, 3)) + (1 << 31).to_bytes(4) * 2 + (4).to_bytes(4),  # its size overflows to 0 in 64 bits
+    # more than there can be
+    bytes((0, 0, 8, 2, 255, 255, 255, 255, 255, 255, 255, 255)) + bytes(100),
+    # its size overflows to 0 in 64 bits
+    bytes((0, 0, 8, 3)) + (1 << 31).to_bytes(4) * 2 + (4).to_bytes(4),
     bytes((0, 0, 8, 200)) + bytes(20),  # more dimensions than there is file
 )
 
 
 @given(array=hnp.arrays(np.uint8, hnp.array_shapes(max_dims=4, min_side=0, max_side=5)))
-def test_an_idx_file_comes_out_as_it_went_in(tmp_path_factory: pytest.TempPathFactory, array: np.ndarray) -> None:
+def test_an_idx_file_comes_out_as_it_went_in(
+    tmp_path_factory: pytest.TempPathFactory, array: np.ndarray
+) -> None:
     read = read_idx(made.idx(tmp_path_factory.mktemp("idx") / "file", array))
     assert read.dtype == np.uint8
     assert read.shape == array.shape
@@ -214,7 +249,14 @@ def test_what_is_no_idx_file_is_refused_with_its_path(tmp_path: Path) -> None:
 
 @needs("MNIST/raw/train-images-idx3-ubyte")
 def test_the_real_mnist_is_read_as_it_is_known() -> None:
-    task = load_task({"task": "mnist", "mnist.test": "official", "mnist.standardise": "none", "partition": "class"})
+    task = load_task(
+        {
+            "task": "mnist",
+            "mnist.test": "official",
+            "mnist.standardise": "none",
+            "partition": "class",
+        }
+    )
     sizes = {name: tuple(map(len, task.splits(name))) for name in task.clients}
     assert sizes["one"] == (6742, 1135)
     assert np.array(list(sizes.values())).sum(axis=0).tolist() == [60000, 10000]
@@ -225,7 +267,7 @@ def test_the_real_mnist_is_read_as_it_is_known() -> None:
     assert (images.min(), images.max()) == (0, 1)
 
 
-# CIFAR's pickles ------------------------------------------------------------------------------------------------------
+# CIFAR's pickles ----------------------------------------------------------------------------------
 
 
 def test_a_batch_as_python_2_and_3_write_it_is_read(tmp_path: Path) -> None:
@@ -251,8 +293,10 @@ class Hostile:
 
 
 def test_a_hostile_pickle_calls_nothing(tmp_path: Path) -> None:
-    """Neither by itself, nor in the dtype or shape of an array, nor under a name that begins like an allowed one."""
-    mark, path = tmp_path / "called", tmp_path / "batch"
+    """Neither by itself, nor in the dtype or shape of an array, nor under a name that begins like
+    an allowed one."""
+    mark = tmp_path / "called"
+    path = tmp_path / "batch"
     system = Hostile(os.system, f"touch {mark}")
     for hostile in (
         system,
@@ -285,7 +329,8 @@ BATCHES: tuple[Any, ...] = (
     [1, 2, 3],
 )
 CODEC = b"\x80\x02c_codecs\nencode\nX\x01\x00\x00\x00aX\x03\x00\x00\x00hex\x86R."
-"""Bytes by another codec than latin1: it is looked for by its name, so that a name could import a module."""
+"""Bytes by another codec than latin1: it is looked for by its name, so that a name could import a
+module."""
 
 
 def test_what_is_no_batch_is_refused_with_its_path(tmp_path: Path) -> None:
@@ -297,17 +342,25 @@ def test_what_is_no_batch_is_refused_with_its_path(tmp_path: Path) -> None:
             read_batch(path, "labels", 10)
     made.cifar10(tmp_path)
     task = load_task({"task": "cifar10", "data-dir": str(tmp_path)})
-    with pytest.raises(FairbloomError, match=r"data_batch_1 is not the original of cifar10"):  # not even unpickled
+    # not even unpickled
+    with pytest.raises(FairbloomError, match=r"data_batch_1 is not the original of cifar10"):
         task.splits(task.clients[0])
 
 
-# CINIC-10's tables ----------------------------------------------------------------------------------------------------
+# CINIC-10's tables --------------------------------------------------------------------------------
 
 
 def test_cinic10s_validation_images_are_for_training(tmp_path: Path) -> None:
     made.cinic10(tmp_path, count=10)
     for test, counts in (("train", [16, 4]), ("merged", [24, 6]), ("official", [20, 10])):
-        task = load("cinic10", tmp_path, cinic10__test=test, clients=1, partition="iid", cinic10__standardise="none")
+        task = load(
+            "cinic10",
+            tmp_path,
+            cinic10__test=test,
+            clients=1,
+            partition="iid",
+            cinic10__standardise="none",
+        )
         splits = task.splits("client-0")
         assert [len(split) for split in splits] == counts
         own = torch.cat([everything(split)[0] for split in splits])
@@ -316,7 +369,9 @@ def test_cinic10s_validation_images_are_for_training(tmp_path: Path) -> None:
             for seed in ((0, 1) if test == "train" else (0, 1, 2))
             for image in made.pictures(made.balanced(10, 10), (3, 32, 32), seed)
         }
-        assert {(image * 255).round().to(torch.uint8).numpy().tobytes() for image in own} == expected
+        assert {
+            (image * 255).round().to(torch.uint8).numpy().tobytes() for image in own
+        } == expected
 
 
 def test_grey_and_transparent_images_are_coloured_ones(tmp_path: Path) -> None:
@@ -324,8 +379,12 @@ def test_grey_and_transparent_images_are_coloured_ones(tmp_path: Path) -> None:
     made.cinic10(tmp_path, count=10)
     path = tmp_path / TASKS["cinic10"].files[2].path
     for channels in (1, 4):
-        made.hub_parquet(path, np.full((10, channels, 32, 32), 255, np.uint8), label=made.balanced(10, 10))
-        task = load("cinic10", tmp_path, cinic10__test="official", clients=1, partition="iid", seed=channels)
+        made.hub_parquet(
+            path, np.full((10, channels, 32, 32), 255, np.uint8), label=made.balanced(10, 10)
+        )
+        task = load(
+            "cinic10", tmp_path, cinic10__test="official", clients=1, partition="iid", seed=channels
+        )
         assert everything(task.splits("client-0").test)[0].shape == (10, 3, 32, 32)
 
 
@@ -339,7 +398,9 @@ def test_another_table_than_the_hubs_is_refused(tmp_path: Path) -> None:
         (good, {"label": range(1, 11)}),
         (good, {"label": list("abcdefghij")}),
     )
-    contents = [made.hub_parquet(path, images, **columns).read_bytes() for images, columns in tables]
+    contents = [
+        made.hub_parquet(path, images, **columns).read_bytes() for images, columns in tables
+    ]
     for content in (*contents, b"", b"PAR1", b"no parquet" * 100):
         path.write_bytes(content)
         with pytest.raises(FairbloomError) as refusal:
@@ -347,13 +408,23 @@ def test_another_table_than_the_hubs_is_refused(tmp_path: Path) -> None:
         assert str(path) in str(refusal.value)
 
 
-def test_another_data_set_in_a_known_format_takes_one_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for like, write in (("mnist", made.mnist), ("cifar10", made.cifar10), ("cinic10", made.cinic10)):
+def test_another_data_set_in_a_known_format_takes_one_entry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for like, write in (
+        ("mnist", made.mnist),
+        ("cifar10", made.cifar10),
+        ("cinic10", made.cinic10),
+    ):
         entry = TASKS[like]
         assert isinstance(entry, PictureSet)
         labels = tuple(f"{name}s" for name in entry.labels)
         monkeypatch.setitem(TASKS, "mine", replace(entry, name="mine", labels=labels))
-        settings: dict[str, Value] = {"partition": "class", "mine.classes": "7,1", "mine.test": "official"}
+        settings: dict[str, Value] = {
+            "partition": "class",
+            "mine.classes": "7,1",
+            "mine.test": "official",
+        }
         task = load("mine", write(tmp_path, 40), **settings)
         assert task.clients == (labels[7], labels[1])
         train, test = (everything(split) for split in task.splits(labels[7]))

@@ -1,4 +1,5 @@
-"""Files of tables: CSV, Parquet and workbooks are read right, or refused by name; nothing is silently wrong."""
+"""Files of tables: CSV, Parquet and workbooks are read right, or refused by name; nothing is
+silently wrong."""
 
 import csv
 import datetime
@@ -42,7 +43,9 @@ def texts_of(table: Table, name: str) -> list[str]:
 def numbers_of(table: Table, name: str) -> tuple[list[float], list[str]]:
     """Return the numbers of a column, and what is wrong with its cells."""
     target = '[fields.y]\ntype = "string"\ncategories = ["a", "b"]\n'
-    schema = parse_schema(f'target = "y"\nmissing = "drop"\n[fields."{name}"]\ntype = "number"\n{target}')
+    schema = parse_schema(
+        f'target = "y"\nmissing = "drop"\n[fields."{name}"]\ntype = "number"\n{target}'
+    )
     wrong: list[DataError] = []
     numbers = read_column(table, name, schema, wrong)
     return np.where(np.isinf(numbers), np.nan, numbers).tolist(), [str(each) for each in wrong]
@@ -59,19 +62,52 @@ def refusal(path: Path, content: bytes | None = None, **how: Any) -> DataError:
     return caught.value
 
 
-# CSV: read right, or refused ------------------------------------------------------------------------------------------
+# CSV: read right, or refused ----------------------------------------------------------------------
 
 CELLS = (
-    *("1", "-0.5", "5.", "1e5", "1e101", "inf", "1_000", "1,5", "٣", "", "NA", "?", " nan ", "north", "nörth", " a"),
-    *("two\nlines", "two\r\nlines", "a\rb", 'a"b', '"', '""', "a,b", "x;y", "a|b", "tab\t", "\x1c", "\u2028", "sep=;"),
+    *(
+        "1",
+        "-0.5",
+        "5.",
+        "1e5",
+        "1e101",
+        "inf",
+        "1_000",
+        "1,5",
+        "٣",
+        "",
+        "NA",
+        "?",
+        " nan ",
+        "north",
+        "nörth",
+        " a",
+    ),
+    *(
+        "two\nlines",
+        "two\r\nlines",
+        "a\rb",
+        'a"b',
+        '"',
+        '""',
+        "a,b",
+        "x;y",
+        "a|b",
+        "tab\t",
+        "\x1c",
+        "\u2028",
+        "sep=;",
+    ),
 )
 
 
 @st.composite
 def hostile_files(draw: st.DrawFn) -> bytes:
     """Draw a CSV file as programs write them, with whatever people make of it afterwards."""
-    width, rows = draw(st.integers(2, 4)), draw(st.integers(0, 30))
-    delimiter, end = draw(st.sampled_from(",;\t|")), draw(st.sampled_from(["\n", "\r\n", "\r"]))
+    width = draw(st.integers(2, 4))
+    rows = draw(st.integers(0, 30))
+    delimiter = draw(st.sampled_from(",;\t|"))
+    end = draw(st.sampled_from(["\n", "\r\n", "\r"]))
     out = io.StringIO(newline="")
     quoting = draw(st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]))
     writer = csv.writer(out, delimiter=delimiter, quoting=quoting, lineterminator=end)
@@ -81,15 +117,20 @@ def hostile_files(draw: st.DrawFn) -> bytes:
     for _ in range(draw(st.integers(0, 2))):
         place = draw(st.integers(0, len(content)))
         content = (
-            content[:place] + draw(st.sampled_from([*CELLS, "\n", "\n\n", end, delimiter, "\0"])) + content[place:]
+            content[:place]
+            + draw(st.sampled_from([*CELLS, "\n", "\n\n", end, delimiter, "\0"]))
+            + content[place:]
         )
     content = content.removesuffix(end) if draw(st.booleans()) else content
     encoding = draw(st.sampled_from(["utf-8", "utf-8-sig", "cp1252", "utf-16", "utf-16-le"]))
-    return content.encode(encoding, errors="replace") + draw(st.sampled_from([b"", b"", b"\xff", b"\x00"]))
+    return content.encode(encoding, errors="replace") + draw(
+        st.sampled_from([b"", b"", b"\xff", b"\x00"])
+    )
 
 
 def read_by_python(content: bytes) -> list[list[tuple[int, list[str]]]]:
-    """Return, for each separator, line and cells of each row that is not blank, as Python's own reader has them."""
+    """Return, for each separator, line and cells of each row that is not blank, as Python's own
+    reader has them."""
     marked = next((name for mark, name in reading.MARKS.items() if content.startswith(mark)), "")
     try:
         decoded = content.decode(marked or "utf-8")
@@ -105,11 +146,16 @@ def read_by_python(content: bytes) -> list[list[tuple[int, list[str]]]]:
 
 
 @given(content=hostile_files(), block=st.sampled_from([2**10, 2**22]))
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-def test_hostile_files_are_read_right_or_refused_by_name(tmp_path: Path, content: bytes, block: int) -> None:
+@settings(
+    max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
+)
+def test_hostile_files_are_read_right_or_refused_by_name(
+    tmp_path: Path, content: bytes, block: int
+) -> None:
     path = tmp_path / "site.csv"
     path.write_bytes(content)
-    said, table = "", None
+    said = ""
+    table = None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reading, "MAX_ROW", block)
         reading._read.cache_clear()
@@ -127,13 +173,16 @@ def test_hostile_files_are_read_right_or_refused_by_name(tmp_path: Path, content
 
 
 def test_whatever_separates_ends_and_encodes_a_text(tmp_path: Path) -> None:
-    path, cells = tmp_path / "site.csv", ["a", "b,;|\tc", "two\nlines", 'say "yes"', "nörth", ""]
+    path = tmp_path / "site.csv"
+    cells = ["a", "b,;|\tc", "two\nlines", 'say "yes"', "nörth", ""]
     for delimiter in ",;\t|":
         for end in ("\n", "\r\n", "\r"):
             for encoding in ("utf-8", "utf-8-sig", "utf-16", "cp1252"):
                 out = io.StringIO(newline="")
                 rows = [["id", "x"], *([str(k), cell] for k, cell in enumerate(cells))]
-                csv.writer(out, csv.unix_dialect, delimiter=delimiter, lineterminator=end).writerows(rows)
+                csv.writer(
+                    out, csv.unix_dialect, delimiter=delimiter, lineterminator=end
+                ).writerows(rows)
                 blank = out.getvalue().replace(f'{end}"4"', f'{end}{end}"4"')
                 path.write_bytes(blank.encode(encoding))
                 table = read(path, encoding="cp1252")
@@ -163,7 +212,9 @@ def test_numbers_and_missing_values_in_all_spellings(tmp_path: Path) -> None:
         assert len(wrong) == 1, cell
 
 
-def test_a_text_that_is_no_table_is_refused_by_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_that_is_no_table_is_refused_by_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "site.csv"
     for content, why, place in (
         ('id,x\n1,5" pipe\n', "quotes", "line 2"),
@@ -180,25 +231,37 @@ def test_a_text_that_is_no_table_is_refused_by_line(tmp_path: Path, monkeypatch:
         error = refusal(path, content.encode())
         assert (error.why, place in str(error)) == (why, True), content
     several = refusal(path, b"a,b\n" + b"1\n2,3\n" * 3)
-    assert [str(each).split(",")[1][:7] for each in (several, *several.others)] == [" line 2", " line 4", " line 6"]
+    assert [str(each).split(",")[1][:7] for each in (several, *several.others)] == [
+        " line 2",
+        " line 4",
+        " line 6",
+    ]
     path.write_bytes(b"a,b\n1," + b"x" * 500_000 + b"\n")
     assert numbers_of(read(path), "a") == ([1.0], [])
     monkeypatch.setattr(reading, "MAX_ROW", 1000)
     assert "shorten it" in str(refusal(path, b"a,b\n1," + b"x" * 5000 + b"\n"))
 
 
-# What a file is -------------------------------------------------------------------------------------------------------
+# What a file is -----------------------------------------------------------------------------------
 
 
 def test_first_bytes_must_fit_the_ending(tmp_path: Path) -> None:
-    starts = {"gz": gzip.compress(b"a,b\n1,2\n"), "xlsx": b"PK\x03\x04", "xls": b"\xd0\xcf\x11\xe0", "parquet": b"PAR1"}
+    starts = {
+        "gz": gzip.compress(b"a,b\n1,2\n"),
+        "xlsx": b"PK\x03\x04",
+        "xls": b"\xd0\xcf\x11\xe0",
+        "parquet": b"PAR1",
+    }
     for ending in (".csv", ".tsv", ".parquet", ".xlsx"):
         for kind, start in starts.items():
             error = refusal(tmp_path / f"a{ending}", start + b"\x15\x04")
             assert (f"begins like .{kind}" in str(error)) == (ending != f".{kind}")
             assert error.why == ("no-table" if ending == f".{kind}" else "other-format")
     for ending in (".parquet", ".xlsx"):
-        assert refusal(tmp_path / f"a{ending}", b"age,target\n1,0\n").reportable == REASONS["other-format"]
+        assert (
+            refusal(tmp_path / f"a{ending}", b"age,target\n1,0\n").reportable
+            == REASONS["other-format"]
+        )
 
 
 def test_formats_that_are_not_read_are_refused_in_a_folder(tmp_path: Path) -> None:
@@ -214,7 +277,7 @@ def test_formats_that_are_not_read_are_refused_in_a_folder(tmp_path: Path) -> No
         (tmp_path / name).unlink()
 
 
-# The same table in any format -----------------------------------------------------------------------------------------
+# The same table in any format ---------------------------------------------------------------------
 
 
 def frame_of(rows: int = 30, seed: int = 0) -> pandas.DataFrame:
@@ -238,13 +301,20 @@ def write(frame: pandas.DataFrame, path: Path) -> Path:
         frame.to_parquet(path, index=False)
     else:
         pytest.importorskip("python_calamine")
-        rows = [[None if value != value else value for value in row] for row in frame.astype(object).values.tolist()]
+        rows = [
+            [None if value != value else value for value in row]
+            for row in frame.astype(object).values.tolist()
+        ]
         write_workbook(path, {"Patients": [list(frame.columns), *rows]})
     return path
 
 
 def bits(task: Task) -> list[bytes]:
-    parts = [part for client in task.clients for part in (task.splits(client).train, task.splits(client).test)]
+    parts = [
+        part
+        for client in task.clients
+        for part in (task.splits(client).train, task.splits(client).test)
+    ]
     return [tensor.numpy().tobytes() for part in parts for tensor in part[slice(0, len(part))]]  # type: ignore[union-attr]
 
 
@@ -306,7 +376,7 @@ def test_errors_name_row_and_column_as_the_program_shows_them(tmp_path: Path) ->
             assert "forty" not in caught.value.reportable
 
 
-# Parquet --------------------------------------------------------------------------------------------------------------
+# Parquet ------------------------------------------------------------------------------------------
 
 
 def test_parquets_types_are_texts_and_numbers(tmp_path: Path) -> None:
@@ -315,7 +385,9 @@ def test_parquets_types_are_texts_and_numbers(tmp_path: Path) -> None:
         {
             "ward": pa.array(["a", None, "b", "a"]).dictionary_encode(),
             "code": pa.array([10, 20, 10, None]).dictionary_encode(),
-            "price": pa.array(["1.10", "2.00", None, "0.1"]).cast(pa.string()).cast(pa.decimal128(9, 2)),
+            "price": (
+                pa.array(["1.10", "2.00", None, "0.1"]).cast(pa.string()).cast(pa.decimal128(9, 2))
+            ),
             "small": pa.array([1, 2, 3, None], pa.uint8()),
             "half": pa.array([0.5, float("nan"), None, 2.0], pa.float32()),
             "seen": pa.array([0, 1_500_000, 2_000_000, None], pa.timestamp("us")),
@@ -326,10 +398,23 @@ def test_parquets_types_are_texts_and_numbers(tmp_path: Path) -> None:
     )
     arrow_parquet.write_table(table, path, row_group_size=2)
     found = read(path)
-    assert [*found.columns] == ["ward", "code", "price", "small", "half", "seen", "nothing", "scans"]
+    assert [*found.columns] == [
+        "ward",
+        "code",
+        "price",
+        "small",
+        "half",
+        "seen",
+        "nothing",
+        "scans",
+    ]
     assert found.columns["scans"] is None
     assert texts_of(found, "ward") == ["a", "", "b", "a"]
-    assert texts_of(found, "seen")[:3] == ["1970-01-01 00:00:00", "1970-01-01 00:00:01.500000", "1970-01-01 00:00:02"]
+    assert texts_of(found, "seen")[:3] == [
+        "1970-01-01 00:00:00",
+        "1970-01-01 00:00:01.500000",
+        "1970-01-01 00:00:02",
+    ]
     assert texts_of(found, "nothing") == [""] * 4
     nan = np.nan
     for name, values in {
@@ -341,9 +426,13 @@ def test_parquets_types_are_texts_and_numbers(tmp_path: Path) -> None:
         np.testing.assert_array_equal(numbers_of(found, name)[0], values)
 
 
-def test_damaged_and_absurdly_large_parquet_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_and_absurdly_large_parquet_files_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = write(frame_of(200), tmp_path / "a.parquet")
-    whole, random, refused = path.read_bytes(), np.random.default_rng(1), 0
+    whole = path.read_bytes()
+    random = np.random.default_rng(1)
+    refused = 0
     for _ in range(60):
         damaged = bytearray(whole)
         damaged[int(random.integers(4, len(whole)))] = int(random.integers(0, 256))
@@ -357,7 +446,7 @@ def test_damaged_and_absurdly_large_parquet_files_are_refused(tmp_path: Path, mo
     assert "200 rows of 5 columns" in str(refusal(path, whole))
 
 
-# Workbooks ------------------------------------------------------------------------------------------------------------
+# Workbooks ----------------------------------------------------------------------------------------
 
 
 def test_empty_rows_and_columns_of_a_sheet_are_passed_over(tmp_path: Path) -> None:
@@ -383,7 +472,8 @@ def test_empty_rows_and_columns_of_a_sheet_are_passed_over(tmp_path: Path) -> No
 
 def test_a_workbook_has_one_sheet_with_values(tmp_path: Path) -> None:
     pytest.importorskip("python_calamine")
-    path, rows = tmp_path / "a.xlsx", [["age", "target"], *([k, k % 2] for k in range(20))]
+    path = tmp_path / "a.xlsx"
+    rows = [["age", "target"], *([k, k % 2] for k in range(20))]
     write_workbook(path, {"Notes": [["read me"]], "Data": rows, "Empty": []})
     error = refusal(path)
     assert "2 sheets that hold values, 'Notes', 'Data'" in str(error)
@@ -398,12 +488,20 @@ def test_a_hostile_workbook_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
     """A stray last cell stands for 17 billion of them, for which calamine would end the process."""
     pytest.importorskip("python_calamine")
     path = tmp_path / "a.xlsx"
-    far = '<row r="1"><c r="A1"><v>1</v></c></row><row r="1048576"><c s="1" r="XFD1048576"><v>1</v></c></row>'
+    far = (
+        '<row r="1"><c r="A1"><v>1</v></c></row><row r="1048576"><c s="1"'
+        ' r="XFD1048576"><v>1</v></c></row>'
+    )
     write_workbook(path, {"S": far})
     assert "as far as row 1,048,576 and column 16,384" in str(refusal(path))
-    inner = "".join(f'<!ENTITY {chr(98 + k)} "{("&" + chr(97 + k) + ";") * 10}">' for k in range(12))
+    inner = "".join(
+        f'<!ENTITY {chr(98 + k)} "{("&" + chr(97 + k) + ";") * 10}">' for k in range(12)
+    )
     laughs = f'<!DOCTYPE w [<!ENTITY a "lol">{inner}<!ENTITY own SYSTEM "file:///etc/passwd">]>'
-    rows = '<row r="1"><c r="A1" t="inlineStr"><is><t>&m;&own;</t></is></c><c r="B1" t="str"><v>&own;</v></c></row>'
+    rows = (
+        '<row r="1"><c r="A1" t="inlineStr"><is><t>&m;&own;</t></is></c><c r="B1"'
+        ' t="str"><v>&own;</v></c></row>'
+    )
     write_workbook(path, {"S": rows}, before=laughs)
     try:
         names = "".join(read(path).columns)
@@ -412,11 +510,15 @@ def test_a_hostile_workbook_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
     assert "lol" not in names
     assert "root:" not in names
     monkeypatch.setattr(reading, "MAX_UNPACKED", 10**6)
-    write_workbook(path, {"S": f'<row r="1"><c r="A1" t="inlineStr"><is><t>{"x" * 10**6}</t></is></c></row>'})
+    write_workbook(
+        path, {"S": f'<row r="1"><c r="A1" t="inlineStr"><is><t>{"x" * 10**6}</t></is></c></row>'}
+    )
     assert "1,000,000 bytes" in str(refusal(path))
 
 
-def test_a_workbook_without_its_package_names_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_workbook_without_its_package_names_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = write(frame_of(), tmp_path / "a.xlsx")
     monkeypatch.setattr(reading.importlib.util, "find_spec", lambda name: None)
     error = refusal(path)

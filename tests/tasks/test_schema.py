@@ -20,19 +20,40 @@ from .tables import SCHEMA, csv_of, schema_with
 WRONG: list[tuple[tuple[str, str], list[str]]] = [
     (('target = "target"', "target = 3"), ["target = 3"]),
     (('target = "target"', 'target = "tarket"'), ["target = 'tarket'", "did you mean target?"]),
-    (('target = "target"', 'target = "target"\ntagret = 1'), ["tagret is unknown", "did you mean target?"]),
+    (
+        ('target = "target"', 'target = "target"\ntagret = 1'),
+        ["tagret is unknown", "did you mean target?"],
+    ),
     (('type = "number"', 'type = "numbr"'), ["fields.age.type = 'numbr'", "number"]),
     (('type = "number"', 'typ = "number"'), ["fields.age.typ is unknown", "did you mean type?"]),
     (('type = "number"\n', ""), ["fields.age.type is missing"]),
     (('categories = ["north", "south", "west"]', ""), ["fields.ward.categories is missing"]),
-    (('["north", "south", "west"]', '["north", "south", "south"]'), ["fields.ward.categories", "'south'"]),
+    (
+        ('["north", "south", "west"]', '["north", "south", "south"]'),
+        ["fields.ward.categories", "'south'"],
+    ),
     (('["north", "south", "west"]', '["north", "", "west"]'), ["fields.ward.categories", "''"]),
-    (('["north", "south", "west"]', str([f"w{k}" for k in range(MAX_CATEGORIES + 1)])), ["fields.ward.categories"]),
-    (('"west"]', '"west"]\nspellings = {noth = ["N"]}'), ["fields.ward.spellings.noth", "did you mean north?"]),
-    (('"west"]', '"west"]\nspellings = {north = ["W"], west = ["W"]}'), ["fields.ward.categories", "'W'"]),
+    (
+        ('["north", "south", "west"]', str([f"w{k}" for k in range(MAX_CATEGORIES + 1)])),
+        ["fields.ward.categories"],
+    ),
+    (
+        ('"west"]', '"west"]\nspellings = {noth = ["N"]}'),
+        ["fields.ward.spellings.noth", "did you mean north?"],
+    ),
+    (
+        ('"west"]', '"west"]\nspellings = {north = ["W"], west = ["W"]}'),
+        ["fields.ward.categories", "'W'"],
+    ),
     (('"west"]', '"west"]\nconstraints = {minimum = 3}'), ["fields.ward.constraints"]),
-    (('"number"', '"number"\nconstraints = {minimum = 3, maximum = 2}'), ["fields.age.constraints.minimum = 3"]),
-    (('"number"', '"number"\nconstraints = {minimun = 3}'), ["fields.age.constraints.minimun", "minimum"]),
+    (
+        ('"number"', '"number"\nconstraints = {minimum = 3, maximum = 2}'),
+        ["fields.age.constraints.minimum = 3"],
+    ),
+    (
+        ('"number"', '"number"\nconstraints = {minimun = 3}'),
+        ["fields.age.constraints.minimun", "minimum"],
+    ),
     (('"number"', '"number"\ncenter = 3.0'), ["fields.age.scale is missing"]),
     (('"number"', '"number"\ncenter = 3.0\nscale = -1.0'), ["fields.age.scale = -1.0"]),
     (("categories = [0, 1]", "categories = [0]"), ["fields.target.categories has one class"]),
@@ -43,18 +64,39 @@ WRONG: list[tuple[tuple[str, str], list[str]]] = [
     (('target = "target"', 'target = "target"\nignore = ["age"]'), ["ignore has 'age'"]),
     (('target = "target"', 'target = "target"\ngroups = ["sex"]'), ["groups = 'sex'"]),
     (('target = "target"', 'target = "target"\ngroups = ["age"]'), ["groups = 'age'", "age>=60"]),
-    (('target = "target"', 'target = "target"\ngroups = ["ward>=2"]'), ["groups = 'ward>=2'", "'ward'"]),
+    (
+        ('target = "target"', 'target = "target"\ngroups = ["ward>=2"]'),
+        ["groups = 'ward>=2'", "'ward'"],
+    ),
     (('target = "target"', 'target = "target"\ngroups = ["target"]'), ["groups = 'target'"]),
     (
         ('target = "target"', 'target = "target"\ngroups = ["ward=noth"]'),
         ["groups = 'ward=noth'", "did you mean north?"],
     ),
-    (('target = "target"', 'target = "target"\ngroups = ["age=60"]'), ["groups = 'age=60'", "age>=60"]),
-    (("categories = [0, 1]", "categories = [0, 1]\n[files.'a.csv']\ndelimiter = '!'"), ["files.a.csv.delimiter"]),
-    (("categories = [0, 1]", "categories = [0, 1]\n[files.'a.csv']\nencoding = 'x'"), ["files.a.csv.encoding = 'x'"]),
-    (("categories = [0, 1]", "categories = [0, 1]\n[files.a.fields.agee]\nfactor = 2"), ["files.a.fields.agee"]),
-    (("categories = [0, 1]", "categories = [0, 1]\n[files.a.fields.age]\nfactor = 0"), ["files.a.fields.age.factor"]),
-    (("categories = [0, 1]", "categories = [0, 1]\n[files.a.fields.age]\nfactr = 2"), ["files.a.fields.age.factr"]),
+    (
+        ('target = "target"', 'target = "target"\ngroups = ["age=60"]'),
+        ["groups = 'age=60'", "age>=60"],
+    ),
+    (
+        ("categories = [0, 1]", "categories = [0, 1]\n[files.'a.csv']\ndelimiter = '!'"),
+        ["files.a.csv.delimiter"],
+    ),
+    (
+        ("categories = [0, 1]", "categories = [0, 1]\n[files.'a.csv']\nencoding = 'x'"),
+        ["files.a.csv.encoding = 'x'"],
+    ),
+    (
+        ("categories = [0, 1]", "categories = [0, 1]\n[files.a.fields.agee]\nfactor = 2"),
+        ["files.a.fields.agee"],
+    ),
+    (
+        ("categories = [0, 1]", "categories = [0, 1]\n[files.a.fields.age]\nfactor = 0"),
+        ["files.a.fields.age.factor"],
+    ),
+    (
+        ("categories = [0, 1]", "categories = [0, 1]\n[files.a.fields.age]\nfactr = 2"),
+        ["files.a.fields.age.factr"],
+    ),
     (("categories = [0, 1]", "categories = [0, 1\n]]"), ["no TOML", "line 1"]),
 ]
 """What is changed in the schema of `csv_of`, and what the error must name."""
@@ -73,7 +115,13 @@ def test_a_wrong_schema_is_refused_by_key_and_value() -> None:
 
 
 def test_categories_are_compared_normalised() -> None:
-    alike = ("hög klass", "ho\u0308g klass", "hög\u00a0klass", "h\u200bög  klass ", "\ufeffhög klass")
+    alike = (
+        "hög klass",
+        "ho\u0308g klass",
+        "hög\u00a0klass",
+        "h\u200bög  klass ",
+        "\ufeffhög klass",
+    )
     assert {normalise(each) for each in alike} == {"hög klass"}
     assert normalise("Hög klass") != normalise("hög klass")
 

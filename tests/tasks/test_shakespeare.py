@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from fairbloom.errors import FairbloomError
 from fairbloom.tasks import load_task
-from fairbloom.tasks.datasets.shakespeare import CHARACTERS, CODES, LENGTH, make_lines, read_speeches, split_in_time
+from fairbloom.tasks.datasets.shakespeare import (
+    CHARACTERS,
+    CODES,
+    LENGTH,
+    make_lines,
+    read_speeches,
+    split_in_time,
+)
 from fairbloom.tasks.task import Examples, Setup
 from tests.originals import needs
 
@@ -40,7 +47,14 @@ def read(examples: Examples) -> list[tuple[str, str]]:
 
 
 def setup_of(test: float = 0.2, validation: float = 0.0) -> Setup:
-    return Setup.of({"model": "lstm", "partition": "speaker", "test-share": test, "validation-share": validation})
+    return Setup.of(
+        {
+            "model": "lstm",
+            "partition": "speaker",
+            "test-share": test,
+            "validation-share": validation,
+        }
+    )
 
 
 @pytest.fixture
@@ -50,7 +64,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-# What is learned ------------------------------------------------------------------------------------------------------
+# What is learned ----------------------------------------------------------------------------------
 
 
 def test_there_are_80_characters_and_others_become_the_last() -> None:
@@ -62,7 +76,8 @@ def test_there_are_80_characters_and_others_become_the_last() -> None:
 
 def test_an_example_is_80_characters_and_the_speakers_next(folder: Path) -> None:
     task = load("shakespeare", folder)
-    assert task.clients == ("First Citizen", "ROMEO")  # the nurse has too little text to be tested on
+    # the nurse has too little text to be tested on
+    assert task.clients == ("First Citizen", "ROMEO")
     inputs, targets = task.splits("ROMEO").train[0:4]
     assert task.loss(task.model()(inputs), targets).shape == (4,)
     for name in task.clients:
@@ -74,11 +89,16 @@ def test_an_example_is_80_characters_and_the_speakers_next(folder: Path) -> None
         assert read(splits.test) == windows[count + 79 :]
 
 
-# Who speaks -----------------------------------------------------------------------------------------------------------
+# Who speaks ---------------------------------------------------------------------------------------
 
 
 def test_a_speakers_speeches_are_put_together(tmp_path: Path) -> None:
-    speeches = [("ROMEO", "Ay me:\nsad hours"), ("BENVOLIO", "What?"), ("ROMEO", "Not having that"), ("TITUS", "")]
+    speeches = [
+        ("ROMEO", "Ay me:\nsad hours"),
+        ("BENVOLIO", "What?"),
+        ("ROMEO", "Not having that"),
+        ("TITUS", ""),
+    ]
     made.shakespeare(tmp_path, speeches)
     assert read_speeches(tmp_path / "shakespeare" / "input.txt") == {
         "ROMEO": "Ay me:\nsad hours\nNot having that",
@@ -106,16 +126,19 @@ def test_no_example_has_characters_of_two_speakers(lengths: list[int]) -> None:
         assert set(own.tolist()) <= {CHARACTERS.find(letter) for letter in set(spoken)}
 
 
-# In time --------------------------------------------------------------------------------------------------------------
+# In time ------------------------------------------------------------------------------------------
 
 
 @given(st.integers(1, 3000), st.sampled_from([0.1, 0.2, 0.5]), st.sampled_from([0.0, 0.1, 0.3]))
-def test_parts_are_in_the_texts_order_and_share_nothing(count: int, test: float, validation: float) -> None:
+def test_parts_are_in_the_texts_order_and_share_nothing(
+    count: int, test: float, validation: float
+) -> None:
     parts = split_in_time(np.arange(count), setup_of(test, validation))
     assert bool(len(parts.validation)) <= bool(validation)
     in_order = [part for part in (parts.train, parts.validation, parts.test) if len(part)]
     for before, after in pairwise(in_order):
-        assert after[0] - before[-1] >= LENGTH  # the character that follows the former is the first of the latter
+        # the character that follows the former is the first of the latter
+        assert after[0] - before[-1] >= LENGTH
         assert after[0] - before[-1] == LENGTH or (validation and not len(parts.validation))
     assert len(parts.train) == int(round((1 - test - validation) * 10) * count / 10)
 

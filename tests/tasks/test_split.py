@@ -43,7 +43,9 @@ def test_it_is_read_as_it_was_written() -> None:
     split, task = split_of(**{"digits.rotated-clients": 2})
     again = Split.from_bytes(split.to_bytes())
     assert (again.clients, again.marks) == (split.clients, split.marks)
-    assert [split.clients[place] for place, mark in enumerate(split.marks) if mark] == sorted(task.marks)
+    assert [split.clients[place] for place, mark in enumerate(split.marks) if mark] == sorted(
+        task.marks
+    )
     for name in ("client", "part", "row", "label"):
         assert np.array_equal(getattr(again, name), getattr(split, name))
     assert split.to_bytes() == split.to_bytes()
@@ -57,7 +59,12 @@ def test_what_is_no_split_is_refused() -> None:
 
 def task_with(targets: torch.Tensor) -> Task:
     examples = Examples(torch.zeros(len(targets), 2), targets)
-    return Task(("site",), lambda: nn.Linear(2, 2), nn.CrossEntropyLoss(), lambda client: Splits(examples, examples))
+    return Task(
+        ("site",),
+        lambda: nn.Linear(2, 2),
+        nn.CrossEntropyLoss(),
+        lambda client: Splits(examples, examples),
+    )
 
 
 def test_a_task_that_deals_nothing_is_counted_by_its_targets() -> None:

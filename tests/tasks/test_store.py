@@ -1,4 +1,5 @@
-"""Where the files of known data sets lie, and what becomes of those that are missing or are something else."""
+"""Where the files of known data sets lie, and what becomes of those that are missing or are
+something else."""
 
 import gzip
 import hashlib
@@ -20,7 +21,12 @@ from fairbloom.tasks.datasets import store
 from fairbloom.tasks.datasets.store import folder_of, locate
 from fairbloom.tasks.task import DataFile, Setup, TaskInfo
 
-CONTENT = {"things/raw/a": b"first" * 1000, "things/b": b"second", "batches/1": b"one", "batches/2": b"two"}
+CONTENT = {
+    "things/raw/a": b"first" * 1000,
+    "things/b": b"second",
+    "batches/1": b"one",
+    "batches/2": b"two",
+}
 NOWHERE = "http://127.0.0.1:9"
 
 
@@ -29,8 +35,14 @@ def md5_of(content: bytes) -> str:
 
 
 def info_at(server: str) -> TaskInfo:
-    """Return a data set of a compressed file, a plain one and an archive of two, all at one address."""
-    addresses = (f"{server}/a.gz", f"{server}/b", f"{server}/batches.tar.gz", f"{server}/batches.tar.gz")
+    """Return a data set of a compressed file, a plain one and an archive of two, all at one
+    address."""
+    addresses = (
+        f"{server}/a.gz",
+        f"{server}/b",
+        f"{server}/batches.tar.gz",
+        f"{server}/batches.tar.gz",
+    )
     files = (
         DataFile(path, md5_of(content), address)
         for (path, content), address in zip(CONTENT.items(), addresses, strict=True)
@@ -54,7 +66,11 @@ def write(place: Path, **other: bytes) -> None:
 
 def left_in(root: Path) -> set[str]:
     """Return the files below a folder but for locks."""
-    return {file.relative_to(root).as_posix() for file in root.rglob("*") if file.is_file() and file.suffix != ".lock"}
+    return {
+        file.relative_to(root).as_posix()
+        for file in root.rglob("*")
+        if file.is_file() and file.suffix != ".lock"
+    }
 
 
 class Archive(SimpleHTTPRequestHandler):
@@ -70,8 +86,10 @@ class Archive(SimpleHTTPRequestHandler):
 
 @pytest.fixture
 def web(tmp_path: Path) -> Iterator[tuple[TaskInfo, Path, list[str]]]:
-    """Serve the data set; return it, the folder that is served and the list of what was asked for."""
-    served, asked = tmp_path / "served", list[str]()
+    """Serve the data set; return it, the folder that is served and the list of what was asked
+    for."""
+    served = tmp_path / "served"
+    asked = list[str]()
     served.mkdir()
     (served / "a.gz").write_bytes(gzip.compress(CONTENT["things/raw/a"]))
     (served / "b").write_bytes(CONTENT["things/b"])
@@ -80,14 +98,18 @@ def web(tmp_path: Path) -> Iterator[tuple[TaskInfo, Path, list[str]]]:
             about = tarfile.TarInfo(path)
             about.size = len(CONTENT[path])
             archive.addfile(about, io.BytesIO(CONTENT[path]))
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Archive, asked=asked, directory=str(served)))
+    server = ThreadingHTTPServer(
+        ("127.0.0.1", 0), partial(Archive, asked=asked, directory=str(served))
+    )
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield info_at(f"http://127.0.0.1:{server.server_port}"), served, asked
     server.shutdown()
     server.server_close()
 
 
-def test_the_folder_is_data_dir_the_environments_or_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_is_data_dir_the_environments_or_a_cache(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("FAIRBLOOM_DATA", "/of/the/environment")
     assert folder_of(setup_of("/named")) == Path("/named")
     assert folder_of(setup_of("")) == Path("/of/the/environment")
@@ -97,7 +119,7 @@ def test_the_folder_is_data_dir_the_environments_or_a_cache(monkeypatch: pytest.
     assert folder_of(setup_of("~/data")) == Path("/home/somebody/data")
 
 
-# Files that are there -------------------------------------------------------------------------------------------------
+# Files that are there -----------------------------------------------------------------------------
 
 
 def test_present_files_are_not_downloaded(tmp_path: Path) -> None:
@@ -117,17 +139,24 @@ def test_a_file_that_is_not_the_original_is_refused(tmp_path: Path) -> None:
     (tmp_path / "things/b").write_bytes(b"forged")  # after it has been checked
     with pytest.raises(FairbloomError) as refusal:
         locate(INFO, setup_of(tmp_path))
-    for word in (str(tmp_path / "things/b"), md5_of(b"forged"), INFO.files[1].md5, "verify-data=false"):
+    for word in (
+        str(tmp_path / "things/b"),
+        md5_of(b"forged"),
+        INFO.files[1].md5,
+        "verify-data=false",
+    ):
         assert word in str(refusal.value)
     assert locate(INFO, setup_of(tmp_path, verify=False))
     without = [each._replace(md5="") for each in INFO.files]  # it has no fixed checksum
     assert locate(INFO, setup_of(tmp_path), without)
 
 
-# Files that are missing -----------------------------------------------------------------------------------------------
+# Files that are missing ---------------------------------------------------------------------------
 
 
-def test_missing_files_are_downloaded_once(web: tuple[TaskInfo, Path, list[str]], tmp_path: Path) -> None:
+def test_missing_files_are_downloaded_once(
+    web: tuple[TaskInfo, Path, list[str]], tmp_path: Path
+) -> None:
     info, _, asked = web
     root = tmp_path / "not" / "there" / "yet"
     together = threading.Barrier(4)
@@ -150,7 +179,8 @@ def test_a_download_that_fails_leaves_nothing_and_a_remedy(
     web: tuple[TaskInfo, Path, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     info, served, _ = web
-    page, root = b"<html>an error page</html>", tmp_path / "data"
+    page = b"<html>an error page</html>"
+    root = tmp_path / "data"
     for path, fail in (
         ("a.gz", lambda: (served / "a.gz").write_bytes(page)),
         ("batches.tar.gz", lambda: (served / "batches.tar.gz").write_bytes(page)),
@@ -161,7 +191,13 @@ def test_a_download_that_fails_leaves_nothing_and_a_remedy(
         files = [file for file in info.files if file.address.endswith(f"/{path}")]
         with pytest.raises(FairbloomError) as refusal:
             locate(info, setup_of(root), files)
-        for word in ("task = 'things'", files[0].path, str(root), "put the files there", "--data-dir"):
+        for word in (
+            "task = 'things'",
+            files[0].path,
+            str(root),
+            "put the files there",
+            "--data-dir",
+        ):
             assert word in str(refusal.value)
         assert "\n" not in str(refusal.value)
         assert not left_in(root)  # half a file would be taken for the whole one
@@ -174,16 +210,20 @@ def longer_than_it_is(handler: Archive, name: str, value: str) -> None:
     SimpleHTTPRequestHandler.send_header(handler, name, value)
 
 
-def test_a_place_that_cannot_be_written_to_is_said(web: tuple[TaskInfo, Path, list[str]], tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_written_to_is_said(
+    web: tuple[TaskInfo, Path, list[str]], tmp_path: Path
+) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(FairbloomError, match=r"things/raw/a is not in .*file.* cannot be downloaded"):
+    with pytest.raises(
+        FairbloomError, match=r"things/raw/a is not in .*file.* cannot be downloaded"
+    ):
         locate(web[0], setup_of(tmp_path / "file"))
     (tmp_path / "data/things/b").mkdir(parents=True)
     with pytest.raises(FairbloomError, match=r"cannot be downloaded \(IsADirectoryError"):
         locate(web[0], setup_of(tmp_path / "data"))
 
 
-# What is known --------------------------------------------------------------------------------------------------------
+# What is known ------------------------------------------------------------------------------------
 
 
 def test_no_known_data_sets_share_a_file() -> None:
@@ -193,12 +233,15 @@ def test_no_known_data_sets_share_a_file() -> None:
         assert not Path(file.path).is_absolute()
         assert ".." not in Path(file.path).parts
         assert file.md5 == "" or len(bytes.fromhex(file.md5)) == 16
-        assert file.address.startswith("https://" if "fashion-mnist" not in file.address else "http://")
+        assert file.address.startswith(
+            "https://" if "fashion-mnist" not in file.address else "http://"
+        )
 
 
 @pytest.mark.parametrize("name", [name for name, info in TASKS.items() if info.files])
 def test_the_real_files_that_are_here_are_the_originals(name: str) -> None:
-    root, info = Path(os.environ.get(store.ENVIRONMENT, "/nowhere")), TASKS[name]
+    root = Path(os.environ.get(store.ENVIRONMENT, "/nowhere"))
+    info = TASKS[name]
     if not all((root / file.path).is_file() for file in info.files):
         pytest.skip(f"FAIRBLOOM_DATA names no folder with {info.files[0].path}")
     assert locate(info, setup_of(root))

@@ -4,7 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from fairbloom.tasks.datasets.synthetic import DEVIATIONS, draw_common_device, draw_device, draw_examples
+from fairbloom.tasks.datasets.synthetic import (
+    DEVIATIONS,
+    draw_common_device,
+    draw_device,
+    draw_examples,
+)
 
 from .made import load
 
@@ -19,7 +24,10 @@ def test_an_examples_class_is_that_of_its_devices_model() -> None:
 
 def test_inputs_vary_the_less_the_later_they_stand() -> None:
     inputs = np.concatenate(
-        [draw_examples(0, place, 0.0, 0.0, iid=False)[0] - draw_device(0, place, 0.0, 0.0).mean for place in range(100)]
+        [
+            draw_examples(0, place, 0.0, 0.0, iid=False)[0] - draw_device(0, place, 0.0, 0.0).mean
+            for place in range(100)
+        ]
     )
     assert len(inputs) > 10_000
     np.testing.assert_allclose(inputs.var(axis=0), np.arange(1, 61) ** -1.2, rtol=0.1)
@@ -32,7 +40,8 @@ def test_alpha_is_how_much_models_differ() -> None:
         devices = [draw_device(0, place, alpha, 1.0) for place in range(1000)]
         centers, biases = np.array([[each.W.mean(), each.b.mean()] for each in devices]).T
         assert centers.std() == pytest.approx(np.hypot(alpha, 1 / np.sqrt(600)), rel=0.1)
-        assert np.cov(centers, biases)[0, 1] == pytest.approx(alpha**2, abs=0.02 + 0.15 * alpha**2)  # they share u_k
+        # they share u_k
+        assert np.cov(centers, biases)[0, 1] == pytest.approx(alpha**2, abs=0.02 + 0.15 * alpha**2)
 
 
 def test_beta_is_how_much_inputs_differ() -> None:
@@ -42,7 +51,10 @@ def test_beta_is_how_much_inputs_differ() -> None:
 
 
 def test_sizes_are_log_normal_from_50() -> None:
-    sizes = np.array([len(draw_examples(1, place, 1.0, 1.0, iid=False)[1]) for place in range(300)]) - 50
+    sizes = (
+        np.array([len(draw_examples(1, place, 1.0, 1.0, iid=False)[1]) for place in range(300)])
+        - 50
+    )
     assert sizes.min() >= 0
     logs = np.log(sizes + 0.5)
     assert logs.mean() == pytest.approx(4.0, abs=0.4)
@@ -55,11 +67,16 @@ def test_equal_devices_share_model_and_inputs() -> None:
         inputs, classes = draw_examples(0, place, 5.0, 5.0, iid=True)
         assert classes.tolist() == (inputs @ device.W + device.b).argmax(axis=1).tolist()
         assert abs(inputs[:, 1:].mean()) < 0.1
-    assert len(draw_examples(0, 0, 5.0, 5.0, iid=True)[1]) == len(draw_examples(0, 0, 0.0, 0.0, iid=True)[1])
+    assert len(draw_examples(0, 0, 5.0, 5.0, iid=True)[1]) == len(
+        draw_examples(0, 0, 0.0, 0.0, iid=True)[1]
+    )
 
 
 def test_a_device_draws_alike_for_any_number_of_devices() -> None:
-    few, many, other = (load("synthetic", **own) for own in ({"clients": 3}, {"clients": 9}, {"clients": 3, "seed": 1}))
+    few, many, other = (
+        load("synthetic", **own)
+        for own in ({"clients": 3}, {"clients": 9}, {"clients": 3, "seed": 1})
+    )
     mine = [task.splits("device-2").train[0:5][0] for task in (few, many, other)]
     assert torch.equal(mine[0], mine[1])
     assert not torch.equal(mine[0], mine[2])

@@ -1,4 +1,5 @@
-"""Tasks by name: what is registered is what is loaded, with its own settings, from its own folder."""
+"""Tasks by name: what is registered is what is loaded, with its own settings, from its own
+folder."""
 
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,9 @@ def load(setup: Setup, **own: Any) -> Task:
     def squared_error(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return ((outputs - targets) ** 2).sum(dim=1)
 
-    return Task(tuple(map(str, range(setup.clients))), lambda: nn.Linear(1, 1), squared_error, splits)
+    return Task(
+        tuple(map(str, range(setup.clients))), lambda: nn.Linear(1, 1), squared_error, splits
+    )
 
 
 SETTINGS = (
@@ -68,7 +71,7 @@ def config(**settings: Any) -> dict[str, Any]:
     return Settings.of({"clients": 3, **settings}).run_config()
 
 
-# By name ------------------------------------------------------------------------------------------------------------
+# By name ------------------------------------------------------------------------------------------
 
 
 def test_the_task_that_is_named_is_the_one_that_is_loaded() -> None:
@@ -81,19 +84,23 @@ def test_the_task_that_is_named_is_the_one_that_is_loaded() -> None:
 
 def test_a_task_that_is_not_installed_is_refused_by_name() -> None:
     with pytest.raises(
-        FairbloomError, match=r"task = 'quartz': unknown task: there are digits, .*, ones, files, and yours"
+        FairbloomError,
+        match=r"task = 'quartz': unknown task: there are digits, .*, ones, files, and yours",
     ):
         load_task({**config(), "task": "quartz"})
 
 
 def test_equal_settings_give_the_same_task() -> None:
     first = load_task(config(task="ones"))
-    assert load_task(config(task="ones", **{"learning-rate": 0.7, "method": "fedfv", "out": "x"})) is first
+    assert (
+        load_task(config(task="ones", **{"learning-rate": 0.7, "method": "fedfv", "out": "x"}))
+        is first
+    )
     assert load_task(config(task="ones", **{"ones.noise": 0.1})) is not first
     assert load_task(config(task="ones", seed=1)) is not first
 
 
-# Settings of a task's own -------------------------------------------------------------------------------------------
+# Settings of a task's own -------------------------------------------------------------------------
 
 
 def test_a_tasks_own_settings_reach_it_in_their_type() -> None:
@@ -115,7 +122,11 @@ def test_an_impossible_task_setting_is_refused_everywhere() -> None:
             Settings.of({"task": "ones", key: value})
         with pytest.raises(FairbloomError) as of_load:
             load_task({**config(task="ones"), key: value})
-        assert str(of_settings.value) == str(of_load.value) == f"{key} = {value!r}: allowed is {allowed}"
+        assert (
+            str(of_settings.value)
+            == str(of_load.value)
+            == f"{key} = {value!r}: allowed is {allowed}"
+        )
 
 
 def test_another_tasks_settings_are_no_part_of_a_run() -> None:
@@ -123,7 +134,7 @@ def test_another_tasks_settings_are_no_part_of_a_run() -> None:
     assert "digits.rotated-clients" not in config(task="ones", **{"digits.rotated-clients": 2})
 
 
-# Its folder ---------------------------------------------------------------------------------------------------------
+# Its folder ---------------------------------------------------------------------------------------
 
 
 def test_a_folder_that_the_task_does_not_read_is_refused() -> None:
@@ -133,7 +144,9 @@ def test_a_folder_that_the_task_does_not_read_is_refused() -> None:
         load_task({**config(), "data-dir": "/data"})
 
 
-def test_a_missing_folder_matters_only_to_its_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_folder_matters_only_to_its_readers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A server needs the model alone, and the folders of deployed clients lie on their devices."""
     for folder, words in (("", "by --data-dir, or"), ("/no/such", "'/no/such'")):
         chosen = config(task="files", **{"data-dir": folder})
@@ -151,7 +164,7 @@ def test_a_missing_folder_matters_only_to_its_readers(tmp_path: Path, monkeypatc
     check_data(config(task="files", **{"data-dir": f"~/{tmp_path.name}"}))
 
 
-# Examples -----------------------------------------------------------------------------------------------------------
+# Examples -----------------------------------------------------------------------------------------
 
 
 def test_a_server_without_data_knows_clients_and_model(tmp_path: Path) -> None:
@@ -173,8 +186,10 @@ def test_a_server_without_data_knows_clients_and_model(tmp_path: Path) -> None:
 
 
 def test_chosen_examples_are_those_of_the_split() -> None:
-    inputs, targets = torch.arange(10.0) * 2, torch.arange(10)
-    whole, part = Examples(inputs, targets), Examples(inputs, targets, torch.tensor([7, 3, 5]))
+    inputs = torch.arange(10.0) * 2
+    targets = torch.arange(10)
+    whole = Examples(inputs, targets)
+    part = Examples(inputs, targets, torch.tensor([7, 3, 5]))
     assert (len(whole), len(part)) == (10, 3)
     for examples, chosen, expected in (
         (whole, slice(2, 4), [2, 3]),
@@ -198,7 +213,7 @@ def test_what_clients_share_is_moved_once() -> None:
     assert task.splits(task.clients[0]) is task.splits(task.clients[0])
 
 
-# What is shown of its data ------------------------------------------------------------------------------------------
+# What is shown of its data ------------------------------------------------------------------------
 
 
 def test_sizes_of_splits_are_shown_by_default() -> None:

@@ -24,7 +24,11 @@ class FormulaError(str):
 
 def column_name(place: int) -> str:
     """Return the letters of a column, counted from 0."""
-    return chr(ord("A") + place) if place < 26 else column_name(place // 26 - 1) + column_name(place % 26)
+    return (
+        chr(ord("A") + place)
+        if place < 26
+        else column_name(place // 26 - 1) + column_name(place % 26)
+    )
 
 
 def cell(place: int, row: int, value: object) -> str:
@@ -40,31 +44,41 @@ def cell(place: int, row: int, value: object) -> str:
             if isinstance(value, datetime.datetime):
                 moment = value
             return (
-                f'<c {at} s="1"><v>{(moment - datetime.datetime(1899, 12, 30)) / datetime.timedelta(days=1)!r}</v></c>'
+                f"<c {at}"
+                f' s="1"><v>{(moment - datetime.datetime(1899, 12, 30)) / datetime.timedelta(days=1)!r}</v></c>'
             )
         case int() | float():
             return f"<c {at}><v>{value!r}</v></c>"
         case FormulaError():
             return f'<c {at} t="e"><v>{value}</v></c>'
         case _:
-            return f'<c {at} t="inlineStr"><is><t xml:space="preserve">{escape(str(value))}</t></is></c>'
+            return (
+                f'<c {at} t="inlineStr"><is><t'
+                f' xml:space="preserve">{escape(str(value))}</t></is></c>'
+            )
 
 
 def sheet_of(rows: Sequence[Sequence[object]]) -> str:
     """Return the rows of a sheet as XML."""
     return "".join(
-        f'<row r="{number}">{"".join(cell(place, number, value) for place, value in enumerate(row))}</row>'
+        "<row"
+        f' r="{number}">{"".join(cell(place, number, value) for place, value in enumerate(row))}</row>'
         for number, row in enumerate(rows, start=1)
     )
 
 
 def write_workbook(
-    path: Path, sheets: Mapping[str, Sequence[Sequence[object]] | str], hidden: Sequence[str] = (), before: str = ""
+    path: Path,
+    sheets: Mapping[str, Sequence[Sequence[object]] | str],
+    hidden: Sequence[str] = (),
+    before: str = "",
 ) -> None:
-    """Write an .xlsx file of these sheets, whose rows may be XML; `before` stands at the beginning of each sheet."""
+    """Write an .xlsx file of these sheets, whose rows may be XML; `before` stands at the beginning
+    of each sheet."""
     states = ("visible", "hidden")
     names = "".join(
-        f'<sheet name="{escape(name)}" sheetId="{k}" state="{states[name in hidden]}" r:id="rId{k}"/>'
+        f'<sheet name="{escape(name)}" sheetId="{k}" state="{states[name in hidden]}"'
+        f' r:id="rId{k}"/>'
         for k, name in enumerate(sheets, start=1)
     )
     parts = "".join(
@@ -73,13 +87,22 @@ def write_workbook(
     )
     package = "application/vnd.openxmlformats-package.relationships+xml"
     whole = {
-        "[Content_Types].xml": f'<Types xmlns="{PACKAGE}/content-types"><Default Extension="xml" '
-        f'ContentType="application/xml"/><Default Extension="rels" ContentType="{package}"/></Types>',
-        "_rels/.rels": f'<Relationships xmlns="{PACKAGE}/relationships"><Relationship Id="rId1" '
-        f'Type="{RELATIONS}/officeDocument" Target="xl/workbook.xml"/></Relationships>',
-        "xl/workbook.xml": f'<workbook xmlns="{MAIN}" xmlns:r="{RELATIONS}"><sheets>{names}</sheets></workbook>',
-        "xl/_rels/workbook.xml.rels": f'<Relationships xmlns="{PACKAGE}/relationships">{parts}<Relationship Id="rIdS" '
-        f'Type="{RELATIONS}/styles" Target="styles.xml"/></Relationships>',
+        "[Content_Types].xml": (
+            f'<Types xmlns="{PACKAGE}/content-types"><Default Extension="xml"'
+            ' ContentType="application/xml"/><Default Extension="rels"'
+            f' ContentType="{package}"/></Types>'
+        ),
+        "_rels/.rels": (
+            f'<Relationships xmlns="{PACKAGE}/relationships"><Relationship Id="rId1" '
+            f'Type="{RELATIONS}/officeDocument" Target="xl/workbook.xml"/></Relationships>'
+        ),
+        "xl/workbook.xml": (
+            f'<workbook xmlns="{MAIN}" xmlns:r="{RELATIONS}"><sheets>{names}</sheets></workbook>'
+        ),
+        "xl/_rels/workbook.xml.rels": (
+            f'<Relationships xmlns="{PACKAGE}/relationships">{parts}<Relationship Id="rIdS" '
+            f'Type="{RELATIONS}/styles" Target="styles.xml"/></Relationships>'
+        ),
         "xl/styles.xml": STYLES,
     }
     for k, rows in enumerate(sheets.values(), start=1):

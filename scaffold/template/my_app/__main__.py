@@ -24,7 +24,9 @@ logging.getLogger("flwr").setLevel(logging.WARNING)
 print(f"{config['num-rounds']} rounds with {config['clients']} clients", flush=True)
 grid = InProcessGrid(client_app.app, config, config["clients"])
 try:
-    server_app.app(grid, Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=config))
+    server_app.app(
+        grid, Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=config)
+    )
 except FairbloomError as error:
     sys.exit(f"error: {error}")
 load(config["out"]).show()

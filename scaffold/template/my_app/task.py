@@ -31,7 +31,10 @@ class Net(nn.Module):
 
 
 def load_data(partition_id: int, batch_size: int) -> tuple[DataLoader, DataLoader]:
-    """Return a client's training and test data; a deployed client reads what lies on its machine."""
+    """Return a client's training and test data.
+
+    A deployed client reads what lies on its machine.
+    """
     images, labels = load_digits(return_X_y=True)
     mine = np.random.default_rng(seed=0).permutation(len(labels))[partition_id::CLIENTS]
     squares = images[mine].reshape(-1, 8, 8) / 16
@@ -39,7 +42,9 @@ def load_data(partition_id: int, batch_size: int) -> tuple[DataLoader, DataLoade
         squares = np.rot90(squares, axes=(1, 2)).copy()
     data = TensorDataset(torch.tensor(squares, dtype=torch.float32), torch.tensor(labels[mine]))
     train, test = torch.utils.data.random_split(data, [0.7, 0.3], torch.Generator().manual_seed(0))
-    return DataLoader(train, batch_size=batch_size, shuffle=True), DataLoader(test, batch_size=batch_size)
+    return DataLoader(train, batch_size=batch_size, shuffle=True), DataLoader(
+        test, batch_size=batch_size
+    )
 
 
 def train(net: nn.Module, batches: Batches, epochs: int, lr: float, device: torch.device) -> float:

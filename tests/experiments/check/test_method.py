@@ -1,4 +1,5 @@
-"""The checks of methods: each property fails for a method that breaks it, in words, and for no other."""
+"""The checks of methods: each property fails for a method that breaks it, in words, and for no
+other."""
 
 import inspect
 import logging
@@ -30,14 +31,18 @@ from fairbloom.strategies.torchjd import by_name
 from tests.strategies.helpers import ARGUMENTS
 
 
-def report_on(method: Callable[..., FairStrategy], arguments: Mapping[str, Value] | None = None) -> CheckReport:
+def report_on(
+    method: Callable[..., FairStrategy], arguments: Mapping[str, Value] | None = None
+) -> CheckReport:
     try:
         return check_method(method, arguments)
     except CheckFailedError as error:
         return error.report
 
 
-def remarks_on(method: Callable[..., FairStrategy], arguments: Mapping[str, Value] | None = None) -> set[str]:
+def remarks_on(
+    method: Callable[..., FairStrategy], arguments: Mapping[str, Value] | None = None
+) -> set[str]:
     """Return the properties with a remark; raise CheckFailedError where one fails."""
     results = check_method(method, arguments).results
     return {name for name, result in results.items() if result.status is Status.REMARK}
@@ -48,13 +53,15 @@ def check(name: str, method: Callable[..., FairStrategy], **arguments: Value) ->
         return PROPERTIES[name](MethodUnderTest(method, arguments))
 
 
-# Methods that are right ---------------------------------------------------------------------------------------------
+# Methods that are right ---------------------------------------------------------------------------
 
 
 def test_our_methods_pass_every_check() -> None:
     """Only `local` gets a remark: its global model stays as it is."""
     for name, method in METHODS.items():
-        assert remarks_on(method, ARGUMENTS[name][0]) == ({"learns"} if name == "local" else set()), name
+        assert remarks_on(method, ARGUMENTS[name][0]) == (
+            {"learns"} if name == "local" else set()
+        ), name
 
 
 @pytest.mark.slow
@@ -83,7 +90,8 @@ def test_the_process_is_left_as_it_was() -> None:
         torch.manual_seed(1)
 
     seed()
-    level, threads = logging.getLogger("flwr").level, torch.get_num_threads()
+    level = logging.getLogger("flwr").level
+    threads = torch.get_num_threads()
     check_method(METHODS["fedavg"])
     drawn = draw()
     seed()
@@ -91,16 +99,21 @@ def test_the_process_is_left_as_it_was() -> None:
     assert (logging.getLogger("flwr").level, torch.get_num_threads()) == (level, threads)
 
 
-# Methods that are wrong in one way ----------------------------------------------------------------------------------
+# Methods that are wrong in one way ----------------------------------------------------------------
 
 
 def broken(base: type[FairStrategy] = FairStrategy, **parts: Any) -> type[FairStrategy]:
     """Return a class that is FedAvg but for these parts."""
-    return type("Broken", (base,), {"__module__": __name__, "weigh": lambda self, cohort: cohort.prior.copy(), **parts})
+    return type(
+        "Broken",
+        (base,),
+        {"__module__": __name__, "weigh": lambda self, cohort: cohort.prior.copy(), **parts},
+    )
 
 
 def keeping(make: Callable[[Any, Cohort, FloatArray], Any]) -> dict[str, Any]:
-    """Return the parts of a method that keeps rows, which do not count, or changes itself as it remembers."""
+    """Return the parts of a method that keeps rows, which do not count, or changes itself as it
+    remembers."""
     return {
         "weigh": lambda self, cohort: np.concatenate([cohort.prior, np.zeros(len(cohort.memory))]),
         "remember": lambda self, cohort, coefficients, probed: make(self, cohort, coefficients),
@@ -123,7 +136,8 @@ class Attributed(FairStrategy):
 
     def __init__(self, **options: Unpack[Options]) -> None:
         super().__init__(**options)
-        self.average, self.random = 1.0, np.random.default_rng(0)
+        self.average = 1.0
+        self.random = np.random.default_rng(0)
 
 
 class NamesNothing(FairStrategy):
@@ -160,7 +174,8 @@ class Raises(FairStrategy):
 
 
 class FirstCountsMore(FairStrategy):
-    """The mean, in which the client that comes first counts one per cent more, of many clients alone."""
+    """The mean, in which the client that comes first counts one per cent more, of many clients
+    alone."""
 
     def __init__(self, *, many: int = 1, **options: Unpack[Options]) -> None:
         super().__init__(**options)
@@ -192,8 +207,11 @@ def weigh_by_place(self: object, cohort: Cohort) -> FloatArray:
     return c
 
 
-LOSSES, BY_ARRAY = {"needs": frozenset({"loss-before"})}, {"requires": frozenset({"gram by array"})}
-DISPARITY = {"terms": lambda self, r: replace(FairStrategy.terms(self, r), disparity="demographic-parity")}
+LOSSES = {"needs": frozenset({"loss-before"})}
+BY_ARRAY = {"requires": frozenset({"gram by array"})}
+DISPARITY = {
+    "terms": lambda self, r: replace(FairStrategy.terms(self, r), disparity="demographic-parity")
+}
 SECOND = {"second": "arrays-disparity", **DISPARITY}
 
 WRONG: list[tuple[str, type[FairStrategy], str]] = [
@@ -243,7 +261,10 @@ def test_a_broken_method_fails_a_property_in_words() -> None:
     for place, (name, method, words) in enumerate(WRONG):
         with pytest.raises(Failure) as failure:
             check(name, method)
-        assert (words in str(failure.value), failure.value.status) == (True, Status.FAILED), (place, failure.value)
+        assert (words in str(failure.value), failure.value.status) == (True, Status.FAILED), (
+            place,
+            failure.value,
+        )
     assert {name for name, _, _ in WRONG} == {*PROPERTIES}
 
 
@@ -265,12 +286,15 @@ def test_a_fault_is_reported_once_with_its_line() -> None:
     with pytest.raises(CheckFailedError, match=r"^Raises\(\) fails finite: Given") as error:
         check_method(Raises)
     results = error.value.report.results
-    assert f"test_method.py, line {number}: `return cohort.prior / self.share" in results["finite"].message
+    assert (
+        f"test_method.py, line {number}: `return cohort.prior / self.share"
+        in results["finite"].message
+    )
     assert results["resume"] == (Status.NOT_APPLICABLE, "It is checked once finite passes.")
     assert results["parameters"].status is Status.PASSED
 
 
-# Remarks ------------------------------------------------------------------------------------------------------------
+# Remarks ------------------------------------------------------------------------------------------
 
 
 def keep_all(self: object, cohort: Cohort, coefficients: FloatArray) -> Mapping[Kept, FloatArray]:
@@ -283,13 +307,20 @@ UNKNOWN = broken(needs=frozenset({"blood-pressure"}))
 REMARKED = [
     (
         "memory",
-        broken(**changing(memory=lambda self, cohort, c: {"all": [*self.memory.get("all", []), *c.tolist()]})),
+        broken(
+            **changing(
+                memory=lambda self, cohort, c: {"all": [*self.memory.get("all", []), *c.tolist()]}
+            )
+        ),
         "more with every round",
     ),
     ("memory", broken(**keeping(keep_all)), "50 old updates"),
     (
         "memory",
-        broken(Attributed, **changing(average=lambda self, cohort, c: 0.99 ** max(0, cohort.round - 15))),
+        broken(
+            Attributed,
+            **changing(average=lambda self, cohort, c: 0.99 ** max(0, cohort.round - 15)),
+        ),
         "self.average changes in round 16",
     ),
     (
@@ -310,17 +341,25 @@ def test_what_may_be_meant_is_remarked() -> None:
 
 
 def test_a_shorter_step_is_no_remark() -> None:
-    assert "sum to 0.5 to 0.5 (FedAvg: 1)" in check("learns", broken(weigh=lambda self, cohort: 0.5 * cohort.prior))
+    assert "sum to 0.5 to 0.5 (FedAvg: 1)" in check(
+        "learns", broken(weigh=lambda self, cohort: 0.5 * cohort.prior)
+    )
 
 
 def test_no_round_is_run_where_real_clients_lack_a_metric() -> None:
     with pytest.raises(NotApplicable, match="blood-pressure"):
         check("learns", UNKNOWN)
-    for metric in ("accuracy-baseline", "loss-baseline", "num-examples", "step-sum", "disparity-hard"):
+    for metric in (
+        "accuracy-baseline",
+        "loss-baseline",
+        "num-examples",
+        "step-sum",
+        "disparity-hard",
+    ):
         assert metric in check("needs", broken(needs=frozenset({metric})))
 
 
-# Arguments and the printed report -----------------------------------------------------------------------------------
+# Arguments and the printed report -----------------------------------------------------------------
 
 
 class NeedsAShare(FairStrategy):
@@ -347,7 +386,8 @@ def test_arguments_are_read_from_settings_as_a_run_has_them() -> None:
 
 
 def test_the_printed_report_fits_on_a_narrow_screen() -> None:
-    report, printed = report_on(Raises), StringIO()
+    report = report_on(Raises)
+    printed = StringIO()
     report.show(Console(file=printed, width=60))
     rows = printed.getvalue().splitlines()
     assert all(len(row) <= 60 for row in rows)

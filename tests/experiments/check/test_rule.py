@@ -15,7 +15,8 @@ from fairbloom.experiments.check.report import Failure, Remark
 from fairbloom.experiments.check.rule import RULE_PROPERTIES, RuleUnderTest, is_rule
 
 Arrays = dict[str, Tensor]
-HERE, GIVEN = f"{__name__}:", "tests.client.own_rules:"
+HERE = f"{__name__}:"
+GIVEN = "tests.client.own_rules:"
 
 
 def test_a_right_rule_passes_without_a_remark() -> None:
@@ -25,7 +26,7 @@ def test_a_right_rule_passes_without_a_remark() -> None:
         assert keeps in results["kept"].message
 
 
-# Rules that are wrong -------------------------------------------------------------------------------------------------
+# Rules that are wrong -----------------------------------------------------------------------------
 
 
 class Plain:
@@ -37,7 +38,9 @@ class Plain:
     def correct(self, gradients: Arrays, state: Any, step: int) -> Arrays:
         return gradients
 
-    def finish(self, received: Arrays, trained: Arrays, state: Any, steps: Any) -> tuple[Arrays, Arrays]:
+    def finish(
+        self, received: Arrays, trained: Arrays, state: Any, steps: Any
+    ) -> tuple[Arrays, Arrays]:
         return trained, self.kept(trained, state, steps)
 
     @staticmethod
@@ -47,7 +50,10 @@ class Plain:
 
 class Draws(Plain):
     def correct(self, gradients: Arrays, state: Any, step: int) -> Arrays:
-        return {name: gradient + 0.01 * torch.randn_like(gradient) for name, gradient in gradients.items()}
+        return {
+            name: gradient + 0.01 * torch.randn_like(gradient)
+            for name, gradient in gradients.items()
+        }
 
 
 class LosesAGradient(Plain):
@@ -69,20 +75,30 @@ class KeepsNumbers(Plain):
 
 
 class ReadsTheClock(Plain):
-    kept = staticmethod(lambda trained, state, steps: {"time": torch.tensor(time.perf_counter_ns())})
+    kept = staticmethod(
+        lambda trained, state, steps: {"time": torch.tensor(time.perf_counter_ns())}
+    )
 
 
 class KeepsAHistory(Plain):
-    kept = staticmethod(lambda trained, state, steps: {**state, str(len(state)): next(iter(trained.values())).clone()})
+    kept = staticmethod(
+        lambda trained, state, steps: {
+            **state,
+            str(len(state)): next(iter(trained.values())).clone(),
+        }
+    )
 
 
 class RepliesAlone(Plain):
-    def finish(self, received: Arrays, trained: Arrays, state: Any, steps: Any) -> tuple[Arrays, Arrays]:
+    def finish(
+        self, received: Arrays, trained: Arrays, state: Any, steps: Any
+    ) -> tuple[Arrays, Arrays]:
         return trained  # type: ignore[return-value]
 
 
 class RemembersAside(Plain):
-    """What clients keep lies in the class, where the next client finds it, and that of a refused reply, too."""
+    """What clients keep lies in the class, where the next client finds it, and that of a refused
+    reply, too."""
 
     velocity: ClassVar[Arrays] = {}
 
@@ -90,7 +106,9 @@ class RemembersAside(Plain):
         if self.velocity.keys() != gradients.keys():
             self.velocity.clear()
         for name, gradient in gradients.items():
-            self.velocity[name] = gradient + 0.5 * self.velocity.get(name, torch.zeros_like(gradient))
+            self.velocity[name] = gradient + 0.5 * self.velocity.get(
+                name, torch.zeros_like(gradient)
+            )
         return dict(self.velocity)
 
 
@@ -132,7 +150,7 @@ def test_what_is_no_rule_is_refused() -> None:
         check_rule("fairbloom.errors:FairbloomError")
 
 
-# The command ----------------------------------------------------------------------------------------------------------
+# The command --------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -144,5 +162,9 @@ def test_the_command_tells_rules_from_methods() -> None:
     assert done.exit_code == 0
     assert all(name in done.output for name in RULE_PROPERTIES)
     assert CliRunner().invoke(app, ["check", f"{HERE}RepliesAlone"]).exit_code == 1
-    with pytest.raises(FairbloomError, match="--set share=3: a client-side rule has no settings: leave it out"):
-        CliRunner().invoke(app, ["check", f"{GIVEN}Momentum", "--set", "share=3"], catch_exceptions=False)
+    with pytest.raises(
+        FairbloomError, match="--set share=3: a client-side rule has no settings: leave it out"
+    ):
+        CliRunner().invoke(
+            app, ["check", f"{GIVEN}Momentum", "--set", "share=3"], catch_exceptions=False
+        )

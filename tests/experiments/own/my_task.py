@@ -17,7 +17,10 @@ def mae(outputs, targets):
 
 
 def r2(outputs, targets):
-    return 1.0 - (outputs.squeeze(1) - targets).square().sum() / (targets - targets.mean()).square().sum()
+    return (
+        1.0
+        - (outputs.squeeze(1) - targets).square().sum() / (targets - targets.mean()).square().sum()
+    )
 
 
 def loss(outputs, targets):
@@ -37,7 +40,9 @@ def prices(setup: Setup, *, noise: Annotated[float, Range("[0, inf)")] = 0.1) ->
         number = TOWNS.index(town)
         generator = torch.Generator().manual_seed(100 * setup.seed + number)
         houses = torch.randn(40, 3, generator=generator)
-        told = houses @ torch.tensor([1.0, -2.0, 0.5 * number]) + noise * torch.randn(40, generator=generator)
+        told = houses @ torch.tensor([1.0, -2.0, 0.5 * number]) + noise * torch.randn(
+            40, generator=generator
+        )
         return Splits(Examples(houses[:30], told[:30]), Examples(houses[30:], told[30:]))
 
     def model():
@@ -56,4 +61,6 @@ def unmeasured(setup: Setup) -> Task:
     def some(outputs, targets):
         return float("nan") if torch.equal(targets, there) else mae(outputs, targets)
 
-    return Task(plain.clients, plain.model, loss, plain.splits, {Score("mae", higher_is_better=False): some})
+    return Task(
+        plain.clients, plain.model, loss, plain.splits, {Score("mae", higher_is_better=False): some}
+    )

@@ -35,7 +35,9 @@ class Parsed(HTMLParser):
     def of(cls, html: str) -> "Parsed":
         page = cls()
         HTMLParser.__init__(page)
-        page._table, page._holder, page._in_cell = "", ("", {}), False
+        page._table = ""
+        page._holder = ("", {})
+        page._in_cell = False
         page.feed(html)
         page.close()
         return page

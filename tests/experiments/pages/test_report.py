@@ -1,4 +1,5 @@
-"""Reports: one file that fetches nothing and runs nothing of others', with the numbers that the runs recorded."""
+"""Reports: one file that fetches nothing and runs nothing of others', with the numbers that the
+runs recorded."""
 
 import base64
 import csv
@@ -23,7 +24,15 @@ from fairbloom.experiments.results.presentation import write_report
 from fairbloom.experiments.results.run import REPORT, load
 from fairbloom.experiments.study import Study
 from fairbloom.protocol.scores import Score
-from fairbloom.server.run_folder.files import CLIENTS, COEFFICIENTS, ENVIRONMENT, MODEL, ROUNDS, SCORES, SPLIT
+from fairbloom.server.run_folder.files import (
+    CLIENTS,
+    COEFFICIENTS,
+    ENVIRONMENT,
+    MODEL,
+    ROUNDS,
+    SCORES,
+    SPLIT,
+)
 from fairbloom.strategies import find_method
 from tests.experiments.made_up import make_comparison, make_run
 from tests.simulation.helpers import table as table_of
@@ -52,7 +61,8 @@ def page_of(folder: Path) -> Parsed:
 
 @pytest.fixture(scope="module")
 def hospitals(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A comparison of three methods on four hospitals, whose names are the same with all three seeds."""
+    """A comparison of three methods on four hospitals, whose names are the same with all three
+    seeds."""
     folder = tmp_path_factory.mktemp("hospitals")
     make_comparison(folder, METHODS, range(3), FOUR, 12, personal=["fedfv"], dealt=False)
     return folder
@@ -67,7 +77,9 @@ def rows_of(folder: Path, method: str, seed: int, file: str = CLIENTS.name) -> l
     return table_of(folder / "runs" / f"{method}-seed{seed}" / file)
 
 
-def finals_of(folder: Path, method: str, seed: int, column: str = "test_accuracy_of_global_model") -> dict[str, float]:
+def finals_of(
+    folder: Path, method: str, seed: int, column: str = "test_accuracy_of_global_model"
+) -> dict[str, float]:
     rows = rows_of(folder, method, seed)
     last = max(int(row["round"]) for row in rows)
     return {row["client"]: float(row[column]) for row in rows if int(row["round"]) == last}
@@ -78,24 +90,36 @@ def numbers_of(text: str) -> list[float]:
     return [float(number) for number in re.findall(r"[+-]?\d+\.?\d*", text)]
 
 
-# It fetches nothing --------------------------------------------------------------------------------------------------
+# It fetches nothing -------------------------------------------------------------------------------
 
 
 def test_it_names_no_address_but_itself_data_and_papers(report: Parsed) -> None:
     addresses = [
-        about[name] for _, about in report.tags for name in ("href", "src", "action", "poster") if name in about
+        about[name]
+        for _, about in report.tags
+        for name in ("href", "src", "action", "poster")
+        if name in about
     ]
     assert addresses
     assert not [a for a in addresses if not a.startswith(("#", "data:", *PAPERS))]
-    assert not {"link", "img", "iframe", "object", "embed", "form", "base", "video"} & {tag for tag, _ in report.tags}
+    assert not {"link", "img", "iframe", "object", "embed", "form", "base", "video"} & {
+        tag for tag, _ in report.tags
+    }
     assert not [style for style in report.styles if re.search(r"@import|url\(", style)]
 
 
 def test_its_policy_comes_first_and_allows_its_own_scripts_alone(report: Parsed) -> None:
-    policies = [about["content"] for tag, about in report.tags if about.get("http-equiv") == "Content-Security-Policy"]
+    policies = [
+        about["content"]
+        for tag, about in report.tags
+        if about.get("http-equiv") == "Content-Security-Policy"
+    ]
     (policy,) = policies
     rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
-    digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in report.scripts]
+    digests = [
+        base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        for script in report.scripts
+    ]
     assert rules.pop("script-src").split() == [f"'sha256-{digest}'" for digest in digests]
     assert rules == {
         "default-src": "'none'",
@@ -104,9 +128,15 @@ def test_its_policy_comes_first_and_allows_its_own_scripts_alone(report: Parsed)
         "base-uri": "'none'",
         "form-action": "'none'",
     }
-    assert not [about for _, about in report.tags if any(name.startswith("on") or name == "style" for name in about)]
+    assert not [
+        about
+        for _, about in report.tags
+        if any(name.startswith("on") or name == "style" for name in about)
+    ]
     names = [tag for tag, _ in report.tags]
-    first = next(place for place, (_, about) in enumerate(report.tags) if about.get("content") == policy)
+    first = next(
+        place for place, (_, about) in enumerate(report.tags) if about.get("content") == policy
+    )
     assert first < min(names.index(tag) for tag in ("style", "script", "title"))
 
 
@@ -126,7 +156,9 @@ def test_names_are_text_wherever_they_stand(tmp_path: Path) -> None:
     assert {name for name in EVIL if name in page.text} == set(EVIL)
     run = tmp_path / "runs" / "fedavg-seed0"
     config = (run / "config.toml").read_text()
-    evil = config.replace('method = "fedavg"', "method = '<script>alert(3)</script>'").replace('"digits"', "'<b>x</b>'")
+    evil = config.replace('method = "fedavg"', "method = '<script>alert(3)</script>'").replace(
+        '"digits"', "'<b>x</b>'"
+    )
     (run / "config.toml").write_text(evil)
     page = page_of(run)
     assert len(page.scripts) == 2
@@ -140,18 +172,23 @@ def test_data_in_a_script_have_nothing_that_could_end_it() -> None:
     assert json.loads(data) == {name: name for name in (*EVIL, "\u2028")}
 
 
-# Its numbers are the runs' -------------------------------------------------------------------------------------------
+# Its numbers are the runs' ------------------------------------------------------------------------
 
 
 def test_each_client_has_the_mean_of_its_last_scores(hospitals: Path, report: Parsed) -> None:
     for row in report.rows("clients"):
         for method in METHODS:
             scores = [finals_of(hospitals, method, seed)[row["client"]] for seed in range(3)]
-            assert float(row[find_method(method).__name__]) == pytest.approx(statistics.fmean(scores), abs=0.051)
+            assert float(row[find_method(method).__name__]) == pytest.approx(
+                statistics.fmean(scores), abs=0.051
+            )
         personal = [
-            finals_of(hospitals, "fedfv", seed, "test_accuracy_of_personal_model")[row["client"]] for seed in range(3)
+            finals_of(hospitals, "fedfv", seed, "test_accuracy_of_personal_model")[row["client"]]
+            for seed in range(3)
         ]
-        assert float(row["FedFV (personal)"]) == pytest.approx(statistics.fmean(personal), abs=0.051)
+        assert float(row["FedFV (personal)"]) == pytest.approx(
+            statistics.fmean(personal), abs=0.051
+        )
     base = [float(row["FedAvg"]) for row in report.rows("clients")]
     assert base == sorted(base), "the worst served under the baseline first"
 
@@ -162,11 +199,18 @@ def test_differences_are_those_of_the_comparison(hospitals: Path, report: Parsed
     for method in METHODS[1:]:
         row = found[find_method(method).__name__, "worst client"]
         expected = comparison.difference(find_method(method).__name__, "worst_10")
-        assert numbers_of(row["difference"]) == pytest.approx([expected.mean, expected.low, expected.high], abs=0.051)
-        assert (int(row["seeds better"]), int(row["seeds worse"])) == (expected.better, expected.worse)
+        assert numbers_of(row["difference"]) == pytest.approx(
+            [expected.mean, expected.low, expected.high], abs=0.051
+        )
+        assert (int(row["seeds better"]), int(row["seeds worse"])) == (
+            expected.better,
+            expected.worse,
+        )
 
 
-def test_curves_are_means_over_the_seeds_within_what_these_span(hospitals: Path, report: Parsed) -> None:
+def test_curves_are_means_over_the_seeds_within_what_these_span(
+    hospitals: Path, report: Parsed
+) -> None:
     drawn = report.chart("rounds-mean")["data"]["values"]
     assert {row["method"] for row in drawn} == {"FedAvg", "QFedAvg", "FedFV"}
     for row in drawn:
@@ -188,8 +232,12 @@ def test_a_clients_share_is_of_the_weights_of_its_rounds(hospitals: Path, report
     for seed in range(3):
         rows = rows_of(hospitals, "fedfv", seed, COEFFICIENTS.name)
         for each in rows:
-            total = sum(float(other["coefficient"]) for other in rows if other["round"] == each["round"])
-            shares += [100.0 * float(each["coefficient"]) / total] if each["client"] == "Hungary" else []
+            total = sum(
+                float(other["coefficient"]) for other in rows if other["round"] == each["round"]
+            )
+            shares += (
+                [100.0 * float(each["coefficient"]) / total] if each["client"] == "Hungary" else []
+            )
     assert float(row["FedFV"]) == pytest.approx(statistics.fmean(shares), abs=0.05)
 
 
@@ -197,7 +245,9 @@ def test_weights_are_of_all_rounds_evaluated_or_not(tmp_path: Path) -> None:
     common = {"method": "fedfv", "clients": 4, "rounds": 6, "fraction": 0.5, "progress": False}
     pages = []
     for every in (1, 6):
-        run = api.run("digits", out=tmp_path / str(every), settings={"evaluate-every": every}, **common)
+        run = api.run(
+            "digits", out=tmp_path / str(every), settings={"evaluate-every": every}, **common
+        )
         page = page_of(run.folder)
         pages.append((page.rows("weights"), page.chart("weights-1")["data"]["values"]))
     assert pages[0] == pages[1]
@@ -214,7 +264,10 @@ def test_time_and_traffic_are_sums_over_the_rounds(hospitals: Path, report: Pars
         ("time of a run", "seconds", in_seconds),
         ("sent to clients", "bytes_sent", in_bytes),
     ):
-        sums = [sum(float(each[column]) for each in rows_of(hospitals, "fedfv", s, ROUNDS.name)) for s in range(3)]
+        sums = [
+            sum(float(each[column]) for each in rows_of(hospitals, "fedfv", s, ROUNDS.name))
+            for s in range(3)
+        ]
         assert row[heading] == write(statistics.fmean(sums))
 
 
@@ -227,13 +280,17 @@ def test_the_front_has_the_methods_that_none_beats(report: Parsed) -> None:
         if any(m >= mean and w >= worst and (m, w) != (mean, worst) for m, w in places.values())
     }
     front = [(row["mean"], row["worst"]) for row in chart["layer"][0]["data"]["values"]]
-    assert sorted(front) == sorted(place for method, place in places.items() if method not in beaten)
+    assert sorted(front) == sorted(
+        place for method, place in places.items() if method not in beaten
+    )
 
 
 def test_the_verdict_comes_first(hospitals: Path, report: Parsed) -> None:
     verdict = api.load(hospitals).verdict
     text = " ".join(report.text.split())
-    assert text.index(verdict.headline) < text.index("Each client under each method", text.index(verdict.headline))
+    assert text.index(verdict.headline) < text.index(
+        "Each client under each method", text.index(verdict.headline)
+    )
     assert all(sentence in text for sentence in verdict.sentences)
 
 
@@ -242,13 +299,16 @@ def test_dealt_clients_are_shown_by_the_first_seed(tmp_path: Path) -> None:
     make_comparison(tmp_path, METHODS, range(3), clients, 5)
     page = page_of(tmp_path)
     expected = finals_of(tmp_path, "qfedavg", 0)
-    assert {row["client"]: float(row["QFedAvg"]) for row in page.rows("clients")} == pytest.approx(expected, abs=0.051)
+    assert {row["client"]: float(row["QFedAvg"]) for row in page.rows("clients")} == pytest.approx(
+        expected, abs=0.051
+    )
     assert "first seed" in page.text
     counts = {row["client"]: int(float(row["test examples"])) for row in page.rows("examples")}
     first = load(tmp_path / "runs" / "fedavg-seed0")
     split = first.split()
     assert counts == {
-        name: int(((split.client == i) & (split.part == 1)).sum()) for i, name in enumerate(split.clients)
+        name: int(((split.client == i) & (split.part == 1)).sum())
+        for i, name in enumerate(split.clients)
     }
     SPLIT.write(first.folder, replace(split, marks=("", "rotated", "", "rotated")))
     marked = page_of(tmp_path)
@@ -261,12 +321,23 @@ def test_dealt_clients_are_shown_by_the_first_seed(tmp_path: Path) -> None:
         assert {*order} == {row["client"] for row in spec["data"]["values"]} == shown
 
 
-# Many clients --------------------------------------------------------------------------------------------------------
+# Many clients -------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 def test_ten_methods_and_a_hundred_clients_stay_small(tmp_path: Path) -> None:
-    methods = ["fedavg", "qfedavg", "fedmgdaplus", "fedfv", "term", "afl", "propfair", "gifair", "adafed", "fedprox"]
+    methods = [
+        "fedavg",
+        "qfedavg",
+        "fedmgdaplus",
+        "fedfv",
+        "term",
+        "afl",
+        "propfair",
+        "gifair",
+        "adafed",
+        "fedprox",
+    ]
     make_comparison(tmp_path, methods, range(2), [f"client-{i:03}" for i in range(100)], 80)
     page = page_of(tmp_path)
     assert (tmp_path / REPORT).stat().st_size < 5_000_000
@@ -281,7 +352,7 @@ def test_ten_methods_and_a_hundred_clients_stay_small(tmp_path: Path) -> None:
     assert len(spans) == 100
 
 
-# Others than four hospitals under accuracy ---------------------------------------------------------------------------
+# Others than four hospitals under accuracy --------------------------------------------------------
 
 
 def test_a_single_seed_has_no_intervals_and_says_so(tmp_path: Path) -> None:
@@ -291,15 +362,27 @@ def test_a_single_seed_has_no_intervals_and_says_so(tmp_path: Path) -> None:
     assert "worst 10 %" not in page.text, "a tenth of few clients is one client"
     assert "single seed" in page.text
     assert {len(numbers_of(row["difference"])) for row in page.rows("differences")} == {1}
-    assert "NaN" not in (tmp_path / REPORT).read_text().partition("<main")[2].partition("<script>")[0]
+    assert (
+        "NaN" not in (tmp_path / REPORT).read_text().partition("<main")[2].partition("<script>")[0]
+    )
 
 
 def test_where_lower_is_better_the_worst_has_the_highest(tmp_path: Path) -> None:
-    make_comparison(tmp_path, METHODS, range(2), FOUR, 4, score=Score("mae", higher_is_better=False), dealt=False)
+    make_comparison(
+        tmp_path,
+        METHODS,
+        range(2),
+        FOUR,
+        4,
+        score=Score("mae", higher_is_better=False),
+        dealt=False,
+    )
     page = page_of(tmp_path)
     base = [float(row["FedAvg"]) for row in page.rows("clients")]
     assert base == sorted(base, reverse=True)
-    (scale,) = {layer["encoding"]["color"]["scale"]["reverse"] for layer in page.chart("map-1")["layer"]}
+    (scale,) = {
+        layer["encoding"]["color"]["scale"]["reverse"] for layer in page.chart("map-1")["layer"]
+    }
     assert scale is True
     (point,) = [layer for layer in page.chart("front")["layer"] if layer["mark"]["type"] == "point"]
     assert point["encoding"]["x"]["scale"]["reverse"] is True
@@ -309,7 +392,9 @@ def test_a_run_with_personal_models(hospitals: Path) -> None:
     page = page_of(hospitals / "runs" / "fedfv-seed0")
     rows = page.rows("clients")
     expected = finals_of(hospitals, "fedfv", 0, "test_accuracy_of_personal_model")
-    assert {row["client"]: float(row["FedFV (personal)"]) for row in rows} == pytest.approx(expected, abs=0.051)
+    assert {row["client"]: float(row["FedFV (personal)"]) for row in rows} == pytest.approx(
+        expected, abs=0.051
+    )
     assert "one seed" in page.text
 
 
@@ -329,7 +414,9 @@ def test_an_interrupted_run_is_reported_as_far_as_it_is_written(run_folder: Path
     assert "interrupted after round 3 of 6" in page.text
     last = [row for row in table_of(CLIENTS.path_in(run_folder)) if row["round"] == "3"]
     expected = {row["client"]: float(row["test_accuracy_of_global_model"]) for row in last}
-    assert {row["client"]: float(row["FedFV"]) for row in page.rows("clients")} == pytest.approx(expected, abs=0.051)
+    assert {row["client"]: float(row["FedFV"]) for row in page.rows("clients")} == pytest.approx(
+        expected, abs=0.051
+    )
 
 
 def test_a_run_before_its_first_evaluation(run_folder: Path) -> None:
@@ -345,7 +432,9 @@ def test_files_that_a_run_may_lack(run_folder: Path) -> None:
         entry.path_in(run_folder).unlink()
     page = page_of(run_folder)
     assert "versions" not in page.tables
-    assert {row["client"]: row["test examples"] for row in page.rows("examples")} == dict.fromkeys(FOUR, "37")
+    assert {row["client"]: row["test examples"] for row in page.rows("examples")} == dict.fromkeys(
+        FOUR, "37"
+    )
 
 
 def test_absences_and_reasons_are_counted(run_folder: Path) -> None:
@@ -359,13 +448,23 @@ def test_absences_and_reasons_are_counted(run_folder: Path) -> None:
         writer.writeheader()
         writer.writerows(rows)
     page = page_of(run_folder)
-    counts = {row["client"]: (row["refused"], row["missing"], row["offline"]) for row in page.rows("absences")}
-    assert counts == {"Long Beach": ("2", "–", "1"), "Hungary": ("1", "1", "–"), "Cleveland": ("–", "1", "1")}
+    counts = {
+        row["client"]: (row["refused"], row["missing"], row["offline"])
+        for row in page.rows("absences")
+    }
+    assert counts == {
+        "Long Beach": ("2", "–", "1"),
+        "Hungary": ("1", "1", "–"),
+        "Cleveland": ("–", "1", "1"),
+    }
     reasons = {(row["client"], row["reason"]): row["rounds"] for row in page.rows("refusals")}
-    assert reasons == {("Long Beach", "<b>its loss</b> is not finite"): "2", ("Hungary", "too long"): "1"}
+    assert reasons == {
+        ("Long Beach", "<b>its loss</b> is not finite"): "2",
+        ("Hungary", "too long"): "1",
+    }
 
 
-# The command ----------------------------------------------------------------------------------------------------------
+# The command --------------------------------------------------------------------------------------
 
 
 def test_an_unfinished_comparison_is_refused(
@@ -377,7 +476,7 @@ def test_an_unfinished_comparison_is_refused(
     assert "8 of 9 runs" in capsys.readouterr().err
 
 
-# Read by everyone ----------------------------------------------------------------------------------------------------
+# Read by everyone ---------------------------------------------------------------------------------
 
 
 def test_charts_are_described_and_tables_have_headings(report: Parsed) -> None:
@@ -392,7 +491,9 @@ def test_charts_are_described_and_tables_have_headings(report: Parsed) -> None:
     assert levels[0] == 1
     assert levels.count(1) == 1
     assert all(later - earlier <= 1 for earlier, later in itertools.pairwise(levels))
-    assert all(math.isfinite(number) for spec in report.data.values() for number in numbers_in(spec))
+    assert all(
+        math.isfinite(number) for spec in report.data.values() for number in numbers_in(spec)
+    )
 
 
 def test_methods_whose_labels_differ_in_a_sign_have_a_chart_each(tmp_path: Path) -> None:

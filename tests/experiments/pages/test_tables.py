@@ -48,7 +48,10 @@ def printed(table: Table, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_tables_are_printed_whole_at_any_width(monkeypatch: pytest.MonkeyPatch) -> None:
     for count, score in ((2, ACCURACY), (10, MAE)):
         comparison = compared_at_random(count, score, LONG)
-        for table in (method_table(comparison), dataclasses.replace(client_table(comparison), folded=False)):
+        for table in (
+            method_table(comparison),
+            dataclasses.replace(client_table(comparison), folded=False),
+        ):
             for width in WIDTHS:
                 at_width(width, monkeypatch)
                 text = printed(table, monkeypatch)
@@ -70,7 +73,9 @@ def test_a_folded_table_is_printed_by_its_ends(monkeypatch: pytest.MonkeyPatch) 
 
 def test_names_of_rows_are_folded_and_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
-    text = printed(Table("", "", ("method", "mean"), [(Cell("x" * 100), Cell("1.0", 1.0))]), monkeypatch)
+    text = printed(
+        Table("", "", ("method", "mean"), [(Cell("x" * 100), Cell("1.0", 1.0))]), monkeypatch
+    )
     assert text.count("x") == 100
 
 
@@ -86,12 +91,15 @@ def test_a_wide_table_is_cut_into_parts_with_names() -> None:
 def test_numbers_have_the_decimals_that_three_digits_take() -> None:
     assert method_table(compared_at_random(2)).rows[0][1].text.count(".") == 1
     for scale, expected in ((0.004, "0.00300"), (0.4, "0.300"), (40.0, "30.0"), (4000.0, "3000")):
-        comparison = compared_by_hand(Score("rmse", higher_is_better=False), FedAvg=[{"a": 0.5 * scale, "b": scale}])
+        comparison = compared_by_hand(
+            Score("rmse", higher_is_better=False), FedAvg=[{"a": 0.5 * scale, "b": scale}]
+        )
         assert method_table(comparison).rows[0][1].text == expected
 
 
 def in_five_seeds(score: Score) -> Comparison:
-    """Return a comparison in which a gains for sure, b loses for sure, and c now gains and now loses."""
+    """Return a comparison in which a gains for sure, b loses for sure, and c now gains and now
+    loses."""
     base = [{"a": 1.0, "b": 2.0, "c": 3.0}] * 5
     fair = [{"a": 2.0 + each, "b": 1.0 + each, "c": 3.0 + 10.0 * each} for each in NOISE]
     return compared_by_hand(score, FedAvg=base, FedFV=fair)
@@ -99,13 +107,16 @@ def in_five_seeds(score: Score) -> Comparison:
 
 def test_significant_gains_are_green_and_losses_red() -> None:
     """The mean and the worst served have a mark, and rows of clients have none."""
-    base, more = [{"a": 1.0, "b": 2.0}] * 5, [{"a": 2.0 + each, "b": 3.0 + each} for each in NOISE]
+    base = [{"a": 1.0, "b": 2.0}] * 5
+    more = [{"a": 2.0 + each, "b": 3.0 + each} for each in NOISE]
     for score, tone in ((Score("auc"), "better"), (MAE, "worse")):
         comparison = compared_by_hand(score, FedAvg=base, FedFV=more)
         marked = method_table(comparison).rows[1][5:7]
         assert [cell.tone for cell in marked] == [tone, tone]
         assert all(cell.text.startswith("* ") for cell in marked)
-        assert not any(cell.tone or "*" in cell.text for row in client_table(comparison).rows for cell in row)
+        assert not any(
+            cell.tone or "*" in cell.text for row in client_table(comparison).rows for cell in row
+        )
 
 
 def test_a_single_seed_has_no_colours_and_no_intervals() -> None:
@@ -117,7 +128,9 @@ def test_a_single_seed_has_no_colours_and_no_intervals() -> None:
 
 
 def test_clients_that_seeds_deal_are_those_of_the_first() -> None:
-    comparison = dataclasses.replace(in_five_seeds(Score("auc")), shared=SharedData(clients_differ=True))
+    comparison = dataclasses.replace(
+        in_five_seeds(Score("auc")), shared=SharedData(clients_differ=True)
+    )
     table = client_table(comparison)
     assert [row[0].text for row in table.rows] == ["a", "b", "c"]  # the worst served comes first
     assert [row[0].text for row in client_table(in_five_seeds(MAE)).rows] == ["c", "b", "a"]
@@ -130,7 +143,14 @@ def test_the_table_of_methods_has_differences_with_intervals() -> None:
     comparison = in_five_seeds(Score("auc"))
     table = method_table(comparison)
     base, fair = ([cell.text for cell in row] for row in table.rows)
-    assert table.headings[1:] == ["mean", "std", "worst client", "best client", "gain, mean", "gain, worst client"]
+    assert table.headings[1:] == [
+        "mean",
+        "std",
+        "worst client",
+        "best client",
+        "gain, mean",
+        "gain, worst client",
+    ]
     assert base == ["FedAvg", "2.00", "0.82", "1.00", "3.00", "–", "–"]
     found = comparison.difference("FedFV", "mean")
     assert fair[5] == f"+0.00 ({found.low:.2f} to {found.high:.2f})"
@@ -164,13 +184,20 @@ def test_lists_are_printed_whole_at_any_width(
         together = re.sub(r"\s", "", text)
         if command == "settings":
             for key, value in default_config().items():
-                assert re.search(rf"^ *{re.escape(key)}(?: =)? +{re.escape(repr(value))}", text, re.MULTILINE), key
+                assert re.search(
+                    rf"^ *{re.escape(key)}(?: =)? +{re.escape(repr(value))}", text, re.MULTILINE
+                ), key
         if command == "methods":
             for each in (each for name in METHODS for each in describe_method(name)["parameters"]):
-                about = f"{each['key']} ({each['range']}, default {each['default'] or repr('')}) {each['description']}"
+                about = (
+                    f"{each['key']} ({each['range']}, default {each['default'] or repr('')})"
+                    f" {each['description']}"
+                )
                 assert re.sub(r"\s", "", about) in together
         if command == "tasks":
-            assert "digits.rotated-clients(intatleast0,default0)Numberofclientswithimages" in together
+            assert (
+                "digits.rotated-clients(intatleast0,default0)Numberofclientswithimages" in together
+            )
 
 
 def test_a_terminal_has_the_width_that_it_says(monkeypatch: pytest.MonkeyPatch) -> None:

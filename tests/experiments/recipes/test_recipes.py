@@ -50,7 +50,11 @@ settings = {{ method = "AFL" }}
     }
     assert ours.row == "q-FedAvg (q=2, batch-size=3)"
     assert study.config(afl) == {"num-rounds": 7, "batch-size": 1, "method": "afl"}
-    assert recipe.parameters(recipe.rows[0], {"learning-rate": 0.1}) == {"q": 2, "batch-size": 3, "learning-rate": 0.1}
+    assert recipe.parameters(recipe.rows[0], {"learning-rate": 0.1}) == {
+        "q": 2,
+        "batch-size": 3,
+        "learning-rate": 0.1,
+    }
 
 
 def test_a_grid_is_every_combination_that_the_row_leaves_open(tmp_path: Path) -> None:
@@ -72,7 +76,8 @@ settings = {{ method = "qfedavg", learning-rate = 0.3 }}
     assert fedavg == [{"learning-rate": 0.1}, {"learning-rate": 0.2}]
     assert len(both) == 4
     assert fixed == [{"qfedavg.q": 1}, {"qfedavg.q": 2}]
-    assert recipe.runs == (2 + 2) + (4 + 2) + (2 + 2)  # the grid with one seed, the chosen point with two more
+    # the grid with one seed, the chosen point with two more
+    assert recipe.runs == (2 + 2) + (4 + 2) + (2 + 2)
 
 
 def test_a_rows_grid_replaces_the_common_axes_that_it_names(tmp_path: Path) -> None:
@@ -125,7 +130,9 @@ def test_a_fault_in_a_recipe_is_told_by_recipe_and_key(tmp_path: Path) -> None:
 def test_a_setting_that_cannot_be_is_told_with_the_row(tmp_path: Path) -> None:
     for settings in ("num-round = 3", "qfedavg.q = 3", "batch-size = -1"):
         recipe = recipe_of(tmp_path, f"{HEAD}{MEASURES}{ROW}settings = {{ {settings} }}\n")
-        with pytest.raises(FairbloomError, match=f"recipe mine: row 'FedAvg.*{settings.split()[0]}"):
+        with pytest.raises(
+            FairbloomError, match=f"recipe mine: row 'FedAvg.*{settings.split()[0]}"
+        ):
             study_of(recipe, recipe.rows)
     recipe = recipe_of(tmp_path, f"{HEAD}{MEASURES}[settings]\nfedmgdaplus.epsilon = 0.1\n{ROW}")
     with pytest.raises(FairbloomError, match=r"fedmgdaplus\.epsilon"):

@@ -24,7 +24,9 @@ def compared(capsys: pytest.CaptureFixture[str], out: Path, methods: str, *words
 
 
 @pytest.mark.slow
-def test_single_participants_compare_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_single_participants_compare_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     told = compared(capsys, tmp_path, "fedavg,term,fedmgdaplus", "--fraction", 0.5)
     assert f"{SINGLE}, so no method had anything to weigh: raise fraction" in told
     assert f"FedAvg and TERM {EQUAL}" in told  # FedMGDA+ takes a step of another length
@@ -32,7 +34,9 @@ def test_single_participants_compare_nothing(tmp_path: Path, capsys: pytest.Capt
 
 
 @pytest.mark.slow
-def test_methods_are_the_same_if_so_with_every_seed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_methods_are_the_same_if_so_with_every_seed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     told = compared(capsys, tmp_path, "fedavg,ditto,term")
     assert f"FedAvg and Ditto {EQUAL}" in told  # whose global model is FedAvg's
     for words in (SINGLE, SMALL, "TERM ended"):
@@ -43,11 +47,18 @@ def test_methods_are_the_same_if_so_with_every_seed(tmp_path: Path, capsys: pyte
 def test_tiny_test_sets_are_said_with_what_one_example_moves(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    few = f"2 of 2 {SMALL} (client-0 4, client-1 4): one example moves the accuracy of such a client by 25"
+    few = (
+        f"2 of 2 {SMALL} (client-0 4, client-1 4): one example moves the accuracy of such a client"
+        " by 25"
+    )
     assert few in printed_by(capsys, "run", *FEW, *TINY, "--out", tmp_path / "run")
     assert few in compared(capsys, tmp_path / "compared", "fedavg", *TINY)
 
 
-def test_a_run_of_single_participants_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_of_single_participants_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert SINGLE in printed_by(capsys, "run", *FEW, "--fraction", 0.5, "--out", tmp_path / "a")
-    assert SINGLE not in printed_by(capsys, "run", *FEW, "--set", "pooled=true", "--out", tmp_path / "b")
+    assert SINGLE not in printed_by(
+        capsys, "run", *FEW, "--set", "pooled=true", "--out", tmp_path / "b"
+    )

@@ -1,4 +1,5 @@
-"""Gaps between groups where methods are compared: rows, tables and sentences, against what their formulas give."""
+"""Gaps between groups where methods are compared: rows, tables and sentences, against what their
+formulas give."""
 
 import dataclasses
 import math
@@ -18,11 +19,13 @@ from ..helpers import compared_by_hand
 T = 4.302652729911275
 """The 97.5th percentile of Student's t with two degrees of freedom."""
 
-RATE, ERROR = GroupScore("selection-rate", percent=True), GroupScore("mae", higher_is_better=False)
+RATE = GroupScore("selection-rate", percent=True)
+ERROR = GroupScore("mae", higher_is_better=False)
 
 
 def report(gap: float, score: GroupScore = RATE) -> GroupReport:
-    """Return what one client reports of two groups that are so far apart; with NaN it reports but one of them."""
+    """Return what one client reports of two groups that are so far apart; with NaN it reports but
+    one of them."""
     groups = [Group("a", "sex", "F", 10, {score.name: 10}, {score.name: 40.0})]
     if math.isfinite(gap):
         groups.append(Group("a", "sex", "M", 10, {score.name: 10}, {score.name: 40.0 + gap}))
@@ -30,7 +33,8 @@ def report(gap: float, score: GroupScore = RATE) -> GroupReport:
 
 
 def compared(score: GroupScore = RATE, **gaps: Sequence[float]) -> Comparison:
-    """Return a comparison in which methods differ in nothing but the gaps between groups, one a seed."""
+    """Return a comparison in which methods differ in nothing but the gaps between groups, one a
+    seed."""
     scores = {method: [{"a": 70.0, "b": 80.0}] * len(each) for method, each in gaps.items()}
     by_group = {method: [report(gap, score) for gap in each] for method, each in gaps.items()}
     return dataclasses.replace(compared_by_hand(**scores), by_group=by_group)
@@ -43,20 +47,31 @@ NARROWER = {"FairFed": np.array([20.0, 19.0, 22.0]), "FedFV": np.array([-1.0, 2.
 def test_a_narrower_gap_is_better_with_the_interval_of_others() -> None:
     rows = {(row["method"], row["measure"]): row for row in BY_HAND.difference_rows()}
     for method, each in NARROWER.items():
-        mean, error = each.mean(), each.std(ddof=1) / math.sqrt(3.0)
+        mean = each.mean()
+        error = each.std(ddof=1) / math.sqrt(3.0)
         row = rows[method, "group-gap:selection-rate"]
-        assert (row["better"], row["worse"], row["seeds"]) == ((each > 0).sum(), (each < 0).sum(), 3)
+        assert (row["better"], row["worse"], row["seeds"]) == (
+            (each > 0).sum(),
+            (each < 0).sum(),
+            3,
+        )
         expected = (mean, error, mean - T * error, mean + T * error)
         assert [row[key] for key in ("mean", "error", "low", "high")] == pytest.approx(expected)
         assert row["p_value"] is None  # the one family of tests is of the worst served and the mean
-    assert rows["FairFed", "group-gap:selection-rate:a"]["mean"] == pytest.approx(NARROWER["FairFed"].mean())
+    assert rows["FairFed", "group-gap:selection-rate:a"]["mean"] == pytest.approx(
+        NARROWER["FairFed"].mean()
+    )
     assert ("FairFed", "group-gap:selection-rate:b") not in rows  # who reports no groups
 
 
 def test_of_dealt_clients_only_gaps_over_all_have_rows() -> None:
-    dealt = dataclasses.replace(BY_HAND, shared=dataclasses.replace(BY_HAND.shared, clients_differ=True))
+    dealt = dataclasses.replace(
+        BY_HAND, shared=dataclasses.replace(BY_HAND.shared, clients_differ=True)
+    )
     measures = {row["measure"] for row in dealt.difference_rows()}
-    assert {measure for measure in measures if measure.startswith("group-gap:")} == {"group-gap:selection-rate"}
+    assert {measure for measure in measures if measure.startswith("group-gap:")} == {
+        "group-gap:selection-rate"
+    }
 
 
 def test_the_terminal_has_gaps_with_intervals() -> None:

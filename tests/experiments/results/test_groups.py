@@ -1,4 +1,5 @@
-"""Groups of a run and of a comparison: sums over clients, gaps as fairlearn has them, and who is left out."""
+"""Groups of a run and of a comparison: sums over clients, gaps as fairlearn has them, and who is
+left out."""
 
 import re
 from pathlib import Path
@@ -26,18 +27,33 @@ fairlearn = pytest.importorskip("fairlearn.metrics")
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with the files of three sites, of which c has few women, and two runs with groups."""
+    """Return a folder with the files of three sites, of which c has few women, and two runs with
+    groups."""
     here = tmp_path_factory.mktemp("groups")
     (here / "sites").mkdir()
     sick = {"target": lambda k: "01"[(k * 7 // 3) % 2]}
     (here / "sites" / "a.csv").write_text(patients(120, **sick))
     (here / "sites" / "b.csv").write_text(patients(80, first=10, **sick))
-    (here / "sites" / "c.csv").write_text(patients(90, sex=lambda k: "F" if k < 12 else "M", **sick))
+    (here / "sites" / "c.csv").write_text(
+        patients(90, sex=lambda k: "F" if k < 12 else "M", **sick)
+    )
     (here / "schema.toml").write_text(grouped(here / "sites", "sex", "age>=80"))
     (here / "by-sex.toml").write_text(grouped(here / "sites", "sex"))
     for name, *more in (("all", "--set", "smallest-group=1"), ("large",)):
-        words = ("run", "--task", "csv", "--data-dir", here / "sites", "--rounds", "2", "--out", here / name)
-        assert fairbloom(*words, "--schema", here / "schema.toml", "--set", "device=cpu", *more) == 0
+        words = (
+            "run",
+            "--task",
+            "csv",
+            "--data-dir",
+            here / "sites",
+            "--rounds",
+            "2",
+            "--out",
+            here / name,
+        )
+        assert (
+            fairbloom(*words, "--schema", here / "schema.toml", "--set", "device=cpu", *more) == 0
+        )
     return here
 
 
@@ -48,7 +64,8 @@ def report_of(run: Run) -> GroupReport:
 
 
 def predictions(run: Run) -> dict[str, np.ndarray[Any, Any]]:
-    """Return targets, predictions, sexes and clients of all test examples, by the run's own model."""
+    """Return targets, predictions, sexes and clients of all test examples, by the run's own
+    model."""
     task = load_task(run.settings)
     model = task.model()
     model.load_state_dict({name: torch.from_numpy(array) for name, array in run.arrays().items()})
@@ -64,12 +81,13 @@ def predictions(run: Run) -> dict[str, np.ndarray[Any, Any]]:
     return {key: np.array(values) for key, values in found.items()}
 
 
-# Sums and gaps --------------------------------------------------------------------------------------------------------
+# Sums and gaps ------------------------------------------------------------------------------------
 
 
 def test_gaps_over_all_clients_and_of_each_are_fairlearns(here: Path) -> None:
     run = api.load(here / "all")
-    seen, report = predictions(run), report_of(run)
+    seen = predictions(run)
+    report = report_of(run)
     by_sex = {"y_true": seen["target"], "y_pred": seen["answer"], "sensitive_features": seen["sex"]}
     expected = {
         "accuracy": fairlearn.MetricFrame(metrics=accuracy_score, **by_sex).difference(),
@@ -80,17 +98,28 @@ def test_gaps_over_all_clients_and_of_each_are_fairlearns(here: Path) -> None:
     assert {name: gap.size / 100 for name, gap in gaps.items()} == pytest.approx(expected, rel=1e-9)
     counts = {each.group: each.count for each in report.of(ALL, "sex")}
     assert counts == {sex: int((seen["sex"] == sex).sum()) for sex in "FM"}
-    assert report.left_out("sex") == f"all {len(seen['sex'])} test examples are in groups that are reported"
+    assert (
+        report.left_out("sex")
+        == f"all {len(seen['sex'])} test examples are in groups that are reported"
+    )
     for client in report.clients:
         of_client = {name: each[seen["client"] == client] for name, each in by_sex.items()}
-        (gap,) = (gap for gap in report.gaps(client) if (gap.grouping, gap.score.name) == ("sex", "selection-rate"))
+        (gap,) = (
+            gap
+            for gap in report.gaps(client)
+            if (gap.grouping, gap.score.name) == ("sex", "selection-rate")
+        )
         assert gap.size / 100 == pytest.approx(fairlearn.demographic_parity_difference(**of_client))
 
 
 def test_groups_over_all_clients_are_sums(here: Path) -> None:
     run = api.load(here / "large")
     report = report_of(run)
-    rows = [row for row in table(here / "large" / "groups.csv") if row["round"] == "2" and row["grouping"] == "sex"]
+    rows = [
+        row
+        for row in table(here / "large" / "groups.csv")
+        if row["round"] == "2" and row["grouping"] == "sex"
+    ]
     assert {row["client"] for row in rows} == {"a", "b"}
     for each in report.of(ALL, "sex"):
         mine = [row for row in rows if row["group"] == each.group]
@@ -100,20 +129,32 @@ def test_groups_over_all_clients_are_sums(here: Path) -> None:
         with_rate = [row for row in mine if row["true_positive_rate"]]
         if with_rate:
             positives = sum(int(row["positives"]) for row in with_rate)
-            found = sum(int(row["positives"]) * float(row["true_positive_rate"]) for row in with_rate)
+            found = sum(
+                int(row["positives"]) * float(row["true_positive_rate"]) for row in with_rate
+            )
             assert each.values["true-positive-rate"] == pytest.approx(found / positives)
     tested = run.test_examples()
-    assert report.left_out("sex").startswith(f"{tested['c']} of {sum(tested.values())} test examples are left out")
+    assert report.left_out("sex").startswith(
+        f"{tested['c']} of {sum(tested.values())} test examples are left out"
+    )
     assert report.gap("c", "sex", report.scores[0]) is None  # of one group there is none
     assert all(gap.low <= gap.high and gap.lowest != gap.highest for gap in report.gaps())
 
 
-# Where they are seen --------------------------------------------------------------------------------------------------
+# Where they are seen ------------------------------------------------------------------------------
 
 
 def test_groups_and_gaps_are_data_frames(here: Path) -> None:
     run = api.load(here / "large")
-    assert list(run.groups.columns[:7]) == ["round", "client", "model", "split", "grouping", "group", "count"]
+    assert list(run.groups.columns[:7]) == [
+        "round",
+        "client",
+        "model",
+        "split",
+        "grouping",
+        "group",
+        "count",
+    ]
     assert set(run.groups["group"]) == {"F", "M", ">=80", "<80"}
     assert set(run.groups["round"]) == {1, 2}
     gaps = run.gaps
@@ -123,8 +164,23 @@ def test_groups_and_gaps_are_data_frames(here: Path) -> None:
     assert {row["lowest"], row["highest"]} == {"F", "M"}
 
 
-def test_a_run_without_groups_has_none_and_no_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert fairbloom("run", "--clients", "3", "--rounds", "1", "--set", "device=cpu", "--out", tmp_path / "run") == 0
+def test_a_run_without_groups_has_none_and_no_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        fairbloom(
+            "run",
+            "--clients",
+            "3",
+            "--rounds",
+            "1",
+            "--set",
+            "device=cpu",
+            "--out",
+            tmp_path / "run",
+        )
+        == 0
+    )
     run = api.load(tmp_path / "run")
     assert run.by_group() is None
     assert run.groups.empty
@@ -134,7 +190,9 @@ def test_a_run_without_groups_has_none_and_no_table(tmp_path: Path, capsys: pyte
     assert "Gaps" not in printed
 
 
-def test_show_prints_groups_gaps_and_who_is_left_out(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_prints_groups_gaps_and_who_is_left_out(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     capsys.readouterr()
     assert fairbloom("show", here / "large") == 0
     printed = capsys.readouterr().out
@@ -145,7 +203,9 @@ def test_show_prints_groups_gaps_and_who_is_left_out(here: Path, capsys: pytest.
         assert re.search(line, printed, re.MULTILINE)
     gap = report.gap(ALL, "sex", report.scores[0])
     assert gap is not None
-    assert re.search(rf"^{run.label} +sex +accuracy, % +{gap.size:.1f} +1 +{gap.lowest}$", printed, re.MULTILINE)
+    assert re.search(
+        rf"^{run.label} +sex +accuracy, % +{gap.size:.1f} +1 +{gap.lowest}$", printed, re.MULTILINE
+    )
     assert report.left_out("sex") in printed
     about = as_json(capsys, "show", here / "large")
     assert about["groups"] == report.rows()
@@ -156,17 +216,42 @@ KEYS = ("method", "client", "score")
 
 
 @pytest.mark.slow
-def test_a_comparison_has_gaps_by_method_and_files_of_them(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("compare", "--task", "csv", "--data-dir", here / "sites", "--methods", "fedavg,ditto", "--seeds", "2")
+def test_a_comparison_has_gaps_by_method_and_files_of_them(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = (
+        "compare",
+        "--task",
+        "csv",
+        "--data-dir",
+        here / "sites",
+        "--methods",
+        "fedavg,ditto",
+        "--seeds",
+        "2",
+    )
     out = here / "cmp"
-    settings = ("--schema", here / "by-sex.toml", "--set", "device=cpu", "--jobs", "1", "--rounds", "2", "--out", out)
+    settings = (
+        "--schema",
+        here / "by-sex.toml",
+        "--set",
+        "device=cpu",
+        "--jobs",
+        "1",
+        "--rounds",
+        "2",
+        "--out",
+        out,
+    )
     assert fairbloom(*words, *settings) == 0
     printed = capsys.readouterr().out
     assert "Gaps between groups over all clients" in printed
     comparison = api.load(out)
     assert list(comparison.by_group) == ["FedAvg", "Ditto", "Ditto (personal)"]
     report = report_of(api.load(out / "runs" / "fedavg-seed1"))
-    chosen = [row for row in comparison.group_rows() if (row["method"], row["seed"]) == ("FedAvg", 1)]
+    chosen = [
+        row for row in comparison.group_rows() if (row["method"], row["seed"]) == ("FedAvg", 1)
+    ]
     assert [row["count"] for row in chosen] == [row["count"] for row in report.rows()]
     personal = api.load(out / "runs" / "ditto-seed0").by_group("personal")
     assert personal is not None
@@ -177,8 +262,14 @@ def test_a_comparison_has_gaps_by_method_and_files_of_them(here: Path, capsys: p
     assert len(table(out / "groups.csv")) == len(comparison.group_rows())
     page = Parsed.of((out / REPORT).read_text(encoding="utf-8"))
     for score in report.scores:
-        shown = [row for row in page.rows("gaps") if (row["method"], row["score"]) == ("FedAvg", score.title)]
-        gaps = [row["gap"] for row in found if [row[key] for key in KEYS] == ["FedAvg", ALL, score.name]]
+        shown = [
+            row
+            for row in page.rows("gaps")
+            if (row["method"], row["score"]) == ("FedAvg", score.title)
+        ]
+        gaps = [
+            row["gap"] for row in found if [row[key] for key in KEYS] == ["FedAvg", ALL, score.name]
+        ]
         assert [int(row["seeds"]) for row in shown] == [len(gaps)] * bool(gaps)
         for row in shown:
             assert float(row["gap"].partition(" ")[0]) == pytest.approx(np.mean(gaps), abs=0.051)
@@ -192,20 +283,43 @@ def test_a_comparison_has_gaps_by_method_and_files_of_them(here: Path, capsys: p
     assert as_json(capsys, "show", out)["gaps"] == comparison.gap_rows()
 
 
-# Over which clients a score is a mean ---------------------------------------------------------------------------------
+# Over which clients a score is a mean -------------------------------------------------------------
 
 
-def test_every_score_says_over_which_clients_it_is_a_mean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_score_says_over_which_clients_it_is_a_mean(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "sites").mkdir()
     (tmp_path / "sites" / "a.csv").write_text(patients(60))
     (tmp_path / "sites" / "b.csv").write_text(patients(60, first=10))
     (tmp_path / "sites" / "well.csv").write_text(patients(60, target=lambda k: "0"))
-    words = ("run", "--task", "csv", "--data-dir", tmp_path / "sites", "--rounds", "1", "--out", tmp_path / "run")
+    words = (
+        "run",
+        "--task",
+        "csv",
+        "--data-dir",
+        tmp_path / "sites",
+        "--rounds",
+        "1",
+        "--out",
+        tmp_path / "run",
+    )
     settings = {"scores": "sensitivity,specificity,brier", "device": "cpu"}
-    assert fairbloom(*words, *(word for item in settings.items() for word in ("--set", "=".join(item)))) == 0
+    assert (
+        fairbloom(
+            *words, *(word for item in settings.items() for word in ("--set", "=".join(item)))
+        )
+        == 0
+    )
     printed = capsys.readouterr().out
-    for score, reason in (("AUC", "one class in its test examples"), ("sensitivity", "no positive test example")):
-        assert f"{score} is the mean of 2 of 3 clients; without a test {score} ({reason}): well" in printed
+    for score, reason in (
+        ("AUC", "one class in its test examples"),
+        ("sensitivity", "no positive test example"),
+    ):
+        assert (
+            f"{score} is the mean of 2 of 3 clients; without a test {score} ({reason}): well"
+            in printed
+        )
     assert re.search(r"^AUC +2 of 3 ", printed, re.M)
     assert "specificity is the mean" not in printed
     scores = {each["score"]: each for each in as_json(capsys, "show", tmp_path / "run")["scores"]}
@@ -215,19 +329,31 @@ def test_every_score_says_over_which_clients_it_is_a_mean(tmp_path: Path, capsys
     final = api.load(tmp_path / "run").final(api.load(tmp_path / "run").scores[2])
     assert scores["auc"]["mean"] == pytest.approx(np.mean(list(final.values())))
     assert fairbloom(*words[:-1], tmp_path / "own", "--set", "personal-lambda=0.1") == 0
-    assert capsys.readouterr().out.count("AUC is the mean of 2 of 3 clients") == 1  # by global and personal models
+    # by global and personal models
+    assert capsys.readouterr().out.count("AUC is the mean of 2 of 3 clients") == 1
 
 
-# Worse than the mean --------------------------------------------------------------------------------------------------
+# Worse than the mean ------------------------------------------------------------------------------
 
 
-def test_regression_that_is_worse_than_the_mean_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_regression_that_is_worse_than_the_mean_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "sites").mkdir()
     random = np.random.default_rng(3)
     for name, shift in (("a", 0.0), ("b", 0.0), ("far", 40.0)):
         rows = [f"{x:.4f},{10 * x + shift + e:.4f}" for x, e in random.normal(size=(60, 2))]
         (tmp_path / "sites" / f"{name}.csv").write_text("\n".join(["x,y", *rows]) + "\n")
-    words = ("--task", "csv", "--data-dir", tmp_path / "sites", "--rounds", "8", "--set", "device=cpu")
+    words = (
+        "--task",
+        "csv",
+        "--data-dir",
+        tmp_path / "sites",
+        "--rounds",
+        "8",
+        "--set",
+        "device=cpu",
+    )
     assert fairbloom("run", *words, "--out", tmp_path / "run") == 0
     printed = capsys.readouterr().out
     values = api.load(tmp_path / "run").final(api.load(tmp_path / "run").scores[1])
@@ -236,5 +362,7 @@ def test_regression_that_is_worse_than_the_mean_says_so(tmp_path: Path, capsys: 
     assert f"For {worse} of 3 clients the global model is worse than to predict the mean" in printed
     assert f"far {values['far']:.3g}" in printed
     run = api.load(tmp_path / "run")
-    (line,) = (each for each in caveats_of_comparison({"FedAvg": [run], "Other": [run]}) if "r2" in each)
+    (line,) = (
+        each for each in caveats_of_comparison({"FedAvg": [run], "Other": [run]}) if "r2" in each
+    )
     assert line.startswith("Under FedAvg and Other")

@@ -19,20 +19,28 @@ Gains = Mapping[str, Mapping[str, float]]
 
 
 def compared(
-    scores: Sequence[Score], gains: Gains, seeds: int = 10, lacking: Mapping[str, Mapping[str, int]] | None = None
+    scores: Sequence[Score],
+    gains: Gains,
+    seeds: int = 10,
+    lacking: Mapping[str, Mapping[str, int]] | None = None,
 ) -> Comparison:
-    """Return FedAvg and Local, which differ by these numbers; a client may lack a score from some seed on."""
+    """Return FedAvg and Local, which differ by these numbers; a client may lack a score from some
+    seed on."""
     rng = np.random.default_rng(3)
     level = {score.name: 60.0 if score.percent else 0.6 for score in scores}
     finals: dict[str, list[dict[str, dict[str, float]]]] = {"FedAvg": [], "Local": []}
     for seed in range(seeds):
-        base, mine = dict[str, dict[str, float]](), dict[str, dict[str, float]]()
+        base = dict[str, dict[str, float]]()
+        mine = dict[str, dict[str, float]]()
         for score in scores:
             noise = {client: 0.01 * level[score.name] * rng.normal() for client in CLIENTS}
-            there = [c for c in CLIENTS if seed < ((lacking or {}).get(score.name, {}).get(c, seeds))]
+            there = [
+                c for c in CLIENTS if seed < ((lacking or {}).get(score.name, {}).get(c, seeds))
+            ]
             base[score.name] = {c: level[score.name] + noise[c] for c in there}
             mine[score.name] = {
-                c: base[score.name][c] + gains[score.name].get(c, 0.0) + 0.1 * noise[CLIENTS[0]] for c in there
+                c: base[score.name][c] + gains[score.name].get(c, 0.0) + 0.1 * noise[CLIENTS[0]]
+                for c in there
             }
         finals["FedAvg"].append(base)
         finals["Local"].append(mine)
@@ -50,9 +58,10 @@ HEART: Gains = {
 def test_who_gains_while_auc_or_balanced_accuracy_falls_is_named() -> None:
     comparison = compared(THREE, HEART)
     (said,) = comparison.contradictions
-    assert said == (
-        "long-beach gains 11.6 points of accuracy under Local, but loses 10.1 points of balanced accuracy and 0.133 of "
-        "AUC."
+    assert (
+        said
+        == "long-beach gains 11.6 points of accuracy under Local, but loses 10.1 points of balanced"
+        " accuracy and 0.133 of AUC."
     )
     assert said in comparison.verdict.sentences
 
@@ -60,15 +69,21 @@ def test_who_gains_while_auc_or_balanced_accuracy_falls_is_named() -> None:
 def test_scores_that_agree_and_losses_are_no_contradiction() -> None:
     for first in (ACCURACY, BALANCED_ACCURACY, AUC, F1, LOSS_SCORE):
         scores = (first, *(each for each in (*THREE, F1, LOSS_SCORE) if each != first))
-        gains = {s.name: dict.fromkeys(CLIENTS, (5.0 if s.percent else 0.05) * s.better(1.0, 0.0)) for s in scores}
+        gains = {
+            s.name: dict.fromkeys(CLIENTS, (5.0 if s.percent else 0.05) * s.better(1.0, 0.0))
+            for s in scores
+        }
         assert compared(scores, gains).contradictions == []
-    assert compared((BALANCED_ACCURACY, ACCURACY, AUC), HEART).contradictions == []  # long-beach loses by the first
+    # long-beach loses by the first
+    assert compared((BALANCED_ACCURACY, ACCURACY, AUC), HEART).contradictions == []
     of_loss = {"accuracy": {"hungarian": 9.0}, "loss": {"hungarian": 9.0}}
     assert compared((ACCURACY, LOSS_SCORE), of_loss).contradictions == []
 
 
 def test_where_lower_is_better_a_fall_is_a_gain() -> None:
-    said, *_ = compared((LOSS_SCORE, AUC), {"loss": {"long-beach": -0.1}, "auc": {"long-beach": -0.2}}).contradictions
+    said, *_ = compared(
+        (LOSS_SCORE, AUC), {"loss": {"long-beach": -0.1}, "auc": {"long-beach": -0.2}}
+    ).contradictions
     assert said.startswith("long-beach gains 0.1 of loss")
 
 
@@ -110,4 +125,6 @@ def test_a_verdict_by_any_score_names_it_and_its_unit() -> None:
         assert f"a test {names[score.name]} of" in verdict.headline
         assert verdict.improving == ("Local",)
         assert ("points" in verdict.sentences[0]) is score.percent
-        assert {row["measure"] for row in comparison.difference_rows()} >= {f"client:{client}" for client in CLIENTS}
+        assert {row["measure"] for row in comparison.difference_rows()} >= {
+            f"client:{client}" for client in CLIENTS
+        }

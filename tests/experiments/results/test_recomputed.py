@@ -1,4 +1,5 @@
-"""Every kind of number in comparison.csv and differences.csv, computed again from the clients.csv of the runs."""
+"""Every kind of number in comparison.csv and differences.csv, computed again from the clients.csv
+of the runs."""
 
 import math
 from pathlib import Path
@@ -15,8 +16,12 @@ from tests.simulation.helpers import table
 from ..made_up import make_comparison
 
 METHODS = {"FedAvg": "fedavg", "FedFV": "fedfv", "TERM": "term"}
-SEEDS, CLIENTS, ROUNDS = range(4), [f"client-{k}" for k in range(23)], 3
-SHARE = 0.25  # test by training examples: the seeds split the rows of the same clients' files, a fifth for the test
+SEEDS = range(4)
+CLIENTS = [f"client-{k}" for k in range(23)]
+ROUNDS = 3
+# test by training examples: the seeds split the rows of the same clients' files, a fifth for the
+# test
+SHARE = 0.25
 
 RECOMPUTED = {
     "mean": lambda x: x.mean(),
@@ -41,11 +46,16 @@ RECOMPUTED = {
 """Measures of the scores of clients, the worst served first."""
 
 
-@pytest.mark.parametrize("score", [ACCURACY, Score("mae", higher_is_better=False)], ids=lambda score: score.name)
+@pytest.mark.parametrize(
+    "score", [ACCURACY, Score("mae", higher_is_better=False)], ids=lambda score: score.name
+)
 def test_numbers_of_a_comparison_are_those_of_its_runs(score: Score, tmp_path: Path) -> None:
-    make_comparison(tmp_path, list(METHODS.values()), SEEDS, CLIENTS, ROUNDS, score=score, dealt=False)
+    make_comparison(
+        tmp_path, list(METHODS.values()), SEEDS, CLIENTS, ROUNDS, score=score, dealt=False
+    )
     found = api.load(tmp_path)
-    sign, served = (1.0 if score.higher_is_better else -1.0), {}
+    sign = 1.0 if score.higher_is_better else -1.0
+    served = {}
     for method, name in METHODS.items():
         for seed in SEEDS:
             (folder,) = (tmp_path / "runs").glob(f"{name}*seed{seed}")
@@ -55,7 +65,9 @@ def test_numbers_of_a_comparison_are_those_of_its_runs(score: Score, tmp_path: P
     def measured(method: str, seed: int, measure: str) -> float:
         if measure.startswith("client:"):
             return served[method, seed][measure.removeprefix("client:")]
-        return float(RECOMPUTED[measure](sign * np.sort(sign * np.array([*served[method, seed].values()]))))
+        return float(
+            RECOMPUTED[measure](sign * np.sort(sign * np.array([*served[method, seed].values()])))
+        )
 
     for row in found.rows():
         assert {key: row[key] for key in RECOMPUTED} == pytest.approx(
@@ -65,22 +77,37 @@ def test_numbers_of_a_comparison_are_those_of_its_runs(score: Score, tmp_path: P
     good_low = {"std", "var", "gap", "gini"}
     good_high = {"jain", "entropy", "cosine"}
     rows = found.difference_rows()
-    assert {row["measure"] for row in rows} == {*RECOMPUTED, *(f"client:{client}" for client in CLIENTS)}
+    assert {row["measure"] for row in rows} == {
+        *RECOMPUTED,
+        *(f"client:{client}" for client in CLIENTS),
+    }
     raw = {}
     for row in rows:
-        method, measure = row["method"], row["measure"]
+        method = row["method"]
+        measure = row["measure"]
         way = -1.0 if measure in good_low else 1.0 if measure in good_high else sign
-        x = way * np.array([measured(method, s, measure) - measured("FedAvg", s, measure) for s in SEEDS])
+        x = way * np.array(
+            [measured(method, s, measure) - measured("FedAvg", s, measure) for s in SEEDS]
+        )
         error = x.std(ddof=1) * math.sqrt(1 / len(x) + SHARE)
         reach = stats.t.ppf(0.975, len(x) - 1) * error
-        expected = [fmean(x), error, x.mean() - reach, x.mean() + reach, (x > 0).sum(), (x < 0).sum(), len(x)]
+        expected = [
+            fmean(x),
+            error,
+            x.mean() - reach,
+            x.mean() + reach,
+            (x > 0).sum(),
+            (x < 0).sum(),
+            len(x),
+        ]
         names = ("mean", "error", "low", "high", "better", "worse", "seeds")
         assert [row[name] for name in names] == pytest.approx(expected), (method, measure)
         if measure in ("worst_10", "mean"):
             raw[method, measure] = 2 * stats.t.sf(abs(x.mean()) / error, len(x) - 1)
         else:
             assert row["p_value"] is None
-    largest = 0.0  # by Holm: the smallest of four counts four times, the next three times, and none is smaller
+    # by Holm: the smallest of four counts four times, the next three times, and none is smaller
+    largest = 0.0
     for place, (key, p) in enumerate(sorted(raw.items(), key=lambda item: item[1])):
         largest = max(largest, min(1.0, (len(raw) - place) * p))
         (row,) = (row for row in rows if (row["method"], row["measure"]) == key)

@@ -36,7 +36,11 @@ def written(folder: Path, content: str, *, finished: bool) -> Path:
 def test_names_are_kept_and_numbers_are_those_written(folder: Path) -> None:
     run = load(folder)
     assert set(run.clients["client"]) == {*NAMES} == {*run.final()}
-    texts = [line.split(",") for line in CLIENTS.path_in(folder).read_text().splitlines() if line.startswith("6,007,")]
+    texts = [
+        line.split(",")
+        for line in CLIENTS.path_in(folder).read_text().splitlines()
+        if line.startswith("6,007,")
+    ]
     column = list(run.clients.columns).index("test_accuracy_of_global_model")
     assert run.final()["007"] == float(texts[0][column])  # to the last bit
     assert run.clients["round"][run.clients["client"] == "007"].tolist() == [1, 2, 3, 4, 5, 6]
@@ -55,7 +59,9 @@ def test_a_finished_table_is_whole_or_refused(tmp_path: Path) -> None:
             head + "one,a,5\n": "column round",
         }.items()
     ):
-        with pytest.raises(RunFolderError, match=f"clients.csv cannot be read: .*{fault}.*Restore it from a copy"):
+        with pytest.raises(
+            RunFolderError, match=f"clients.csv cannot be read: .*{fault}.*Restore it from a copy"
+        ):
             read_frame(CLIENTS, written(tmp_path / str(place), content, finished=True))
 
 
@@ -77,9 +83,14 @@ def test_a_cell_that_is_no_score_is_refused(folder: Path, tmp_path: Path) -> Non
     text = CLIENTS.path_in(folder).read_text()
     run = load(folder)
     value = repr(run.final()["NA"])
-    for wrong, fault in {"many": "has 'many', which is no number", "-1": "has -1 for accuracy in percent"}.items():
+    for wrong, fault in {
+        "many": "has 'many', which is no number",
+        "-1": "has -1 for accuracy in percent",
+    }.items():
         assert text.count(value) == 1
-        broken = Run(written(tmp_path, text.replace(value, wrong), finished=False), run.settings, run.scores)
+        broken = Run(
+            written(tmp_path, text.replace(value, wrong), finished=False), run.settings, run.scores
+        )
         vars(broken)["rounds"] = run.rounds
         with pytest.raises(RunFolderError, match=f"clients.csv .*{fault}.*estore it"):
             broken.final()
@@ -97,7 +108,9 @@ def test_a_list_of_runs_reads_rounds_alone(folder: Path, tmp_path: Path) -> None
 
 def test_a_number_takes_the_memory_of_a_number(tmp_path: Path) -> None:
     """A row of clients.csv took 1.1 kB as a dict of texts; here it has nine columns."""
-    make_comparison(tmp_path / "made", ["fedavg", "fedfv"], range(2), [f"client-{k}" for k in range(50)], 20)
+    make_comparison(
+        tmp_path / "made", ["fedavg", "fedfv"], range(2), [f"client-{k}" for k in range(50)], 20
+    )
     table = load(tmp_path / "made" / "runs" / "fedavg-seed0").clients
     assert len(table) == 1000
     assert table.memory_usage(deep=True).sum() < 150 * len(table)

@@ -12,7 +12,8 @@ from fairbloom.protocol.scores import ACCURACY
 from fairbloom.tasks import TASKS
 from fairbloom.tasks.datasets.heart_disease import TRAINED
 
-DEALT, FIXED = SharedData(clients_differ=True), SharedData(same_test_examples=True)
+DEALT = SharedData(clients_differ=True)
+FIXED = SharedData(same_test_examples=True)
 
 
 class Recorded(Run):
@@ -42,11 +43,17 @@ SHARES: Sequence[tuple[dict[str, Any], SharedData]] = (
     ({"task": "heart-disease"}, SharedData(test_share=0.34 / 0.66)),
     ({"task": "heart-disease", "clients": 4}, SharedData(test_share=0.34 / 0.66)),
     ({"task": "heart-disease", "heart-disease.split": 43}, FIXED),
-    ({"task": "heart-disease", "validation-share": 0.25}, SharedData(test_share=0.34 / (0.66 * 0.75))),
+    (
+        {"task": "heart-disease", "validation-share": 0.25},
+        SharedData(test_share=0.34 / (0.66 * 0.75)),
+    ),
     ({"task": "csv"}, SharedData(test_share=0.25)),
     ({"task": "csv", "test-share": 0.3, "validation-share": 0.1}, SharedData(test_share=0.5)),
     ({"task": "image-folder"}, SharedData(test_share=0.25)),
-    *((each, SharedData(test_share=0.25)) for each in ({"task": "my_module:task"}, {"task": "of-another-version"}, {})),
+    *(
+        (each, SharedData(test_share=0.25))
+        for each in ({"task": "my_module:task"}, {"task": "of-another-version"}, {})
+    ),
 )
 
 
@@ -63,7 +70,10 @@ def test_what_is_assumed_of_a_task_is_said_to_be_so() -> None:
     runs = [recorded({"task": "my_module:task"}), recorded({"task": "my_module:task"})]
     assert SharedData.of(runs).unknown
     assert not SharedData.of([recorded({"task": "csv"})]).unknown
-    assert any("What seeds share of this task's data is not known" in each for each in caveats_of_data(runs))
+    assert any(
+        "What seeds share of this task's data is not known" in each
+        for each in caveats_of_data(runs)
+    )
     assert not caveats_of_data(runs[:1])
 
 
@@ -71,4 +81,6 @@ def test_clients_drawn_from_many_are_others_with_each_seed() -> None:
     settings = {"task": "femnist", "clients": 2}
     assert SharedData.of([recorded(settings, "ab"), recorded(settings, "cd")]) == DEALT
     all_of_them = {"task": "femnist", "clients": 0}
-    assert SharedData.of([recorded(all_of_them), recorded(all_of_them)]).test_share == pytest.approx(0.25)
+    assert SharedData.of(
+        [recorded(all_of_them), recorded(all_of_them)]
+    ).test_share == pytest.approx(0.25)

@@ -1,4 +1,5 @@
-"""A run knows its user's code: with another source of it, it is neither continued, nor extended, nor compared."""
+"""A run knows its user's code: with another source of it, it is neither continued, nor extended,
+nor compared."""
 
 import importlib
 import sys
@@ -46,7 +47,16 @@ class Plain:
 }
 """Modules of a user's; the method imports the helper late."""
 
-NAMED = ("--task", "my_task:task", "--model", "my_model:net", "--method", "my_methods:Mine", "--clients", "3")
+NAMED = (
+    "--task",
+    "my_task:task",
+    "--model",
+    "my_model:net",
+    "--method",
+    "my_methods:Mine",
+    "--clients",
+    "3",
+)
 SMALL = ("--rounds", "1", "--device", "cpu")
 
 
@@ -69,23 +79,35 @@ def restore(module: str) -> None:
     Path(f"{module}.py").write_text(SOURCES[module])
 
 
-def test_a_run_is_not_taken_up_with_other_code(modules: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_not_taken_up_with_other_code(
+    modules: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     more = {"client-rule": "my_rules:Plain", "attack": "my_attacks:attack", "attackers": "0.34"}
-    words = (*NAMED, *SMALL, *(word for each in more.items() for word in ("--set", "=".join(each))), "--out", "a")
+    words = (
+        *NAMED,
+        *SMALL,
+        *(word for each in more.items() for word in ("--set", "=".join(each))),
+        "--out",
+        "a",
+    )
     assert fairbloom("run", *words) == 0, capsys.readouterr().err
     for module in SOURCES:
         edit(module)
         for longer in ((), ("--rounds", "2")):
             capsys.readouterr()
             assert fairbloom("run", *words, *longer) == 2, module
-            assert f"{modules / 'a'} was begun ({module})" in " ".join(capsys.readouterr().err.split())
+            assert f"{modules / 'a'} was begun ({module})" in " ".join(
+                capsys.readouterr().err.split()
+            )
         restore(module)
     assert fairbloom("run", *words) == 0
     Path("my_other.py").write_text("")  # which none of them imports
     assert fairbloom("run", *words, "--rounds", "2") == 0
 
 
-def test_a_comparison_has_no_rows_of_two_algorithms(modules: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_comparison_has_no_rows_of_two_algorithms(
+    modules: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = ("--task", "digits", "--clients", "3", *SMALL, "--jobs", "1", "--out", "c")
     methods = ("--methods", "fedavg,my_methods:Mine")
     assert fairbloom("compare", *words, *methods, "--seeds", "1") == 0, capsys.readouterr().err
@@ -101,18 +123,23 @@ def test_own_strategies_of_apps_are_compared_too(modules: Path) -> None:
     def start(rounds: int) -> None:
         strategy = importlib.import_module("my_methods").Mine()
         arrays = ArrayRecord({"w": Array(np.zeros(3, np.float32))})
-        RunFolder("a", score="eval_acc", wait=False).start(strategy, InProcessGrid(app, {}, 3), arrays, rounds)
+        RunFolder("a", score="eval_acc", wait=False).start(
+            strategy, InProcessGrid(app, {}, 3), arrays, rounds
+        )
 
     start(1)
     edit("my_methods")
-    with pytest.raises(RunFolderError, match=r"code has changed since the run in .* \(my_methods\)"):
+    with pytest.raises(
+        RunFolderError, match=r"code has changed since the run in .* \(my_methods\)"
+    ):
         start(2)
     restore("my_methods")
     start(2)
 
 
 def test_the_code_is_what_is_imported_from_the_same_folder(modules: Path) -> None:
-    """Packages around a module, relative and late imports, and nothing that is installed or not imported."""
+    """Packages around a module, relative and late imports, and nothing that is installed or not
+    imported."""
     package = Path("own", "deep")
     package.mkdir(parents=True)
     for file, source in {
@@ -127,7 +154,14 @@ def test_the_code_is_what_is_imported_from_the_same_folder(modules: Path) -> Non
     found = digest_own_code(
         ["own.deep.a:Task", "fedavg", "torch.optim:Adam", "fairbloom.strategies:FedAvg", "no:thing"]
     )
-    assert set(found) == {"own.deep", "own.deep.a", "own.deep.b", "own.deep.c", "own.top", "my_helper"}
+    assert set(found) == {
+        "own.deep",
+        "own.deep.a",
+        "own.deep.b",
+        "own.deep.c",
+        "own.top",
+        "my_helper",
+    }
 
 
 def test_a_library_in_any_folder_of_pip_is_no_code_of_the_users(

@@ -1,4 +1,5 @@
-"""A run knows its data: with other files it is neither continued, nor shown as theirs, nor compared with newer runs."""
+"""A run knows its data: with other files it is neither continued, nor shown as theirs, nor compared
+with newer runs."""
 
 from pathlib import Path
 
@@ -39,9 +40,28 @@ def test_a_run_is_not_continued_or_shown_with_other_data(
 def test_methods_on_new_data_are_not_compared_with_those_on_old(
     words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert fairbloom("compare", *words, "--methods", "fedavg", "--seeds", "1", "--jobs", "1", "--out", "cmp") == 0
+    assert (
+        fairbloom(
+            "compare", *words, "--methods", "fedavg", "--seeds", "1", "--jobs", "1", "--out", "cmp"
+        )
+        == 0
+    )
     Path("sites", "bern.csv").write_text(csv_of(30, 4))
-    assert fairbloom("compare", *words, "--methods", "fedavg,term", "--seeds", "1", "--jobs", "1", "--out", "cmp") == 2
+    assert (
+        fairbloom(
+            "compare",
+            *words,
+            "--methods",
+            "fedavg,term",
+            "--seeds",
+            "1",
+            "--jobs",
+            "1",
+            "--out",
+            "cmp",
+        )
+        == 2
+    )
     assert "(bern.csv)" in capsys.readouterr().err
     assert not Path("cmp", "runs", "term-seed0").exists()
 
@@ -63,8 +83,11 @@ def task(setup):
 
 
 @pytest.mark.parametrize("place", ["", "place"])
-def test_the_same_process_reads_changed_data_anew(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A notebook runs once more after its data have changed, in the folder that data-dir names or elsewhere."""
+def test_the_same_process_reads_changed_data_anew(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A notebook runs once more after its data have changed, in the folder that data-dir names or
+    elsewhere."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     module = f"shifted{len(place)}"
@@ -74,7 +97,13 @@ def test_the_same_process_reads_changed_data_anew(place: str, tmp_path: Path, mo
     def losses(shift: str, out: str) -> list[float]:
         Path("place", "shift.txt").write_text(shift)
         package.run(
-            f"{module}:task", data_dir=place or None, clients=3, rounds=1, device="cpu", out=out, progress=False
+            f"{module}:task",
+            data_dir=place or None,
+            clients=3,
+            rounds=1,
+            device="cpu",
+            out=out,
+            progress=False,
         )
         return [float(row["test_loss_of_global_model"]) for row in table(Path(out, "clients.csv"))]
 

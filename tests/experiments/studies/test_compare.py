@@ -31,10 +31,35 @@ from tests.simulation.helpers import Outcome, table
 
 from ..helpers import compared_by_hand, fairbloom, start, times_in
 
-SMALL = ("--seeds", 2, "--seed", 7, "--clients", 5, "--rounds", 2, "--fraction", 0.5, "--set", "device=cpu")
+SMALL = (
+    "--seeds",
+    2,
+    "--seed",
+    7,
+    "--clients",
+    5,
+    "--rounds",
+    2,
+    "--fraction",
+    0.5,
+    "--set",
+    "device=cpu",
+)
 WORDS = ("compare", "--methods", "fedavg,fedfv(learning-rate=0.05)", *SMALL, "--jobs", 2)
 FOLDERS = {"FedAvg": "fedavg", "FedFV (learning-rate=0.05)": "fedfv-learning-rate=0.05"}
-ENDLESS = ("compare", "--methods", "fedavg", "--seeds", 1, "--clients", 5, "--rounds", 100_000, "--jobs", 1)
+ENDLESS = (
+    "compare",
+    "--methods",
+    "fedavg",
+    "--seeds",
+    1,
+    "--clients",
+    5,
+    "--rounds",
+    100_000,
+    "--jobs",
+    1,
+)
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +87,9 @@ def test_the_report_is_there_and_the_command_writes_the_same_one(
     compared: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     written = (compared / REPORT).read_text(encoding="utf-8")
-    assert api.load(compared).verdict.headline in unescape(written).replace("\N{NO-BREAK SPACE}", " ")
+    assert api.load(compared).verdict.headline in unescape(written).replace(
+        "\N{NO-BREAK SPACE}", " "
+    )
     assert fairbloom("report", compared) == 0
     assert (compared / REPORT).read_text(encoding="utf-8") == written
     assert fairbloom("show", compared) == 0
@@ -85,16 +112,28 @@ def test_runs_in_workers_are_those_of_the_run_command(compared: Path, tmp_path: 
 
 
 @pytest.mark.slow
-def test_the_number_of_jobs_changes_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_jobs_changes_no_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each has fewer processors then; alone, this model would be computed by all of them."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "wide_model.py").write_text(
-        "from torch import nn\n\n\nclass Wide(nn.Sequential):\n    def __init__(self):\n"
-        "        layers = (nn.Linear(64, 600), nn.ReLU(), nn.Linear(600, 600), nn.ReLU(), nn.Linear(600, 10))\n"
-        "        super().__init__(nn.Flatten(), *layers)\n"
+        "from torch import nn\n\n\nclass Wide(nn.Sequential):\n    def __init__(self):\n       "
+        " layers = (nn.Linear(64, 600), nn.ReLU(), nn.Linear(600, 600), nn.ReLU(), nn.Linear(600,"
+        " 10))\n        super().__init__(nn.Flatten(), *layers)\n"
     )
-    words = ("compare", "--model", "wide_model:Wide", "--methods", "fedavg,fedfv", "--seeds", 1, "--clients", 5)
+    words = (
+        "compare",
+        "--model",
+        "wide_model:Wide",
+        "--methods",
+        "fedavg,fedfv",
+        "--seeds",
+        1,
+        "--clients",
+        5,
+    )
     words += ("--partition", "dirichlet", "--rounds", 1, "--device", "cpu")
     for jobs in (1, 2):
         assert fairbloom(*words, "--jobs", jobs, "--out", f"jobs{jobs}") == 0
@@ -105,7 +144,9 @@ def test_the_number_of_jobs_changes_no_number(tmp_path: Path, monkeypatch: pytes
 
 def test_methods_meet_the_same_clients_at_the_same_seed(compared: Path) -> None:
     drawn = {
-        (method, seed): [(row["round"], row["client"]) for row in rows if row["participated"] == "1"]
+        (method, seed): [
+            (row["round"], row["client"]) for row in rows if row["participated"] == "1"
+        ]
         for method, folder in zip(("fedavg", "fedfv"), FOLDERS.values(), strict=True)
         for seed in (7, 8)
         for rows in [table(compared / "runs" / f"{folder}-seed{seed}" / "clients.csv")]
@@ -115,14 +156,19 @@ def test_methods_meet_the_same_clients_at_the_same_seed(compared: Path) -> None:
 
 def test_a_comparison_is_written_again_from_its_runs(compared: Path) -> None:
     runs = times_in(compared / "runs")
-    tables = {name: (compared / name).read_bytes() for name in ("comparison.csv", "clients.csv", "clients.png")}
+    tables = {
+        name: (compared / name).read_bytes()
+        for name in ("comparison.csv", "clients.csv", "clients.png")
+    }
     (compared / "comparison.csv").unlink()
     assert fairbloom(*WORDS, "--out", compared) == 0
     assert times_in(compared / "runs") == runs
     assert {name: (compared / name).read_bytes() for name in tables} == tables
 
 
-def test_tables_have_the_methods_named_now_and_repeat_no_run(compared: Path, tmp_path: Path) -> None:
+def test_tables_have_the_methods_named_now_and_repeat_no_run(
+    compared: Path, tmp_path: Path
+) -> None:
     """Though the plan that was there is damaged."""
     out = tmp_path / "cmp"
     shutil.copytree(compared, out)
@@ -132,15 +178,21 @@ def test_tables_have_the_methods_named_now_and_repeat_no_run(compared: Path, tmp
     with pytest.raises(FairbloomError, match=r"study.json.*arms"):
         api.load(out)
     before = {file: file.stat().st_mtime_ns for file in out.glob("runs/*/model.safetensors")}
-    assert fairbloom("compare", "--methods", "qfedavg(q=1),fedavg", *SMALL, "--jobs", 1, "--out", out) == 0
+    assert (
+        fairbloom("compare", "--methods", "qfedavg(q=1),fedavg", *SMALL, "--jobs", 1, "--out", out)
+        == 0
+    )
     assert api.load(out).methods == ("QFedAvg (q=1)", "FedAvg")
     assert {file: file.stat().st_mtime_ns for file in before} == before
     assert api.load(out).values["FedAvg"] == api.load(compared).values["FedAvg"]
 
 
-def test_a_folder_of_a_run_or_of_somebody_s_files_is_refused(compared: Path, tmp_path: Path) -> None:
+def test_a_folder_of_a_run_or_of_somebody_s_files_is_refused(
+    compared: Path, tmp_path: Path
+) -> None:
     """Their clients.csv would be replaced."""
-    run, other = tmp_path / "run", tmp_path / "other"
+    run = tmp_path / "run"
+    other = tmp_path / "other"
     shutil.copytree(compared / "runs" / "fedavg-seed7", run)
     other.mkdir()
     (other / "clients.csv").write_text("age,outcome\n50,well\n")
@@ -155,8 +207,8 @@ def test_a_folder_of_a_run_or_of_somebody_s_files_is_refused(compared: Path, tmp
 def test_processes_do_not_run_the_script_that_compares(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
-        "print('begun')\nimport fairbloom\n"
-        "told = fairbloom.compare(methods='fedavg', seeds=1, clients=5, rounds=1, jobs=1, out='cmp')\nprint(told)\n"
+        "print('begun')\nimport fairbloom\ntold = fairbloom.compare(methods='fedavg', seeds=1,"
+        " clients=5, rounds=1, jobs=1, out='cmp')\nprint(told)\n"
     )
     ended = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (0, "")
@@ -178,7 +230,11 @@ def test_an_interrupted_comparison_ends_with_130(tmp_path: Path, moment: str) ->
     process = start(*ENDLESS, "--out", tmp_path, start_new_session=True)
 
     def is_there() -> bool:
-        return bool([*tmp_path.rglob("checkpoint/*.safetensors")] if moment == "trained" else spawned_by(process.pid))
+        return bool(
+            [*tmp_path.rglob("checkpoint/*.safetensors")]
+            if moment == "trained"
+            else spawned_by(process.pid)
+        )
 
     while process.poll() is None and not is_there():
         time.sleep(0.005)
@@ -246,13 +302,22 @@ def block_run(out: Path, method: str) -> None:
 
 
 def test_a_failing_comparison_ends_no_process_of_the_caller(tmp_path: Path) -> None:
-    """Nor one that is started meanwhile: a notebook may have a loader's workers, or a run of its own."""
+    """Nor one that is started meanwhile: a notebook may have a loader's workers, or a run of its
+    own."""
     other = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,))
     other.start()
     for method in ("fedavg", "fedfv"):
         block_run(tmp_path, method)
     with pytest.raises(FairbloomError, match=r"with seed 0: .*\.lock"):
-        compare(methods="fedfv,fedavg", seeds=1, clients=5, rounds=300, jobs=2, out=tmp_path, progress=False)
+        compare(
+            methods="fedfv,fedavg",
+            seeds=1,
+            clients=5,
+            rounds=300,
+            jobs=2,
+            out=tmp_path,
+            progress=False,
+        )
     try:
         assert other.is_alive()
         assert {process.pid for process in multiprocessing.active_children()} == {other.pid}
@@ -261,7 +326,7 @@ def test_a_failing_comparison_ends_no_process_of_the_caller(tmp_path: Path) -> N
         other.join()
 
 
-# Numbers of a comparison, by hand -----------------------------------------------------------------------------------
+# Numbers of a comparison, by hand -----------------------------------------------------------------
 
 BY_HAND = compared_by_hand(FedAvg=[{"a": 10.0, "b": 50.0}] * 2, FedFV=[{"a": 40.0, "b": 50.0}] * 2)
 
@@ -287,5 +352,7 @@ def test_equal_measures_are_equal_in_spite_of_rounding() -> None:
 
 def test_measures_without_meaning_are_left_out_of_the_rows() -> None:
     """Gini's coefficient of numbers of which some are negative is none."""
-    comparison = compared_by_hand(Score("r2"), FedAvg=[{"a": -1.0, "b": 1.0}] * 2, FedFV=[{"a": 0.5, "b": 1.0}] * 2)
+    comparison = compared_by_hand(
+        Score("r2"), FedAvg=[{"a": -1.0, "b": 1.0}] * 2, FedFV=[{"a": 0.5, "b": 1.0}] * 2
+    )
     assert "gini" not in {row["measure"] for row in comparison.difference_rows()}

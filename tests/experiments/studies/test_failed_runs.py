@@ -1,4 +1,5 @@
-"""Runs that fail in a comparison: the others go on, and the failed ones are a row and a sentence."""
+"""Runs that fail in a comparison: the others go on, and the failed ones are a row and a
+sentence."""
 
 import shutil
 from collections.abc import Mapping
@@ -20,8 +21,28 @@ FAILING = "FedAvg (learning-rate=1e+30)"
 FOLDER = "runs/fedavg-learning-rate=1e+30-seed"
 DIVERGED = {f"{FOLDER}{seed}": "the run has learned nothing" for seed in range(2)}
 ROW = f"{FAILING}: failed with 2 of 2 seeds"
-SMALL = ("--seeds", 2, "--clients", 5, "--rounds", 2, "--jobs", 1, "--model", "mlp", "--set", "device=cpu")
-WORDS = ("compare", "--methods", "fedavg(learning-rate=1e30),fedavg,fedfv", *SMALL, "--set", "unused-rounds=1")
+SMALL = (
+    "--seeds",
+    2,
+    "--clients",
+    5,
+    "--rounds",
+    2,
+    "--jobs",
+    1,
+    "--model",
+    "mlp",
+    "--set",
+    "device=cpu",
+)
+WORDS = (
+    "compare",
+    "--methods",
+    "fedavg(learning-rate=1e30),fedavg,fedfv",
+    *SMALL,
+    "--set",
+    "unused-rounds=1",
+)
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +58,9 @@ def out(compared: Path, tmp_path: Path) -> Path:
     return shutil.copytree(compared, tmp_path / "cmp")
 
 
-def test_a_failed_method_is_a_row_and_a_sentence_everywhere(compared: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_method_is_a_row_and_a_sentence_everywhere(
+    compared: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     sentence = f"{FAILING} failed with 2 of 2 seeds, so it is not compared."
     assert fairbloom("show", compared) == 0
     printed = " ".join(capsys.readouterr().out.split())
@@ -52,12 +75,15 @@ def test_a_failed_method_is_a_row_and_a_sentence_everywhere(compared: Path, caps
     assert [*Study.read(compared).failed] == [*DIVERGED]
 
 
-def test_a_baseline_that_always_fails_is_an_error_with_a_remedy(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_baseline_that_always_fails_is_an_error_with_a_remedy(
+    out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert fairbloom(*WORDS, "--baseline", "fedavg(learning-rate=1e30)", "--out", out) == 2
     told = capsys.readouterr().err
     assert f"{FAILING} with seed 0: the run has learned nothing" in told
     assert "--baseline" in told
-    replace(Study.read(out), baseline="FedFV").write(out)  # as the command with another baseline does
+    # as the command with another baseline does
+    replace(Study.read(out), baseline="FedFV").write(out)
     assert api.load(out).baseline == "FedFV"
 
 
@@ -80,7 +106,9 @@ def test_seeds_that_the_baseline_failed_with_are_left_out(out: Path) -> None:
     note_failures(out, {**DIVERGED, "runs/fedavg-seed0": "broken"})
     found = api.load(out)
     assert (found.seeds, found.methods) == ((1,), ("FedAvg", "FedFV"))
-    assert "FedAvg failed with 1 of 2 seeds, so these seeds are left out." in found.verdict.sentences
+    assert (
+        "FedAvg failed with 1 of 2 seeds, so these seeds are left out." in found.verdict.sentences
+    )
     assert f"{FAILING} failed with 2 of 2 seeds, so it is not compared." in found.verdict.sentences
 
 
@@ -92,7 +120,10 @@ def test_a_method_that_lacks_a_client_is_left_out_by_name(out: Path) -> None:
     found = api.load(out)
     assert found.methods == ("FedAvg",)
     assert found.failed["FedFV"] == "has no test accuracy of client-3 with seed 0"
-    assert "FedFV has no test accuracy of client-3 with seed 0, so it is not compared." in found.verdict.sentences
+    assert (
+        "FedFV has no test accuracy of client-3 with seed 0, so it is not compared."
+        in found.verdict.sentences
+    )
 
 
 def test_a_method_that_failed_with_one_seed_is_not_compared() -> None:
@@ -102,5 +133,7 @@ def test_a_method_that_failed_with_one_seed_is_not_compared() -> None:
     assert [arm.label for arm in some.finished.arms] == ["FedAvg", "TERM"]
     with_base = replace(study, failed={"runs/fedfv-seed4": "", "runs/fedavg-seed4": ""})
     assert (with_base.finished.seeds, len(with_base.finished.arms)) == ([3], 3)
-    with pytest.raises(FairbloomError, match=r"FedAvg with seed 3: broken\. All runs of the baseline failed"):
+    with pytest.raises(
+        FairbloomError, match=r"FedAvg with seed 3: broken\. All runs of the baseline failed"
+    ):
         _ = replace(study, failed={f"runs/fedavg-seed{seed}": "broken" for seed in (3, 4)}).finished

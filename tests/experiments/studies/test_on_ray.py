@@ -1,4 +1,5 @@
-"""A study on a Ray cluster of two nodes: its tables are those of processes, and GPUs are given to runs."""
+"""A study on a Ray cluster of two nodes: its tables are those of processes, and GPUs are given to
+runs."""
 
 import gc
 import tempfile
@@ -21,7 +22,14 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning:ray.*"),
 ]
 
-SMALL: dict[str, Any] = {"clients": 4, "rounds": 2, "seeds": 2, "model": "logistic", "device": "cpu", "progress": False}
+SMALL: dict[str, Any] = {
+    "clients": 4,
+    "rounds": 2,
+    "seeds": 2,
+    "model": "logistic",
+    "device": "cpu",
+    "progress": False,
+}
 
 
 class Noting(FedAvg):
@@ -51,12 +59,16 @@ def nodes() -> Iterator[Any]:
     """Return a cluster of two nodes, of which one has a GPU by its own word."""
     from ray.cluster_utils import Cluster
 
-    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(
+        prefix="ray-", dir="/tmp", ignore_cleanup_errors=True
+    ) as folder:
         with pytest.MonkeyPatch.context() as patch:
             Path(folder, "ray").mkdir()
-            patch.setenv("RAY_TMPDIR", folder)  # its address lies there; in /tmp other runs of Ray would join it
+            # its address lies there; in /tmp other runs of Ray would join it
+            patch.setenv("RAY_TMPDIR", folder)
             cluster = Cluster(
-                initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False, "temp_dir": folder}
+                initialize_head=True,
+                head_node_args={"num_cpus": 1, "include_dashboard": False, "temp_dir": folder},
             )
             cluster.add_node(num_cpus=1, num_gpus=1)
             cluster.wait_for_nodes()
@@ -103,11 +115,15 @@ def test_a_run_that_fails_on_a_node_ends_no_other() -> None:
     assert "it does not weigh" in Path("cluster", "study.json").read_text()
 
 
-def test_without_a_cluster_one_sentence_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_cluster_one_sentence_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def finds_none(**_: object) -> None:
         raise ConnectionError
 
     monkeypatch.setattr(ray, "init", finds_none)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(FairbloomError, match=r"pool = 'ray': there is no Ray cluster: start one by ray start"):
+    with pytest.raises(
+        FairbloomError, match=r"pool = 'ray': there is no Ray cluster: start one by ray start"
+    ):
         fairbloom.compare(methods=["fedavg"], out="cluster", pool="ray", **SMALL)

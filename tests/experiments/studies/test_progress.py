@@ -40,7 +40,9 @@ def test_a_study_has_one_bar_which_counts_its_runs(screen: io.StringIO) -> None:
     assert "runs done" in screen.getvalue()
 
 
-def test_a_long_round_shows_how_many_clients_have_trained(screen: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_round_shows_how_many_clients_have_trained(
+    screen: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = [0.0]
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now[0]))
     with progress.progress() as bar:
@@ -74,11 +76,16 @@ def test_a_log_line_is_written_above_the_bars(screen: io.StringIO) -> None:
 
 @pytest.mark.slow
 def test_warnings_of_runs_are_written_above_the_bars(tmp_path: Path, screen: io.StringIO) -> None:
-    config: dict[str, Value] = {"clients": 4, "num-rounds": 1, "device": "cpu", "optimizer": "adam"}  # a rate too large
+    # a rate too large
+    config: dict[str, Value] = {"clients": 4, "num-rounds": 1, "device": "cpu", "optimizer": "adam"}
     study = Study("compare", [Arm("FedAvg", "fedavg")], [0, 1], "FedAvg", config)
     with study_progress("comparing") as bar, carry_out(study, tmp_path, 2, bar) as work:
         work.run(study.runs(tmp_path))
-    lines = [line for line in screen.getvalue().splitlines() if "learning-rate = 0.1 is the default" in line]
+    lines = [
+        line
+        for line in screen.getvalue().splitlines()
+        if "learning-rate = 0.1 is the default" in line
+    ]
     assert len(lines) == 2
     for line in lines:
         written = line.rpartition("\x1b[2K")[-1]

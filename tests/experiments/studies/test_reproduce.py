@@ -101,7 +101,8 @@ def values_of(done: Reproduction, index: int, model: str = "global") -> list[dic
 
 
 def run_with(done: Reproduction, **settings: Any) -> Run:
-    """Return the one run of a reproduction that has these settings, by their names in a run config."""
+    """Return the one run of a reproduction that has these settings, by their names in a run
+    config."""
     runs = map(load, (done.folder / "runs").iterdir())
     (found,) = (run for run in runs if settings.items() <= run.settings.items())
     return found
@@ -109,15 +110,22 @@ def run_with(done: Reproduction, **settings: Any) -> Run:
 
 def judging(**about: Any) -> Recipe:
     """Return a recipe whose numbers are judged as `about` says."""
-    told = {"title": "A table", "what": "What.", "source": "Somebody", "measures": ["mean"], "rows": [{"label": "A"}]}
+    told = {
+        "title": "A table",
+        "what": "What.",
+        "source": "Somebody",
+        "measures": ["mean"],
+        "rows": [{"label": "A"}],
+    }
     return Recipe.model_validate(told).model_copy(update=about)
 
 
-# Numbers ------------------------------------------------------------------------------------------------------------
+# Numbers ------------------------------------------------------------------------------------------
 
 
 def test_agreement_is_within_two_errors_a_point_or_the_tolerance() -> None:
-    within_a_point, tolerant = judging(), judging(published_seeds=5, tolerance={"mean": 0.2})
+    within_a_point = judging()
+    tolerant = judging(published_seeds=5, tolerance={"mean": 0.2})
     of_nine = judging(published_seeds=9)
     for recipe, measure, printed, found, seeds, expected in (
         # SE = 3/√9 = 1 and 4/√16 = 1, so that 2·√2 = 2.828 is the most
@@ -127,7 +135,8 @@ def test_agreement_is_within_two_errors_a_point_or_the_tolerance() -> None:
         # one seed has the printed spread: √(3²/9 + 3²) = 3.162, twice
         (of_nine, "mean", Printed(80.0, 3.0), (86.3, 0.0), 1, True),
         (of_nine, "mean", Printed(80.0, 3.0), (86.4, 0.0), 1, False),
-        # without a printed spread, or number of seeds, one point, or a hundredth of what has no unit
+        # without a printed spread, or number of seeds, one point, or a hundredth of what has no
+        # unit
         (of_nine, "mean", Printed(80.0), (81.0, 50.0), 16, True),
         (of_nine, "mean", Printed(80.0), (81.01, 50.0), 16, False),
         (within_a_point, "mean", Printed(80.0, 3.0), (81.01, 50.0), 16, False),
@@ -142,17 +151,27 @@ def test_agreement_is_within_two_errors_a_point_or_the_tolerance() -> None:
 
 
 @pytest.mark.slow
-def test_the_measures_are_those_of_the_runs_tables(done: Reproduction, by_row: Mapping[str, Any]) -> None:
+def test_the_measures_are_those_of_the_runs_tables(
+    done: Reproduction, by_row: Mapping[str, Any]
+) -> None:
     values = values_of(done, 0)
     own = [summarize(each) for each in values]
     row = by_row["FedAvg"]
     percentiles = [np.percentile([*each.values()], 5) for each in values]
     assert row["measured"]["percentile_5"] == pytest.approx(statistics.fmean(percentiles))
     for measure in ("mean", "std", "worst_10"):
-        assert row["measured"][measure] == pytest.approx(statistics.fmean(each[measure] for each in own))
-        assert row["spread"][measure] == pytest.approx(statistics.stdev(each[measure] for each in own))
-    assert row["measured"]["angle"] == pytest.approx(statistics.fmean(math.acos(each["cosine"]) for each in own))
-    assert row["measured"]["client:client-1"] == statistics.fmean(each["client-1"] for each in values)
+        assert row["measured"][measure] == pytest.approx(
+            statistics.fmean(each[measure] for each in own)
+        )
+        assert row["spread"][measure] == pytest.approx(
+            statistics.stdev(each[measure] for each in own)
+        )
+    assert row["measured"]["angle"] == pytest.approx(
+        statistics.fmean(math.acos(each["cosine"]) for each in own)
+    )
+    assert row["measured"]["client:client-1"] == statistics.fmean(
+        each["client-1"] for each in values
+    )
     uniform = []
     for run, each in zip(done.runs(0), values, strict=True):
         examples = run.test_examples()
@@ -160,10 +179,14 @@ def test_the_measures_are_those_of_the_runs_tables(done: Reproduction, by_row: M
     assert row["measured"]["uniform"] == pytest.approx(statistics.fmean(uniform))
 
 
-def test_the_grid_takes_the_point_with_the_best_mean(done: Reproduction, by_row: Mapping[str, Any]) -> None:
+def test_the_grid_takes_the_point_with_the_best_mean(
+    done: Reproduction, by_row: Mapping[str, Any]
+) -> None:
     means = {
         q: statistics.fmean(
-            summarize(run_with(done, method="qfedavg", seed=seed, **{"qfedavg.q": q}).final())["mean"]
+            summarize(run_with(done, method="qfedavg", seed=seed, **{"qfedavg.q": q}).final())[
+                "mean"
+            ]
             for seed in (0, 1)
         )
         for q in (0.0, 30.0)
@@ -173,10 +196,12 @@ def test_the_grid_takes_the_point_with_the_best_mean(done: Reproduction, by_row:
     assert row["measured"]["mean"] == pytest.approx(max(means.values()))
 
 
-# What is told --------------------------------------------------------------------------------------------------------
+# What is told -------------------------------------------------------------------------------------
 
 
-def test_json_has_rows_with_printed_and_measured_numbers(done: Reproduction, by_row: Mapping[str, Any]) -> None:
+def test_json_has_rows_with_printed_and_measured_numbers(
+    done: Reproduction, by_row: Mapping[str, Any]
+) -> None:
     told = json.loads(json.dumps(done.as_json))
     assert (told["recipe"], told["comparable"], told["seeds"]) == ("mine", True, [0, 1])
     assert [row["method"] for row in told["rows"]] == ["FedAvg", "q-FedAvg", "FedAvg", "Local"]
@@ -191,7 +216,9 @@ def test_json_has_rows_with_printed_and_measured_numbers(done: Reproduction, by_
     assert (local["published"], local["agrees"]) == ({}, None)
 
 
-def test_table_figure_and_report_have_both_numbers(done: Reproduction, capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_figure_and_report_have_both_numbers(
+    done: Reproduction, capsys: pytest.CaptureFixture[str]
+) -> None:
     rows = table(done.folder / "results.csv")
     assert len(rows) == 4 * len(done.recipe.measures)
     assert [rows[0][key] for key in ("method", "measure", "agrees")] == ["FedAvg", "mean", "yes"]
@@ -204,7 +231,9 @@ def test_table_figure_and_report_have_both_numbers(done: Reproduction, capsys: p
     for outcome, row in zip(done.outcomes, shown, strict=True):
         mean = row.get("mean, measured") or row["mean"]
         assert row["row"] == outcome.name
-        assert float(re.findall(r"[\d.]+", mean)[0]) == pytest.approx(outcome.measured["mean"][0], abs=0.0051)
+        assert float(re.findall(r"[\d.]+", mean)[0]) == pytest.approx(
+            outcome.measured["mean"][0], abs=0.0051
+        )
     assert (shown[0]["mean, printed"], shown[0]["agrees"]) == ("50.00 ±300.00", "yes")
     (done.folder / REPORT).unlink()
     assert fairbloom("report", done.folder) == 0
@@ -213,7 +242,13 @@ def test_table_figure_and_report_have_both_numbers(done: Reproduction, capsys: p
     done.show()
     told = capsys.readouterr().out
     mean, spread = done.outcomes[0].measured["mean"]
-    for words in (f"{mean:.2f} ±{spread:.2f}", "≠", "A note beside.", "A note below.", "2 of 3 rows agree"):
+    for words in (
+        f"{mean:.2f} ±{spread:.2f}",
+        "≠",
+        "A note beside.",
+        "A note below.",
+        "2 of 3 rows agree",
+    ):
         assert words in told
 
 
@@ -226,20 +261,29 @@ def test_the_list_names_each_recipe_once(capsys: pytest.CaptureFixture[str]) -> 
     assert all(name in told for name in names())
 
 
-# What is run --------------------------------------------------------------------------------------------------------
+# What is run --------------------------------------------------------------------------------------
 
 
-def test_what_has_run_is_not_run_again_and_more_seeds_add_to_it(done: Reproduction, tmp_path: Path) -> None:
+def test_what_has_run_is_not_run_again_and_more_seeds_add_to_it(
+    done: Reproduction, tmp_path: Path
+) -> None:
     before = times_in(done.folder)
     rows = ["FedAvg (partition=iid)"]
-    again = reproduce(saved(tmp_path, RECIPE), seeds=3, rows=rows, out=done.folder, jobs=1, progress=False)
-    assert before.items() <= times_in(done.folder).items(), "table and figure of all rows stay as they are"
+    again = reproduce(
+        saved(tmp_path, RECIPE), seeds=3, rows=rows, out=done.folder, jobs=1, progress=False
+    )
+    assert before.items() <= times_in(done.folder).items(), (
+        "table and figure of all rows stay as they are"
+    )
     assert [again.recipe.name_of(outcome.row) for outcome in again.outcomes] == rows
     assert len(again.runs(0)) == 3
 
 
 def test_what_is_finished_is_shown(
-    tmp_path: Path, done: Reproduction, by_row: Mapping[str, Any], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    done: Reproduction,
+    by_row: Mapping[str, Any],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A run of a grid is missing, and one of a row without a grid."""
     folder = tmp_path / "out"
@@ -254,7 +298,9 @@ def test_what_is_finished_is_shown(
     fedavg, other, base, local = as_json(capsys, "show", folder)["rows"]
     assert fedavg == by_row["FedAvg"]
     assert (other["seeds"], other["unfinished"], other["agrees"]) == (2, 1, None)
-    assert other["parameters"]["q"] != best["qfedavg.q"], "a point without all of its runs is not chosen"
+    assert other["parameters"]["q"] != best["qfedavg.q"], (
+        "a point without all of its runs is not chosen"
+    )
     assert (base["seeds"], base["unfinished"], base["disagrees_in"]) == (1, 1, [])
     assert local == by_row["Local (partition=iid)"]
     assert base["measured"]["mean"] == summarize(values_of(done, 2)[0])["mean"]
@@ -277,7 +323,11 @@ def test_quick_runs_a_tenth_of_the_rounds(
     assert (run.num_rounds, run.settings["evaluate-every"], run.settings["seed"]) == (4, 1, 0)
     told = as_json(capsys, "reproduce", path, "--quick", "--jobs", 1)
     assert (told["quick"], told["comparable"], told["seeds"]) == (True, False, [0])
-    assert as_json(capsys, "reproduce", path, "--quick", "--seeds", 3, "--jobs", 1)["seeds"] == [0, 1, 2]
+    assert as_json(capsys, "reproduce", path, "--quick", "--seeds", 3, "--jobs", 1)["seeds"] == [
+        0,
+        1,
+        2,
+    ]
 
 
 def test_rows_are_chosen_by_their_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -286,7 +336,9 @@ def test_rows_are_chosen_by_their_names(tmp_path: Path, capsys: pytest.CaptureFi
     told = as_json(capsys, "reproduce", path, "--rows", "q-fedavg", *words)
     assert [row["method"] for row in told["rows"]] == ["q-FedAvg"]
     assert told["comparable"] is False, "it has other settings than the recipe's"
-    assert len(list((tmp_path / "out" / "runs").iterdir())) == 1, "what the user sets, the grid does not try"
+    assert len(list((tmp_path / "out" / "runs").iterdir())) == 1, (
+        "what the user sets, the grid does not try"
+    )
     assert fairbloom("reproduce", path, "--rows", "FedFV", *words) == 2
     assert "FedFV" in capsys.readouterr().err
 
@@ -294,7 +346,9 @@ def test_rows_are_chosen_by_their_names(tmp_path: Path, capsys: pytest.CaptureFi
 def test_a_setting_that_no_run_takes_is_refused(tmp_path: Path) -> None:
     for settings in ({"seed": 3}, {"fedmgdaplus.epsilon": 1}, {"num-round": 3}):
         with pytest.raises(FairbloomError, match=next(iter(settings))):
-            reproduce(saved(tmp_path, RECIPE), settings=settings, out=tmp_path / "out", progress=False)
+            reproduce(
+                saved(tmp_path, RECIPE), settings=settings, out=tmp_path / "out", progress=False
+            )
     assert not (tmp_path / "out").exists()
 
 
@@ -325,7 +379,12 @@ def clinics(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_gaps_between_groups_are_measures(clinics: Path, tmp_path: Path) -> None:
     """They are those of the first grouping, which `Run.gaps` has too."""
-    about: dict[str, Any] = {"data_dir": clinics, "out": tmp_path / "out", "jobs": 1, "progress": False}
+    about: dict[str, Any] = {
+        "data_dir": clinics,
+        "out": tmp_path / "out",
+        "jobs": 1,
+        "progress": False,
+    }
     done = reproduce(str(clinics / "mine.toml"), **about)
     (run,) = done.runs(0)
     gaps = run.gaps[run.gaps["grouping"] == "sex"].set_index(["client", "score"])["gap"]
@@ -338,9 +397,14 @@ def test_gaps_between_groups_are_measures(clinics: Path, tmp_path: Path) -> None
 
 
 def test_a_measure_that_is_not_there_is_found_at_once(clinics: Path, tmp_path: Path) -> None:
-    recipe, small = (clinics / "mine.toml").read_text(), f'{SMALL}[[rows]]\nlabel = "A"\n'
+    recipe = (clinics / "mine.toml").read_text()
+    small = f'{SMALL}[[rows]]\nlabel = "A"\n'
     for text, wrong, words in (
-        (recipe.replace("group-gap:selection-rate", "group-gap:selection"), "selection", "did you mean selection-rate"),
+        (
+            recipe.replace("group-gap:selection-rate", "group-gap:selection"),
+            "selection",
+            "did you mean selection-rate",
+        ),
         (recipe.replace("rate:porto", "rate:oslo"), "oslo", "there are lund, porto"),
         (small.replace("client:client-1", "group-gap:accuracy"), "group-gap:accuracy", "no groups"),
         (small.replace("client:client-1", "client:shirt"), "shirt", "there are client-0"),
@@ -348,7 +412,14 @@ def test_a_measure_that_is_not_there_is_found_at_once(clinics: Path, tmp_path: P
     ):
         data = clinics if '"csv"' in text else None
         with pytest.raises(FairbloomError, match=f"{wrong}.*{words}"):
-            reproduce(saved(tmp_path, text), data_dir=data, seeds=1, out=tmp_path / "out", jobs=1, progress=False)
+            reproduce(
+                saved(tmp_path, text),
+                data_dir=data,
+                seeds=1,
+                out=tmp_path / "out",
+                jobs=1,
+                progress=False,
+            )
     assert not (tmp_path / "out" / "runs").exists()
 
 
@@ -375,8 +446,11 @@ settings = {{ method = "afl", attack = "loss", attackers = "client-1", attack-st
 """.replace('"angle", "client:client-1"', '"uniform", "client:client-2"')
 
 
-def test_rows_share_runs_and_a_failed_one_loses_no_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Steps of 1e300 make updates that are not finite; one client has no client-2; attackers count in all examples."""
+def test_rows_share_runs_and_a_failed_one_loses_no_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Steps of 1e300 make updates that are not finite; one client has no client-2; attackers count
+    in all examples."""
     done = reproduce(saved(tmp_path, ODD), seeds=1, out=tmp_path / "out", jobs=1, progress=False)
     ditto, personal, grid, failing, alone, attacked = done.outcomes
     assert done.runs(0)[0].folder == done.runs(1)[0].folder
@@ -390,7 +464,8 @@ def test_rows_share_runs_and_a_failed_one_loses_no_other(tmp_path: Path, capsys:
     done.show()
     assert "failed" in capsys.readouterr().out
     (run,) = done.runs(5)
-    scores, examples = run.final(hostile=True), run.test_examples(hostile=True)
+    scores = run.final(hostile=True)
+    examples = run.test_examples(hostile=True)
     assert "client-1" in scores.keys() - run.final().keys()
     expected = sum(scores[name] * examples[name] for name in scores) / sum(examples.values())
     assert attacked.measured["uniform"][0] == pytest.approx(expected)
@@ -407,14 +482,18 @@ grid = {{ alpha = [0.0, 1.0] }}
     done = reproduce(saved(tmp_path, text), out=tmp_path / "out", jobs=1, progress=False)
     assert len(list((tmp_path / "out" / "runs").iterdir())) == 3
     found = {
-        alpha: min(run_with(done, seed=0, **{"fedfv.alpha": alpha}).final(split="validation").values())
+        alpha: min(
+            run_with(done, seed=0, **{"fedfv.alpha": alpha}).final(split="validation").values()
+        )
         for alpha in (0.0, 1.0)
     }
     assert done.outcomes[0].parameters == {"alpha": max(found, key=lambda alpha: found[alpha])}
     assert [run.settings["seed"] for run in done.runs(0)] == [0, 1]
 
 
-def test_a_study_of_ones_own_needs_no_paper(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_study_of_ones_own_needs_no_paper(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     text = "[settings]\nclients = 5\nnum-rounds = 3\ndevice = 'cpu'\n[[rows]]\nlabel = 'Mine'\n"
     reproduce(saved(tmp_path, text), seeds=1, out=tmp_path / "out", jobs=1, progress=False).show()
     shown = capsys.readouterr().out
@@ -424,7 +503,7 @@ def test_a_study_of_ones_own_needs_no_paper(tmp_path: Path, capsys: pytest.Captu
         assert word not in shown
 
 
-# Folders --------------------------------------------------------------------------------------------------------------
+# Folders ------------------------------------------------------------------------------------------
 
 
 def test_no_study_writes_into_the_folder_of_another_kind(
@@ -434,13 +513,21 @@ def test_no_study_writes_into_the_folder_of_another_kind(
     commands = {
         "comparison": ("compare", "--methods", "fedavg", *small),
         "search": ("search", "--grid", "learning-rate=0.1,0.2", *small),
-        "reproduction": ("reproduce", saved(tmp_path, f'{SMALL}[[rows]]\nlabel = "A"\n'), "--jobs", 1),
+        "reproduction": (
+            "reproduce",
+            saved(tmp_path, f'{SMALL}[[rows]]\nlabel = "A"\n'),
+            "--jobs",
+            1,
+        ),
     }
     for written in NOUNS:
-        there, folder = NOUNS[written], tmp_path / written
+        there = NOUNS[written]
+        folder = tmp_path / written
         Study(written, [], []).write(folder)
         for kind, words in commands.items():
             if kind != there:
                 assert fairbloom(*words, "--out", folder) == 2
-                assert f"holds a {there}: choose another folder" in " ".join(capsys.readouterr().err.split())
+                assert f"holds a {there}: choose another folder" in " ".join(
+                    capsys.readouterr().err.split()
+                )
         assert [path.name for path in folder.iterdir()] == ["study.json"]

@@ -1,6 +1,8 @@
-"""Recipes whose data are not here run from end to end on data that are made up, in the files of the real ones.
+"""Recipes whose data are not here run from end to end on data that are made up, in the files of the
+real ones.
 
-A row of each is run for a round. What is measured means nothing: whoever has the data needs one command.
+A row of each is run for a round. What is measured means nothing: whoever has the data needs one
+command.
 """
 
 import itertools
@@ -24,7 +26,9 @@ UNVERIFIED: dict[str, Value] = {"verify-data": False}
 
 
 def speakers(root: Path) -> Path:
-    return made.shakespeare(root, [(f"SPEAKER {k:02d}", f"{k:02d} words of no meaning " * 11) for k in range(31)])
+    return made.shakespeare(
+        root, [(f"SPEAKER {k:02d}", f"{k:02d} words of no meaning " * 11) for k in range(31)]
+    )
 
 
 def people(root: Path) -> Path:
@@ -32,7 +36,9 @@ def people(root: Path) -> Path:
     lines = [
         test_adult.line_of(education, income, sex=sex, race=race, age=str(20 + k))
         for k, (education, income, sex, race) in enumerate(
-            itertools.product(("Doctorate", "HS-grad"), ("<=50K", ">50K"), ("Female", "Male"), ("White", "Black"))
+            itertools.product(
+                ("Doctorate", "HS-grad"), ("<=50K", ">50K"), ("Female", "Male"), ("White", "Black")
+            )
         )
     ]
     return test_adult.written(root, lines * 3, lines)
@@ -41,7 +47,9 @@ def people(root: Path) -> Path:
 def hospitals(root: Path) -> Path:
     (root / "heart-disease").mkdir(parents=True)
     for site in ("cleveland", "hungarian", "switzerland", "va"):
-        (root / "heart-disease" / f"processed.{site}.data").write_text(test_heart_disease.patients(30, 12))
+        (root / "heart-disease" / f"processed.{site}.data").write_text(
+            test_heart_disease.patients(30, 12)
+        )
     return root
 
 
@@ -69,12 +77,17 @@ RECIPES: dict[str, dict[str, Value]] = {
     "semivred-table6-cinic10": UNVERIFIED | FEW,
     "qffl-synthetic": {"clients": 10},
 }
-"""What is set for each beside `QUICK`: fewer clients, or less to test on, where so few examples have to do."""
+"""What is set for each beside `QUICK`: fewer clients, or less to test on, where so few examples
+have to do."""
 
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(each, marks=[pytest.mark.slow] if each == "fedmgda-table14" else []) for each in names()],  # an LSTM
+    # an LSTM
+    [
+        pytest.param(each, marks=[pytest.mark.slow] if each == "fedmgda-table14" else [])
+        for each in names()
+    ],
 )
 def test_a_run_of_one_round_has_every_measure_of_its_recipe(tmp_path: Path, name: str) -> None:
     """One row of each kind: as usual, with attackers, judged by personal models, pooled."""
@@ -92,10 +105,14 @@ def test_a_run_of_one_round_has_every_measure_of_its_recipe(tmp_path: Path, name
         config = study.config(arm) | QUICK | UNVERIFIED | RECIPES.get(name, {})
         config |= {"model": "logistic"} if "logistic" in info.models else {}
         config |= {"data-dir": str(root)} if info.files else {}
-        run = fairbloom.run(settings=case_settings(config), out=tmp_path / str(number), progress=False)
+        run = fairbloom.run(
+            settings=case_settings(config), out=tmp_path / str(number), progress=False
+        )
         assert measures_of(run, recipe.measures, arm.evaluated).keys() == {*recipe.measures}
 
 
 def case_settings(config: dict[str, Value]) -> dict[str, Value]:
     """Return settings that a task whose data are drawn can have as well."""
-    return {key: value for key, value in config.items() if key != "verify-data" or "data-dir" in config}
+    return {
+        key: value for key, value in config.items() if key != "verify-data" or "data-dir" in config
+    }

@@ -22,7 +22,13 @@ from fairbloom.protocol.settings import Value
 
 from ..helpers import as_json, fairbloom, times_in
 
-SMALL: dict[str, Any] = {"clients": 5, "rounds": 2, "jobs": 1, "progress": False, "settings": {"device": "cpu"}}
+SMALL: dict[str, Any] = {
+    "clients": 5,
+    "rounds": 2,
+    "jobs": 1,
+    "progress": False,
+    "settings": {"device": "cpu"},
+}
 WORDS: dict[str, Any] = {"methods": "fedfv(alpha=0.5),fedfv(alpha=0)", "seeds": 2, **SMALL}
 
 
@@ -31,11 +37,13 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> api.Search:
     return api.search(out=tmp_path_factory.mktemp("search") / "out", **WORDS)
 
 
-def labels(words: str, grid: dict[str, list[Value]] | None = None, baseline: str = "fedavg") -> list[str]:
+def labels(
+    words: str, grid: dict[str, list[Value]] | None = None, baseline: str = "fedavg"
+) -> list[str]:
     return [arm.label for arm in arms_of(words, grid or {}, baseline, {})]
 
 
-# What is tried --------------------------------------------------------------------------------------------------------
+# What is tried ------------------------------------------------------------------------------------
 
 
 def test_a_method_tries_what_is_declared_given_or_written() -> None:
@@ -44,19 +52,28 @@ def test_a_method_tries_what_is_declared_given_or_written() -> None:
     assert labels("fedfv(alpha=1)") == ["FedFV (alpha=1)", "FedAvg"]
     with_rate = labels("fedfv(alpha=1)", {"learning-rate": [0.1, 0.2]})
     assert with_rate == [
-        f"{name}learning-rate={rate})" for name in ("FedFV (alpha=1, ", "FedAvg (") for rate in (0.1, 0.2)
+        f"{name}learning-rate={rate})"
+        for name in ("FedFV (alpha=1, ", "FedAvg (")
+        for rate in (0.1, 0.2)
     ]
     within = labels("fedavg", {"num-rounds": [1, 2]})
     assert within == ["FedAvg", "FedAvg (num-rounds=1)", "FedAvg (num-rounds=2)"]
-    assert labels("qfedavg(q=1),qfedavg(q=2)", baseline="qfedavg(q=2)") == ["QFedAvg (q=2)", "QFedAvg (q=1)"]
+    assert labels("qfedavg(q=1),qfedavg(q=2)", baseline="qfedavg(q=2)") == [
+        "QFedAvg (q=2)",
+        "QFedAvg (q=1)",
+    ]
 
 
 def test_all_methods_have_arms_those_for_groups_with_a_gap() -> None:
     every = {arm.method for arm in arms_of("all", {}, "fedavg", {})}
     assert {"fedavg", "fedfv", "ditto", "local"} <= every
     assert not every & {"fairfed", "fcfl"}
-    assert "fairfed" in {arm.method for arm in arms_of("all", {}, "fedavg", {}, "group-gap:accuracy")}
-    personal = {arm.method for arm in arms_of("all", {}, "fedavg", {}) if arm.evaluated == "personal"}
+    assert "fairfed" in {
+        arm.method for arm in arms_of("all", {}, "fedavg", {}, "group-gap:accuracy")
+    }
+    personal = {
+        arm.method for arm in arms_of("all", {}, "fedavg", {}) if arm.evaluated == "personal"
+    }
     assert personal == {"ditto", "local"}
 
 
@@ -70,7 +87,9 @@ def test_what_cannot_be_tried_is_refused_with_a_remedy() -> None:
     ):
         with pytest.raises(FairbloomError, match=words):
             labels("fedfv", dict(grid))
-    with pytest.raises(FairbloomError, match="nothing to choose from but FedAvg: name more --methods"):
+    with pytest.raises(
+        FairbloomError, match="nothing to choose from but FedAvg: name more --methods"
+    ):
         labels("fedavg")
     for text in ("alpha", "alpha=", "=1", "alpha=1,,2"):
         with pytest.raises(FairbloomError, match="write it as KEY=VALUE,VALUE"):
@@ -92,7 +111,7 @@ def test_impossible_options_are_refused_before_any_training(tmp_path: Path) -> N
     assert not [*tmp_path.glob("out/**/rounds.csv")]
 
 
-# How it is judged -----------------------------------------------------------------------------------------------------
+# How it is judged ---------------------------------------------------------------------------------
 
 
 def test_the_best_of_each_method_is_tested_with_fresh_seeds(found: api.Search) -> None:
@@ -101,14 +120,20 @@ def test_the_best_of_each_method_is_tested_with_fresh_seeds(found: api.Search) -
     assert study.settings["validation-share"] == 0.2
     worth = {}
     for arm in study.arms:
-        finals = [load(found.folder / study.folder(arm, seed)).final(split="validation") for seed in (0, 1)]
+        finals = [
+            load(found.folder / study.folder(arm, seed)).final(split="validation")
+            for seed in (0, 1)
+        ]
         worth[arm.label] = statistics.fmean(min(each.values()) for each in finals)
         assert found.of(arm.label).mean == pytest.approx(worth[arm.label])
     best = max((label for label in worth if label != "FedAvg"), key=lambda label: worth[label])
     assert {*found.found.best} == {best, "FedAvg"}
     assert found.best == max((best, "FedAvg"), key=lambda label: worth[label])
     assert found.comparison is not None
-    assert (set(found.comparison.methods), found.comparison.seeds) == ({best, "FedAvg"}, (1000, 1001))
+    assert (set(found.comparison.methods), found.comparison.seeds) == (
+        {best, "FedAvg"},
+        (1000, 1001),
+    )
     assert found.promise(best) == pytest.approx(worth[best] - worth["FedAvg"])
     gain = found.difference(best)
     assert gain is not None
@@ -117,7 +142,14 @@ def test_the_best_of_each_method_is_tested_with_fresh_seeds(found: api.Search) -
     if found.best != "FedAvg":  # two seeds say nothing
         assert "does not clearly differ from FedAvg" in found.sentences[0]
     written = {path.name for path in found.folder.iterdir() if not path.name.startswith(".")}
-    assert written == {"study.json", "comparison.csv", "differences.csv", "clients.csv", REPORT, "runs"}
+    assert written == {
+        "study.json",
+        "comparison.csv",
+        "differences.csv",
+        "clients.csv",
+        REPORT,
+        "runs",
+    }
 
 
 def test_within_one_method_the_baseline_is_compared_too(tmp_path: Path) -> None:
@@ -131,7 +163,9 @@ def test_within_one_method_the_baseline_is_compared_too(tmp_path: Path) -> None:
         assert found.difference(found.best) is not None
 
 
-def test_the_same_folder_gives_the_same_answer(found: api.Search, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_same_folder_gives_the_same_answer(
+    found: api.Search, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = times_in(found.folder / "runs")
     again = api.search(out=found.folder, **WORDS)
     assert times_in(found.folder / "runs") == before
@@ -141,7 +175,9 @@ def test_the_same_folder_gives_the_same_answer(found: api.Search, capsys: pytest
     assert found.best in capsys.readouterr().out
 
 
-def test_with_a_budget_only_the_seeds_begun_in_time_count(found: api.Search, tmp_path: Path) -> None:
+def test_with_a_budget_only_the_seeds_begun_in_time_count(
+    found: api.Search, tmp_path: Path
+) -> None:
     """The first one always does."""
     out = tmp_path / "out"
     shutil.copytree(found.folder, out)
@@ -156,7 +192,8 @@ def judged(label: str, value: float, mean: float) -> Judged:
 
 
 def test_an_arm_whose_mean_is_too_low_is_not_chosen() -> None:
-    worst, base = find_measure("worst-10"), judged("base", 50.0, 80.0)
+    worst = find_measure("worst-10")
+    base = judged("base", 50.0, 80.0)
     arms = [judged("a", 70.0, 70.0), judged("b", 60.0, 79.5), Judged(Arm("c", "c"))]
     for within, label in ((None, "a"), (10.0, "a"), (1.0, "b")):
         best = choose(worst, ACCURACY, arms, within, base)
@@ -169,12 +206,18 @@ def test_an_arm_whose_mean_is_too_low_is_not_chosen() -> None:
     assert lowest.arm.label == "b"
 
 
-# The registry of measures ---------------------------------------------------------------------------------------------
+# The registry of measures -------------------------------------------------------------------------
 
 
 def test_measures_are_found_by_their_names() -> None:
     served = Served({"a": 10.0, "b": 30.0}, ACCURACY, {"a": 1, "b": 3})
-    for name, value in {"mean": 20.0, "worst-10": 10.0, "worst_10": 10.0, "client:b": 30.0, "uniform": 25.0}.items():
+    for name, value in {
+        "mean": 20.0,
+        "worst-10": 10.0,
+        "worst_10": 10.0,
+        "client:b": 30.0,
+        "uniform": 25.0,
+    }.items():
         assert find_measure(name).of(served) == pytest.approx(value)
     assert find_measure("3*mean+worst").of(served) == pytest.approx(0.75 * 20.0 + 0.25 * 10.0)
     assert math.isnan(find_measure("client:z").of(served))
@@ -184,7 +227,11 @@ def test_measures_are_found_by_their_names() -> None:
 
 def test_measures_know_which_direction_is_good() -> None:
     error = Score("mae", higher_is_better=False)
-    for name, high, high_of_an_error in (("mean", True, False), ("std", False, False), ("jain", True, True)):
+    for name, high, high_of_an_error in (
+        ("mean", True, False),
+        ("std", False, False),
+        ("jain", True, True),
+    ):
         assert find_measure(name).is_good_high(ACCURACY) is high
         assert find_measure(name).is_good_high(error) is high_of_an_error
     assert find_measure("group-gap:accuracy").better(3.0, 5.0, ACCURACY) == 2.0

@@ -1,4 +1,5 @@
-"""A ClientApp that is none of Fairbloom's: it adds one to every number, and keeps where its modules come from."""
+"""A ClientApp that is none of Fairbloom's: it adds one to every number, and keeps where its modules
+come from."""
 
 import json
 from pathlib import Path
@@ -16,6 +17,11 @@ def train(message: Message, context: Context) -> Message:
     """Train, in a manner of speaking."""
     home = Path(str(context.node_config.get("state-dir", ".")))
     (home / "places.json").write_text(json.dumps(places()))
-    arrays = {name: Array(array.numpy() + 1) for name, array in message.content.array_records["arrays"].items()}
+    arrays = {
+        name: Array(array.numpy() + 1)
+        for name, array in message.content.array_records["arrays"].items()
+    }
     metrics = MetricRecord({"num-examples": 1, "loss-before": 1.0})
-    return Message(RecordDict({"arrays": ArrayRecord(arrays), "metrics": metrics}), reply_to=message)
+    return Message(
+        RecordDict({"arrays": ArrayRecord(arrays), "metrics": metrics}), reply_to=message
+    )

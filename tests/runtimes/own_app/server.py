@@ -19,4 +19,6 @@ def main(grid: Grid, context: Context) -> None:
     rounds = int(context.run_config["num-rounds"])
     result = FedFV(alpha=0.1, tau=1, fraction_evaluate=0.0).start(grid, model(), rounds)
     weight = result.arrays["weight"].numpy().tolist()
-    Path(str(context.run_config["out"])).write_text(json.dumps({"weight": weight, "places": places()}))
+    Path(str(context.run_config["out"])).write_text(
+        json.dumps({"weight": weight, "places": places()})
+    )

@@ -1,4 +1,5 @@
-"""All that a user's app reports is in one table of the run folder: by client, together, and of the server."""
+"""All that a user's app reports is in one table of the run folder: by client, together, and of the
+server."""
 
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,8 @@ def place(context: Context) -> int:
 
 
 def clients(more: dict[str, Any] | None = None, of_last: dict[str, Any] | None = None) -> ClientApp:
-    """Return clients with metrics of their own; from round 3 on all report `late`; `of_last` is client 3's alone."""
+    """Return clients with metrics of their own; from round 3 on all report `late`; `of_last` is
+    client 3's alone."""
     app = ClientApp()
 
     @app.train()
@@ -35,20 +37,30 @@ def clients(more: dict[str, Any] | None = None, of_last: dict[str, Any] | None =
         model = message.content["arrays"]["w"].numpy()
         after = ArrayRecord({"w": Array(model + np.float32(0.5) * (place(context) - model))})
         metrics = {"num-examples": 10 * (1 + place(context)), "train_loss": float(place(context))}
-        return Message(RecordDict({"arrays": after, "metrics": MetricRecord(metrics)}), reply_to=message)
+        return Message(
+            RecordDict({"arrays": after, "metrics": MetricRecord(metrics)}), reply_to=message
+        )
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
         away = float(np.abs(message.content["arrays"]["w"].numpy() - place(context)).sum())
         number = int(str(message.content["config"]["server-round"]))
-        metrics = {"num-examples": 1 + place(context), "eval_loss": away, "eval_acc": 1.0 / (1.0 + away), "auc": 0.5}
+        metrics = {
+            "num-examples": 1 + place(context),
+            "eval_loss": away,
+            "eval_acc": 1.0 / (1.0 + away),
+            "auc": 0.5,
+        }
         metrics |= (more or {}) | ({"late": float(number)} if number >= 3 else {})
         metrics |= of_last or {} if place(context) == 3 else {}
         return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message)
 
     @app.query()
     def query(message: Message, context: Context) -> Message:
-        return Message(RecordDict({"client": ConfigRecord({"name": f"site-{place(context)}"})}), reply_to=message)
+        return Message(
+            RecordDict({"client": ConfigRecord({"name": f"site-{place(context)}"})}),
+            reply_to=message,
+        )
 
     return app
 
@@ -70,7 +82,9 @@ def start(
     arrays = ArrayRecord({"w": Array(np.zeros(2, np.float32))})
     grid = InProcessGrid(app or clients(), {}, 4)
     run_folder = RunFolder(folder, score=score, loss=loss, wait=False)
-    return run_folder.start(strategy or FedAvg(), grid, arrays, rounds, **{"evaluate_fn": on_server, **given})
+    return run_folder.start(
+        strategy or FedAvg(), grid, arrays, rounds, **{"evaluate_fn": on_server, **given}
+    )
 
 
 def rows(folder: Path, **where: object) -> pandas.DataFrame:
@@ -90,7 +104,9 @@ def test_what_each_client_reports_is_there_of_training_and_of_evaluation(tmp_pat
         trained = rows(tmp_path / "run", round=number, phase="train", metric="train_loss")
         assert dict(zip(trained["client"], trained["value"], strict=True))["site-2"] == 2.0
         assert sorted(trained["client"]) == ["", "site-0", "site-1", "site-2", "site-3"]
-        assert values(tmp_path / "run", round=number, phase="evaluate", metric="num-examples", client="site-3") == [4]
+        assert values(
+            tmp_path / "run", round=number, phase="evaluate", metric="num-examples", client="site-3"
+        ) == [4]
 
 
 def test_the_scores_and_the_loss_are_in_the_table_of_clients(tmp_path: Path) -> None:
@@ -99,25 +115,38 @@ def test_the_scores_and_the_loss_are_in_the_table_of_clients(tmp_path: Path) -> 
     assert [score.name for score in run.scores] == ["eval_acc", "auc"]
     assert run.score.percent
     assert set(run.clients["test_auc_of_global_model"]) == {0.5}
-    last = rows(tmp_path / "run", round=ROUNDS, phase="evaluate", metric="eval_loss").set_index("client")["value"]
-    table = run.clients[run.clients["round"] == ROUNDS].set_index("client")["test_loss_of_global_model"]
+    last = rows(tmp_path / "run", round=ROUNDS, phase="evaluate", metric="eval_loss").set_index(
+        "client"
+    )["value"]
+    table = run.clients[run.clients["round"] == ROUNDS].set_index("client")[
+        "test_loss_of_global_model"
+    ]
     assert {name: last[name] for name in table.index} == table.to_dict()
 
 
-def test_means_are_those_of_the_result_and_own_aggregations_take_their_place(tmp_path: Path) -> None:
+def test_means_are_those_of_the_result_and_own_aggregations_take_their_place(
+    tmp_path: Path,
+) -> None:
     result = start(tmp_path / "means")
     for number in range(1, ROUNDS + 1):
         for phase, found in (
             ("train", result.train_metrics_clientapp),
             ("evaluate", result.evaluate_metrics_clientapp),
         ):
-            there = rows(tmp_path / "means", round=number, phase=phase, client="").set_index("metric")["value"]
+            there = rows(tmp_path / "means", round=number, phase=phase, client="").set_index(
+                "metric"
+            )["value"]
             assert there.to_dict() == pytest.approx(dict(found[number]))
 
     def worst(contents: list[RecordDict], weighted_by: str) -> MetricRecord:
-        return MetricRecord({"largest": max(float(str(each["metrics"]["num-examples"])) for each in contents)})
+        return MetricRecord(
+            {"largest": max(float(str(each["metrics"]["num-examples"])) for each in contents)}
+        )
 
-    start(tmp_path / "own", strategy=FedAvg(evaluate_metrics_aggr_fn=worst, train_metrics_aggr_fn=worst))
+    start(
+        tmp_path / "own",
+        strategy=FedAvg(evaluate_metrics_aggr_fn=worst, train_metrics_aggr_fn=worst),
+    )
     assert values(tmp_path / "own", round=2, phase="train", client="", metric="largest") == [40.0]
     assert values(tmp_path / "own", round=2, phase="evaluate", client="", metric="largest") == [4.0]
     assert not values(tmp_path / "own", phase="evaluate", client="", metric="eval_loss")
@@ -125,7 +154,9 @@ def test_means_are_those_of_the_result_and_own_aggregations_take_their_place(tmp
 
 def test_what_the_server_evaluates_is_there_from_the_initial_model_on(tmp_path: Path) -> None:
     start(tmp_path / "run")
-    assert values(tmp_path / "run", phase="server", metric="central_acc") == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4])
+    assert values(tmp_path / "run", phase="server", metric="central_acc") == pytest.approx(
+        [0.0, 0.1, 0.2, 0.3, 0.4]
+    )
     assert values(tmp_path / "run", phase="server", metric="by_class") == []
 
 
@@ -161,7 +192,9 @@ def test_a_run_killed_before_its_first_checkpoint_has_the_initial_model_once(
 
 
 def test_a_list_is_in_no_mean_and_no_table_and_ends_nothing(tmp_path: Path) -> None:
-    result = start(tmp_path / "run", clients({"by_class": [1.0, 2.0]}, of_last={"by_class": [1.0] * 300_000}))
+    result = start(
+        tmp_path / "run", clients({"by_class": [1.0, 2.0]}, of_last={"by_class": [1.0] * 300_000})
+    )
     assert "by_class" not in result.evaluate_metrics_clientapp[1]
     assert "auc" in result.evaluate_metrics_clientapp[1]
     assert "by_class" not in (tmp_path / "run" / "metrics.csv").read_text()
@@ -169,7 +202,13 @@ def test_a_list_is_in_no_mean_and_no_table_and_ends_nothing(tmp_path: Path) -> N
 
 
 def test_names_with_commas_quotes_and_our_own_columns_are_kept_as_they_are(tmp_path: Path) -> None:
-    names = {"a, b": 1.0, 'say "x"': 2.0, "round": 3.0, "client": 4.0, "test_accuracy_of_global_model": 5.0}
+    names = {
+        "a, b": 1.0,
+        'say "x"': 2.0,
+        "round": 3.0,
+        "client": 4.0,
+        "test_accuracy_of_global_model": 5.0,
+    }
     start(tmp_path / "run", clients(names))
     for name, value in names.items():
         assert values(tmp_path / "run", round=1, client="site-0", metric=name) == [value]
@@ -206,7 +245,9 @@ def test_a_score_or_loss_that_nobody_replies_ends_the_run_and_one_that_a_client_
         start(tmp_path / "e", rounds=2, loss="")
 
 
-def test_show_prints_what_the_app_reported_last(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_prints_what_the_app_reported_last(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     start(tmp_path / "run")
     fairbloom.load(tmp_path / "run").show()
     shown = capsys.readouterr().out

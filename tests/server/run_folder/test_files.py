@@ -1,4 +1,5 @@
-"""The files of a run folder: each is declared once, read as it was written, and refused with a remedy where damaged."""
+"""The files of a run folder: each is declared once, read as it was written, and refused with a
+remedy where damaged."""
 
 from dataclasses import replace
 from itertools import product
@@ -60,7 +61,9 @@ VALUES: dict[File[Any], Any] = {
         classes=("no", "ä"),
     ),
     MODULES: {"my_module": "0123"},
-    GROUPED: Grouped({"sex": ("ä", "b", "other")}, (GroupScore("accuracy", percent=True), TRUE_POSITIVE_RATE)),
+    GROUPED: Grouped(
+        {"sex": ("ä", "b", "other")}, (GroupScore("accuracy", percent=True), TRUE_POSITIVE_RATE)
+    ),
 }
 """A value of each file."""
 
@@ -112,7 +115,9 @@ def test_a_file_of_something_else_is_refused_with_its_name_and_remedy(tmp_path: 
 
 
 @pytest.mark.parametrize("file", [ENGINE, KNOWN], ids=name_of)
-def test_the_remedy_of_deleting_a_file_that_cannot_be_read_works(tmp_path: Path, file: File[Any]) -> None:
+def test_the_remedy_of_deleting_a_file_that_cannot_be_read_works(
+    tmp_path: Path, file: File[Any]
+) -> None:
     file.path_in(tmp_path).write_bytes(b"\xff")
     with pytest.raises(RunFolderError, match="or delete it"):
         file.read(tmp_path)
@@ -122,7 +127,9 @@ def test_the_remedy_of_deleting_a_file_that_cannot_be_read_works(tmp_path: Path,
 
 def test_a_key_that_is_missing_is_named(tmp_path: Path) -> None:
     KNOWN.path_in(tmp_path).write_text('{"began": []}')
-    with pytest.raises(RunFolderError, match=r"known\.json cannot be read: it has no 'known'\. Restore it"):
+    with pytest.raises(
+        RunFolderError, match=r"known\.json cannot be read: it has no 'known'\. Restore it"
+    ):
         KNOWN.read(tmp_path)
 
 
@@ -130,11 +137,15 @@ def test_a_key_that_is_missing_is_named(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path, file: File[Any]) -> None:
     with pytest.raises(RunFolderError) as refusal:
         file.write(tmp_path / "gone", VALUES[file])
-    assert str(refusal.value).startswith(f"{file.name} cannot be written to {tmp_path / 'gone'}: No such file")
+    assert str(refusal.value).startswith(
+        f"{file.name} cannot be written to {tmp_path / 'gone'}: No such file"
+    )
     assert "(--out)" in str(refusal.value)
 
 
-def test_all_that_a_run_leaves_is_declared_and_what_is_declared_for_such_a_run_is_there(finished: Path) -> None:
+def test_all_that_a_run_leaves_is_declared_and_what_is_declared_for_such_a_run_is_there(
+    finished: Path,
+) -> None:
     declared = {entry.name for entry in ENTRIES}
     there = {str(path.relative_to(finished)) for path in finished.iterdir()}
     assert there <= declared
@@ -152,20 +163,26 @@ def test_a_file_that_is_added_is_written_by_each_run_from_its_declaration_alone(
         encode=files._encode_json,
         decode=files._decode_object,
         absent={},
-        first=lambda beginning: {name: len(beginning.task.splits(name).train) for name in beginning.task.clients},
+        first=lambda beginning: {
+            name: len(beginning.task.splits(name).train) for name in beginning.task.clients
+        },
     )
     monkeypatch.setattr(files, "ENTRIES", (*ENTRIES, sizes))
     folder = run(tmp_path / "run", num_rounds=1)
     split = SPLIT.read(folder)
     assert split is not None
-    assert list(sizes.read(folder).values()) == [int(((split.client == i) & (split.part == 0)).sum()) for i in range(5)]
+    assert list(sizes.read(folder).values()) == [
+        int(((split.client == i) & (split.part == 0)).sum()) for i in range(5)
+    ]
     before = sizes.path_in(folder).read_bytes()
     run(folder, num_rounds=2)
     assert sizes.path_in(folder).read_bytes() == before
 
 
 def test_what_a_file_held_when_the_run_began_is_kept(tmp_path: Path) -> None:
-    begun = Beginning(load_task(Settings.of({}).run_config()), {}, {"engine": "loop"}, deployed=True)
+    begun = Beginning(
+        load_task(Settings.of({}).run_config()), {}, {"engine": "loop"}, deployed=True
+    )
     files.write_first_files(tmp_path, begun)
     files.write_first_files(tmp_path, replace(begun, engine={"engine": "workers"}))
     assert ENGINE.read(tmp_path) == {"engine": "loop"}
@@ -174,10 +191,16 @@ def test_what_a_file_held_when_the_run_began_is_kept(tmp_path: Path) -> None:
 
 def test_who_came_first_is_whom_a_run_began_with(tmp_path: Path) -> None:
     assert record_known(tmp_path, ["b", "a"]) == Known(("a", "b"), ("a", "b"))
-    assert record_known(tmp_path, ["c", "a"]) == KNOWN.read(tmp_path) == Known(("a", "b"), ("a", "b", "c"))
+    assert (
+        record_known(tmp_path, ["c", "a"])
+        == KNOWN.read(tmp_path)
+        == Known(("a", "b"), ("a", "b", "c"))
+    )
 
 
-def test_the_model_is_that_of_the_last_checkpoint_until_there_is_a_final_one(finished: Path, tmp_path: Path) -> None:
+def test_the_model_is_that_of_the_last_checkpoint_until_there_is_a_final_one(
+    finished: Path, tmp_path: Path
+) -> None:
     assert read_model(tmp_path) is None
     final = MODEL.read(finished)
     again = {name: array.tobytes() for name, array in (read_model(finished) or {}).items()}
@@ -189,6 +212,10 @@ def test_the_model_is_that_of_the_last_checkpoint_until_there_is_a_final_one(fin
         assert {name: array.tobytes() for name, array in model.items()} == again
     finally:
         CHECKPOINTS.path_in(tmp_path).rename(CHECKPOINTS.path_in(finished))
-    assert BEST.read_about(finished).keys() == {"round", "validation_accuracy_of_global_model_mean", "sha256"}
+    assert BEST.read_about(finished).keys() == {
+        "round",
+        "validation_accuracy_of_global_model_mean",
+        "sha256",
+    }
     assert MODEL.read_about(finished).keys() == {"sha256"}
     assert MODEL.read_about(finished) != {"sha256": BEST.read_about(finished)["sha256"]}

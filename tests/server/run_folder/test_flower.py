@@ -24,7 +24,8 @@ ROUNDS = 6
 SCORE = Score("eval_acc", percent=True)
 
 app = ClientApp()
-"""A client as somebody may have written it: three numbers that move towards its own target, with its own metrics."""
+"""A client as somebody may have written it: three numbers that move towards its own target, with
+its own metrics."""
 
 
 def target(context: Context) -> np.ndarray[Any, Any]:
@@ -55,7 +56,11 @@ def query(message: Message, context: Context) -> Message:
 
 
 def start(
-    folder: Path, strategy: FairStrategy, rounds: int = ROUNDS, score: str | Score = SCORE, **given: Any
+    folder: Path,
+    strategy: FairStrategy,
+    rounds: int = ROUNDS,
+    score: str | Score = SCORE,
+    **given: Any,
 ) -> Result:
     arrays = ArrayRecord({"w": Array(np.zeros(3, np.float32))})
     return RunFolder(folder, score=score, wait=False).start(
@@ -75,7 +80,9 @@ def test_each_client_and_round_is_recorded_in_the_score_that_is_named(tmp_path: 
     scores = [float(row["test_eval_acc_of_global_model"]) for row in rows[-4:]]
     assert float(last["test_eval_acc_of_global_model_worst"]) == min(scores)
     assert json.loads((tmp_path / "run" / "scores.json").read_text())[0]["name"] == "eval_acc"
-    np.testing.assert_array_equal(load_file(tmp_path / "run" / "model.safetensors")["w"], result.arrays["w"].numpy())
+    np.testing.assert_array_equal(
+        load_file(tmp_path / "run" / "model.safetensors")["w"], result.arrays["w"].numpy()
+    )
 
 
 def test_a_share_evaluates_and_everybody_after_the_last_round(
@@ -103,8 +110,11 @@ def test_a_score_that_is_no_number_leaves_the_client_uncounted(tmp_path: Path) -
             reply.content["metrics"] = MetricRecord({"num-examples": 2, "eval_acc": float("nan")})
         return reply
 
-    strategy, arrays = FedAvg(), ArrayRecord({"w": Array(np.zeros(3, np.float32))})
-    RunFolder(tmp_path / "run", score=SCORE).start(strategy, InProcessGrid(cast(ClientApp, odd), {}, 4), arrays, 1)
+    strategy = FedAvg()
+    arrays = ArrayRecord({"w": Array(np.zeros(3, np.float32))})
+    RunFolder(tmp_path / "run", score=SCORE).start(
+        strategy, InProcessGrid(cast(ClientApp, odd), {}, 4), arrays, 1
+    )
     (row,) = table(tmp_path / "run" / "rounds.csv")
     assert (row["clients"], row["clients_scored"]) == ("4", "3")
 
@@ -118,7 +128,9 @@ def test_a_loss_as_the_score_has_its_worst_client_where_it_is_highest(tmp_path: 
     assert float(last["test_eval_loss_of_global_model_best"]) == min(losses)
 
 
-@pytest.mark.parametrize(("strategy", "stopped_after"), [(FedFV, 1), (FedMGDAPlus, 3), (FedAvg, ROUNDS)])
+@pytest.mark.parametrize(
+    ("strategy", "stopped_after"), [(FedFV, 1), (FedMGDAPlus, 3), (FedAvg, ROUNDS)]
+)
 def test_a_run_that_stops_goes_on_to_the_same_bits(
     tmp_path: Path, strategy: type[FairStrategy], stopped_after: int
 ) -> None:
@@ -128,8 +140,12 @@ def test_a_run_that_stops_goes_on_to_the_same_bits(
     assert not (tmp_path / "run" / "model.safetensors").exists()
     start(tmp_path / "run", strategy(fraction_train=0.5))
     for name in ("clients.csv", "rounds.csv"):
-        assert without_seconds(tmp_path / "run" / name) == without_seconds(tmp_path / "whole" / name)
-    one, other = (load_file(tmp_path / run / "model.safetensors")["w"].tobytes() for run in ("run", "whole"))
+        assert without_seconds(tmp_path / "run" / name) == without_seconds(
+            tmp_path / "whole" / name
+        )
+    one, other = (
+        load_file(tmp_path / run / "model.safetensors")["w"].tobytes() for run in ("run", "whole")
+    )
     assert one == other
 
 
@@ -137,7 +153,9 @@ def test_a_finished_run_is_extended_to_the_bits_of_a_longer_one(tmp_path: Path) 
     start(tmp_path / "long", FedFV(fraction_train=0.5), rounds=9)
     start(tmp_path / "run", FedFV(fraction_train=0.5), rounds=5)
     start(tmp_path / "run", FedFV(fraction_train=0.5), rounds=9)
-    assert without_seconds(tmp_path / "run" / "clients.csv") == without_seconds(tmp_path / "long" / "clients.csv")
+    assert without_seconds(tmp_path / "run" / "clients.csv") == without_seconds(
+        tmp_path / "long" / "clients.csv"
+    )
     with pytest.raises(FairbloomError, match=r"already has 9 rounds, .* num-rounds = 5"):
         start(tmp_path / "run", FedFV(fraction_train=0.5), rounds=5)
 
@@ -147,18 +165,23 @@ def test_fewer_rounds_end_a_run_there_and_not_before_its_last_one(tmp_path: Path
     with pytest.raises(StoppedError):
         start(tmp_path / "run", FedFV(), 6, on_round=stop_after(2))
     with pytest.raises(
-        FairbloomError, match=r"already has 2 rounds.*num-rounds = 1.*another folder \(RunFolder\(path\)\)"
+        FairbloomError,
+        match=r"already has 2 rounds.*num-rounds = 1.*another folder \(RunFolder\(path\)\)",
     ):
         start(tmp_path / "run", FedFV(), 1)
     start(tmp_path / "run", FedFV(), 3)
-    assert (tmp_path / "run" / "model.safetensors").read_bytes() == (tmp_path / "short/model.safetensors").read_bytes()
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == (
+        tmp_path / "short/model.safetensors"
+    ).read_bytes()
     with pytest.raises(FairbloomError, match="already has 3 rounds"):
         start(tmp_path / "run", FedFV(), 2)
 
 
 def test_a_run_whose_steps_decay_over_its_rounds_cannot_be_extended(tmp_path: Path) -> None:
     start(tmp_path / "run", FedAvgN(decay=0.5), rounds=4)
-    with pytest.raises(FairbloomError, match="decay over 4 rounds, so it cannot be extended to 8: choose another"):
+    with pytest.raises(
+        FairbloomError, match="decay over 4 rounds, so it cannot be extended to 8: choose another"
+    ):
         start(tmp_path / "run", FedAvgN(decay=0.5), rounds=8)
     assert (tmp_path / "run" / "model.safetensors").exists()
 
@@ -170,7 +193,11 @@ def test_a_folder_of_another_run_is_refused_with_what_differs(tmp_path: Path) ->
         (FedAvg(), {}, "method = 'FedFV' there and 'FedAvg' here"),
         (FedFV(seed=1), {}, "seed = 0 there and 1 here"),
         (FedFV(server_optimizer="avgm"), {}, "server-optimizer = 'none' there and 'avgm' here"),
-        (FedFV(), {"train_config": ConfigRecord({"lr": 0.1})}, "train.lr = None there and 0.1 here"),
+        (
+            FedFV(),
+            {"train_config": ConfigRecord({"lr": 0.1})},
+            "train.lr = None there and 0.1 here",
+        ),
         (FedFV(training_clients=("site-0",)), {}, "training-clients = '' there and 'site-0' here"),
     ]
     for strategy, given, words in other:
@@ -178,8 +205,13 @@ def test_a_folder_of_another_run_is_refused_with_what_differs(tmp_path: Path) ->
             start(tmp_path / "run", strategy, rounds=2, **given)
 
 
-def test_a_score_that_no_client_replies_ends_the_run_with_the_names_that_they_do(tmp_path: Path) -> None:
-    with pytest.raises(FairbloomError, match=r"reply eval_acc, eval_loss, num-examples, and not 'accuracy'.*RunFolder"):
+def test_a_score_that_no_client_replies_ends_the_run_with_the_names_that_they_do(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(
+        FairbloomError,
+        match=r"reply eval_acc, eval_loss, num-examples, and not 'accuracy'.*RunFolder",
+    ):
         start(tmp_path / "run", FedAvg(), score="accuracy")
 
 
@@ -202,7 +234,9 @@ def test_the_name_of_a_score_says_which_way_is_better(tmp_path: Path) -> None:
 def test_a_score_of_unknown_direction_asks_for_it(tmp_path: Path) -> None:
     with pytest.raises(FairbloomError, match=r"Score\('harm', higher_is_better=True\)"):
         RunFolder(tmp_path, score=["eval_acc", "harm"])
-    assert not RunFolder(tmp_path, score=["eval_acc", "harm"], loss="harm").scores[1].higher_is_better
+    assert (
+        not RunFolder(tmp_path, score=["eval_acc", "harm"], loss="harm").scores[1].higher_is_better
+    )
     assert RunFolder(tmp_path, score=Score("harm", higher_is_better=False)).scores[0].name == "harm"
 
 
@@ -212,7 +246,8 @@ def test_only_constructor_parameters_are_settings_of_a_run(tmp_path: Path) -> No
 
         def __init__(self, *, width: int = 2, **options: Any) -> None:
             super().__init__(**options)
-            self.width, self.run_dir = width, str(os.urandom(4))
+            self.width = width
+            self.run_dir = str(os.urandom(4))
 
     for rounds in (2, 3):
         start(tmp_path / "run", Dated(alpha=0.2), rounds)
@@ -224,9 +259,20 @@ def test_only_constructor_parameters_are_settings_of_a_run(tmp_path: Path) -> No
 
 
 def test_keys_of_the_strategy_are_refused_in_a_users_config(tmp_path: Path) -> None:
-    refused = {"local-steps": 7.5, "proximal-mu": 0.1, "server-round": 1, "full-batch-step": True, "measure": "all"}
+    refused = {
+        "local-steps": 7.5,
+        "proximal-mu": 0.1,
+        "server-round": 1,
+        "full-batch-step": True,
+        "measure": "all",
+    }
     for name in ("train_config", "evaluate_config"):
         for key, value in refused.items():
             with pytest.raises(FairbloomError, match=f"{name} has .*{key}"):
                 start(tmp_path / name / key, FedAvg(), **{name: ConfigRecord({key: value})})
-        start(tmp_path / name / "own", FedAvg(), 1, **{name: ConfigRecord({"lr": 0.1, "measure": ["loss-before"]})})
+        start(
+            tmp_path / name / "own",
+            FedAvg(),
+            1,
+            **{name: ConfigRecord({"lr": 0.1, "measure": ["loss-before"]})},
+        )

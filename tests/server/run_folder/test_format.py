@@ -1,4 +1,5 @@
-"""Run folders of format 3 stay readable: this pins what they hold, and other tests read what is written so."""
+"""Run folders of format 3 stay readable: this pins what they hold, and other tests read what is
+written so."""
 
 import json
 from pathlib import Path
@@ -19,7 +20,10 @@ def test_a_run_folder_is_laid_out_as_format_3(tmp_path: Path) -> None:
     assert state.keys() == {"strategy", "best", "losses", "tables"}
     of_method = {"method", "round", "steps", "rows", "memory", "first-counts", "lengths", "skipped"}
     assert state["strategy"]["dict"].keys() == of_method
-    states = {path.relative_to(tmp_path / "clients").parts[1:] for path in tmp_path.glob("clients/*/*/*.safetensors")}
+    states = {
+        path.relative_to(tmp_path / "clients").parts[1:]
+        for path in tmp_path.glob("clients/*/*/*.safetensors")
+    }
     # Round 1 has a checkpoint, and states that go with it, only where it took long.
     assert {client for client, _ in states} == {"client-0", "client-1"}
     assert {(client, "2.safetensors") for client, _ in states} <= states

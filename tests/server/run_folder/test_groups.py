@@ -1,4 +1,5 @@
-"""Groups in the records of a run: what clients report, by whoever computes them, and what nobody believes."""
+"""Groups in the records of a run: what clients report, by whoever computes them, and what nobody
+believes."""
 
 import logging
 from dataclasses import replace
@@ -24,7 +25,13 @@ from fairbloom.simulation.clients import LocalClients
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.simulation.run import simulate
 from fairbloom.tasks.measures import TRUE_POSITIVE_RATE
-from tests.simulation.helpers import StoppedError, checkpoints_every, stop_after, table, without_seconds
+from tests.simulation.helpers import (
+    StoppedError,
+    checkpoints_every,
+    stop_after,
+    table,
+    without_seconds,
+)
 from tests.tasks.tables import grouped, inferred
 from tests.tasks.test_groups import patients
 
@@ -36,7 +43,9 @@ PLAIN: dict[str, Any] = {
     "device": "cpu",
 }
 
-SEXES = Grouped({"sex": ("F", "M", "other")}, (GroupScore("accuracy", percent=True), TRUE_POSITIVE_RATE))
+SEXES = Grouped(
+    {"sex": ("F", "M", "other")}, (GroupScore("accuracy", percent=True), TRUE_POSITIVE_RATE)
+)
 
 
 @pytest.fixture(scope="module")
@@ -64,19 +73,28 @@ def finished(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run(data, tmp_path_factory.mktemp("runs") / "finished", engine="loop")
 
 
-def test_a_run_has_a_row_for_each_round_client_and_group_that_is_large_enough(finished: Path, data: Path) -> None:
+def test_a_run_has_a_row_for_each_round_client_and_group_that_is_large_enough(
+    finished: Path, data: Path
+) -> None:
     rows = table(finished / "groups.csv")
     assert list(rows[0])[:7] == ["round", "client", "model", "split", "grouping", "group", "count"]
     assert {row["split"] for row in rows} == {"test"}
     assert list(rows[0])[7:] == ["accuracy", "selection_rate", "positives", "true_positive_rate"]
     assert {row["round"] for row in rows} == {"1", "2", "3"}
     of_last = [row for row in rows if row["round"] == "3"]
-    assert {(row["client"], row["grouping"]) for row in of_last} <= {(c, g) for c in "abc" for g in ("sex", "age>=80")}
-    assert ("c", "sex") not in {(row["client"], row["grouping"]) for row in of_last}  # her men would say how few women
+    assert {(row["client"], row["grouping"]) for row in of_last} <= {
+        (c, g) for c in "abc" for g in ("sex", "age>=80")
+    }
+    # her men would say how few women
+    assert ("c", "sex") not in {(row["client"], row["grouping"]) for row in of_last}
     assert {row["group"] for row in of_last if row["grouping"] == "sex"} == {"F", "M"}
     tested = {row["client"]: int(row["test_examples"]) for row in table(finished / "clients.csv")}
     for client, grouping in {(row["client"], row["grouping"]) for row in of_last}:
-        counts = [int(row["count"]) for row in of_last if (row["client"], row["grouping"]) == (client, grouping)]
+        counts = [
+            int(row["count"])
+            for row in of_last
+            if (row["client"], row["grouping"]) == (client, grouping)
+        ]
         assert min(counts) >= 5
         assert sum(counts) == tested[client]
     about = GROUPED.read(finished)
@@ -84,18 +102,24 @@ def test_a_run_has_a_row_for_each_round_client_and_group_that_is_large_enough(fi
     assert about.groupings == {"sex": ("F", "M", "other"), "age>=80": (">=80", "<80", "other")}
 
 
-def test_clients_that_send_messages_report_the_same_groups(finished: Path, data: Path, tmp_path: Path) -> None:
+def test_clients_that_send_messages_report_the_same_groups(
+    finished: Path, data: Path, tmp_path: Path
+) -> None:
     config = {**PLAIN, **on(data), "fraction": 1.0}
 
     def clients_of(method: Any) -> FlowerClients:
-        return FlowerClients(method, InProcessGrid(app, Settings.of(config).run_config(), 3), timeout=60.0)
+        return FlowerClients(
+            method, InProcessGrid(app, Settings.of(config).run_config(), 3), timeout=60.0
+        )
 
     out = federate(Settings.of({**config, "out": str(tmp_path / "run")}), clients_of)
     assert (out / "groups.csv").read_bytes() == (finished / "groups.csv").read_bytes()
     assert (out / "groups.json").read_bytes() == (finished / "groups.json").read_bytes()
 
 
-def test_grouping_changes_no_number_and_without_it_there_is_no_file(finished: Path, data: Path, tmp_path: Path) -> None:
+def test_grouping_changes_no_number_and_without_it_there_is_no_file(
+    finished: Path, data: Path, tmp_path: Path
+) -> None:
     plain = run(data, tmp_path / "run", engine="loop", schema=inferred(data))
     for file in (CLIENTS, MODEL):
         assert file.path_in(plain).read_bytes() == file.path_in(finished).read_bytes()
@@ -104,8 +128,12 @@ def test_grouping_changes_no_number_and_without_it_there_is_no_file(finished: Pa
     assert not GROUPS.exists_in(plain)
 
 
-def test_a_run_that_was_killed_goes_on_with_the_same_rows(finished: Path, data: Path, tmp_path: Path) -> None:
-    settings = Settings.of({**PLAIN, **on(data), "out": str(tmp_path / "run"), "engine": "loop", "fraction": 1.0})
+def test_a_run_that_was_killed_goes_on_with_the_same_rows(
+    finished: Path, data: Path, tmp_path: Path
+) -> None:
+    settings = Settings.of(
+        {**PLAIN, **on(data), "out": str(tmp_path / "run"), "engine": "loop", "fraction": 1.0}
+    )
 
     with checkpoints_every(1):
         with pytest.raises(StoppedError):
@@ -123,20 +151,31 @@ def test_a_run_with_other_groups_is_another_run(finished: Path, data: Path) -> N
 
 @pytest.fixture(scope="module")
 def validated(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run(data, tmp_path_factory.mktemp("validated") / "run", method="ditto", engine="loop", **VALIDATED)
+    return run(
+        data,
+        tmp_path_factory.mktemp("validated") / "run",
+        method="ditto",
+        engine="loop",
+        **VALIDATED,
+    )
 
 
 VALIDATED: dict[str, Any] = {"validation-share": 0.3}
 
 
-def test_the_accuracy_of_the_groups_is_that_of_the_client_on_the_same_examples(validated: Path) -> None:
+def test_the_accuracy_of_the_groups_is_that_of_the_client_on_the_same_examples(
+    validated: Path,
+) -> None:
     of_clients = {(row["round"], row["client"]): row for row in table(validated / "clients.csv")}
     parts: dict[tuple[str, str, str, str], list[dict[str, str]]] = {}
     for row in table(validated / "groups.csv"):
         if row["grouping"] == "sex":
-            parts.setdefault((row["round"], row["client"], row["split"], row["model"]), []).append(row)
+            parts.setdefault((row["round"], row["client"], row["split"], row["model"]), []).append(
+                row
+            )
     seen = {(client, split, model) for _, client, split, model in parts}
-    assert seen == {*product("ab", ("test", "validation"), ("global", "personal"))}  # c has too few women in any split
+    # c has too few women in any split
+    assert seen == {*product("ab", ("test", "validation"), ("global", "personal"))}
     for (number, client, split, model), rows in parts.items():
         right = sum(int(row["count"]) * float(row["accuracy"]) for row in rows)
         expected = float(of_clients[number, client][f"{split}_accuracy_of_{model}_model"])
@@ -145,10 +184,16 @@ def test_the_accuracy_of_the_groups_is_that_of_the_client_on_the_same_examples(v
 
 
 def test_reports_on_validation_examples_are_read_back(validated: Path) -> None:
-    rows = [row for row in table(validated / "groups.csv") if (row["model"], row["split"]) == ("global", "validation")]
+    rows = [
+        row
+        for row in table(validated / "groups.csv")
+        if (row["model"], row["split"]) == ("global", "validation")
+    ]
     report = load(validated).by_group("global", "validation")
     assert report is not None
-    assert [each.count for each in report.groups] == [int(row["count"]) for row in rows if row["round"] == "3"]
+    assert [each.count for each in report.groups] == [
+        int(row["count"]) for row in rows if row["round"] == "3"
+    ]
     assert report.left_out("sex").startswith("all 0 ")
     tested = load(validated).by_group("global")
     assert tested is not None
@@ -158,22 +203,33 @@ def test_reports_on_validation_examples_are_read_back(validated: Path) -> None:
 def test_groups_of_validation_examples_are_the_same_from_stacked_clients(
     validated: Path, data: Path, tmp_path: Path
 ) -> None:
-    other = table(run(data, tmp_path / "run", method="ditto", engine="stacked", **VALIDATED) / "groups.csv")
+    other = table(
+        run(data, tmp_path / "run", method="ditto", engine="stacked", **VALIDATED) / "groups.csv"
+    )
     expected = table(validated / "groups.csv")
     keys = ("round", "client", "model", "split", "grouping", "group", "count", "positives")
-    assert [[row[key] for key in keys] for row in other] == [[row[key] for key in keys] for row in expected]
+    assert [[row[key] for key in keys] for row in other] == [
+        [row[key] for key in keys] for row in expected
+    ]
     assert {row["split"] for row in other} == {"test", "validation"}
 
 
-# What nobody believes -------------------------------------------------------------------------------------------------
+# What nobody believes -----------------------------------------------------------------------------
 
 
 def finished_with(**report: Any) -> Round:
-    report = {"num-examples": 50, "accuracy": 0.5} | {f"{key}]": value for key, value in report.items()}
+    report = {"num-examples": 50, "accuracy": 0.5} | {
+        f"{key}]": value for key, value in report.items()
+    }
     return a_round(2, evaluations={"a": report})
 
 
-HONEST = {"count[sex:F": 20, "accuracy[sex:F": 0.5, "positives[sex:F": 10, "true-positive-rate[sex:F": 0.25}
+HONEST = {
+    "count[sex:F": 20,
+    "accuracy[sex:F": 0.5,
+    "positives[sex:F": 10,
+    "true-positive-rate[sex:F": 0.25,
+}
 
 
 def test_what_an_honest_client_reports_is_a_row() -> None:
@@ -183,18 +239,29 @@ def test_what_an_honest_client_reports_is_a_row() -> None:
     ]
 
 
-def test_what_cannot_be_true_of_validation_examples_is_left_out_without_what_is_said_of_test_examples() -> None:
+def test_what_cannot_be_true_of_validation_examples_is_left_out_without_what_is_said_of_test_examples() -> (
+    None
+):
     def rows_with(accuracy: float) -> list[tuple[object, ...]]:
-        report = {"num-examples": 50, "accuracy": 0.5, **{f"{key}]": value for key, value in HONEST.items()}}
+        report = {
+            "num-examples": 50,
+            "accuracy": 0.5,
+            **{f"{key}]": value for key, value in HONEST.items()},
+        }
         report |= {"count[sex:M]-validation": 60, "accuracy[sex:M]-validation": accuracy}
         return format_groups(replace(finished_with(), evaluations={"a": report}), SEXES)
 
     of_test = (2, "a", "global", "test", "sex", "F", 20, 50.0, 10, 25.0)
-    assert rows_with(1.0) == [of_test, (2, "a", "global", "validation", "sex", "M", 60, 100.0, None, None)]
+    assert rows_with(1.0) == [
+        of_test,
+        (2, "a", "global", "validation", "sex", "M", 60, 100.0, None, None),
+    ]
     assert rows_with(1.5) == [of_test]
 
 
-def test_what_cannot_be_true_of_a_grouping_is_left_out_and_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_cannot_be_true_of_a_grouping_is_left_out_and_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     rate = {"count[sex:M": 20, "true-positive-rate[sex:M": 0.5}
     untrue: list[tuple[dict[str, Any], str]] = [
         *(({"count[sex:F": count}, f"its count of F is {count}") for count in (20.5, 0, -3)),
@@ -217,7 +284,7 @@ def test_groups_that_nobody_agreed_on_are_in_no_row() -> None:
     assert len(format_groups(finished_with(**HONEST, **strange), SEXES)) == 1
 
 
-# What else is not believed, and what a log line says ------------------------------------------------------------------
+# What else is not believed, and what a log line says ----------------------------------------------
 
 
 def test_a_share_beyond_one_is_no_score_and_the_run_can_still_be_read() -> None:
@@ -234,7 +301,9 @@ def test_a_share_beyond_one_is_no_score_and_the_run_can_still_be_read() -> None:
 
 def test_the_log_line_of_a_round_says_over_how_many_clients_a_mean_is() -> None:
     finished = finished_with()
-    both = replace(finished, evaluations={**finished.evaluations, "b": {"num-examples": 3}}, clients=2)
+    both = replace(
+        finished, evaluations={**finished.evaluations, "b": {"num-examples": 3}}, clients=2
+    )
     row = format_round(both, 1.0)
     assert (row["clients"], row["clients_scored"]) == (2, 1)
     assert (

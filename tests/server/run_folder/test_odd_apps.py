@@ -15,7 +15,11 @@ from fairbloom.server.run_folder.flower import RunFolder
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.strategies import FedAvg, FedFV
 
-NAMES = ["site-0\nWARNING : all clients are revoked", "x" * (LONGEST_NAME + 1), "Universitätsklinikum 2"]
+NAMES = [
+    "site-0\nWARNING : all clients are revoked",
+    "x" * (LONGEST_NAME + 1),
+    "Universitätsklinikum 2",
+]
 
 app = ClientApp()
 
@@ -43,7 +47,9 @@ def evaluate(message: Message, context: Context) -> Message:
 
 def start(folder: Path, strategy: FedFV | FedAvg, rounds: int = 2, **arrays: Any) -> dict[str, Any]:
     model = ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()})
-    RunFolder(folder, wait=False).start(strategy, InProcessGrid(app, {}, 3), model, num_rounds=rounds)
+    RunFolder(folder, wait=False).start(
+        strategy, InProcessGrid(app, {}, 3), model, num_rounds=rounds
+    )
     loaded: fairbloom.Run = fairbloom.load(folder)
     return loaded.arrays()
 
@@ -51,19 +57,29 @@ def start(folder: Path, strategy: FedFV | FedAvg, rounds: int = 2, **arrays: Any
 W = np.arange(3, dtype=np.float32)
 
 
-def test_a_clients_name_that_would_forge_lines_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_clients_name_that_would_forge_lines_is_not_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     start(tmp_path, FedAvg(), w=W)
-    (used, *others) = sorted(fairbloom.load(tmp_path).final(), key=lambda name: not name.startswith("Univ"))
+    (used, *others) = sorted(
+        fairbloom.load(tmp_path).final(), key=lambda name: not name.startswith("Univ")
+    )
     assert used == NAMES[2]
     assert all(name.isdigit() for name in others)
     assert len(others) == 2
-    assert not any("\n" in record.getMessage() for record in caplog.records if "calls itself" in record.getMessage())
+    assert not any(
+        "\n" in record.getMessage()
+        for record in caplog.records
+        if "calls itself" in record.getMessage()
+    )
 
 
 def test_a_model_of_another_byte_order_is_read_and_continued(tmp_path: Path) -> None:
     expected = start(tmp_path / "a", FedFV(), rounds=3, w=W)["w"]
     start(tmp_path / "b", FedFV(), w=W.astype(">f4"))
-    np.testing.assert_array_equal(start(tmp_path / "b", FedFV(), rounds=3, w=W.astype(">f4"))["w"], expected)
+    np.testing.assert_array_equal(
+        start(tmp_path / "b", FedFV(), rounds=3, w=W.astype(">f4"))["w"], expected
+    )
 
 
 def test_constants_that_are_not_finite_are_carried_by_apps(tmp_path: Path) -> None:
@@ -79,5 +95,7 @@ def test_constants_that_are_not_finite_are_carried_by_apps(tmp_path: Path) -> No
 
 def test_an_array_of_texts_is_refused_as_other_kinds(tmp_path: Path) -> None:
     for number, array in enumerate((np.array(["yes"]), np.array([1j]))):
-        with pytest.raises(FairbloomError, match=r"array 'words' has dtype .*; only float, integer and bool"):
+        with pytest.raises(
+            FairbloomError, match=r"array 'words' has dtype .*; only float, integer and bool"
+        ):
             start(tmp_path / str(number), FedFV(), w=W, words=array)

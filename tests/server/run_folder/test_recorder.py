@@ -49,14 +49,18 @@ def a_round(number: int, **changes: Any) -> Round:
         "arrays": ArrayRecord({"w": Array(np.full(3, number, np.float32))}),
         "metrics": {},
         "train_metrics": {"a": {"num-examples": 8, "loss-before": 1.0}},
-        "evaluations": {name: {"num-examples": 2, "accuracy": number / 20, "loss": 0.5} for name in "abc"},
+        "evaluations": {
+            name: {"num-examples": 2, "accuracy": number / 20, "loss": 0.5} for name in "abc"
+        },
         "bytes_sent": 12,
         "bytes_received": 12,
     }
     return Round(**(plain | changes))
 
 
-def record(folder: RunRecorder, number: int, seconds: float = 0.25, **changes: Any) -> Mapping[str, object]:
+def record(
+    folder: RunRecorder, number: int, seconds: float = 0.25, **changes: Any
+) -> Mapping[str, object]:
     folder.method.progress.finished_rounds = number
     return folder.record(a_round(number, **changes), seconds)
 
@@ -65,7 +69,7 @@ def rounds_in(path: Path) -> list[int]:
     return [int(row["round"]) for row in table(path)]
 
 
-# Which run a folder belongs to ---------------------------------------------------------------------------------------
+# Which run a folder belongs to --------------------------------------------------------------------
 
 
 def test_a_run_with_other_settings_is_refused_with_what_differs(tmp_path: Path) -> None:
@@ -96,7 +100,9 @@ def test_limits_may_be_changed_until_the_run_is_finished(tmp_path: Path) -> None
 def rewrite_config(folder: Path, **changes: Any) -> None:
     """Change entries of config.toml, or take those away that are None."""
     config = tomllib.loads((folder / "config.toml").read_text()) | changes
-    (folder / "config.toml").write_text(tomli_w.dumps({k: v for k, v in config.items() if v is not None}))
+    (folder / "config.toml").write_text(
+        tomli_w.dumps({k: v for k, v in config.items() if v is not None})
+    )
 
 
 def test_a_setting_that_is_newer_than_the_folder_had_its_default(tmp_path: Path) -> None:
@@ -142,17 +148,22 @@ def test_a_folder_of_another_format_is_refused_unchanged(tmp_path: Path, finishe
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
-    with pytest.raises(RunFolderError, match=r"the run folder cannot be written to .*: Permission denied.*permissions"):
+    with pytest.raises(
+        RunFolderError,
+        match=r"the run folder cannot be written to .*: Permission denied.*permissions",
+    ):
         records(tmp_path / "run", settings())
 
 
-# Rows and checkpoints -----------------------------------------------------------------------------------------------
+# Rows and checkpoints -----------------------------------------------------------------------------
 
 
 def test_a_new_run_has_nothing_to_continue_and_empty_tables(tmp_path: Path) -> None:
     folder = records(tmp_path, settings())
     assert folder.resume() is None
-    assert (tmp_path / "rounds.csv").read_text() == ",".join(round_columns(settings().strategy())) + "\n"
+    assert (tmp_path / "rounds.csv").read_text() == ",".join(
+        round_columns(settings().strategy())
+    ) + "\n"
     assert (tmp_path / "clients.csv").read_text() == ",".join(ClientTable().columns) + "\n"
 
 
@@ -175,7 +186,10 @@ def test_a_run_continues_from_the_last_recorded_round(tmp_path: Path) -> None:
 
 
 def test_reasons_of_any_form_are_in_the_rounds_row_and_survive_a_restart(tmp_path: Path) -> None:
-    odd = {"b": 'error 2: a "quoted", broken\nreason', "c": "ValueError: line one\n2,line two\r\nline three"}
+    odd = {
+        "b": 'error 2: a "quoted", broken\nreason',
+        "c": "ValueError: line one\n2,line two\r\nline three",
+    }
     refused = odd | {f"client-{k}": "ValueError: " + "x" * 1000 for k in range(200)}
     begun(tmp_path, 2, participants=("a", "b", "c", "d"), refused=refused, missing=("d",))
     before = (tmp_path / "rounds.csv").read_bytes()
@@ -197,8 +211,15 @@ def test_the_best_model_is_remembered_across_a_restart(tmp_path: Path) -> None:
     assert (tmp_path / "model-best.safetensors").read_bytes() != best
 
 
-def test_a_run_whose_score_falls_warns_once_at_its_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    cases = [((0.4, 0.9, 0.1), True), ((0.4, 0.9, 0.5), False), ((0.9, 0.4, 0.8), False), ((0.0, 0.0), False)]
+def test_a_run_whose_score_falls_warns_once_at_its_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cases = [
+        ((0.4, 0.9, 0.1), True),
+        ((0.4, 0.9, 0.5), False),
+        ((0.9, 0.4, 0.8), False),
+        ((0.0, 0.0), False),
+    ]
     for place, (means, falls) in enumerate(cases):
         caplog.clear()
         folder = records(tmp_path / str(place), settings())
@@ -211,7 +232,9 @@ def test_a_run_whose_score_falls_warns_once_at_its_end(tmp_path: Path, caplog: p
 
 
 @pytest.mark.parametrize("name", ["rounds.csv", "clients.csv"])
-def test_rows_torn_anywhere_after_the_last_checkpoint_are_dropped(tmp_path: Path, name: str) -> None:
+def test_rows_torn_anywhere_after_the_last_checkpoint_are_dropped(
+    tmp_path: Path, name: str
+) -> None:
     """As a power failure leaves them: the rows of round 12 in part, the checkpoint of round 11."""
     refused = {"b": 'ValueError: "capteur" cassé\n3,2,1\r\n'}
     folder = begun(tmp_path, ROUNDS - 1, refused=refused)
@@ -249,7 +272,8 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 
 def test_a_damaged_final_model_is_refused_and_written_again_once_deleted(tmp_path: Path) -> None:
     folder = run(tmp_path / "run", num_rounds=2)
-    whole, model = Outcome.of(folder), folder / "model.safetensors"
+    whole = Outcome.of(folder)
+    model = folder / "model.safetensors"
     content = model.read_bytes()
     for damage in DAMAGES.values():
         model.write_bytes(damage(content))
@@ -282,7 +306,7 @@ def test_a_run_whose_checkpoints_are_gone_does_not_begin_again_unasked(tmp_path:
         assert (path / "rounds.csv").read_bytes() == before
 
 
-# Rounds that share a checkpoint -------------------------------------------------------------------------------------
+# Rounds that share a checkpoint -------------------------------------------------------------------
 
 
 def shared(path: Path, *seconds: float, **options: Any) -> RunRecorder:
@@ -349,12 +373,16 @@ def test_clients_store_their_own_before_each_checkpoint(tmp_path: Path) -> None:
     assert asked == [(0, []), (2, [2]), (2, [4, 2]), (4, [6, 4]), (6, [8, 6])]
     (tmp_path / "checkpoint" / "10.safetensors").write_bytes(b"")
     asked.clear()
-    shared(tmp_path, *[0.1] * 5, *[0.6] * 2, keep=lambda since: asked.append((since, saved(tmp_path))))
+    shared(
+        tmp_path, *[0.1] * 5, *[0.6] * 2, keep=lambda since: asked.append((since, saved(tmp_path)))
+    )
     assert asked == [(8, [10, 8]), (8, [13, 8]), (13, [14, 13])]
 
 
 @pytest.mark.parametrize("seconds", [[0.01] * 150, [0.1, *[0.01] * 149], [0.3] * 6, [1.0] * 3])
-def test_rows_of_two_checkpoints_that_are_not_there_are_dropped(tmp_path: Path, seconds: list[float]) -> None:
+def test_rows_of_two_checkpoints_that_are_not_there_are_dropped(
+    tmp_path: Path, seconds: list[float]
+) -> None:
     """The last one was damaged, say, and the run killed before the next one was written."""
     shared(tmp_path, *seconds)
     last, before = saved(tmp_path)
@@ -368,11 +396,12 @@ def test_rows_of_two_checkpoints_that_are_not_there_are_dropped(tmp_path: Path, 
     assert rounds_in(tmp_path / "rounds.csv") == list(range(1, before + 1))
 
 
-# Early stopping -----------------------------------------------------------------------------------------------------
+# Early stopping -----------------------------------------------------------------------------------
 
 
 def test_it_is_enough_that_one_client_has_a_validation_score_in_one_of_the_first_rounds() -> None:
-    stopping, validated = EarlyStopping(3, ACCURACY), {"a": {"accuracy": 0.5, "accuracy-validation": 0.5}}
+    stopping = EarlyStopping(3, ACCURACY)
+    validated = {"a": {"accuracy": 0.5, "accuracy-validation": 0.5}}
     stopping.observe(a_round(1))
     stopping.observe(a_round(2, evaluations=validated))
     stopping.observe(a_round(3))

@@ -1,4 +1,5 @@
-"""A run folder with strategies that users have changed or wrapped: Flower's wrappers, overridden hooks and starts."""
+"""A run folder with strategies that users have changed or wrapped: Flower's wrappers, overridden
+hooks and starts."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -25,10 +26,13 @@ from tests.simulation.helpers import StoppedError, stop_after, without_seconds
 
 from .test_flower import app
 
-ROUNDS, CLIENTS = 5, 4
+ROUNDS = 5
+CLIENTS = 4
 
 
-def start(folder: Path, strategy: Strategy, rounds: int = ROUNDS, client: ClientApp = app, **given: Any) -> Result:
+def start(
+    folder: Path, strategy: Strategy, rounds: int = ROUNDS, client: ClientApp = app, **given: Any
+) -> Result:
     arrays = ArrayRecord({"w": Array(np.zeros(3, np.float32))})
     run_folder = RunFolder(folder, score="eval_acc", wait=False)
     return run_folder.start(strategy, InProcessGrid(client, {}, CLIENTS), arrays, rounds, **given)
@@ -46,7 +50,7 @@ def assert_equal(one: Path, other: Path) -> None:
     assert model(one) == model(other)
 
 
-# Wrappers -----------------------------------------------------------------------------------------------------------
+# Wrappers -----------------------------------------------------------------------------------------
 
 
 def with_mod(mod: Any) -> ClientApp:
@@ -60,9 +64,15 @@ def with_mod(mod: Any) -> ClientApp:
 
 WRAPPERS: dict[str, tuple[type[Strategy], ClientApp]] = {
     "server fixed": (flowers.DifferentialPrivacyServerSideFixedClipping, app),
-    "client fixed": (flowers.DifferentialPrivacyClientSideFixedClipping, with_mod(fixedclipping_mod)),
+    "client fixed": (
+        flowers.DifferentialPrivacyClientSideFixedClipping,
+        with_mod(fixedclipping_mod),
+    ),
     "server adaptive": (flowers.DifferentialPrivacyServerSideAdaptiveClipping, app),
-    "client adaptive": (flowers.DifferentialPrivacyClientSideAdaptiveClipping, with_mod(adaptiveclipping_mod)),
+    "client adaptive": (
+        flowers.DifferentialPrivacyClientSideAdaptiveClipping,
+        with_mod(adaptiveclipping_mod),
+    ),
 }
 
 
@@ -77,7 +87,9 @@ def wrap(name: str, strategy: Strategy, noise: float, norm: float) -> Strategy:
 
 
 @pytest.mark.parametrize("name", WRAPPERS)
-def test_a_wrapper_is_part_of_the_run_that_it_goes_on_with_to_the_bit(tmp_path: Path, name: str) -> None:
+def test_a_wrapper_is_part_of_the_run_that_it_goes_on_with_to_the_bit(
+    tmp_path: Path, name: str
+) -> None:
     """With the norm that it had adapted."""
     client = WRAPPERS[name][1]
     start(tmp_path / "noisy", wrap(name, FedAvg(), 0.2, 0.1), rounds=1, client=client)
@@ -90,7 +102,9 @@ def test_a_wrapper_is_part_of_the_run_that_it_goes_on_with_to_the_bit(tmp_path: 
         start(tmp_path / "noisy", FedAvg(), rounds=2)
     start(tmp_path / "whole", wrap(name, FedFV(fraction_train=1.0), 0.0, 0.3), client=client)
     with pytest.raises(StoppedError):
-        start(tmp_path / "run", wrap(name, FedFV(), 0.0, 0.3), client=client, on_round=stop_after(2))
+        start(
+            tmp_path / "run", wrap(name, FedFV(), 0.0, 0.3), client=client, on_round=stop_after(2)
+        )
     start(tmp_path / "run", wrap(name, FedFV(), 0.0, 0.3), client=client)
     assert_equal(tmp_path / "run", tmp_path / "whole")
 
@@ -100,14 +114,23 @@ def test_a_wrapper_that_neither_clips_nor_adds_noise_is_exact(tmp_path: Path, na
     for method in (FedAvg, FedFV, FedMGDA):
         for folder, strategy in (("plain", method()), ("wrapped", wrap(name, method(), 0.0, 1e9))):
             start(
-                tmp_path / folder / method.__name__, strategy, client=WRAPPERS[name][1] if folder == "wrapped" else app
+                tmp_path / folder / method.__name__,
+                strategy,
+                client=WRAPPERS[name][1] if folder == "wrapped" else app,
             )
-        found, due = (np.frombuffer(model(tmp_path / each / method.__name__), "<f4") for each in ("wrapped", "plain"))
+        found, due = (
+            np.frombuffer(model(tmp_path / each / method.__name__), "<f4")
+            for each in ("wrapped", "plain")
+        )
         np.testing.assert_allclose(found, due, rtol=1e-5)
 
 
 def test_a_strategy_is_found_two_wrappers_deep_and_both_are_recorded(tmp_path: Path) -> None:
-    start(tmp_path / "run", wrap("server fixed", wrap("client fixed", FedAvg(), 0.0, 10.0), 0.0, 20.0), client=app)
+    start(
+        tmp_path / "run",
+        wrap("server fixed", wrap("client fixed", FedAvg(), 0.0, 10.0), 0.0, 20.0),
+        client=app,
+    )
     recorded = fairbloom.load(tmp_path / "run").settings["wrapped-in"]
     assert recorded.index("ServerSide") < recorded.index("ClientSide")
 
@@ -141,17 +164,24 @@ def failing(rounds: Iterable[int]) -> ClientApp:
     return changed
 
 
-def test_a_round_that_a_wrapper_skips_is_recorded_as_skipped_with_the_reasons(tmp_path: Path) -> None:
+def test_a_round_that_a_wrapper_skips_is_recorded_as_skipped_with_the_reasons(
+    tmp_path: Path,
+) -> None:
     """Flower's wrappers pass no replies on where one is an error."""
     seen: list[Round] = []
-    start(tmp_path / "run", wrap("server fixed", FedAvg(), 0.0, 10.0), client=failing([2]), on_round=seen.append)
+    start(
+        tmp_path / "run",
+        wrap("server fixed", FedAvg(), 0.0, 10.0),
+        client=failing([2]),
+        on_round=seen.append,
+    )
     assert [bool(finished.coefficients) for finished in seen] == [True, False, True, True, True]
     assert "it has no battery" in seen[1].refused["site-0"]
     assert "ServerSideFixedClipping has passed no replies on" in seen[1].refused["site-2"]
     np.testing.assert_array_equal(seen[0].arrays["w"].numpy(), seen[1].arrays["w"].numpy())
 
 
-# Hooks and starts of users ------------------------------------------------------------------------------------------
+# Hooks and starts of users ------------------------------------------------------------------------
 
 
 class Falling(FedFV):
@@ -167,7 +197,8 @@ class Falling(FedFV):
 
 
 class WithLogin(Falling):
-    """Does something before and after rounds, as a start that is overridden does; it knows Flower's arguments alone."""
+    """Does something before and after rounds, as a start that is overridden does; it knows Flower's
+    arguments alone."""
 
     def start(  # type: ignore[override]
         self,
@@ -180,13 +211,17 @@ class WithLogin(Falling):
         evaluate_fn: Any = None,
     ) -> Result:
         started.append(num_rounds)
-        return super().start(grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn)
+        return super().start(
+            grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn
+        )
 
 
 class WithLoop(Falling):
     """Has a loop of its own, as Flower's examples write one."""
 
-    def start(self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, **given: Any) -> Result:
+    def start(
+        self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, **given: Any
+    ) -> Result:
         result = Result()
         for number in range(1, num_rounds + 1):
             asked = self.configure_train(number, initial_arrays, given["train_config"], grid)
@@ -215,7 +250,9 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
     def watched(self: InProcessGrid, messages: Iterable[Message]) -> Iterable[str]:
         messages = list(messages)
-        configs.extend({**message.content["config"]} for message in messages if "config" in message.content)  # type: ignore[dict-item]
+        configs.extend(
+            {**message.content["config"]} for message in messages if "config" in message.content
+        )  # type: ignore[dict-item]
         return plain(self, messages)
 
     monkeypatch.setattr(InProcessGrid, "push_messages", watched)
@@ -259,9 +296,17 @@ def test_what_hooks_leave_alone_in_a_config_is_taken_as_it_is_given_when_a_run_g
 ) -> None:
     train_config = {"warm": True, "lr": 0.5}
     with pytest.raises(StoppedError):
-        start(tmp_path / "run", Warming(), train_config=ConfigRecord({**train_config}), on_round=stop_after(3))
+        start(
+            tmp_path / "run",
+            Warming(),
+            train_config=ConfigRecord({**train_config}),
+            on_round=stop_after(3),
+        )
     sent.clear()
-    given = {"train_config": ConfigRecord({**train_config}), "evaluate_config": ConfigRecord({"batch": 64})}
+    given = {
+        "train_config": ConfigRecord({**train_config}),
+        "evaluate_config": ConfigRecord({"batch": 64}),
+    }
     start(tmp_path / "run", Warming(), **given)
     assert {config.get("batch") for config in sent} == {None, 64}
     assert not any("warm" in config for config in sent)
@@ -273,12 +318,14 @@ def test_a_loop_of_ones_own_is_refused_before_it_trains(tmp_path: Path) -> None:
     changed(tmp_path / "run", Falling(), rounds=2)
     strategy = WithLoop()
     for folder, rounds in ((tmp_path / "new", 2), (tmp_path / "none", 0)):
-        with pytest.raises(FairbloomError, match=r"WithLoop\.start is a loop of its own.*super\(\)\.start"):
+        with pytest.raises(
+            FairbloomError, match=r"WithLoop\.start is a loop of its own.*super\(\)\.start"
+        ):
             changed(folder, strategy, rounds=rounds)
         assert not fairbloom.load(folder).rounds_done
 
 
-# Stopping early -----------------------------------------------------------------------------------------------------
+# Stopping early -----------------------------------------------------------------------------------
 
 
 def stop_in_round(number: int) -> Callable[[Round], None]:
@@ -295,7 +342,9 @@ def evaluate_and_stop(number: int, arrays: ArrayRecord) -> MetricRecord:
     return central(number, arrays)
 
 
-def test_a_run_that_is_stopped_by_on_round_is_finished_with_its_model_and_stays_so(tmp_path: Path) -> None:
+def test_a_run_that_is_stopped_by_on_round_is_finished_with_its_model_and_stays_so(
+    tmp_path: Path,
+) -> None:
     strategy = WithLogin
     seen: list[Round] = []
     changed(tmp_path / "whole", strategy(), on_round=seen.append)
@@ -303,7 +352,11 @@ def test_a_run_that_is_stopped_by_on_round_is_finished_with_its_model_and_stays_
     run = fairbloom.load(tmp_path / "run")
     assert (run.state, run.rounds_done, run.num_rounds) == ("finished", 3, ROUNDS)
     assert run.stopped == "enough after 3"
-    assert model(tmp_path / "run") == result.arrays["w"].numpy().tobytes() == seen[2].arrays["w"].numpy().tobytes()
+    assert (
+        model(tmp_path / "run")
+        == result.arrays["w"].numpy().tobytes()
+        == seen[2].arrays["w"].numpy().tobytes()
+    )
     assert (tmp_path / "run" / "model-best.safetensors").exists()
     changed(tmp_path / "run", strategy(), on_round=seen.append)  # nothing to run
     assert len(seen) == ROUNDS
@@ -314,7 +367,12 @@ def test_a_run_that_is_stopped_by_on_round_is_finished_with_its_model_and_stays_
 
 
 def test_evaluate_fn_stops_a_run_after_the_round_that_it_evaluates(tmp_path: Path) -> None:
-    start(tmp_path / "run", WithLogin(), train_config=ConfigRecord({"lr": 0.8}), evaluate_fn=evaluate_and_stop)
+    start(
+        tmp_path / "run",
+        WithLogin(),
+        train_config=ConfigRecord({"lr": 0.8}),
+        evaluate_fn=evaluate_and_stop,
+    )
     run = fairbloom.load(tmp_path / "run")
     assert (run.state, run.rounds_done, run.stopped) == ("finished", 3, "no gain")
     server = run.metrics[(run.metrics["phase"] == "server") & (run.metrics["metric"] == "sum")]
@@ -322,7 +380,9 @@ def test_evaluate_fn_stops_a_run_after_the_round_that_it_evaluates(tmp_path: Pat
 
 
 def test_a_run_stopped_between_evaluations_is_shown_by_its_last_one(tmp_path: Path) -> None:
-    start(tmp_path / "run", FedAvg(evaluate_every=2), evaluate_fn=central, on_round=stop_in_round(3))
+    start(
+        tmp_path / "run", FedAvg(evaluate_every=2), evaluate_fn=central, on_round=stop_in_round(3)
+    )
     run = fairbloom.load(tmp_path / "run")
     assert len(run.final()) == CLIENTS
     assert run.summary["state"] == "finished"
@@ -330,10 +390,15 @@ def test_a_run_stopped_between_evaluations_is_shown_by_its_last_one(tmp_path: Pa
 
 def test_without_a_folder_a_run_stops_as_well(tmp_path: Path) -> None:
     arrays = ArrayRecord({"w": Array(np.zeros(3, np.float32))})
-    result = FedAvg().start(InProcessGrid(app, {}, CLIENTS), arrays, 5, evaluate_fn=central, on_round=stop_in_round(2))
+    result = FedAvg().start(
+        InProcessGrid(app, {}, CLIENTS), arrays, 5, evaluate_fn=central, on_round=stop_in_round(2)
+    )
     assert sorted(result.train_metrics_clientapp) == [1, 2]
     assert sorted(result.evaluate_metrics_serverapp) == [0, 1, 2]
     nothing = FedAvg().start(
-        InProcessGrid(app, {}, CLIENTS), arrays, 5, evaluate_fn=lambda *_: (_ for _ in ()).throw(StopRun("good enough"))
+        InProcessGrid(app, {}, CLIENTS),
+        arrays,
+        5,
+        evaluate_fn=lambda *_: (_ for _ in ()).throw(StopRun("good enough")),
     )
     assert nothing.arrays["w"].numpy().tolist() == [0.0, 0.0, 0.0]

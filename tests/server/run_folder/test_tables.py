@@ -1,4 +1,5 @@
-"""The tables of a finished run: read where they are whole, refused with file and fault where not."""
+"""The tables of a finished run: read where they are whole, refused with file and fault where
+not."""
 
 import csv
 from pathlib import Path
@@ -13,7 +14,11 @@ from fairbloom.server.run_folder.tables import format_csv, read_table
 
 from .test_recorder import a_round
 
-ROWS = [{"round": number, "client": name} for number in (1, 2) for name in ("a", 'b, "the second"\nof two')]
+ROWS = [
+    {"round": number, "client": name}
+    for number in (1, 2)
+    for name in ("a", 'b, "the second"\nof two')
+]
 
 DAMAGED = {
     b"": "no column",
@@ -34,7 +39,9 @@ DAMAGED = {
 def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
     (tmp_path / "clients.csv").write_text(format_csv(ClientTable().columns, ROWS, header=True))
     read = read_table(tmp_path / "clients.csv", ClientTable().columns, finished=True)
-    assert [(row["round"], row["client"]) for row in read] == [(str(row["round"]), row["client"]) for row in ROWS]
+    assert [(row["round"], row["client"]) for row in read] == [
+        (str(row["round"]), row["client"]) for row in ROWS
+    ]
 
 
 def test_a_damaged_or_missing_table_is_refused_with_its_fault_and_a_remedy(tmp_path: Path) -> None:
@@ -48,7 +55,10 @@ def test_a_damaged_or_missing_table_is_refused_with_its_fault_and_a_remedy(tmp_p
         assert "(--out)" in str(refusal.value)
 
 
-NAMES = st.text(st.characters(codec="utf-8", exclude_categories=["C", "Z"], include_characters=" '|:"), min_size=1)
+NAMES = st.text(
+    st.characters(codec="utf-8", exclude_categories=["C", "Z"], include_characters=" '|:"),
+    min_size=1,
+)
 
 
 @given(names=st.lists(NAMES, unique=True), reason=st.text(min_size=1))
@@ -70,7 +80,10 @@ def test_a_reason_can_not_name_another_client() -> None:
 
 
 def test_names_without_spaces_have_no_quotation_marks() -> None:
-    assert format_round(a_round(1, missing=("site-a", "site_b.c")), 0.0)["missing"] == "site-a site_b.c"
+    assert (
+        format_round(a_round(1, missing=("site-a", "site_b.c")), 0.0)["missing"]
+        == "site-a site_b.c"
+    )
 
 
 @pytest.mark.parametrize("finished", [False, True])

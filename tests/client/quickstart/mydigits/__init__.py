@@ -1,1 +1,2 @@
-"""An app in the shape of Flower's PyTorch quickstart: handwritten digits, and nothing of Fairbloom."""
+"""An app in the shape of Flower's PyTorch quickstart: handwritten digits, and nothing of
+Fairbloom."""

@@ -50,5 +50,7 @@ def evaluate(msg: Message, context: Context) -> Message:
 
     eval_loss, eval_acc = test_fn(model, valloader, device)
 
-    metrics = MetricRecord({"eval_loss": eval_loss, "eval_acc": eval_acc, "num-examples": len(valloader.dataset)})
+    metrics = MetricRecord(
+        {"eval_loss": eval_loss, "eval_acc": eval_acc, "num-examples": len(valloader.dataset)}
+    )
     return Message(content=RecordDict({"metrics": metrics}), reply_to=msg)

@@ -28,7 +28,8 @@ class Images(Dataset[dict[str, Tensor]]):
     """Images and labels by name, as Hugging Face's data sets have them."""
 
     def __init__(self, images: Tensor, labels: Tensor) -> None:
-        self.images, self.labels = images, labels
+        self.images = images
+        self.labels = labels
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -39,25 +40,35 @@ class Images(Dataset[dict[str, Tensor]]):
 
 @cache
 def all_images() -> tuple[Tensor, Tensor]:
-    """Return 400 images, sorted by digit, so that clients have digits of their own, and their labels."""
+    """Return 400 images, sorted by digit, so that clients have digits of their own, and their
+    labels."""
     images, labels = load_digits(return_X_y=True)
     order = np.argsort(labels[:400], kind="stable")
-    return torch.from_numpy(images[order] / 16).float().view(-1, 1, 8, 8), torch.from_numpy(labels[order]).long()
+    return torch.from_numpy(images[order] / 16).float().view(-1, 1, 8, 8), torch.from_numpy(
+        labels[order]
+    ).long()
 
 
-def load_data(partition_id: int, num_partitions: int, batch_size: int) -> tuple[DataLoader[Any], DataLoader[Any]]:
+def load_data(
+    partition_id: int, num_partitions: int, batch_size: int
+) -> tuple[DataLoader[Any], DataLoader[Any]]:
     """Return the loaders of one partition; partitions are of different sizes."""
     images, labels = all_images()
     edges = np.linspace(0.0, 1.0, num_partitions + 1) ** 1.5 * len(labels)
     mine = torch.arange(int(edges[partition_id]), int(edges[partition_id + 1]))
     held_out = torch.arange(len(mine)) % 5 == 0
-    train, test = mine[~held_out], mine[held_out]
-    trainloader = DataLoader(Images(images[train], labels[train]), batch_size=batch_size, shuffle=True)
+    train = mine[~held_out]
+    test = mine[held_out]
+    trainloader = DataLoader(
+        Images(images[train], labels[train]), batch_size=batch_size, shuffle=True
+    )
     testloader = DataLoader(Images(images[test], labels[test]), batch_size=batch_size)
     return trainloader, testloader
 
 
-def train(net: nn.Module, trainloader: DataLoader[Any], epochs: int, lr: float, device: torch.device) -> float:
+def train(
+    net: nn.Module, trainloader: DataLoader[Any], epochs: int, lr: float, device: torch.device
+) -> float:
     """Train the model on the training set."""
     net.to(device)
     criterion = nn.CrossEntropyLoss().to(device)
@@ -78,10 +89,12 @@ def test(net: nn.Module, testloader: DataLoader[Any], device: torch.device) -> t
     """Measure the model on the test set."""
     net.to(device)
     criterion = nn.CrossEntropyLoss()
-    correct, loss = 0, 0.0
+    correct = 0
+    loss = 0.0
     with torch.no_grad():
         for batch in testloader:
-            outputs, labels = net(batch["img"].to(device)), batch["label"].to(device)
+            outputs = net(batch["img"].to(device))
+            labels = batch["label"].to(device)
             loss += criterion(outputs, labels).item()
             correct += int((outputs.argmax(1) == labels).sum().item())
     return loss / len(testloader), correct / len(testloader.dataset)  # type: ignore[arg-type]
