@@ -68,9 +68,8 @@ def import_command(name: str) -> Any:
 
     Until it is imported, Ctrl-C ends the process in silence.
     """
-    from flwr.app import (
-        Message,
-    )  # noqa: F401 (imported late, as it takes half a second, and before its logger is set)
+    # Late, as it takes half a second, and before the level of its logger is set.
+    import flwr.app  # noqa: F401
 
     module, _, attribute = name.partition(":")
     found = getattr(import_module(module), attribute)

@@ -67,11 +67,13 @@ class AAggFF(FairStrategy):
     decision counts as 0, since the solver leaves as much where there is none; clients that all have
     none are averaged. A negative loss counts as 0, and where every loss is 0 all are alike.
 
-    Objective: the regret of Σ log(1 + ⟨p, r⟩) over all rounds Good for: noisy losses, to which
-    single rounds are no guide, and few rounds; ftrl for thousands of clients. Hurts when: a
-    client's loss cannot fall: its weight grows from round to round, though never as fast as a loss
-    does. Memory: K² + 2K numbers for K clients, or with ftrl one number a client Cost: a QP of K
-    variables, and another one where clients join, or with ftrl a weighted sum
+    Objective: the regret of Σ log(1 + ⟨p, r⟩) over all rounds
+    Good for: noisy losses, to which single rounds are no guide, and few rounds; ftrl for thousands
+    of clients.
+    Hurts when: a client's loss cannot fall: its weight grows from round to round, though never as
+    fast as a loss does.
+    Memory: K² + 2K numbers for K clients, or with ftrl one number a client
+    Cost: a QP of K variables, and another one where clients join, or with ftrl a weighted sum
     """
 
     tries = ()

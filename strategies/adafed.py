@@ -38,9 +38,12 @@ class AdaFed(FairStrategy):
     Departures: an update that is, to 1e-6 of its norm, a combination of the earlier ones is left
     out. A loss below 0 counts as 0.
 
-    Objective: a Pareto-stationary point Good for: a step that lowers every participant's loss, the
-    worst served one's most. Hurts when: losses leave the scale that `server_lr` was chosen for: the
-    step goes with 1/F^γ and grows as they fall. Memory: none Cost: a Gram matrix and Gram–Schmidt
+    Objective: a Pareto-stationary point
+    Good for: a step that lowers every participant's loss, the worst served one's most.
+    Hurts when: losses leave the scale that `server_lr` was chosen for: the step goes with 1/F^γ and
+    grows as they fall.
+    Memory: none
+    Cost: a Gram matrix and Gram–Schmidt
     """
 
     tries = ({"gamma": 1.0},)

@@ -38,10 +38,12 @@ class AFL(FairStrategy):
     Departures: only part of the clients is seen in a round; where λ has no mass on them, the prior
     takes its place.
 
-    Objective: the worst mixture of losses Good for: few clients that take part often; the result
-    holds for every mixture of them. Hurts when: few of many clients take part in a round, as λ is
-    then out of date, or one client's labels are noisy: λ settles on it and the others pay. Memory:
-    two numbers a client Cost: a weighted sum and a sort
+    Objective: the worst mixture of losses
+    Good for: few clients that take part often; the result holds for every mixture of them.
+    Hurts when: few of many clients take part in a round, as λ is then out of date, or one client's
+    labels are noisy: λ settles on it and the others pay.
+    Memory: two numbers a client
+    Cost: a weighted sum and a sort
     """
 
     tries = ({"gamma": 0.1}, {"gamma": 0.01})

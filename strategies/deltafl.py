@@ -26,10 +26,13 @@ class DeltaFL(FairStrategy):
 
     Reductions: `theta=1` is FedAvg; towards 0 it is the worst client alone.
 
-    Objective: the mean loss of the worst share θ Good for: an objective that is easily said: the
-    mean loss of the worst-off share of the clients, not of a single one. Hurts when: few clients
-    take part in a round: one or two make the whole step, and the work of the others is unused.
-    Memory: none Cost: a sort and a weighted sum
+    Objective: the mean loss of the worst share θ
+    Good for: an objective that is easily said: the mean loss of the worst-off share of the clients,
+    not of a single one.
+    Hurts when: few clients take part in a round: one or two make the whole step, and the work of
+    the others is unused.
+    Memory: none
+    Cost: a sort and a weighted sum
     """
 
     tries = ({"theta": 0.5},)

@@ -33,10 +33,12 @@ class Ditto(FedAvg):
 
     Reductions: the global model is FedAvg's.
 
-    Objective: the mean loss; for each client F(v) + λ/2 ‖v − w‖² Good for: clients for which
-    different models are right; newcomers still get a common one. Hurts when: clients cannot keep a
-    model between rounds, or come rarely: theirs then lags behind the global one. Memory: none Cost:
-    a weighted sum
+    Objective: the mean loss; for each client F(v) + λ/2 ‖v − w‖²
+    Good for: clients for which different models are right; newcomers still get a common one.
+    Hurts when: clients cannot keep a model between rounds, or come rarely: theirs then lags behind
+    the global one.
+    Memory: none
+    Cost: a weighted sum
     """
 
     tries = ({"lam": 0.1}, {"lam": 1.0})
@@ -70,9 +72,13 @@ class Local(FairStrategy):
 
     Source: the baseline of Li et al., Ditto, ICML 2021, section 4, doi:10.48550/arXiv.2012.04221.
 
-    Objective: each client's loss, by itself Good for: seeing what taking part is worth: a client
-    that is better off alone gains nothing from the others. Hurts when: a client has few examples,
-    as nothing is learned from the others. There is no model for newcomers. Memory: none Cost: none
+    Objective: each client's loss, by itself
+    Good for: seeing what taking part is worth: a client that is better off alone gains nothing from
+    the others.
+    Hurts when: a client has few examples, as nothing is learned from the others. There is no model
+    for newcomers.
+    Memory: none
+    Cost: none
     """
 
     default_weighting = None

@@ -37,10 +37,12 @@ class DRFA(FairStrategy):
 
     Reductions: `gamma=0` is FedAvg with uniform weights over clients drawn with replacement.
 
-    Objective: the worst mixture of losses Good for: AFL's objective where only some of many clients
-    work in a round. Hurts when: messages are slow, as each round has a second exchange; or `gamma`
-    is large: draws then swing between few clients. Memory: one number a client Cost: two weighted
-    sums and a second exchange
+    Objective: the worst mixture of losses
+    Good for: AFL's objective where only some of many clients work in a round.
+    Hurts when: messages are slow, as each round has a second exchange; or `gamma` is large: draws
+    then swing between few clients.
+    Memory: one number a client
+    Cost: two weighted sums and a second exchange
     """
 
     tries = ({"gamma": 0.01}, {"gamma": 0.1})

@@ -45,12 +45,13 @@ class EAGLE(FairStrategy):
     of itself over 5 epochs, or after 200; L_k is then the least that it met. Negative weights are
     used as in VRed, and only the round's clients are averaged over.
 
-    Objective: the mean loss and λ times the variance of the gaps Good for: clients of unlike
-    difficulty, or with noisy labels: one whose loss is high because it cannot fall is not followed,
-    as it is where losses themselves are made equal. Hurts when: a client has few examples, as it
-    learns them by heart alone: L_k is then near zero, and this is VRed. A client that reports too
-    low an L_k gains weight. Memory: none Cost: a weighted sum, and at each client one training
-    alone
+    Objective: the mean loss and λ times the variance of the gaps
+    Good for: clients of unlike difficulty, or with noisy labels: one whose loss is high because it
+    cannot fall is not followed, as it is where losses themselves are made equal.
+    Hurts when: a client has few examples, as it learns them by heart alone: L_k is then near zero,
+    and this is VRed. A client that reports too low an L_k gains weight.
+    Memory: none
+    Cost: a weighted sum, and at each client one training alone
     """
 
     tries = ()

@@ -42,11 +42,14 @@ class FairFed(FairStrategy):
     round's clients do not add up to more than 0, the round is weighted by examples. DecLearn begins
     at the number of examples in place of the share, so that its beta is another one.
 
-    Objective: the gap between two groups over all clients Good for: clients that each have both
-    groups, and unlike gaps between them: the model is to be fair to the groups over all clients
-    together. Hurts when: a client has few examples of a group, as its gap is then noise; or the gap
-    over all clients is wide itself, since clients with a narrow one count less then. Weights drift
-    without bound while distances differ. Memory: one number a client Cost: a weighted sum
+    Objective: the gap between two groups over all clients
+    Good for: clients that each have both groups, and unlike gaps between them: the model is to be
+    fair to the groups over all clients together.
+    Hurts when: a client has few examples of a group, as its gap is then noise; or the gap over all
+    clients is wide itself, since clients with a narrow one count less then. Weights drift without
+    bound while distances differ.
+    Memory: one number a client
+    Cost: a weighted sum
     """
 
     tries = ({"beta": 0.05}, {"beta": 0.2})

@@ -78,9 +78,11 @@ class FCFL(FairStrategy):
 
     Objective: the largest loss under a disparity budget at every client, then Pareto improvements
     Good for: a few hospitals or banks with a legal bound on the disparity between groups at each
-    site. Hurts when: gradients are stochastic or a budget is below what the data allow: the largest
-    entry is then another one each round, or stage 1 lowers nothing but disparity. Memory: two
-    numbers Cost: two updates a client, a Gram matrix of both and in stage 2 a linear program
+    site.
+    Hurts when: gradients are stochastic or a budget is below what the data allow: the largest entry
+    is then another one each round, or stage 1 lowers nothing but disparity.
+    Memory: two numbers
+    Cost: two updates a client, a Gram matrix of both and in stage 2 a linear program
     """
 
     tries = ({"budget": 0.05}, {"budget": 0.1})

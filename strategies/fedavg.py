@@ -24,9 +24,13 @@ class FedAvg(FairStrategy):
 
     Reductions: `weighting="uniform"` is c = 1/m.
 
-    Objective: the mean loss Good for: clients with similar data, and as the baseline that every
-    other method is compared with. Hurts when: clients differ; those with few examples or small
-    gradients are neglected, and nothing corrects it. Memory: none Cost: a weighted sum
+    Objective: the mean loss
+    Good for: clients with similar data, and as the baseline that every other method is compared
+    with.
+    Hurts when: clients differ; those with few examples or small gradients are neglected, and
+    nothing corrects it.
+    Memory: none
+    Cost: a weighted sum
     """
 
     def __init__(self, **options: Unpack[Options]) -> None:

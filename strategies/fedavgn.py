@@ -64,10 +64,13 @@ class FedAvgN(Stepped):
         Share of the step size that is left at the end of the run, reached in a step every 100
         rounds; 0: no decay.
 
-    Objective: none; each client has the same say in the direction Good for: updates of very
-    different length; a client with a long one does not dominate the others. Hurts when: updates get
-    small towards the end, or are mostly noise: they are stretched to the same length all the same,
-    so `server_lr` has to be small or to decay. Memory: none Cost: norms and a weighted sum
+    Objective: none; each client has the same say in the direction
+    Good for: updates of very different length; a client with a long one does not dominate the
+    others.
+    Hurts when: updates get small towards the end, or are mostly noise: they are stretched to the
+    same length all the same, so `server_lr` has to be small or to decay.
+    Memory: none
+    Cost: norms and a weighted sum
     """
 
     tries = ({"server_lr": 0.1},)

@@ -41,10 +41,12 @@ class FedDyn(FairStrategy):
     Departures: none from the paper. The authors' code can weigh alpha by numbers of examples, which
     minimises another mean; that is not offered.
 
-    Objective: the mean loss over clients Good for: many local steps on unlike data, with clients
-    that come again. Hurts when: alpha is far from the curvature of the losses: small ones make
-    training unsteady, large ones slow. A device that loses what it keeps makes all begin anew.
-    Memory: the sum of all updates Cost: a weighted sum
+    Objective: the mean loss over clients
+    Good for: many local steps on unlike data, with clients that come again.
+    Hurts when: alpha is far from the curvature of the losses: small ones make training unsteady,
+    large ones slow. A device that loses what it keeps makes all begin anew.
+    Memory: the sum of all updates
+    Cost: a weighted sum
     """
 
     tries = ()

@@ -41,10 +41,13 @@ class FedFa(FairStrategy):
 
     Departures: A is floored at 1e-6, and a single client gets weight 1, where f is not defined.
 
-    Objective: none; weights go by accuracy and participation Good for: classification where
-    participation is even; momentum on both sides makes training fast. Hurts when: some clients
-    participate rarely, since they count less then. Noisy labels lower the accuracy, too, and raise
-    the weight. Memory: one velocity, and one number a client Cost: a weighted sum
+    Objective: none; weights go by accuracy and participation
+    Good for: classification where participation is even; momentum on both sides makes training
+    fast.
+    Hurts when: some clients participate rarely, since they count less then. Noisy labels lower the
+    accuracy, too, and raise the weight.
+    Memory: one velocity, and one number a client
+    Cost: a weighted sum
     """
 
     needs = frozenset({"accuracy-after"})

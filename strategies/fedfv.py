@@ -49,9 +49,11 @@ class FedFV(FairStrategy):
     Rounds count from 1, and where ‖g‖² ≤ 1e-6 · mean ‖u_k‖² no step is taken. Updates older than τ
     rounds, which the algorithm keeps and never uses, are dropped.
 
-    Objective: the mean loss, without conflicts Good for: clients in conflict of which few take part
-    in a round; absent ones are respected for tau rounds. Hurts when: updates are noisy: half of all
-    pairs then conflict by chance, and projections cost signal. Or one client
+    Objective: the mean loss, without conflicts
+    Good for: clients in conflict of which few take part in a round; absent ones are respected for
+    tau rounds.
+    Hurts when: updates are noisy: half of all pairs then conflict by chance, and projections cost
+    signal. Or one client
         turns its update round, even half of it: nearly parallel updates of iid clients all conflict
         with it, the projections take away the direction that they share, and the step is noise at
         full length.

@@ -81,12 +81,13 @@ class FedLF(FairStrategy):
     code does only once more clients were seen than take part in a round. Updates are those of the
     clients' local work, as in Algorithm 1; the authors' experiments take one full-batch gradient.
 
-    Objective: a Pareto-stationary point near equal losses, layer by layer Good for: clients in
-    conflict, in some layers more than in others, of which few take part in a round. Hurts when:
-    groups are many and small: the shortest combination of each is short, and directions are mostly
-    noise. A client whose loss cannot fall is guided towards all the same. Memory: the last update
-    of every client, unless it is older, in rounds, than there are clients Cost: a Gram matrix by
-    array over the rows of the hulls, and a QP a group
+    Objective: a Pareto-stationary point near equal losses, layer by layer
+    Good for: clients in conflict, in some layers more than in others, of which few take part in a
+    round.
+    Hurts when: groups are many and small: the shortest combination of each is short, and directions
+    are mostly noise. A client whose loss cannot fall is guided towards all the same.
+    Memory: the last update of every client, unless it is older, in rounds, than there are clients
+    Cost: a Gram matrix by array over the rows of the hulls, and a QP a group
     """
 
     needs = frozenset({"loss-before"})

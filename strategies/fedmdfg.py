@@ -56,11 +56,14 @@ class FedMDFG(FairStrategy):
     are equal give no guidance, where it divides 0 by 0. Only an update of exactly zero is left out,
     and where ‖d₀‖ ≤ 1e-3 s no step is taken.
 
-    Objective: a Pareto-stationary point, near equal losses Good for: clients in conflict of which
-    few take part in a round; an update that is inflated changes the length of the step alone. Hurts
-    when: clients are many beside what their data span, as the shortest combination is then near
-    zero. A client whose loss cannot fall, as with noisy labels, is guided towards all the same.
-    Memory: one round of updates, and two numbers a client Cost: a Gram matrix and a QP
+    Objective: a Pareto-stationary point, near equal losses
+    Good for: clients in conflict of which few take part in a round; an update that is inflated
+    changes the length of the step alone.
+    Hurts when: clients are many beside what their data span, as the shortest combination is then
+    near zero. A client whose loss cannot fall, as with noisy labels, is guided towards all the
+    same.
+    Memory: one round of updates, and two numbers a client
+    Cost: a Gram matrix and a QP
     """
 
     needs = frozenset({"loss-before"})

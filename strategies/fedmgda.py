@@ -38,10 +38,12 @@ class FedMGDA(Stepped):
 
     Reductions: `epsilon=0` is FedAvg (uniform by default); `epsilon=1` is MGDA.
 
-    Objective: a Pareto-stationary point Good for: a step that, to first order, makes no participant
-    worse. Hurts when: clients' updates are noisy; the shortest combination is then near zero. A
-    client that has converged has an update of almost zero, which stops the model for all. Memory:
-    none Cost: a Gram matrix and a QP
+    Objective: a Pareto-stationary point
+    Good for: a step that, to first order, makes no participant worse.
+    Hurts when: clients' updates are noisy; the shortest combination is then near zero. A client
+    that has converged has an update of almost zero, which stops the model for all.
+    Memory: none
+    Cost: a Gram matrix and a QP
     """
 
     tries: ClassVar[Tries] = ({"epsilon": 0.1},)
@@ -90,10 +92,12 @@ class FedMGDAPlus(FedMGDA):
 
     Reductions: `epsilon=0` is FedAvgN.
 
-    Objective: a Pareto-stationary point Good for: FedMGDA's promise among clients of different
-    scale, or where one inflates its update. Hurts when: updates are noisy or clients many: m unit
-    updates at right angles have a combination of length 1/√m. Memory: none Cost: a Gram matrix and
-    a QP
+    Objective: a Pareto-stationary point
+    Good for: FedMGDA's promise among clients of different scale, or where one inflates its update.
+    Hurts when: updates are noisy or clients many: m unit updates at right angles have a combination
+    of length 1/√m.
+    Memory: none
+    Cost: a Gram matrix and a QP
     """
 
     tries: ClassVar[Tries] = ({"server_lr": 0.1}, {"server_lr": 1.0})
@@ -133,10 +137,13 @@ class MGDAProx(FedMGDAPlus):
 
     Reductions: `mu=0` is FedMGDAPlus.
 
-    Objective: a Pareto-stationary point Good for: FedMGDA+ with many local steps, where the pull
-    keeps the directions close to the gradients'. Hurts when: FedMGDA+ hurts, or mu is large:
-    clients then hardly leave w, and their further steps are wasted. Memory: none Cost: a Gram
-    matrix and a QP
+    Objective: a Pareto-stationary point
+    Good for: FedMGDA+ with many local steps, where the pull keeps the directions close to the
+    gradients'.
+    Hurts when: FedMGDA+ hurts, or mu is large: clients then hardly leave w, and their further steps
+    are wasted.
+    Memory: none
+    Cost: a Gram matrix and a QP
     """
 
     tries = ()

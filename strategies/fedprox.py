@@ -25,9 +25,12 @@ class FedProx(FedAvg):
 
     Departures: the paper's second half, partial work, is a matter of the clients here.
 
-    Objective: the mean loss Good for: many local steps on unlike data, where the clients' models
-    would drift apart. Hurts when: mu is large, since every round then moves little. It makes
-    training steadier, not fairer. Memory: none Cost: a weighted sum
+    Objective: the mean loss
+    Good for: many local steps on unlike data, where the clients' models would drift apart.
+    Hurts when: mu is large, since every round then moves little. It makes training steadier, not
+    fairer.
+    Memory: none
+    Cost: a weighted sum
     """
 
     tries = ({"mu": 0.1},)

@@ -28,10 +28,13 @@ class GiFair(FairStrategy):
 
     Reductions: `strength=0` is FedAvg.
 
-    Objective: the mean loss and the gaps between losses Good for: a mild correction by the order of
-    losses alone, which one extreme loss cannot take over. Hurts when: clients differ much in size:
-    no weight moves by more than the strength times the smallest prior. Memory: none Cost: m²
-    comparisons and a weighted sum
+    Objective: the mean loss and the gaps between losses
+    Good for: a mild correction by the order of losses alone, which one extreme loss cannot take
+    over.
+    Hurts when: clients differ much in size: no weight moves by more than the strength times the
+    smallest prior.
+    Memory: none
+    Cost: m² comparisons and a weighted sum
     """
 
     tries = ({"strength": 0.9},)

@@ -30,10 +30,13 @@ class PropFair(FedAvg):
 
     Reductions: a large `baseline` is FedAvg with a smaller learning rate.
 
-    Objective: −Σ p log(M − F) Good for: a server that must learn nothing but models, with clients
-    that can transform their loss. Hurts when: `baseline` does not fit: far above the losses it only
-    lowers the learning rate, below them the tangent multiplies it by 1/ε. Memory: none Cost: a
-    weighted sum
+    Objective: −Σ p log(M − F)
+    Good for: a server that must learn nothing but models, with clients that can transform their
+    loss.
+    Hurts when: `baseline` does not fit: far above the losses it only lowers the learning rate,
+    below them the tangent multiplies it by 1/ε.
+    Memory: none
+    Cost: a weighted sum
     """
 
     tries = ()

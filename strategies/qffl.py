@@ -34,10 +34,12 @@ class QFedAvg(FairStrategy):
 
     Departures: F is floored at 1e-10, because F^(q−1) is undefined at F = 0 for q < 1.
 
-    Objective: Σ F^(q+1) Good for: any compromise between the mean (q = 0) and the worst client
-    (large q). Hurts when: a client's loss is high because its labels are noisy: no model lowers it,
-    and it takes over. Steps get short for a large q, because h grows with it. Memory: none Cost:
-    norms and a weighted sum
+    Objective: Σ F^(q+1)
+    Good for: any compromise between the mean (q = 0) and the worst client (large q).
+    Hurts when: a client's loss is high because its labels are noisy: no model lowers it, and it
+    takes over. Steps get short for a large q, because h grows with it.
+    Memory: none
+    Cost: norms and a weighted sum
     """
 
     tries: ClassVar[Tries] = ({"q": 1.0}, {"q": 0.1}, {"q": 5.0})
@@ -82,9 +84,12 @@ class QFedSGD(QFedAvg):
 
     Departures: F is floored at 1e-10, because F^(q−1) is undefined at F = 0 for q < 1.
 
-    Objective: Σ F^(q+1) Good for: the exact gradient of q-FFL's objective, without the effect of
-    many local steps. Hurts when: messages are costly: a whole round is one gradient step, over all
-    of a client's examples at once. Memory: none Cost: norms and a weighted sum
+    Objective: Σ F^(q+1)
+    Good for: the exact gradient of q-FFL's objective, without the effect of many local steps.
+    Hurts when: messages are costly: a whole round is one gradient step, over all of a client's
+    examples at once.
+    Memory: none
+    Cost: norms and a weighted sum
     """
 
     tries = ()

@@ -40,10 +40,13 @@ class SCAFFOLD(FedAvg):
     place of K η, since learning rates may change and clients may take unequal numbers of steps. A
     client that took no step keeps its control variate.
 
-    Objective: the mean loss Good for: many local steps on unlike data, where FedAvg's clients drift
-    apart, with clients that come again. Hurts when: most clients come once or rarely, since their
-    control variates are then old; or when a device loses what it keeps, since all begin anew then.
-    Memory: one control variate Cost: a weighted sum; a second model to each client
+    Objective: the mean loss
+    Good for: many local steps on unlike data, where FedAvg's clients drift apart, with clients that
+    come again.
+    Hurts when: most clients come once or rarely, since their control variates are then old; or when
+    a device loses what it keeps, since all begin anew then.
+    Memory: one control variate
+    Cost: a weighted sum; a second model to each client
     """
 
     tries = ()

@@ -26,10 +26,13 @@ class TERM(FairStrategy):
     Reductions: `tilt=0` is FedAvg. FedEBA at the temperature τ (Wang et al., 2023, equation 3,
     doi:10.48550/arXiv.2301.12407) is `TERM(tilt=1/τ, weighting="uniform")`.
 
-    Objective: log Σ p e^(tF) / t Good for: tuning by one number, from discounting outliers (t < 0)
-    through the mean (t = 0) to the worst client (large t). Hurts when: losses change much over a
-    run: weights go by t F, so the same t is harsh early and mild late. Memory: none Cost: a
-    weighted sum
+    Objective: log Σ p e^(tF) / t
+    Good for: tuning by one number, from discounting outliers (t < 0) through the mean (t = 0) to
+    the worst client (large t).
+    Hurts when: losses change much over a run: weights go by t F, so the same t is harsh early and
+    mild late.
+    Memory: none
+    Cost: a weighted sum
     """
 
     tries = ({"tilt": 1.0}, {"tilt": 5.0})

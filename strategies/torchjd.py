@@ -42,10 +42,13 @@ class FromTorchJD(FairStrategy):
     clients then; random ones draw from (seed, round); the mean takes the place of one that is not
     defined for so few clients (Krum).
 
-    Objective: that of the weighting Good for: the rules of multi-task learning (UPGrad,
-    Aligned-MTL, …) among clients, as their library has them. Hurts when: a weighting was made for a
-    few tasks and solves a program that gets slow with many clients. PCD favours the client whose
-    name comes first, as its primary objective. Memory: none Cost: a Gram matrix and the weighting
+    Objective: that of the weighting
+    Good for: the rules of multi-task learning (UPGrad, Aligned-MTL, …) among clients, as their
+    library has them.
+    Hurts when: a weighting was made for a few tasks and solves a program that gets slow with many
+    clients. PCD favours the client whose name comes first, as its primary objective.
+    Memory: none
+    Cost: a Gram matrix and the weighting
     """
 
     default_weighting = None

@@ -28,9 +28,12 @@ class VRed(FairStrategy):
 
     Reductions: `beta=0` is FedAvg.
 
-    Objective: the mean loss and β times the variance Good for: making losses alike, with a penalty
-    that is easily interpreted. Hurts when: a loss is more than 1/(2β) below the mean: its weight is
-    negative, and the step raises that loss. Memory: none Cost: a weighted sum
+    Objective: the mean loss and β times the variance
+    Good for: making losses alike, with a penalty that is easily interpreted.
+    Hurts when: a loss is more than 1/(2β) below the mean: its weight is negative, and the step
+    raises that loss.
+    Memory: none
+    Cost: a weighted sum
     """
 
     tries: ClassVar[Tries] = ()
@@ -68,9 +71,12 @@ class SemiVRed(VRed):
 
     Reductions: `beta=0` is FedAvg.
 
-    Objective: the mean loss and β times the semi-variance Good for: raising neglected clients
-    without making well-served ones worse only to make losses alike. Hurts when: losses are far
-    apart: for β s above 1/2 the weights of all clients below the mean are negative. Memory: none
+    Objective: the mean loss and β times the semi-variance
+    Good for: raising neglected clients without making well-served ones worse only to make losses
+    alike.
+    Hurts when: losses are far apart: for β s above 1/2 the weights of all clients below the mean
+    are negative.
+    Memory: none
     Cost: a weighted sum
     """
 

@@ -511,7 +511,9 @@ def test_a_file_of_another_structure_is_refused_by_name(kind: str) -> None:
     fuzz(KINDS[kind], 12)
 
 
-def test_a_whole_checkpoint_of_another_content_is_refused(tmp_path: Path) -> None:
+def test_a_whole_checkpoint_of_another_content_is_refused(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     """Its checksum is right, as that of another version's would be."""
     begun = run(tmp_path / "begun", num_rounds=2)
     (begun / "model.safetensors").unlink()
@@ -534,15 +536,16 @@ def test_a_whole_checkpoint_of_another_content_is_refused(tmp_path: Path) -> Non
     ]
     others += [({key: model[key] for key in model if key != name}, state)]
     for number, content in enumerate(others):
-        folder = shutil.copytree(begun, tmp_path / str(number))
-        for path in list_checkpoints(folder / "checkpoint"):
-            path.unlink()
-        save_checkpoint(folder / "checkpoint" / last.name, *content)
-        with pytest.raises(
-            FairbloomError,
-            match=r"the last checkpoint in .* is whole, but not .*: it.*Put back a copy",
-        ):
-            run(folder, num_rounds=3)
+        with subtests.test(number=number, content=content):
+            folder = shutil.copytree(begun, tmp_path / str(number))
+            for path in list_checkpoints(folder / "checkpoint"):
+                path.unlink()
+            save_checkpoint(folder / "checkpoint" / last.name, *content)
+            with pytest.raises(
+                FairbloomError,
+                match=r"the last checkpoint in .* is whole, but not .*: it.*Put back a copy",
+            ):
+                run(folder, num_rounds=3)
 
 
 @pytest.mark.slow

@@ -124,7 +124,9 @@ def test_both_are_run_from_the_directory_that_they_lie_in(here: Path) -> None:
     assert_it_is_theirs(here / "a")
 
 
-def test_what_is_wrong_is_said_in_one_line_and_nothing_is_written(here: Path) -> None:
+def test_what_is_wrong_is_said_in_one_line_and_nothing_is_written(
+    here: Path, subtests: pytest.Subtests
+) -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         (
             {"method": "theirs:WorstHlf"},
@@ -153,11 +155,12 @@ def test_what_is_wrong_is_said_in_one_line_and_nothing_is_written(here: Path) ->
         ({"data-dir": "/nowhere/at/all"}, "data-dir = '/nowhere/at/all'"),
     ]
     for changed, words in wrong:
-        done = fairbloom(here, "run", *words_of({**SETTINGS, **OURS, **changed}), "--out", "a")
-        assert (done.returncode, done.stdout) == (2, ""), changed
-        assert words in done.stderr
-        assert done.stderr.count("\n") == 1
-        assert not (here / "a").exists()
+        with subtests.test(changed=changed, words=words):
+            done = fairbloom(here, "run", *words_of({**SETTINGS, **OURS, **changed}), "--out", "a")
+            assert (done.returncode, done.stdout) == (2, ""), changed
+            assert words in done.stderr
+            assert done.stderr.count("\n") == 1
+            assert not (here / "a").exists()
 
 
 def test_an_error_in_their_module_keeps_its_traceback(here: Path) -> None:

@@ -51,7 +51,9 @@ def project(app: Path) -> dict:
 # Names --------------------------------------------------------------------------------------------
 
 
-def test_the_app_has_its_name_and_nothing_of_the_templates(app: Path) -> None:
+def test_the_app_has_its_name_and_nothing_of_the_templates(
+    app: Path, subtests: pytest.Subtests
+) -> None:
     files = {str(file.relative_to(app)) for file in app.rglob("*") if file.is_file()}
     assert files == {
         *("pyproject.toml", "README.md", ".gitignore", "tests/test_app.py"),
@@ -61,8 +63,9 @@ def test_the_app_has_its_name_and_nothing_of_the_templates(app: Path) -> None:
         ),
     }
     for file in files:
-        assert "my_app" not in (app / file).read_text()
-        assert "my-app" not in (app / file).read_text()
+        with subtests.test(file=file):
+            assert "my_app" not in (app / file).read_text()
+            assert "my-app" not in (app / file).read_text()
     assert [entry.name for entry in app.parent.iterdir()] == ["my-hearts"]
 
 
@@ -84,12 +87,15 @@ WRONG_NAMES = {
 
 
 def test_a_name_that_will_not_do_is_said_and_nothing_is_written(
-    here: Path, capsys: pytest.CaptureFixture[str]
+    here: Path,
+    capsys: pytest.CaptureFixture[str],
+    subtests: pytest.Subtests,
 ) -> None:
     for name, said in WRONG_NAMES.items():
-        assert fairbloom("new", name) == 2
-        assert said in capsys.readouterr().err
-        assert not list(here.iterdir())
+        with subtests.test(name=name, said=said):
+            assert fairbloom("new", name) == 2
+            assert said in capsys.readouterr().err
+            assert not list(here.iterdir())
 
 
 def test_what_is_there_already_stays(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -116,7 +122,7 @@ def test_a_directory_that_takes_no_files_is_said(
 # What it asks for, and what travels ---------------------------------------------------------------
 
 
-def test_its_dependencies_are_pinned_as_ours() -> None:
+def test_its_dependencies_are_pinned_as_ours(subtests: pytest.Subtests) -> None:
     """The version of Flower is the one that real nodes need: an app may be deployed."""
     ours = {Requirement(each).name: Requirement(each) for each in OURS}
     theirs = {
@@ -125,7 +131,8 @@ def test_its_dependencies_are_pinned_as_ours() -> None:
     assert theirs.pop("fairbloom").specifier.contains(__version__)
     assert set(theirs) <= set(ours)
     for name, requirement in theirs.items():
-        assert requirement.specifier == ours[name].specifier
+        with subtests.test(name=name, requirement=requirement):
+            assert requirement.specifier == ours[name].specifier
 
 
 def test_flower_takes_it_as_it_is(app: Path) -> None:
@@ -174,7 +181,9 @@ def test_the_apps_own_test_passes(app: Path) -> None:
 
 
 @pytest.mark.slow
-def test_its_readme_tells_what_it_shows(app: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_readme_tells_what_it_shows(
+    app: Path, monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
+) -> None:
     """The clients' accuracies in percent after the app's number of rounds, the mean and the
     worst."""
     import torch
@@ -190,19 +199,20 @@ def test_its_readme_tells_what_it_shows(app: Path, monkeypatch: pytest.MonkeyPat
         (FedAvg(), 74, 36, "in 74 % of a client's"),
         (FedMGDAPlus(), 83, 73, "to 83 % and 73 %"),
     ):
-        finished: list[Round] = []
-        torch.manual_seed(config["seed"])
-        grid = InProcessGrid(client_app.app, config, config["clients"])
-        strategy.start(
-            grid,
-            ArrayRecord(task.Net().state_dict()),
-            config["num-rounds"],
-            on_round=finished.append,
-        )
-        found = [100 * metrics["accuracy"] for metrics in finished[-1].evaluations.values()]
-        assert np.mean(found) == pytest.approx(mean, abs=2)
-        assert np.min(found) == pytest.approx(worst, abs=4)
-        assert said in words
+        with subtests.test(strategy=strategy, mean=mean):
+            finished: list[Round] = []
+            torch.manual_seed(config["seed"])
+            grid = InProcessGrid(client_app.app, config, config["clients"])
+            strategy.start(
+                grid,
+                ArrayRecord(task.Net().state_dict()),
+                config["num-rounds"],
+                on_round=finished.append,
+            )
+            found = [100 * metrics["accuracy"] for metrics in finished[-1].evaluations.values()]
+            assert np.mean(found) == pytest.approx(mean, abs=2)
+            assert np.min(found) == pytest.approx(worst, abs=4)
+            assert said in words
 
 
 @pytest.mark.slow

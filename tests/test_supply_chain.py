@@ -107,32 +107,34 @@ def test_every_locked_package_has_one_version_and_hashes(name: str) -> None:
         )
 
 
-def test_lock_files_agree() -> None:
+def test_lock_files_agree(subtests: pytest.Subtests) -> None:
     """A package has the same version and hashes wherever it is locked; PyTorch's CPU build is
     another one's."""
     everything = [locked(name) for name in LOCKS if name != "torch-cpu"]
     for package in {package for lock in everything for package in lock}:
-        pins = [
-            {(pin.version, *pin.options) for pin in lock[package]}
-            for lock in everything
-            if package in lock
-        ]
-        assert all(pin == pins[0] for pin in pins), (
-            f"{package} differs between lock files; run make lock"
-        )
+        with subtests.test(package=package):
+            pins = [
+                {(pin.version, *pin.options) for pin in lock[package]}
+                for lock in everything
+                if package in lock
+            ]
+            assert all(pin == pins[0] for pin in pins), (
+                f"{package} differs between lock files; run make lock"
+            )
 
 
-def test_what_the_project_asks_for_is_locked_in_its_range() -> None:
+def test_what_the_project_asks_for_is_locked_in_its_range(subtests: pytest.Subtests) -> None:
     for lock, asked in (
         ("requirements", [*declared(), *declared(group="dev"), *declared(group="build")]),
         *((group, declared(group=group)) for group in ("docs", "build", "inventory", "audit")),
     ):
-        pins = locked(lock) | locked("torch")
-        for requirement in asked:
-            for pin in pins[canonicalize_name(requirement.name)]:
-                assert pin.version in requirement.specifier, (
-                    f"{requirement} is locked at {pin.version}; run make lock"
-                )
+        with subtests.test(lock=lock, asked=asked):
+            pins = locked(lock) | locked("torch")
+            for requirement in asked:
+                for pin in pins[canonicalize_name(requirement.name)]:
+                    assert pin.version in requirement.specifier, (
+                        f"{requirement} is locked at {pin.version}; run make lock"
+                    )
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
@@ -160,7 +162,7 @@ def test_a_lock_file_is_complete(lock: str, system: str) -> None:
                 assert on_system[0].version in requirement.specifier
 
 
-def test_an_extra_asks_for_no_other_version_than_the_project() -> None:
+def test_an_extra_asks_for_no_other_version_than_the_project(subtests: pytest.Subtests) -> None:
     """And for nothing else: what simulates can be a client as well."""
     others = [Requirement(line) for line in OPTIONAL["images"]]
     ranges = {
@@ -169,7 +171,8 @@ def test_an_extra_asks_for_no_other_version_than_the_project() -> None:
     }
     assert ranges["flwr"] == SpecifierSet(">=1.39")
     for line in (*OPTIONAL["client"], *OPTIONAL["server"]):
-        assert ranges[Requirement(line).name] == Requirement(line).specifier, line
+        with subtests.test(line=line):
+            assert ranges[Requirement(line).name] == Requirement(line).specifier, line
 
 
 def test_the_extra_all_brings_every_other_one() -> None:
@@ -297,37 +300,43 @@ def test_the_pytorch_that_is_installed_by_default_comes_with_hashes() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there is one build")
-def test_without_a_driver_pytorchs_cpu_build_is_taken_if_pip_has_it(tmp_path: Path) -> None:
+def test_without_a_driver_pytorchs_cpu_build_is_taken_if_pip_has_it(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     (tmp_path / "nvidia-smi").touch(mode=0o755)
     with_driver = torch_for(path=str(tmp_path))
     assert (with_driver.stdout, with_driver.stderr) == (LOCKS["torch"].read_text(), "")
     (tmp_path / "nvidia-smi").unlink()
     (tmp_path / "pip.py").write_text("print('Available versions: 2.15.0, 2.13.0+cpu, 2.13.0')")
     for module, lock in (("pip", "torch-cpu"), ("missing", "torch")):
-        code = (
-            (ROOT / "locks" / "pytorch.py").read_text().replace('"-m", "pip"', f'"-m", "{module}"')
-        )
-        (tmp_path / "pytorch.py").write_text(code)
-        for name in ("torch", "torch-cpu"):
-            (tmp_path / f"{name}.lock").write_text(LOCKS[name].read_text())
-        told = subprocess.run(
-            [sys.executable, "pytorch.py"],
-            **{
-                "cwd": tmp_path,
-                "env": {"PATH": "", "PYTHONPATH": str(tmp_path)},
-                "capture_output": True,
-                "text": True,
-            },
-        )
-        assert told.stdout == LOCKS[lock].read_text()
-        assert ("No NVIDIA driver here" in told.stderr) == (lock == "torch-cpu")
+        with subtests.test(module=module, lock=lock):
+            code = (
+                (ROOT / "locks" / "pytorch.py")
+                .read_text()
+                .replace('"-m", "pip"', f'"-m", "{module}"')
+            )
+            (tmp_path / "pytorch.py").write_text(code)
+            for name in ("torch", "torch-cpu"):
+                (tmp_path / f"{name}.lock").write_text(LOCKS[name].read_text())
+            told = subprocess.run(
+                [sys.executable, "pytorch.py"],
+                **{
+                    "cwd": tmp_path,
+                    "env": {"PATH": "", "PYTHONPATH": str(tmp_path)},
+                    "capture_output": True,
+                    "text": True,
+                },
+            )
+            assert told.stdout == LOCKS[lock].read_text()
+            assert ("No NVIDIA driver here" in told.stderr) == (lock == "torch-cpu")
 
 
-def test_another_pytorch_is_taken_as_it_is_and_that_is_said() -> None:
+def test_another_pytorch_is_taken_as_it_is_and_that_is_said(subtests: pytest.Subtests) -> None:
     for requirement in ("torch", "torch==2.15", "torch==2.13.0+cu130", "torch>=2.6"):
-        told = torch_for(requirement)
-        assert told.stdout == f"{requirement}\n"
-        assert f"{requirement} is in no lock file" in told.stderr
+        with subtests.test(requirement=requirement):
+            told = torch_for(requirement)
+            assert told.stdout == f"{requirement}\n"
+            assert f"{requirement} is in no lock file" in told.stderr
 
 
 @pytest.mark.parametrize("path", ["docker/Dockerfile", "deploy/edge/wheels.sh", "Makefile"])
@@ -383,18 +392,23 @@ def renew(folder: Path, environment: dict[str, str]) -> subprocess.CompletedProc
     return subprocess.run(script, env=environment, capture_output=True, text=True, check=False)
 
 
-def test_a_digest_is_renewed_or_added(tmp_path: Path, registry: dict[str, str]) -> None:
+def test_a_digest_is_renewed_or_added(
+    tmp_path: Path, registry: dict[str, str], subtests: pytest.Subtests
+) -> None:
     dockerfile = tmp_path / "Dockerfile"
     for tag in ("", f"@sha256:{'1' * 64}"):
-        dockerfile.write_text(
-            re.sub(r"(?m)^(ARG BASE=[^@\n]+).*$", rf"\g<1>{tag}", dockerfile.read_text())
-        )
-        done = renew(tmp_path, registry)
-        assert done.returncode == 0, done.stderr
-        assert f"ARG BASE=python:3.11-slim@sha256:{NEW}\n" in dockerfile.read_text()
+        with subtests.test(tag=tag):
+            dockerfile.write_text(
+                re.sub(r"(?m)^(ARG BASE=[^@\n]+).*$", rf"\g<1>{tag}", dockerfile.read_text())
+            )
+            done = renew(tmp_path, registry)
+            assert done.returncode == 0, done.stderr
+            assert f"ARG BASE=python:3.11-slim@sha256:{NEW}\n" in dockerfile.read_text()
 
 
-def test_what_is_not_a_digest_is_not_written(tmp_path: Path, registry: dict[str, str]) -> None:
+def test_what_is_not_a_digest_is_not_written(
+    tmp_path: Path, registry: dict[str, str], subtests: pytest.Subtests
+) -> None:
     before = (tmp_path / "Dockerfile").read_text()
     for answer in (
         "",
@@ -403,10 +417,11 @@ def test_what_is_not_a_digest_is_not_written(tmp_path: Path, registry: dict[str,
         f"sha256:{NEW} {NEW}",
         "sha256:" + "g" * 64,
     ):
-        done = renew(tmp_path, registry | {"ANSWER": answer})
-        assert done.returncode == 1
-        assert "not a digest" in done.stderr
-        assert (tmp_path / "Dockerfile").read_text() == before
+        with subtests.test(answer=answer):
+            done = renew(tmp_path, registry | {"ANSWER": answer})
+            assert done.returncode == 1
+            assert "not a digest" in done.stderr
+            assert (tmp_path / "Dockerfile").read_text() == before
 
 
 AUDIT: dict[str, Any] = runpy.run_path(str(ROOT / "locks" / "audit.py"))
@@ -422,7 +437,7 @@ UNKNOWN = {
 }
 
 
-def test_an_audit_that_could_not_look_says_so() -> None:
+def test_an_audit_that_could_not_look_says_so(subtests: pytest.Subtests) -> None:
     for answers, code, words in (
         ([SAFE], 0, "no vulnerability is known"),
         ([SAFE, HOLED], 1, "jinja2 2.4.1: CVE-2019-10906, fixed in 2.10.1"),
@@ -430,9 +445,10 @@ def test_an_audit_that_could_not_look_says_so() -> None:
         ([UNKNOWN, UNKNOWN], 0, "SKIPPED"),
         (None, 0, "SKIPPED"),
     ):
-        said, ended = AUDIT["verdict"](answers)
-        assert ended == code
-        assert words in said
+        with subtests.test(answers=answers, code=code):
+            said, ended = AUDIT["verdict"](answers)
+            assert ended == code
+            assert words in said
 
 
 def test_every_version_that_is_locked_is_audited() -> None:

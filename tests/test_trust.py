@@ -100,13 +100,14 @@ PREDICTING = (
 )
 
 
-def test_reading_a_run_imports_nothing_it_names(foreign: Path) -> None:
+def test_reading_a_run_imports_nothing_it_names(foreign: Path, subtests: pytest.Subtests) -> None:
     """Nor does a look at its data, which are no hospitals."""
     change_settings(foreign, task="evil:Task", model="evil:net", method="evil:Task")
     for words in (*READING, ("data", "run")):
-        done = fairbloom(foreign, *words)
-        assert done.returncode == (2 if words[0] == "data" else 0), done.stderr
-        assert not (foreign / "ran").exists()
+        with subtests.test(words=words):
+            done = fairbloom(foreign, *words)
+            assert done.returncode == (2 if words[0] == "data" else 0), done.stderr
+            assert not (foreign / "ran").exists()
 
 
 @pytest.mark.parametrize("setting", ["task", "model"])
@@ -120,10 +121,11 @@ def test_predicting_refuses_modules_nobody_trusts(foreign: Path, setting: str) -
         assert not (foreign / "ran").exists()
 
 
-def test_a_trusted_module_is_imported(foreign: Path) -> None:
+def test_a_trusted_module_is_imported(foreign: Path, subtests: pytest.Subtests) -> None:
     for words in PREDICTING:
-        done = fairbloom(foreign, *words, "--trust")
-        assert done.returncode == 0, done.stderr
+        with subtests.test(words=words):
+            done = fairbloom(foreign, *words, "--trust")
+            assert done.returncode == 0, done.stderr
 
 
 def test_predictor_in_python_takes_trusted_modules(

@@ -69,12 +69,15 @@ def honest_messages(there: Deployment) -> tuple[int, list[str]]:
     return int(words[-1][-1]), [each[5] for each in words]
 
 
-def test_a_reply_to_another_devices_message_changes_nothing(there: Deployment) -> None:
+def test_a_reply_to_another_devices_message_changes_nothing(
+    there: Deployment, subtests: pytest.Subtests
+) -> None:
     mallory = Mallory(there)
     (run, ids) = honest_messages(there)
     for id in (*ids[-3:], "0" * 32):
-        head = Head(id=id, run=run, session=b"m" * 16, code=2, reason="mine")
-        assert mallory.reply(iter([Chunk(head=head)]), timeout=30).answer == Taken.LATER
+        with subtests.test(id=id):
+            head = Head(id=id, run=run, session=b"m" * 16, code=2, reason="mine")
+            assert mallory.reply(iter([Chunk(head=head)]), timeout=30).answer == Taken.LATER
     before = len(rounds(there.home / "run"))
     wait_for_rounds(there.home / "run", before + 3)
     assert not any(row["refused"] or row["missing"] for row in rounds(there.home / "run"))

@@ -29,7 +29,9 @@ from fairbloom.tasks import load_task
 from tests.deploy.flower import ROOT
 
 
-def test_the_plain_loop_and_a_run_end_with_the_same_model(tmp_path: Path) -> None:
+def test_the_plain_loop_and_a_run_end_with_the_same_model(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     workload = Workload("benchmarks.workloads:vectors", "logistic", clients=5, drawn=5, batch=0)
     config = workload.settings(num_rounds=3, learning_rate=0.5).run_config()
     settings = Settings.of({**config, "engine": "loop", "out": str(tmp_path / "run")})
@@ -41,8 +43,9 @@ def test_the_plain_loop_and_a_run_end_with_the_same_model(tmp_path: Path) -> Non
     for _ in range(3):
         train_round(model, task, parts, settings)
     for name, array in model.state_dict().items():
-        assert not torch.equal(array, before[name])
-        np.testing.assert_allclose(ours[name], array.numpy(), rtol=1e-5, atol=1e-6)
+        with subtests.test(name=name, array=array):
+            assert not torch.equal(array, before[name])
+            np.testing.assert_allclose(ours[name], array.numpy(), rtol=1e-5, atol=1e-6)
 
 
 def test_every_method_takes_part_with_parameters_that_it_has() -> None:

@@ -37,15 +37,16 @@ def test_a_difference_by_single_seeds_has_too_narrow_an_interval() -> None:
 
 
 @pytest.mark.slow
-def test_splits_of_the_same_clients_need_the_correction() -> None:
+def test_splits_of_the_same_clients_need_the_correction(subtests: pytest.Subtests) -> None:
     rng = np.random.default_rng(6)
     (splits, *deals) = SHARED
     gains = gains_of(rng, 120, 20, splits)[:, :, 0]
     assert coverage_of_t(gains, float(gains.mean())) < 0.9
     assert coverage_of_t(gains, float(gains.mean()), SHARE) > 0.95
     for shared in deals:
-        gains = gains_of(rng, 60, 20, shared)[:, :, 0]
-        assert coverage_of_t(gains, float(gains.mean())) > 0.85
+        with subtests.test(shared=shared):
+            gains = gains_of(rng, 60, 20, shared)[:, :, 0]
+            assert coverage_of_t(gains, float(gains.mean())) > 0.85
 
 
 @pytest.mark.slow

@@ -44,7 +44,7 @@ def moved(config: dict[str, Any], by: float) -> torch.nn.Module:
 # When it ends -------------------------------------------------------------------------------------
 
 
-def test_it_ends_when_the_least_loss_falls_too_little() -> None:
+def test_it_ends_when_the_least_loss_falls_too_little(subtests: pytest.Subtests) -> None:
     for losses, settled in (
         ([1.0], False),
         ([1.0, 0.9, 0.8], False),
@@ -58,7 +58,8 @@ def test_it_ends_when_the_least_loss_falls_too_little() -> None:
         ([0.0, 0.0, 0.0], True),
         ([1.0, math.nan, math.nan], True),
     ):
-        assert has_settled(losses, patience=2, tolerance=0.1) == settled
+        with subtests.test(losses=losses, settled=settled):
+            assert has_settled(losses, patience=2, tolerance=0.1) == settled
 
 
 def gradient_descent(client: str, model: torch.nn.Module, rate: float) -> list[float]:
@@ -111,26 +112,31 @@ def test_a_client_draws_its_batches_from_a_stream_of_its_own() -> None:
 
 def test_it_is_found_once_and_reported_in_every_later_round(
     monkeypatch: pytest.MonkeyPatch,
+    subtests: pytest.Subtests,
 ) -> None:
     where = context(1)
     first = reported(where)
     monkeypatch.setattr(baseline, "train", None)  # training alone again would fail
     for server_round in (2, 3, 7):
-        later = reported(
-            where, moved(dict(where.run_config), 0.1 * server_round), server_round=server_round
-        )
-        assert later["loss-baseline"] == first["loss-baseline"]
-        assert later["loss-before"] != first["loss-before"]
+        with subtests.test(server_round=server_round):
+            later = reported(
+                where, moved(dict(where.run_config), 0.1 * server_round), server_round=server_round
+            )
+            assert later["loss-baseline"] == first["loss-baseline"]
+            assert later["loss-before"] != first["loss-before"]
 
 
-def test_a_server_that_goes_back_has_another_baseline_made(tmp_path: Path) -> None:
+def test_a_server_that_goes_back_has_another_baseline_made(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     config = run_config(state_dir=str(tmp_path))
     late = reported(context(1, config), moved(config, 0.5), server_round=5)
     early = reported(context(1, config), server_round=2)
     assert early["loss-baseline"] != late["loss-baseline"]
     for server_round in (3, 6, 9):
-        found = reported(context(1, config), moved(config, 0.5), server_round=server_round)
-        assert found["loss-baseline"] == early["loss-baseline"]
+        with subtests.test(server_round=server_round):
+            found = reported(context(1, config), moved(config, 0.5), server_round=server_round)
+            assert found["loss-baseline"] == early["loss-baseline"]
     folder = folder_of(config, "client-1")
     assert folder is not None
     assert [path.name for path in (folder / "baseline").iterdir()] == ["2.safetensors"]

@@ -168,22 +168,25 @@ class ByHand:
         return found[0], found[1]
 
 
-def test_disparity_and_its_gradient_are_those_of_the_definition() -> None:
+def test_disparity_and_its_gradient_are_those_of_the_definition(subtests: pytest.Subtests) -> None:
     model = linear()
     examples = drawn()
     weight, bias = (parameter.detach().numpy().copy() for parameter in model.parameters())
     for kind, positive, sharpness in product(KINDS, (0, 1), (None, 2.0)):
-        by_hand = ByHand(examples, kind, positive, sharpness or 10.0)
-        terms = terms_of(kind, disparity_sharpness=sharpness)
-        found = measure_disparity(model, task_of(positive=positive), examples, terms, 1)
-        assert found.smooth == pytest.approx(by_hand.disparity(weight, bias), rel=1e-12)
-        assert found.hard == pytest.approx(by_hand.disparity(weight, bias, hard=True), rel=1e-12)
-        for ours, expected in zip(found.gradient, by_hand.gradient(weight, bias), strict=True):
-            assert ours is not None
-            np.testing.assert_allclose(ours.numpy(), expected, rtol=1e-6, atol=1e-8)
+        with subtests.test(kind=kind, positive=positive):
+            by_hand = ByHand(examples, kind, positive, sharpness or 10.0)
+            terms = terms_of(kind, disparity_sharpness=sharpness)
+            found = measure_disparity(model, task_of(positive=positive), examples, terms, 1)
+            assert found.smooth == pytest.approx(by_hand.disparity(weight, bias), rel=1e-12)
+            assert found.hard == pytest.approx(
+                by_hand.disparity(weight, bias, hard=True), rel=1e-12
+            )
+            for ours, expected in zip(found.gradient, by_hand.gradient(weight, bias), strict=True):
+                assert ours is not None
+                np.testing.assert_allclose(ours.numpy(), expected, rtol=1e-6, atol=1e-8)
 
 
-def test_a_client_replies_a_step_down_loss_and_down_disparity() -> None:
+def test_a_client_replies_a_step_down_loss_and_down_disparity(subtests: pytest.Subtests) -> None:
     """Its momentum would be refused; its batch size and epochs count for nothing."""
     local, update = trained(terms_of(), batch_size=7, local_epochs=3)
     first = linear()
@@ -194,11 +197,12 @@ def test_a_client_replies_a_step_down_loss_and_down_disparity() -> None:
     by_hand = ByHand(examples, DEMOGRAPHIC_PARITY)
     down = dict(zip(("weight", "bias"), by_hand.gradient(weight, bias), strict=True))
     for name, parameter in first.named_parameters():
-        assert parameter.grad is not None
-        expected = parameter.detach() - RATE * parameter.grad
-        np.testing.assert_allclose(update.arrays[name].numpy(), expected.numpy(), rtol=1e-12)
-        second = parameter.detach().numpy() - RATE * down[name]
-        np.testing.assert_allclose(update.second[name].numpy(), second, atol=1e-8)
+        with subtests.test(name=name, parameter=parameter):
+            assert parameter.grad is not None
+            expected = parameter.detach() - RATE * parameter.grad
+            np.testing.assert_allclose(update.arrays[name].numpy(), expected.numpy(), rtol=1e-12)
+            second = parameter.detach().numpy() - RATE * down[name]
+            np.testing.assert_allclose(update.second[name].numpy(), second, atol=1e-8)
     assert update.metrics["loss-before"] == pytest.approx(losses.item(), rel=1e-12)
     assert update.metrics["disparity"] == pytest.approx(by_hand.disparity(weight, bias), rel=1e-12)
     assert update.metrics["disparity-hard"] == pytest.approx(
@@ -208,13 +212,14 @@ def test_a_client_replies_a_step_down_loss_and_down_disparity() -> None:
     assert update.metrics["num-examples"] == EXAMPLES == len(local.splits.train)
 
 
-def test_the_logit_is_two_outputs_difference_or_the_one_output() -> None:
+def test_the_logit_is_two_outputs_difference_or_the_one_output(subtests: pytest.Subtests) -> None:
     two = torch.tensor([[1.0, 4.0], [2.0, -1.0]])
     assert logits_of(two, 1).tolist() == [3.0, -3.0]
     assert logits_of(two, 0).tolist() == [-3.0, 3.0]
     for one in (two[:, :1], two[:, 0]):
-        assert logits_of(one, 1).tolist() == [1.0, 2.0]
-        assert logits_of(one, 0).tolist() == [-1.0, -2.0]
+        with subtests.test(one=one):
+            assert logits_of(one, 1).tolist() == [1.0, 2.0]
+            assert logits_of(one, 0).tolist() == [-1.0, -2.0]
 
 
 # Groups that are not there, or too small ----------------------------------------------------------
@@ -226,7 +231,7 @@ def with_groups(places: list[int], targets: list[int] | None = None) -> Examples
     return replace(examples, targets=chosen, groups=torch.tensor(places)[:, None])
 
 
-def test_with_a_small_group_there_is_no_disparity_and_no_step() -> None:
+def test_with_a_small_group_there_is_no_disparity_and_no_step(subtests: pytest.Subtests) -> None:
     both = [0, 1] * 6
     ones = [1] * 12
     cases = [
@@ -237,13 +242,14 @@ def test_with_a_small_group_there_is_no_disparity_and_no_step() -> None:
         ([0] * 3 + [1] * 9, ones),
     ]
     for kind, (places, targets) in product(KINDS, cases):
-        examples = with_groups(places, targets)
-        model = linear()
-        found = measure_disparity(model, task_of(), examples, terms_of(kind), 4)
-        assert found.metrics == {"disparity": 0.0, "disparity-hard": 0.0}
-        received = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-        assert bits(step_down(model, received, found.gradient, 0.5)) == bits(received)
-        assert count_hits(model, task_of(), examples, 4) == dict.fromkeys(COUNTS, 0)
+        with subtests.test(kind=kind, places=places):
+            examples = with_groups(places, targets)
+            model = linear()
+            found = measure_disparity(model, task_of(), examples, terms_of(kind), 4)
+            assert found.metrics == {"disparity": 0.0, "disparity-hard": 0.0}
+            received = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+            assert bits(step_down(model, received, found.gradient, 0.5)) == bits(received)
+            assert count_hits(model, task_of(), examples, 4) == dict.fromkeys(COUNTS, 0)
 
 
 def test_a_disparity_of_zero_has_no_gradient() -> None:
@@ -264,22 +270,23 @@ def test_a_disparity_of_zero_has_no_gradient() -> None:
     assert (at_zero.smooth, at_zero.gradient) == (0.0, [])
 
 
-def test_wholly_apart_groups_have_a_disparity_of_one() -> None:
+def test_wholly_apart_groups_have_a_disparity_of_one(subtests: pytest.Subtests) -> None:
     """A server refuses one beyond 1, however little: the mean of n ones is 1, whatever n is."""
     model = linear(1)
     with torch.no_grad():
         model.weight.copy_(torch.tensor([[1e6, 0.0, 0.0]]))  # type: ignore[operator,union-attr]
         model.bias.zero_()  # type: ignore[operator,union-attr]
     for count in range(1, 100):
-        signs = torch.tensor([-1.0] * 7 + [1.0] * count).double()
-        inputs = torch.stack([signs, torch.zeros_like(signs), torch.zeros_like(signs)], dim=1)
-        for groups in ((signs > 0).long(), (signs < 0).long()):
-            examples = Examples(
-                inputs, torch.ones(len(signs), dtype=torch.int64), groups=groups[:, None]
-            )
-            for kind in KINDS:
-                found = measure_disparity(model, task_of(), examples, terms_of(kind), 1)
-                assert abs(found.smooth) == abs(found.hard) == 1.0
+        with subtests.test(count=count):
+            signs = torch.tensor([-1.0] * 7 + [1.0] * count).double()
+            inputs = torch.stack([signs, torch.zeros_like(signs), torch.zeros_like(signs)], dim=1)
+            for groups in ((signs > 0).long(), (signs < 0).long()):
+                examples = Examples(
+                    inputs, torch.ones(len(signs), dtype=torch.int64), groups=groups[:, None]
+                )
+                for kind in KINDS:
+                    found = measure_disparity(model, task_of(), examples, terms_of(kind), 1)
+                    assert abs(found.smooth) == abs(found.hard) == 1.0
 
 
 # Batches, buffers, modes --------------------------------------------------------------------------
@@ -314,7 +321,7 @@ def test_counts_are_measured_where_asked_and_change_nothing() -> None:
 # Errors and their remedies ------------------------------------------------------------------------
 
 
-def test_a_task_without_two_groups_is_an_error_with_a_remedy() -> None:
+def test_a_task_without_two_groups_is_an_error_with_a_remedy(subtests: pytest.Subtests) -> None:
     cases: list[tuple[dict[str, Any], list[str]]] = [
         ({"groupings": {"race": ("w", "x", "y", OTHER)}}, ["3 groups by 'race'", "w, x, y"]),
         ({"groupings": {"race": ("w", OTHER)}}, ["1 groups by 'race'", "(w)"]),
@@ -323,13 +330,14 @@ def test_a_task_without_two_groups_is_an_error_with_a_remedy() -> None:
         ({"classes": 0}, ["a quantity", "a task of two classes"]),
     ]
     for changes, words in cases:
-        for measured in (
-            lambda task: measure_disparity(linear(), task, drawn(), terms_of(), 1),
-            lambda task: count_hits(linear(), task, drawn(), 1),
-        ):
-            with pytest.raises(ReportableError) as caught:
-                measured(task_of(**changes))
-            assert all(word in str(caught.value) for word in words)
+        with subtests.test(changes=changes, words=words):
+            for measured in (
+                lambda task: measure_disparity(linear(), task, drawn(), terms_of(), 1),
+                lambda task: count_hits(linear(), task, drawn(), 1),
+            ):
+                with pytest.raises(ReportableError) as caught:
+                    measured(task_of(**changes))
+                assert all(word in str(caught.value) for word in words)
     with pytest.raises(
         ReportableError, match=r"outputs of shape \(60, 3\).* a task of two classes"
     ):
@@ -339,7 +347,7 @@ def test_a_task_without_two_groups_is_an_error_with_a_remedy() -> None:
         count_hits(linear(), task_of(), replace(drawn(), targets=targets), 1)
 
 
-def test_terms_that_a_client_cannot_act_on_are_refused_by_name() -> None:
+def test_terms_that_a_client_cannot_act_on_are_refused_by_name(subtests: pytest.Subtests) -> None:
     cases: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         (
             {"kind": "equalised-odds"},
@@ -353,5 +361,6 @@ def test_terms_that_a_client_cannot_act_on_are_refused_by_name() -> None:
         ({"snapshot_step": 1}, {}, "snapshot-step = 1 and disparity = 'demographic-parity'"),
     ]
     for terms, settings, words in cases:
-        with pytest.raises(ReportableError, match=words):
-            trained(terms_of(**terms), **settings)
+        with subtests.test(terms=terms, settings=settings):
+            with pytest.raises(ReportableError, match=words):
+                trained(terms_of(**terms), **settings)

@@ -137,7 +137,10 @@ def test_every_method_makes_the_model_of_our_own_client(
 
 
 def test_the_page_says_how_many_lines_of_the_quickstart_change(
-    quickstart: Modules, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    quickstart: Modules,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    subtests: pytest.Subtests,
 ) -> None:
     client, server = changed.changes().values()
     counts = [
@@ -149,7 +152,8 @@ def test_the_page_says_how_many_lines_of_the_quickstart_change(
         "## The client: two lines change, one is new\n",
         "## The server: three lines change, two are new\n",
     ):
-        assert title in PAGE
+        with subtests.test(title=title):
+            assert title in PAGE
     monkeypatch.chdir(tmp_path)
     config: dict[str, Any] = {**changed.CONFIG, "num-server-rounds": 2}
     server_app = importlib.import_module("mydigits.server_app").app
@@ -162,7 +166,7 @@ def test_the_page_says_how_many_lines_of_the_quickstart_change(
     assert (tmp_path / "final_model.pt").exists()
 
 
-def test_it_names_the_methods_that_it_cannot_serve() -> None:
+def test_it_names_the_methods_that_it_cannot_serve(subtests: pytest.Subtests) -> None:
     unsupported = {
         each.__name__ for name, each in METHODS.items() if lacking(make(name, ARGUMENTS[name][0]))
     }
@@ -170,9 +174,12 @@ def test_it_names_the_methods_that_it_cannot_serve() -> None:
     template = (ROOT / "scaffold/template/README.md").read_text().partition("Ten\nof them need")[2]
     page = PAGE.partition("take it for")[2].partition("## Names")[0]
     for text in ((fair.__doc__ or "").partition("The handlers")[0], template, page):
-        assert {
-            each.__name__ for each in METHODS.values() if re.search(rf"\b{each.__name__}\b", text)
-        } == unsupported
+        with subtests.test(text=text):
+            assert {
+                each.__name__
+                for each in METHODS.values()
+                if re.search(rf"\b{each.__name__}\b", text)
+            } == unsupported
 
 
 def test_the_page_says_what_each_term_asks_and_fair_lacks() -> None:
@@ -204,25 +211,26 @@ def test_a_run_resumes_although_the_loader_shuffles_globally(quickstart: Modules
     assert dict(again.evaluate_metrics_clientapp[4]) == dict(whole.evaluate_metrics_clientapp[4])
 
 
-def test_methods_end_where_flowers_own_do(quickstart: Modules) -> None:
+def test_methods_end_where_flowers_own_do(quickstart: Modules, subtests: pytest.Subtests) -> None:
     """The same clients train on the same draws, so only the server's arithmetic may differ."""
     for theirs, ours in (
         (flowers.FedProx(proximal_mu=0.5), FedProx(mu=0.5)),
         (flowers.QFedAvg(client_learning_rate=RATE, q=0.0), QFedAvg(q=0.0, lipschitz=1 / RATE)),
     ):
-        expected, found = (
-            start(each, quickstart[0].app, SMALL, quickstart, num_rounds=1)
-            for each in (theirs, ours)
-        )
-        assert np.abs(weights(found.arrays) - weights(expected.arrays)).max() <= 1e-6
-        measured = expected.evaluate_metrics_clientapp[1]
-        assert {
-            name: found.evaluate_metrics_clientapp[1][name] for name in measured
-        } == pytest.approx(dict(measured))
-        assert set(measured) == {"eval_loss", "eval_acc"}
+        with subtests.test(theirs=theirs, ours=ours):
+            expected, found = (
+                start(each, quickstart[0].app, SMALL, quickstart, num_rounds=1)
+                for each in (theirs, ours)
+            )
+            assert np.abs(weights(found.arrays) - weights(expected.arrays)).max() <= 1e-6
+            measured = expected.evaluate_metrics_clientapp[1]
+            assert {
+                name: found.evaluate_metrics_clientapp[1][name] for name in measured
+            } == pytest.approx(dict(measured))
+            assert set(measured) == {"eval_loss", "eval_acc"}
 
 
-def test_the_recipe_for_differential_privacy_clips() -> None:
+def test_the_recipe_for_differential_privacy_clips(subtests: pytest.Subtests) -> None:
     (recipe,) = [block for block in blocks("docs/privacy.md") if "LocalDpMod" in block.text]
     app: dict[str, Any] = {}
     exec(recipe.text, app)  # noqa: S102
@@ -233,10 +241,11 @@ def test_the_recipe_for_differential_privacy_clips() -> None:
     arrays = ArrayRecord(model.state_dict())
     FedMGDA().start(grid, arrays, num_rounds=2, timeout=60.0, on_round=finished.append)
     for each in finished:
-        assert each.refused == {}
-        assert each.missing == ()
-        assert len(each.coefficients) == len(each.evaluations) == CLIENTS
-        assert all(name.startswith("client-") for name in each.participants)
+        with subtests.test(each=each):
+            assert each.refused == {}
+            assert each.missing == ()
+            assert len(each.coefficients) == len(each.evaluations) == CLIENTS
+            assert all(name.startswith("client-") for name in each.participants)
     noise = 0.3 * math.sqrt(2 * math.log(1.25 / 1e-5)) / 15.0
     moved = weights(finished[0].arrays) - weights(ArrayRecord(model.state_dict()))
     assert 0.2 * noise < moved.std() < noise

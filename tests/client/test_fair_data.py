@@ -98,14 +98,15 @@ def test_measures_are_means_over_all_examples() -> None:
     assert {"eval_loss", "eval_acc"} <= set(rounds[0].evaluations["client-0"])
 
 
-def test_whatever_a_loader_drops_the_whole_set_is_measured() -> None:
+def test_whatever_a_loader_drops_the_whole_set_is_measured(subtests: pytest.Subtests) -> None:
     for loader in (
         DataLoader(POINTS, batch_size=2, shuffle=True, drop_last=True),
         DataLoader(POINTS, batch_size=2, shuffle=True, generator=torch.Generator().manual_seed(1)),
         DataLoader(POINTS, 2, sampler=WeightedRandomSampler([1.0, 0.0, 0.0, 0.0, 0.0], 5)),
         DataLoader(POINTS, batch_sampler=[[0, 1, 2], [3, 4]]),
     ):
-        assert measured(app_of(data=[loader]), "loss-before") == [EXACTLY(loss_at(0.0))]
+        with subtests.test(loader=loader):
+            assert measured(app_of(data=[loader]), "loss-before") == [EXACTLY(loss_at(0.0))]
 
 
 class Noisy(nn.Module):
@@ -140,7 +141,7 @@ def means(model: nn.Module, loader: Any) -> float:
     return math.fsum(model(batch).item() for (batch,) in loader)
 
 
-def test_each_kind_of_mean_is_over_examples_or_refused() -> None:
+def test_each_kind_of_mean_is_over_examples_or_refused(subtests: pytest.Subtests) -> None:
     for test in (
         lambda model, loader: (
             math.fsum(model(b).item() * len(b) for (b,) in loader) / len(loader.dataset),
@@ -153,25 +154,28 @@ def test_each_kind_of_mean_is_over_examples_or_refused() -> None:
             "f1": 0.1,
         },
     ):
-        assert measured(app_of(test=test), "loss-before", "accuracy-before") == [
-            pytest.approx(loss_at(0.0)),
-            0.5,
-        ]
-    for power in (1, -1):
-        once, twice = (loss_at(0.0) * n**power for n in (5, 10))
-        app = app_of(
-            test=lambda model, data, power=power: (
-                means(model, data) * len(data.dataset) ** power,
+        with subtests.test(test=test):
+            assert measured(app_of(test=test), "loss-before", "accuracy-before") == [
+                pytest.approx(loss_at(0.0)),
                 0.5,
+            ]
+    for power in (1, -1):
+        with subtests.test(power=power):
+            once, twice = (loss_at(0.0) * n**power for n in (5, 10))
+            app = app_of(
+                test=lambda model, data, power=power: (
+                    means(model, data) * len(data.dataset) ** power,
+                    0.5,
+                )
             )
-        )
-        with pytest.raises(
-            ValueError, match=rf"must return the mean .*{once:.6g} for 5 examples, and {twice:.6g}"
-        ):
-            ask(app, MEASURED)
+            with pytest.raises(
+                ValueError,
+                match=rf"must return the mean .*{once:.6g} for 5 examples, and {twice:.6g}",
+            ):
+                ask(app, MEASURED)
 
 
-def test_what_a_test_function_may_not_return() -> None:
+def test_what_a_test_function_may_not_return(subtests: pytest.Subtests) -> None:
     for returned, words in (
         (None, "must return .* not NoneType"),
         ((1.0, 2.0, 3.0), "not tuple"),
@@ -179,15 +183,17 @@ def test_what_a_test_function_may_not_return() -> None:
         ((1.0, {"f1": 0.5}), "a dict with accuracy"),
         ((1.0, 87.5), r"the accuracy 87.5: it must be in \[0, 1\]"),
     ):
-        with pytest.raises(ValueError, match=words):
-            measured(
-                app_of(test=lambda model, loader, returned=returned: returned), "accuracy-before"
-            )
+        with subtests.test(returned=returned, words=words):
+            with pytest.raises(ValueError, match=words):
+                measured(
+                    app_of(test=lambda model, loader, returned=returned: returned),
+                    "accuracy-before",
+                )
     with pytest.raises(ValueError, match="loss-before' must be a finite number"):
         rounds_of(QFedAvg(q=1.0, lipschitz=1.0), app_of(test=lambda model, loader: (math.nan, 0.5)))
 
 
-def test_a_test_function_takes_training_values_by_their_names() -> None:
+def test_a_test_function_takes_training_values_by_their_names(subtests: pytest.Subtests) -> None:
     seen: list[Any] = []
 
     def train(net: nn.Module, data: Any, device: str = "here", *more: Any, **options: Any) -> float:
@@ -209,8 +215,9 @@ def test_a_test_function_takes_training_values_by_their_names() -> None:
         (lambda model, loader, criterion: (0.0, 0.0), "it takes model, loader, criterion"),
         (lambda model: (1.0, 1.0), "must take the model, a loader"),
     ):
-        with pytest.raises(ValueError, match=words):
-            ask(app_of(test=wrong), MEASURED)
+        with subtests.test(wrong=wrong, words=words):
+            with pytest.raises(ValueError, match=words):
+                ask(app_of(test=wrong), MEASURED)
 
 
 def reply(message: Message, told: float = 0.0) -> Message:
@@ -244,7 +251,7 @@ def test_training_data_of_the_user_are_measured() -> None:
     assert trained(ask(two, {"proximal-mu": 0.7})) == EXACTLY(steps(mu=0.7))
 
 
-def test_data_that_cannot_be_found_are_asked_for() -> None:
+def test_data_that_cannot_be_found_are_asked_for(subtests: pytest.Subtests) -> None:
     iterable = type(
         "Iterable", (IterableDataset,), {"__iter__": lambda self: iter([(EXAMPLES[0],)])}
     )()
@@ -260,8 +267,9 @@ def test_data_that_cannot_be_found_are_asked_for() -> None:
         ([DataLoader(POINTS, batch_size=None)], None, "there is dataset: "),
         ([DataLoader(TensorDataset(EXAMPLES[:0]))], None, "a dataset with a length above 0"),
     ):
-        with pytest.raises(ValueError, match=words):
-            ask(app_of(train_on_examples, data=data, training_data=load), MEASURED)
+        with subtests.test(data=data, load=load):
+            with pytest.raises(ValueError, match=words):
+                ask(app_of(train_on_examples, data=data, training_data=load), MEASURED)
 
 
 class Wide(Point):
@@ -276,11 +284,12 @@ def distil(student: nn.Module, loader: Any, teacher: nn.Module) -> float:
     return train_point(student, loader)
 
 
-def test_the_model_is_the_one_that_fits_and_is_trained() -> None:
+def test_the_model_is_the_one_that_fits_and_is_trained(subtests: pytest.Subtests) -> None:
     for other in (Wide(), Point().requires_grad_(False), nn.MSELoss()):
-        content = ask(app_of(distil, data=[LOADER, other]), {"proximal-mu": 0.7, **MEASURED})
-        assert trained(content) == EXACTLY(steps(mu=0.7))
-        assert content.metric_records["metrics"]["loss-before"] == EXACTLY(loss_at(0.0))
+        with subtests.test(other=other):
+            content = ask(app_of(distil, data=[LOADER, other]), {"proximal-mu": 0.7, **MEASURED})
+            assert trained(content) == EXACTLY(steps(mu=0.7))
+            assert content.metric_records["metrics"]["loss-before"] == EXACTLY(loss_at(0.0))
     with pytest.raises(ValueError, match=r"was called with the models student, teacher"):
         ask(app_of(distil, data=[LOADER, Point()]), MEASURED)
     with pytest.raises(ValueError, match=r"no torch\.nn\.Module with trained parameters"):
@@ -316,7 +325,7 @@ def with_a_scaler(model: nn.Module, loader: Any, fused: bool = False) -> float:
     return 0.0
 
 
-def test_proximal_term_and_momentum_are_added_to_each_step() -> None:
+def test_proximal_term_and_momentum_are_added_to_each_step(subtests: pytest.Subtests) -> None:
     start = Point()
     start.x.data.fill_(3.0)
     assert trained(ask(app_of(), {"proximal-mu": 0.7}, model=start)) == EXACTLY(
@@ -325,16 +334,18 @@ def test_proximal_term_and_momentum_are_added_to_each_step() -> None:
     scaled = with_a_scaler
     fused = partial(with_a_scaler, fused=True)
     for train in (with_closures, scaled, fused, partial(train_with_noise, noise=0.0)):
-        assert trained(ask(app_of(train), {"proximal-mu": 0.7})) == pytest.approx(
-            steps(mu=0.7), rel=1e-6
-        )
-    for own in (0.0, 0.9):
-        app = app_of(
-            lambda m, loader, own=own: descend(
-                m, loader, SGD(m.parameters(), lr=RATE, momentum=own)
+        with subtests.test(train=train):
+            assert trained(ask(app_of(train), {"proximal-mu": 0.7})) == pytest.approx(
+                steps(mu=0.7), rel=1e-6
             )
-        )
-        assert trained(ask(app, {"client-momentum": 0.6})) == EXACTLY(steps(beta=0.6))
+    for own in (0.0, 0.9):
+        with subtests.test(own=own):
+            app = app_of(
+                lambda m, loader, own=own: descend(
+                    m, loader, SGD(m.parameters(), lr=RATE, momentum=own)
+                )
+            )
+            assert trained(ask(app, {"client-momentum": 0.6})) == EXACTLY(steps(beta=0.6))
 
 
 def test_terms_are_kept_for_the_users_model_alone() -> None:
@@ -395,7 +406,7 @@ def with_two_rates(model: nn.Module, loader: Any) -> float:
     return descend(model, loader, SGD(groups, lr=RATE))
 
 
-def test_a_term_that_a_function_cannot_keep_is_named() -> None:
+def test_a_term_that_a_function_cannot_keep_is_named(subtests: pytest.Subtests) -> None:
     lbfgs = partial(with_closures, kind=torch.optim.LBFGS)
     adam = lambda model, loader: descend(model, loader, Adam(model.parameters(), lr=RATE))  # noqa: E731
     rate = {"measure": ["learning-rate"]}
@@ -411,18 +422,22 @@ def test_a_term_that_a_function_cannot_keep_is_named() -> None:
         (on_a_copy, {"proximal-mu": 0.1}, "proximal-mu = 0.1: no optimizer .* on the model"),
         (with_two_rates, rate, "the optimizer has several learning rates, .0.1, 7.0."),
     ):
-        with pytest.raises(ValueError, match=words):
-            ask(app_of(train), told)
+        with subtests.test(train=train, told=told):
+            with pytest.raises(ValueError, match=words):
+                ask(app_of(train), told)
     for calls in (0, 2):
-        assert trained(ask(app_of(calls=calls))) == EXACTLY(steps(epochs=calls))
-        with pytest.raises(
-            ValueError,
-            match=rf"proximal-mu = 0.1, measure = loss-before, .*called it {calls} times",
-        ):
-            ask(app_of(calls=calls), {"proximal-mu": 0.1, **MEASURED})
+        with subtests.test(calls=calls):
+            assert trained(ask(app_of(calls=calls))) == EXACTLY(steps(epochs=calls))
+            with pytest.raises(
+                ValueError,
+                match=rf"proximal-mu = 0.1, measure = loss-before, .*called it {calls} times",
+            ):
+                ask(app_of(calls=calls), {"proximal-mu": 0.1, **MEASURED})
 
 
-def test_what_only_a_task_can_do_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_only_a_task_can_do_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
+) -> None:
     for told in (
         *(
             {"local-only": True},
@@ -438,10 +453,11 @@ def test_what_only_a_task_can_do_is_refused_by_name(monkeypatch: pytest.MonkeyPa
         ),
         {"loss-transform": "propfair", "propfair-baseline": 5.0, "propfair-epsilon": 0.2},
     ):
-        with pytest.raises(
-            ValueError, match=f"{next(iter(told))}.*: .*own client with a task of yours"
-        ):
-            ask(app_of(), told)
+        with subtests.test(told=told):
+            with pytest.raises(
+                ValueError, match=f"{next(iter(told))}.*: .*own client with a task of yours"
+            ):
+                ask(app_of(), told)
     with pytest.raises(
         ValueError, match=r"measure = train-loss: .*own client with a task of yours"
     ):
@@ -536,18 +552,20 @@ def train_with_noise(model: nn.Module, loader: Any, noise: float = 1.0) -> float
     return descend(model, loader, NoisySGD(SGD(model.parameters(), lr=RATE), noise))
 
 
-def test_noise_is_refused_where_the_server_knows_the_seed() -> None:
+def test_noise_is_refused_where_the_server_knows_the_seed(subtests: pytest.Subtests) -> None:
     for told in ({}, MEASURED, {"proximal-mu": 0.7}):
-        with pytest.raises(
-            ValueError, match=r"NoisySGD adds noise .*: write fair\(\.\.\., seeded=False\)"
-        ):
-            ask(app_of(train_with_noise), told)
-        assert (
-            len({trained(ask(app_of(train_with_noise, seeded=False), told)) for _ in range(2)}) == 2
-        )
+        with subtests.test(told=told):
+            with pytest.raises(
+                ValueError, match=r"NoisySGD adds noise .*: write fair\(\.\.\., seeded=False\)"
+            ):
+                ask(app_of(train_with_noise), told)
+            assert (
+                len({trained(ask(app_of(train_with_noise, seeded=False), told)) for _ in range(2)})
+                == 2
+            )
 
 
-def test_a_client_is_called_by_its_name_partition_or_node() -> None:
+def test_a_client_is_called_by_its_name_partition_or_node(subtests: pytest.Subtests) -> None:
     for node, name in (
         ({"name": "clinic-north", "partition-id": 3, "num-partitions": 4}, "clinic-north"),
         ({"partition-id": 3, "num-partitions": 4}, "client-3"),
@@ -555,8 +573,12 @@ def test_a_client_is_called_by_its_name_partition_or_node() -> None:
         ({"partition-id": 3}, "client-3"),
         ({}, "77"),
     ):
-        content = ask(app_of(), kind=MessageType.QUERY, where=context(**node))
-        assert dict(content.config_records["client"]) == {"name": name, "honours": HONOURED.keys}
+        with subtests.test(node=node, name=name):
+            content = ask(app_of(), kind=MessageType.QUERY, where=context(**node))
+            assert dict(content.config_records["client"]) == {
+                "name": name,
+                "honours": HONOURED.keys,
+            }
 
 
 def test_mods_are_around_the_handlers_that_they_are_given_to() -> None:

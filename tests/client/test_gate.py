@@ -33,13 +33,19 @@ def device(tmp_path: Path) -> Device:
 # Floors -------------------------------------------------------------------------------------------
 
 
-def test_a_test_share_that_leaves_few_rows_shows_nothing_of_them(device: Device) -> None:
+def test_a_test_share_that_leaves_few_rows_shows_nothing_of_them(
+    device: Device, subtests: pytest.Subtests
+) -> None:
     for share in (1 / PATIENTS, 4 / PATIENTS):
-        assert device.evaluate(**{"test-share": share}) == {"num-examples": round(PATIENTS * share)}
+        with subtests.test(share=share):
+            assert device.evaluate(**{"test-share": share}) == {
+                "num-examples": round(PATIENTS * share)
+            }
     for share in (0.99, 0.995):
-        with pytest.raises(FairbloomError, match=r"at least 5 training rows.*limits\.rows"):
-            device.train(**{"test-share": share})
-        assert "train-loss" not in device.evaluate("train-loss", **{"test-share": share})
+        with subtests.test(share=share):
+            with pytest.raises(FairbloomError, match=r"at least 5 training rows.*limits\.rows"):
+                device.train(**{"test-share": share})
+            assert "train-loss" not in device.evaluate("train-loss", **{"test-share": share})
 
 
 def test_scores_of_classes_need_five_rows_of_each(device: Device) -> None:
@@ -58,14 +64,15 @@ def test_the_owner_alone_changes_the_floor(tmp_path: Path) -> None:
         Device(tmp_path, limit_rows=200).train(**{"test-share": 0.5})
 
 
-def test_groups_of_few_rows_are_held_back(device: Device) -> None:
+def test_groups_of_few_rows_are_held_back(device: Device, subtests: pytest.Subtests) -> None:
     asked = {"schema": grouped("sex", "ward"), "smallest-group": 1}
     found = device.evaluate(**asked, **{"test-share": 0.5})
     assert {"count[sex:0]", "count[sex:1]"} <= found.keys()
     assert not any("ward" in name for name in found)  # three of the hospice
     for share in (0.02, 0.05, 0.2, 0.5, 0.9):
-        for name, value in device.evaluate(**asked, **{"test-share": share}).items():
-            assert not name.startswith(("count[", "positives[")) or value >= 5, (share, name)
+        with subtests.test(share=share):
+            for name, value in device.evaluate(**asked, **{"test-share": share}).items():
+                assert not name.startswith(("count[", "positives[")) or value >= 5, (share, name)
 
 
 def test_counts_of_fairfed_are_of_enough_rows_too(device: Device) -> None:
@@ -108,35 +115,36 @@ def hostile() -> Iterator[dict[str, Any]]:
             yield {"test-share": share, "scores": "f1,sensitivity,specificity,brier", **more}
 
 
-def test_hostile_settings_show_no_few_rows(device: Device) -> None:
+def test_hostile_settings_show_no_few_rows(device: Device, subtests: pytest.Subtests) -> None:
     """What each number is behind is worked out in process from the file."""
     answered = 0
     for settings in hostile():
-        run = Settings.of({**RUN, "data-dir": str(device.data), **settings})
-        try:
-            splits = load_task(run).splits("lund")
-            metrics = device.evaluate("train-loss", **settings)
-        except FairbloomError:
-            continue
-        parts = {"": splits.test, "-validation": splits.validation}
-        for name in metrics.keys() - {"num-examples"}:
-            answered += 1
-            part = (
-                splits.train
-                if name.startswith("train")
-                else parts["-validation" if "-validation" in name else ""]
-            )
-            assert part is not None
-            assert len(part) >= 5, (settings, name)
-            if "[" in name and name.startswith("count"):
-                assert metrics[name] >= 5, (settings, name)
+        with subtests.test(settings=settings):
+            run = Settings.of({**RUN, "data-dir": str(device.data), **settings})
+            try:
+                splits = load_task(run).splits("lund")
+                metrics = device.evaluate("train-loss", **settings)
+            except FairbloomError:
+                continue
+            parts = {"": splits.test, "-validation": splits.validation}
+            for name in metrics.keys() - {"num-examples"}:
+                answered += 1
+                part = (
+                    splits.train
+                    if name.startswith("train")
+                    else parts["-validation" if "-validation" in name else ""]
+                )
+                assert part is not None
+                assert len(part) >= 5, (settings, name)
+                if "[" in name and name.startswith("count"):
+                    assert metrics[name] >= 5, (settings, name)
     assert answered > 25
 
 
 # Schemas ------------------------------------------------------------------------------------------
 
 
-def test_a_schema_is_accepted_once_by_the_owner(tmp_path: Path) -> None:
+def test_a_schema_is_accepted_once_by_the_owner(tmp_path: Path, subtests: pytest.Subtests) -> None:
     with pytest.raises(FairbloomError, match="nothing to accept"):
         read_refused(tmp_path)
     with pytest.raises(SettingRefusedError, match="fairbloom client accept"):
@@ -147,11 +155,12 @@ def test_a_schema_is_accepted_once_by_the_owner(tmp_path: Path) -> None:
     accept_schema(tmp_path, read_refused(tmp_path))
     check_accepted(SCHEMA, tmp_path, "accepted")
     for other in (grouped("chol>=237"), grouped("chol>=238")):  # which would show who has 237
-        with pytest.raises(SettingRefusedError, match="accept"):
-            check_accepted(other, tmp_path, "accepted")
-        assert f"+groups = {[other.split(chr(39))[1]]}" in describe_change(
-            tmp_path, read_refused(tmp_path)
-        )
+        with subtests.test(other=other):
+            with pytest.raises(SettingRefusedError, match="accept"):
+                check_accepted(other, tmp_path, "accepted")
+            assert f"+groups = {[other.split(chr(39))[1]]}" in describe_change(
+                tmp_path, read_refused(tmp_path)
+            )
     check_accepted(grouped("chol>=238"), tmp_path, "any")
     with pytest.raises(SettingRefusedError, match="no state-dir"):
         check_accepted(SCHEMA, None, "accepted")

@@ -130,7 +130,7 @@ def test_an_infinite_score_is_left_out_of_its_group_alone() -> None:
 # What is held back --------------------------------------------------------------------------------
 
 
-def test_with_a_small_group_others_are_held_back() -> None:
+def test_with_a_small_group_others_are_held_back(subtests: pytest.Subtests) -> None:
     for counts, smallest, shown in [
         ((20, 30), 5, [0, 1]),
         ((3, 30), 5, []),  # 30 would say that there are 3
@@ -145,7 +145,8 @@ def test_with_a_small_group_others_are_held_back() -> None:
         ((1, 2), 1, [0, 1]),
         ((5, 5), 5, [0, 1]),
     ]:
-        assert reportable([counts], smallest) == shown
+        with subtests.test(counts=counts, smallest=smallest):
+            assert reportable([counts], smallest) == shown
 
 
 def possible(counts: tuple[int, ...], smallest: int) -> Mapping[int, set[int]]:

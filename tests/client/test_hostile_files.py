@@ -297,28 +297,33 @@ def written(folder: Path, name: str, content: str | bytes) -> Path:
 
 
 def test_no_cell_of_a_file_is_in_what_its_device_sends(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    subtests: pytest.Subtests,
 ) -> None:
     caplog.set_level(logging.CRITICAL, "flwr")
     for number, (which, (content, schema, told, name)) in enumerate(CASES.items()):
-        folder = written(tmp_path / str(number) / "Kungsgatan", name, content)
-        messages, usable = everything_sent(context_of(folder, {"schema": schema}, name="site"))
-        words = words_in(content) - SENTENCES - words_of(GOOD) - {"site", "name"}
-        of_place = words_of(["Kungsgatan", name]) - {"site"}
-        for message in messages:
-            for word in words | of_place:
-                quoted = re.search(rf"(?<![^\W_]){re.escape(word)}(?![^\W_])", message.lower())
-                assert not quoted, (which, word, message[:500])
-        assert told in messages[0], which
-        assert usable or told or len(messages[0]) < 400, which
-        assert not (usable and told), which
-        assert usable or which not in ("a good file", "old Mac lines", "decimal commas")
+        with subtests.test(number=number, which=which):
+            folder = written(tmp_path / str(number) / "Kungsgatan", name, content)
+            messages, usable = everything_sent(context_of(folder, {"schema": schema}, name="site"))
+            words = words_in(content) - SENTENCES - words_of(GOOD) - {"site", "name"}
+            of_place = words_of(["Kungsgatan", name]) - {"site"}
+            for message in messages:
+                for word in words | of_place:
+                    quoted = re.search(rf"(?<![^\W_]){re.escape(word)}(?![^\W_])", message.lower())
+                    assert not quoted, (which, word, message[:500])
+            assert told in messages[0], which
+            assert usable or told or len(messages[0]) < 400, which
+            assert not (usable and told), which
+            assert usable or which not in ("a good file", "old Mac lines", "decimal commas")
 
 
 # Images and tasks of one's own --------------------------------------------------------------------
 
 
-def test_no_name_of_a_folder_or_image_leaves_in_an_error(tmp_path: Path) -> None:
+def test_no_name_of_a_folder_or_image_leaves_in_an_error(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     for who in PEOPLE[:2]:
         (tmp_path / "site" / who).mkdir(parents=True)
         for number in range(5):
@@ -326,11 +331,12 @@ def test_no_name_of_a_folder_or_image_leaves_in_an_error(tmp_path: Path) -> None
                 tmp_path / "site" / who / f"Haraldsen{number}.png"
             )
     for classes in (["cat", "dog"], PEOPLE[:2]):
-        schema = f"classes = {json.dumps(classes)}\nsize = [8, 8]\n"
-        context = context_of(tmp_path, {"task": "image-folder", "schema": schema}, name="site")
-        messages, usable = everything_sent(context)
-        assert not usable
-        assert not words_of(messages) & words_of([*PEOPLE, "Haraldsen", tmp_path.parent.name])
+        with subtests.test(classes=classes):
+            schema = f"classes = {json.dumps(classes)}\nsize = [8, 8]\n"
+            context = context_of(tmp_path, {"task": "image-folder", "schema": schema}, name="site")
+            messages, usable = everything_sent(context)
+            assert not usable
+            assert not words_of(messages) & words_of([*PEOPLE, "Haraldsen", tmp_path.parent.name])
     (tmp_path / "site" / PEOPLE[0] / "Haraldsen0.png").write_bytes(b"Petrovic")
     context.run_config["schema"] = schema + "resize = true\n"
     messages, usable = everything_sent(context)
@@ -357,7 +363,10 @@ def patients(setup):
 
 
 def test_an_own_tasks_error_is_told_by_kind_or_its_own_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    subtests: pytest.Subtests,
 ) -> None:
     (tmp_path / "rows.csv").write_text("Astrid Lindqvist,diabetes\n")
     monkeypatch.chdir(tmp_path)
@@ -370,26 +379,30 @@ def test_an_own_tasks_error_is_told_by_kind_or_its_own_words(
         ("hostile_unknown", unknown, "KeyError in {}.py, line 13", "Astrid"),
         ("hostile_words", in_words, "a row is damaged", ""),
     ):
-        (tmp_path / f"{module}.py").write_text(text)
-        with caplog.at_level(logging.ERROR, "flwr"):
-            messages, usable = everything_sent(
-                context_of(tmp_path, {"task": f"{module}:patients"}, name="site")
-            )
-        assert not usable
-        ending = ": what it says stays in this client's own log" if logged else ""
-        assert {*messages} == {told.format(module) + ending}
-        assert logged in caplog.text
-        caplog.clear()
+        with subtests.test(module=module, text=text):
+            (tmp_path / f"{module}.py").write_text(text)
+            with caplog.at_level(logging.ERROR, "flwr"):
+                messages, usable = everything_sent(
+                    context_of(tmp_path, {"task": f"{module}:patients"}, name="site")
+                )
+            assert not usable
+            ending = ": what it says stays in this client's own log" if logged else ""
+            assert {*messages} == {told.format(module) + ending}
+            assert logged in caplog.text
+            caplog.clear()
 
 
 def test_a_place_of_a_known_data_set_stays_on_the_device(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    subtests: pytest.Subtests,
 ) -> None:
     monkeypatch.setenv("FAIRBLOOM_DATA", str(tmp_path / "Kungsgatan"))
     (tmp_path / "Kungsgatan").mkdir()
     for place in ({}, {"data-dir": str(tmp_path / "Kungsgatan")}):
-        context = context_of(tmp_path, {"task": "heart-disease"})
-        context.node_config = {"partition-id": 0, **place}
-        said, _ = sent(context, MessageType.QUERY, RecordDict())
-        assert "stays in this client's own log" in said
-        assert "Kungsgatan" not in said
+        with subtests.test(place=place):
+            context = context_of(tmp_path, {"task": "heart-disease"})
+            context.node_config = {"partition-id": 0, **place}
+            said, _ = sent(context, MessageType.QUERY, RecordDict())
+            assert "stays in this client's own log" in said
+            assert "Kungsgatan" not in said

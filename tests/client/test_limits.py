@@ -38,16 +38,19 @@ def run(**settings: Any) -> dict[str, Any]:
     return Settings.of({"task": "csv", **settings}).run_config()
 
 
-def test_a_run_that_passes_a_limit_is_refused_by_name() -> None:
+def test_a_run_that_passes_a_limit_is_refused_by_name(subtests: pytest.Subtests) -> None:
     limits = Limits.of(OWNER)
     limits.check(run(seed=1))
     limits.check({"task": "csv"})  # what a run leaves out has its default
     for key, value in PASSED.items():
-        with pytest.raises(SettingRefusedError, match=re.escape(f"{key} = {value!r}")):
-            limits.check(run(**{key: value}))
+        with subtests.test(key=key, value=value):
+            with pytest.raises(SettingRefusedError, match=re.escape(f"{key} = {value!r}")):
+                limits.check(run(**{key: value}))
 
 
-def test_limits_that_make_no_sense_are_refused_with_their_key(bundle: Path) -> None:
+def test_limits_that_make_no_sense_are_refused_with_their_key(
+    bundle: Path, subtests: pytest.Subtests
+) -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         *(({"row": 5}, "row = 5"), ({"rows": 0}, "rows = 0"), ({"rows": "20"}, "rows = '20'")),
         *(
@@ -59,10 +62,11 @@ def test_limits_that_make_no_sense_are_refused_with_their_key(bundle: Path) -> N
         *(({"settings": {"test-shar": 0.2}}, "test-shar"), ({"settings": {"csv": 1}}, "csv")),
     ]
     for table, words in wrong:
-        with pytest.raises(LimitsError, match=words):
-            Limits.of(table)
-        with pytest.raises(DeployError, match=words):
-            ClientSettings.of({"limits": table}, bundle / "client.toml")
+        with subtests.test(table=table, words=words):
+            with pytest.raises(LimitsError, match=words):
+                Limits.of(table)
+            with pytest.raises(DeployError, match=words):
+                ClientSettings.of({"limits": table}, bundle / "client.toml")
 
 
 def test_limits_reach_the_worker(bundle: Path) -> None:

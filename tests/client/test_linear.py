@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -46,7 +47,7 @@ class Doubled(nn.Linear):
         return 2 * super().forward(inputs)
 
 
-def test_any_other_model_is_left_to_autograd() -> None:
+def test_any_other_model_is_left_to_autograd(subtests: pytest.Subtests) -> None:
     for model in (
         hooked(),
         frozen(),
@@ -56,7 +57,8 @@ def test_any_other_model_is_left_to_autograd() -> None:
         nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2)),
         nn.Sequential(nn.Linear(3, 2), nn.Softmax(1)),
     ):
-        assert linear_step(model, task_with(), work(), [], []) is None
+        with subtests.test(model=model):
+            assert linear_step(model, task_with(), work(), [], []) is None
 
 
 def test_a_loss_of_a_users_own_task_is_seen_through_its_check() -> None:

@@ -75,28 +75,29 @@ def kept(local: LocalClient, number: int) -> Vector:
 # SCAFFOLD's and FedDyn's local work ---------------------------------------------------------------
 
 
-def test_control_variates_correct_each_step_by_mean_gradients() -> None:
+def test_control_variates_correct_each_step_by_mean_gradients(subtests: pytest.Subtests) -> None:
     """Against NumPy: y ← y − η_s (g + μ(y − w) + λy − c_k + c), c_k ← c_k − c + u / Σ η_s."""
     for mu, decay in ((0.0, 0.0), (0.3, 0.2)):
-        local = client(local_epochs=5, weight_decay=decay)
-        own = np.zeros(3)
-        model = np.array([0.5, -1.0, 2.0])
-        for number, control in enumerate(
-            ([0.0, 0.0, 0.0], [0.3, -0.2, 0.1], [-1.0, 0.5, 0.0]), start=1
-        ):
-            y = model.copy()
-            for _ in range(5):
-                y -= RATE * (
-                    gradient("a", y) + mu * (y - model) + decay * y - own + np.array(control)
-                )
-            terms = {"control_variates": True, "proximal_mu": mu, "state_round": number - 1}
-            trained, update = reply(local, model, np.array(control), number, **terms)
-            np.testing.assert_allclose(trained, y, rtol=1e-12)
-            own = own - control + (model - y) / (5 * RATE)
-            np.testing.assert_allclose(kept(local, number), own, rtol=1e-12, atol=1e-14)
-            assert update.metrics["step-sum"] == pytest.approx(5 * RATE, rel=1e-15)
-            assert update.metrics["state-round"] == number - 1
-            model = y + 0.1
+        with subtests.test(mu=mu, decay=decay):
+            local = client(local_epochs=5, weight_decay=decay)
+            own = np.zeros(3)
+            model = np.array([0.5, -1.0, 2.0])
+            for number, control in enumerate(
+                ([0.0, 0.0, 0.0], [0.3, -0.2, 0.1], [-1.0, 0.5, 0.0]), start=1
+            ):
+                y = model.copy()
+                for _ in range(5):
+                    y -= RATE * (
+                        gradient("a", y) + mu * (y - model) + decay * y - own + np.array(control)
+                    )
+                terms = {"control_variates": True, "proximal_mu": mu, "state_round": number - 1}
+                trained, update = reply(local, model, np.array(control), number, **terms)
+                np.testing.assert_allclose(trained, y, rtol=1e-12)
+                own = own - control + (model - y) / (5 * RATE)
+                np.testing.assert_allclose(kept(local, number), own, rtol=1e-12, atol=1e-14)
+                assert update.metrics["step-sum"] == pytest.approx(5 * RATE, rel=1e-15)
+                assert update.metrics["state-round"] == number - 1
+                model = y + 0.1
 
 
 def test_the_dynamic_regularizer_is_beside_a_proximal_term() -> None:
@@ -124,22 +125,23 @@ def test_the_dynamic_regularizer_is_beside_a_proximal_term() -> None:
             model = x - 0.2
 
 
-def test_without_a_step_the_state_stays_as_it_is() -> None:
+def test_without_a_step_the_state_stays_as_it_is(subtests: pytest.Subtests) -> None:
     model = np.ones(3)
     control = np.array([0.1, 0.2, 0.3])
     asked: list[Changes] = [{"control_variates": True}, {"dynamic_alpha": 0.5}]
     for terms in asked:
-        local = client()
-        reply(local, model, control, 1, **terms, state_round=0)
-        first = kept(local, 1)
-        trained, update = reply(local, model, control, 2, **terms, state_round=1, local_steps=0)
-        assert trained.tobytes() == model.tobytes()
-        assert update.metrics["step-sum"] == 0.0
-        np.testing.assert_array_equal(kept(local, 2), first)
-        assert first.any()
+        with subtests.test(terms=terms):
+            local = client()
+            reply(local, model, control, 1, **terms, state_round=0)
+            first = kept(local, 1)
+            trained, update = reply(local, model, control, 2, **terms, state_round=1, local_steps=0)
+            assert trained.tobytes() == model.tobytes()
+            assert update.metrics["step-sum"] == 0.0
+            np.testing.assert_array_equal(kept(local, 2), first)
+            assert first.any()
 
 
-def test_a_control_variate_of_other_arrays_is_refused_by_name() -> None:
+def test_a_control_variate_of_other_arrays_is_refused_by_name(subtests: pytest.Subtests) -> None:
     x = torch.zeros(2)
     bias = torch.zeros(())
     for control, words in (
@@ -151,16 +153,19 @@ def test_a_control_variate_of_other_arrays_is_refused_by_name() -> None:
         ),
         ({"x": x.long(), "bias": bias}, "got torch.int64"),
     ):
-        with pytest.raises(FairbloomError, match=f"the record 'control' .*{words}"):
-            client().train(
-                split([0, 0, 0]), Terms(server_round=1, control_variates=True), {"control": control}
-            )
+        with subtests.test(control=control, words=words):
+            with pytest.raises(FairbloomError, match=f"the record 'control' .*{words}"):
+                client().train(
+                    split([0, 0, 0]),
+                    Terms(server_round=1, control_variates=True),
+                    {"control": control},
+                )
 
 
 # The round of the state ---------------------------------------------------------------------------
 
 
-def test_a_client_goes_on_from_the_state_that_was_used_last() -> None:
+def test_a_client_goes_on_from_the_state_that_was_used_last(subtests: pytest.Subtests) -> None:
     model = np.ones(3)
     control = np.array([0.1, 0.2, 0.3])
     once = client()
@@ -169,11 +174,12 @@ def test_a_client_goes_on_from_the_state_that_was_used_last() -> None:
         (once, ((1, 0), (5, 1))),
         (again, ((1, 0), (2, 1), (3, 1), (4, 1), (5, 1))),
     ):
-        for number, origin in rounds:
-            _, update = reply(
-                local, model, control, number, control_variates=True, state_round=origin
-            )
-            assert update.metrics["state-round"] == origin
+        with subtests.test(local=local, rounds=rounds):
+            for number, origin in rounds:
+                _, update = reply(
+                    local, model, control, number, control_variates=True, state_round=origin
+                )
+                assert update.metrics["state-round"] == origin
     assert kept(once, 5).tobytes() == kept(again, 5).tobytes()
 
 
@@ -207,23 +213,24 @@ def states(content: RecordDict) -> tuple[float, dict[str, bytes]]:
     return float(str(content.metric_records["metrics"]["state-round"])), arrays
 
 
-def test_states_travel_through_flowers_context_and_a_record() -> None:
+def test_states_travel_through_flowers_context_and_a_record(subtests: pytest.Subtests) -> None:
     place = where()
     local = client()
     for number in (1, 2, 3):
-        said = states(tell(place, number, number - 1))
-        _, update = reply(
-            local,
-            np.ones(3),
-            np.array([0.1, 0.2, 0.3]),
-            number,
-            control_variates=True,
-            state_round=0,
-        )
-        if number == 1:
-            received = ArrayRecord(update.arrays)
-            assert said == (0.0, {name: array.data for name, array in received.items()})
-        assert said[0] == number - 1
+        with subtests.test(number=number):
+            said = states(tell(place, number, number - 1))
+            _, update = reply(
+                local,
+                np.ones(3),
+                np.array([0.1, 0.2, 0.3]),
+                number,
+                control_variates=True,
+                state_round=0,
+            )
+            if number == 1:
+                received = ArrayRecord(update.arrays)
+                assert said == (0.0, {name: array.data for name, array in received.items()})
+            assert said[0] == number - 1
     records = sorted(name for name in place.state.array_records if name.startswith("kept:"))
     assert records == ["kept:rule:2", "kept:rule:3"]
 
@@ -248,17 +255,22 @@ HARM: dict[str, Callable[[Path], None]] = {
 }
 
 
-def test_a_device_without_its_state_says_that_it_began_again(tmp_path: Path) -> None:
+def test_a_device_without_its_state_says_that_it_began_again(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     for place, harm in enumerate(HARM.values()):
-        folder = {"state-dir": str(tmp_path / str(place))}
-        first = states(tell(where(**folder), 1, 0))
-        states(tell(where(**folder), 2, 1))
-        (file,) = (tmp_path / str(place)).glob("*/*/rule/2.safetensors")
-        harm(file)
-        assert states(tell(where(**folder), 3, 2)) == first
+        with subtests.test(place=place, harm=harm):
+            folder = {"state-dir": str(tmp_path / str(place))}
+            first = states(tell(where(**folder), 1, 0))
+            states(tell(where(**folder), 2, 1))
+            (file,) = (tmp_path / str(place)).glob("*/*/rule/2.safetensors")
+            harm(file)
+            assert states(tell(where(**folder), 3, 2)) == first
 
 
-def test_a_failing_disk_is_told_to_the_server_with_a_remedy(tmp_path: Path) -> None:
+def test_a_failing_disk_is_told_to_the_server_with_a_remedy(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     """Something else lies in the place of the folder, or of the file."""
     folder = {"state-dir": str(tmp_path)}
     aside = tmp_path / "aside"
@@ -268,14 +280,15 @@ def test_a_failing_disk_is_told_to_the_server_with_a_remedy(tmp_path: Path) -> N
         (kept / "2.safetensors", 3, "cannot be read from its state-dir", Path.mkdir, Path.rmdir),
         (kept, 1, "cannot be written to its state-dir", Path.touch, Path.unlink),
     ):
-        place.rename(aside)
-        harm(place)
-        with pytest.raises(ReportableError, match=f"{words} .* give it a folder") as refused:
-            tell(where(**folder), number, number - 1)
-        assert str(tmp_path) not in reportable(refused.value)
-        mend(place)
-        aside.rename(place)
-        assert states(tell(where(**folder), number, number - 1)) == expected[number - 1]
+        with subtests.test(place=place, number=number):
+            place.rename(aside)
+            harm(place)
+            with pytest.raises(ReportableError, match=f"{words} .* give it a folder") as refused:
+                tell(where(**folder), number, number - 1)
+            assert str(tmp_path) not in reportable(refused.value)
+            mend(place)
+            aside.rename(place)
+            assert states(tell(where(**folder), number, number - 1)) == expected[number - 1]
 
 
 def test_a_round_that_fails_leaves_no_state_behind() -> None:
@@ -329,14 +342,15 @@ def test_a_rule_that_does_nothing_is_plain_sgd_to_the_bit() -> None:
     assert reply(own("Plain"), model)[0].tobytes() == reply(client(), model)[0].tobytes()
 
 
-def test_a_rule_that_changes_what_it_is_given_harms_nobody() -> None:
+def test_a_rule_that_changes_what_it_is_given_harms_nobody(subtests: pytest.Subtests) -> None:
     local = own("Greedy")
     received = split([1.0, 1.0, 1.0])
     control = split([0.1, 0.2, 0.3])
     for number in (1, 2):
-        terms = Terms(server_round=number, measure=("update-norm",), state_round=number - 1)
-        update = local.train(received, terms, {"control": control})
-        assert math.isfinite(update.metrics["update-norm"])
+        with subtests.test(number=number):
+            terms = Terms(server_round=number, measure=("update-norm",), state_round=number - 1)
+            update = local.train(received, terms, {"control": control})
+            assert math.isfinite(update.metrics["update-norm"])
     assert [kept(local, number).tolist() for number in (1, 2)] == [[2.0] * 3, [3.0] * 3]
     assert [joined(arrays).tolist() for arrays in (received, control)] == [
         [1.0] * 3,
@@ -344,7 +358,7 @@ def test_a_rule_that_changes_what_it_is_given_harms_nobody() -> None:
     ]
 
 
-def test_what_is_wrong_with_a_rule_is_said_by_its_name() -> None:
+def test_what_is_wrong_with_a_rule_is_said_by_its_name(subtests: pytest.Subtests) -> None:
     for name, words in (
         ("NoSuch", "has no NoSuch"),
         ("function", "must be a class"),
@@ -361,8 +375,9 @@ def test_what_is_wrong_with_a_rule_is_said_by_its_name() -> None:
         ("KeepsNaN", "finish has the client keep is not finite: 'sum' is not"),
         ("KeepsByNumber", "finish has the client keep must have words for names"),
     ):
-        with pytest.raises(FairbloomError, match=f"client-rule = '{OWN}{name}': .*{words}"):
-            reply(own(name), np.ones(3))
+        with subtests.test(name=name, words=words):
+            with pytest.raises(FairbloomError, match=f"client-rule = '{OWN}{name}': .*{words}"):
+                reply(own(name), np.ones(3))
     with pytest.raises(FairbloomError, match=r"client-rule = 'mine': .* my_module:MyRule"):
         reply(client(client_rule="mine"), np.ones(3))
     with pytest.raises(
@@ -396,7 +411,7 @@ def test_an_unused_parameter_has_a_gradient_of_zero() -> None:
         torch.testing.assert_close(other, torch.full((3,), expected))
 
 
-def test_what_does_not_fit_is_refused_before_round_1() -> None:
+def test_what_does_not_fit_is_refused_before_round_1(subtests: pytest.Subtests) -> None:
     plain = f"{OWN}Plain"
     cases: list[tuple[Changes, str]] = [
         ({"client-rule": plain, "momentum": 0.9}, "leave out momentum = 0.9"),
@@ -413,7 +428,10 @@ def test_what_does_not_fit_is_refused_before_round_1() -> None:
         ({"method": "feddyn", "optimizer": "adam"}, "leave out optimizer = 'adam'"),
     ]
     for settings, words in cases:
-        with pytest.raises(FairbloomError, match=words):
-            Settings.of(settings).check_training()
-        last = list(settings)[-1]
-        Settings.of({key: value for key, value in settings.items() if key != last}).check_training()
+        with subtests.test(settings=settings, words=words):
+            with pytest.raises(FairbloomError, match=words):
+                Settings.of(settings).check_training()
+            last = list(settings)[-1]
+            Settings.of(
+                {key: value for key, value in settings.items() if key != last}
+            ).check_training()

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from fairbloom.protocol.terms import RULES
 from fairbloom.strategies import METHODS
 
@@ -45,9 +47,10 @@ def words_in(code: str) -> Iterator[str]:
                 yield named
 
 
-def test_who_computes_clients_names_no_method_and_no_key() -> None:
+def test_who_computes_clients_names_no_method_and_no_key(subtests: pytest.Subtests) -> None:
     for file in NAMELESS:
-        assert sorted(FORBIDDEN.intersection(words_in((ROOT / file).read_text()))) == []
+        with subtests.test(file=file):
+            assert sorted(FORBIDDEN.intersection(words_in((ROOT / file).read_text()))) == []
 
 
 def test_the_words_of_a_file_are_its_names_and_strings() -> None:

@@ -34,7 +34,7 @@ TOLD: list[tuple[str, dict[str, Any]]] = [
 WORK = {key: each.kind for key, each in work_settings({"task": "digits"}).items()}
 
 
-def test_the_short_list_has_all_that_the_work_needs() -> None:
+def test_the_short_list_has_all_that_the_work_needs(subtests: pytest.Subtests) -> None:
     settings: list[dict[str, Any]] = [
         *(
             {},
@@ -44,13 +44,16 @@ def test_the_short_list_has_all_that_the_work_needs() -> None:
         )
     ]
     for changes in settings:
-        everything = run_config(**changes)
-        short = accepted_settings(everything)
-        assert set(short) <= {*WORK, FINGERPRINT}
-        for kind, told in TOLD:
-            whole, device = (ask(kind, told, context(1, config)) for config in (everything, short))
-            assert whole.metric_records == device.metric_records
-            assert whole.array_records == device.array_records
+        with subtests.test(changes=changes):
+            everything = run_config(**changes)
+            short = accepted_settings(everything)
+            assert set(short) <= {*WORK, FINGERPRINT}
+            for kind, told in TOLD:
+                whole, device = (
+                    ask(kind, told, context(1, config)) for config in (everything, short)
+                )
+                assert whole.metric_records == device.metric_records
+                assert whole.array_records == device.array_records
 
 
 def test_every_listed_setting_is_one_of_a_run_with_its_type() -> None:
@@ -60,14 +63,15 @@ def test_every_listed_setting_is_one_of_a_run_with_its_type() -> None:
     assert work_settings({"task": 3}) == work_settings({})
 
 
-def test_what_the_work_does_not_need_is_dropped() -> None:
+def test_what_the_work_does_not_need_is_dropped(subtests: pytest.Subtests) -> None:
     plain = accepted_settings(run_config())
     for key in ("state-dir", "data-dir", "out", "app", "fedfv.alpha", "ones.noise", FINGERPRINT):
-        with_it = accepted_settings({**run_config(), key: "/etc/shadow"})
-        assert with_it | {FINGERPRINT: ""} == plain | {FINGERPRINT: ""}, key
+        with subtests.test(key=key):
+            with_it = accepted_settings({**run_config(), key: "/etc/shadow"})
+            assert with_it | {FINGERPRINT: ""} == plain | {FINGERPRINT: ""}, key
 
 
-def test_paths_and_import_strings_are_refused_by_setting() -> None:
+def test_paths_and_import_strings_are_refused_by_setting(subtests: pytest.Subtests) -> None:
     paths = (
         "os:system",
         "evil.task:load",
@@ -83,13 +87,14 @@ def test_paths_and_import_strings_are_refused_by_setting() -> None:
     for key in (
         key for key, kind in WORK.items() if kind is str and key not in ("method", "schema")
     ):
-        for value in (*paths, "a\n", "a b", "é"):
-            with pytest.raises(SettingRefusedError, match=f"the run sets {key} = ") as error:
-                accepted_settings({**run_config(), key: value})
-            assert len(str(error.value)) < 300
+        with subtests.test(key=key):
+            for value in (*paths, "a\n", "a b", "é"):
+                with pytest.raises(SettingRefusedError, match=f"the run sets {key} = ") as error:
+                    accepted_settings({**run_config(), key: value})
+                assert len(str(error.value)) < 300
 
 
-def test_how_clients_train_needs_no_permission() -> None:
+def test_how_clients_train_needs_no_permission(subtests: pytest.Subtests) -> None:
     """A method's name is taken as a word: nothing is imported by it."""
     allowed: list[tuple[str, Any]] = [
         *(("method", name) for name in ("afl", "torchjd:upgrad", "my_module:Mine")),
@@ -103,10 +108,11 @@ def test_how_clients_train_needs_no_permission() -> None:
         ),
     ]
     for key, value in allowed:
-        assert accepted_settings({**run_config(), key: value})[key] == value
+        with subtests.test(key=key, value=value):
+            assert accepted_settings({**run_config(), key: value})[key] == value
 
 
-def test_a_value_of_another_type_or_out_of_range_is_refused() -> None:
+def test_a_value_of_another_type_or_out_of_range_is_refused(subtests: pytest.Subtests) -> None:
     wrong: list[tuple[str, object]] = [
         *(
             ("clients", "os:system"),
@@ -120,10 +126,11 @@ def test_a_value_of_another_type_or_out_of_range_is_refused() -> None:
         ("reported-loss", "sum"),
     ]
     for key, value in wrong:
-        with pytest.raises(
-            SettingRefusedError, match=rf"the run sets {key} = {value!r}: allowed is "
-        ):
-            accepted_settings({**run_config(), key: value})
+        with subtests.test(key=key, value=value):
+            with pytest.raises(
+                SettingRefusedError, match=rf"the run sets {key} = {value!r}: allowed is "
+            ):
+                accepted_settings({**run_config(), key: value})
 
 
 def test_a_value_that_the_devices_owner_allows_is_taken() -> None:
@@ -166,13 +173,15 @@ def test_own_settings_are_checked_on_a_device() -> None:
     assert "state-dir" not in accepted_settings({**run_config(), "own-settings": "state-dir=/tmp"})
 
 
-def test_a_run_may_choose_no_other_device() -> None:
+def test_a_run_may_choose_no_other_device(subtests: pytest.Subtests) -> None:
     for name in ("meta", "cuda:", "cuda:x", "cpu:0", "privateuseone", "cuda:0001", "CUDA"):
-        assert not DEVICE.fullmatch(name)
-        with pytest.raises(
-            SettingRefusedError, match=f"device = {name!r}: auto, cpu, cuda, cuda:1 or mps would do"
-        ):
-            accepted_settings({**run_config(), "device": name})
+        with subtests.test(name=name):
+            assert not DEVICE.fullmatch(name)
+            with pytest.raises(
+                SettingRefusedError,
+                match=f"device = {name!r}: auto, cpu, cuda, cuda:1 or mps would do",
+            ):
+                accepted_settings({**run_config(), "device": name})
 
 
 # Personal models ----------------------------------------------------------------------------------
@@ -196,18 +205,19 @@ def test_a_device_keeps_personal_models_where_the_settings_say(tmp_path: Path) -
     assert folders[0] == personal_folders(tmp_path / "whole", context(1, run_config()))
 
 
-def test_places_and_what_may_change_make_no_other_run() -> None:
+def test_places_and_what_may_change_make_no_other_run(subtests: pytest.Subtests) -> None:
     """Else a device would not find its personal models again."""
     plain = fingerprint(run_config())
     assert len(plain) == 8
     assert fingerprint(json.loads(json.dumps(run_config()))) == plain
     for key in ("state-dir", "data-dir", "out", "device", *may_differ(finished=False)):
-        assert fingerprint({**run_config(), key: "elsewhere"}) == fingerprint(
-            {**run_config(), key: "here"}
-        ), key
+        with subtests.test(key=key):
+            assert fingerprint({**run_config(), key: "elsewhere"}) == fingerprint(
+                {**run_config(), key: "here"}
+            ), key
 
 
-def test_whatever_else_a_run_sets_makes_it_another_run() -> None:
+def test_whatever_else_a_run_sets_makes_it_another_run(subtests: pytest.Subtests) -> None:
     free = {
         *may_differ(finished=False),
         *may_grow(),
@@ -218,6 +228,7 @@ def test_whatever_else_a_run_sets_makes_it_another_run() -> None:
         "score",
     }
     for name in RunSettings.model_fields:
-        key = name.replace("_", "-")
-        if key not in free:
-            assert fingerprint({**run_config(), key: "elsewhere"}) != fingerprint(run_config())
+        with subtests.test(name=name):
+            key = name.replace("_", "-")
+            if key not in free:
+                assert fingerprint({**run_config(), key: "elsewhere"}) != fingerprint(run_config())

@@ -42,19 +42,24 @@ def stored(folder: Path, *rounds: int) -> ClientStates:
     return personal
 
 
-def test_no_name_is_a_path_and_each_has_its_own_folder(tmp_path: Path) -> None:
+def test_no_name_is_a_path_and_each_has_its_own_folder(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     for name in ("site-a", "São Paulo", "ward 3 (east)", "a.b", "12", "x\udcff"):
-        assert folder_name(name) == name
+        with subtests.test(name=name):
+            assert folder_name(name) == name
     names = [folder_name(name) for name in HOSTILE]
     assert len(set(names)) == len(HOSTILE)
     for name in names:
-        assert name == Path(name).name
-        (tmp_path / name).mkdir()
+        with subtests.test(name=name):
+            assert name == Path(name).name
+            (tmp_path / name).mkdir()
     assert len(list(tmp_path.iterdir())) == len(HOSTILE)
     for client, run in ((HOSTILE[0], "x"), ("site-a", HOSTILE[0])):
-        folder = folder_of({"state-dir": str(tmp_path), "fingerprint": run}, client)
-        assert folder is not None
-        assert folder.resolve().is_relative_to(tmp_path)
+        with subtests.test(client=client, run=run):
+            folder = folder_of({"state-dir": str(tmp_path), "fingerprint": run}, client)
+            assert folder is not None
+            assert folder.resolve().is_relative_to(tmp_path)
 
 
 def test_a_name_like_a_path_writes_nothing_outside_the_folder(tmp_path: Path) -> None:
@@ -83,7 +88,9 @@ def test_a_name_like_a_path_writes_nothing_outside_the_folder(tmp_path: Path) ->
 
 
 def test_a_damaged_model_is_passed_over_for_the_one_before_it(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    subtests: pytest.Subtests,
 ) -> None:
     stored(tmp_path / "whole", 4)
     content = (tmp_path / "whole" / "4.safetensors").read_bytes()
@@ -92,16 +99,17 @@ def test_a_damaged_model_is_passed_over_for_the_one_before_it(
     for place, damaged in enumerate(
         (b"", content[:half], content[:half] + bytes(20), flipped, b"not a model")
     ):
-        folder = tmp_path / str(place)
-        stored(folder, 3, 4)
-        (folder / "4.safetensors").write_bytes(damaged)
-        caplog.clear()
-        with caplog.at_level(logging.WARNING, "flwr"):
-            found = ClientStates(folder).find(PERSONAL, 5)
-        assert found is not None
-        assert found.made == 3
-        assert torch.equal(found.state["weight"], torch.full((3, 4), 3.0))
-        assert "4.damaged does not hold what was written" in caplog.text
+        with subtests.test(place=place, damaged=damaged):
+            folder = tmp_path / str(place)
+            stored(folder, 3, 4)
+            (folder / "4.safetensors").write_bytes(damaged)
+            caplog.clear()
+            with caplog.at_level(logging.WARNING, "flwr"):
+                found = ClientStates(folder).find(PERSONAL, 5)
+            assert found is not None
+            assert found.made == 3
+            assert torch.equal(found.state["weight"], torch.full((3, 4), 3.0))
+            assert "4.damaged does not hold what was written" in caplog.text
     (folder / "3.safetensors").write_bytes(b"")
     assert ClientStates(folder).find(PERSONAL, 5) is None
 
@@ -173,21 +181,24 @@ def value_of(state: StateDict | None) -> float | None:
     return None if state is None else float(state["weight"][0, 0])
 
 
-def test_the_versions_before_and_after_the_last_reply_are_kept(tmp_path: Path) -> None:
+def test_the_versions_before_and_after_the_last_reply_are_kept(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     for at_once in (True, False):  # on a device, and in process
-        folder = tmp_path / str(at_once)
-        kept = ClientStates(folder, stored_at_once=at_once)
-        for number, origin in ((1, 0), (4, 1), (6, 4)):
-            kept.keep(PERSONAL, number, model_of(float(number)), origin)
-            kept.store(since=number - 1)
-        assert list(kept.in_memory[PERSONAL]) == [4, 6]
-        restarted = ClientStates(folder, stored_at_once=at_once)
-        assert [value_of(restarted.at(PERSONAL, made)) for made in (4, 6, 5, 0)] == [
-            4.0,
-            6.0,
-            None,
-            None,
-        ]
+        with subtests.test(at_once=at_once):
+            folder = tmp_path / str(at_once)
+            kept = ClientStates(folder, stored_at_once=at_once)
+            for number, origin in ((1, 0), (4, 1), (6, 4)):
+                kept.keep(PERSONAL, number, model_of(float(number)), origin)
+                kept.store(since=number - 1)
+            assert list(kept.in_memory[PERSONAL]) == [4, 6]
+            restarted = ClientStates(folder, stored_at_once=at_once)
+            assert [value_of(restarted.at(PERSONAL, made)) for made in (4, 6, 5, 0)] == [
+                4.0,
+                6.0,
+                None,
+                None,
+            ]
 
 
 def test_a_reply_that_was_not_used_leaves_no_version_behind(tmp_path: Path) -> None:
@@ -231,14 +242,15 @@ def test_after_a_kill_a_run_finds_what_two_checkpoints_had_used(tmp_path: Path) 
     assert [value_of(resumed.at(PERSONAL, made)) for made in (5, 4, 1)] == [5.0, 4.0, 1.0]
 
 
-def test_a_client_keeps_few_versions(tmp_path: Path) -> None:
+def test_a_client_keeps_few_versions(tmp_path: Path, subtests: pytest.Subtests) -> None:
     states = ClientStates(tmp_path, stored_at_once=False)
     for number in range(1, 10):
-        states.keep("rule", number, model_of(float(number)), origin=number - 1)
-        states.keep(PERSONAL, number, model_of(float(number)))
-        states.store(since=number - 1)
-        assert len(rounds_in(tmp_path / "rule")) <= 3
-        assert len(rounds_in(tmp_path)) <= 3
+        with subtests.test(number=number):
+            states.keep("rule", number, model_of(float(number)), origin=number - 1)
+            states.keep(PERSONAL, number, model_of(float(number)))
+            states.store(since=number - 1)
+            assert len(rounds_in(tmp_path / "rule")) <= 3
+            assert len(rounds_in(tmp_path)) <= 3
     assert {name: list(versions) for name, versions in states.in_memory.items()} == {
         "rule": [8, 9],
         "personal": [9],

@@ -24,13 +24,16 @@ def trained(told: dict[str, Any], where: Context | None = None) -> dict[str, byt
 # Other steps --------------------------------------------------------------------------------------
 
 
-def test_what_the_server_tells_is_what_the_setting_would_do() -> None:
+def test_what_the_server_tells_is_what_the_setting_would_do(subtests: pytest.Subtests) -> None:
     told: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({"client-momentum": 0.9}, {"momentum": 0.9}),
         ({"full-batch-step": True}, {"batch_size": 0}),
     ]
     for asked, config in told:
-        assert trained(asked) == trained({}, context(config=run_config(**config))) != trained({})
+        with subtests.test(asked=asked, config=config):
+            assert (
+                trained(asked) == trained({}, context(config=run_config(**config))) != trained({})
+            )
     several = context(config=run_config(local_epochs=5))
     assert trained({"full-batch-step": True}, several) == trained({"full-batch-step": True})
 
@@ -59,18 +62,20 @@ def test_stragglers_that_are_dropped_say_so() -> None:
 # PropFair -----------------------------------------------------------------------------------------
 
 
-def test_propfair_is_minus_the_logarithm_of_the_utility() -> None:
+def test_propfair_is_minus_the_logarithm_of_the_utility(subtests: pytest.Subtests) -> None:
     """It goes on as its tangent where the utility is below ε."""
     for loss in (0.1, 1.0, 4.7, 4.8):
-        assert propfair(torch.tensor(loss), 5.0, 0.2).item() == pytest.approx(
-            -math.log(5.0 - loss), rel=1e-5
-        )
+        with subtests.test(loss=loss):
+            assert propfair(torch.tensor(loss), 5.0, 0.2).item() == pytest.approx(
+                -math.log(5.0 - loss), rel=1e-5
+            )
     for loss in (4.8, 4.9, 5.0, 50.0):
-        at = torch.tensor(loss, requires_grad=True)
-        value = propfair(at, 5.0, 0.2)
-        (slope,) = torch.autograd.grad(value, at)
-        assert value.item() == pytest.approx(-math.log(0.2) + (loss - 4.8) / 0.2, rel=1e-4)
-        assert slope.item() == pytest.approx(1 / 0.2, rel=1e-4)
+        with subtests.test(loss=loss):
+            at = torch.tensor(loss, requires_grad=True)
+            value = propfair(at, 5.0, 0.2)
+            (slope,) = torch.autograd.grad(value, at)
+            assert value.item() == pytest.approx(-math.log(0.2) + (loss - 4.8) / 0.2, rel=1e-4)
+            assert slope.item() == pytest.approx(1 / 0.2, rel=1e-4)
 
 
 # Personal models ----------------------------------------------------------------------------------
@@ -105,12 +110,15 @@ MESSAGES = [(MessageType.TRAIN, ALL), (MessageType.EVALUATE, AFTERWARDS)]
 LOSSES = ("0 loss-before", "0 loss-after", "1 train-loss")
 
 
-def test_only_losses_of_training_data_are_totals_over_batches() -> None:
+def test_only_losses_of_training_data_are_totals_over_batches(subtests: pytest.Subtests) -> None:
     for batch_size in (10, 0, 10**6):
-        plain = told(batch_size=batch_size)
-        total = told(batch_size=batch_size, reported_loss="batches")
-        assert set(plain) == set(total)
-        assert set(LOSSES) < set(plain)
-        batches = plain["0 num-examples"] / 10 if batch_size == 10 else 1.0
-        for name, value in plain.items():
-            assert total[name] == pytest.approx(batches * value if name in LOSSES else value), name
+        with subtests.test(batch_size=batch_size):
+            plain = told(batch_size=batch_size)
+            total = told(batch_size=batch_size, reported_loss="batches")
+            assert set(plain) == set(total)
+            assert set(LOSSES) < set(plain)
+            batches = plain["0 num-examples"] / 10 if batch_size == 10 else 1.0
+            for name, value in plain.items():
+                assert total[name] == pytest.approx(batches * value if name in LOSSES else value), (
+                    name
+                )

@@ -72,7 +72,7 @@ def by_torch(
     return ours.state_dict()
 
 
-def test_local_work_is_torch_sgd_bit_for_bit() -> None:
+def test_local_work_is_torch_sgd_bit_for_bit(subtests: pytest.Subtests) -> None:
     """Up to rounding for a linear classifier, whose step is written out, and with a proximal
     term."""
     cases = [*((name, todo) for name in ("mlp", "logistic") for todo in WORKS.values())]
@@ -81,15 +81,16 @@ def test_local_work_is_torch_sgd_bit_for_bit() -> None:
         for which, mu in (("plain", 0.01), ("both, three epochs", 1.0))
     ]
     for name, todo in cases:
-        task, model = fresh(run_config(model=name))
-        examples = some(task)
-        expected = by_torch(model, task, examples, work(**todo))
-        train(model, task, examples, work(**todo))
-        for key, weights in model.state_dict().items():
-            if name == "logistic" or "pull" in todo:
-                torch.testing.assert_close(weights, expected[key], rtol=1e-5, atol=1e-6)
-            else:
-                assert torch.equal(weights, expected[key]), (name, todo, key)
+        with subtests.test(name=name, todo=todo):
+            task, model = fresh(run_config(model=name))
+            examples = some(task)
+            expected = by_torch(model, task, examples, work(**todo))
+            train(model, task, examples, work(**todo))
+            for key, weights in model.state_dict().items():
+                if name == "logistic" or "pull" in todo:
+                    torch.testing.assert_close(weights, expected[key], rtol=1e-5, atol=1e-6)
+                else:
+                    assert torch.equal(weights, expected[key]), (name, todo, key)
 
 
 CLIPPED: list[dict[str, Any]] = [
@@ -98,24 +99,25 @@ CLIPPED: list[dict[str, Any]] = [
 ]
 
 
-def test_clipping_is_torchs_between_backward_and_step() -> None:
+def test_clipping_is_torchs_between_backward_and_step(subtests: pytest.Subtests) -> None:
     for name, todo in itertools.product(("logistic", "mlp"), CLIPPED):
-        task, model = fresh(run_config(model=name))
-        received = model.double()
-        examples = some(task)
-        examples = Examples(examples[:][0].double(), examples[:][1])
-        for clip, changes in ((0.2, True), (1e6, False)):
-            ours = copy.deepcopy(received)
-            free = copy.deepcopy(received)
-            expected = by_torch(ours, task, examples, work(**todo, gradient_clip=clip))
-            train(ours, task, examples, work(**todo, gradient_clip=clip))
-            train(free, task, examples, work(**todo))
-            for key, weights in ours.state_dict().items():
-                torch.testing.assert_close(weights, expected[key], rtol=1e-10, atol=1e-12)
-                assert (
-                    torch.allclose(weights, free.state_dict()[key], rtol=1e-10, atol=1e-12)
-                    != changes
-                )
+        with subtests.test(name=name, todo=todo):
+            task, model = fresh(run_config(model=name))
+            received = model.double()
+            examples = some(task)
+            examples = Examples(examples[:][0].double(), examples[:][1])
+            for clip, changes in ((0.2, True), (1e6, False)):
+                ours = copy.deepcopy(received)
+                free = copy.deepcopy(received)
+                expected = by_torch(ours, task, examples, work(**todo, gradient_clip=clip))
+                train(ours, task, examples, work(**todo, gradient_clip=clip))
+                train(free, task, examples, work(**todo))
+                for key, weights in ours.state_dict().items():
+                    torch.testing.assert_close(weights, expected[key], rtol=1e-10, atol=1e-12)
+                    assert (
+                        torch.allclose(weights, free.state_dict()[key], rtol=1e-10, atol=1e-12)
+                        != changes
+                    )
 
 
 @given(
@@ -146,21 +148,23 @@ def test_each_clients_gradient_is_clipped_by_its_own_norm(
 EVERYTHING: dict[str, Any] = {"momentum": 0.9, "weight_decay": 0.1, "pull": 0.5, "epochs": 2}
 
 
-def test_whatever_the_model_a_step_is_torch_sgds_bit_for_bit() -> None:
+def test_whatever_the_model_a_step_is_torch_sgds_bit_for_bit(subtests: pytest.Subtests) -> None:
     for net, todo in itertools.product(nets.USABLE, ({}, EVERYTHING)):
-        task, model = fresh(run_config(model=f"{nets.__name__}:{net.__name__}"))
-        expected = by_torch(model, task, some(task), work(**todo, draws=3))
-        train(model, task, some(task), work(**todo, draws=3))
-        found = model.state_dict()
-        assert all(torch.equal(found[name], tensor) for name, tensor in expected.items()), net
+        with subtests.test(net=net, todo=todo):
+            task, model = fresh(run_config(model=f"{nets.__name__}:{net.__name__}"))
+            expected = by_torch(model, task, some(task), work(**todo, draws=3))
+            train(model, task, some(task), work(**todo, draws=3))
+            found = model.state_dict()
+            assert all(torch.equal(found[name], tensor) for name, tensor in expected.items()), net
 
 
-def test_a_personal_model_keeps_frozen_layers() -> None:
+def test_a_personal_model_keeps_frozen_layers(subtests: pytest.Subtests) -> None:
     client = LocalClient.of(run_config(model=f"{nets.__name__}:Frozen"), 0)
     received = {name: tensor.clone() for name, tensor in client.model.state_dict().items()}
     client.train(received, Terms(server_round=1, personal_lambda=0.5, personal_epochs=2))
     for name, tensor in client.model.state_dict().items():  # which is the personal one now
-        assert torch.equal(tensor, received[name]) == name.startswith("first"), name
+        with subtests.test(name=name, tensor=tensor):
+            assert torch.equal(tensor, received[name]) == name.startswith("first"), name
     assert client.personal(before=2).keys() == {
         name for name in received if not name.startswith("first")
     }
@@ -239,14 +243,15 @@ def test_batchnorm_in_evaluation_needs_no_second_example() -> None:
     assert model[1].num_batches_tracked == 0  # type: ignore[index, union-attr]
 
 
-def test_batchnorm_with_single_examples_is_refused_with_a_remedy() -> None:
+def test_batchnorm_with_single_examples_is_refused_with_a_remedy(subtests: pytest.Subtests) -> None:
     for count, size, steps in ((1, 10, None), (1, 0, 5), (30, 1, None), (30, 1, 5)):
-        model = normed()
-        with pytest.raises(
-            FairbloomError,
-            match=rf"1 example here, of {count} .* BatchNorm .* batch-size.*GroupNorm",
-        ):
-            train(model, task_of(model), noise(count), work(batch_size=size, steps=steps))
+        with subtests.test(count=count, size=size):
+            model = normed()
+            with pytest.raises(
+                FairbloomError,
+                match=rf"1 example here, of {count} .* BatchNorm .* batch-size.*GroupNorm",
+            ):
+                train(model, task_of(model), noise(count), work(batch_size=size, steps=steps))
 
 
 def test_what_cannot_be_trained_at_all_is_refused() -> None:
@@ -265,12 +270,13 @@ def draws(
     return [todo.draws, *torch.cat(list(batches(50, todo))).tolist()]
 
 
-def test_what_is_drawn_goes_by_seed_round_and_client() -> None:
+def test_what_is_drawn_goes_by_seed_round_and_client(subtests: pytest.Subtests) -> None:
     expected = draws()
     for change in ({"seed": 1}, {"number": 2}, {"client": "client-1"}):
-        found = draws(**change)  # type: ignore[arg-type]
-        assert found[0] != expected[0], change
-        assert found[1:] != expected[1:], change
+        with subtests.test(change=change):
+            found = draws(**change)  # type: ignore[arg-type]
+            assert found[0] != expected[0], change
+            assert found[1:] != expected[1:], change
     torch.rand(3)
     works: list[dict[str, Any]] = [
         {"learning_rate": 0.5},
@@ -279,7 +285,8 @@ def test_what_is_drawn_goes_by_seed_round_and_client() -> None:
         {"batch_size": 7},
     ]
     for change in (*works, {"told": {"proximal-mu": 1.0}}):
-        assert draws(**change) == expected, change
+        with subtests.test(change=change):
+            assert draws(**change) == expected, change
     both = draws(local_epochs=2)
     assert both[: len(expected)] == expected
     assert both[len(expected) :] != expected[1:]
@@ -315,15 +322,16 @@ def test_a_model_that_draws_in_evaluation_is_measured_alike() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_dropout_on_cuda_is_seeded_and_leaves_its_generator() -> None:
+def test_dropout_on_cuda_is_seeded_and_leaves_its_generator(subtests: pytest.Subtests) -> None:
     device = torch.device("cuda:0")
     dropout = nn.Dropout(0.5).train()
     ones = torch.ones(100, device=device)
     before = torch.cuda.get_rng_state(device)
     drawn = []
     for _ in range(2):
-        with drawing_from(7, device):
-            drawn.append(dropout(ones))
+        with subtests.test():
+            with drawing_from(7, device):
+                drawn.append(dropout(ones))
     assert torch.equal(*drawn)
     assert torch.equal(torch.cuda.get_rng_state(device), before)
 

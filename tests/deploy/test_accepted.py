@@ -43,7 +43,7 @@ def installed() -> Installed:
 # Versions and settings ----------------------------------------------------------------------------
 
 
-def test_another_app_or_version_is_refused_with_both_named() -> None:
+def test_another_app_or_version_is_refused_with_both_named(subtests: pytest.Subtests) -> None:
     hearts = Installed(APP, distribution=("hearts", "1.0"))
     for distribution, number in (
         ("hearts", "1.1"),
@@ -51,21 +51,25 @@ def test_another_app_or_version_is_refused_with_both_named() -> None:
         ("fairbloom", "1.0"),
         ("hearts", "1.0.post1"),
     ):
-        with pytest.raises(RunRefusedError) as error:
-            hearts.accept(run_of(distribution=distribution, version=number), context())
-        assert (
-            str(error.value)
-            == f"the run is of {distribution} {number}, this client has hearts 1.0 installed:"
-            " install the same version on both"
-        )
+        with subtests.test(distribution=distribution, number=number):
+            with pytest.raises(RunRefusedError) as error:
+                hearts.accept(run_of(distribution=distribution, version=number), context())
+            assert (
+                str(error.value)
+                == f"the run is of {distribution} {number}, this client has hearts 1.0 installed:"
+                " install the same version on both"
+            )
     hearts.accept(run_of(distribution="Hearts", version="1.0"), context())
 
 
-def test_a_run_of_another_version_of_ours_is_taken(installed: Installed) -> None:
+def test_a_run_of_another_version_of_ours_is_taken(
+    installed: Installed, subtests: pytest.Subtests
+) -> None:
     """The protocol number, which each message has, says whether the two fit."""
     for number in ("0.0.9", f"{VERSION}.post1", "7.0"):
-        app, _ = installed.accept(run_of(version=number), context())
-        assert app is sys.modules["fairbloom.client.app"].app
+        with subtests.test(number=number):
+            app, _ = installed.accept(run_of(version=number), context())
+            assert app is sys.modules["fairbloom.client.app"].app
     with pytest.raises(RunRefusedError, match="the run is of other"):
         installed.accept(run_of(distribution="other"), context())
 

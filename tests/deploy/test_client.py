@@ -64,7 +64,9 @@ def test_the_owners_file_wins_key_by_key(bundle: Path) -> None:
         ClientSettings.of({}, bundle / "client.toml")
 
 
-def test_what_cannot_be_is_named_with_its_value_and_what_would_do(bundle: Path) -> None:
+def test_what_cannot_be_is_named_with_its_value_and_what_would_do(
+    bundle: Path, subtests: pytest.Subtests
+) -> None:
     own: dict[str, Any] = {"app": "json.tool:main"}
     for given, words in (
         ({"server": "example.org"}, "server = 'example.org': write it as HOST:PORT"),
@@ -92,9 +94,10 @@ def test_what_cannot_be_is_named_with_its_value_and_what_would_do(bundle: Path) 
             "node-config has a = [1]: it must be a number, true, false, or a text",
         ),
     ):
-        with pytest.raises(DeployError) as error:
-            ClientSettings.of(given, bundle / "client.toml")
-        assert words in str(error.value)
+        with subtests.test(given=given, words=words):
+            with pytest.raises(DeployError) as error:
+                ClientSettings.of(given, bundle / "client.toml")
+            assert words in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -197,7 +200,9 @@ def encrypted_key(bundle: Path) -> bytes:
     return key.private_bytes(*form)
 
 
-def test_a_key_that_does_not_fit_is_named_when_the_client_starts(bundle: Path) -> None:
+def test_a_key_that_does_not_fit_is_named_when_the_client_starts(
+    bundle: Path, subtests: pytest.Subtests
+) -> None:
     other = pki.format_key(pki.make_key())
     for content in (
         b"",
@@ -206,14 +211,15 @@ def test_a_key_that_does_not_fit_is_named_when_the_client_starts(bundle: Path) -
         other,
         encrypted_key(bundle),
     ):
-        (bundle / "key").write_bytes(content)
-        with pytest.raises(DeployError) as error:
-            ClientSettings.of({}, bundle / "client.toml")
-        assert str(error.value).startswith(
-            f"key = {bundle / 'key'} is not the key of certificate = "
-        )
-        (bundle / "key").unlink()
-        enroll(Federation.read(bundle.parents[1]), "site-a")
+        with subtests.test(content=content):
+            (bundle / "key").write_bytes(content)
+            with pytest.raises(DeployError) as error:
+                ClientSettings.of({}, bundle / "client.toml")
+            assert str(error.value).startswith(
+                f"key = {bundle / 'key'} is not the key of certificate = "
+            )
+            (bundle / "key").unlink()
+            enroll(Federation.read(bundle.parents[1]), "site-a")
 
 
 def test_a_missing_key_is_told_how_to_make_one(bundle: Path) -> None:

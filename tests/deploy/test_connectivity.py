@@ -8,6 +8,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from fairbloom.deploy import pki
 from fairbloom.deploy.device.client import ClientSettings
 from fairbloom.deploy.device.connectivity import connection_fault
@@ -60,16 +62,17 @@ def fault(bundle: Path, address: str) -> str | None:
     return connection_fault(replace(ClientSettings.of({}, bundle / "client.toml"), server=address))
 
 
-def test_what_stands_in_the_way_is_named(bundle: Path) -> None:
+def test_what_stands_in_the_way_is_named(bundle: Path, subtests: pytest.Subtests) -> None:
     for days, answer, words in (
         (-1.0, GRPC, "does not vouch for: certificate has expired"),
         (0.0, GRPC, "does not speak TLS"),
         (1.0, HTTP, "is a web server's port"),
         (1.0, GRPC, ""),
     ):
-        with server(signed(bundle, days) if days else None, answer) as address:
-            said = fault(bundle, address)
-        assert (words in (said or "")) if words else said is None, words
+        with subtests.test(days=days, answer=answer):
+            with server(signed(bundle, days) if days else None, answer) as address:
+                said = fault(bundle, address)
+            assert (words in (said or "")) if words else said is None, words
     assert "127.0.0.1:1 cannot be reached: Connection refused" in (
         fault(bundle, "127.0.0.1:1") or ""
     )

@@ -22,7 +22,7 @@ def test_a_new_federation_lacks_its_server_alone(made: Path) -> None:
     assert f"start fairbloom server --dir {made}" in checks["server"].words
 
 
-def test_each_fault_is_named_with_its_remedy(made: Path) -> None:
+def test_each_fault_is_named_with_its_remedy(made: Path, subtests: pytest.Subtests) -> None:
     assert fairbloom("deploy", "enroll", "a") == 0
     for change, what, words in (
         (lambda: (made / "ca.key").chmod(0o644), "secrets", f"chmod go-rwx {made / 'ca.key'}"),
@@ -40,12 +40,13 @@ def test_each_fault_is_named_with_its_remedy(made: Path) -> None:
             "ca.crt cannot be read: No such file",
         ),
     ):
-        change()
-        assert found(made)[what].verdict == "fault", what
-        assert words in found(made)[what].words
-        for secret in (made / "ca.key", made / "bundles" / "a" / "key"):
-            secret.chmod(0o600)
-        made.chmod(0o700)
+        with subtests.test(change=change, what=what):
+            change()
+            assert found(made)[what].verdict == "fault", what
+            assert words in found(made)[what].words
+            for secret in (made / "ca.key", made / "bundles" / "a" / "key"):
+                secret.chmod(0o600)
+            made.chmod(0o700)
 
 
 def test_a_certificate_that_ends_soon_is_a_warning(made: Path) -> None:

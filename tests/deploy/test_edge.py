@@ -232,16 +232,21 @@ def test_a_bundle_as_enroll_makes_it_is_taken(tmp_path: Path) -> None:
 
 
 @as_root
-def test_nothing_of_an_unpacked_bundle_is_left_over(tmp_path: Path) -> None:
+def test_nothing_of_an_unpacked_bundle_is_left_over(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     (tmp_path / "tmp").mkdir()
     for bundle in (
         bundle_with(tmp_path / "good.tar.gz"),
         HOSTILE["a link"](tmp_path / "bad.tar.gz"),
     ):
-        install(
-            tmp_path, f"export TMPDIR='{tmp_path / 'tmp'}'; make_folders; install_bundle", bundle
-        )
-        assert not list((tmp_path / "tmp").iterdir())
+        with subtests.test(bundle=bundle):
+            install(
+                tmp_path,
+                f"export TMPDIR='{tmp_path / 'tmp'}'; make_folders; install_bundle",
+                bundle,
+            )
+            assert not list((tmp_path / "tmp").iterdir())
 
 
 def python_of(home: Path) -> None:

@@ -53,7 +53,9 @@ def test_the_partition_of_a_revoked_client_is_free_again(made: Path) -> None:
     assert not members(made)["b"].revoked
 
 
-def test_what_cannot_be_is_named(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_is_named(
+    made: Path, capsys: pytest.CaptureFixture[str], subtests: pytest.Subtests
+) -> None:
     assert fairbloom("deploy", "enroll", "there") == 0
     before = (made / "clients" / "there.toml").read_bytes()
     for words, message in (
@@ -73,8 +75,9 @@ def test_what_cannot_be_is_named(made: Path, capsys: pytest.CaptureFixture[str])
         (("enroll", "x", "--examples", "-1"), "--examples -1: it is counted from 0"),
         (("revoke", "x"), "client 'x' is not enrolled; enrolled are: there"),
     ):
-        assert fairbloom("deploy", *words) == 2, words
-        assert message in capsys.readouterr().err
+        with subtests.test(words=words, message=message):
+            assert fairbloom("deploy", *words) == 2, words
+            assert message in capsys.readouterr().err
     assert [path.name for path in (made / "clients").iterdir()] == ["there.toml"]
     assert (made / "clients" / "there.toml").read_bytes() == before
 
@@ -124,7 +127,10 @@ def test_a_request_that_cannot_be_is_refused(
 
 
 def test_a_key_is_one_clients_and_never_comes_back_once_revoked(
-    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    made: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    subtests: pytest.Subtests,
 ) -> None:
     key = pki.make_key()
     assert fairbloom("deploy", "enroll", "a", "--request", request_of(tmp_path, "a", key)) == 0
@@ -133,10 +139,12 @@ def test_a_key_is_one_clients_and_never_comes_back_once_revoked(
     assert fairbloom("deploy", "enroll", "b", "--request", request_of(tmp_path, "b", key)) == 2
     assert fairbloom("deploy", "revoke", "a") == 0
     for name in "ab":
-        assert (
-            fairbloom("deploy", "enroll", name, "--request", request_of(tmp_path, name, key)) == 2
-        )
-        assert "client 'a'" in capsys.readouterr().err
+        with subtests.test(name=name):
+            assert (
+                fairbloom("deploy", "enroll", name, "--request", request_of(tmp_path, name, key))
+                == 2
+            )
+            assert "client 'a'" in capsys.readouterr().err
     assert members(made)["a"].revoked
 
 

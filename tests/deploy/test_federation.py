@@ -24,11 +24,15 @@ def init(*words: str) -> int:
     return fairbloom("deploy", "init", "federation", "--host", "a.org", *words)
 
 
-def test_init_makes_a_folder_that_only_its_owner_enters(made: Path) -> None:
+def test_init_makes_a_folder_that_only_its_owner_enters(
+    made: Path, subtests: pytest.Subtests
+) -> None:
     for name in ("", "state", "clients", "bundles"):
-        assert stat.S_IMODE((made / name).stat().st_mode) == 0o700, name
+        with subtests.test(name=name):
+            assert stat.S_IMODE((made / name).stat().st_mode) == 0o700, name
     for name in ("ca.key", "server.key"):
-        assert stat.S_IMODE((made / name).stat().st_mode) == 0o600, name
+        with subtests.test(name=name):
+            assert stat.S_IMODE((made / name).stat().st_mode) == 0o600, name
     federation = Federation.read(made)
     assert (federation.server, federation.listen) == ("fl.example.org:9092", "[::]:9092")
     assert pki.read_hosts(made / "server.crt") == ["fl.example.org", "10.0.0.7", *pki.LOCAL]
@@ -62,7 +66,9 @@ def test_init_leaves_a_folder_of_another_account(
 
 
 def test_init_refuses_what_is_impossible_and_writes_nothing(
-    here: Path, capsys: pytest.CaptureFixture[str]
+    here: Path,
+    capsys: pytest.CaptureFixture[str],
+    subtests: pytest.Subtests,
 ) -> None:
     for words, message in (
         (("--port", "70000"), "--port 70000: a port is a number from 1 to 65535"),
@@ -72,28 +78,35 @@ def test_init_refuses_what_is_impossible_and_writes_nothing(
             "--host 'fl.example.org:9092': give a name or an address without port",
         ),
     ):
-        assert init(*words) == 2, words
-        assert message in capsys.readouterr().err
-        assert not Path("federation").exists()
+        with subtests.test(words=words, message=message):
+            assert init(*words) == 2, words
+            assert message in capsys.readouterr().err
+            assert not Path("federation").exists()
 
 
 def test_an_init_that_fails_leaves_nothing(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    here: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    subtests: pytest.Subtests,
 ) -> None:
     def full(*given: object) -> None:
         raise OSError(28, "No space left on device")
 
     for missing in ("authority", "server_certificate"):
-        for there in (True, False):
-            if there:
-                Path("federation").mkdir()
-            with monkeypatch.context() as patch:
-                patch.setattr(pki, f"make_{missing}", full)
-                assert init() == 2
-            assert "federation cannot be made: [Errno 28] No space left" in capsys.readouterr().err
-            assert [path.name for path in here.iterdir()] == ["federation"] * there
-            if there:
-                Path("federation").rmdir()  # it is empty
+        with subtests.test(missing=missing):
+            for there in (True, False):
+                if there:
+                    Path("federation").mkdir()
+                with monkeypatch.context() as patch:
+                    patch.setattr(pki, f"make_{missing}", full)
+                    assert init() == 2
+                assert (
+                    "federation cannot be made: [Errno 28] No space left" in capsys.readouterr().err
+                )
+                assert [path.name for path in here.iterdir()] == ["federation"] * there
+                if there:
+                    Path("federation").rmdir()  # it is empty
     assert init() == 0
 
 

@@ -116,7 +116,7 @@ def test_a_wait_ends_with_the_replies_that_are_wanted(tmp_path: Path) -> None:
     assert max(asyncio.run(wait_for_each())) < 20.0
 
 
-def test_settings_of_the_server_are_checked(tmp_path: Path) -> None:
+def test_settings_of_the_server_are_checked(tmp_path: Path, subtests: pytest.Subtests) -> None:
     with pytest.raises(DeployError, match="is not a federation's folder"):
         Federation.read(tmp_path)
     file = tmp_path / "federation.toml"
@@ -128,9 +128,10 @@ def test_settings_of_the_server_are_checked(tmp_path: Path) -> None:
         'listen = "9092"',
         'superlink = "a.org:9092"',
     ):
-        file.write_text(good + line)
-        with pytest.raises(DeployError, match=line.partition(" ")[0]):
-            Federation.read(tmp_path)
+        with subtests.test(line=line):
+            file.write_text(good + line)
+            with pytest.raises(DeployError, match=line.partition(" ")[0]):
+                Federation.read(tmp_path)
     file.write_text("max-reply = 1000")
     with pytest.raises(DeployError, match="server is missing"):
         Federation.read(tmp_path)

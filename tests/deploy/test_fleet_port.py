@@ -313,7 +313,9 @@ def refusal(served: Served, credentials: grpc.ChannelCredentials) -> grpc.Status
     return grpc.StatusCode.OK
 
 
-def test_strangers_reach_no_handler(served: Served, tmp_path: Path) -> None:
+def test_strangers_reach_no_handler(
+    served: Served, tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     authority = (served.place / "ca.crt").read_bytes()
     theirs = make_place(tmp_path / "theirs") / "bundles" / "a"
     key = (theirs / "key").read_bytes()
@@ -325,7 +327,8 @@ def test_strangers_reach_no_handler(served: Served, tmp_path: Path) -> None:
         "the server's": grpc.ssl_channel_credentials(authority, *server),
     }
     for who, credentials in strangers.items():
-        assert refusal(served, credentials) == grpc.StatusCode.UNAVAILABLE, who
+        with subtests.test(who=who, credentials=credentials):
+            assert refusal(served, credentials) == grpc.StatusCode.UNAVAILABLE, who
     assert served.port.devices == {}
     assert refusal(served, served.credentials("a")) == grpc.StatusCode.OK
 
@@ -406,16 +409,17 @@ def test_the_codes_of_errors_are_flowers() -> None:
     assert APP_CRASHED == ErrorCode.CLIENT_APP_CRASHED
 
 
-def test_server_and_device_load_neither_flower_nor_pytorch() -> None:
+def test_server_and_device_load_neither_flower_nor_pytorch(subtests: pytest.Subtests) -> None:
     for module in ("daemon", "client"):
-        code = (
-            f"import sys, fairbloom.deploy.fleet.{module}; print({{'flwr', 'torch', 'numpy'}} &"
-            " {*sys.modules})"
-        )
-        assert (
-            subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
-            == "set()\n"
-        ), module
+        with subtests.test(module=module):
+            code = (
+                f"import sys, fairbloom.deploy.fleet.{module}; print({{'flwr', 'torch', 'numpy'}} &"
+                " {*sys.modules})"
+            )
+            assert (
+                subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
+                == "set()\n"
+            ), module
 
 
 def test_the_port_listens_on_ipv6(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_a_server_certificate_signs_no_others(authority: tuple[Path, Path]) -> N
 # Hosts --------------------------------------------------------------------------------------------
 
 
-def test_a_host_is_named_as_certificates_have_it() -> None:
+def test_a_host_is_named_as_certificates_have_it(subtests: pytest.Subtests) -> None:
     for host, name in (
         ("fl.example.org", "fl.example.org"),
         ("bücher.example", "xn--bcher-kva.example"),
@@ -86,10 +86,11 @@ def test_a_host_is_named_as_certificates_have_it() -> None:
         ("10.0.0.7", "10.0.0.7"),
         ("2001:DB8::7", "2001:db8::7"),
     ):
-        assert pki.normalise_host(host) == name
+        with subtests.test(host=host, name=name):
+            assert pki.normalise_host(host) == name
 
 
-def test_what_is_no_host_is_refused() -> None:
+def test_what_is_no_host_is_refused(subtests: pytest.Subtests) -> None:
     no_hosts = (
         "",
         "a b",
@@ -104,8 +105,9 @@ def test_what_is_no_host_is_refused() -> None:
         "*.org",
     )
     for host in (*no_hosts, "x" * 64, "ü" * 70):
-        with pytest.raises(DeployError, match="give a name or an address without port"):
-            pki.normalise_host(host)
+        with subtests.test(host=host):
+            with pytest.raises(DeployError, match="give a name or an address without port"):
+                pki.normalise_host(host)
     # another one by newer rules
     with pytest.raises(DeployError, match="give it in its ASCII form"):
         pki.normalise_host("straße.example")
@@ -115,19 +117,22 @@ def test_what_is_no_host_is_refused() -> None:
 
 
 def test_an_authority_that_cannot_sign_is_named_with_the_remedy(
-    authority: tuple[Path, Path], tmp_path: Path
+    authority: tuple[Path, Path],
+    tmp_path: Path,
+    subtests: pytest.Subtests,
 ) -> None:
     pki.make_authority(tmp_path / "other.crt", tmp_path / "other.key")
     for path in authority:
-        before = path.read_bytes()
-        other = (tmp_path / f"other.{path.suffix[1:]}").read_bytes()
-        for content in (None, b"", b"\x00\xff random", other):
-            path.unlink() if content is None else path.write_bytes(content)
-            with pytest.raises(DeployError, match="bring it back from your copy") as refused:
-                certificate(authority, "localhost")
-            assert str(path) in str(refused.value)
-            assert not (tmp_path / "server.crt").exists()
-            path.write_bytes(before)
+        with subtests.test(path=path):
+            before = path.read_bytes()
+            other = (tmp_path / f"other.{path.suffix[1:]}").read_bytes()
+            for content in (None, b"", b"\x00\xff random", other):
+                path.unlink() if content is None else path.write_bytes(content)
+                with pytest.raises(DeployError, match="bring it back from your copy") as refused:
+                    certificate(authority, "localhost")
+                assert str(path) in str(refused.value)
+                assert not (tmp_path / "server.crt").exists()
+                path.write_bytes(before)
 
 
 # Requests and devices' certificates ---------------------------------------------------------------
@@ -151,7 +156,7 @@ def forged_request() -> str:
     return f"-----BEGIN {mark}{body}\n-----END {mark}"
 
 
-def test_what_is_no_request_is_refused() -> None:
+def test_what_is_no_request_is_refused(subtests: pytest.Subtests) -> None:
     good = pki.write_request(pki.make_key(), "a")
     for text, message in (
         ("", "is not a certificate request"),
@@ -161,9 +166,10 @@ def test_what_is_no_request_is_refused() -> None:
         (request_of(ed25519.Ed25519PrivateKey.generate()), "not on the curve P-256"),
         (forged_request(), "is not signed by the key|is not a certificate request"),
     ):
-        with pytest.raises(DeployError, match=message) as refused:
-            pki.read_request(text, "site.request")
-        assert "site.request" in str(refused.value)
+        with subtests.test(text=text, message=message):
+            with pytest.raises(DeployError, match=message) as refused:
+                pki.read_request(text, "site.request")
+            assert "site.request" in str(refused.value)
 
 
 def test_a_devices_certificate_is_for_clients_alone(

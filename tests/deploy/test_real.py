@@ -192,7 +192,10 @@ def test_a_killed_server_is_started_again_and_its_run_goes_on_by_itself(
 
 
 def test_what_was_answered_before_a_kill_is_not_computed_again(
-    there: Deployment, undisturbed: Path, tmp_path: Path
+    there: Deployment,
+    undisturbed: Path,
+    tmp_path: Path,
+    subtests: pytest.Subtests,
 ) -> None:
     """The run's process, a client and the server are killed one after the other."""
     before = {name: len(there.log(there.clients[name])) for name in CLIENTS}
@@ -211,9 +214,10 @@ def test_what_was_answered_before_a_kill_is_not_computed_again(
     assert missing(out) == [""] * ROUNDS
     assert_same_model(out, undisturbed)
     for name in (CLIENTS[0], *CLIENTS[2:]):
-        said = there.log(there.clients[name])[before[name] :]
-        ids = re.findall(r"received train message (\w+) of run \d+$", said, re.M)
-        assert len(ids) == len({*ids})
+        with subtests.test(name=name):
+            said = there.log(there.clients[name])[before[name] :]
+            ids = re.findall(r"received train message (\w+) of run \d+$", said, re.M)
+            assert len(ids) == len({*ids})
 
 
 @pytest.mark.federation
@@ -510,7 +514,9 @@ def test_status_tells_how_far_a_run_is_and_what_became_of_it(
     assert found["disk"]["free-bytes"] > 0
 
 
-def test_an_expected_end_is_one_sentence_for_everybody(there: Deployment, tmp_path: Path) -> None:
+def test_an_expected_end_is_one_sentence_for_everybody(
+    there: Deployment, tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     slow = {"stragglers": 1.0, "drop-stragglers": True, "local-epochs": 2, "unused-rounds": 1}
     settings = {**SETTINGS, **slow, "out": str(tmp_path / "run")}
     there.submit(settings, code=1)
@@ -521,8 +527,9 @@ def test_an_expected_end_is_one_sentence_for_everybody(there: Deployment, tmp_pa
     assert f"run {run}: failed (exit status 1)" in said.splitlines()[-1]
     assert f"the run ends: {sentence}" in there.log(there.server)
     for words in ("Traceback", "Exit Code", "\x1b"):
-        assert words not in said
-        assert words not in there.log(there.server)
+        with subtests.test(words=words):
+            assert words not in said
+            assert words not in there.log(there.server)
 
 
 def test_a_client_that_has_no_such_partition_says_so_without_a_traceback(

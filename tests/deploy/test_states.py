@@ -72,7 +72,9 @@ def test_a_killed_client_and_a_killed_server_leave_no_trace_in_the_numbers(
 
 
 def test_a_device_that_loses_its_folder_makes_all_begin_anew_and_at_the_second_time_is_refused(
-    there: Deployment, tmp_path: Path
+    there: Deployment,
+    tmp_path: Path,
+    subtests: pytest.Subtests,
 ) -> None:
     out = tmp_path / "run"
     submitted = there.submitting({**SETTINGS, "num-rounds": 60, "out": str(out)})
@@ -89,15 +91,17 @@ def test_a_device_that_loses_its_folder_makes_all_begin_anew_and_at_the_second_t
     there.wait_for_end(submitted)
     first, second = (int(row["round"]) for row in losses())
     for row in rounds(out):
-        lost = int(row["round"]) in (first, second)
-        after = int(row["round"]) > second
-        assert row["lost_states"] == (CLIENTS[2] if lost else "")
-        assert row["replies_used"] == ("2" if lost or after else "3")
-        assert (
-            "it has lost its state between rounds: it continued from its state of round"
-            in row["refused"]
-        ) == lost
-        assert (
-            "2 times: give it a folder that stays (state-dir in its client.toml)" in row["refused"]
-        ) == after
+        with subtests.test(row=row):
+            lost = int(row["round"]) in (first, second)
+            after = int(row["round"]) > second
+            assert row["lost_states"] == (CLIENTS[2] if lost else "")
+            assert row["replies_used"] == ("2" if lost or after else "3")
+            assert (
+                "it has lost its state between rounds: it continued from its state of round"
+                in row["refused"]
+            ) == lost
+            assert (
+                "2 times: give it a folder that stays (state-dir in its client.toml)"
+                in row["refused"]
+            ) == after
     assert second < 60

@@ -105,7 +105,9 @@ def test_stop_names_what_it_stops(made: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_what_cannot_be_is_named_before_anything_is_written(
-    made: Path, capsys: pytest.CaptureFixture[str]
+    made: Path,
+    capsys: pytest.CaptureFixture[str],
+    subtests: pytest.Subtests,
 ) -> None:
     for setting, said in (
         ("fraction=2", "fraction"),
@@ -126,8 +128,9 @@ def test_what_cannot_be_is_named_before_anything_is_written(
         ),
         ("device=/dev/sda", "device = '/dev/sda': devices accept auto, cpu, cuda, cuda:1 or mps"),
     ):
-        assert fairbloom("deploy", "submit", "--set", setting) == 2, setting
-        assert said in capsys.readouterr().err
+        with subtests.test(setting=setting, said=said):
+            assert fairbloom("deploy", "submit", "--set", setting) == 2, setting
+            assert said in capsys.readouterr().err
     assert orders(made) == []
 
 
@@ -171,7 +174,9 @@ def test_what_devices_must_allow_is_said(
 
 
 def test_partitions_beyond_the_clients_are_said(
-    made: Path, capsys: pytest.CaptureFixture[str]
+    made: Path,
+    capsys: pytest.CaptureFixture[str],
+    subtests: pytest.Subtests,
 ) -> None:
     assert fairbloom("deploy", "enroll", "a", "b", "c") == 0
     assert fairbloom("deploy", "revoke", "a") == 0
@@ -180,19 +185,20 @@ def test_partitions_beyond_the_clients_are_said(
         (["clients=3"], ""),
         ([], ""),  # of the digits, twenty are dealt
     ):
-        capsys.readouterr()
-        assert (
-            fairbloom(
-                "deploy",
-                "submit",
-                "--detach",
-                *(word for each in settings for word in ("--set", each)),
+        with subtests.test(settings=settings, said=said):
+            capsys.readouterr()
+            assert (
+                fairbloom(
+                    "deploy",
+                    "submit",
+                    "--detach",
+                    *(word for each in settings for word in ("--set", each)),
+                )
+                == 0
             )
-            == 0
-        )
-        found = capsys.readouterr().err
-        assert said in found
-        assert ("partition" in found) == bool(said)
+            found = capsys.readouterr().err
+            assert said in found
+            assert ("partition" in found) == bool(said)
 
 
 # Which app ----------------------------------------------------------------------------------------
@@ -237,7 +243,10 @@ def test_an_app_of_somebody_else_runs_with_settings_of_its_own(
 
 
 def test_a_setting_that_an_app_does_not_take_is_named(
-    made: Path, hers: Path, capsys: pytest.CaptureFixture[str]
+    made: Path,
+    hers: Path,
+    capsys: pytest.CaptureFixture[str],
+    subtests: pytest.Subtests,
 ) -> None:
     where = "[tool.flwr.app.config] in hers/pyproject.toml"
     for setting, said in (
@@ -248,12 +257,15 @@ def test_a_setting_that_an_app_does_not_take_is_named(
         ("rounds=true", "rounds = True: it must be of type int"),
         ("name=5", "name = 5: it must be of type str"),
     ):
-        assert fairbloom("deploy", "submit", "--app", "hers", "--set", setting) == 2, setting
-        assert said in capsys.readouterr().err
+        with subtests.test(setting=setting, said=said):
+            assert fairbloom("deploy", "submit", "--app", "hers", "--set", setting) == 2, setting
+            assert said in capsys.readouterr().err
     assert orders(made) == []
 
 
-def test_what_holds_no_app_is_named(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_holds_no_app_is_named(
+    made: Path, capsys: pytest.CaptureFixture[str], subtests: pytest.Subtests
+) -> None:
     for text, said in (
         (
             None,
@@ -266,26 +278,30 @@ def test_what_holds_no_app_is_named(made: Path, capsys: pytest.CaptureFixture[st
         ("[project\n", "other/pyproject.toml cannot be read: "),
         (HERS.replace('version = "1.0"', ""), "other/pyproject.toml lacks 'version'"),
     ):
-        if text is not None:
-            Path("other").mkdir(exist_ok=True)
-            Path("other", "pyproject.toml").write_text(text)
-        assert fairbloom("deploy", "submit", "--app", "other") == 2
-        assert said in capsys.readouterr().err
+        with subtests.test(text=text, said=said):
+            if text is not None:
+                Path("other").mkdir(exist_ok=True)
+                Path("other", "pyproject.toml").write_text(text)
+            assert fairbloom("deploy", "submit", "--app", "other") == 2
+            assert said in capsys.readouterr().err
     assert orders(made) == []
 
 
-def test_without_an_app_it_is_fairblooms_own(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_app_it_is_fairblooms_own(
+    made: Path, monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
+) -> None:
     Path("pyproject.toml").write_text('[project]\nname = "analysis"\n')
     assert fairbloom("deploy", "submit", "--detach") == 0
     assert fairbloom("deploy", "submit", "--detach", "--app", "fairbloom.serverapp:app") == 0
     monkeypatch.chdir(Path(__file__).parents[2])  # a checkout
     assert fairbloom("deploy", "submit", "--detach", "--dir", str(made)) == 0
     for order in orders(made):
-        assert (order.app, order.distribution, order.folder) == (
-            "fairbloom.serverapp:app",
-            "fairbloom",
-            "",
-        )
+        with subtests.test(order=order):
+            assert (order.app, order.distribution, order.folder) == (
+                "fairbloom.serverapp:app",
+                "fairbloom",
+                "",
+            )
 
 
 def test_an_installed_app_is_named_by_its_import_string(made: Path) -> None:
@@ -371,7 +387,10 @@ def test_any_value_of_her_own_setting_arrives(settings: dict[str, Value]) -> Non
 
 
 def test_a_mistake_about_her_own_is_said_before_anything_is_sent(
-    made: Path, own: str, capsys: pytest.CaptureFixture[str]
+    made: Path,
+    own: str,
+    capsys: pytest.CaptureFixture[str],
+    subtests: pytest.Subtests,
 ) -> None:
     for words, said in (
         (
@@ -382,9 +401,10 @@ def test_a_mistake_about_her_own_is_said_before_anything_is_sent(
         (["task=hers_alone:point"], "hers_alone has no point"),
         (["task=hers_gone:points"], "there is no module hers_gone"),
     ):
-        assert (
-            fairbloom("deploy", "submit", *(each for word in words for each in ("--set", word)))
-            == 2
-        )
-        assert said in capsys.readouterr().err
+        with subtests.test(words=words, said=said):
+            assert (
+                fairbloom("deploy", "submit", *(each for word in words for each in ("--set", word)))
+                == 2
+            )
+            assert said in capsys.readouterr().err
     assert orders(made) == []

@@ -165,27 +165,30 @@ def finished(checkout: Checkout) -> Path:
     return checkout.path / "runs" / "first"
 
 
-def test_images_are_small_unprivileged_and_without_tools(images: None) -> None:
+def test_images_are_small_unprivileged_and_without_tools(
+    images: None, subtests: pytest.Subtests
+) -> None:
     assert size("client") <= CLIENT_LIMIT_GB
     for target in ("client", "server"):
-        config = json.loads(docker("image", "inspect", f"fairbloom-{target}"))[0]["Config"]
-        assert config["User"] == "1000:1000"
-        assert config["Healthcheck"]["Test"][0] == "CMD"
-        assert config["Labels"]["org.opencontainers.image.licenses"] == "Apache-2.0"
-        look = (
-            "ls /venv/bin/pip /venv/bin/uv /usr/bin/gcc /usr/bin/make; find / -xdev -name '*.key'"
-            " -o -name id_ecdsa"
-        )
-        found = docker(
-            "run",
-            "--rm",
-            "--network=none",
-            "--entrypoint=sh",
-            f"fairbloom-{target}",
-            "-c",
-            f"{look}; true",
-        )
-        assert found == ""
+        with subtests.test(target=target):
+            config = json.loads(docker("image", "inspect", f"fairbloom-{target}"))[0]["Config"]
+            assert config["User"] == "1000:1000"
+            assert config["Healthcheck"]["Test"][0] == "CMD"
+            assert config["Labels"]["org.opencontainers.image.licenses"] == "Apache-2.0"
+            look = (
+                "ls /venv/bin/pip /venv/bin/uv /usr/bin/gcc /usr/bin/make; find / -xdev -name '*.key'"
+                " -o -name id_ecdsa"
+            )
+            found = docker(
+                "run",
+                "--rm",
+                "--network=none",
+                "--entrypoint=sh",
+                f"fairbloom-{target}",
+                "-c",
+                f"{look}; true",
+            )
+            assert found == ""
 
 
 @pytest.mark.parametrize("target", ["client", "server"])

@@ -25,17 +25,18 @@ def script(name: str) -> dict[str, Any]:
     return runpy.run_path(str(DOCKER / f"{name}.py"))
 
 
-def test_every_service_is_confined() -> None:
+def test_every_service_is_confined(subtests: pytest.Subtests) -> None:
     assert set(SERVICES) == {"volumes", "server", "client", "experiment"}
     for name, service in SERVICES.items():
-        assert service["read_only"], name
-        assert service["cap_drop"] == ["ALL"]
-        assert service["security_opt"] == ["no-new-privileges:true"]
-        assert service["mem_limit"]
-        assert service["pids_limit"]
-        root = service["user"] == "0:0"
-        assert root == (name == "volumes")
-        assert service.get("cap_add", []) == (["CHOWN"] if root else [])
+        with subtests.test(name=name, service=service):
+            assert service["read_only"], name
+            assert service["cap_drop"] == ["ALL"]
+            assert service["security_opt"] == ["no-new-privileges:true"]
+            assert service["mem_limit"]
+            assert service["pids_limit"]
+            root = service["user"] == "0:0"
+            assert root == (name == "volumes")
+            assert service.get("cap_add", []) == (["CHOWN"] if root else [])
 
 
 def test_clients_reach_the_server_and_nothing_else() -> None:
@@ -136,9 +137,12 @@ def test_a_client_takes_the_first_free_folder_and_is_enrolled(tmp_path: Path) ->
 
 
 def test_settings_are_checked_before_anything_is_waited_for(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    subtests: pytest.Subtests,
 ) -> None:
     for settings, key in (("attack=sign-flip attackers=0.25", "attack"), ("pooled=true", "pooled")):
-        monkeypatch.setenv("SETTINGS", settings)
-        assert script("experiment")["main"]() == 2
-        assert re.match(f"SETTINGS: .*{key}", capsys.readouterr().err)
+        with subtests.test(settings=settings, key=key):
+            monkeypatch.setenv("SETTINGS", settings)
+            assert script("experiment")["main"]() == 2
+            assert re.match(f"SETTINGS: .*{key}", capsys.readouterr().err)

@@ -57,15 +57,17 @@ def train(apps: Path, app: str, out: str, rounds: int) -> str:
 
 
 @needs_libraries
-def test_opacus_and_lightning_train_fair_clients(apps: Path) -> None:
+def test_opacus_and_lightning_train_fair_clients(apps: Path, subtests: pytest.Subtests) -> None:
     """A run by Lightning that goes on ends as one in one go; noise of Opacus must not be seeded."""
     for app in ("lightning_app", "opacus_app"):
-        assert train(apps, app, app, 10) == ""
-        run = load(apps / app)
-        assert min(run.final().values()) > 0.5
-        assert run.rounds["clients_scored"].eq(4).all()
+        with subtests.test(app=app):
+            assert train(apps, app, app, 10) == ""
+            run = load(apps / app)
+            assert min(run.final().values()) > 0.5
+            assert run.rounds["clients_scored"].eq(4).all()
     for rounds in (4, 10):
-        assert train(apps, "lightning_app", "again", rounds) == ""
+        with subtests.test(rounds=rounds):
+            assert train(apps, "lightning_app", "again", rounds) == ""
     assert load(apps / "again").final() == load(apps / "lightning_app").final()
     opacus = apps / "opacus_app.py"
     opacus.write_text(opacus.read_text().replace(", seeded=False", ""))
@@ -74,7 +76,9 @@ def test_opacus_and_lightning_train_fair_clients(apps: Path) -> None:
 
 @needs_transformers
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of transformers
-def test_an_adapters_round_takes_six_per_cent(apps: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_adapters_round_takes_six_per_cent(
+    apps: Path, monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
+) -> None:
     (block,) = (
         each
         for each in blocks("docs/flower.md")
@@ -86,8 +90,9 @@ def test_an_adapters_round_takes_six_per_cent(apps: Path, monkeypatch: pytest.Mo
     adapter = load(apps / "runs" / "adapter")
     whole = load(apps / "runs" / "whole")
     for column in ("bytes_sent", "bytes_received"):
-        share = adapter.rounds[column] / whole.rounds[column][0]
-        assert (share.round(2) == 0.06).all()
+        with subtests.test(column=column):
+            share = adapter.rounds[column] / whole.rounds[column][0]
+            assert (share.round(2) == 0.06).all()
     clinic = adapter.clients[adapter.clients["client"] == "clinic-1"].set_index("round")[
         adapter.score.column()
     ]

@@ -38,39 +38,45 @@ def test_what_a_page_shows_works(
 # What runs elsewhere ------------------------------------------------------------------------------
 
 
-def test_another_test_does_what_a_section_says() -> None:
+def test_another_test_does_what_a_section_says(subtests: pytest.Subtests) -> None:
     for section, test in ELSEWHERE.items():
-        page, _, title = section.partition("#")
-        file, _, name = test.partition("::")
-        assert [block for block in blocks(page) if title in ("", block.section)], (
-            f"{section} has no block"
-        )
-        module = importlib.import_module(f"tests.{file.removesuffix('.py').replace('/', '.')}")
-        assert callable(getattr(module, name))
+        with subtests.test(section=section, test=test):
+            page, _, title = section.partition("#")
+            file, _, name = test.partition("::")
+            assert [block for block in blocks(page) if title in ("", block.section)], (
+                f"{section} has no block"
+            )
+            module = importlib.import_module(f"tests.{file.removesuffix('.py').replace('/', '.')}")
+            assert callable(getattr(module, name))
 
 
-def test_commands_have_the_options_that_pages_give_them() -> None:
+def test_commands_have_the_options_that_pages_give_them(subtests: pytest.Subtests) -> None:
     """All commands of ours, those in the midst of a sentence too."""
     for page in PAGES:
-        inline = re.findall(r"(?<!`)`(fairbloom [a-z][^`]*)`", (ROOT / page).read_text())
-        shown = {
-            line
-            for block in blocks(page)
-            for line in block.commands
-            if re.match(r"fairbloom [a-z]", line)
-        }
-        for line in sorted({*shown, *inline}):
-            words = shlex.split(line, comments=True)[1:]
-            command: typer.core.click.Command = typer.main.get_command(app)
-            while words and isinstance(command, typer.core.TyperGroup):
-                known_word = words[0] in command.commands or not isinstance(command, WithDefault)
-                command = command.commands[words.pop(0) if known_word else DEFAULT]
-                command = command.imported() if isinstance(command, LateCommand) else command
-            known = {option for parameter in command.params for option in parameter.opts}
-            assert {word.partition("=")[0] for word in words if word.startswith("--")} <= known, (
-                page,
-                line,
-            )
+        with subtests.test(page=page):
+            inline = re.findall(r"(?<!`)`(fairbloom [a-z][^`]*)`", (ROOT / page).read_text())
+            shown = {
+                line
+                for block in blocks(page)
+                for line in block.commands
+                if re.match(r"fairbloom [a-z]", line)
+            }
+            for line in sorted({*shown, *inline}):
+                words = shlex.split(line, comments=True)[1:]
+                command: typer.core.click.Command = typer.main.get_command(app)
+                while words and isinstance(command, typer.core.TyperGroup):
+                    known_word = words[0] in command.commands or not isinstance(
+                        command, WithDefault
+                    )
+                    command = command.commands[words.pop(0) if known_word else DEFAULT]
+                    command = command.imported() if isinstance(command, LateCommand) else command
+                known = {option for parameter in command.params for option in parameter.opts}
+                assert {
+                    word.partition("=")[0] for word in words if word.startswith("--")
+                } <= known, (
+                    page,
+                    line,
+                )
 
 
 def test_the_readme_starts_a_federation_as_its_guide_does() -> None:

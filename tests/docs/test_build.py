@@ -45,7 +45,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "built"
 
 
-def test_each_method_has_a_page(built: Path) -> None:
+def test_each_method_has_a_page(built: Path, subtests: pytest.Subtests) -> None:
     written = {file.name for file in (built.parent / "docs" / "methods").iterdir()}
     assert written == {f"{name}{end}" for name in [*METHODS] for end in (".md", ".svg")} | {
         "index.md",
@@ -53,9 +53,10 @@ def test_each_method_has_a_page(built: Path) -> None:
     }
     compared = (built / "methods" / "index.html").read_text()
     for name in METHODS:
-        html = (built / "methods" / f"{name}.html").read_text()
-        assert METHODS[name].__name__ in html
-        assert f'href="{name}.html"' in compared
+        with subtests.test(name=name):
+            html = (built / "methods" / f"{name}.html").read_text()
+            assert METHODS[name].__name__ in html
+            assert f'href="{name}.html"' in compared
     assert "torchjd:upgrad" in compared
 
 
@@ -68,11 +69,14 @@ def test_every_public_name_is_in_the_reference(built: Path) -> None:
     assert {name for name in public if not name.startswith("_")} <= documented
 
 
-def test_the_reference_has_ranges_and_defaults_of_options(built: Path) -> None:
+def test_the_reference_has_ranges_and_defaults_of_options(
+    built: Path, subtests: pytest.Subtests
+) -> None:
     text = re.sub(r"<[^>]*>", "", (built / "api" / "methods.html").read_text())
     for name, option in OPTIONS.items():
-        if option.kind is not str:
-            assert f"{name} ({option.range}, default {option.default}) –" in text, name
+        with subtests.test(name=name, option=option):
+            if option.kind is not str:
+                assert f"{name} ({option.range}, default {option.default}) –" in text, name
 
 
 def test_no_page_needs_a_network(built: Path) -> None:

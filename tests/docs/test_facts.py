@@ -5,6 +5,8 @@ import re
 import tomllib
 from pkgutil import resolve_name
 
+import pytest
+
 from benchmarks.methods import TRIED, WORKLOADS
 from docs.hospitals import FEW, HEADINGS, PICTURE, TABLE
 from fairbloom.experiments.recipe import load_recipe
@@ -74,22 +76,24 @@ def test_the_page_names_every_column() -> None:
 # Links that Sphinx does not see -------------------------------------------------------------------
 
 
-def test_linked_files_exist() -> None:
+def test_linked_files_exist(subtests: pytest.Subtests) -> None:
     for page in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"):
-        links = re.findall(r"\]\((?!https?:|#)([^)#]+)[^)]*\)", (ROOT / page).read_text())
-        assert [link for link in links if not (ROOT / page).parent.joinpath(link).exists()] == [], (
-            page
-        )
+        with subtests.test(page=page):
+            links = re.findall(r"\]\((?!https?:|#)([^)#]+)[^)]*\)", (ROOT / page).read_text())
+            assert [
+                link for link in links if not (ROOT / page).parent.joinpath(link).exists()
+            ] == [], page
 
 
-def test_files_that_pages_name_exist() -> None:
+def test_files_that_pages_name_exist(subtests: pytest.Subtests) -> None:
     for page, root in (
         ("docs/rooms.md", ""),
         ("CONTRIBUTING.md", ""),
         ("tests/README.md", "tests/"),
     ):
-        names = re.findall(r"`((?:[\w]+/)+\w+\.py)`", (ROOT / page).read_text())
-        assert [name for name in names if not (ROOT / root / name).exists()] == [], page
+        with subtests.test(page=page, root=root):
+            names = re.findall(r"`((?:[\w]+/)+\w+\.py)`", (ROOT / page).read_text())
+            assert [name for name in names if not (ROOT / root / name).exists()] == [], page
 
 
 def test_what_is_linked_in_flowers_reference_is_there_in_flower() -> None:
@@ -110,16 +114,17 @@ def tuned(name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_the_summary_has_the_gains_of_each_method() -> None:
+def test_the_summary_has_the_gains_of_each_method(subtests: pytest.Subtests) -> None:
     summary = {row["method"]: row for row in tuned("summary")}
     assert [*summary] == [METHODS[name].__name__ for name in TRIED]
     for workload in WORKLOADS:
-        gains = {}
-        for row in tuned(workload):  # a method's personal models come after its global one
-            (gain,) = (row[head] for head in row if head.startswith("gain, worst"))
-            gains[re.sub(r" \(.*", "", row["method"])] = gain
-        assert gains == {method: row[workload] for method, row in summary.items()}
-        assert f"[{workload}](data/tuned/{workload}.csv)" in MEASURED
+        with subtests.test(workload=workload):
+            gains = {}
+            for row in tuned(workload):  # a method's personal models come after its global one
+                (gain,) = (row[head] for head in row if head.startswith("gain, worst"))
+                gains[re.sub(r" \(.*", "", row["method"])] = gain
+            assert gains == {method: row[workload] for method, row in summary.items()}
+            assert f"[{workload}](data/tuned/{workload}.csv)" in MEASURED
     assert ":file: data/tuned/summary.csv\n" in MEASURED
 
 

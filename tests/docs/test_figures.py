@@ -24,15 +24,16 @@ def test_the_demo_draws_its_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "prefers-color-scheme" in svg
 
 
-def test_figures_of_the_pages_are_small_and_follow_dark_mode() -> None:
+def test_figures_of_the_pages_are_small_and_follow_dark_mode(subtests: pytest.Subtests) -> None:
     for file in IMAGES.iterdir():
-        svg = file.read_text()
-        assert file.suffix == ".svg"
-        assert len(svg) < 100_000, file
-        assert dark_rules() in svg, (
-            f"{file}: python -m docs.demo and python -m docs.hospitals draw the figures"
-        )
-        assert INK in svg
+        with subtests.test(file=file):
+            svg = file.read_text()
+            assert file.suffix == ".svg"
+            assert len(svg) < 100_000, file
+            assert dark_rules() in svg, (
+                f"{file}: python -m docs.demo and python -m docs.hospitals draw the figures"
+            )
+            assert INK in svg
 
 
 def test_make_demo_runs_the_command_of_the_first_figure() -> None:

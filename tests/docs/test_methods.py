@@ -29,60 +29,65 @@ DOI = r"\bdoi:(10\.(?:48550/arXiv\.\d{4}\.\d{5}|24963/ijcai\.\d{4}/\d+|1609/aaai
 LABELS = re.compile(r"(Objective|Good for|Hurts when|Memory|Cost|Source|Parameters): ")
 
 
-def test_a_docstring_says_all_that_a_page_shows() -> None:
+def test_a_docstring_says_all_that_a_page_shows(subtests: pytest.Subtests) -> None:
     for name in (*METHODS, "torchjd"):
-        method = describe(name)
-        always = ("title", "explanation", "source", "weighting", *JUDGED)
-        assert [field for field in always if not getattr(method, field)] == [], name
-        assert [
-            p.key
-            for p in method.parameters
-            if not (p.range and p.default is not None and p.description)
-        ] == []
-        fields = (*JUDGED, "source", "reductions", "departures")
-        assert [field for field in fields if LABELS.search(getattr(method, field))] == [], name
-        (doi,) = re.findall(DOI, method.source)
-        assert f"](https://doi.org/{doi})" in scripts(method.source)
+        with subtests.test(name=name):
+            method = describe(name)
+            always = ("title", "explanation", "source", "weighting", *JUDGED)
+            assert [field for field in always if not getattr(method, field)] == [], name
+            assert [
+                p.key
+                for p in method.parameters
+                if not (p.range and p.default is not None and p.description)
+            ] == []
+            fields = (*JUDGED, "source", "reductions", "departures")
+            assert [field for field in fields if LABELS.search(getattr(method, field))] == [], name
+            (doi,) = re.findall(DOI, method.source)
+            assert f"](https://doi.org/{doi})" in scripts(method.source)
 
 
-def test_memory_is_named_where_there_is_one() -> None:
+def test_memory_is_named_where_there_is_one(subtests: pytest.Subtests) -> None:
     """A method that keeps rows or numbers between rounds says so; the others say none."""
     for name, method in METHODS.items():
-        keeps = (
-            method.remember not in (FairStrategy.remember, FedAvg.remember) or name == "scaffold"
-        )
-        assert (describe(name).memory != "none") == keeps, name
+        with subtests.test(name=name, method=method):
+            keeps = (
+                method.remember not in (FairStrategy.remember, FedAvg.remember)
+                or name == "scaffold"
+            )
+            assert (describe(name).memory != "none") == keeps, name
 
 
-def test_a_page_has_every_part() -> None:
+def test_a_page_has_every_part(subtests: pytest.Subtests) -> None:
     for name in METHODS:
-        method = describe(name)
-        text = page(method)
-        assert text.count("```{math}") == METHODS[name].__doc__.count(".. math::") >= 1  # type: ignore[union-attr]
-        assert ".. math::" not in text
-        for part in (
-            f"from fairbloom.strategies import {method.title}",
-            f"fairbloom run --method {name}",
-        ):
-            assert part in text
-        assert f"{name}.svg" in text
-        for parameter in method.parameters:
-            assert f"| `{parameter.key}` | {parameter.range} |" in text
-        for block in re.findall(r"```\{math\}\n(.+?)```", text, re.DOTALL):
-            assert block.count("{") == block.count("}")
-            assert len(re.findall(r"\\[Bb]igg?", block)) % 2 == 0
+        with subtests.test(name=name):
+            method = describe(name)
+            text = page(method)
+            assert text.count("```{math}") == METHODS[name].__doc__.count(".. math::") >= 1  # type: ignore[union-attr]
+            assert ".. math::" not in text
+            for part in (
+                f"from fairbloom.strategies import {method.title}",
+                f"fairbloom run --method {name}",
+            ):
+                assert part in text
+            assert f"{name}.svg" in text
+            for parameter in method.parameters:
+                assert f"| `{parameter.key}` | {parameter.range} |" in text
+            for block in re.findall(r"```\{math\}\n(.+?)```", text, re.DOTALL):
+                assert block.count("{") == block.count("}")
+                assert len(re.findall(r"\\[Bb]igg?", block)) % 2 == 0
 
 
-def test_the_example_makes_the_strategy_of_a_run_by_default() -> None:
+def test_the_example_makes_the_strategy_of_a_run_by_default(subtests: pytest.Subtests) -> None:
     for name, method in METHODS.items():
-        (call,) = re.findall(r"^strategy = (.+)$", page(describe(name)), re.MULTILINE)
-        made = eval(call, {method.__name__: method})  # noqa: S307 (our own page)
-        given = {parameter.key: value for parameter, value in example(describe(name)).items()}
-        default = Settings.of({"method": name, "fraction": 1.0, **given}).strategy()
-        ours, due = (
-            {k: v for k, v in vars(each).items() if k[0] != "_"} for each in (made, default)
-        )
-        assert ours == due
+        with subtests.test(name=name, method=method):
+            (call,) = re.findall(r"^strategy = (.+)$", page(describe(name)), re.MULTILINE)
+            made = eval(call, {method.__name__: method})  # noqa: S307 (our own page)
+            given = {parameter.key: value for parameter, value in example(describe(name)).items()}
+            default = Settings.of({"method": name, "fraction": 1.0, **given}).strategy()
+            ours, due = (
+                {k: v for k, v in vars(each).items() if k[0] != "_"} for each in (made, default)
+            )
+            assert ours == due
 
 
 @pytest.mark.slow
@@ -150,13 +155,14 @@ AS_THEY_ARE = [
 ]
 
 
-def test_clients_that_are_written_for_flowers_fedavg_will_do() -> None:
+def test_clients_that_are_written_for_flowers_fedavg_will_do(subtests: pytest.Subtests) -> None:
     for name in AS_THEY_ARE:
-        initial = ArrayRecord({"w": Array(np.full(2, 9.0))})
-        result = METHODS[name]().start(
-            InProcessGrid(simple_clients(), {}, clients=3), initial, num_rounds=2
-        )
-        assert (result.arrays["w"].numpy() < 9.0).all(), name
+        with subtests.test(name=name):
+            initial = ArrayRecord({"w": Array(np.full(2, 9.0))})
+            result = METHODS[name]().start(
+                InProcessGrid(simple_clients(), {}, clients=3), initial, num_rounds=2
+            )
+            assert (result.arrays["w"].numpy() < 9.0).all(), name
 
 
 def test_the_first_page_names_a_method_for_unchanged_clients() -> None:
@@ -166,21 +172,26 @@ def test_the_first_page_names_a_method_for_unchanged_clients() -> None:
     assert title.lower() in AS_THEY_ARE
 
 
-def test_a_page_says_what_a_server_optimizer_gets() -> None:
+def test_a_page_says_what_a_server_optimizer_gets(subtests: pytest.Subtests) -> None:
     for name in ("fedmgda", "fedmgdaplus", "mgdaprox", "adafed", "fedmdfg", "fedlf"):
-        lost = f"(../training.md#on-the-server)\n  - One thing no longer holds: {COMMON_DESCENT}."
-        assert lost in page(describe(name))
+        with subtests.test(name=name):
+            lost = (
+                f"(../training.md#on-the-server)\n  - One thing no longer holds: {COMMON_DESCENT}."
+            )
+            assert lost in page(describe(name))
     assert "One thing no longer holds: its step is as long as the mean update," in page(
         describe("fedfv")
     )
     for name in ("qfedavg", "qfedsgd"):
-        assert "One thing no longer holds: the length of its step follows from" in page(
-            describe(name)
-        )
+        with subtests.test(name=name):
+            assert "One thing no longer holds: the length of its step follows from" in page(
+                describe(name)
+            )
     for name in ("fedfa", "feddyn"):
-        assert "It refuses avgm, as it has a momentum of its own on the server." in page(
-            describe(name)
-        )
-        with pytest.raises(FairbloomError, match="refuses server-optimizer = 'avgm'"):
-            Settings.of({"method": name, "server-optimizer": "avgm"})
+        with subtests.test(name=name):
+            assert "It refuses avgm, as it has a momentum of its own on the server." in page(
+                describe(name)
+            )
+            with pytest.raises(FairbloomError, match="refuses server-optimizer = 'avgm'"):
+                Settings.of({"method": name, "server-optimizer": "avgm"})
     assert "server optimizer" not in page(describe("fedavg"))

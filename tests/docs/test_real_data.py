@@ -153,14 +153,15 @@ def test_the_recipes_are_listed_and_one_is_run(folder: Path) -> None:
 # Numbers ------------------------------------------------------------------------------------------
 
 
-def test_the_readme_has_the_numbers_of_the_page_on_measurements() -> None:
+def test_the_readme_has_the_numbers_of_the_page_on_measurements(subtests: pytest.Subtests) -> None:
     table = {row[0]: row for row in rows_of("fedfv-table3")}
     shown = cells(README, "Reproduce a paper's table")[1:]
     assert {row[3][:3] for row in shown} == {"yes", "no:"}
     for name, printed, measured, agrees in shown:
-        _, mean, mean_here, std, std_here, row_agrees = table[name]
-        assert [printed, measured] == [f"{mean}, {std}", f"{mean_here}, {std_here}"]
-        assert (agrees == "yes") == (row_agrees == "yes")
+        with subtests.test(name=name, printed=printed):
+            _, mean, mean_here, std, std_here, row_agrees = table[name]
+            assert [printed, measured] == [f"{mean}, {std}", f"{mean_here}, {std_here}"]
+            assert (agrees == "yes") == (row_agrees == "yes")
 
 
 def test_the_page_on_measurements_prints_what_the_recipe_has() -> None:
@@ -189,7 +190,7 @@ def test_the_page_on_measurements_has_every_recipe() -> None:
     assert sorted(row[0] for row in table) == sorted(f"`{name}`" for name in names())
 
 
-def test_the_page_on_data_sets_has_all_with_their_models() -> None:
+def test_the_page_on_data_sets_has_all_with_their_models(subtests: pytest.Subtests) -> None:
     rows = {
         row[0].strip("`"): row
         for row in cells(DATA_SETS)
@@ -197,8 +198,9 @@ def test_the_page_on_data_sets_has_all_with_their_models() -> None:
     }
     assert rows.keys() == {info.name for info in SHIPPED}
     for info in SHIPPED:
-        assert re.findall(r"`(.+?)`", rows[info.name][3]) == [*info.models]
-        assert all(file.path.split("/")[0] in DATA_SETS for file in info.files)
+        with subtests.test(info=info):
+            assert re.findall(r"`(.+?)`", rows[info.name][3]) == [*info.models]
+            assert all(file.path.split("/")[0] in DATA_SETS for file in info.files)
     dealt = {
         name for row in cells(DATA_SETS, "Who gets what") for name in re.findall(r"`(.+?)`", row[0])
     }
@@ -206,11 +208,12 @@ def test_the_page_on_data_sets_has_all_with_their_models() -> None:
     assert dealt == others | {name for info in SHIPPED for name in info.partitions}
 
 
-def test_the_page_on_models_has_every_one_with_its_parameters() -> None:
+def test_the_page_on_models_has_every_one_with_its_parameters(subtests: pytest.Subtests) -> None:
     rows = [row for row in cells(YOUR_MODEL, "Models by name") if len(row) == 4][1:]
     assert {name for row in rows for name in re.findall(r"`([\w-]+)`", row[0])} == MODELS.keys()
     for row in rows:
-        for name in re.findall(r"`([\w-]+)`", row[0]):
-            counts = re.findall(r"\d+,\d+(?:,\d+)?|\b200\b", row[2])
-            assert counts
-            assert [count for count in counts if count not in str(MODELS[name].__doc__)] == []
+        with subtests.test(row=row):
+            for name in re.findall(r"`([\w-]+)`", row[0]):
+                counts = re.findall(r"\d+,\d+(?:,\d+)?|\b200\b", row[2])
+                assert counts
+                assert [count for count in counts if count not in str(MODELS[name].__doc__)] == []

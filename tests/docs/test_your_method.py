@@ -75,14 +75,17 @@ def test_every_block_of_python_is_run_by_a_test() -> None:
 
 
 @pytest.mark.usefixtures("my_methods")
-def test_methods_and_rules_pass_without_a_remark() -> None:
+def test_methods_and_rules_pass_without_a_remark(subtests: pytest.Subtests) -> None:
     assert (len(METHODS), len(RULES)) == (6, 2)
     reports = [
         *(check_method(resolve_name(name)) for name in METHODS),
         *(check_rule(name) for name in RULES),
     ]
     for report in reports:
-        assert {result.status for result in report.results.values()} == {Status.PASSED}, report.name
+        with subtests.test(report=report):
+            assert {result.status for result in report.results.values()} == {Status.PASSED}, (
+                report.name
+            )
 
 
 def test_worst_first_draws_by_the_last_losses(my_methods: ModuleType) -> None:

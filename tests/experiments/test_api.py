@@ -68,24 +68,28 @@ def test_importing_fairbloom_imports_nothing_heavy() -> None:
     assert ended.stdout == "[]\n"
 
 
-def test_what_is_exported_is_there() -> None:
+def test_what_is_exported_is_there(subtests: pytest.Subtests) -> None:
     for name in api.__all__:
-        assert getattr(api, name) is not None
-        assert name in dir(api)
+        with subtests.test(name=name):
+            assert getattr(api, name) is not None
+            assert name in dir(api)
 
 
-def test_only_common_options_are_in_the_signature() -> None:
+def test_only_common_options_are_in_the_signature(subtests: pytest.Subtests) -> None:
     functions: list[Callable[..., object]] = [api.run, api.compare, api.search]
     for function in functions:
-        shown = inspect.signature(function).parameters
-        for name, annotation in get_type_hints(CommonOptions).items():
-            assert (shown[name].annotation, shown[name].default) == (annotation, None)
-            assert re.search(rf"^    {name}\n        \S", str(api.run.__doc__), re.MULTILINE), name
-        assert "options" not in shown
-        with pytest.raises(
-            TypeError, match=rf"{function.__name__}\(\) got an unexpected .* 'learning_rate'"
-        ):
-            function(learning_rate=0.1)
+        with subtests.test(function=function):
+            shown = inspect.signature(function).parameters
+            for name, annotation in get_type_hints(CommonOptions).items():
+                assert (shown[name].annotation, shown[name].default) == (annotation, None)
+                assert re.search(rf"^    {name}\n        \S", str(api.run.__doc__), re.MULTILINE), (
+                    name
+                )
+            assert "options" not in shown
+            with pytest.raises(
+                TypeError, match=rf"{function.__name__}\(\) got an unexpected .* 'learning_rate'"
+            ):
+                function(learning_rate=0.1)
 
 
 # A run --------------------------------------------------------------------------------------------
@@ -120,7 +124,7 @@ def test_a_run_is_quiet_and_leaves_the_log_as_it_was(capfd: pytest.CaptureFixtur
     assert logging.getLogger("flwr").level == level
 
 
-def test_a_run_draws_its_score_over_the_rounds(ran: api.Run) -> None:
+def test_a_run_draws_its_score_over_the_rounds(ran: api.Run, subtests: pytest.Subtests) -> None:
     spec = ran.chart()
     assert "test accuracy, %, higher is better" in axis_titles(spec)
     for line, measure in (
@@ -128,11 +132,12 @@ def test_a_run_draws_its_score_over_the_rounds(ran: api.Run) -> None:
         ("mean", "mean"),
         ("worst client", "worst_10"),
     ):
-        expected = [
-            float(row[f"test_accuracy_of_global_model_{measure}"])
-            for row in table(ran.folder / "rounds.csv")
-        ]
-        assert drawn_values(spec, line) == pytest.approx(expected, rel=1e-4)
+        with subtests.test(line=line, measure=measure):
+            expected = [
+                float(row[f"test_accuracy_of_global_model_{measure}"])
+                for row in table(ran.folder / "rounds.csv")
+            ]
+            assert drawn_values(spec, line) == pytest.approx(expected, rel=1e-4)
 
 
 def axis_titles(spec: dict[str, Any]) -> set[str]:
@@ -153,14 +158,15 @@ class Halved(FedAvg):
 
 
 @pytest.mark.slow
-def test_a_method_may_be_given_as_its_class(tmp_path: Path) -> None:
+def test_a_method_may_be_given_as_its_class(tmp_path: Path, subtests: pytest.Subtests) -> None:
     for given, name in ((FedFV, "fedfv"), (Halved, f"{__name__}:Halved")):
-        folders = [
-            api.run(method=each, rounds=1, out=tmp_path / f"{name[-3:]}-{i}", **SMALL).folder
-            for i, each in enumerate((given, name))
-        ]
-        assert len({(folder / "model.safetensors").read_bytes() for folder in folders}) == 1
-        assert api.load(folders[0]).settings["method"] == name
+        with subtests.test(given=given, name=name):
+            folders = [
+                api.run(method=each, rounds=1, out=tmp_path / f"{name[-3:]}-{i}", **SMALL).folder
+                for i, each in enumerate((given, name))
+            ]
+            assert len({(folder / "model.safetensors").read_bytes() for folder in folders}) == 1
+            assert api.load(folders[0]).settings["method"] == name
     compared = api.compare(
         methods=[FedFV, "fedavg", Halved],
         baseline=Halved,
@@ -179,7 +185,7 @@ def test_a_method_may_be_given_as_its_class(tmp_path: Path) -> None:
     assert compared.baseline == "Halved"
 
 
-def test_what_cannot_be_imported_is_refused_as_a_method() -> None:
+def test_what_cannot_be_imported_is_refused_as_a_method(subtests: pytest.Subtests) -> None:
     class Hidden(FedAvg):
         pass
 
@@ -190,10 +196,11 @@ def test_what_cannot_be_imported_is_refused_as_a_method() -> None:
         dict: "<class 'dict'>",
     }
     for method, words in refused.items():
-        with pytest.raises(FairbloomError, match=words):
-            api.run(method=method, **SMALL)
-        with pytest.raises(FairbloomError, match=words):
-            api.compare(methods=[method], **SMALL)
+        with subtests.test(method=method, words=words):
+            with pytest.raises(FairbloomError, match=words):
+                api.run(method=method, **SMALL)
+            with pytest.raises(FairbloomError, match=words):
+                api.compare(methods=[method], **SMALL)
     assert api.run(method="fedfv", rounds=1, settings={"fedfv.alpha": 0.2}, **SMALL).finished
     assert api.run(method="fedfv(alpha=0.2)", rounds=1, **SMALL).settings["fedfv.alpha"] == 0.2
 
@@ -235,18 +242,21 @@ def test_a_run_saves_who_had_which_examples() -> None:
 # Notebooks ----------------------------------------------------------------------------------------
 
 
-def test_a_notebook_shows_tables_and_charts(ran: api.Run, compared: api.Comparison) -> None:
+def test_a_notebook_shows_tables_and_charts(
+    ran: api.Run, compared: api.Comparison, subtests: pytest.Subtests
+) -> None:
     for result in (ran, compared):
-        part = result._repr_html_()
-        chart = result.chart()
-        assert part.count("<table>") == part.count("</table>") >= 1
-        assert 'src="data:image/png;base64,iVBOR' in part
-        assert ("<td>Ditto (personal)</td>" in part) == (result is compared)
-        assert isinstance(chart, dict)
-        assert json.loads(json.dumps(chart)) == chart
-        shown = chart._repr_mimebundle_()  # type: ignore[attr-defined]
-        assert shown["application/vnd.vegalite.v5+json"] == chart
-        assert base64.b64decode(shown["image/png"]).startswith(b"\x89PNG")
+        with subtests.test(result=result):
+            part = result._repr_html_()
+            chart = result.chart()
+            assert part.count("<table>") == part.count("</table>") >= 1
+            assert 'src="data:image/png;base64,iVBOR' in part
+            assert ("<td>Ditto (personal)</td>" in part) == (result is compared)
+            assert isinstance(chart, dict)
+            assert json.loads(json.dumps(chart)) == chart
+            shown = chart._repr_mimebundle_()  # type: ignore[attr-defined]
+            assert shown["application/vnd.vegalite.v5+json"] == chart
+            assert base64.b64decode(shown["image/png"]).startswith(b"\x89PNG")
 
 
 def test_a_line_tells_what_an_object_is(ran: api.Run, compared: api.Comparison) -> None:
@@ -262,10 +272,13 @@ def test_a_line_tells_what_an_object_is(ran: api.Run, compared: api.Comparison) 
 # Data frames --------------------------------------------------------------------------------------
 
 
-def test_the_tables_of_a_comparison_are_data_frames(compared: api.Comparison) -> None:
+def test_the_tables_of_a_comparison_are_data_frames(
+    compared: api.Comparison, subtests: pytest.Subtests
+) -> None:
     assert compared.table.index.tolist() == ["FedAvg", "Ditto", "Ditto (personal)"]
     for method, row in compared.table.iterrows():
-        assert row["worst_10"] == pytest.approx(compared.spread(str(method), "worst_10")[0])
+        with subtests.test(method=method, row=row):
+            assert row["worst_10"] == pytest.approx(compared.spread(str(method), "worst_10")[0])
     clients = compared.clients
     chosen = clients[(clients["method"] == "FedAvg") & (clients["seed"] == 1)].set_index("client")[
         "accuracy"

@@ -56,7 +56,7 @@ def test_the_page_names_what_methods_may_differ_in() -> None:
     assert shared - set(re.findall(r"`([\w-]+)`", section)) == set()
 
 
-def test_labels_are_what_was_written_each_once() -> None:
+def test_labels_are_what_was_written_each_once(subtests: pytest.Subtests) -> None:
     """Commas separate methods outside parentheses and quotes, and what says the same is one."""
     written = (
         " fedavg ,qfedavg(q=1), fedfv(alpha=0.2, tau=3),, torchjd:upgrad,fedfv(order='random'),"
@@ -75,12 +75,13 @@ def test_labels_are_what_was_written_each_once() -> None:
     )
     assert labels(same) == ["QFedAvg", "FedAvg (proximal-mu=0)"]
     for name in METHODS:
-        (arm,) = parse_arms(name)
-        assert parse_arm(arm.label).is_same(arm), name
-        assert parse_arm(name.upper()).is_same(arm), name
+        with subtests.test(name=name):
+            (arm,) = parse_arms(name)
+            assert parse_arm(arm.label).is_same(arm), name
+            assert parse_arm(name.upper()).is_same(arm), name
 
 
-def test_parameters_have_their_type_and_name_the_folder() -> None:
+def test_parameters_have_their_type_and_name_the_folder(subtests: pytest.Subtests) -> None:
     for words, config, folder in (
         ("fedavgn(server_lr=2, proximal_mu=1)", {"fedavgn.server-lr": 2.0, "proximal-mu": 1.0}, ""),
         ("fedavg(learning-rate=0.05)", {"learning-rate": 0.05}, "fedavg-learning-rate=0.05"),
@@ -98,11 +99,14 @@ def test_parameters_have_their_type_and_name_the_folder() -> None:
         ("torchjd:upgrad", {}, "torchjd-upgrad"),
         ("term(tilt=-1)", {"term.tilt": -1.0}, "term-tilt=-1"),
     ):
-        arm = parse_arm(words)
-        assert arm.settings == config
-        assert [*map(type, arm.settings.values())] == [type(config[key]) for key in arm.settings]
-        assert arm.folder == (folder or arm.folder)
-        Settings.of(arm.config)
+        with subtests.test(words=words, config=config):
+            arm = parse_arm(words)
+            assert arm.settings == config
+            assert [*map(type, arm.settings.values())] == [
+                type(config[key]) for key in arm.settings
+            ]
+            assert arm.folder == (folder or arm.folder)
+            Settings.of(arm.config)
 
 
 WRONG = {
@@ -127,11 +131,12 @@ WRONG = {
 }
 
 
-def test_a_mistake_is_told_in_one_line_that_names_it() -> None:
+def test_a_mistake_is_told_in_one_line_that_names_it(subtests: pytest.Subtests) -> None:
     for words, told in WRONG.items():
-        with pytest.raises(FairbloomError, match=re.escape(told)) as raised:
-            parse_arms(words)
-        assert "\n" not in str(raised.value)
+        with subtests.test(words=words, told=told):
+            with pytest.raises(FairbloomError, match=re.escape(told)) as raised:
+                parse_arms(words)
+            assert "\n" not in str(raised.value)
     with pytest.raises(FairbloomError, match=re.escape("qfedavg.q is given twice")):
         parse_arms("fedavg,qfedavg(q=1)", {"qfedavg.q": 1.0})
     assert len(parse_arms("fedavg,qfedavg(q=1)", {"qfedavg.lipschitz": 2.0})) == 2
@@ -145,7 +150,7 @@ def test_the_name_of_a_run_folder_depends_on_its_arm_alone() -> None:
 
 
 @pytest.mark.usefixtures("own")
-def test_any_arm_has_a_folder_name_of_its_own_for_any_system() -> None:
+def test_any_arm_has_a_folder_name_of_its_own_for_any_system(subtests: pytest.Subtests) -> None:
     values = [
         "a",
         "A",
@@ -173,7 +178,8 @@ def test_any_arm_has_a_folder_name_of_its_own_for_any_system() -> None:
     # name="a" is the default
     assert len({name.casefold() for name in found}) == len(found) == len(written) - 1
     for name in found:
-        assert re.fullmatch(r"[A-Za-z0-9_=+-][A-Za-z0-9_.=+-]{1,149}", name)
+        with subtests.test(name=name):
+            assert re.fullmatch(r"[A-Za-z0-9_=+-][A-Za-z0-9_.=+-]{1,149}", name)
 
 
 @pytest.mark.usefixtures("own")
@@ -183,7 +189,7 @@ def test_classes_of_one_name_are_told_apart_by_their_modules() -> None:
     assert labels("fedavg,own_first:Mine(share=0.3)")[1] == "Mine (share=0.3)"
 
 
-def test_the_baseline_is_fedavg_or_the_first_or_as_named() -> None:
+def test_the_baseline_is_fedavg_or_the_first_or_as_named(subtests: pytest.Subtests) -> None:
     for name, words, label in (
         ("", "fedfv,fedavg(proximal-mu=1),fedavg", "FedAvg"),
         ("", "fedfv,fedavg(proximal-mu=1)", "FedAvg (proximal-mu=1)"),
@@ -198,7 +204,8 @@ def test_the_baseline_is_fedavg_or_the_first_or_as_named() -> None:
             )
         ),
     ):
-        assert baseline_of(name, parse_arms(words)) == label
+        with subtests.test(name=name, words=words):
+            assert baseline_of(name, parse_arms(words)) == label
     with pytest.raises(
         FairbloomError,
         match=re.escape("'qfedavg' is not among the methods: there are FedAvg, QFed"),

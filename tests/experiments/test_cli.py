@@ -44,7 +44,9 @@ def somewhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_run_is_named_shown_and_not_run_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    subtests: pytest.Subtests,
 ) -> None:
     words = (
         "run",
@@ -82,8 +84,9 @@ def test_a_run_is_named_shown_and_not_run_again(
     assert f"{sum(float(row[column]) for row in last) / 5:.1f}" in printed
     written = (folder / "model.safetensors").stat().st_mtime_ns
     for again in (words, ("show", folder)):
-        assert fairbloom(*again) == 0
-        assert capsys.readouterr().out == printed
+        with subtests.test(again=again):
+            assert fairbloom(*again) == 0
+            assert capsys.readouterr().out == printed
     assert (folder / "model.safetensors").stat().st_mtime_ns == written
     assert printed.startswith(
         "FedFV (tau=3) on digits\nclients 5, rounds 3, seed 0, state finished, engine "
@@ -95,7 +98,8 @@ def test_a_run_is_named_shown_and_not_run_again(
         "device": "cpu",
         "fedfv.tau": 3,
     }.items():
-        assert re.search(rf"^{key} +{value}$", printed, re.MULTILINE)
+        with subtests.test(key=key, value=value):
+            assert re.search(rf"^{key} +{value}$", printed, re.MULTILINE)
 
 
 REFUSED: list[tuple[list[str], tuple[str, ...]]] = [
@@ -164,6 +168,7 @@ REFUSED: list[tuple[list[str], tuple[str, ...]]] = [
 @pytest.mark.slow
 def test_several_values_are_tried_by_the_search_an_error_names(
     capsys: pytest.CaptureFixture[str],
+    subtests: pytest.Subtests,
 ) -> None:
     """A comparison's method, too: its error has the name of the method."""
     few = (
@@ -182,33 +187,40 @@ def test_several_values_are_tried_by_the_search_an_error_names(
         ["run", "--set", "momentum=0,0.5"],
         ["compare", "--methods", "fedfv(alpha=0.1,0.5)"],
     ):
-        assert fairbloom(*given) == 2
-        named = re.search(r"fairbloom (search .*--grid \S+) tries", capsys.readouterr().err)
-        assert named is not None
-        assert fairbloom(*named[1].split(), *few, "--out", f"a-{given[0]}") == 0
+        with subtests.test(given=given):
+            assert fairbloom(*given) == 2
+            named = re.search(r"fairbloom (search .*--grid \S+) tries", capsys.readouterr().err)
+            assert named is not None
+            assert fairbloom(*named[1].split(), *few, "--out", f"a-{given[0]}") == 0
 
 
 def test_bad_input_ends_with_2_and_writes_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    subtests: pytest.Subtests,
 ) -> None:
     for words, expected in REFUSED:
-        assert fairbloom(*words, *(["--out", "a"] if words[0] != "walk" else [])) == 2, words
-        printed = capsys.readouterr()
-        assert [word for word in expected if word not in printed.err] == [], words
-        assert printed.out == ""
-        assert list(tmp_path.iterdir()) == []
+        with subtests.test(words=words, expected=expected):
+            assert fairbloom(*words, *(["--out", "a"] if words[0] != "walk" else [])) == 2, words
+            printed = capsys.readouterr()
+            assert [word for word in expected if word not in printed.err] == [], words
+            assert printed.out == ""
+            assert list(tmp_path.iterdir()) == []
 
 
 def test_a_place_that_can_be_no_folder_is_refused_in_a_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    subtests: pytest.Subtests,
 ) -> None:
     (tmp_path / "file").write_text("precious")
     (tmp_path / "locked").mkdir(mode=0o500)
     places = {"x" * 300: "File name too long", "file": "is a file", "file/a/b": "is a file"}
     places |= {"locked/a": "Permission denied"} if os.geteuid() else {}  # root may write anywhere
     for out, fault in places.items():
-        for command in ("run",), ("compare", "--methods", "fedavg", "--seeds", 1):
-            assert fault in refusal(capsys, *command, "--out", out)
+        with subtests.test(out=out, fault=fault):
+            for command in ("run",), ("compare", "--methods", "fedavg", "--seeds", 1):
+                assert fault in refusal(capsys, *command, "--out", out)
     assert {path.name for path in tmp_path.rglob("*")} == {"file", "locked"}
     assert (tmp_path / "file").read_text() == "precious"
 
@@ -249,7 +261,9 @@ def run_until_interrupted(rows: str, *words: str) -> None:
     sys.exit(fairbloom(*words))
 
 
-def test_an_interrupted_run_ends_with_130_and_can_be_finished(tmp_path: Path) -> None:
+def test_an_interrupted_run_ends_with_130_and_can_be_finished(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     words = ["run", "--clients", "5", "--rounds", "10", "--device", "cpu", "--method", "fedfv"]
     rows = tmp_path / "a" / "rounds.csv"
     ended = forked(ROOT, run_until_interrupted, str(rows), *words, "--out", str(tmp_path / "a"))
@@ -263,7 +277,8 @@ def test_an_interrupted_run_ends_with_130_and_can_be_finished(tmp_path: Path) ->
     assert len(rows.read_bytes().splitlines()) > 3
     assert not (tmp_path / "a" / "model.safetensors").exists()
     for out in ("a", "b"):
-        assert fairbloom(*words, "--out", tmp_path / out) == 0
+        with subtests.test(out=out):
+            assert fairbloom(*words, "--out", tmp_path / out) == 0
     assert not Outcome.of(tmp_path / "a").differences(Outcome.of(tmp_path / "b"))
 
 
@@ -277,14 +292,16 @@ def test_version_prints_the_version_and_nothing_else(capsys: pytest.CaptureFixtu
 
 def test_every_method_is_listed_with_parameters_and_source(
     capsys: pytest.CaptureFixture[str],
+    subtests: pytest.Subtests,
 ) -> None:
     described = as_json(capsys, "methods")
     assert [method["name"] for method in described] == list(METHODS)
     for method in described:
-        assert method["summary"]
-        assert re.search(r"\b(19|20)\d\d\b", method["source"]), (
-            f"{method['name']}'s source has no year"
-        )
+        with subtests.test(method=method):
+            assert method["summary"]
+            assert re.search(r"\b(19|20)\d\d\b", method["source"]), (
+                f"{method['name']}'s source has no year"
+            )
     keys = {parameter["key"] for method in described for parameter in method["parameters"]}
     assert keys == {key for key, parameter in parameters().items() if parameter.owner in METHODS}
     assert all(parameter["range"] for method in described for parameter in method["parameters"])
@@ -332,6 +349,7 @@ MISSPELT = {
 
 def test_wrong_options_are_refused_with_the_way_to_give_them(
     capsys: pytest.CaptureFixture[str],
+    subtests: pytest.Subtests,
 ) -> None:
     cases = [
         ((command, option, "3"), said)
@@ -355,10 +373,11 @@ def test_wrong_options_are_refused_with_the_way_to_give_them(
     ]
     cases += [(("chek",), "Did you mean"), (("deploy", "statu"), "Did you mean")]
     for words, said in cases:
-        assert fairbloom(*words) == 2, words
-        told = " ".join(capsys.readouterr().err.replace("│", " ").split())
-        assert said in told, words
-        assert told.count("Did you mean") <= 1, words
+        with subtests.test(words=words, said=said):
+            assert fairbloom(*words) == 2, words
+            told = " ".join(capsys.readouterr().err.replace("│", " ").split())
+            assert said in told, words
+            assert told.count("Did you mean") <= 1, words
 
 
 def test_settings_of_a_name_and_a_name_that_none_has(capsys: pytest.CaptureFixture[str]) -> None:
@@ -394,21 +413,28 @@ def command_called(name: str) -> click.Command:
     return late.imported()
 
 
-def test_a_commands_help_begins_as_it_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_commands_help_begins_as_it_is_listed(
+    capsys: pytest.CaptureFixture[str], subtests: pytest.Subtests
+) -> None:
     for command, listed in LISTED.items():
-        assert fairbloom(command, "--help") == 0
-        printed = capsys.readouterr().out
-        assert [
-            words for words in (listed.summary, listed.example, "--help") if words not in printed
-        ] == []
-        assert str(command_called(command).help).splitlines()[0] == listed.summary
-        if command in ("run", "compare"):  # the example is taken
-            _, _, *words = listed.example.split()
-            assert command_called(command).make_context(command, words).params["out"]
+        with subtests.test(command=command, listed=listed):
+            assert fairbloom(command, "--help") == 0
+            printed = capsys.readouterr().out
+            assert [
+                words
+                for words in (listed.summary, listed.example, "--help")
+                if words not in printed
+            ] == []
+            assert str(command_called(command).help).splitlines()[0] == listed.summary
+            if command in ("run", "compare"):  # the example is taken
+                _, _, *words = listed.example.split()
+                assert command_called(command).make_context(command, words).params["out"]
 
 
 def test_help_says_what_each_argument_is(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    subtests: pytest.Subtests,
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     commands = [each for name in LISTED for each in commands_in(command_called(name))]
@@ -421,8 +447,9 @@ def test_help_says_what_each_argument_is(
         ("show", "The folder of a run or a study"),
         ("client keys", "Name of this client in the"),
     ):
-        assert fairbloom(*words.split(), "--help") == 0
-        assert said in capsys.readouterr().out
+        with subtests.test(words=words, said=said):
+            assert fairbloom(*words.split(), "--help") == 0
+            assert said in capsys.readouterr().out
 
 
 def commands_in(command: click.Command) -> Iterator[click.Command]:
@@ -432,15 +459,16 @@ def commands_in(command: click.Command) -> Iterator[click.Command]:
         yield from commands_in(each)
 
 
-def test_common_options_say_what_their_settings_do() -> None:
+def test_common_options_say_what_their_settings_do(subtests: pytest.Subtests) -> None:
     common = [*CommonOptions.__annotations__]
     for command in ("run", "compare", "search"):
-        offered = {
-            each.name: each
-            for each in command_called(command).params
-            if isinstance(each, click.Option)
-        }
-        assert [name for name in offered if name in common] == common
-        for name in {*common} - {"data_dir"}:
-            (key,) = as_settings({name: None})
-            assert str(offered[name].help).startswith(SETTINGS[key].description)
+        with subtests.test(command=command):
+            offered = {
+                each.name: each
+                for each in command_called(command).params
+                if isinstance(each, click.Option)
+            }
+            assert [name for name in offered if name in common] == common
+            for name in {*common} - {"data_dir"}:
+                (key,) = as_settings({name: None})
+                assert str(offered[name].help).startswith(SETTINGS[key].description)

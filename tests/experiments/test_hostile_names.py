@@ -70,18 +70,21 @@ def assert_harmless(text: str) -> None:
     assert not [each for each in text if not each.isprintable() and each != "\n"]
 
 
-def test_no_cell_of_a_written_table_is_a_formula(folder: Path) -> None:
+def test_no_cell_of_a_written_table_is_a_formula(folder: Path, subtests: pytest.Subtests) -> None:
     tables = [*folder.rglob("*.csv")]
     assert {"clients.csv", "groups.csv", "comparison.csv", "differences.csv"} <= {
         each.name for each in tables
     }
     for table in tables:
-        if table.name != "data.csv":
-            with table.open(newline="") as file:
-                cells = [cell for row in csv.reader(file) for cell in row]
-            assert not [
-                each for each in cells if each[:1] in ("=", "+", "-", "@") and not is_number(each)
-            ], table
+        with subtests.test(table=table):
+            if table.name != "data.csv":
+                with table.open(newline="") as file:
+                    cells = [cell for row in csv.reader(file) for cell in row]
+                assert not [
+                    each
+                    for each in cells
+                    if each[:1] in ("=", "+", "-", "@") and not is_number(each)
+                ], table
 
 
 def is_number(text: str) -> bool:
@@ -101,17 +104,21 @@ def test_reading_gives_the_original_names(folder: Path) -> None:
 
 
 def test_output_holds_no_control_characters_and_json_the_names(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    subtests: pytest.Subtests,
 ) -> None:
     monkeypatch.chdir(folder)
     run = next((folder / "compared/runs").iterdir())
     data = ("data", "data.csv", *WORDS[4:])
     nowhere = ("evaluate", "nowhere\x1b[2J")
     for words in (("show", "compared"), ("show", run), data, nowhere):
-        assert fairbloom(*words) == 2 * (words[0] == "evaluate")
-        printed = "".join(capsys.readouterr())
-        assert "\\x1b" in printed
-        assert_harmless(printed)
+        with subtests.test(words=words):
+            assert fairbloom(*words) == 2 * (words[0] == "evaluate")
+            printed = "".join(capsys.readouterr())
+            assert "\\x1b" in printed
+            assert_harmless(printed)
     assert set(as_json(capsys, "show", run)["clients"]["accuracy"]) == set(CLIENTS)
 
 

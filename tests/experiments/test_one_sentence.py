@@ -45,46 +45,55 @@ def told(capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_predicting_with_a_comparison_names_one_of_its_runs(
-    modules: Path, capsys: pytest.CaptureFixture[str]
+    modules: Path,
+    capsys: pytest.CaptureFixture[str],
+    subtests: pytest.Subtests,
 ) -> None:
     runs = Path("cmp", "runs", "fedavg-seed0")
     runs.mkdir(parents=True)
     (runs / "config.toml").write_text("")
     Study("compare", [], []).write(Path("cmp"))
     for command in (("predict", "cmp", "new.csv", "--out", "p.csv"), ("export", "cmp")):
-        assert fairbloom(*command) == 2
-        words = told(capsys)
-        assert f"{runs.parent}: {runs.name}" in words
-        assert "load_" not in words
+        with subtests.test(command=command):
+            assert fairbloom(*command) == 2
+            words = told(capsys)
+            assert f"{runs.parent}: {runs.name}" in words
+            assert "load_" not in words
 
 
 def test_a_task_without_validation_examples_is_refused_at_once(
-    modules: Path, capsys: pytest.CaptureFixture[str]
+    modules: Path,
+    capsys: pytest.CaptureFixture[str],
+    subtests: pytest.Subtests,
 ) -> None:
     for command in (
         ("run", "--set", "validation-share=0.2"),
         ("search", "--grid", "learning-rate=0.1,0.2", "--jobs", "1"),
     ):
-        assert fairbloom(*command, "--task", "unvalidated:task", *SMALL, "--out", "out") == 2
-        words = told(capsys)
-        for each in (
-            "validation-share = 0.2",
-            "unvalidated:task",
-            "Splits(train, test, validation)",
-        ):
-            assert each in words
-        assert not [*Path().glob("out/**/rounds.csv")]
+        with subtests.test(command=command):
+            assert fairbloom(*command, "--task", "unvalidated:task", *SMALL, "--out", "out") == 2
+            words = told(capsys)
+            for each in (
+                "validation-share = 0.2",
+                "unvalidated:task",
+                "Splits(train, test, validation)",
+            ):
+                assert each in words
+            assert not [*Path().glob("out/**/rounds.csv")]
 
 
 def test_a_wrong_declaration_of_any_class_is_one_sentence(
-    modules: Path, capsys: pytest.CaptureFixture[str]
+    modules: Path,
+    capsys: pytest.CaptureFixture[str],
+    subtests: pytest.Subtests,
 ) -> None:
     for command in (
         ("check", "misdeclared:Right"),
         ("run", "--method", "misdeclared:Right", *SMALL),
     ):
-        sys.modules.pop("misdeclared", None)
-        assert fairbloom(*command) == 2
-        words = told(capsys)
-        for each in ("misdeclared:Right", "Other.seed = 3", "option"):
-            assert each in words
+        with subtests.test(command=command):
+            sys.modules.pop("misdeclared", None)
+            assert fairbloom(*command) == 2
+            words = told(capsys)
+            for each in ("misdeclared:Right", "Other.seed = 3", "option"):
+                assert each in words

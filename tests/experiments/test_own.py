@@ -112,13 +112,16 @@ def test_a_run_shows_all_scores_and_says_which_way_is_better(
     assert re.search(rf"first: .+\nclient .+\n─+\n{worst} ", printed)
 
 
-def test_a_comparison_gains_where_an_error_falls(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_comparison_gains_where_an_error_falls(
+    capsys: pytest.CaptureFixture[str], subtests: pytest.Subtests
+) -> None:
     comparison = api.load("cmp")
     for method in comparison.methods[1:]:
-        worst = {m: comparison.spread(m, "worst_10")[0] for m in (method, "FedAvg")}
-        assert fmean(comparison.gains(method, "worst_10")) == pytest.approx(
-            worst["FedAvg"] - worst[method]
-        )
+        with subtests.test(method=method):
+            worst = {m: comparison.spread(m, "worst_10")[0] for m in (method, "FedAvg")}
+            assert fmean(comparison.gains(method, "worst_10")) == pytest.approx(
+                worst["FedAvg"] - worst[method]
+            )
     assert fairbloom("show", "cmp") == 0
     printed = capsys.readouterr().out
     assert "Final models over clients: test mean absolute error, lower is better" in printed

@@ -139,12 +139,15 @@ def test_a_further_score_is_measured_when_fairness_goes_by_it(
     assert run.settings["scores"] == "f1"
 
 
-def test_a_score_that_a_task_lacks_is_refused_with_those_it_has(tmp_path: Path) -> None:
+def test_a_score_that_a_task_lacks_is_refused_with_those_it_has(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     for name in ("acuracy", "auc", "f1-at-0.50"):
-        with pytest.raises(
-            FairbloomError, match=f"score = '{name}'.*accuracy, loss, calibration-error, brier"
-        ):
-            run_digits(tmp_path / "run", score=name)
+        with subtests.test(name=name):
+            with pytest.raises(
+                FairbloomError, match=f"score = '{name}'.*accuracy, loss, calibration-error, brier"
+            ):
+                run_digits(tmp_path / "run", score=name)
     assert not (tmp_path / "run").exists()
 
 
@@ -208,7 +211,7 @@ def test_a_client_without_a_score_is_left_out_of_all_methods() -> None:
     assert comparison.left_out == {0: ["c"], 1: []}
 
 
-def test_a_client_is_compared_from_three_seeds_on() -> None:
+def test_a_client_is_compared_from_three_seeds_on(subtests: pytest.Subtests) -> None:
     def by_seed(shift: float, seeds_of_c: int) -> Scored:
         return [
             {"a": 0.5 + shift, "b": 0.6 + shift}
@@ -217,29 +220,33 @@ def test_a_client_is_compared_from_three_seeds_on() -> None:
         ]
 
     for seeds_of_c in (2, 3):
-        comparison = compared_by_hand(
-            Score("auc"), FedAvg=by_seed(0.0, seeds_of_c), FedFV=by_seed(0.1, 5)
-        )
-        measures = {row["measure"] for row in comparison.difference_rows()}
-        assert ("client:c" in measures) == (seeds_of_c == 3)
-        assert comparison.difference("FedFV", "client:c").seeds == seeds_of_c
-        assert "client:a" in measures
+        with subtests.test(seeds_of_c=seeds_of_c):
+            comparison = compared_by_hand(
+                Score("auc"), FedAvg=by_seed(0.0, seeds_of_c), FedFV=by_seed(0.1, 5)
+            )
+            measures = {row["measure"] for row in comparison.difference_rows()}
+            assert ("client:c" in measures) == (seeds_of_c == 3)
+            assert comparison.difference("FedFV", "client:c").seeds == seeds_of_c
+            assert "client:a" in measures
 
 
 # The larger class ---------------------------------------------------------------------------------
 
 
 def test_the_share_of_the_larger_class_is_shown_beside_the_score(
-    unbalanced: Path, tmp_path: Path
+    unbalanced: Path,
+    tmp_path: Path,
+    subtests: pytest.Subtests,
 ) -> None:
     run = run_sites(unbalanced, tmp_path / "run")
     shares = run.column("test_share_of_larger_class")
     task = load_task(run.settings)
     for client in ("a", "b"):
-        targets = task.splits(client).test.all_targets.numpy()
-        assert shares[client] == pytest.approx(
-            100.0 * max(np.mean(targets == 0), np.mean(targets == 1))
-        )
+        with subtests.test(client=client):
+            targets = task.splits(client).test.all_targets.numpy()
+            assert shares[client] == pytest.approx(
+                100.0 * max(np.mean(targets == 0), np.mean(targets == 1))
+            )
     rows = table(tmp_path / "run" / "clients.csv")
     assert {row["client"]: float(row["test_share_of_larger_class"]) for row in rows} == shares
     assert "larger class, %" in write_report(run, tmp_path / "report.html").read_text()

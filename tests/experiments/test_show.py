@@ -78,19 +78,22 @@ def test_a_run_as_json_has_its_measures_settings_and_clients(
 
 
 def test_the_engine_that_computed_a_run_is_told_with_the_reason(
-    there: Path, capsys: pytest.CaptureFixture[str]
+    there: Path,
+    capsys: pytest.CaptureFixture[str],
+    subtests: pytest.Subtests,
 ) -> None:
     chosen = json.loads((there / "runs" / "a" / "engine.json").read_text())
     assert as_json(capsys, "show", "runs/a")["engine"] == chosen
     file = there / "runs" / "a" / "engine.json"
     for processes, words in ((1, "loop"), (3, "loop in 3 processes")):
-        file.write_text(
-            json.dumps(
-                {"engine": "loop", "reason": "it was asked for [by me]", "workers": processes}
+        with subtests.test(processes=processes, words=words):
+            file.write_text(
+                json.dumps(
+                    {"engine": "loop", "reason": "it was asked for [by me]", "workers": processes}
+                )
             )
-        )
-        assert fairbloom("show", "runs/a") == 0
-        assert f"engine {words}\n" in capsys.readouterr().out
+            assert fairbloom("show", "runs/a") == 0
+            assert f"engine {words}\n" in capsys.readouterr().out
     file.unlink()  # as of a run whose clients are other machines
     assert fairbloom("show", "runs/a") == 0
     assert ", engine " not in capsys.readouterr().out
@@ -139,7 +142,9 @@ def test_a_comparison_that_is_under_way_is_shown_run_by_run(
 
 
 def test_a_figure_is_called_as_asked_and_nothing_else_is_written(
-    there: Path, capsys: pytest.CaptureFixture[str]
+    there: Path,
+    capsys: pytest.CaptureFixture[str],
+    subtests: pytest.Subtests,
 ) -> None:
     before = sorted(there.rglob("*"))
     for run, name, stem in (
@@ -147,41 +152,49 @@ def test_a_figure_is_called_as_asked_and_nothing_else_is_written(
         ("runs/a", "drawn.svg", "drawn"),
         ("runs/cmp", "drawn.v2", "drawn.v2"),
     ):
-        assert fairbloom("show", run, "--figure", name) == 0
-        assert capsys.readouterr().out.endswith(f"figure: {stem}.png, {stem}.svg\n")
-        for ending in ("png", "svg"):
-            (there / f"{stem}.{ending}").unlink()
+        with subtests.test(run=run, name=name):
+            assert fairbloom("show", run, "--figure", name) == 0
+            assert capsys.readouterr().out.endswith(f"figure: {stem}.png, {stem}.svg\n")
+            for ending in ("png", "svg"):
+                (there / f"{stem}.{ending}").unlink()
     assert sorted(there.rglob("*")) == before
 
 
 @pytest.mark.usefixtures("there")
 def test_a_folder_that_is_not_there_is_refused_in_a_line(
     capsys: pytest.CaptureFixture[str],
+    subtests: pytest.Subtests,
 ) -> None:
     for words, told in (
         (("no-where",), "there is no folder"),
         ((".", "--figure", "drawn"), "no run and no study"),
     ):
-        assert fairbloom("show", *words) == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        assert told in line
+        with subtests.test(words=words, told=told):
+            assert fairbloom("show", *words) == 2
+            (line,) = capsys.readouterr().err.splitlines()
+            assert told in line
 
 
 def test_a_damaged_comparison_is_refused_in_a_line(
-    there: Path, capsys: pytest.CaptureFixture[str]
+    there: Path,
+    capsys: pytest.CaptureFixture[str],
+    subtests: pytest.Subtests,
 ) -> None:
     for content in ("", "[]", '{"kind": "compare", "seeds": [], "baseline": "x"}'):
-        (there / "runs" / "cmp" / "study.json").write_text(content)
-        assert fairbloom("show", "runs/cmp") == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        assert "study.json cannot be read" in line
+        with subtests.test(content=content):
+            (there / "runs" / "cmp" / "study.json").write_text(content)
+            assert fairbloom("show", "runs/cmp") == 2
+            (line,) = capsys.readouterr().err.splitlines()
+            assert "study.json cannot be read" in line
 
 
 # Lists --------------------------------------------------------------------------------------------
 
 
 def test_runs_are_listed_with_what_they_are_and_how_far(
-    there: Path, capsys: pytest.CaptureFixture[str]
+    there: Path,
+    capsys: pytest.CaptureFixture[str],
+    subtests: pytest.Subtests,
 ) -> None:
     listed = as_json(capsys, "show")
     assert [run["name"] for run in listed] == [
@@ -199,16 +212,17 @@ def test_runs_are_listed_with_what_they_are_and_how_far(
     assert fairbloom("show") == 0
     printed = capsys.readouterr().out
     for run in listed:
-        row = next(line for line in printed.splitlines() if line.startswith(run["name"]))
-        for word in (
-            run["method"],
-            "digits",
-            f"{run['rounds']}/{run['of_rounds']}",
-            "finished",
-            run["when"],
-        ):
-            assert word in row
-        assert f"{run['score']['mean']:.1f} %" in row
+        with subtests.test(run=run):
+            row = next(line for line in printed.splitlines() if line.startswith(run["name"]))
+            for word in (
+                run["method"],
+                "digits",
+                f"{run['rounds']}/{run['of_rounds']}",
+                "finished",
+                run["when"],
+            ):
+                assert word in row
+            assert f"{run['score']['mean']:.1f} %" in row
 
 
 def test_interrupted_and_running_are_told_apart(
@@ -236,26 +250,33 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 def test_a_damaged_run_is_listed_with_its_fault(
-    there: Path, made: Path, capsys: pytest.CaptureFixture[str]
+    there: Path,
+    made: Path,
+    capsys: pytest.CaptureFixture[str],
+    subtests: pytest.Subtests,
 ) -> None:
     run = there / "runs" / "a"
     for finished, (name, (damage, words)) in product((True, False), FAULTS.items()):
-        shutil.rmtree(run)
-        shutil.copytree(made / "runs" / "a", run)
-        if not finished:
-            (run / "model.safetensors").unlink()
-        damage(run)
-        damaged, *others = as_json(capsys, "show")
-        assert len(others) == 2
-        if name == "no rounds" and not finished:  # it is begun anew when the run goes on
-            assert (damaged["state"], "score" in damaged) == ("interrupted", False)
-            continue
-        assert (damaged["state"], words in damaged["fault"]) == ("damaged", True), (name, finished)
-        assert fairbloom("show") == 0
-        assert "damaged: " in capsys.readouterr().out
-        assert fairbloom("show", "runs/a") == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        assert words in line
+        with subtests.test(finished=finished, name=name):
+            shutil.rmtree(run)
+            shutil.copytree(made / "runs" / "a", run)
+            if not finished:
+                (run / "model.safetensors").unlink()
+            damage(run)
+            damaged, *others = as_json(capsys, "show")
+            assert len(others) == 2
+            if name == "no rounds" and not finished:  # it is begun anew when the run goes on
+                assert (damaged["state"], "score" in damaged) == ("interrupted", False)
+                continue
+            assert (damaged["state"], words in damaged["fault"]) == ("damaged", True), (
+                name,
+                finished,
+            )
+            assert fairbloom("show") == 0
+            assert "damaged: " in capsys.readouterr().out
+            assert fairbloom("show", "runs/a") == 2
+            (line,) = capsys.readouterr().err.splitlines()
+            assert words in line
 
 
 def test_a_folder_without_runs_says_so(there: Path, capsys: pytest.CaptureFixture[str]) -> None:

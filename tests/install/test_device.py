@@ -35,16 +35,21 @@ def predict(device: dict[str, str], *arguments: object) -> subprocess.CompletedP
     return subprocess.run(command, env=device, capture_output=True, text=True, timeout=300)
 
 
-def test_what_a_device_lacks_is_not_found(device: dict[str, str]) -> None:
+def test_what_a_device_lacks_is_not_found(
+    device: dict[str, str], subtests: pytest.Subtests
+) -> None:
     for name in ("pandas", "vl_convert", "cvxopt"):
-        done = subprocess.run(
-            [sys.executable, "-c", f"import {name}"], env=device, capture_output=True
-        )
-        assert b"ModuleNotFoundError" in done.stderr, name
+        with subtests.test(name=name):
+            done = subprocess.run(
+                [sys.executable, "-c", f"import {name}"], env=device, capture_output=True
+            )
+            assert b"ModuleNotFoundError" in done.stderr, name
 
 
 @pytest.mark.slow
-def test_a_device_predicts_by_its_state_folder(device: dict[str, str], tmp_path: Path) -> None:
+def test_a_device_predicts_by_its_state_folder(
+    device: dict[str, str], tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     data = write_hospitals(tmp_path / "hospitals")
     state = tmp_path / "state"
     settings = {
@@ -60,13 +65,14 @@ def test_a_device_predicts_by_its_state_folder(device: dict[str, str], tmp_path:
     settings = CONFIG.read(run).settings
     keep_model(state, settings, load_task(settings), "h1", MODEL.read(run), 2, "global")
     for model, by in (("last", " by the model of round 2 of 2"), ("personal", "")):
-        there = tmp_path / f"there-{model}.csv"
-        expected = tmp_path / f"here-{model}.csv"
-        done = predict(device, state, new, "--out", there, "--model", model)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout == f"40 predictions{by}: {there}\n"
-        load_predictor(run, client="h1", model=model).predict_file(new, expected)
-        assert there.read_bytes() == expected.read_bytes()
+        with subtests.test(model=model, by=by):
+            there = tmp_path / f"there-{model}.csv"
+            expected = tmp_path / f"here-{model}.csv"
+            done = predict(device, state, new, "--out", there, "--model", model)
+            assert done.returncode == 0, done.stderr
+            assert done.stdout == f"40 predictions{by}: {there}\n"
+            load_predictor(run, client="h1", model=model).predict_file(new, expected)
+            assert there.read_bytes() == expected.read_bytes()
 
 
 @pytest.mark.slow

@@ -50,12 +50,18 @@ def fairbloom(
     return subprocess.run(command, cwd=folder, env=plain, capture_output=True, text=True)
 
 
-def test_what_extras_bring_is_not_found(plain: dict[str, str], tmp_path: Path) -> None:
+def test_what_extras_bring_is_not_found(
+    plain: dict[str, str], tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     for name in ("ray", "PIL", "torchjd"):
-        done = subprocess.run(
-            [sys.executable, "-c", f"import {name}"], cwd=tmp_path, env=plain, capture_output=True
-        )
-        assert b"ModuleNotFoundError" in done.stderr, name
+        with subtests.test(name=name):
+            done = subprocess.run(
+                [sys.executable, "-c", f"import {name}"],
+                cwd=tmp_path,
+                env=plain,
+                capture_output=True,
+            )
+            assert b"ModuleNotFoundError" in done.stderr, name
 
 
 @pytest.mark.slow

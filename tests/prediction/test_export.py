@@ -166,7 +166,9 @@ def linear(width: int, outputs: int = 2) -> nn.Module:
     return model
 
 
-def test_odd_cells_and_names_are_predicted_as_in_predict(tmp_path: Path) -> None:
+def test_odd_cells_and_names_are_predicted_as_in_predict(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     wards = ["1", "1.0", "1.", "20", "20.0", "", "NA", "nan", "NaN", "null", "n/a", "?"]
     # In single precision the deviations of a number of nine digits would be lost.
     seconds = InputColumn("seconds", "number", center=1.7e9, scale=3.0)
@@ -195,23 +197,26 @@ def test_odd_cells_and_names_are_predicted_as_in_predict(tmp_path: Path) -> None
         (odd, {name: k + random.normal(size=7) for k, name in enumerate(names)}),
     ]
     for k, (columns, cells) in enumerate(cases):
-        width = sum(len(column.categories) or 1 for column in columns)
-        (tmp_path / f"{k}").mkdir()
-        predictor = predictor_of(tmp_path / f"{k}", linear(width), *columns)
-        frame = pandas.DataFrame(cells)
-        values, numbers = predict(export_onnx(predictor), frame)
-        assert predictor.preprocessing is not None
-        # no column's name
-        predictor = replace(predictor, preprocessing=replace(predictor.preprocessing, target="z"))
-        expected = predictor.predict(frame)
-        assert values == expected["predicted_z"].tolist()
-        np.testing.assert_allclose(
-            numbers, expected[["probability_no", "probability_yes"]], atol=1e-6
-        )
-        assert np.ptp(numbers[:, 0]) > 0.05, columns
+        with subtests.test(k=k, columns=columns):
+            width = sum(len(column.categories) or 1 for column in columns)
+            (tmp_path / f"{k}").mkdir()
+            predictor = predictor_of(tmp_path / f"{k}", linear(width), *columns)
+            frame = pandas.DataFrame(cells)
+            values, numbers = predict(export_onnx(predictor), frame)
+            assert predictor.preprocessing is not None
+            # no column's name
+            predictor = replace(
+                predictor, preprocessing=replace(predictor.preprocessing, target="z")
+            )
+            expected = predictor.predict(frame)
+            assert values == expected["predicted_z"].tolist()
+            np.testing.assert_allclose(
+                numbers, expected[["probability_no", "probability_yes"]], atol=1e-6
+            )
+            assert np.ptp(numbers[:, 0]) > 0.05, columns
 
 
-def test_a_row_that_we_refuse_has_no_prediction(tmp_path: Path) -> None:
+def test_a_row_that_we_refuse_has_no_prediction(tmp_path: Path, subtests: pytest.Subtests) -> None:
     """ONNX has no errors for rows: such a row gets NaN and an empty class, and never a
     prediction."""
     strict = (
@@ -230,16 +235,17 @@ def test_a_row_that_we_refuse_has_no_prediction(tmp_path: Path) -> None:
         (np.inf, "1"),
         (-1e200, "1"),
     ]:
-        frame = pandas.DataFrame({"age": [40.0, age, 60.0], "ward": ["2", ward, "1"]})
-        with pytest.raises(FairbloomError, match="row 1"):
-            predictor.predict(frame)
-        values, probabilities = predict(file, frame)
-        expected = predictor.predict(frame.iloc[[0, 2]])
-        assert values == [expected["predicted_y"].iloc[0], "", expected["predicted_y"].iloc[1]]
-        assert np.isnan(probabilities[1]).all()
-        np.testing.assert_allclose(
-            probabilities[[0, 2]], expected[["probability_no", "probability_yes"]], atol=1e-6
-        )
+        with subtests.test(age=age, ward=ward):
+            frame = pandas.DataFrame({"age": [40.0, age, 60.0], "ward": ["2", ward, "1"]})
+            with pytest.raises(FairbloomError, match="row 1"):
+                predictor.predict(frame)
+            values, probabilities = predict(file, frame)
+            expected = predictor.predict(frame.iloc[[0, 2]])
+            assert values == [expected["predicted_y"].iloc[0], "", expected["predicted_y"].iloc[1]]
+            assert np.isnan(probabilities[1]).all()
+            np.testing.assert_allclose(
+                probabilities[[0, 2]], expected[["probability_no", "probability_yes"]], atol=1e-6
+            )
 
 
 def test_a_graph_says_what_it_is(tmp_path: Path) -> None:
@@ -277,7 +283,9 @@ class Odd(nn.Module):
 
 
 def test_a_module_that_cannot_be_exported_has_its_cause_named(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    subtests: pytest.Subtests,
 ) -> None:
     predictor = predictor_of(tmp_path, linear(1), AGE)
     causes = {
@@ -285,13 +293,14 @@ def test_a_module_that_cannot_be_exported_has_its_cause_named(
         "no operator of ONNX": "linalg_eigh",
     }
     for why, cause in causes.items():
-        with pytest.raises(
-            FairbloomError, match=rf"cannot be exported: .*{cause}.*run\.model\(\)"
-        ) as caught:
-            export_onnx(replace(predictor, module=Odd(why).eval()))
-        assert "\n" not in str(caught.value)
-        assert capfd.readouterr().err == ""  # PyTorch prints half of a graph
-        assert [path.name for path in predictor.run.iterdir()] == ["config.toml"]
+        with subtests.test(why=why, cause=cause):
+            with pytest.raises(
+                FairbloomError, match=rf"cannot be exported: .*{cause}.*run\.model\(\)"
+            ) as caught:
+                export_onnx(replace(predictor, module=Odd(why).eval()))
+            assert "\n" not in str(caught.value)
+            assert capfd.readouterr().err == ""  # PyTorch prints half of a graph
+            assert [path.name for path in predictor.run.iterdir()] == ["config.toml"]
     with pytest.raises(FairbloomError, match=r"task csv .*torch\.onnx\.export"):
         export_onnx(replace(predictor, preprocessing=None))
 

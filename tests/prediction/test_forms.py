@@ -56,17 +56,20 @@ WRONG: dict[str, tuple[dict[str, Any] | bytes, str]] = {
 }
 
 
-def test_malformed_arrays_are_refused(arrays: fairbloom.Run, tmp_path: Path) -> None:
+def test_malformed_arrays_are_refused(
+    arrays: fairbloom.Run, tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     path = tmp_path / "new.npz"
     for content, expected in WRONG.values():
-        if isinstance(content, bytes):
-            path.write_bytes(content)
-        else:
-            np.savez(path, **content)
-        with pytest.raises(FairbloomError, match=expected) as caught:
-            load_predictor(arrays.folder).predict_file(path, tmp_path / "out.csv")
-        assert str(path) in str(caught.value)
-        assert not (tmp_path / "out.csv").exists()
+        with subtests.test(content=content, expected=expected):
+            if isinstance(content, bytes):
+                path.write_bytes(content)
+            else:
+                np.savez(path, **content)
+            with pytest.raises(FairbloomError, match=expected) as caught:
+                load_predictor(arrays.folder).predict_file(path, tmp_path / "out.csv")
+            assert str(path) in str(caught.value)
+            assert not (tmp_path / "out.csv").exists()
     with pytest.raises(FairbloomError, match=r"trained on arrays.*Predictor\.outputs"):
         arrays.predict(pandas.DataFrame({"x": [1, 2]}))
 
@@ -98,25 +101,34 @@ def images(
     return fairbloom.run("image-folder", model="mlp", settings=settings, **data, **SMALL)
 
 
-def test_images_are_predicted_as_clients_measured(images: fairbloom.Run, tmp_path: Path) -> None:
+def test_images_are_predicted_as_clients_measured(
+    images: fairbloom.Run, tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     data = images.folder.parent / "data"
     predictor = load_predictor(images.folder)
     for client in ("a", "b"):
-        predictor.predict_file(data / client, tmp_path / f"{client}.csv")
-        found = {row["file"]: row["predicted_class"] for row in table(tmp_path / f"{client}.csv")}
-        assert len(found) == 20
-        files = [
-            f"{name}/{k}.png" for name in ("bright", "dark") for k in sorted(range(10), key=str)
-        ]
-        test = task_of(images).splits(client).test.rows
-        assert test is not None
-        right = [found[files[place]] == files[place].partition("/")[0] for place in test.tolist()]
-        assert 100.0 * np.mean(right) == pytest.approx(images.final(ACCURACY)[client], abs=1e-4)
+        with subtests.test(client=client):
+            predictor.predict_file(data / client, tmp_path / f"{client}.csv")
+            found = {
+                row["file"]: row["predicted_class"] for row in table(tmp_path / f"{client}.csv")
+            }
+            assert len(found) == 20
+            files = [
+                f"{name}/{k}.png" for name in ("bright", "dark") for k in sorted(range(10), key=str)
+            ]
+            test = task_of(images).splits(client).test.rows
+            assert test is not None
+            right = [
+                found[files[place]] == files[place].partition("/")[0] for place in test.tolist()
+            ]
+            assert 100.0 * np.mean(right) == pytest.approx(images.final(ACCURACY)[client], abs=1e-4)
     assert predictor.predict_file(data / "a" / "dark" / "0.png", tmp_path / "out.csv") == 1
     assert [row["file"] for row in table(tmp_path / "out.csv")] == ["0.png"]
 
 
-def test_images_that_do_not_fit_are_named(images: fairbloom.Run, tmp_path: Path) -> None:
+def test_images_that_do_not_fit_are_named(
+    images: fairbloom.Run, tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     predictor = load_predictor(images.folder)
     out = tmp_path / "out.csv"
     (tmp_path / "none").mkdir()
@@ -131,17 +143,20 @@ def test_images_that_do_not_fit_are_named(images: fairbloom.Run, tmp_path: Path)
         "small": "has 9×9 pixels, and the model takes 6×5",
     }
     for name, expected in cases.items():
-        if name == "small" and images.settings["image-folder.size"]:  # resized as in training
-            assert predictor.predict_file(tmp_path / name, out) == 2
-        else:
-            with pytest.raises(FairbloomError, match=expected):
-                predictor.predict_file(tmp_path / name, out)
+        with subtests.test(name=name, expected=expected):
+            if name == "small" and images.settings["image-folder.size"]:  # resized as in training
+                assert predictor.predict_file(tmp_path / name, out) == 2
+            else:
+                with pytest.raises(FairbloomError, match=expected):
+                    predictor.predict_file(tmp_path / name, out)
 
 
 # Known data sets ----------------------------------------------------------------------------------
 
 
-def test_digits_are_predicted_by_their_names(arrays: fairbloom.Run, tmp_path: Path) -> None:
+def test_digits_are_predicted_by_their_names(
+    arrays: fairbloom.Run, tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     run = arrays
     task = load_task(arrays.settings)
     inputs, targets = task.splits(task.clients[0]).test[slice(None)]
@@ -149,15 +164,16 @@ def test_digits_are_predicted_by_their_names(arrays: fairbloom.Run, tmp_path: Pa
     np.savez(tmp_path / "bytes.npz", x=(16.0 * inputs).round().numpy().astype(np.uint8))
     names = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
     for file in ("new.npz", "bytes.npz"):
-        load_predictor(run.folder).predict_file(tmp_path / file, tmp_path / "out.csv")
-        found = [row["predicted_class"] for row in table(tmp_path / "out.csv")]
-        right = [
-            name == names[target] for name, target in zip(found, targets.tolist(), strict=True)
-        ]
-        assert 100.0 * np.mean(right) == pytest.approx(
-            run.final(ACCURACY)[task.clients[0]], abs=1e-4
-        )
-        (tmp_path / "out.csv").unlink()
+        with subtests.test(file=file):
+            load_predictor(run.folder).predict_file(tmp_path / file, tmp_path / "out.csv")
+            found = [row["predicted_class"] for row in table(tmp_path / "out.csv")]
+            right = [
+                name == names[target] for name, target in zip(found, targets.tolist(), strict=True)
+            ]
+            assert 100.0 * np.mean(right) == pytest.approx(
+                run.final(ACCURACY)[task.clients[0]], abs=1e-4
+            )
+            (tmp_path / "out.csv").unlink()
 
 
 @needs("adult/adult.data")
@@ -245,12 +261,15 @@ def test_a_task_without_preprocessing_gives_model_and_outputs(mine: Path, tmp_pa
         predictor.predict_file(mine, tmp_path / "out.csv")
 
 
-def test_a_users_task_predicts_by_its_own_preprocessing(mine: Path) -> None:
+def test_a_users_task_predicts_by_its_own_preprocessing(
+    mine: Path, subtests: pytest.Subtests
+) -> None:
     small = SMALL | {"rounds": 10, "settings": {"learning-rate": 1.0}}
     run = fairbloom.run("points_of_mine:prepared", out="run", **small)
     for client, mean in (("a", 10.0), ("b", 20.0)):
-        heights = pandas.DataFrame({"height": [mean - 2.0, mean + 2.0]})
-        assert list(run.predict(heights, client=client)["predicted_tall"]) == ["no", "yes"]
+        with subtests.test(client=client, mean=mean):
+            heights = pandas.DataFrame({"height": [mean - 2.0, mean + 2.0]})
+            assert list(run.predict(heights, client=client)["predicted_tall"]) == ["no", "yes"]
     with pytest.raises(FairbloomError, match="--client with one of a, b"):
         run.predict(heights)
     with pytest.raises(
@@ -259,31 +278,39 @@ def test_a_users_task_predicts_by_its_own_preprocessing(mine: Path) -> None:
         fairbloom.run("points_of_mine:wrong", out="wrong", **SMALL)
 
 
-def test_a_model_in_bfloat16_predicts(mine: Path, tmp_path: Path) -> None:
+def test_a_model_in_bfloat16_predicts(
+    mine: Path, tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     settings = {"personal-lambda": 0.1}
     run = fairbloom.run(
         "digits", clients=2, out="run", model="points_of_mine:Half", settings=settings, **SMALL
     )
     np.savez(tmp_path / "new.npz", x=RANDOM.random((20, 8, 8)))
     for model in ("last", "best", "personal"):
-        predictor = run.predictor("client-0", model)
-        assert {each.dtype for each in predictor.module.parameters()} == {torch.bfloat16}
-        assert predictor.predict_file(tmp_path / "new.npz", tmp_path / f"{model}.csv") == 20
+        with subtests.test(model=model):
+            predictor = run.predictor("client-0", model)
+            assert {each.dtype for each in predictor.module.parameters()} == {torch.bfloat16}
+            assert predictor.predict_file(tmp_path / "new.npz", tmp_path / f"{model}.csv") == 20
 
 
 def test_a_module_that_has_changed_is_warned_of(
-    mine: Path, caplog: pytest.LogCaptureFixture
+    mine: Path,
+    caplog: pytest.LogCaptureFixture,
+    subtests: pytest.Subtests,
 ) -> None:
     by_task = fairbloom.run("points_of_mine:plain", out="by-task", **SMALL)
     by_model = fairbloom.run(
         "digits", clients=2, out="by-model", model="points_of_mine:Half", **SMALL
     )
     for change in ("", "\n# changed\n"):
-        mine.write_text(MODULE + change)
-        for run in (by_task, by_model):
-            caplog.clear()
-            run.model()
-            assert ("module points_of_mine, from which the run in" in caplog.text) == bool(change)
+        with subtests.test(change=change):
+            mine.write_text(MODULE + change)
+            for run in (by_task, by_model):
+                caplog.clear()
+                run.model()
+                assert ("module points_of_mine, from which the run in" in caplog.text) == bool(
+                    change
+                )
     mine.unlink()
     forget_module()
     with pytest.raises(FairbloomError, match="there is no module points_of_mine"):

@@ -33,18 +33,23 @@ def kept_by(run: fairbloom.Run) -> Path:
     return folder
 
 
-def test_the_whole_model_predicts_as_it_was_measured(run: fairbloom.Run) -> None:
+def test_the_whole_model_predicts_as_it_was_measured(
+    run: fairbloom.Run, subtests: pytest.Subtests
+) -> None:
     kept = load_last(kept_by(run))
     model = run.model(CLIENT, "personal").state_dict()
     assert kept is not None
     assert model.keys() - kept.state.keys() == {name for name in model if name.startswith("first")}
     shared = run.model().state_dict()
     for name, tensor in model.items():
-        assert torch.equal(tensor, shared[name]) == name.startswith("first"), name
+        with subtests.test(name=name, tensor=tensor):
+            assert torch.equal(tensor, shared[name]) == name.startswith("first"), name
 
 
 def test_a_devices_frozen_parameters_are_the_final_models(
-    run: fairbloom.Run, tmp_path: Path
+    run: fairbloom.Run,
+    tmp_path: Path,
+    subtests: pytest.Subtests,
 ) -> None:
     shutil.copytree(run.folder / "clients", tmp_path / "state")
     settings = CONFIG.read(run.folder).settings
@@ -59,4 +64,5 @@ def test_a_devices_frozen_parameters_are_the_final_models(
     )
     found = load_predictor(tmp_path / "state", model="personal").module.state_dict()
     for name, tensor in run.model(CLIENT, "personal").state_dict().items():
-        assert torch.equal(tensor, found[name]), name
+        with subtests.test(name=name, tensor=tensor):
+            assert torch.equal(tensor, found[name]), name

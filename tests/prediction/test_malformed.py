@@ -49,16 +49,19 @@ MALFORMED: dict[str, tuple[list[str], tuple[str, ...]]] = {
 readers."""
 
 
-def test_a_malformed_file_is_refused(run: fairbloom.Run, new: Path) -> None:
+def test_a_malformed_file_is_refused(
+    run: fairbloom.Run, new: Path, subtests: pytest.Subtests
+) -> None:
     predictor = load_predictor(run.folder, client="north")
     with pytest.raises(FairbloomError, match=r"new\.csv"):
         predictor.predict_file(new, new.with_name("out.csv"))
     for what, (content, expected) in MALFORMED.items():
-        new.write_text("".join(f"{each}\n" for each in content), encoding="utf-8")
-        with pytest.raises(FairbloomError) as caught:
-            predictor.predict_file(new, new.with_name("out.csv"))
-        assert all(words in str(caught.value) for words in (str(new), *expected)), what
-        assert [path.name for path in new.parent.iterdir()] == ["new.csv"]
+        with subtests.test(what=what, content=content):
+            new.write_text("".join(f"{each}\n" for each in content), encoding="utf-8")
+            with pytest.raises(FairbloomError) as caught:
+                predictor.predict_file(new, new.with_name("out.csv"))
+            assert all(words in str(caught.value) for words in (str(new), *expected)), what
+            assert [path.name for path in new.parent.iterdir()] == ["new.csv"]
 
 
 def test_a_file_without_the_unreadable_row_is_predicted(
@@ -74,7 +77,9 @@ def test_a_file_without_the_unreadable_row_is_predicted(
     assert load_predictor(together.folder).predict_file(new, out) == 30
 
 
-def test_a_data_frame_is_refused_by_row_and_column(run: fairbloom.Run) -> None:
+def test_a_data_frame_is_refused_by_row_and_column(
+    run: fairbloom.Run, subtests: pytest.Subtests
+) -> None:
     frame = pandas.DataFrame(patients(0, 3))
     cases = [
         (frame.assign(age=["1", "2", "x"]), "row 2, column 'age' holds 'x'"),
@@ -88,5 +93,6 @@ def test_a_data_frame_is_refused_by_row_and_column(run: fairbloom.Run) -> None:
         ),
     ]
     for wrong, expected in cases:
-        with pytest.raises(FairbloomError, match=expected):
-            run.predict(wrong, client="north")
+        with subtests.test(wrong=wrong, expected=expected):
+            with pytest.raises(FairbloomError, match=expected):
+                run.predict(wrong, client="north")

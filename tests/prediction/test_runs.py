@@ -101,7 +101,10 @@ def test_a_users_own_flower_app_has_no_task_to_build_a_model_by(tmp_path: Path) 
 
 
 def test_what_a_run_folder_lacks_is_named(
-    copied: Path, together: fairbloom.Run, tmp_path: Path
+    copied: Path,
+    together: fairbloom.Run,
+    tmp_path: Path,
+    subtests: pytest.Subtests,
 ) -> None:
     (file,) = (copied / "clients").rglob("north/preprocessing.json")
     for content in (
@@ -112,12 +115,13 @@ def test_what_a_run_folder_lacks_is_named(
         b'{"format": 1, "form": "table"}',
         b"\xff\xfe",
     ):
-        file.write_bytes(content)
-        with pytest.raises(
-            FairbloomError,
-            match=r"north/preprocessing\.json cannot be read: .*Restore it from a copy",
-        ):
-            load_predictor(copied, client="north")
+        with subtests.test(content=content):
+            file.write_bytes(content)
+            with pytest.raises(
+                FairbloomError,
+                match=r"north/preprocessing\.json cannot be read: .*Restore it from a copy",
+            ):
+                load_predictor(copied, client="north")
     file.unlink()
     with pytest.raises(
         FairbloomError,
@@ -134,29 +138,40 @@ def test_what_a_run_folder_lacks_is_named(
     )
 
 
-def test_every_engine_keeps_what_is_each_clients_own(tmp_path: Path, run: fairbloom.Run) -> None:
+def test_every_engine_keeps_what_is_each_clients_own(
+    tmp_path: Path, run: fairbloom.Run, subtests: pytest.Subtests
+) -> None:
     for engine in ("stacked", "workers"):
-        (tmp_path / engine).mkdir()
-        made = train(tmp_path / engine, engine=engine)
-        kept = {
-            file.parent.name: file for file in (made.folder / "clients").rglob("preprocessing.json")
-        }
-        assert {*kept} == {*HOSPITALS}
-        for name, file in kept.items():
-            assert (
-                file.read_bytes()
-                == next((run.folder / "clients").rglob(f"{name}/preprocessing.json")).read_bytes()
-            )
-            assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        with subtests.test(engine=engine):
+            (tmp_path / engine).mkdir()
+            made = train(tmp_path / engine, engine=engine)
+            kept = {
+                file.parent.name: file
+                for file in (made.folder / "clients").rglob("preprocessing.json")
+            }
+            assert {*kept} == {*HOSPITALS}
+            for name, file in kept.items():
+                assert (
+                    file.read_bytes()
+                    == next(
+                        (run.folder / "clients").rglob(f"{name}/preprocessing.json")
+                    ).read_bytes()
+                )
+                assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
-def test_methods_with_personal_models_predict_by_them(tmp_path: Path) -> None:
+def test_methods_with_personal_models_predict_by_them(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     for method in ("ditto", "local"):
-        (tmp_path / method).mkdir()
-        made = train(tmp_path / method, method=method, state_dir=str(tmp_path / method / "state"))
-        assert not (made.folder / "clients").exists()
-        found = [made.predict(frame(), client=name, model="personal") for name in HOSPITALS]
-        assert len({tuple(each.iloc[:, -1]) for each in found}) == len(HOSPITALS)
+        with subtests.test(method=method):
+            (tmp_path / method).mkdir()
+            made = train(
+                tmp_path / method, method=method, state_dir=str(tmp_path / method / "state")
+            )
+            assert not (made.folder / "clients").exists()
+            found = [made.predict(frame(), client=name, model="personal") for name in HOSPITALS]
+            assert len({tuple(each.iloc[:, -1]) for each in found}) == len(HOSPITALS)
     with pytest.raises(FairbloomError, match="trains no global model: take model personal"):
         made.model("north")
 
@@ -182,27 +197,30 @@ def message(run: fairbloom.Run, kind: str = MessageType.TRAIN, **config: Any) ->
     return Message(content, dst_node_id=2, message_type=kind)
 
 
-def test_a_device_predicts_with_its_own_preprocessing(tmp_path: Path, run: fairbloom.Run) -> None:
+def test_a_device_predicts_with_its_own_preprocessing(
+    tmp_path: Path, run: fairbloom.Run, subtests: pytest.Subtests
+) -> None:
     for name in ("north", "west"):
-        context = device(tmp_path / name, run, name)
-        state = tmp_path / name / "state"
-        app(message(run, **{"personal-lambda": 0.1}), context)
-        app(message(run, MessageType.EVALUATE), context)
-        (kept,) = (run.folder / "clients").rglob(f"{name}/preprocessing.json")
-        for file in state.rglob("preprocessing.json"):
-            assert stat.S_IMODE(file.stat().st_mode) == 0o600
-            assert file.read_bytes() == kept.read_bytes()
-        predictor = load_predictor(state)
-        assert predictor.client == name
-        pandas.testing.assert_frame_equal(
-            predictor.predict(frame()), run.predict(frame(), client=name)
-        )
-        personal = load_predictor(state, client=name, model="personal").predict(frame())
-        assert list(personal.columns) == list(predictor.predict(frame()).columns)
-        with pytest.raises(
-            FairbloomError, match=rf"is that of client {name}: leave the client out"
-        ):
-            load_predictor(state, client="south")
+        with subtests.test(name=name):
+            context = device(tmp_path / name, run, name)
+            state = tmp_path / name / "state"
+            app(message(run, **{"personal-lambda": 0.1}), context)
+            app(message(run, MessageType.EVALUATE), context)
+            (kept,) = (run.folder / "clients").rglob(f"{name}/preprocessing.json")
+            for file in state.rglob("preprocessing.json"):
+                assert stat.S_IMODE(file.stat().st_mode) == 0o600
+                assert file.read_bytes() == kept.read_bytes()
+            predictor = load_predictor(state)
+            assert predictor.client == name
+            pandas.testing.assert_frame_equal(
+                predictor.predict(frame()), run.predict(frame(), client=name)
+            )
+            personal = load_predictor(state, client=name, model="personal").predict(frame())
+            assert list(personal.columns) == list(predictor.predict(frame()).columns)
+            with pytest.raises(
+                FairbloomError, match=rf"is that of client {name}: leave the client out"
+            ):
+                load_predictor(state, client="south")
 
 
 def test_a_disk_that_is_full_costs_a_device_no_round(
@@ -227,28 +245,36 @@ def test_a_disk_that_is_full_costs_a_device_no_round(
 
 
 def test_a_preprocessing_is_read_as_it_was_written(
-    run: fairbloom.Run, quantity: fairbloom.Run
+    run: fairbloom.Run,
+    quantity: fairbloom.Run,
+    subtests: pytest.Subtests,
 ) -> None:
     for file in [
         *run.folder.rglob("preprocessing.json"),
         *quantity.folder.rglob("preprocessing.json"),
     ]:
-        there = Preprocessing.decode_file(file.read_bytes())
-        assert there.encode() == file.read_bytes()
+        with subtests.test(file=file):
+            there = Preprocessing.decode_file(file.read_bytes())
+            assert there.encode() == file.read_bytes()
 
 
 def test_the_runs_own_preprocessing_has_no_means_of_a_client(
-    run: fairbloom.Run, together: fairbloom.Run
+    run: fairbloom.Run,
+    together: fairbloom.Run,
+    subtests: pytest.Subtests,
 ) -> None:
     for each, apart in ((run, True), (together, False)):
-        shared = Preprocessing.decode_file((each.folder / "preprocessing.json").read_bytes())
-        assert shared.per_client is apart
-        assert (shared.target, shared.ignored, shared.client) == ("outcome", (), "")
-        numbers = {
-            column.name: column.scale == 0.0 for column in shared.columns if column.kind == "number"
-        }
-        assert numbers == {"age": apart, "dose": apart}
-        assert {column.fill for column in shared.columns} == {not apart}
-        if apart:
-            with pytest.raises(FairbloomError, match="name the client"):
-                shared.inputs(values_of(table_of_frame(frame()), shared))
+        with subtests.test(each=each, apart=apart):
+            shared = Preprocessing.decode_file((each.folder / "preprocessing.json").read_bytes())
+            assert shared.per_client is apart
+            assert (shared.target, shared.ignored, shared.client) == ("outcome", (), "")
+            numbers = {
+                column.name: column.scale == 0.0
+                for column in shared.columns
+                if column.kind == "number"
+            }
+            assert numbers == {"age": apart, "dose": apart}
+            assert {column.fill for column in shared.columns} == {not apart}
+            if apart:
+                with pytest.raises(FairbloomError, match="name the client"):
+                    shared.inputs(values_of(table_of_frame(frame()), shared))

@@ -20,23 +20,26 @@ from .hospitals import COLUMNS, ROUNDS, run_hospitals
 # What is measured ---------------------------------------------------------------------------------
 
 
-def test_a_client_of_the_run_is_measured_as_in_the_run(there: Path, tmp_path: Path) -> None:
+def test_a_client_of_the_run_is_measured_as_in_the_run(
+    there: Path, tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     """Its own means and deviations come from its training rows, as in training."""
     text = SCHEMA.read(there / "run")
     for number, added in enumerate(("", "center = 60.0\nscale = 10.0\n")):
-        schema = text.replace("[fields.age]\n", f"[fields.age]\n{added}")
-        changes = {"schema": schema, "scores": "f1,brier", "score": "auc"}
-        out = run_hospitals(there / "hospitals", tmp_path / str(number), **changes)
-        expected = fairbloom.load(out)
-        for name in ("h1", "h3"):
-            found = fairbloom.evaluate(out, data_dir=there / "hospitals", client=name)
-            assert (found.site, found.test_examples) == (name, expected.test_examples()[name])
-            assert found.scores[0].name == "auc"
-            for score in expected.scores:
-                assert found.values[score.name] == pytest.approx(
-                    expected.final(score)[name], rel=1e-9
-                )
-                assert found.clients[score.name] == expected.final(score)
+        with subtests.test(number=number, added=added):
+            schema = text.replace("[fields.age]\n", f"[fields.age]\n{added}")
+            changes = {"schema": schema, "scores": "f1,brier", "score": "auc"}
+            out = run_hospitals(there / "hospitals", tmp_path / str(number), **changes)
+            expected = fairbloom.load(out)
+            for name in ("h1", "h3"):
+                found = fairbloom.evaluate(out, data_dir=there / "hospitals", client=name)
+                assert (found.site, found.test_examples) == (name, expected.test_examples()[name])
+                assert found.scores[0].name == "auc"
+                for score in expected.scores:
+                    assert found.values[score.name] == pytest.approx(
+                        expected.final(score)[name], rel=1e-9
+                    )
+                    assert found.clients[score.name] == expected.final(score)
 
 
 def test_a_new_hospital_is_put_beside_the_runs_clients(there: Path) -> None:
@@ -106,20 +109,25 @@ def test_a_number_of_one_row_means_nothing(there: Path, tmp_path: Path) -> None:
 
 
 def test_the_command_prints_a_table_or_json(
-    there: Path, capsys: pytest.CaptureFixture[str]
+    there: Path,
+    capsys: pytest.CaptureFixture[str],
+    subtests: pytest.Subtests,
 ) -> None:
     told = ("evaluate", there / "run", "--data-dir", there / "new")
     assert command(*told) == 0
     printed = capsys.readouterr().out
     for words in ("newtown", "worst of the run's clients", "best of the run's clients"):
-        assert words in printed
+        with subtests.test(words=words):
+            assert words in printed
     assert set(as_json(capsys, *told)["clients"]["accuracy"]) == {"h0", "h1", "h2", "h3"}
 
 
 # What does not fit --------------------------------------------------------------------------------
 
 
-def test_data_that_do_not_fit_are_refused_by_name(there: Path, tmp_path: Path) -> None:
+def test_data_that_do_not_fit_are_refused_by_name(
+    there: Path, tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     text = (there / "new" / "newtown.csv").read_text()
     cases = [
         ("age,bp,sex,target", "age,pressure,sex,target", "no column 'bp'"),
@@ -130,15 +138,18 @@ def test_data_that_do_not_fit_are_refused_by_name(there: Path, tmp_path: Path) -
     ]
     (tmp_path / "wrong").mkdir()
     for old, new, words in cases:
-        (tmp_path / "wrong" / "newtown.csv").write_text(text.replace(old, new))
-        with pytest.raises(
-            FairbloomError, match=r"the data of newtown do not fit the run in .*"
-        ) as refused:
-            fairbloom.evaluate(there / "run", data_dir=tmp_path / "wrong")
-        assert words in str(refused.value)
+        with subtests.test(old=old, new=new):
+            (tmp_path / "wrong" / "newtown.csv").write_text(text.replace(old, new))
+            with pytest.raises(
+                FairbloomError, match=r"the data of newtown do not fit the run in .*"
+            ) as refused:
+                fairbloom.evaluate(there / "run", data_dir=tmp_path / "wrong")
+            assert words in str(refused.value)
 
 
-def test_what_cannot_be_evaluated_names_the_remedy(there: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_evaluated_names_the_remedy(
+    there: Path, tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     alone = run_hospitals(there / "hospitals", tmp_path / "alone", method="local")
     unfinished = shutil.copytree(there / "run", tmp_path / "unfinished")
     (unfinished / "model.safetensors").unlink()
@@ -162,5 +173,6 @@ def test_what_cannot_be_evaluated_names_the_remedy(there: Path, tmp_path: Path) 
         (unfinished, site, "is not finished: evaluate it when it is over"),
     ]
     for folder, arguments, words in cases:
-        with pytest.raises(FairbloomError, match=words):
-            fairbloom.evaluate(folder, **arguments)
+        with subtests.test(folder=folder, arguments=arguments):
+            with pytest.raises(FairbloomError, match=words):
+                fairbloom.evaluate(folder, **arguments)

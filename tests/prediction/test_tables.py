@@ -30,32 +30,39 @@ def predicted(
 
 
 def test_scores_on_held_out_rows_are_those_of_the_run(
-    run: fairbloom.Run, together: fairbloom.Run, quantity: fairbloom.Run, tmp_path: Path
+    run: fairbloom.Run,
+    together: fairbloom.Run,
+    quantity: fairbloom.Run,
+    tmp_path: Path,
+    subtests: pytest.Subtests,
 ) -> None:
     for trained, client, model in product(
         (run, together, quantity), HOSPITALS, ("last", "personal")
     ):
-        rows = table(trained.folder.parent / "data" / f"{client}.csv")
-        found = predicted(
-            load_predictor(trained.folder, client=client, model=model), rows, tmp_path
-        )
-        examples = task_of(trained).splits(client).test
-        assert examples.rows is not None
-        pairs = [
-            (found[row]["predicted_outcome"], rows[row]["outcome"])
-            for row in examples.rows.tolist()
-        ]
-        measured = trained.final(model="personal" if model == "personal" else "global")[client]
-        if trained is quantity:
-            assert list(found[0]) == [*COLUMNS, "predicted_outcome"]
-            assert np.mean([abs(float(a) - float(b)) for a, b in pairs]) == pytest.approx(
-                measured, rel=1e-4
+        with subtests.test(trained=trained, client=client):
+            rows = table(trained.folder.parent / "data" / f"{client}.csv")
+            found = predicted(
+                load_predictor(trained.folder, client=client, model=model), rows, tmp_path
             )
-            continue
-        assert 100.0 * np.mean([a == b for a, b in pairs]) == pytest.approx(measured, abs=1e-4)
-        with torch.no_grad():  # the inputs as training computes them, the model as clients load it
-            chosen = trained.model(client, model)(examples[slice(None)][0]).argmax(dim=1)
-        assert [a for a, _ in pairs] == [sorted(CLASSES)[place] for place in chosen.tolist()]
+            examples = task_of(trained).splits(client).test
+            assert examples.rows is not None
+            pairs = [
+                (found[row]["predicted_outcome"], rows[row]["outcome"])
+                for row in examples.rows.tolist()
+            ]
+            measured = trained.final(model="personal" if model == "personal" else "global")[client]
+            if trained is quantity:
+                assert list(found[0]) == [*COLUMNS, "predicted_outcome"]
+                assert np.mean([abs(float(a) - float(b)) for a, b in pairs]) == pytest.approx(
+                    measured, rel=1e-4
+                )
+                continue
+            assert 100.0 * np.mean([a == b for a, b in pairs]) == pytest.approx(measured, abs=1e-4)
+            with (
+                torch.no_grad()
+            ):  # the inputs as training computes them, the model as clients load it
+                chosen = trained.model(client, model)(examples[slice(None)][0]).argmax(dim=1)
+            assert [a for a, _ in pairs] == [sorted(CLASSES)[place] for place in chosen.tolist()]
 
 
 def test_common_means_need_no_client(together: fairbloom.Run) -> None:
@@ -77,7 +84,9 @@ def test_the_best_model_is_that_of_the_best_round(
 
 
 def test_all_columns_come_out_in_their_order_then_predictions(
-    run: fairbloom.Run, tmp_path: Path
+    run: fairbloom.Run,
+    tmp_path: Path,
+    subtests: pytest.Subtests,
 ) -> None:
     predictor = load_predictor(run.folder, client="west")
     rows = patients(2, 25)
@@ -89,21 +98,25 @@ def test_all_columns_come_out_in_their_order_then_predictions(
         tuple(reversed(COLUMNS)),
         ("ward", "outcome", "age", "smoker", "dose"),
     ):
-        found = predicted(predictor, rows, tmp_path, columns)
-        assert list(found[0]) == [*columns, *added]
-        assert [{name: row[name] for name in columns} for row in found] == [
-            {name: row[name] for name in columns} for row in rows
-        ]
-        assert [[row[name] for name in added] for row in found] == [
-            [row[name] for name in added] for row in usual
-        ]
+        with subtests.test(columns=columns):
+            found = predicted(predictor, rows, tmp_path, columns)
+            assert list(found[0]) == [*columns, *added]
+            assert [{name: row[name] for name in columns} for row in found] == [
+                {name: row[name] for name in columns} for row in rows
+            ]
+            assert [[row[name] for name in added] for row in found] == [
+                [row[name] for name in added] for row in usual
+            ]
     for row in usual:
-        shares = {name: float(row[f"probability_{name}"]) for name in CLASSES}
-        assert sum(shares.values()) == pytest.approx(1.0)
-        assert max(shares, key=lambda name: shares[name]) == row["predicted_outcome"]
+        with subtests.test(row=row):
+            shares = {name: float(row[f"probability_{name}"]) for name in CLASSES}
+            assert sum(shares.values()) == pytest.approx(1.0)
+            assert max(shares, key=lambda name: shares[name]) == row["predicted_outcome"]
 
 
-def test_a_data_frame_is_predicted_as_its_file(run: fairbloom.Run, tmp_path: Path) -> None:
+def test_a_data_frame_is_predicted_as_its_file(
+    run: fairbloom.Run, tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     rows = patients(3, 40)
     by_file = predicted(load_predictor(run.folder, client="old town"), rows, tmp_path)
     frame = pandas.DataFrame(rows).astype({"age": float, "dose": float, "ward": "category"})
@@ -114,11 +127,16 @@ def test_a_data_frame_is_predicted_as_its_file(run: fairbloom.Run, tmp_path: Pat
     alone = run.predict(frame.iloc[4:5], client="old town")
     assert list(frame.columns) == list(COLUMNS)
     for name in (f"probability_{each}" for each in CLASSES):
-        np.testing.assert_array_equal(found[name].to_numpy(), [float(row[name]) for row in by_file])
-        assert alone[name].iloc[0] == pytest.approx(found[name].iloc[4], rel=1e-5)
+        with subtests.test(name=name):
+            np.testing.assert_array_equal(
+                found[name].to_numpy(), [float(row[name]) for row in by_file]
+            )
+            assert alone[name].iloc[0] == pytest.approx(found[name].iloc[4], rel=1e-5)
 
 
-def test_a_category_that_the_schema_lacks_is_a_fault_by_row(run: fairbloom.Run) -> None:
+def test_a_category_that_the_schema_lacks_is_a_fault_by_row(
+    run: fairbloom.Run, subtests: pytest.Subtests
+) -> None:
     frame = pandas.DataFrame(patients(0, 4))
     frame["ward"] = ["A 1", "Ward 13", "Ward 13", "a 1"]
     with pytest.raises(FairbloomError) as caught:
@@ -128,7 +146,8 @@ def test_a_category_that_the_schema_lacks_is_a_fault_by_row(run: fairbloom.Run) 
         "row 3, column 'ward' holds 'a 1'",
         "spellings",
     ):
-        assert words in str(caught.value)
+        with subtests.test(words=words):
+            assert words in str(caught.value)
 
 
 def test_new_rows_may_be_read_by_another_schema(run: fairbloom.Run, tmp_path: Path) -> None:

@@ -55,56 +55,61 @@ ADVICE: list[tuple[str, Any, str, Value | None]] = [
 ]
 
 
-def test_a_likely_mistake_is_answered_with_what_to_write() -> None:
+def test_a_likely_mistake_is_answered_with_what_to_write(subtests: pytest.Subtests) -> None:
     for key, value, advice, remedy in ADVICE:
-        with pytest.raises(
-            SettingsError, match=rf"^{re.escape(f'{key} = {value!r}: ')}.*{re.escape(advice)}"
-        ) as refusal:
-            SETTINGS[key].checked(value)
-        if remedy is not None:
-            assert SETTINGS[key].checked(remedy) == remedy
-        if quoted := re.search(r"--set '(.+)';", str(refusal.value)):
-            assert parse_assignments([quoted[1]]) == {key: remedy}
+        with subtests.test(key=key, value=value):
+            with pytest.raises(
+                SettingsError, match=rf"^{re.escape(f'{key} = {value!r}: ')}.*{re.escape(advice)}"
+            ) as refusal:
+                SETTINGS[key].checked(value)
+            if remedy is not None:
+                assert SETTINGS[key].checked(remedy) == remedy
+            if quoted := re.search(r"--set '(.+)';", str(refusal.value)):
+                assert parse_assignments([quoted[1]]) == {key: remedy}
 
 
-def test_names_and_shares_of_clients_may_be_numbers() -> None:
+def test_names_and_shares_of_clients_may_be_numbers(subtests: pytest.Subtests) -> None:
     for value, taken in [(7, "7"), (0.25, "0.25"), ("a,7", "a,7")]:
-        assert (
-            SETTINGS["attackers"].checked(value)
-            == SETTINGS["training-clients"].checked(value)
-            == taken
-        )
+        with subtests.test(value=value, taken=taken):
+            assert (
+                SETTINGS["attackers"].checked(value)
+                == SETTINGS["training-clients"].checked(value)
+                == taken
+            )
 
 
-def test_what_may_be_anything_is_answered_with_the_range_alone() -> None:
+def test_what_may_be_anything_is_answered_with_the_range_alone(subtests: pytest.Subtests) -> None:
     for value in ["much", "0.1,much", "-1,-2", "", ",", None, [], [0.1], {"a": 1}]:
-        with pytest.raises(
-            SettingsError,
-            match=rf"^learning-rate = {re.escape(repr(value))}: allowed is float above 0$",
-        ):
-            SETTINGS["learning-rate"].checked(value)
+        with subtests.test(value=value):
+            with pytest.raises(
+                SettingsError,
+                match=rf"^learning-rate = {re.escape(repr(value))}: allowed is float above 0$",
+            ):
+                SETTINGS["learning-rate"].checked(value)
 
 
-def test_a_name_in_another_case_is_said_to_differ_by_that_alone() -> None:
+def test_a_name_in_another_case_is_said_to_differ_by_that_alone(subtests: pytest.Subtests) -> None:
     for name in ["Age", "AGE", "aGe"]:
-        assert (
-            did_you_mean(name, ["dose", "age"])
-            == "did you mean age (upper and lower case matter)? "
-        )
-        assert did_you_mean(f"{name}s", ["dose", "age"]) == "did you mean age? "
-        assert did_you_mean("weight", ["dose", "age"]) == ""
+        with subtests.test(name=name):
+            assert (
+                did_you_mean(name, ["dose", "age"])
+                == "did you mean age (upper and lower case matter)? "
+            )
+            assert did_you_mean(f"{name}s", ["dose", "age"]) == "did you mean age? "
+            assert did_you_mean("weight", ["dose", "age"]) == ""
 
 
-def test_the_example_of_a_parameter_is_allowed() -> None:
+def test_the_example_of_a_parameter_is_allowed(subtests: pytest.Subtests) -> None:
     for allowed in [
         None,
         *map(Range, ("[0, 1]", "(0, inf)", "[3, inf)", "(-inf, -2)", "(-inf, inf)", "[10, 20)")),
     ]:
-        for kind in [int, float, bool, str]:
-            parameter = Parameter(
-                "x", kind, None, allowed=allowed if kind in (int, float) else None
-            )
-            assert parameter.checked(parameter.example) == parameter.example
+        with subtests.test(allowed=allowed):
+            for kind in [int, float, bool, str]:
+                parameter = Parameter(
+                    "x", kind, None, allowed=allowed if kind in (int, float) else None
+                )
+                assert parameter.checked(parameter.example) == parameter.example
 
 
 def test_a_parameters_example_is_its_default_or_first_choice() -> None:

@@ -26,15 +26,16 @@ def test_rates_rise_to_their_height_then_fall_and_are_never_zero(
         assert factors[warmup] == 1.0
 
 
-def test_a_cosine_is_that_of_pytorchs_scheduler() -> None:
+def test_a_cosine_is_that_of_pytorchs_scheduler(subtests: pytest.Subtests) -> None:
     parameter = torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([parameter], lr=0.3)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=40)
     ours = [0.3 * Schedule("cosine").factor(done, 40) for done in range(40)]
     for rate in ours:
-        assert rate == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-9)
-        optimizer.step()
-        scheduler.step()
+        with subtests.test(rate=rate):
+            assert rate == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-9)
+            optimizer.step()
+            scheduler.step()
 
 
 def test_the_closed_forms_after_a_warm_up() -> None:

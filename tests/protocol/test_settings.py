@@ -53,7 +53,7 @@ def test_settings_are_frozen_travel_and_are_changed_by_a_copy() -> None:
     assert len({settings, RunSettings.of(TYPED), changed}) == 2
 
 
-def test_impossible_settings_are_refused_by_key_and_value() -> None:
+def test_impossible_settings_are_refused_by_key_and_value(subtests: pytest.Subtests) -> None:
     for config, words in (
         ({"clients": -1, "fraction": 2.0}, "clients = -1.*fraction = 2.0"),
         ({"seed": "x"}, "seed = 'x'"),
@@ -61,17 +61,19 @@ def test_impossible_settings_are_refused_by_key_and_value() -> None:
         ({"own-settings": "mine.share"}, "'mine.share'"),
         ({"own-settings": "=3"}, "'=3'"),
     ):
-        with pytest.raises(SettingsError, match=words):
-            RunSettings.of(config)
+        with subtests.test(config=config, words=words):
+            with pytest.raises(SettingsError, match=words):
+                RunSettings.of(config)
 
 
-def test_a_field_by_its_python_name_is_refused() -> None:
+def test_a_field_by_its_python_name_is_refused(subtests: pytest.Subtests) -> None:
     """It would be kept as a setting of some task, while the field kept its default."""
     for make in (lambda: RunSettings(batch_size=16), lambda: RunSettings.of({"batch_size": 16})):
-        with pytest.raises(
-            ValueError, match=r"unknown setting batch_size = 16; did you mean batch-size\?"
-        ):
-            make()
+        with subtests.test(make=make):
+            with pytest.raises(
+                ValueError, match=r"unknown setting batch_size = 16; did you mean batch-size\?"
+            ):
+                make()
     assert RunSettings(**{"batch-size": 16}).batch_size == 16
     assert RunSettings.of({}).model_copy(update={"batch_size": 16}).batch_size == 16
 

@@ -30,7 +30,7 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def test_a_misfit_names_both_numbers_and_the_remedy() -> None:
+def test_a_misfit_names_both_numbers_and_the_remedy(subtests: pytest.Subtests) -> None:
     check_protocol({})
     check_protocol({KEY: PROTOCOL, "server-round": 3})
     for theirs, remedy in (
@@ -38,15 +38,16 @@ def test_a_misfit_names_both_numbers_and_the_remedy() -> None:
         (PROTOCOL - 1, "upgrade the server"),
         ("x" * 5000, ""),
     ):
-        with pytest.raises(MisfitError) as error:
-            check_protocol({KEY: theirs})
-        for words in (
-            f"fairbloom {__version__}, protocol {PROTOCOL}",
-            f"speaks protocol {theirs!r}"[:30],
-            remedy,
-        ):
-            assert words in str(error.value)
-        assert len(str(error.value)) < 300
+        with subtests.test(theirs=theirs, remedy=remedy):
+            with pytest.raises(MisfitError) as error:
+                check_protocol({KEY: theirs})
+            for words in (
+                f"fairbloom {__version__}, protocol {PROTOCOL}",
+                f"speaks protocol {theirs!r}"[:30],
+                remedy,
+            ):
+                assert words in str(error.value)
+            assert len(str(error.value)) < 300
 
 
 def test_a_number_that_is_sent_is_none_of_the_terms() -> None:
@@ -89,16 +90,18 @@ def replies(client_app: ClientApp, message_type: str, **config: Any) -> list[Mes
     )
 
 
-def test_a_client_refuses_messages_of_another_protocol() -> None:
+def test_a_client_refuses_messages_of_another_protocol(subtests: pytest.Subtests) -> None:
     for make in [lambda: app, hers]:
-        for message_type in ["train", "evaluate"]:
-            for reply in replies(make(), message_type, **{KEY: PROTOCOL + 1}):
-                assert f"the server speaks protocol {PROTOCOL + 1}" in reply.error.reason
-                assert "upgrade fairbloom on this client" in reply.error.reason
-            for reply in replies(make(), message_type, **{KEY: PROTOCOL}):
-                assert not reply.has_error() or "protocol" not in reply.error.reason
+        with subtests.test(make=make):
+            for message_type in ["train", "evaluate"]:
+                for reply in replies(make(), message_type, **{KEY: PROTOCOL + 1}):
+                    assert f"the server speaks protocol {PROTOCOL + 1}" in reply.error.reason
+                    assert "upgrade fairbloom on this client" in reply.error.reason
+                for reply in replies(make(), message_type, **{KEY: PROTOCOL}):
+                    assert not reply.has_error() or "protocol" not in reply.error.reason
     for reply in replies(app, "query", **{KEY: PROTOCOL - 1}):  # and tells nothing of its data
-        assert "upgrade the server, or go back on this client" in reply.error.reason
+        with subtests.test(reply=reply):
+            assert "upgrade the server, or go back on this client" in reply.error.reason
 
 
 def test_every_message_with_content_has_the_number() -> None:
@@ -121,10 +124,13 @@ def test_every_message_with_content_has_the_number() -> None:
     assert told == [PROTOCOL] * 4
 
 
-def test_a_run_of_misfits_says_why_by_each_clients_name(tmp_path: Path) -> None:
+def test_a_run_of_misfits_says_why_by_each_clients_name(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     settings = Settings.of({**SETTINGS, "out": str(tmp_path / "run"), "unused-rounds": 0})
     grid = InProcessGrid(app, settings.run_config(), 2)
     federate(settings, lambda method: FlowerClients(method, grid, protocol=PROTOCOL + 1))
     text = (tmp_path / "run" / "rounds.csv").read_text()
     for name in ("client-0", "client-1"):
-        assert f"{name}: error 2: the server speaks protocol {PROTOCOL + 1}" in text
+        with subtests.test(name=name):
+            assert f"{name}: error 2: the server speaks protocol {PROTOCOL + 1}" in text

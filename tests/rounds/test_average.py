@@ -48,17 +48,18 @@ def averaged(name: str, **changes: Any) -> Any:
     return make(name, ARGUMENTS[name][0], average_models=True, **OPTIONS | changes)
 
 
-def test_training_goes_on_from_the_last_model_not_the_mean() -> None:
+def test_training_goes_on_from_the_last_model_not_the_mean(subtests: pytest.Subtests) -> None:
     for name in ("fedavg", "fedfv", "drfa"):
-        _, expected = undisturbed(name)
-        result, rounds = run(averaged(name))
-        assert [bits(r.arrays) for r in rounds] == [bits(r.arrays) for r in expected], name
-        models = [unpack(r.arrays) for r in rounds]
-        for number, finished in enumerate(rounds, start=1):
-            assert bits(finished.average) == bits(mean_of(models[:number]))
-            assert finished.evaluated is finished.average
-        assert bits(result.arrays) == bits(rounds[-1].average)
-        assert all(r.average is None and r.evaluated is r.arrays for r in expected)
+        with subtests.test(name=name):
+            _, expected = undisturbed(name)
+            result, rounds = run(averaged(name))
+            assert [bits(r.arrays) for r in rounds] == [bits(r.arrays) for r in expected], name
+            models = [unpack(r.arrays) for r in rounds]
+            for number, finished in enumerate(rounds, start=1):
+                assert bits(finished.average) == bits(mean_of(models[:number]))
+                assert finished.evaluated is finished.average
+            assert bits(result.arrays) == bits(rounds[-1].average)
+            assert all(r.average is None and r.evaluated is r.arrays for r in expected)
 
 
 def test_a_resumed_run_ends_with_the_same_mean() -> None:
@@ -78,17 +79,19 @@ def test_a_skipped_round_counts_with_the_model_as_it_stays() -> None:
     assert bits(rounds[1].average) == bits(mean_of([first, first]))
 
 
-def test_under_flowers_own_loop_clients_evaluate_the_mean() -> None:
+def test_under_flowers_own_loop_clients_evaluate_the_mean(subtests: pytest.Subtests) -> None:
     grids = MemoryGrid(quadratics(4)), MemoryGrid(quadratics(4))
     _, ours = run(FedAvg(average_models=True), grids[0])
     theirs = Strategy.start(
         FedAvg(average_models=True), grids[1], record(initial_model()), num_rounds=4
     )
     for grid in grids:
-        seen = [
-            bits(m.content.array_records["arrays"]) for _, m in grid.sent_to(MessageType.EVALUATE)
-        ][::4]
-        assert seen == [bits(r.average) for r in ours]
+        with subtests.test(grid=grid):
+            seen = [
+                bits(m.content.array_records["arrays"])
+                for _, m in grid.sent_to(MessageType.EVALUATE)
+            ][::4]
+            assert seen == [bits(r.average) for r in ours]
     assert bits(theirs.arrays) == bits(ours[-1].arrays)
 
 

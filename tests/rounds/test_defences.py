@@ -4,6 +4,7 @@ alone."""
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from fairbloom.rounds import defences
 from fairbloom.rounds.cohort import Cohort
@@ -67,12 +68,13 @@ def test_krum_chooses_the_update_nearest_to_the_others() -> None:
         )
 
 
-def test_at_the_geometric_median_unit_vectors_sum_to_zero() -> None:
+def test_at_the_geometric_median_unit_vectors_sum_to_zero(subtests: pytest.Subtests) -> None:
     for m, _ in SIZES:
-        rows = updates(m)
-        median = defences.geometric_median(rows @ rows.T) @ rows
-        towards = (rows - median) / np.linalg.norm(rows - median, axis=1, keepdims=True)
-        assert np.linalg.norm(towards.sum(axis=0)) < 1e-5
+        with subtests.test(m=m):
+            rows = updates(m)
+            median = defences.geometric_median(rows @ rows.T) @ rows
+            towards = (rows - median) / np.linalg.norm(rows - median, axis=1, keepdims=True)
+            assert np.linalg.norm(towards.sum(axis=0)) < 1e-5
 
 
 def test_the_trimmed_mean_leaves_the_extremes_out() -> None:
@@ -98,29 +100,31 @@ def test_equal_values_share_what_a_trimmed_mean_leaves() -> None:
     np.testing.assert_allclose(weights, by_number.mean(axis=0))
 
 
-def test_a_kept_row_is_no_client_to_a_weighing_defence() -> None:
+def test_a_kept_row_is_no_client_to_a_weighing_defence(subtests: pytest.Subtests) -> None:
     for name in ["krum", "geometric-median"]:
-        rows = updates(5)
-        alone = Defence(name, 1).weights(cohort_of(rows))
-        beside = np.vstack([rows, rows.mean(axis=0)])  # which would be the nearest to all
-        cohort = replace(cohort_of(rows), memory=(None,), gram_of=(beside @ beside.T).copy)  # type: ignore[arg-type]
-        weights = Defence(name, 1).weights(cohort)
-        assert alone is not None
-        assert weights is not None
-        np.testing.assert_array_equal(weights, np.append(alone, 0.0))
+        with subtests.test(name=name):
+            rows = updates(5)
+            alone = Defence(name, 1).weights(cohort_of(rows))
+            beside = np.vstack([rows, rows.mean(axis=0)])  # which would be the nearest to all
+            cohort = replace(cohort_of(rows), memory=(None,), gram_of=(beside @ beside.T).copy)  # type: ignore[arg-type]
+            weights = Defence(name, 1).weights(cohort)
+            assert alone is not None
+            assert weights is not None
+            np.testing.assert_array_equal(weights, np.append(alone, 0.0))
 
 
-def test_mixed_cohorts_have_the_products_of_mixed_vectors() -> None:
+def test_mixed_cohorts_have_the_products_of_mixed_vectors(subtests: pytest.Subtests) -> None:
     for name in MIXING:
-        rows = updates(7)
-        cohort = cohort_of(rows)
-        mixing = Defence(name, 0).mixing(cohort)
-        assert mixing is not None
-        seen = mixed(cohort, mixing)
-        after = mixing @ rows
-        np.testing.assert_allclose(seen.gram, after @ after.T, atol=1e-9)
-        np.testing.assert_allclose(seen.grams.sum(axis=0), seen.gram, atol=1e-9)
-        np.testing.assert_allclose(seen.squared_norms, (after**2).sum(axis=1), atol=1e-9)
+        with subtests.test(name=name):
+            rows = updates(7)
+            cohort = cohort_of(rows)
+            mixing = Defence(name, 0).mixing(cohort)
+            assert mixing is not None
+            seen = mixed(cohort, mixing)
+            after = mixing @ rows
+            np.testing.assert_allclose(seen.gram, after @ after.T, atol=1e-9)
+            np.testing.assert_allclose(seen.grams.sum(axis=0), seen.gram, atol=1e-9)
+            np.testing.assert_allclose(seen.squared_norms, (after**2).sum(axis=1), atol=1e-9)
 
 
 def test_kept_rows_stay_as_they_are_and_second_ones_are_mixed() -> None:
@@ -135,29 +139,32 @@ def test_kept_rows_stay_as_they_are_and_second_ones_are_mixed() -> None:
     assert not mixing[:4, 4:].any()
 
 
-def test_fewer_than_half_of_a_round_are_tolerated() -> None:
+def test_fewer_than_half_of_a_round_are_tolerated(subtests: pytest.Subtests) -> None:
     for m, asked, tolerated in [(4, 0, 1), (12, 0, 3), (3, 2, 1), (2, 0, 0), (1, 1, 0), (10, 2, 2)]:
-        assert Defence("nnm", asked).tolerated(m) == tolerated
+        with subtests.test(m=m, asked=asked):
+            assert Defence("nnm", asked).tolerated(m) == tolerated
 
 
-def test_two_clients_cannot_be_defended() -> None:
+def test_two_clients_cannot_be_defended(subtests: pytest.Subtests) -> None:
     for name in [*MIXING, *WEIGHING]:
-        defence = Defence(name, 0)
-        cohort = cohort_of(updates(2))
-        assert defence.mixing(cohort) is None
+        with subtests.test(name=name):
+            defence = Defence(name, 0)
+            cohort = cohort_of(updates(2))
+            assert defence.mixing(cohort) is None
 
 
-def test_an_update_far_off_is_left_out() -> None:
+def test_an_update_far_off_is_left_out(subtests: pytest.Subtests) -> None:
     rows = np.random.default_rng(1).normal(size=(8, 40)) + 3.0
     rows[5] *= -20.0
     cohort = cohort_of(rows)
     for name in ("clip", "nnm", "geometric-median", "krum"):
-        defence = Defence(name, 0)
-        mixing = defence.mixing(cohort)
-        weights = defence.weights(cohort)
-        left_out = defence.left_out(
-            cohort.names, mixing, cohort.prior if weights is None else weights
-        )
-        assert "c05" in left_out, name
-        assert len(left_out) == {"krum": 7, "nnm": 2}.get(name, 1), name
+        with subtests.test(name=name):
+            defence = Defence(name, 0)
+            mixing = defence.mixing(cohort)
+            weights = defence.weights(cohort)
+            left_out = defence.left_out(
+                cohort.names, mixing, cohort.prior if weights is None else weights
+            )
+            assert "c05" in left_out, name
+            assert len(left_out) == {"krum": 7, "nnm": 2}.get(name, 1), name
     assert Defence("nnm", 0).left_out(("a", "b"), None, np.array([0.9, 0.1])) == ()

@@ -14,16 +14,17 @@ EVERYBODY = tuple(f"site-{k}" for k in range(6))
 SOME = ("site-4", "site-1", "site-2")
 
 
-def test_arrival_order_and_node_ids_do_not_matter() -> None:
+def test_arrival_order_and_node_ids_do_not_matter(subtests: pytest.Subtests) -> None:
     for name in ("fedavg", "drfa", "scaffold"):
-        expected, same = undisturbed(name)
-        result, rounds = run(
-            make(name, ARGUMENTS[name][0], **OPTIONS), MemoryGrid(quadratics(6), seed=1)
-        )
-        assert bits(result.arrays) == bits(expected.arrays), name
-        assert [list(r.coefficients.items()) for r in rounds] == [
-            list(r.coefficients.items()) for r in same
-        ], name
+        with subtests.test(name=name):
+            expected, same = undisturbed(name)
+            result, rounds = run(
+                make(name, ARGUMENTS[name][0], **OPTIONS), MemoryGrid(quadratics(6), seed=1)
+            )
+            assert bits(result.arrays) == bits(expected.arrays), name
+            assert [list(r.coefficients.items()) for r in rounds] == [
+                list(r.coefficients.items()) for r in same
+            ], name
 
 
 def test_a_seed_draws_the_same_participants_for_every_method() -> None:
@@ -39,21 +40,22 @@ def test_a_seed_draws_the_same_participants_for_every_method() -> None:
 # Some train, and all evaluate ---------------------------------------------------------------------
 
 
-def test_the_model_is_that_of_those_clients_alone() -> None:
+def test_the_model_is_that_of_those_clients_alone(subtests: pytest.Subtests) -> None:
     """All of them named, or some: the run is that of a federation of them."""
     some = {k: v for k, v in quadratics(6).items() if k in SOME}
     for name in ("fedavg", "drfa", "scaffold"):
-        arguments = ARGUMENTS[name][0]
-        expected, _ = undisturbed(name)
-        result, _ = run(make(name, arguments, training_clients=EVERYBODY, **OPTIONS))
-        assert bits(result.arrays) == bits(expected.arrays), name
-        alone, others = run(make(name, arguments, **OPTIONS), MemoryGrid(some))
-        result, rounds = run(make(name, arguments, training_clients=SOME, **OPTIONS))
-        assert bits(result.arrays) == bits(alone.arrays), name
-        assert [(r.participants, r.coefficients) for r in rounds] == [
-            (r.participants, r.coefficients) for r in others
-        ]
-        assert all(set(r.evaluations) == set(EVERYBODY) for r in rounds)
+        with subtests.test(name=name):
+            arguments = ARGUMENTS[name][0]
+            expected, _ = undisturbed(name)
+            result, _ = run(make(name, arguments, training_clients=EVERYBODY, **OPTIONS))
+            assert bits(result.arrays) == bits(expected.arrays), name
+            alone, others = run(make(name, arguments, **OPTIONS), MemoryGrid(some))
+            result, rounds = run(make(name, arguments, training_clients=SOME, **OPTIONS))
+            assert bits(result.arrays) == bits(alone.arrays), name
+            assert [(r.participants, r.coefficients) for r in rounds] == [
+                (r.participants, r.coefficients) for r in others
+            ]
+            assert all(set(r.evaluations) == set(EVERYBODY) for r in rounds)
 
 
 def test_clients_that_do_not_train_have_no_weight_in_drfa() -> None:
@@ -77,17 +79,19 @@ def test_without_any_of_them_rounds_are_skipped_and_named() -> None:
     assert all(set(r.evaluations) == set(EVERYBODY) for r in rounds)
 
 
-def test_a_text_is_not_taken_for_a_list_of_names() -> None:
+def test_a_text_is_not_taken_for_a_list_of_names(subtests: pytest.Subtests) -> None:
     wrong: list[Any] = ["site-1", ["site-1", 2], [""], {"site-1"}, None]
     for value in wrong:
-        with pytest.raises(
-            ValueError, match=r"training_clients must be a list or tuple of names, got"
-        ):
-            FedAvg(training_clients=value)
+        with subtests.test(value=value):
+            with pytest.raises(
+                ValueError, match=r"training_clients must be a list or tuple of names, got"
+            ):
+                FedAvg(training_clients=value)
     assert FedAvg(buffers=["norm.mean"]).buffers == ("norm.mean",)
     for text in ("head", ["ab"]):
-        for option in ("shared", "enrolled_sizes"):
-            with pytest.raises(
-                ValueError, match=rf"^{option} (= .*name=value|must be a mapping of names)"
-            ):
-                FedAvg(**{option: text})  # type: ignore[arg-type]
+        with subtests.test(text=text):
+            for option in ("shared", "enrolled_sizes"):
+                with pytest.raises(
+                    ValueError, match=rf"^{option} (= .*name=value|must be a mapping of names)"
+                ):
+                    FedAvg(**{option: text})  # type: ignore[arg-type]

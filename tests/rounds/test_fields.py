@@ -333,46 +333,50 @@ def test_every_field_and_every_metric_has_a_case() -> None:
     assert {each.replace("-", "_") for each in WORK} <= {each.name for each in fields(Terms)}
 
 
-def test_a_case_of_the_work_sets_its_field() -> None:
+def test_a_case_of_the_work_sets_its_field(subtests: pytest.Subtests) -> None:
     for name, case in OF_THE_WORK.items():
-        settings: RunSettings = case.settings
-        work = client_work(global_work(settings, case.terms), settings, case.terms, NAMES[0])
-        assert name in set_fields(work)
+        with subtests.test(name=name, case=case):
+            settings: RunSettings = case.settings
+            work = client_work(global_work(settings, case.terms), settings, case.terms, NAMES[0])
+            assert name in set_fields(work)
 
 
 @pytest.mark.slow
-def test_a_case_changes_the_numbers(engines: Engines) -> None:
+def test_a_case_changes_the_numbers(engines: Engines, subtests: pytest.Subtests) -> None:
     """Otherwise who overlooks what it sets would not be seen."""
     plainly: dict[str, Seen] = {}
     for case, chosen in CASES.items():
-        if case in ("terms: others", "terms: seed"):
-            continue
-        plain = Case({"model": chosen.config["model"]} if "model" in chosen.config else {})
-        if case.startswith("terms: propfair"):
-            plain = Case(terms=PROPFAIR)
-        elif case == "work: draws":
-            plain = Case()
-        elif case == "work: nesterov":
-            plain = OF_THE_WORK["momentum"]
-        elif case in ("terms: personal_epochs", "terms: local_only"):
-            plain = Case(terms=PERSONAL)
-        elif case.startswith("terms: baseline"):
-            plain = Case(terms=ALONE)
-        elif case == "terms: disparity":
-            plain = Case(TWO_GROUPS, replace(PARITY, disparity="equal-opportunity"))
-        elif case == "terms: disparity_sharpness":
-            plain = Case(TWO_GROUPS, PARITY)
-        elif case in ("terms: state_round", "terms: state_rounds"):
-            plain = asked(dynamic_alpha=0.5)
-        ours = of_a_round(engines.of(EXPECTED, chosen), chosen)
-        if (name := case.removeprefix("metric: ")) in OF_THE_METRICS:
-            assert any(name in report for replies in ours for report in replies.metrics.values())
-        if str(plain) not in plainly:
-            engines.close(EXPECTED)
-            plainly[str(plain)] = of_a_round(engines.of(EXPECTED, plain), plain)
-        if case != "metric: loss":  # which is measured whatever is asked
-            with pytest.raises(AssertionError):
-                assert_equal(ours, plainly[str(plain)], 1e-9)
+        with subtests.test(case=case, chosen=chosen):
+            if case in ("terms: others", "terms: seed"):
+                continue
+            plain = Case({"model": chosen.config["model"]} if "model" in chosen.config else {})
+            if case.startswith("terms: propfair"):
+                plain = Case(terms=PROPFAIR)
+            elif case == "work: draws":
+                plain = Case()
+            elif case == "work: nesterov":
+                plain = OF_THE_WORK["momentum"]
+            elif case in ("terms: personal_epochs", "terms: local_only"):
+                plain = Case(terms=PERSONAL)
+            elif case.startswith("terms: baseline"):
+                plain = Case(terms=ALONE)
+            elif case == "terms: disparity":
+                plain = Case(TWO_GROUPS, replace(PARITY, disparity="equal-opportunity"))
+            elif case == "terms: disparity_sharpness":
+                plain = Case(TWO_GROUPS, PARITY)
+            elif case in ("terms: state_round", "terms: state_rounds"):
+                plain = asked(dynamic_alpha=0.5)
+            ours = of_a_round(engines.of(EXPECTED, chosen), chosen)
+            if (name := case.removeprefix("metric: ")) in OF_THE_METRICS:
+                assert any(
+                    name in report for replies in ours for report in replies.metrics.values()
+                )
+            if str(plain) not in plainly:
+                engines.close(EXPECTED)
+                plainly[str(plain)] = of_a_round(engines.of(EXPECTED, plain), plain)
+            if case != "metric: loss":  # which is measured whatever is asked
+                with pytest.raises(AssertionError):
+                    assert_equal(ours, plainly[str(plain)], 1e-9)
 
 
 def test_an_updates_norm_is_that_of_the_reply(engines: Engines) -> None:
@@ -388,12 +392,13 @@ def test_an_updates_norm_is_that_of_the_reply(engines: Engines) -> None:
 # Who honours what ---------------------------------------------------------------------------------
 
 
-def test_a_client_honours_all_that_any_engine_honours() -> None:
+def test_a_client_honours_all_that_any_engine_honours(subtests: pytest.Subtests) -> None:
     assert all(BY_A_CLIENT.follows(rule) for rule in RULES)
     for others in (stacked.HONOURED, BY_FAIR):
-        assert others.hooks <= BY_A_CLIENT.hooks
-        assert others.work <= BY_A_CLIENT.work
-        assert others.metrics <= BY_A_CLIENT.metrics
+        with subtests.test(others=others):
+            assert others.hooks <= BY_A_CLIENT.hooks
+            assert others.work <= BY_A_CLIENT.work
+            assert others.metrics <= BY_A_CLIENT.metrics
     assert BY_A_CLIENT.keys == list(WORK)
     assert BY_FAIR.keys == ["proximal-mu", "client-momentum"]
 
@@ -447,14 +452,17 @@ def row_of(name: str) -> str:
 
 
 def test_stacked_clients_say_once_why_they_fall_back(
-    engines: Engines, caplog: pytest.LogCaptureFixture
+    engines: Engines,
+    caplog: pytest.LogCaptureFixture,
+    subtests: pytest.Subtests,
 ) -> None:
     for case in [*ONE_BY_ONE]:
-        engines.close("stacked")
-        with caplog.at_level(logging.WARNING, "flwr"):
-            for _ in range(2):
-                of_a_round(engines.of("stacked", OF_THE_WORK[case]), OF_THE_WORK[case])
-        assert caplog.text.count(ONE_BY_ONE[case]) == 1
+        with subtests.test(case=case):
+            engines.close("stacked")
+            with caplog.at_level(logging.WARNING, "flwr"):
+                for _ in range(2):
+                    of_a_round(engines.of("stacked", OF_THE_WORK[case]), OF_THE_WORK[case])
+            assert caplog.text.count(ONE_BY_ONE[case]) == 1
 
 
 ALWAYS = [*(each.pattern for each in OF_EVALUATION if not each.requested), BY_GROUP]
@@ -471,27 +479,31 @@ SET_AGAIN |= {"metric: disparity-hard"}  # whose terms are not honoured either
 
 @pytest.mark.slow
 def test_an_engine_leaves_what_it_does_not_honour_to_the_loop(
-    engines: Engines, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    engines: Engines,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    subtests: pytest.Subtests,
 ) -> None:
     """As if this engine had been forgotten when the field, or the metric, was added: equal to the
     bit, and named."""
     honoured = stacked.HONOURED
     monkeypatch.setattr(StackedClients, "_train_block", None)
     for case in [name for name in CASES if name not in {*BOTH, *SET_AGAIN}]:
-        name = case.partition(": ")[2]
-        monkeypatch.setattr(stacked, "HONOURED", without(honoured, name))
-        engines.close("stacked")
-        caplog.clear()
-        with caplog.at_level(logging.WARNING, "flwr"):
-            ours = of_a_round(engines.of("stacked", CASES[case]), CASES[case])
-        expected = of_a_round(engines.of(EXPECTED, CASES[case]), CASES[case])
-        # an evaluation is still computed together
-        assert_equal(ours, expected, rounding(CASES[case]))
-        if case != "metric: train-loss":  # which is asked of an evaluation alone
-            assert told(ours[0]) == told(expected[0]), case
-        assert (
-            row_of(name) if row_of(name) in ALWAYS else asked_by(name).replace("_", "-")
-        ) in caplog.text, case
+        with subtests.test(case=case):
+            name = case.partition(": ")[2]
+            monkeypatch.setattr(stacked, "HONOURED", without(honoured, name))
+            engines.close("stacked")
+            caplog.clear()
+            with caplog.at_level(logging.WARNING, "flwr"):
+                ours = of_a_round(engines.of("stacked", CASES[case]), CASES[case])
+            expected = of_a_round(engines.of(EXPECTED, CASES[case]), CASES[case])
+            # an evaluation is still computed together
+            assert_equal(ours, expected, rounding(CASES[case]))
+            if case != "metric: train-loss":  # which is asked of an evaluation alone
+                assert told(ours[0]) == told(expected[0]), case
+            assert (
+                row_of(name) if row_of(name) in ALWAYS else asked_by(name).replace("_", "-")
+            ) in caplog.text, case
     engines.close("stacked")
 
 

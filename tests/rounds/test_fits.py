@@ -53,22 +53,24 @@ def take(name: str, option: str) -> None:
     Settings.of({"method": name, **parameters, **task, **SET[option]}).check_training()
 
 
-def test_an_option_is_refused_where_the_table_says_so() -> None:
+def test_an_option_is_refused_where_the_table_says_so(subtests: pytest.Subtests) -> None:
     for name, option in product(KINDS, OPTIONS):
-        if METHODS[name].own_terms.intersection(GIVEN.get(option.name, {})):
-            continue  # the method sets it by its own parameter
-        refused = misfit(make(name, ARGUMENTS[name][0]).all_needs, option) is not None
-        with pytest.raises(ValueError, match="leave") if refused else nullcontext():
-            take(name, option.name)
+        with subtests.test(name=name, option=option):
+            if METHODS[name].own_terms.intersection(GIVEN.get(option.name, {})):
+                continue  # the method sets it by its own parameter
+            refused = misfit(make(name, ARGUMENTS[name][0]).all_needs, option) is not None
+            with pytest.raises(ValueError, match="leave") if refused else nullcontext():
+                take(name, option.name)
 
 
-def test_no_defence_goes_with_states_of_whole_updates() -> None:
+def test_no_defence_goes_with_states_of_whole_updates(subtests: pytest.Subtests) -> None:
     for defence in (*MIXING, *WEIGHING):
-        for method in (SCAFFOLD, FedDyn, partial(FedAvg, control_variates=True)):
-            with pytest.raises(
-                ValueError, match=rf"defence = '{defence}': .*whole updates: leave defence out"
-            ):
-                method(defence=defence)
+        with subtests.test(defence=defence):
+            for method in (SCAFFOLD, FedDyn, partial(FedAvg, control_variates=True)):
+                with pytest.raises(
+                    ValueError, match=rf"defence = '{defence}': .*whole updates: leave defence out"
+                ):
+                    method(defence=defence)
 
 
 def test_each_need_is_changed_by_an_option() -> None:

@@ -99,12 +99,15 @@ def plain() -> tuple[Grid, list[Round]]:
 # Who has them -------------------------------------------------------------------------------------
 
 
-def test_the_first_message_alone_has_them(plain: tuple[Grid, list[Round]]) -> None:
+def test_the_first_message_alone_has_them(
+    plain: tuple[Grid, list[Round]], subtests: pytest.Subtests
+) -> None:
     grid, rounds = plain
     assert all(not finished.refused for finished in rounds)
     for place in range(4):
-        assert grid.whole(place) == [True, False, False]
-        assert grid.whole(place, MessageType.EVALUATE) == [False] * 3
+        with subtests.test(place=place):
+            assert grid.whole(place) == [True, False, False]
+            assert grid.whole(place, MessageType.EVALUATE) == [False] * 3
     method, model = method_and_model(Settings.of(SETTINGS))
     whole = sum(map(size_on_the_wire, model.values()))
     changing = whole - sum(size_on_the_wire(model[name]) for name in method.frozen)
@@ -229,10 +232,11 @@ def test_tied_parameters_are_frozen_together() -> None:
     }
 
 
-def test_a_name_that_is_no_parameter_is_refused() -> None:
+def test_a_name_that_is_no_parameter_is_refused(subtests: pytest.Subtests) -> None:
     for named in ("missing", "mean"):
-        with pytest.raises(ValueError, match=f"frozen names '{named}'"):
-            Layout({"w": np.ones(2), "mean": np.ones(2)}, ("mean",), {}, (named,))
+        with subtests.test(named=named):
+            with pytest.raises(ValueError, match=f"frozen names '{named}'"):
+                Layout({"w": np.ones(2), "mean": np.ones(2)}, ("mean",), {}, (named,))
     with pytest.raises(ValueError, match="buffers names 'steps'"):
         Layout({"w": np.ones(2), "steps": np.array(1)}, ("steps",))
     with pytest.raises(ValueError, match="frozen must be a list or tuple of names"):

@@ -53,15 +53,16 @@ from tests.strategies.helpers import ARGUMENTS, Arrays, make
 FIRST = record(initial_model())
 
 
-def test_flowers_own_loop_gives_the_same_model() -> None:
+def test_flowers_own_loop_gives_the_same_model(subtests: pytest.Subtests) -> None:
     for name in KINDS:
-        ours, _ = undisturbed(name)
-        strategy = make(name, ARGUMENTS[name][0], **OPTIONS)
-        theirs = Strategy.start(strategy, MemoryGrid(quadratics(6)), FIRST, num_rounds=4)
-        assert bits(theirs.arrays) == bits(ours.arrays), name
-        assert dict(theirs.train_metrics_clientapp[4]) == dict(ours.train_metrics_clientapp[4]), (
-            name
-        )
+        with subtests.test(name=name):
+            ours, _ = undisturbed(name)
+            strategy = make(name, ARGUMENTS[name][0], **OPTIONS)
+            theirs = Strategy.start(strategy, MemoryGrid(quadratics(6)), FIRST, num_rounds=4)
+            assert bits(theirs.arrays) == bits(ours.arrays), name
+            assert dict(theirs.train_metrics_clientapp[4]) == dict(
+                ours.train_metrics_clientapp[4]
+            ), name
 
 
 def test_decay_in_another_loop_is_an_error_with_a_remedy() -> None:
@@ -70,7 +71,7 @@ def test_decay_in_another_loop_is_an_error_with_a_remedy() -> None:
         Strategy.start(strategy, MemoryGrid(quadratics(2)), FIRST, num_rounds=1)
 
 
-def test_a_foreign_client_with_flowers_usual_metrics_takes_part() -> None:
+def test_a_foreign_client_with_flowers_usual_metrics_takes_part(subtests: pytest.Subtests) -> None:
     def halve(model: Arrays, number: int) -> Arrays:
         return {name: (0.5 * array).astype(array.dtype) for name, array in model.items()}
 
@@ -81,13 +82,16 @@ def test_a_foreign_client_with_flowers_usual_metrics_takes_part() -> None:
         replying("", halve, numbers), query=lambda message: error(message, message)[0]
     )
     for method in (FedAvg, FedMGDA):
-        result, (finished,) = run(method(buffers=BUFFERS), dict.fromkeys("abc", client), rounds=1)
-        assert finished.refused == {}
-        assert finished.metrics["train_loss"] == pytest.approx(1.5)
-        assert finished.evaluations[finished.participants[0]]["eval_acc"] == 0.9
-        np.testing.assert_allclose(
-            flat(unpack(result.arrays)), 0.5 * flat(initial_model()), rtol=1e-6
-        )
+        with subtests.test(method=method):
+            result, (finished,) = run(
+                method(buffers=BUFFERS), dict.fromkeys("abc", client), rounds=1
+            )
+            assert finished.refused == {}
+            assert finished.metrics["train_loss"] == pytest.approx(1.5)
+            assert finished.evaluations[finished.participants[0]]["eval_acc"] == 0.9
+            np.testing.assert_allclose(
+                flat(unpack(result.arrays)), 0.5 * flat(initial_model()), rtol=1e-6
+            )
 
 
 def test_a_grid_that_only_sends_and_receives_is_enough() -> None:
@@ -155,7 +159,7 @@ def test_a_subclass_may_change_what_is_sent_and_used() -> None:
     assert bits(result.arrays) == bits(last.arrays)
 
 
-def test_a_subclass_may_return_the_arrays_of_the_next_round() -> None:
+def test_a_subclass_may_return_the_arrays_of_the_next_round(subtests: pytest.Subtests) -> None:
     class Still(FedAvg):
         def aggregate_train(
             self, server_round: int, replies: Iterable[Message]
@@ -168,7 +172,8 @@ def test_a_subclass_may_return_the_arrays_of_the_next_round() -> None:
         message.content.array_records["arrays"] for _, message in grid.sent_to(MessageType.TRAIN)
     ]
     for arrays in (*(each.arrays for each in rounds), *sent, result.arrays):
-        assert bits(arrays) == bits(FIRST)
+        with subtests.test(arrays=arrays):
+            assert bits(arrays) == bits(FIRST)
 
 
 def test_replies_to_no_messages_of_ours_say_what_to_call() -> None:
@@ -224,7 +229,9 @@ CLIPPING: dict[str, Any] = {
 }
 
 
-def test_flowers_noise_works_with_the_methods_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flowers_noise_works_with_the_methods_of_the_page(
+    monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
+) -> None:
     # An error of a mod answers the client's reply in place of the message, so that the client seems
     # silent.
     monkeypatch.setattr("fairbloom.rounds.flower.PATIENCE_SECONDS", 0.0)
@@ -236,17 +243,21 @@ def test_flowers_noise_works_with_the_methods_of_the_page(monkeypatch: pytest.Mo
         (central, None, {"fcfl", "local"}),
         (of_clients, fixedclipping_mod, {"scaffold", "drfa", "fcfl", "local"}),
     ):
-        made = {name: wrapper(make(name, ARGUMENTS[name][0])) for name in (*KINDS, "local")}
-        assert {name for name, strategy in made.items() if not completes(strategy, mods)} == fails
+        with subtests.test(wrapper=wrapper, mods=mods):
+            made = {name: wrapper(make(name, ARGUMENTS[name][0])) for name in (*KINDS, "local")}
+            assert {
+                name for name, strategy in made.items() if not completes(strategy, mods)
+            } == fails
 
 
 # Arguments of Flower's FedAvg ---------------------------------------------------------------------
 
 
-def test_flowers_fedavg_arguments_have_flowers_defaults() -> None:
+def test_flowers_fedavg_arguments_have_flowers_defaults(subtests: pytest.Subtests) -> None:
     for name, parameter in inspect.signature(FlowersFedAvg).parameters.items():
-        for method in (FedAvg, FedMGDA):
-            assert getattr(method(**{name: parameter.default}), name) == parameter.default
+        with subtests.test(name=name, parameter=parameter):
+            for method in (FedAvg, FedMGDA):
+                assert getattr(method(**{name: parameter.default}), name) == parameter.default
 
 
 def test_own_aggregation_is_not_called_without_usable_replies() -> None:

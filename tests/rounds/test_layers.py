@@ -108,7 +108,9 @@ def test_inner_products_are_those_of_the_trained_entries(drawn: Any, chunk: int,
     )
 
 
-def test_equal_updates_have_equal_products_in_every_array(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_updates_have_equal_products_in_every_array(
+    monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
+) -> None:
     U = np.random.default_rng(0).normal(size=(5, 2 * CHUNK_COLUMNS + 3)).astype(np.float32)
     U[3] = U[1]
     monkeypatch.setattr(updates, "EXACT_NUMBERS", 0)
@@ -123,20 +125,22 @@ def test_equal_updates_have_equal_products_in_every_array(monkeypatch: pytest.Mo
     monkeypatch.setattr(updates, "squares_and_products", uneven)
     grams = gram_matrices(Vectors((U,)), (4, CHUNK_COLUMNS + 9, 2 * CHUNK_COLUMNS + 3))
     for gram in grams:
-        np.testing.assert_array_equal(gram[3], gram[1])
-        np.testing.assert_array_equal(gram[:, 3], gram[:, 1])
-        assert gram[0, 0] != gram[1, 1]
+        with subtests.test(gram=gram):
+            np.testing.assert_array_equal(gram[3], gram[1])
+            np.testing.assert_array_equal(gram[:, 3], gram[:, 1])
+            assert gram[0, 0] != gram[1, 1]
 
 
-def test_a_part_next_to_nothing_has_products_of_zero() -> None:
+def test_a_part_next_to_nothing_has_products_of_zero(subtests: pytest.Subtests) -> None:
     for tiny in (1e-155, 1e-200, 1e-300):
-        U = np.array([[tiny, 1.0], [3.0, 1.0], [0.0, tiny]])
-        whole = gram_matrix(Vectors((U,)))
-        grams = gram_matrices(Vectors((U,)), (1, 2))
-        assert whole[2].tolist() == whole[:, 2].tolist() == [0.0, 0.0, 0.0]
-        assert whole[:2, :2].tolist() == [[1.0, 1.0 + 3.0 * tiny], [1.0 + 3.0 * tiny, 10.0]]
-        assert grams[0].tolist() == [[0.0, 0.0, 0.0], [0.0, 9.0, 0.0], [0.0, 0.0, 0.0]]
-        assert grams[1].tolist() == [[1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 0.0]]
+        with subtests.test(tiny=tiny):
+            U = np.array([[tiny, 1.0], [3.0, 1.0], [0.0, tiny]])
+            whole = gram_matrix(Vectors((U,)))
+            grams = gram_matrices(Vectors((U,)), (1, 2))
+            assert whole[2].tolist() == whole[:, 2].tolist() == [0.0, 0.0, 0.0]
+            assert whole[:2, :2].tolist() == [[1.0, 1.0 + 3.0 * tiny], [1.0 + 3.0 * tiny, 10.0]]
+            assert grams[0].tolist() == [[0.0, 0.0, 0.0], [0.0, 9.0, 0.0], [0.0, 0.0, 0.0]]
+            assert grams[1].tolist() == [[1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 0.0]]
 
 
 # Steps --------------------------------------------------------------------------------------------
@@ -246,14 +250,15 @@ def test_a_layerwise_gram_matrix_is_the_sum_to_the_bit() -> None:
     np.testing.assert_allclose(plain.grams, cohort.grams, rtol=1e-12)
 
 
-def test_coefficients_of_another_shape_are_refused_by_shapes() -> None:
+def test_coefficients_of_another_shape_are_refused_by_shapes(subtests: pytest.Subtests) -> None:
     cohort = made(ByArray(), np.eye(3), (2, 1))
     for shape in ((2,), (3, 2), (2, 4), (2, 3, 1), ()):
-        odd = type(
-            "Odd", (FairStrategy,), {"weigh": lambda self, cohort, shape=shape: np.ones(shape)}
-        )()
-        with pytest.raises(MethodError, match=r"Odd\.weigh.*shape \(3,\).*shape \(2, 3\)"):
-            compute_coefficients(odd, cohort)
+        with subtests.test(shape=shape):
+            odd = type(
+                "Odd", (FairStrategy,), {"weigh": lambda self, cohort, shape=shape: np.ones(shape)}
+            )()
+            with pytest.raises(MethodError, match=r"Odd\.weigh.*shape \(3,\).*shape \(2, 3\)"):
+                compute_coefficients(odd, cohort)
     wrong = np.array([[1.0, 1.0, 1.0], [1.0, np.inf, 1.0]])
     infinite = type("Infinite", (FairStrategy,), {"weigh": lambda self, cohort: wrong})()
     with pytest.raises(MethodError, match=r"not finite \(of client-1\)"):

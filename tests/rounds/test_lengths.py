@@ -83,15 +83,16 @@ def test_the_rule_is_the_one_by_the_letter(
         np.testing.assert_array_equal(alone[1].allowances, found.allowances)
 
 
-def test_lengths_neither_overflow_nor_vanish() -> None:
+def test_lengths_neither_overflow_nor_vanish(subtests: pytest.Subtests) -> None:
     for dtype, sizes in (
         (np.float32, (0.0, 1e-30, 1.0, 1e38)),
         (np.float64, (1e-300, 1e200, 1e307)),
     ):
-        for size in sizes:
-            values = np.full(9, size, dtype)
-            assert length(values) == pytest.approx(3.0 * float(values[0]), rel=1e-6)
-            assert length(values, values) == 0.0
+        with subtests.test(dtype=dtype, sizes=sizes):
+            for size in sizes:
+                values = np.full(9, size, dtype)
+                assert length(values) == pytest.approx(3.0 * float(values[0]), rel=1e-6)
+                assert length(values, values) == 0.0
 
 
 # Clients whose updates have lengths as they are told ----------------------------------------------
@@ -130,19 +131,20 @@ def refused_in(rounds: Sequence[Round]) -> list[list[str]]:
     return [list(each.refused) for each in rounds]
 
 
-def test_an_update_beyond_the_limit_is_refused_with_its_length() -> None:
+def test_an_update_beyond_the_limit_is_refused_with_its_length(subtests: pytest.Subtests) -> None:
     for size, limit, refused in (
         (99.0, 100.0, []),
         (101.0, 100.0, ["c"]),
         (3.0, 2.0, ["c"]),
         (1e30, INF, []),
     ):
-        plans = {"a": always(1.0), "b": always(1.0), "c": always(size)}
-        (finished,) = rounds_of(FedAvg(update_limit=limit), plans)
-        assert list(finished.refused) == refused
-        for reason in finished.refused.values():
-            assert reason.startswith(f"its update has the length {size:g}, beyond {limit:g}: ")
-            assert f"{limit:g} times (update_limit)" in reason
+        with subtests.test(size=size, limit=limit):
+            plans = {"a": always(1.0), "b": always(1.0), "c": always(size)}
+            (finished,) = rounds_of(FedAvg(update_limit=limit), plans)
+            assert list(finished.refused) == refused
+            for reason in finished.refused.values():
+                assert reason.startswith(f"its update has the length {size:g}, beyond {limit:g}: ")
+                assert f"{limit:g} times (update_limit)" in reason
 
 
 # No honest reply is refused -----------------------------------------------------------------------

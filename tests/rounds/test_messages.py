@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import pytest
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
 from fairbloom.strategies import METHODS, Ditto, FedAvg, FedProx, MGDAProx, QFedAvg
@@ -66,66 +67,74 @@ TERMS: dict[str, Callable[..., dict[str, Any]]] = {
 """What else the clients are told, from the method's arguments; nothing for the other methods."""
 
 
-def test_train_messages_hold_arrays_and_config_to_the_letter() -> None:
+def test_train_messages_hold_arrays_and_config_to_the_letter(subtests: pytest.Subtests) -> None:
     for name, (arguments, *_) in ARGUMENTS.items():
-        grid = MemoryGrid(quadratics(3))
-        run(make(name, arguments, **OPTIONS), grid, rounds=2, timeout=60.0)
-        sent = [message for _, message in grid.sent_to(MessageType.TRAIN)]
-        if name != "drfa":
-            assert [m.content.config_records["config"]["server-round"] for m in sent] == [1] * 2 + [
-                2
-            ] * 2
-        expected: dict[str, Any] = {"measure": MEASURED[name]} if name in MEASURED else {}
-        expected |= {"seed": OPTIONS["seed"], **TERMS.get(name, lambda **_: {})(**arguments)}
-        for message in sent:
-            content = message.content
-            config = dict(message.content.config_records["config"])
-            number = config.pop("server-round")
-            assert type(number) is int
-            assert set(content) == {
-                "arrays",
-                "config",
-                *(["control"] if name == "scaffold" and number > 1 else []),
-            }
-            if name in ("scaffold", "feddyn"):
-                assert config.pop("state-round") in range(number)
-            if name == "drfa":
-                assert 1 <= config.pop("snapshot-step") <= arguments.get("local_steps", 10)
-            assert config == expected
-            assert {key: type(value) for key, value in config.items()} == {
-                k: type(v) for k, v in expected.items()
-            }
-            assert message.metadata.ttl == 60.0
-            assert RecordDict.inflate(
-                content.deflate(), {child.object_id: child for child in content.values()}
-            )
-            if number == 1:
-                assert bits(content.array_records["arrays"]) == bits(record(initial_model()))
+        with subtests.test(name=name, arguments=arguments):
+            grid = MemoryGrid(quadratics(3))
+            run(make(name, arguments, **OPTIONS), grid, rounds=2, timeout=60.0)
+            sent = [message for _, message in grid.sent_to(MessageType.TRAIN)]
+            if name != "drfa":
+                assert [m.content.config_records["config"]["server-round"] for m in sent] == [
+                    1
+                ] * 2 + [2] * 2
+            expected: dict[str, Any] = {"measure": MEASURED[name]} if name in MEASURED else {}
+            expected |= {"seed": OPTIONS["seed"], **TERMS.get(name, lambda **_: {})(**arguments)}
+            for message in sent:
+                content = message.content
+                config = dict(message.content.config_records["config"])
+                number = config.pop("server-round")
+                assert type(number) is int
+                assert set(content) == {
+                    "arrays",
+                    "config",
+                    *(["control"] if name == "scaffold" and number > 1 else []),
+                }
+                if name in ("scaffold", "feddyn"):
+                    assert config.pop("state-round") in range(number)
+                if name == "drfa":
+                    assert 1 <= config.pop("snapshot-step") <= arguments.get("local_steps", 10)
+                assert config == expected
+                assert {key: type(value) for key, value in config.items()} == {
+                    k: type(v) for k, v in expected.items()
+                }
+                assert message.metadata.ttl == 60.0
+                assert RecordDict.inflate(
+                    content.deflate(), {child.object_id: child for child in content.values()}
+                )
+                if number == 1:
+                    assert bits(content.array_records["arrays"]) == bits(record(initial_model()))
 
 
-def test_common_terms_are_told_where_they_apply() -> None:
+def test_common_terms_are_told_where_they_apply(subtests: pytest.Subtests) -> None:
     for name, method in METHODS.items():
-        options = {"proximal_mu": 0.25, "personal_lambda": 0.5}
-        options = {key: value for key, value in options.items() if key not in method.own_terms}
-        with_both = told(make(name, ARGUMENTS[name][0], **options), 1)
-        without = told(make(name, ARGUMENTS[name][0]), 1)
-        common = {"proximal-mu": 0.25} if "proximal_mu" in options else {}
-        common |= (
-            {"personal-lambda": 0.5, "personal-epochs": 1} if "personal_lambda" in options else {}
-        )
-        assert with_both == {**without, **common}
-        assert not set(common) & set(without)
+        with subtests.test(name=name, method=method):
+            options = {"proximal_mu": 0.25, "personal_lambda": 0.5}
+            options = {key: value for key, value in options.items() if key not in method.own_terms}
+            with_both = told(make(name, ARGUMENTS[name][0], **options), 1)
+            without = told(make(name, ARGUMENTS[name][0]), 1)
+            common = {"proximal-mu": 0.25} if "proximal_mu" in options else {}
+            common |= (
+                {"personal-lambda": 0.5, "personal-epochs": 1}
+                if "personal_lambda" in options
+                else {}
+            )
+            assert with_both == {**without, **common}
+            assert not set(common) & set(without)
 
 
-def test_evaluation_is_told_that_there_is_a_personal_model() -> None:
+def test_evaluation_is_told_that_there_is_a_personal_model(subtests: pytest.Subtests) -> None:
     for strategy, expected in (
         (Ditto(lam=0.0), {"personal-lambda": 0.0}),
         (FedAvg(proximal_mu=0.25), {}),
     ):
-        grid = MemoryGrid(quadratics(2))
-        run(strategy, grid, rounds=1)
-        for _, message in grid.sent_to(MessageType.EVALUATE):
-            assert dict(message.content.config_records["config"]) == {"server-round": 1, **expected}
+        with subtests.test(strategy=strategy, expected=expected):
+            grid = MemoryGrid(quadratics(2))
+            run(strategy, grid, rounds=1)
+            for _, message in grid.sent_to(MessageType.EVALUATE):
+                assert dict(message.content.config_records["config"]) == {
+                    "server-round": 1,
+                    **expected,
+                }
 
 
 def test_terms_of_strength_zero_are_not_told_but_for_ditto() -> None:
@@ -147,25 +156,27 @@ def test_the_users_config_and_further_measures_travel_along() -> None:
     assert dict(config) == {"lr": 0.1, "measure": ["accuracy-after"]}
 
 
-def test_evaluate_messages_hold_the_new_model_and_the_round() -> None:
+def test_evaluate_messages_hold_the_new_model_and_the_round(subtests: pytest.Subtests) -> None:
     grid = MemoryGrid(quadratics(3))
     _, rounds = run(FedAvg(), grid, rounds=2)
     sent = grid.sent_to(MessageType.EVALUATE)
     assert sorted(name for name, _ in sent[:3]) == ["site-0", "site-1", "site-2"]
     for i, (_, message) in enumerate(sent):
-        assert set(message.content) == {"arrays", "config"}
-        assert dict(message.content.config_records["config"]) == {"server-round": 1 + i // 3}
-        assert bits(message.content.array_records["arrays"]) == bits(rounds[i // 3].arrays)
+        with subtests.test(i=i, message=message):
+            assert set(message.content) == {"arrays", "config"}
+            assert dict(message.content.config_records["config"]) == {"server-round": 1 + i // 3}
+            assert bits(message.content.array_records["arrays"]) == bits(rounds[i // 3].arrays)
 
 
-def test_measures_in_evaluation_are_asked_of_participants_alone() -> None:
+def test_measures_in_evaluation_are_asked_of_participants_alone(subtests: pytest.Subtests) -> None:
     grid = MemoryGrid(quadratics(6))
     config = ConfigRecord({"measure": ["loss-before"]})
     _, (finished,) = run(FedAvg(fraction_train=0.5), grid, rounds=1, evaluate_config=config)
     for name, message in grid.sent_to(MessageType.EVALUATE):
-        assert ("measure" in message.content.config_records["config"]) == (
-            name in finished.participants
-        )
+        with subtests.test(name=name, message=message):
+            assert ("measure" in message.content.config_records["config"]) == (
+                name in finished.participants
+            )
 
 
 def test_other_record_keys_are_used_in_both_directions() -> None:

@@ -51,7 +51,7 @@ def test_an_unweighable_round_is_skipped_and_names_the_client() -> None:
 # The rule for losses ------------------------------------------------------------------------------
 
 
-def test_the_bound_is_the_limit_times_the_lower_median() -> None:
+def test_the_bound_is_the_limit_times_the_lower_median(subtests: pytest.Subtests) -> None:
     for sizes, bound in [
         ([], INF),
         ([1e300], 1e303),  # one alone is never too large
@@ -59,7 +59,8 @@ def test_the_bound_is_the_limit_times_the_lower_median() -> None:
         ([0.0, 0.0, 900.0], 1000.0),  # all may have what an untrained model has
         ([1.0, 1e300, 1e300], 1e303),  # a majority that lies together
     ]:
-        assert largest_in_proportion(sizes, 1000.0, floor=1.0) == pytest.approx(bound)
+        with subtests.test(sizes=sizes, bound=bound):
+            assert largest_in_proportion(sizes, 1000.0, floor=1.0) == pytest.approx(bound)
 
 
 @given(sizes=sizes_strategy, limit=limits, lies=st.lists(st.floats(1.0, 1e6), max_size=9))
@@ -98,7 +99,7 @@ def test_a_reply_that_is_not_finite_has_no_say_in_the_median() -> None:
 # Learning rates and accuracies --------------------------------------------------------------------
 
 
-def test_rates_are_compared_with_the_lower_median_of_three() -> None:
+def test_rates_are_compared_with_the_lower_median_of_three(subtests: pytest.Subtests) -> None:
     for rates, bounds in [
         ([], (0.0, INF)),
         ([1e-300], (0.0, INF)),
@@ -107,8 +108,9 @@ def test_rates_are_compared_with_the_lower_median_of_three() -> None:
         ([0.5, 1e300, 0.5], (0.0005, 500.0)),
         ([0.5, 1e300, 1e-300, 2.0], (0.0005, 500.0)),
     ]:
-        assert proportionate_rates(rates, 1000.0) == pytest.approx(bounds)
-        assert proportionate_rates(rates, INF) == (0.0, INF)
+        with subtests.test(rates=rates, bounds=bounds):
+            assert proportionate_rates(rates, 1000.0) == pytest.approx(bounds)
+            assert proportionate_rates(rates, INF) == (0.0, INF)
 
 
 # Counts -------------------------------------------------------------------------------------------

@@ -56,12 +56,13 @@ def failing(reason: str) -> Answer:
 # Names --------------------------------------------------------------------------------------------
 
 
-def test_nodes_are_asked_once_the_first_alone_the_named_never() -> None:
+def test_nodes_are_asked_once_the_first_alone_the_named_never(subtests: pytest.Subtests) -> None:
     names = tuple(quadratics(5))
     grid = Asking(quadratics(5))
     named = Asking(quadratics(5), registered=names)
     for each in (grid, named):
-        assert run(FedAvg(), each, rounds=3)[1][0].participants == names
+        with subtests.test(each=each):
+            assert run(FedAvg(), each, rounds=3)[1][0].participants == names
     first, others = grid.asked
     assert len(first) == 1
     assert sorted(first + others) == sorted(grid.nodes)
@@ -99,7 +100,7 @@ def test_an_app_without_a_query_function_is_asked_once(caplog: pytest.LogCapture
     assert all(each.evaluations["4"]["eval_acc"] == 0.5 for each in finished)
 
 
-def test_a_node_without_a_name_is_called_by_its_id() -> None:
+def test_a_node_without_a_name_is_called_by_its_id(subtests: pytest.Subtests) -> None:
     """The first one, and a later one: the others keep their names. One that is silent takes no
     part."""
     clients: dict[str, Answer] = dict(quadratics(4))
@@ -108,9 +109,10 @@ def test_a_node_without_a_name_is_called_by_its_id() -> None:
         (min(nodes), "out of memory"),
         (max(nodes), "No query function registered"),
     ):
-        bare = answering(clients[nodes[node]], query=failing(reason))
-        _, (finished,) = run(FedAvg(), clients | {nodes[node]: bare}, rounds=1)
-        assert set(finished.participants) == (clients.keys() - {nodes[node]}) | {str(node)}
+        with subtests.test(node=node, reason=reason):
+            bare = answering(clients[nodes[node]], query=failing(reason))
+            _, (finished,) = run(FedAvg(), clients | {nodes[node]: bare}, rounds=1)
+            assert set(finished.participants) == (clients.keys() - {nodes[node]}) | {str(node)}
     first = nodes[min(nodes)]
     silent = answering(clients[first], query=lambda message: None)
     _, rounds = run(FedAvg(), clients | {first: silent}, rounds=2, timeout=0.001)
@@ -136,7 +138,9 @@ def test_only_the_simulations_traceback_about_query_is_hidden(
     assert len(finished.participants) == 3
 
 
-def test_failures_at_query_are_one_warning_with_a_remedy(caplog: pytest.LogCaptureFixture) -> None:
+def test_failures_at_query_are_one_warning_with_a_remedy(
+    caplog: pytest.LogCaptureFixture, subtests: pytest.Subtests
+) -> None:
     bare = answering(
         quadratics(1)["site-0"], query=failing(f"LocalDpMod is not compatible {'x' * 1000}")
     )
@@ -146,7 +150,8 @@ def test_failures_at_query_are_one_warning_with_a_remedy(caplog: pytest.LogCaptu
         )
     (warning,) = [each for each in caplog.messages if "QUERY" in each]
     for words in ("2 nodes", "LocalDpMod is not compatible", "@app.train(mods=[...])"):
-        assert words in warning
+        with subtests.test(words=words):
+            assert words in warning
     assert len(warning) < 1000
     assert len(rounds[-1].participants) == 3
 
@@ -191,17 +196,19 @@ def test_all_training_clients_are_on_the_roster_by_name() -> None:
     ]
 
 
-def test_the_first_usable_reply_replaces_a_missing_number() -> None:
+def test_the_first_usable_reply_replaces_a_missing_number(subtests: pytest.Subtests) -> None:
     for number in (None, 0, -3, 2.5, 7.0, True, "many", 2**60):
-        told = {} if number is None else {"num-examples": number}
-        clients = {
-            name: about_itself(client, name=name, **told) for name, client in quadratics(3).items()
-        }
-        first, second = rosters(
-            Noting(), clients, 2, faults={("site-2", 1): metrics({"num-examples": 0})}
-        )
-        assert first == known("site-0", "site-1") | {"site-2": 0.0}
-        assert second == ALL
+        with subtests.test(number=number):
+            told = {} if number is None else {"num-examples": number}
+            clients = {
+                name: about_itself(client, name=name, **told)
+                for name, client in quadratics(3).items()
+            }
+            first, second = rosters(
+                Noting(), clients, 2, faults={("site-2", 1): metrics({"num-examples": 0})}
+            )
+            assert first == known("site-0", "site-1") | {"site-2": 0.0}
+            assert second == ALL
     growing = {("site-1", 2): metrics({"num-examples": EXAMPLES["site-1"] + 5})}
     assert rosters(Noting(), quadratics(3), 3, faults=growing) == [ALL] * 3
 

@@ -46,11 +46,12 @@ def inside(parameter: ranges.Parameter) -> list[Any]:
     return [parameter.kind(low)] * (interval[0] == "[") + [high] * (interval[-1] == "]")
 
 
-def test_a_term_that_the_method_sets_is_refused_as_an_option() -> None:
+def test_a_term_that_the_method_sets_is_refused_as_an_option(subtests: pytest.Subtests) -> None:
     for name, method in METHODS.items():
-        for term in method.own_terms:
-            with pytest.raises(ValueError, match=f"{term} by its own parameter, got 0.5"):
-                make(name, ARGUMENTS[name][0], **{term: 0.5})
+        with subtests.test(name=name, method=method):
+            for term in method.own_terms:
+                with pytest.raises(ValueError, match=f"{term} by its own parameter, got 0.5"):
+                    make(name, ARGUMENTS[name][0], **{term: 0.5})
 
 
 def test_fedfa_needs_one_of_its_two_weights() -> None:
@@ -59,35 +60,39 @@ def test_fedfa_needs_one_of_its_two_weights() -> None:
     assert FedFa(alpha=1e-30, beta=0.0).alpha == FedFa(alpha=0.0, beta=1e-30).beta
 
 
-def test_values_outside_a_declared_range_are_refused_by_name() -> None:
+def test_values_outside_a_declared_range_are_refused_by_name(subtests: pytest.Subtests) -> None:
     for name, method in METHODS.items():
-        own = [
-            each
-            for each in parameters_of(name, method)
-            if not isinstance(each.allowed, ranges.Pairs)
-        ]
-        common = [
-            each for key, each in OPTIONS.items() if name == "fedavg" and not key.endswith("_key")
-        ]
-        for parameter in [*own, *common]:
-            argument = parameter.name.replace("-", "_")
-            for value in inside(parameter):
-                assert parameter.checked(value) == value, (name, argument)
-                if parameter in own:
-                    make(name, {**ARGUMENTS[name][0], argument: value})
-            for value in just_outside(parameter):
-                with pytest.raises(ValueError, match=argument) as refused:
-                    pytest.fail(
-                        f"{name} takes {argument} ="
-                        f" {make(name, {**ARGUMENTS[name][0], argument: value})}"
-                    )
-                assert repr(value) in str(refused.value)
-                assert parameter.range in str(refused.value)
+        with subtests.test(name=name, method=method):
+            own = [
+                each
+                for each in parameters_of(name, method)
+                if not isinstance(each.allowed, ranges.Pairs)
+            ]
+            common = [
+                each
+                for key, each in OPTIONS.items()
+                if name == "fedavg" and not key.endswith("_key")
+            ]
+            for parameter in [*own, *common]:
+                argument = parameter.name.replace("-", "_")
+                for value in inside(parameter):
+                    assert parameter.checked(value) == value, (name, argument)
+                    if parameter in own:
+                        make(name, {**ARGUMENTS[name][0], argument: value})
+                for value in just_outside(parameter):
+                    with pytest.raises(ValueError, match=argument) as refused:
+                        pytest.fail(
+                            f"{name} takes {argument} ="
+                            f" {make(name, {**ARGUMENTS[name][0], argument: value})}"
+                        )
+                    assert repr(value) in str(refused.value)
+                    assert parameter.range in str(refused.value)
 
 
-def test_checks_return_plain_numbers() -> None:
+def test_checks_return_plain_numbers(subtests: pytest.Subtests) -> None:
     for number in (np.float32(1), 1):
-        assert type(ranges.within("(0, 1]", x=number)) is float
+        with subtests.test(number=number):
+            assert type(ranges.within("(0, 1]", x=number)) is float
     assert type(ranges.whole(0, x=np.int64(3))) is int
 
 
@@ -120,11 +125,12 @@ def test_a_users_method_gets_its_parameters_in_their_types() -> None:
     assert Ranged().given == (0.5, 1.0, 1, False, "", ())
 
 
-def test_what_an_annotation_does_not_allow_is_refused() -> None:
+def test_what_an_annotation_does_not_allow_is_refused(subtests: pytest.Subtests) -> None:
     wrong = {"first": 0, "plain": INF, "count": 1.0, "loud": 1, "word": None}
     for key, value in wrong.items():
-        with pytest.raises(ValueError, match=rf"{key} = {value}: .*allowed is"):
-            Ranged(**{key: value})
+        with subtests.test(key=key, value=value):
+            with pytest.raises(ValueError, match=rf"{key} = {value}: .*allowed is"):
+                Ranged(**{key: value})
     with pytest.raises(ValueError, match="allowed is float"):
         Ranged(plain=10**400)
     with pytest.raises(ValueError, match="first = 2: allowed is"):
@@ -147,13 +153,14 @@ def test_a_subclass_may_narrow_the_range_of_its_base() -> None:
         Narrow(first=0.5)
 
 
-def test_common_options_have_their_settings_ranges_and_marks() -> None:
+def test_common_options_have_their_settings_ranges_and_marks(subtests: pytest.Subtests) -> None:
     for name in ("max_growth", "loss_limit", "update_limit", "unused_rounds", "evaluate_every"):
-        assert OPTIONS[name] is not None
-        setting = SETTINGS[name.replace("_", "-")]
-        assert (OPTIONS[name].range, OPTIONS[name].default) == (setting.range, setting.default)
-        assert OPTIONS[name].marks == setting.marks
-        assert getattr(FedAvg(), name) == setting.default
+        with subtests.test(name=name):
+            assert OPTIONS[name] is not None
+            setting = SETTINGS[name.replace("_", "-")]
+            assert (OPTIONS[name].range, OPTIONS[name].default) == (setting.range, setting.default)
+            assert OPTIONS[name].marks == setting.marks
+            assert getattr(FedAvg(), name) == setting.default
     # 0 switches it off in a strategy
     assert OPTIONS["fraction_evaluate"].range != SETTINGS["fraction-evaluate"].range
     assert OPTIONS.keys() < Options.__optional_keys__

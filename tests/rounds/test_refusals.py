@@ -185,15 +185,17 @@ IMPLAUSIBLE: list[tuple[str, Fault, str]] = [
 """What is refused by methods that need it, and by no other."""
 
 
-def test_an_implausible_reply_is_refused_where_it_is_needed() -> None:
+def test_an_implausible_reply_is_refused_where_it_is_needed(subtests: pytest.Subtests) -> None:
     for name, fault, reason in IMPLAUSIBLE:
-        check_refused(name, fault, reason)
-        if fault is not snapshot and "num-examples" not in reason and "of 9" not in reason:
-            result, finished = one_faulty("fedavg", fault)
-            assert finished.refused == {}, reason
-            assert bits(result.arrays) == bits(one_faulty("fedavg", None)[0].arrays)
+        with subtests.test(name=name, fault=fault):
+            check_refused(name, fault, reason)
+            if fault is not snapshot and "num-examples" not in reason and "of 9" not in reason:
+                result, finished = one_faulty("fedavg", fault)
+                assert finished.refused == {}, reason
+                assert bits(result.arrays) == bits(one_faulty("fedavg", None)[0].arrays)
     for fine in (-1.0, 0, 1):
-        assert one_faulty("fcfl", metrics({"disparity": fine}))[1].refused == {}
+        with subtests.test(fine=fine):
+            assert one_faulty("fcfl", metrics({"disparity": fine}))[1].refused == {}
 
 
 def test_absurd_weights_and_buffers_are_refused_by_every_kind() -> None:
@@ -207,25 +209,29 @@ def test_absurd_weights_and_buffers_are_refused_by_every_kind() -> None:
         )
 
 
-def test_a_reply_too_many_is_refused_and_the_first_is_used() -> None:
+def test_a_reply_too_many_is_refused_and_the_first_is_used(subtests: pytest.Subtests) -> None:
     for fault, reason in (
         (duplicate, "a second reply"),
         (to_unknown_message, "no message of this round"),
     ):
-        result, finished = one_faulty("fedavg", fault)
-        assert list(finished.refused) == ["site-2"]
-        assert reason in finished.refused["site-2"]
-        assert bits(result.arrays) == bits(one_faulty("fedavg", None)[0].arrays)
+        with subtests.test(fault=fault, reason=reason):
+            result, finished = one_faulty("fedavg", fault)
+            assert list(finished.refused) == ["site-2"]
+            assert reason in finished.refused["site-2"]
+            assert bits(result.arrays) == bits(one_faulty("fedavg", None)[0].arrays)
 
 
-def test_another_weight_must_be_a_positive_number() -> None:
+def test_another_weight_must_be_a_positive_number(subtests: pytest.Subtests) -> None:
     for wrong in (0, -1.0, math.nan, 10**400, None):
-        faults = {(f"site-{k}", 1): metrics({"tokens": wrong if k == 2 else 0.5}) for k in range(3)}
-        strategy = FedAvg(weighted_by_key="tokens", fraction_evaluate=0.0)
-        _, (finished,) = run(strategy, MemoryGrid(quadratics(3), faults=faults), rounds=1)
-        assert list(finished.refused) == ["site-2"]
-        assert "tokens" in finished.refused["site-2"]
-        assert finished.coefficients == {"site-0": 0.5, "site-1": 0.5}
+        with subtests.test(wrong=wrong):
+            faults = {
+                (f"site-{k}", 1): metrics({"tokens": wrong if k == 2 else 0.5}) for k in range(3)
+            }
+            strategy = FedAvg(weighted_by_key="tokens", fraction_evaluate=0.0)
+            _, (finished,) = run(strategy, MemoryGrid(quadratics(3), faults=faults), rounds=1)
+            assert list(finished.refused) == ["site-2"]
+            assert "tokens" in finished.refused["site-2"]
+            assert finished.coefficients == {"site-0": 0.5, "site-1": 0.5}
 
 
 def test_other_records_and_floats_of_other_widths_are_used() -> None:
@@ -275,33 +281,35 @@ def test_all_kinds_of_broken_replies_at_once_are_each_refused() -> None:
     assert list(finished.coefficients) == [name for name in clients if (name, 1) not in faults]
 
 
-def test_an_update_whose_square_overflows_is_refused() -> None:
+def test_an_update_whose_square_overflows_is_refused(subtests: pytest.Subtests) -> None:
     for name, size in product(("fedavg", "fedlf", "fcfl", "drfa"), (1e160, 1.7e308)):
-        huge = {("site-2", 1): arrays(bias=np.full(3, size))}
-        strategy = make(name, ARGUMENTS[name][0], buffers=BUFFERS, fraction_evaluate=0.0)
-        result, (finished,) = run(
-            strategy, quadratics(4), 1, huge, initial_arrays=record(in_float64())
-        )
-        assert list(finished.refused) == ["site-2"], name
-        assert "inner products overflow" in finished.refused["site-2"]
-        assert set(finished.coefficients) == set(finished.participants) - {"site-2"}
-        assert len(finished.coefficients) == 3 or name == "drfa"
-        assert all(np.isfinite(a).all() for a in unpack(result.arrays).values())
+        with subtests.test(name=name, size=size):
+            huge = {("site-2", 1): arrays(bias=np.full(3, size))}
+            strategy = make(name, ARGUMENTS[name][0], buffers=BUFFERS, fraction_evaluate=0.0)
+            result, (finished,) = run(
+                strategy, quadratics(4), 1, huge, initial_arrays=record(in_float64())
+            )
+            assert list(finished.refused) == ["site-2"], name
+            assert "inner products overflow" in finished.refused["site-2"]
+            assert set(finished.coefficients) == set(finished.participants) - {"site-2"}
+            assert len(finished.coefficients) == 3 or name == "drfa"
+            assert all(np.isfinite(a).all() for a in unpack(result.arrays).values())
 
 
-def test_a_message_that_has_expired_is_no_answer() -> None:
+def test_a_message_that_has_expired_is_no_answer(subtests: pytest.Subtests) -> None:
     for code in (3, 4):
-        expired = Error(code, "it may have expired")
-        result, finished = one_faulty(
-            "fedavg", lambda sent, reply, e=expired: [Message(e, reply_to=sent)]
-        )
-        without, absent = one_faulty("fedavg", no_reply)
-        assert (
-            (finished.missing, finished.refused)
-            == (absent.missing, absent.refused)
-            == (("site-2",), {})
-        )
-        assert bits(result.arrays) == bits(without.arrays)
+        with subtests.test(code=code):
+            expired = Error(code, "it may have expired")
+            result, finished = one_faulty(
+                "fedavg", lambda sent, reply, e=expired: [Message(e, reply_to=sent)]
+            )
+            without, absent = one_faulty("fedavg", no_reply)
+            assert (
+                (finished.missing, finished.refused)
+                == (absent.missing, absent.refused)
+                == (("site-2",), {})
+            )
+            assert bits(result.arrays) == bits(without.arrays)
 
 
 def test_a_clients_reason_is_one_printable_short_line() -> None:
@@ -317,7 +325,7 @@ def test_a_clients_reason_is_one_printable_short_line() -> None:
     assert len(finished.refused["site-2"]) <= MAX_REASON_CHARACTERS + 3
 
 
-def test_a_broken_evaluation_is_refused_by_client_name() -> None:
+def test_a_broken_evaluation_is_refused_by_client_name(subtests: pytest.Subtests) -> None:
     clients = quadratics(3)
     for numbers, reason in (
         ({"loss": 1.0}, "num-examples must be an integer of at least 1, got None"),
@@ -326,15 +334,16 @@ def test_a_broken_evaluation_is_refused_by_client_name() -> None:
             "metric 'accuracy-personal' must lie in [0, 1]",
         ),
     ):
-        told = RecordDict({"metrics": MetricRecord(numbers)})
-        broken = answering(
-            clients["site-1"], evaluate=lambda m, told=told: Message(told, reply_to=m)
-        )
-        _, (finished,) = run(FedAvg(), {**clients, "site-1": broken}, rounds=1)
-        assert list(finished.evaluations) == ["site-0", "site-2"]
-        assert list(finished.refused) == ["site-1"]
-        assert finished.refused["site-1"].startswith(f"evaluation: {reason}")
-        assert "site-1" in finished.coefficients
+        with subtests.test(numbers=numbers, reason=reason):
+            told = RecordDict({"metrics": MetricRecord(numbers)})
+            broken = answering(
+                clients["site-1"], evaluate=lambda m, told=told: Message(told, reply_to=m)
+            )
+            _, (finished,) = run(FedAvg(), {**clients, "site-1": broken}, rounds=1)
+            assert list(finished.evaluations) == ["site-0", "site-2"]
+            assert list(finished.refused) == ["site-1"]
+            assert finished.refused["site-1"].startswith(f"evaluation: {reason}")
+            assert "site-1" in finished.coefficients
 
 
 def test_a_reason_that_several_clients_share_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
@@ -351,7 +360,7 @@ def test_a_reason_that_several_clients_share_is_one_line(caplog: pytest.LogCaptu
     ]
 
 
-def test_a_reason_tells_no_folder_of_a_site() -> None:
+def test_a_reason_tells_no_folder_of_a_site(subtests: pytest.Subtests) -> None:
     for told, noted in [
         (
             "/home/ann/data/ward 3.csv cannot be read: Is a directory",
@@ -368,6 +377,7 @@ def test_a_reason_tells_no_folder_of_a_site() -> None:
             "3/4 of the loss, n/a, see https://example.org/a/b",
         ),
     ]:
-        refused = Refusals(1)
-        refused.add("site-a", told)
-        assert refused.reasons == {"site-a": noted}
+        with subtests.test(told=told, noted=noted):
+            refused = Refusals(1)
+            refused.add("site-a", told)
+            assert refused.reasons == {"site-a": noted}

@@ -89,16 +89,17 @@ def test_seed_round_and_purpose_each_make_another_draw() -> None:
     assert sample(NAMES, 10, 0, "evaluate", 1) != draw(NAMES, 0.1)
 
 
-def test_every_client_and_every_pair_is_drawn_equally_often() -> None:
+def test_every_client_and_every_pair_is_drawn_equally_often(subtests: pytest.Subtests) -> None:
     rounds = 3000
     names = NAMES[:6]
     draws = [draw(names, 0.5, 1, 0, number) for number in range(1, rounds + 1)]
     singles = Counter(name for drawn in draws for name in drawn)
     pairs = Counter((a, b) for drawn in draws for a in drawn for b in drawn if a < b)
     for counted, chance, kinds in ((singles, 0.5, 6), (pairs, 0.2, 15)):
-        assert len(counted) == kinds
-        deviation = 4 * math.sqrt(rounds * chance * (1 - chance))
-        assert all(abs(times - rounds * chance) < deviation for times in counted.values())
+        with subtests.test(counted=counted, chance=chance):
+            assert len(counted) == kinds
+            deviation = 4 * math.sqrt(rounds * chance * (1 - chance))
+            assert all(abs(times - rounds * chance) < deviation for times in counted.values())
 
 
 # Who is there -------------------------------------------------------------------------------------
@@ -138,16 +139,17 @@ def test_a_node_that_owes_a_reply_keeps_its_name_while_away() -> None:
     assert roster.free == ["site-5"]
 
 
-def test_a_registered_name_can_not_be_claimed() -> None:
+def test_a_registered_name_can_not_be_claimed(subtests: pytest.Subtests) -> None:
     """Neither when both come together, nor before, nor after; and it needs no question."""
     for first in ({}, {9: "hospital"}, {2: ""}):
-        roster = Roster()
-        roster.refresh(
-            first, never if 9 in first else lambda nodes: dict.fromkeys(nodes, "hospital")
-        )
-        roster.refresh({9: "hospital", 2: ""}, lambda nodes: {2: "hospital"})
-        assert roster.online == {"hospital": 9}
-        assert roster.free == ["hospital"]
+        with subtests.test(first=first):
+            roster = Roster()
+            roster.refresh(
+                first, never if 9 in first else lambda nodes: dict.fromkeys(nodes, "hospital")
+            )
+            roster.refresh({9: "hospital", 2: ""}, lambda nodes: {2: "hospital"})
+            assert roster.online == {"hospital": 9}
+            assert roster.free == ["hospital"]
 
 
 def test_a_name_that_a_node_holds_is_not_given_to_a_second_one() -> None:

@@ -176,24 +176,27 @@ def small(count: int) -> tuple[Layout, list[dict[str, np.ndarray]]]:
     return Layout(model), near
 
 
-def test_one_pass_screens_updates_and_multiplies_kept_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_pass_screens_updates_and_multiplies_kept_rows(
+    monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
+) -> None:
     monkeypatch.setattr(updates, "EXACT_NUMBERS", 0)
     layout, models = small(9)
     for by_array in (False, True):
-        earlier = borrowed(layout, models[:4])
-        stored = borrowed(layout, models[4:])
-        kept = [combine(np.eye(4)[k], earlier.vectors) for k in (1, 3)]
-        assert stored.screen(gram=True, by_array=by_array, below=kept) == {}
-        rows = Vectors.below([stored.vectors, *kept])
-        expected = gram_matrices(rows, layout.ends if by_array else (layout.size,))
-        with monkeypatch.context() as patch:
-            patch.setattr(updates.Borrowed, "read", None)  # no number is read again
-            found = (
-                stored.grams(rows, exact=False)
-                if by_array
-                else stored.gram(rows, exact=False)[None]
-            )
-        np.testing.assert_array_equal(found, expected)
+        with subtests.test(by_array=by_array):
+            earlier = borrowed(layout, models[:4])
+            stored = borrowed(layout, models[4:])
+            kept = [combine(np.eye(4)[k], earlier.vectors) for k in (1, 3)]
+            assert stored.screen(gram=True, by_array=by_array, below=kept) == {}
+            rows = Vectors.below([stored.vectors, *kept])
+            expected = gram_matrices(rows, layout.ends if by_array else (layout.size,))
+            with monkeypatch.context() as patch:
+                patch.setattr(updates.Borrowed, "read", None)  # no number is read again
+                found = (
+                    stored.grams(rows, exact=False)
+                    if by_array
+                    else stored.gram(rows, exact=False)[None]
+                )
+            np.testing.assert_array_equal(found, expected)
 
 
 def test_borrowed_models_are_not_copied() -> None:
@@ -213,7 +216,7 @@ def test_buffers_that_are_handed_over_may_be_overwritten() -> None:
     assert contents(stored) == before
 
 
-def test_the_budget_is_for_all_matrices_of_a_round() -> None:
+def test_the_budget_is_for_all_matrices_of_a_round(subtests: pytest.Subtests) -> None:
     size = 5 * 1000 * 4 / GIGABYTE
     for gigabytes, of, in_file in (
         (size, 1, False),
@@ -221,7 +224,11 @@ def test_the_budget_is_for_all_matrices_of_a_round() -> None:
         (2 * size, 2, False),
         (0.0, 2, False),
     ):
-        assert isinstance(empty_matrix(5, 1000, np.float32, gigabytes, of=of), np.memmap) == in_file
+        with subtests.test(gigabytes=gigabytes, of=of):
+            assert (
+                isinstance(empty_matrix(5, 1000, np.float32, gigabytes, of=of), np.memmap)
+                == in_file
+            )
 
 
 def test_the_file_has_no_name_while_it_is_used(

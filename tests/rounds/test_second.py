@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 from flwr.app import Message
 from numpy.typing import NDArray
 
@@ -88,26 +89,27 @@ def changed(factor: float = 1.0, **arrays: NDArray[Any] | None) -> Fault:
 # Rows ---------------------------------------------------------------------------------------------
 
 
-def test_a_step_has_updates_second_updates_and_kept_rows() -> None:
+def test_a_step_has_updates_second_updates_and_kept_rows(subtests: pytest.Subtests) -> None:
     """And the Gram matrix has them in that order."""
     method, finished = rounds_of(rounds=3)
     before = initial_model()
     old = np.zeros(10)
     clients = quadratics(4)
     for each in finished:
-        u, v = (
-            np.array([flat(before) - flat(after(client)) for client in clients.values()])
-            for after in (
-                lambda client, w=before: client.trained(w),
-                lambda client, w=before: client.evened(w),
+        with subtests.test(each=each):
+            u, v = (
+                np.array([flat(before) - flat(after(client)) for client in clients.values()])
+                for after in (
+                    lambda client, w=before: client.trained(w),
+                    lambda client, w=before: client.evened(w),
+                )
             )
-        )
-        rows = np.array([*u, *v, old])
-        w = flat(before) - FIRST * u.sum(axis=0) - SECOND * v.sum(axis=0) - OLD * old
-        np.testing.assert_allclose(flat(unpack(each.arrays)), w, rtol=1e-5, atol=1e-5)
-        assert each.coefficients == dict.fromkeys(clients, FIRST)
-        before = unpack(each.arrays)
-        old = v.sum(axis=0)
+            rows = np.array([*u, *v, old])
+            w = flat(before) - FIRST * u.sum(axis=0) - SECOND * v.sum(axis=0) - OLD * old
+            np.testing.assert_allclose(flat(unpack(each.arrays)), w, rtol=1e-5, atol=1e-5)
+            assert each.coefficients == dict.fromkeys(clients, FIRST)
+            before = unpack(each.arrays)
+            old = v.sum(axis=0)
     assert (method.cohort.size, method.cohort.rows, method.cohort.second) == (4, 9, True)
     np.testing.assert_allclose(method.cohort.gram, rows @ rows.T, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(method.cohort.squared_norms, np.square(u).sum(axis=1), rtol=1e-4)
@@ -129,7 +131,7 @@ def test_bytes_count_the_arrays_of_both_records() -> None:
 # What is refused ----------------------------------------------------------------------------------
 
 
-def test_an_unusable_second_record_is_refused_by_name() -> None:
+def test_an_unusable_second_record_is_refused_by_name(subtests: pytest.Subtests) -> None:
     """And the round ends as without it; neither record stands in for the other."""
     _, (absent,) = rounds_of({("site-2", 1): no_reply})
     for fault, reason in (
@@ -153,15 +155,17 @@ def test_an_unusable_second_record_is_refused_by_name() -> None:
             "its arrays-disparity has the length 1.73205e+30",
         ),
     ):
-        _, (one,) = rounds_of({("site-2", 1): fault})
-        assert list(one.refused) == ["site-2"]
-        assert reason in one.refused["site-2"]
-        assert flat(unpack(one.arrays)).tolist() == flat(unpack(absent.arrays)).tolist()
+        with subtests.test(fault=fault, reason=reason):
+            _, (one,) = rounds_of({("site-2", 1): fault})
+            assert list(one.refused) == ["site-2"]
+            assert reason in one.refused["site-2"]
+            assert flat(unpack(one.arrays)).tolist() == flat(unpack(absent.arrays)).tolist()
 
 
-def test_second_updates_are_compared_with_each_other() -> None:
+def test_second_updates_are_compared_with_each_other(subtests: pytest.Subtests) -> None:
     """They may be a thousand times as long as the first ones, or shorter: a gradient of something
     else is."""
     for factor in (1e4, 1e-4):
-        _, (one,) = rounds_of({(name, 1): changed(factor) for name in quadratics(4)})
-        assert one.refused == {}
+        with subtests.test(factor=factor):
+            _, (one,) = rounds_of({(name, 1): changed(factor) for name in quadratics(4)})
+            assert one.refused == {}

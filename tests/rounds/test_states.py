@@ -43,7 +43,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def test_what_clients_and_server_keep_agrees_after_each_round() -> None:
+def test_what_clients_and_server_keep_agrees_after_each_round(subtests: pytest.Subtests) -> None:
     """Also where clients join, and where one takes no step."""
     joined = {4: "site-4", 6: "site-5"}
 
@@ -56,33 +56,37 @@ def test_what_clients_and_server_keep_agrees_after_each_round() -> None:
         grid.nodes |= {1000 + number: joined[number]} if number in joined else {}
 
     for name, options in CASES:
-        clients = keeping(6)
-        clients["site-3"].rates = []
-        course = follow(made(name, seed=2, **options), clients, 12, before=join)
-        assert max(course.inconsistencies) < 1e-11
-        assert not any(finished.lost_states for finished in course.rounds)
-        assert any(np.abs(state).max() > 0.1 for state in course.used_states.values())
+        with subtests.test(name=name, options=options):
+            clients = keeping(6)
+            clients["site-3"].rates = []
+            course = follow(made(name, seed=2, **options), clients, 12, before=join)
+            assert max(course.inconsistencies) < 1e-11
+            assert not any(finished.lost_states for finished in course.rounds)
+            assert any(np.abs(state).max() > 0.1 for state in course.used_states.values())
 
 
 @both
-def test_a_reply_that_is_refused_or_lost_leaves_nothing_behind(name: str) -> None:
+def test_a_reply_that_is_refused_or_lost_leaves_nothing_behind(
+    name: str, subtests: pytest.Subtests
+) -> None:
     """As if the client had not been asked: its state goes on from the round of its last used
     reply."""
     for fault in (error, no_reply, arrays(w=np.full(3, np.nan)), metrics({"num-examples": 0})):
-        clients = keeping(3)
-        faults = {("site-1", number): fault for number in (3, 4, 5)}
-        course = follow(made(name), clients, 8, faults=faults)
-        asked = [
-            course.sent[number]["site-1"]
-            for number in (3, 4, 5, 6)
-            if "site-1" in course.sent[number]
-        ]
-        assert {config["state-round"] for config in asked} == {2}
-        assert all("site-1" not in finished.coefficients for finished in course.rounds[2:5])
-        # not asked for a while then
-        assert ("site-1" in course.rounds[7].coefficients) == (fault is not no_reply)
-        assert not any(finished.lost_states for finished in course.rounds)
-        assert course.inconsistencies[-1] < 1e-10
+        with subtests.test(fault=fault):
+            clients = keeping(3)
+            faults = {("site-1", number): fault for number in (3, 4, 5)}
+            course = follow(made(name), clients, 8, faults=faults)
+            asked = [
+                course.sent[number]["site-1"]
+                for number in (3, 4, 5, 6)
+                if "site-1" in course.sent[number]
+            ]
+            assert {config["state-round"] for config in asked} == {2}
+            assert all("site-1" not in finished.coefficients for finished in course.rounds[2:5])
+            # not asked for a while then
+            assert ("site-1" in course.rounds[7].coefficients) == (fault is not no_reply)
+            assert not any(finished.lost_states for finished in course.rounds)
+            assert course.inconsistencies[-1] < 1e-10
 
 
 def losing(
@@ -129,18 +133,19 @@ def test_a_lost_state_is_refused_by_name_and_all_begin_anew(
 
 
 @both
-def test_a_reply_without_its_state_round_is_refused(name: str) -> None:
+def test_a_reply_without_its_state_round_is_refused(name: str, subtests: pytest.Subtests) -> None:
     for value in (None, float("nan"), [2, 2]):
-        course = follow(
-            made(name), keeping(3), 5, faults={("site-1", 3): metrics({"state-round": value})}
-        )
-        assert set(course.rounds[2].refused) == {"site-1"}
-        assert "'state-round'" in course.rounds[2].refused["site-1"]
-        assert course.sent[4]["site-1"]["state-round"] == 2
-        assert not any(finished.lost_states for finished in course.rounds)
-        assert course.inconsistencies[-1] < 1e-10
-        # it is no number of a round
-        assert all("state-round" not in finished.metrics for finished in course.rounds)
+        with subtests.test(value=value):
+            course = follow(
+                made(name), keeping(3), 5, faults={("site-1", 3): metrics({"state-round": value})}
+            )
+            assert set(course.rounds[2].refused) == {"site-1"}
+            assert "'state-round'" in course.rounds[2].refused["site-1"]
+            assert course.sent[4]["site-1"]["state-round"] == 2
+            assert not any(finished.lost_states for finished in course.rounds)
+            assert course.inconsistencies[-1] < 1e-10
+            # it is no number of a round
+            assert all("state-round" not in finished.metrics for finished in course.rounds)
 
 
 @both
@@ -156,7 +161,9 @@ def test_where_all_lose_theirs_the_round_is_skipped(name: str) -> None:
 
 
 @both
-def test_who_loses_it_twice_is_refused_also_after_a_kill(name: str) -> None:
+def test_who_loses_it_twice_is_refused_also_after_a_kill(
+    name: str, subtests: pytest.Subtests
+) -> None:
     clients = keeping(3)
     killed = follow(made(name), clients, 4, before=losing(clients, {3: "site-1"}))
     state = json.loads(json.dumps(killed.states[3]["states"]))
@@ -168,7 +175,8 @@ def test_who_loses_it_twice_is_refused_also_after_a_kill(name: str) -> None:
     )
     assert resumed.rounds[0].lost_states == ("site-1",)
     for finished in resumed.rounds[1:]:
-        assert "2 times: give it a folder that stays (state-dir" in finished.refused["site-1"]
-        assert set(finished.coefficients) == {"site-0", "site-2"}
+        with subtests.test(finished=finished):
+            assert "2 times: give it a folder that stays (state-dir" in finished.refused["site-1"]
+            assert set(finished.coefficients) == {"site-0", "site-2"}
     assert resumed.inconsistencies[-1] < 1e-10
     assert MAX_STATE_LOSSES == 2

@@ -112,13 +112,14 @@ def test_no_updates_and_empty_models_have_empty_products() -> None:
     assert after(stored, 1.0)["steps"] == 4
 
 
-def test_combining_with_one_coefficient_of_one_is_that_row() -> None:
+def test_combining_with_one_coefficient_of_one_is_that_row(subtests: pytest.Subtests) -> None:
     U = drawn(0, 3, 5)
     for vectors in (below(U), Vectors((U,)), Vectors((U[:1], U[1:]))):
-        combined = combine(np.array([0.0, 1.0, 0.0]), vectors)
-        assert combined.blocks[0].tobytes() == U[1].tobytes()
-        assert not np.shares_memory(combined.blocks[0], U)
-        assert len(combined) == 1
+        with subtests.test(vectors=vectors):
+            combined = combine(np.array([0.0, 1.0, 0.0]), vectors)
+            assert combined.blocks[0].tobytes() == U[1].tobytes()
+            assert not np.shares_memory(combined.blocks[0], U)
+            assert len(combined) == 1
 
 
 @given(seed=st.integers(0, 99), cut=st.integers(1, 4), exact=st.booleans())
@@ -149,19 +150,20 @@ def test_the_model_after_the_step_is_rounded_once(seed: int, m: int) -> None:
     np.testing.assert_allclose(after(stored, *c)["w"], exact, rtol=1.2e-7, atol=1e-14)
 
 
-def test_of_a_shared_parameter_the_first_name_is_taken() -> None:
+def test_of_a_shared_parameter_the_first_name_is_taken(subtests: pytest.Subtests) -> None:
     w = model(a=np.zeros(2, np.float32), twin=np.zeros(2, np.float32))
     for other in (5.0, np.nan):
-        reply = model(a=np.ones(2, np.float32), twin=np.full(2, other, np.float32))
-        stored = added(w, reply, shared={"twin": "a"})
-        assert gram_matrix(stored.vectors).tolist() == [[2.0]]
-        assert {name: array.tolist() for name, array in after(stored, 1.0).items()} == {
-            "a": [1, 1],
-            "twin": [1, 1],
-        }
+        with subtests.test(other=other):
+            reply = model(a=np.ones(2, np.float32), twin=np.full(2, other, np.float32))
+            stored = added(w, reply, shared={"twin": "a"})
+            assert gram_matrix(stored.vectors).tolist() == [[2.0]]
+            assert {name: array.tolist() for name, array in after(stored, 1.0).items()} == {
+                "a": [1, 1],
+                "twin": [1, 1],
+            }
 
 
-def test_arrays_that_are_not_one_parameter_are_refused_by_name() -> None:
+def test_arrays_that_are_not_one_parameter_are_refused_by_name(subtests: pytest.Subtests) -> None:
     zeros = np.zeros(2, np.float32)
     w = model(
         a=zeros, twin=zeros, mean=zeros, other=zeros + 1, wide=np.zeros(2), steps=np.array([0, 0])
@@ -172,13 +174,15 @@ def test_arrays_that_are_not_one_parameter_are_refused_by_name() -> None:
         ({"twin": "a", "other": "twin"}, "twin"),
     ]
     for shared, name in none:
-        with pytest.raises(ValueError, match=f"'{name}' is no parameter"):
-            Layout(w, ("mean",), shared)
+        with subtests.test(shared=shared, name=name):
+            with pytest.raises(ValueError, match=f"'{name}' is no parameter"):
+                Layout(w, ("mean",), shared)
     for name in ("other", "steps", "wide"):
-        with pytest.raises(
-            ValueError, match=f"{{'{name}': 'a'}}: the two arrays of the model differ"
-        ):
-            Layout(w, ("mean",), {name: "a"})
+        with subtests.test(name=name):
+            with pytest.raises(
+                ValueError, match=f"{{'{name}': 'a'}}: the two arrays of the model differ"
+            ):
+                Layout(w, ("mean",), {name: "a"})
 
 
 @given(seed=st.integers(0, 99), dtype=st.sampled_from(("float16", "float32", "float64")))
@@ -194,26 +198,28 @@ def test_an_array_that_nobody_changes_keeps_its_bits(seed: int, dtype: str) -> N
     assert not np.array_equal(result["free"], others[0])
 
 
-def test_an_update_or_a_step_beyond_the_dtype_is_refused() -> None:
+def test_an_update_or_a_step_beyond_the_dtype_is_refused(subtests: pytest.Subtests) -> None:
     top = np.float32([3e38])
     with pytest.raises(ValueError, match="beyond the range of float32"):
         added(model(w=-top), model(w=top))
     for dtype in ("float16", "float32"):
-        w = model(narrow=np.zeros(1, dtype), wide=np.zeros(1, np.float64))
-        most = np.array([0.9 * np.finfo(dtype).max], dtype)
-        with pytest.raises(ValueError, match=f"beyond the range of {dtype}"):
-            after(added(w, {**w, "narrow": most}), 2.0)
+        with subtests.test(dtype=dtype):
+            w = model(narrow=np.zeros(1, dtype), wide=np.zeros(1, np.float64))
+            most = np.array([0.9 * np.finfo(dtype).max], dtype)
+            with pytest.raises(ValueError, match=f"beyond the range of {dtype}"):
+                after(added(w, {**w, "narrow": most}), 2.0)
 
 
-def test_a_float64_update_that_can_be_squared_is_used() -> None:
+def test_a_float64_update_that_can_be_squared_is_used(subtests: pytest.Subtests) -> None:
     for size in (1e-300, 1e-200, 1e100, 1e149):
-        stored = added(
-            model(w=np.zeros(2)),
-            model(w=np.array([size, -size / 2])),
-            model(w=np.array([1.0, 1.0])),
-        )
-        np.testing.assert_array_equal(after(stored, 1.0, 0.0)["w"], [size, -size / 2])
-        assert np.isfinite(after(stored, 0.5, 0.5)["w"]).all()
+        with subtests.test(size=size):
+            stored = added(
+                model(w=np.zeros(2)),
+                model(w=np.array([size, -size / 2])),
+                model(w=np.array([1.0, 1.0])),
+            )
+            np.testing.assert_array_equal(after(stored, 1.0, 0.0)["w"], [size, -size / 2])
+            assert np.isfinite(after(stored, 0.5, 0.5)["w"]).all()
 
 
 def test_an_infinite_or_odd_model_is_refused_by_array() -> None:

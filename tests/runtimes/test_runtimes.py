@@ -120,7 +120,9 @@ def test_an_impossible_setting_fails_before_any_client_works(
 QUICKSTART = changed.CONFIG | {"num-server-rounds": 2}
 
 
-def test_the_changed_quickstart_gives_the_run_in_process(local: Flower, tmp_path: Path) -> None:
+def test_the_changed_quickstart_gives_the_run_in_process(
+    local: Flower, tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     """Her loader shuffles by the global generator, and every worker of the simulation draws the
     same."""
     for name in ("simulated", "in-process"):
@@ -133,9 +135,10 @@ def test_the_changed_quickstart_gives_the_run_in_process(local: Flower, tmp_path
     )
     assert [row["client"] for row in simulated] == ["client-0", "client-1"] * 2
     for row, other in zip(simulated, expected, strict=True):
-        for column in ("test_eval_acc_of_global_model", "loss_before"):
-            if other.get(column):
-                assert float(row[column]) == pytest.approx(float(other[column]), abs=1e-5)
+        with subtests.test(row=row, other=other):
+            for column in ("test_eval_acc_of_global_model", "loss_before"):
+                if other.get(column):
+                    assert float(row[column]) == pytest.approx(float(other[column]), abs=1e-5)
 
 
 def test_an_app_without_a_query_function_logs_no_traceback(local: Flower, tmp_path: Path) -> None:

@@ -65,7 +65,10 @@ def run(runtime: Stock, folder: Path, config: dict[str, Any]) -> None:
 
 
 def test_the_composition_gives_the_run_of_our_own_nodes(
-    there: Stock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    there: Stock,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    subtests: pytest.Subtests,
 ) -> None:
     there.carry_out("experiment", "num-rounds=2")
     monkeypatch.chdir(tmp_path)
@@ -81,20 +84,25 @@ def test_the_composition_gives_the_run_of_our_own_nodes(
         settings = {"clients": CLIENTS, "num-rounds": 2, "out": str(tmp_path / "ours")}
         runtime.submit(settings, tmp_path / "my-app")
     for folder in (there.runs / "stock", tmp_path / "ours"):
-        assert_same_model(folder, tmp_path / "in-process")
-        assert [row["replies_used"] for row in rounds(folder)] == [str(CLIENTS)] * 2
-        print(folder.name, "seconds a round:", [row["seconds"] for row in rounds(folder)])
+        with subtests.test(folder=folder):
+            assert_same_model(folder, tmp_path / "in-process")
+            assert [row["replies_used"] for row in rounds(folder)] == [str(CLIENTS)] * 2
+            print(folder.name, "seconds a round:", [row["seconds"] for row in rounds(folder)])
 
 
 def test_fair_leaves_no_traceback_and_a_run_folder_continues(
-    there: Stock, app: Path, tmp_path: Path
+    there: Stock,
+    app: Path,
+    tmp_path: Path,
+    subtests: pytest.Subtests,
 ) -> None:
     before = tracebacks(there)
     for number in (1, 2):
-        run(there, app, {**CONFIG, "num-server-rounds": number})
-        assert [(row["round"], row["replies_used"]) for row in rounds(tmp_path / "run")] == [
-            (str(each), str(CLIENTS)) for each in range(1, number + 1)
-        ]
+        with subtests.test(number=number):
+            run(there, app, {**CONFIG, "num-server-rounds": number})
+            assert [(row["round"], row["replies_used"]) for row in rounds(tmp_path / "run")] == [
+                (str(each), str(CLIENTS)) for each in range(1, number + 1)
+            ]
     assert tracebacks(there) == before
     assert {row["client"] for row in table(tmp_path / "run/clients.csv")} == set(names(CLIENTS))
     assert torch.load(tmp_path / "run.pt")

@@ -123,7 +123,9 @@ def test_one_run_goes_on_over_an_upgrade_of_all_and_the_way_back(
     assert not any("protocol" in each or "version" in each for each in refused)
 
 
-def test_a_client_that_does_not_fit_is_refused_on_both_sides(there: Mixed, tmp_path: Path) -> None:
+def test_a_client_that_does_not_fit_is_refused_on_both_sides(
+    there: Mixed, tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     out = tmp_path / "run"
     there.serve(OLD)
     for name, chosen in zip(CLIENTS, (OLD, NEW, MISFIT), strict=True):
@@ -134,8 +136,9 @@ def test_a_client_that_does_not_fit_is_refused_on_both_sides(there: Mixed, tmp_p
         f"the server speaks protocol {PROTOCOL} and this client {PROTOCOL + 1}: upgrade the server"
     )
     for row in rounds(out):
-        assert row["replies_used"] == "2"
-        assert row["refused"].startswith(f"{CLIENTS[2]}: error 2: {words}")
+        with subtests.test(row=row):
+            assert row["replies_used"] == "2"
+            assert row["refused"].startswith(f"{CLIENTS[2]}: error 2: {words}")
     there.wait_for_words(there.clients[CLIENTS[2]], words)
     there.connect(CLIENTS[2], OLD)  # the remedy
     there.use(OLD)
@@ -143,20 +146,23 @@ def test_a_client_that_does_not_fit_is_refused_on_both_sides(there: Mixed, tmp_p
     assert rounds(out)[-1]["replies_used"] == "3"
 
 
-def test_a_server_that_does_not_fit_is_told_by_all(there: Mixed, tmp_path: Path) -> None:
+def test_a_server_that_does_not_fit_is_told_by_all(
+    there: Mixed, tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     out = tmp_path / "run"
     for name in CLIENTS:
         there.connect(name, OLD)
     there.serve(MISFIT)
     there.wait_for_end(there.begin(out, **{"num-rounds": 5}), code=1)
     for row in rounds(out):
-        assert row["replies_used"] == "0"
-        for name in CLIENTS:
-            words = (
-                f"the server speaks protocol {PROTOCOL + 1} and this client {PROTOCOL}: upgrade"
-                " this client"
-            )
-            assert f"{name}: error 2: {words}" in row["refused"]
+        with subtests.test(row=row):
+            assert row["replies_used"] == "0"
+            for name in CLIENTS:
+                words = (
+                    f"the server speaks protocol {PROTOCOL + 1} and this client {PROTOCOL}: upgrade"
+                    " this client"
+                )
+                assert f"{name}: error 2: {words}" in row["refused"]
     there.wait_for_words(there.clients[CLIENTS[0]], "upgrade this client")
     there.serve(OLD)  # the remedy
     there.use(OLD)

@@ -103,20 +103,22 @@ TOO_FEW: list[tuple[Mapping[str, Times], dict[str, Any], float, str]] = [
 """The same where too few come; when the run ends, and what it says."""
 
 
-def test_a_run_waits_for_its_clients_and_no_longer(clock: Clock) -> None:
+def test_a_run_waits_for_its_clients_and_no_longer(clock: Clock, subtests: pytest.Subtests) -> None:
     for away, given, at, fewest in ARRIVALS:
-        clock.now = 0.0
-        assert arrive(clock, away, **given).fewest == fewest, given
-        assert at <= clock.now < at + 2.0, given
+        with subtests.test(away=away, given=given):
+            clock.now = 0.0
+            assert arrive(clock, away, **given).fewest == fewest, given
+            assert at <= clock.now < at + 2.0, given
 
 
-def test_a_run_ends_where_too_few_clients_come(clock: Clock) -> None:
+def test_a_run_ends_where_too_few_clients_come(clock: Clock, subtests: pytest.Subtests) -> None:
     for away, given, at, words in TOO_FEW:
-        clock.now = 0.0
-        with pytest.raises(QuorumError, match=words) as ended:
-            arrive(clock, away, **given)
-        assert isinstance(ended.value, FairbloomError)
-        assert at <= clock.now < at + 2.0, given
+        with subtests.test(away=away, given=given):
+            clock.now = 0.0
+            with pytest.raises(QuorumError, match=words) as ended:
+                arrive(clock, away, **given)
+            assert isinstance(ended.value, FairbloomError)
+            assert at <= clock.now < at + 2.0, given
 
 
 def enroll(folder: Path, monkeypatch: pytest.MonkeyPatch, roll: dict[str, bool]) -> None:
@@ -159,22 +161,25 @@ class InMemoryGrid(Nodes):
     server."""
 
 
-def test_in_a_simulation_too_few_nodes_end_the_run_at_once(clock: Clock) -> None:
+def test_in_a_simulation_too_few_nodes_end_the_run_at_once(
+    clock: Clock, subtests: pytest.Subtests
+) -> None:
     for began, remedy in (((), "clients = 4"), ((*NAMES, "site-9"), "a run of 4 clients")):
-        clock.now = 0.0
-        quorum = Quorum(3600.0)
-        wanted = len(began) or 20
-        there = FlowerClients(
-            FedAvg(), InMemoryGrid(clock, away=until(0.4, *NAMES), clients=4), 5.0, quorum
-        )
-        with pytest.raises(
-            SimulationError,
-            match=f"4 of {wanted} .*--federation-config num-supernodes={wanted}.*{remedy}",
-        ):
-            wait_for_clients(
-                there, quorum, expected=20, began=began, min_clients=0, patience=3600.0
+        with subtests.test(began=began, remedy=remedy):
+            clock.now = 0.0
+            quorum = Quorum(3600.0)
+            wanted = len(began) or 20
+            there = FlowerClients(
+                FedAvg(), InMemoryGrid(clock, away=until(0.4, *NAMES), clients=4), 5.0, quorum
             )
-        assert clock.now < 5.0
+            with pytest.raises(
+                SimulationError,
+                match=f"4 of {wanted} .*--federation-config num-supernodes={wanted}.*{remedy}",
+            ):
+                wait_for_clients(
+                    there, quorum, expected=20, began=began, min_clients=0, patience=3600.0
+                )
+            assert clock.now < 5.0
 
 
 def test_in_a_simulation_a_users_strategy_does_not_wait_for_more(clock: Clock) -> None:
@@ -186,20 +191,23 @@ def test_in_a_simulation_a_users_strategy_does_not_wait_for_more(clock: Clock) -
 
 
 def test_in_a_simulation_a_refusal_is_logged_at_once_in_words_of_an_app(
-    tmp_path: Path, said: pytest.LogCaptureFixture
+    tmp_path: Path,
+    said: pytest.LogCaptureFixture,
+    subtests: pytest.Subtests,
 ) -> None:
     grid = type("InMemoryGrid", (InProcessGrid,), {})(app, {}, 4)
     for config, words in (
         ({"method": "fedvf"}, "method = 'fedvf': unknown method"),
         ({"method": "fedfv", "clients": 4, "out": str(tmp_path)}, "choose another folder (out)"),
     ):
-        (tmp_path / "mine.txt").touch()
-        context = Context(
-            run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=config
-        )
-        with pytest.raises(FairbloomError, match=re.escape(words)):
-            main(grid, context)
-        assert words in said.messages[-1]
+        with subtests.test(config=config, words=words):
+            (tmp_path / "mine.txt").touch()
+            context = Context(
+                run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=config
+            )
+            with pytest.raises(FairbloomError, match=re.escape(words)):
+                main(grid, context)
+            assert words in said.messages[-1]
 
 
 # How many examples clients say they have ----------------------------------------------------------
@@ -248,7 +256,9 @@ def submitted(out: Path, grid: type[InProcessGrid], **more: object) -> list[dict
 
 
 def test_a_number_beyond_the_others_needs_the_operators_word(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    subtests: pytest.Subtests,
 ) -> None:
     # where nobody else's machine says it
     assert len(submitted(tmp_path / "one process", Claiming)) == 2
@@ -258,8 +268,9 @@ def test_a_number_beyond_the_others_needs_the_operators_word(
         r" --examples"
     )
     for _ in range(2):
-        with pytest.raises(ImplausibleSizeError, match=words):
-            submitted(tmp_path / "run", Claiming)
+        with subtests.test():
+            with pytest.raises(ImplausibleSizeError, match=words):
+                submitted(tmp_path / "run", Claiming)
     assert [
         row["refused"]
         for row in submitted(tmp_path / "run", Claiming, **{"enrolled-sizes": "client-0=2000"})

@@ -138,15 +138,18 @@ def test_the_same_model_is_the_same_file(tmp_path: Path) -> None:
     assert len({file.read_bytes() for file in files}) == 1
 
 
-def test_a_write_that_fails_leaves_the_old_file_and_no_draft(tmp_path: Path) -> None:
+def test_a_write_that_fails_leaves_the_old_file_and_no_draft(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     path = tmp_path / "round.safetensors"
     save_checkpoint(path, {"w": np.ones(4)}, {"round": 1})
     before = path.read_bytes()
     for free in (0, 1, 100, 1000, 8000):
-        with full_disk(free), pytest.raises(OSError, match="File too large"):
-            save_checkpoint(path, {"w": np.ones(1000)}, {"round": 2})
-        assert path.read_bytes() == before
-        assert list(tmp_path.iterdir()) == [path]
+        with subtests.test(free=free):
+            with full_disk(free), pytest.raises(OSError, match="File too large"):
+                save_checkpoint(path, {"w": np.ones(1000)}, {"round": 2})
+            assert path.read_bytes() == before
+            assert list(tmp_path.iterdir()) == [path]
     with pytest.raises(TypeError):
         save_checkpoint(path, {}, {"round": object()})
     assert path.read_bytes() == before
@@ -169,14 +172,15 @@ def whole(tmp_path: Path) -> Path:
     return tmp_path / "7.safetensors"
 
 
-def test_a_checkpoint_cut_off_anywhere_is_damaged(whole: Path) -> None:
+def test_a_checkpoint_cut_off_anywhere_is_damaged(whole: Path, subtests: pytest.Subtests) -> None:
     content = whole.read_bytes()
     for length in range(len(content)):
-        whole.write_bytes(content[:length])
-        with pytest.raises(
-            RunFolderError, match=f"is damaged: it is {'no whole file' if length else 'empty'}"
-        ):
-            load_checkpoint(whole)
+        with subtests.test(length=length):
+            whole.write_bytes(content[:length])
+            with pytest.raises(
+                RunFolderError, match=f"is damaged: it is {'no whole file' if length else 'empty'}"
+            ):
+                load_checkpoint(whole)
 
 
 def test_a_flipped_bit_in_any_byte_is_noticed_or_changes_nothing(whole: Path) -> None:
@@ -196,14 +200,17 @@ def test_a_flipped_bit_in_any_byte_is_noticed_or_changes_nothing(whole: Path) ->
     assert unnoticed < 20
 
 
-def test_something_else_in_place_of_a_checkpoint_is_damage(whole: Path) -> None:
+def test_something_else_in_place_of_a_checkpoint_is_damage(
+    whole: Path, subtests: pytest.Subtests
+) -> None:
     others = [bytes(4096), b"\x89PNG\r\n" * 100, b"{}", b"\xff" * 8]
     for metadata in (None, {}, {"about": "[]"}, {"about": "{}"}, {"about": '{"sha256": "0"}'}):
         others.append(save({"w": np.zeros(3)}, metadata=metadata))  # another program's
     for content in others:
-        whole.write_bytes(content)
-        with pytest.raises(RunFolderError, match=r"7\.safetensors is damaged"):
-            load_checkpoint(whole)
+        with subtests.test(content=content):
+            whole.write_bytes(content)
+            with pytest.raises(RunFolderError, match=r"7\.safetensors is damaged"):
+                load_checkpoint(whole)
 
 
 def test_a_folder_in_place_of_a_checkpoint_cannot_be_read(tmp_path: Path) -> None:
@@ -212,7 +219,9 @@ def test_a_folder_in_place_of_a_checkpoint_cannot_be_read(tmp_path: Path) -> Non
         load_checkpoint(tmp_path / "7.safetensors")
 
 
-def test_two_models_exchanged_array_by_array_are_noticed(tmp_path: Path) -> None:
+def test_two_models_exchanged_array_by_array_are_noticed(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     """The checksum is of names and shapes too, not of the bytes alone."""
     path = tmp_path / "model.safetensors"
     arrays = {"a": np.zeros(2), "b": np.ones(2), "c": np.arange(4.0).reshape(2, 2)}
@@ -223,9 +232,10 @@ def test_two_models_exchanged_array_by_array_are_noticed(tmp_path: Path) -> None
     reshaped = {**arrays, "c": arrays["c"].reshape(4)}
     retyped = {**arrays, "c": arrays["c"].view(np.int64)}
     for other in (exchanged, reshaped, retyped):
-        path.write_bytes(save(other, metadata=metadata))
-        with pytest.raises(RunFolderError, match="does not match its checksum"):
-            load_model(path)
+        with subtests.test(other=other):
+            path.write_bytes(save(other, metadata=metadata))
+            with pytest.raises(RunFolderError, match="does not match its checksum"):
+                load_model(path)
 
 
 # The last two -------------------------------------------------------------------------------------
@@ -279,16 +289,18 @@ def test_a_damaged_checkpoint_is_replaced_and_the_one_that_stood_in_for_it_is_ke
 
 def test_a_damaged_checkpoint_goes_once_there_is_another_after_the_one_that_stood_in_for_it(
     tmp_path: Path,
+    subtests: pytest.Subtests,
 ) -> None:
     """Rounds share checkpoints by the time they take, so that the next one is rarely of the damaged
     one's round."""
     for again in (3, 5, 8):
-        folder = tmp_path / str(again)
-        folder.mkdir()
-        save_rounds(folder, 2, 5)
-        (folder / "5.safetensors").write_bytes(b"")
-        save_rounds(folder, again, after=2)
-        assert rounds_kept(folder) == ["2.safetensors", f"{again}.safetensors"]
+        with subtests.test(again=again):
+            folder = tmp_path / str(again)
+            folder.mkdir()
+            save_rounds(folder, 2, 5)
+            (folder / "5.safetensors").write_bytes(b"")
+            save_rounds(folder, again, after=2)
+            assert rounds_kept(folder) == ["2.safetensors", f"{again}.safetensors"]
 
 
 def test_a_folder_in_which_all_checkpoints_are_damaged_is_refused_with_every_fault(
@@ -306,11 +318,12 @@ def test_a_folder_in_which_all_checkpoints_are_damaged_is_refused_with_every_fau
     assert str(refusal.value) == f"the run cannot be continued: {'; '.join(faults)}. {remedy}"
 
 
-def test_a_folder_without_checkpoints_has_none(tmp_path: Path) -> None:
+def test_a_folder_without_checkpoints_has_none(tmp_path: Path, subtests: pytest.Subtests) -> None:
     assert load_last(tmp_path / "no-folder") is None
     for name in ("round.safetensors", ".7.safetensors.draft", "notes"):
-        assert load_last(tmp_path) is None
-        (tmp_path / name).write_text("")
+        with subtests.test(name=name):
+            assert load_last(tmp_path) is None
+            (tmp_path / name).write_text("")
     assert load_last(tmp_path) is None
 
 

@@ -52,7 +52,7 @@ def test_the_measures_of_four_clients_by_hand() -> None:
     assert [*found] == [*expected]
 
 
-def test_a_share_of_the_clients_is_counted_exactly() -> None:
+def test_a_share_of_the_clients_is_counted_exactly(subtests: pytest.Subtests) -> None:
     exact = [
         (35, 20, 7),
         (100, 5, 5),
@@ -64,25 +64,31 @@ def test_a_share_of_the_clients_is_counted_exactly() -> None:
         (11, 10, 2),
     ]
     for clients, percent, counted in (*exact, (1, 30, 1)):
-        numbers = [float(2**i % 101 + i) for i in range(clients)]
-        measures = summarize(named(numbers))
-        ascending = sorted(numbers)
-        assert measures[f"worst_{percent}"] == pytest.approx(sum(ascending[:counted]) / counted), (
-            clients,
-            percent,
-        )
-        assert measures[f"best_{percent}"] == pytest.approx(sum(ascending[-counted:]) / counted), (
-            clients,
-            percent,
-        )
+        with subtests.test(clients=clients, percent=percent):
+            numbers = [float(2**i % 101 + i) for i in range(clients)]
+            measures = summarize(named(numbers))
+            ascending = sorted(numbers)
+            assert measures[f"worst_{percent}"] == pytest.approx(
+                sum(ascending[:counted]) / counted
+            ), (
+                clients,
+                percent,
+            )
+            assert measures[f"best_{percent}"] == pytest.approx(
+                sum(ascending[-counted:]) / counted
+            ), (
+                clients,
+                percent,
+            )
 
 
-def test_all_zeros_are_even() -> None:
+def test_all_zeros_are_even(subtests: pytest.Subtests) -> None:
     for clients in (1, 2, 7):
-        measures = summarize(named([0.0] * clients))
-        assert measures.pop("entropy") == pytest.approx(math.log(clients))
-        assert (measures.pop("jain"), measures.pop("cosine")) == (1.0, 1.0)
-        assert set(measures.values()) == {0.0}
+        with subtests.test(clients=clients):
+            measures = summarize(named([0.0] * clients))
+            assert measures.pop("entropy") == pytest.approx(math.log(clients))
+            assert (measures.pop("jain"), measures.pop("cosine")) == (1.0, 1.0)
+            assert set(measures.values()) == {0.0}
 
 
 def test_gini_and_entropy_of_negative_values_have_no_meaning() -> None:
@@ -153,10 +159,11 @@ def test_gini_is_the_mean_difference_over_twice_the_mean(numbers: list[float]) -
     assert summarize(named(numbers))["gini"] == pytest.approx(direct, abs=1e-9)
 
 
-def test_tiny_and_huge_values_are_as_even_as_middling_ones() -> None:
+def test_tiny_and_huge_values_are_as_even_as_middling_ones(subtests: pytest.Subtests) -> None:
     for scale in (1e-300, 1e-150, 1e150):
-        m = summarize({"a": scale, "b": 3 * scale})
-        assert (m["jain"], m["gini"], m["cosine"]) == pytest.approx((0.8, 0.25, math.sqrt(0.8)))
+        with subtests.test(scale=scale):
+            m = summarize({"a": scale, "b": 3 * scale})
+            assert (m["jain"], m["gini"], m["cosine"]) == pytest.approx((0.8, 0.25, math.sqrt(0.8)))
 
 
 def test_a_value_that_vanishes_beside_the_others_adds_nothing() -> None:
@@ -166,14 +173,17 @@ def test_a_value_that_vanishes_beside_the_others_adds_nothing() -> None:
 # Errors -------------------------------------------------------------------------------------------
 
 
-def test_what_cannot_be_measured_is_an_error_that_names_the_clients() -> None:
+def test_what_cannot_be_measured_is_an_error_that_names_the_clients(
+    subtests: pytest.Subtests,
+) -> None:
     with pytest.raises(ValueError, match="no client"):
         summarize({})
     with pytest.raises(ValueError, match="no client"):
         percent_improved({}, {})
     for value in (math.nan, math.inf, -math.inf):
-        with pytest.raises(ValueError, match=rf"client clinic-b is {value}"):
-            summarize({"clinic-a": 1.0, "clinic-b": value})
+        with subtests.test(value=value):
+            with pytest.raises(ValueError, match=rf"client clinic-b is {value}"):
+                summarize({"clinic-a": 1.0, "clinic-b": value})
     with pytest.raises(ValueError, match="b, c"):
         percent_improved({"a": 1.0, "b": 1.0}, {"a": 1.0, "c": 1.0})
 

@@ -103,32 +103,36 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_each_device_keeps_the_final_model_for_its_owner_alone(ended: Path) -> None:
+def test_each_device_keeps_the_final_model_for_its_owner_alone(
+    ended: Path, subtests: pytest.Subtests
+) -> None:
     expected = as_bytes(MODEL.read(ended / "run"))
     for place in range(3):
-        state = ended / str(place)
-        assert read_kept(state) == (expected, 2)
-        settings = CONFIG.read(state / "model").settings
-        assert settings["task"] == "digits"
-        assert not {"state-dir", "data-dir", "method"} & settings.keys()
-        assert stat.S_IMODE((state / "model").stat().st_mode) == 0o700
-        assert all(
-            stat.S_IMODE(path.stat().st_mode) == 0o600 for path in (state / "model").iterdir()
-        )
-        assert not list(state.glob("model.*"))
+        with subtests.test(place=place):
+            state = ended / str(place)
+            assert read_kept(state) == (expected, 2)
+            settings = CONFIG.read(state / "model").settings
+            assert settings["task"] == "digits"
+            assert not {"state-dir", "data-dir", "method"} & settings.keys()
+            assert stat.S_IMODE((state / "model").stat().st_mode) == 0o700
+            assert all(
+                stat.S_IMODE(path.stat().st_mode) == 0o600 for path in (state / "model").iterdir()
+            )
+            assert not list(state.glob("model.*"))
 
 
-def test_the_state_folder_predicts_as_the_run_does(ended: Path) -> None:
+def test_the_state_folder_predicts_as_the_run_does(ended: Path, subtests: pytest.Subtests) -> None:
     inputs = load_task(CONFIG.read(ended / "run").settings).splits("client-1").test.inputs
     for model in ("last", "personal"):
-        found = load_predictor(ended / "1", model=model)
-        assert found.describe(2) == "2 predictions" + (
-            " by the model of round 2 of 2" if model == "last" else ""
-        )
-        (own,) = (ended / "1").glob("*/client-1")
-        assert (own / "2.safetensors").exists()
-        of_run = load_predictor(ended / "run")
-        assert (found.outputs(inputs) == of_run.outputs(inputs)).all() == (model == "last")
+        with subtests.test(model=model):
+            found = load_predictor(ended / "1", model=model)
+            assert found.describe(2) == "2 predictions" + (
+                " by the model of round 2 of 2" if model == "last" else ""
+            )
+            (own,) = (ended / "1").glob("*/client-1")
+            assert (own / "2.safetensors").exists()
+            of_run = load_predictor(ended / "run")
+            assert (found.outputs(inputs) == of_run.outputs(inputs)).all() == (model == "last")
 
 
 def test_of_a_run_without_a_global_model_the_personal_one_predicts(tmp_path: Path) -> None:
@@ -233,17 +237,20 @@ def test_who_joined_no_run_is_not_sent_its_model(tmp_path: Path) -> None:
     assert not (tmp_path / "2").exists()
 
 
-def test_the_last_evaluation_is_as_in_one_process(tmp_path: Path) -> None:
+def test_the_last_evaluation_is_as_in_one_process(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     """No further message changes the bits of a run, its rows or its best model."""
     there = settings_of(tmp_path / "there")
     here = settings_of(tmp_path / "here")
     submit(there, Devices(there, tmp_path))
     submit(here, Devices(here, None))
     for file in (MODEL, BEST, CLIENTS):
-        assert (
-            file.path_in(tmp_path / "there").read_bytes()
-            == file.path_in(tmp_path / "here").read_bytes()
-        )
+        with subtests.test(file=file):
+            assert (
+                file.path_in(tmp_path / "there").read_bytes()
+                == file.path_in(tmp_path / "here").read_bytes()
+            )
 
 
 # What goes wrong ----------------------------------------------------------------------------------
@@ -303,7 +310,7 @@ def evaluate(client: Context, arrays: Any, **config: Any) -> Message:
     )
 
 
-def test_what_is_no_model_of_the_run_is_not_kept(ended: Path) -> None:
+def test_what_is_no_model_of_the_run_is_not_kept(ended: Path, subtests: pytest.Subtests) -> None:
     before = read_kept(ended / "0")
     model = MODEL.read(ended / "run")
     client = next(
@@ -316,9 +323,10 @@ def test_what_is_no_model_of_the_run_is_not_kept(ended: Path) -> None:
         model | {"more": np.ones(3)},
         {name: array * np.nan for name, array in model.items()},
     ):
-        with suppress(FairbloomError):
-            evaluate(client, other)
-        assert read_kept(ended / "0") == before
+        with subtests.test(other=other):
+            with suppress(FairbloomError):
+                evaluate(client, other)
+            assert read_kept(ended / "0") == before
 
 
 def test_a_disk_that_takes_no_model_changes_no_reply(

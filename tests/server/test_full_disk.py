@@ -88,11 +88,14 @@ def attempts(folder: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_said_at_every_kind_of_file_and_each_time(limited: list[Path]) -> None:
+def test_a_full_disk_is_said_at_every_kind_of_file_and_each_time(
+    limited: list[Path], subtests: pytest.Subtests
+) -> None:
     for folder in limited[:-1]:
-        for message in attempts(folder)[:2]:
-            assert message.startswith("RunFolderError: "), folder
-            assert "File too large" in message, folder
+        with subtests.test(folder=folder):
+            for message in attempts(folder)[:2]:
+                assert message.startswith("RunFolderError: "), folder
+                assert "File too large" in message, folder
     first = "\n".join(attempts(folder)[0] for folder in limited)
     assert "config.toml cannot be written" in first or "env.json cannot be written" in first
     assert "round 1 cannot be written" in first

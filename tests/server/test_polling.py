@@ -113,15 +113,20 @@ ENDS: list[
 """Nodes, deadline, who is offline from when to when; whose replies come, and when the call ends."""
 
 
-def test_it_returns_what_has_come_once_no_more_is_awaited(slow: Slow) -> None:
+def test_it_returns_what_has_come_once_no_more_is_awaited(
+    slow: Slow, subtests: pytest.Subtests
+) -> None:
     for nodes, timeout, offline, came, (first, last) in ENDS:
-        slow.now = 0.0
-        slow.offline = offline
-        assert replies(slow, *nodes, timeout=timeout) == came
-        assert first <= slow.now <= last, nodes
+        with subtests.test(nodes=nodes, timeout=timeout):
+            slow.now = 0.0
+            slow.offline = offline
+            assert replies(slow, *nodes, timeout=timeout) == came
+            assert first <= slow.now <= last, nodes
 
 
-def test_enough_replies_end_a_rounds_training_and_errors_do_not_count(slow: Slow) -> None:
+def test_enough_replies_end_a_rounds_training_and_errors_do_not_count(
+    slow: Slow, subtests: pytest.Subtests
+) -> None:
     assert replies(slow, 1, 2, 50, timeout=60.0, what="train", min_replies=2) == ["1", "2"]
     slow.now = 0.0
     assert replies(slow, 1, 7, 6, 50, timeout=60.0, what="train", min_replies=3) == [
@@ -133,8 +138,9 @@ def test_enough_replies_end_a_rounds_training_and_errors_do_not_count(slow: Slow
     slow.now = 0.0
     assert replies(slow, 1, 2, timeout=60.0, what="train", min_replies=5) == ["1", "2"]
     for what in ("evaluate", "query"):  # where it is not training, everybody is waited for
-        slow.now = 0.0
-        assert replies(slow, 1, 2, 5, timeout=60.0, what=what, min_replies=1) == ["1", "2", "5"]
+        with subtests.test(what=what):
+            slow.now = 0.0
+            assert replies(slow, 1, 2, 5, timeout=60.0, what=what, min_replies=1) == ["1", "2", "5"]
 
 
 class Falls(Slow):
@@ -187,37 +193,44 @@ FOR_GOOD = [*map(answer, (400, 401, 403, 404, 409)), ZeroDivisionError(), ValueE
 one."""
 
 
-def test_what_passes_within_ten_minutes_is_outlived(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_passes_within_ten_minutes_is_outlived(
+    monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
+) -> None:
     """The minutes count, not the tries."""
     for error in PASSING:
-        falls = Falls(monkeypatch, *[error] * PATIENT_TRIES)
-        assert sorted(replies(falls, 1, 2, timeout=60.0)) == ["1", "2"]
-        falls = Falls(monkeypatch, *[error] * (PATIENT_TRIES + 1))
-        with pytest.raises(type(error), match=re.escape(str(error))):
-            replies(falls, 1, timeout=60.0)
-        assert falls.now == polling.PATIENCE_SECONDS == 600.0
+        with subtests.test(error=error):
+            falls = Falls(monkeypatch, *[error] * PATIENT_TRIES)
+            assert sorted(replies(falls, 1, 2, timeout=60.0)) == ["1", "2"]
+            falls = Falls(monkeypatch, *[error] * (PATIENT_TRIES + 1))
+            with pytest.raises(type(error), match=re.escape(str(error))):
+                replies(falls, 1, timeout=60.0)
+            assert falls.now == polling.PATIENCE_SECONDS == 600.0
     falls = Falls(monkeypatch, *[HANDSHAKE] * 100, seconds=250.0)
     with pytest.raises(httpx.ConnectError):
         replies(falls, 1, timeout=60.0)
     assert len(falls.errors) == 100 - 4  # at 250, 501, 752 and 1003 s
     grid: Any = PollingGrid(falls)  # type: ignore[arg-type]
     for call in (lambda: list(grid.pull_messages({"1"})), grid.get_node_ids, grid.get_nodes):
-        falls.errors = [HANDSHAKE]
-        assert call()
-        assert falls.errors == []
+        with subtests.test(call=call):
+            falls.errors = [HANDSHAKE]
+            assert call()
+            assert falls.errors == []
 
 
-def test_what_time_does_not_cure_ends_the_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_time_does_not_cure_ends_the_run_at_once(
+    monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
+) -> None:
     for error in FOR_GOOD:
-        falls = Falls(monkeypatch, error)
-        with pytest.raises(type(error)) as raised:
-            replies(falls, 1, timeout=60.0)
-        assert raised.value is error
-        assert falls.now == 0.0
-        falls.errors = [HANDSHAKE, HANDSHAKE, error]
-        with pytest.raises(type(error)):
-            PollingGrid(falls).get_nodes()  # type: ignore[arg-type]
-        assert falls.now == 2.0
+        with subtests.test(error=error):
+            falls = Falls(monkeypatch, error)
+            with pytest.raises(type(error)) as raised:
+                replies(falls, 1, timeout=60.0)
+            assert raised.value is error
+            assert falls.now == 0.0
+            falls.errors = [HANDSHAKE, HANDSHAKE, error]
+            with pytest.raises(type(error)):
+                PollingGrid(falls).get_nodes()  # type: ignore[arg-type]
+            assert falls.now == 2.0
 
 
 def test_a_superlink_that_is_away_is_one_line_and_one_more_when_it_is_back(
@@ -243,7 +256,7 @@ def test_messages_that_outlived_their_time_on_the_way_live_anew(
     assert len(came) == 1  # at second 18: the deadline counts from when the message was taken
 
 
-def test_a_node_that_goes_again_has_its_minute_again(slow: Slow) -> None:
+def test_a_node_that_goes_again_has_its_minute_again(slow: Slow, subtests: pytest.Subtests) -> None:
     absences = polling.Absences()
     minute = polling.GRACE_SECONDS
     for now, online, late in (
@@ -252,7 +265,8 @@ def test_a_node_that_goes_again_has_its_minute_again(slow: Slow) -> None:
         (90.0, {1}, set()),
         (90.0 + minute, {1}, {2}),
     ):
-        assert absences.find_late({1, 2}, online, now) == late
+        with subtests.test(now=now, online=online):
+            assert absences.find_late({1, 2}, online, now) == late
 
 
 # While too few clients are online -----------------------------------------------------------------
@@ -346,14 +360,17 @@ the call ends."""
 
 
 def test_while_too_few_are_online_a_round_waits(
-    slow: Slow, monkeypatch: pytest.MonkeyPatch
+    slow: Slow,
+    monkeypatch: pytest.MonkeyPatch,
+    subtests: pytest.Subtests,
 ) -> None:
     for fewest, nodes, offline, options, came, ends in QUORUM:
-        slow.now = 0.0
-        slow.offline = offline
-        with monkeypatch.context() as patch:
-            assert sorted(with_quorum(slow, patch, fewest, 3600.0, *nodes, **options)) == came
-        assert ends <= slow.now < ends + 4.0, nodes
+        with subtests.test(fewest=fewest, nodes=nodes):
+            slow.now = 0.0
+            slow.offline = offline
+            with monkeypatch.context() as patch:
+                assert sorted(with_quorum(slow, patch, fewest, 3600.0, *nodes, **options)) == came
+            assert ends <= slow.now < ends + 4.0, nodes
 
 
 def test_messages_that_died_meanwhile_are_sent_again_and_live_for_what_is_left(

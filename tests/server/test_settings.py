@@ -108,23 +108,25 @@ def refuse(config: dict[str, Any]) -> str:
     return words
 
 
-def test_an_unknown_name_is_refused_with_what_was_meant() -> None:
+def test_an_unknown_name_is_refused_with_what_was_meant(subtests: pytest.Subtests) -> None:
     for config, meant in NEAREST:
-        key, value = next(iter(config.items()))
-        words = refuse(config)
-        assert f"{key} = {value!r}" in words
-        assert meant in words
+        with subtests.test(config=config, meant=meant):
+            key, value = next(iter(config.items()))
+            words = refuse(config)
+            assert f"{key} = {value!r}" in words
+            assert meant in words
 
 
-def test_a_value_out_of_its_range_is_refused_with_key_and_value() -> None:
+def test_a_value_out_of_its_range_is_refused_with_key_and_value(subtests: pytest.Subtests) -> None:
     for key, setting in {**SETTINGS, **parameters()}.items():
-        owner = key.partition(".")[0] if "." in key else ""
-        chosen = {"method": owner} if owner in METHODS else {"task": owner} if owner else {}
-        for value in (-1, -1e-9, 1.5, math.nan, True):
-            try:
-                setting.checked(value)
-            except SettingsError:
-                assert f"{key} = {value!r}" in refuse({key: value} | chosen)
+        with subtests.test(key=key, setting=setting):
+            owner = key.partition(".")[0] if "." in key else ""
+            chosen = {"method": owner} if owner in METHODS else {"task": owner} if owner else {}
+            for value in (-1, -1e-9, 1.5, math.nan, True):
+                try:
+                    setting.checked(value)
+                except SettingsError:
+                    assert f"{key} = {value!r}" in refuse({key: value} | chosen)
 
 
 def test_settings_that_do_not_go_together_are_refused_by_name() -> None:
@@ -165,11 +167,12 @@ def test_a_run_config_gives_the_settings_that_it_came_from(config: dict[str, Val
     assert mine.items() <= first.items()
 
 
-def test_a_run_config_is_flat_and_of_the_types_that_flower_takes() -> None:
+def test_a_run_config_is_flat_and_of_the_types_that_flower_takes(subtests: pytest.Subtests) -> None:
     for method in METHODS:
-        config = Settings.of({"method": method}).run_config()
-        assert all(isinstance(value, bool | int | float | str) for value in config.values())
-        assert {key.partition(".")[0] for key in config if "." in key} <= {method, "digits"}
+        with subtests.test(method=method):
+            config = Settings.of({"method": method}).run_config()
+            assert all(isinstance(value, bool | int | float | str) for value in config.values())
+            assert {key.partition(".")[0] for key in config if "." in key} <= {method, "digits"}
 
 
 def test_the_default_config_is_taken_and_has_the_parameters_of_all_methods_and_tasks() -> None:
@@ -209,11 +212,12 @@ def test_the_block_of_the_run_config_is_as_make_settings_writes_it() -> None:
     assert written_into(project.replace(block(), 'task = "another" # line\n')) == project
 
 
-def test_every_setting_is_described_in_one_short_line() -> None:
+def test_every_setting_is_described_in_one_short_line(subtests: pytest.Subtests) -> None:
     assert [*SETTINGS] == [*map(key_of, RunSettings.model_fields)]
     for key, setting in SETTINGS.items():
-        assert setting.description[:1].isupper(), key
-        assert 20 < len(setting.description) <= 100, key
+        with subtests.test(key=key, setting=setting):
+            assert setting.description[:1].isupper(), key
+            assert 20 < len(setting.description) <= 100, key
     assert [key for key, parameter in parameters().items() if not parameter.description] == []
 
 
@@ -276,12 +280,15 @@ def test_a_parameter_comes_with_type_and_default_of_the_signature_and_words_of_t
 
 
 @pytest.mark.usefixtures("newcomers")
-def test_a_parameter_without_a_default_is_asked_for_and_empty_in_the_default_config() -> None:
+def test_a_parameter_without_a_default_is_asked_for_and_empty_in_the_default_config(
+    subtests: pytest.Subtests,
+) -> None:
     assert (default_config()["mine.strength"], default_config()["mine.loud"]) == ("", "")
     Settings.of(default_config())  # it troubles no other method
     for config in ({"mine.loud": True}, default_config()):
-        with pytest.raises(SettingsError, match=r"needs mine\.strength \(float at least 0"):
-            Settings.of({**config, "method": "mine"})
+        with subtests.test(config=config):
+            with pytest.raises(SettingsError, match=r"needs mine\.strength \(float at least 0"):
+                Settings.of({**config, "method": "mine"})
     assert (
         Settings.of({**default_config(), **GIVEN}).run_config() == Settings.of(GIVEN).run_config()
     )
@@ -329,7 +336,7 @@ def test_an_error_in_a_methods_code_is_not_taken_for_a_setting(
 # What reaches the method --------------------------------------------------------------------------
 
 
-def test_common_settings_reach_every_method_in_their_types() -> None:
+def test_common_settings_reach_every_method_in_their_types(subtests: pytest.Subtests) -> None:
     config: dict[str, Any] = {
         **{"max-growth": 3, "loss-limit": math.inf, "update-limit": 50, "unused-rounds": 5},
         "enrolled-sizes": " site-a=1200  client.7_b=300 ",
@@ -343,12 +350,13 @@ def test_common_settings_reach_every_method_in_their_types() -> None:
         None,
     )
     for method in (*METHODS, "torchjd:upgrad"):
-        strategy = Settings.of({**config, "method": method}).strategy()
-        assert (strategy.max_growth, strategy.loss_limit) == (3.0, math.inf)
-        assert (strategy.update_limit, strategy.unused_rounds) == (50.0, 5)
-        assert strategy.enrolled_sizes == {"site-a": 1200, "client.7_b": 300}
-        assert (strategy.training_clients, strategy.average_models) == (("b", "a"), True)
-        assert strategy.server_optimizer == ServerOptimizer("adam", 0.1, 0.5, 0.99, 1e-3)
+        with subtests.test(method=method):
+            strategy = Settings.of({**config, "method": method}).strategy()
+            assert (strategy.max_growth, strategy.loss_limit) == (3.0, math.inf)
+            assert (strategy.update_limit, strategy.unused_rounds) == (50.0, 5)
+            assert strategy.enrolled_sizes == {"site-a": 1200, "client.7_b": 300}
+            assert (strategy.training_clients, strategy.average_models) == (("b", "a"), True)
+            assert strategy.server_optimizer == ServerOptimizer("adam", 0.1, 0.5, 0.99, 1e-3)
     assert parse_assignments(["enrolled-sizes=site-a=1200 site-b=300"]) == {
         "enrolled-sizes": "site-a=1200 site-b=300"
     }
@@ -357,7 +365,7 @@ def test_common_settings_reach_every_method_in_their_types() -> None:
     )
 
 
-def test_a_value_is_read_as_toml_and_else_as_a_string() -> None:
+def test_a_value_is_read_as_toml_and_else_as_a_string(subtests: pytest.Subtests) -> None:
     """A run folder may be called 2024-01-01."""
     read: dict[str, object] = {
         "5": 5,
@@ -382,8 +390,9 @@ def test_a_value_is_read_as_toml_and_else_as_a_string() -> None:
         **read,
         **{each: each for each in (*as_written, "3 # x", "3\nb = 1", "[" * 9999)},
     }.items():
-        assert parsed(text) == value
-        assert type(parsed(text)) is type(value)
+        with subtests.test(text=text, value=value):
+            assert parsed(text) == value
+            assert type(parsed(text)) is type(value)
 
 
 def test_another_methods_parameter_is_refused_where_somebody_typed_it() -> None:
@@ -402,6 +411,7 @@ def test_another_methods_parameter_is_refused_where_somebody_typed_it() -> None:
 
 def test_another_tasks_setting_is_refused_where_somebody_typed_it(
     monkeypatch: pytest.MonkeyPatch,
+    subtests: pytest.Subtests,
 ) -> None:
     monkeypatch.setitem(TASKS, "ones", TaskInfo("ones", "Ones", "nobody", "nowhere:load"))
     with pytest.raises(
@@ -410,22 +420,24 @@ def test_another_tasks_setting_is_refused_where_somebody_typed_it(
     ):
         check_used(typed("digits.rotated-clients"), ["fedavg"], "ones")
     for key in ("model", "partition"):
-        check_used(typed(key), ["fedavg"], "digits")
-        with pytest.raises(
-            SettingsError,
-            match=f"{key} has no effect with task = 'ones', which leaves no choice: leave",
-        ):
-            check_used(typed(key), ["fedavg"], "ones")
+        with subtests.test(key=key):
+            check_used(typed(key), ["fedavg"], "digits")
+            with pytest.raises(
+                SettingsError,
+                match=f"{key} has no effect with task = 'ones', which leaves no choice: leave",
+            ):
+                check_used(typed(key), ["fedavg"], "ones")
 
 
-def test_waiting_for_clients_has_no_effect_in_one_process() -> None:
+def test_waiting_for_clients_has_no_effect_in_one_process(subtests: pytest.Subtests) -> None:
     waiting = marked(Mark.DEPLOYED)
     assert set(waiting) == {"round-timeout", "min-replies", "min-clients", "wait-for-clients"}
     for key in waiting:
-        assert SETTINGS[key].default is not None
-        check_used(typed(key), ["fedavg"], "digits", deployed=True)
-        with pytest.raises(SettingsError, match=f"{key} has no effect in one process"):
-            check_used(typed(key), ["fedavg"], "digits")
+        with subtests.test(key=key):
+            assert SETTINGS[key].default is not None
+            check_used(typed(key), ["fedavg"], "digits", deployed=True)
+            with pytest.raises(SettingsError, match=f"{key} has no effect in one process"):
+                check_used(typed(key), ["fedavg"], "digits")
 
 
 # What may differ ----------------------------------------------------------------------------------
@@ -442,7 +454,9 @@ def test_what_may_differ_when_a_run_continues_is_said_on_the_settings() -> None:
     assert set(marked(Mark.ROUNDING)) == {"engine", "device"}
 
 
-def test_a_setting_for_some_partitions_names_partitions_that_there_are() -> None:
+def test_a_setting_for_some_partitions_names_partitions_that_there_are(
+    subtests: pytest.Subtests,
+) -> None:
     known = {name for info in TASKS.values() for name in info.partitions}
     used = {key: each.partitions for key, each in SETTINGS.items() if each.partitions}
     assert used.keys() == {
@@ -453,16 +467,17 @@ def test_a_setting_for_some_partitions_names_partitions_that_there_are() -> None
     }
     assert {name for names in used.values() for name in names} <= known
     for key, names in used.items():
-        for partition in known:
-            given = {**typed(key), "partition": partition}
-            task = next(name for name, info in TASKS.items() if partition in info.partitions)
-            if partition in names:
-                check_used(given, ["fedavg"], task)
-            else:
-                with pytest.raises(
-                    SettingsError, match=f"{key} has no effect with partition = '{partition}'"
-                ):
+        with subtests.test(key=key, names=names):
+            for partition in known:
+                given = {**typed(key), "partition": partition}
+                task = next(name for name, info in TASKS.items() if partition in info.partitions)
+                if partition in names:
                     check_used(given, ["fedavg"], task)
+                else:
+                    with pytest.raises(
+                        SettingsError, match=f"{key} has no effect with partition = '{partition}'"
+                    ):
+                        check_used(given, ["fedavg"], task)
 
 
 def test_an_assignment_without_a_value_is_refused_with_how_to_write_it() -> None:
@@ -481,13 +496,16 @@ def test_pooled_data_are_trained_on_by_one_client_a_round_of_however_many() -> N
     } == {1}
 
 
-def test_what_has_no_effect_with_pooled_data_is_refused_where_somebody_typed_it() -> None:
+def test_what_has_no_effect_with_pooled_data_is_refused_where_somebody_typed_it(
+    subtests: pytest.Subtests,
+) -> None:
     check_used({"pooled": True}, ["fedavg"], "digits")
     check_used({"pooled": False, "fraction": 0.5}, ["fedavg"], "digits", deployed=True)
     for typed_too in ({"fraction": 0.5}, {"training-clients": "client-1"}):
-        with pytest.raises(
-            SettingsError, match=f"{next(iter(typed_too))} has no effect with pooled = true"
-        ):
-            check_used({"pooled": True, **typed_too}, ["fedavg"], "digits")
+        with subtests.test(typed_too=typed_too):
+            with pytest.raises(
+                SettingsError, match=f"{next(iter(typed_too))} has no effect with pooled = true"
+            ):
+                check_used({"pooled": True, **typed_too}, ["fedavg"], "digits")
     with pytest.raises(SettingsError, match=r"pooled = true: .* in one process only"):
         Settings.of({"pooled": True}).check_deployed()

@@ -25,18 +25,21 @@ OTHER_STEPS: dict[str, Any] = {
 }
 
 
-def test_methods_that_read_gradients_off_distances_refuse_other_steps_by_name() -> None:
+def test_methods_that_read_gradients_off_distances_refuse_other_steps_by_name(
+    subtests: pytest.Subtests,
+) -> None:
     """The remedies are to leave it out, or to take another method."""
     assert {"fcfl", "qfedsgd"} == PLAIN_SGD_ALONE
     assert set(marked(Mark.CHANGES_STEP)) == set(OTHER_STEPS)
     for key, value in OTHER_STEPS.items():
-        given = {key: value} | ({"momentum": 0.9} if key == "nesterov" else {})
-        first = "momentum" if key == "nesterov" else key
-        with pytest.raises(
-            SettingsError, match=rf"{first} = .*: QFedSGD .*: leave {first} out, or"
-        ):
-            Settings.of({"method": "qfedsgd", **given})
-        Settings.of({"method": "qfedavg", **given})
+        with subtests.test(key=key, value=value):
+            given = {key: value} | ({"momentum": 0.9} if key == "nesterov" else {})
+            first = "momentum" if key == "nesterov" else key
+            with pytest.raises(
+                SettingsError, match=rf"{first} = .*: QFedSGD .*: leave {first} out, or"
+            ):
+                Settings.of({"method": "qfedsgd", **given})
+            Settings.of({"method": "qfedavg", **given})
     Settings.of(
         {
             "method": "qfedsgd",
@@ -81,7 +84,9 @@ def test_a_run_whose_schedule_goes_by_its_rounds_cannot_be_extended(tmp_path: Pa
 
 
 def test_a_rate_that_is_sgds_default_is_remarked_with_adam(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    subtests: pytest.Subtests,
 ) -> None:
     cases: tuple[tuple[dict[str, Any], bool], ...] = (
         ({"optimizer": "adam"}, True),
@@ -89,7 +94,8 @@ def test_a_rate_that_is_sgds_default_is_remarked_with_adam(
         ({}, False),
     )
     for place, (changes, warned) in enumerate(cases):
-        caplog.clear()
-        with caplog.at_level(logging.WARNING, "flwr"):
-            run(tmp_path / str(place), num_rounds=1, **changes)
-        assert ("learning-rate = 0.1 is the default for SGD" in caplog.text) is warned
+        with subtests.test(place=place, changes=changes):
+            caplog.clear()
+            with caplog.at_level(logging.WARNING, "flwr"):
+                run(tmp_path / str(place), num_rounds=1, **changes)
+            assert ("learning-rate = 0.1 is the default for SGD" in caplog.text) is warned

@@ -94,7 +94,9 @@ def test_a_share_of_the_clients_is_drawn_from_the_seed() -> None:
         drawn("0.09")
 
 
-def test_attacks_without_effect_or_sense_are_refused(tmp_path: Path) -> None:
+def test_attacks_without_effect_or_sense_are_refused(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     everybody = ",".join(f"client-{k}" for k in range(5))
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"attack": "scale", "attackers": everybody}, r"attackers = 'client-0,.*' are all clients"),
@@ -120,8 +122,9 @@ def test_attacks_without_effect_or_sense_are_refused(tmp_path: Path) -> None:
         ),
     ]
     for changes, words in wrong:
-        with pytest.raises(FairbloomError, match=words):
-            run(tmp_path / changes.get("method", "run"), **changes)
+        with subtests.test(changes=changes, words=words):
+            with pytest.raises(FairbloomError, match=words):
+                run(tmp_path / changes.get("method", "run"), **changes)
 
 
 # Runs ---------------------------------------------------------------------------------------------
@@ -145,7 +148,7 @@ def test_an_attack_of_the_users_own_changes_the_reply(tmp_path: Path) -> None:
     assert Outcome.of(runs[0]).differences(Outcome.of(runs[1]))
 
 
-def test_false_losses_are_what_the_tables_have(tmp_path: Path) -> None:
+def test_false_losses_are_what_the_tables_have(tmp_path: Path, subtests: pytest.Subtests) -> None:
     honest, lying = (
         table(
             run(tmp_path / str(bool(lie)), method="qfedavg", fraction=1.0, num_rounds=1, **lie)
@@ -154,11 +157,13 @@ def test_false_losses_are_what_the_tables_have(tmp_path: Path) -> None:
         for lie in ({}, {"attack": "loss", "attackers": HOSTILE, "attack_strength": 9.0})
     )
     for row, due in zip(lying, honest, strict=True):
-        added = 9.0 if row["client"] == HOSTILE else 0.0
-        assert (
-            float(row["train_loss_before_round"]) == float(due["train_loss_before_round"]) + added
-        )
-        assert row["hostile"] == str(int(row["client"] == HOSTILE))
+        with subtests.test(row=row, due=due):
+            added = 9.0 if row["client"] == HOSTILE else 0.0
+            assert (
+                float(row["train_loss_before_round"])
+                == float(due["train_loss_before_round"]) + added
+            )
+            assert row["hostile"] == str(int(row["client"] == HOSTILE))
 
 
 def test_before_its_first_round_an_attack_changes_nothing(tmp_path: Path) -> None:

@@ -155,7 +155,7 @@ def replies(case: str, what: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_the_cases_meet_what_they_are_there_for() -> None:
+def test_the_cases_meet_what_they_are_there_for(subtests: pytest.Subtests) -> None:
     """A case in which nothing is refused, kept or measured would compare nothing."""
     assert {case for case in CASES if case in METHODS} == set(METHODS)
     assert any(answer["refused"] for answer in replies("stragglers that are left out", "trained"))
@@ -175,9 +175,10 @@ def test_the_cases_meet_what_they_are_there_for() -> None:
     few = {name for answer in replies("few clients train", "trained") for name in answer["names"]}
     assert few == {"client-0", "client-1", "client-4"}
     for case in (case for case in CASES if case.startswith("averaged")):
-        first, *others = outcome("local", case).rounds
-        assert bits(first.average) == bits(first.arrays)
-        assert all(bits(other.average) != bits(other.arrays) for other in others)
+        with subtests.test(case=case):
+            first, *others = outcome("local", case).rounds
+            assert bits(first.average) == bits(first.arrays)
+            assert all(bits(other.average) != bits(other.arrays) for other in others)
     decaying = replies("a rate that decays", "trained")
     rates = [{dict(told)["learning-rate"] for told in answer["metrics"]} for answer in decaying]
     assert rates == [{0.1}, {0.05}, {0.025}]
@@ -195,10 +196,13 @@ def recorded(folder: Path) -> dict[str, Any]:
     return dict(json.loads((folder / "engine.json").read_text()))
 
 
-def test_an_engine_that_is_asked_for_is_recorded_with_the_reason(tmp_path: Path) -> None:
+def test_an_engine_that_is_asked_for_is_recorded_with_the_reason(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     for engine in ("loop", "stacked", "workers"):
-        about = recorded(run(tmp_path / engine, engine=engine, num_rounds=1))
-        assert (about["engine"], about["reason"]) == (engine, "it was asked for")
+        with subtests.test(engine=engine):
+            about = recorded(run(tmp_path / engine, engine=engine, num_rounds=1))
+            assert (about["engine"], about["reason"]) == (engine, "it was asked for")
     about = recorded(run(tmp_path / "late", engine="stacked", num_rounds=1, time_budget=60.0))
     assert about["engine"] == "loop"
     assert (

@@ -61,27 +61,32 @@ def gap(run: Run) -> float:
 
 
 @pytest.mark.slow
-def test_the_gap_between_groups_falls_at_every_seed(tmp_path: Path) -> None:
+def test_the_gap_between_groups_falls_at_every_seed(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     for seed in range(3):
-        data = write_sites(tmp_path / f"data-{seed}", seed)
-        shared = {
-            "task": "csv",
-            "data-dir": str(data),
-            "schema": grouped(data, "sex"),
-            "seed": seed,
-            "learning-rate": 0.1,
-        }
-        plain = ended(tmp_path / f"fedavg-{seed}", method="fedavg", **shared)
-        fair = ended(
-            tmp_path / f"fairfed-{seed}", method="fairfed", **{"fairfed.beta": 0.2}, **shared
-        )
-        assert gap(fair) < 0.5 * gap(plain)
-        before = plain.column("coefficient")
-        after = fair.column("coefficient")
-        assert all(after[name] < before[name] for name in ("site-0", "site-1"))
+        with subtests.test(seed=seed):
+            data = write_sites(tmp_path / f"data-{seed}", seed)
+            shared = {
+                "task": "csv",
+                "data-dir": str(data),
+                "schema": grouped(data, "sex"),
+                "seed": seed,
+                "learning-rate": 0.1,
+            }
+            plain = ended(tmp_path / f"fedavg-{seed}", method="fedavg", **shared)
+            fair = ended(
+                tmp_path / f"fairfed-{seed}", method="fairfed", **{"fairfed.beta": 0.2}, **shared
+            )
+            assert gap(fair) < 0.5 * gap(plain)
+            before = plain.column("coefficient")
+            after = fair.column("coefficient")
+            assert all(after[name] < before[name] for name in ("site-0", "site-1"))
 
 
-def test_data_without_groups_end_the_run_with_a_remedy(tmp_path: Path) -> None:
+def test_data_without_groups_end_the_run_with_a_remedy(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     data = write_sites(tmp_path / "data", 0, sites=2)
     shared: dict[str, Any] = {
         "task": "csv",
@@ -90,11 +95,13 @@ def test_data_without_groups_end_the_run_with_a_remedy(tmp_path: Path) -> None:
         "num-rounds": 1,
     }
     for without in ("", grouped(data, "severity>=-1", target="noise")):
-        with pytest.raises(FairbloomError, match="fairness between groups"):
-            ended(tmp_path / "refused", **shared, schema=without)
-        assert not (tmp_path / "refused").exists()
+        with subtests.test(without=without):
+            with pytest.raises(FairbloomError, match="fairness between groups"):
+                ended(tmp_path / "refused", **shared, schema=without)
+            assert not (tmp_path / "refused").exists()
     for number, remedy in enumerate((["sex"], ["severity>=0.5", "sex"])):
-        assert ended(tmp_path / str(number), **shared, schema=grouped(data, *remedy)).finished
+        with subtests.test(number=number, remedy=remedy):
+            assert ended(tmp_path / str(number), **shared, schema=grouped(data, *remedy)).finished
 
 
 def test_a_client_with_one_group_takes_part_by_its_accuracy(

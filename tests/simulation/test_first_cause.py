@@ -81,17 +81,20 @@ def test_why_a_model_cannot_be_stacked_names_the_line(tmp_path: Path) -> None:
     )
 
 
-def test_what_one_client_fails_for_is_in_its_reply_alone(tmp_path: Path) -> None:
+def test_what_one_client_fails_for_is_in_its_reply_alone(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     raised = f"KeyError: 'one client' ({line_of('one client')})"
     for fails, engine, reason in (
         ("one client", "loop", raised),
         ("one client", "workers", raised),
         ("data of one", "stacked", "OSError: a.npz is gone"),
     ):
-        folder = run(tmp_path / engine, engine=engine, **changes_of(fails))
-        (refused,) = {row["refused"] for row in table(folder / "rounds.csv")}
-        assert reason in refused
-        assert {row["client"] for row in table(folder / "clients.csv")} >= {"b", "c"}
+        with subtests.test(fails=fails, engine=engine):
+            folder = run(tmp_path / engine, engine=engine, **changes_of(fails))
+            (refused,) = {row["refused"] for row in table(folder / "rounds.csv")}
+            assert reason in refused
+            assert {row["client"] for row in table(folder / "clients.csv")} >= {"b", "c"}
 
 
 def test_a_reason_that_all_clients_have_comes_first_and_once(
@@ -149,13 +152,16 @@ def test_a_debugger_works_in_a_model_under_debug(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_first_error_keeps_its_traceback_under_debug(tmp_path: Path) -> None:
+def test_the_first_error_keeps_its_traceback_under_debug(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     for fails, code in (("model", 1), ("scalar loss", 2)):
-        ended = in_a_process(ROOT, *words_of(fails, tmp_path / fails))
-        assert ended.returncode == code
-        assert "Traceback (most recent call last)" in ended.stderr
-        assert "client/training.py" in ended.stderr
-        assert "refused" not in ended.stderr
+        with subtests.test(fails=fails, code=code):
+            ended = in_a_process(ROOT, *words_of(fails, tmp_path / fails))
+            assert ended.returncode == code
+            assert "Traceback (most recent call last)" in ended.stderr
+            assert "client/training.py" in ended.stderr
+            assert "refused" not in ended.stderr
 
 
 def test_in_python_the_error_itself_is_raised(

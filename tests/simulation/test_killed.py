@@ -61,20 +61,25 @@ def test_kills_met_the_run_around_every_checkpoint(killed: Kills) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_killed_at_any_file_ends_with_the_same_bits(killed: Kills) -> None:
+def test_a_run_killed_at_any_file_ends_with_the_same_bits(
+    killed: Kills, subtests: pytest.Subtests
+) -> None:
     method, every, folders = killed
     whole = Outcome.of(folders[-1])
     wrong = []
     for moment, folder in enumerate(folders[:-1]):
-        left = sorted(path.name for path in folder.rglob("*") if path.is_file())
-        try:
-            with checkpoints_every(every):
-                run(folder, method=method, num_rounds=SHORT, engine="loop", average_models=True)
-            result = Outcome.of(folder).differences(whole) or ", ".join(map(str, drafts(folder)))
-        except Exception as error:
-            result = f"{type(error).__name__}: {error}"
-        if result:
-            wrong.append(f"killed at touch {moment}, which left {left}: {result}")
+        with subtests.test(moment=moment, folder=folder):
+            left = sorted(path.name for path in folder.rglob("*") if path.is_file())
+            try:
+                with checkpoints_every(every):
+                    run(folder, method=method, num_rounds=SHORT, engine="loop", average_models=True)
+                result = Outcome.of(folder).differences(whole) or ", ".join(
+                    map(str, drafts(folder))
+                )
+            except Exception as error:
+                result = f"{type(error).__name__}: {error}"
+            if result:
+                wrong.append(f"killed at touch {moment}, which left {left}: {result}")
     assert not wrong, "\n".join(wrong)
 
 
@@ -89,21 +94,24 @@ def slowly(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_killed_from_outside_ends_with_the_same_bits(tmp_path: Path) -> None:
+def test_a_run_killed_from_outside_ends_with_the_same_bits(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     whole = Outcome.of(run(tmp_path / "whole", num_rounds=ROUNDS))
     folder = tmp_path / "run"
     moments = random.Random(0)
     rows = tmp_path / "run" / "rounds.csv"
     for after in sorted(moments.sample(range(ROUNDS - 10), 2)):
-        process = STARTED.Process(target=slowly, args=(folder,))
-        process.start()
-        while process.is_alive() and not (
-            rows.exists() and len(rows.read_bytes().splitlines()) > after
-        ):
-            time.sleep(0.001)
-        time.sleep(moments.random() * 0.03)
-        process.kill()
-        process.join()
-        assert process.exitcode == -signal.SIGKILL
+        with subtests.test(after=after):
+            process = STARTED.Process(target=slowly, args=(folder,))
+            process.start()
+            while process.is_alive() and not (
+                rows.exists() and len(rows.read_bytes().splitlines()) > after
+            ):
+                time.sleep(0.001)
+            time.sleep(moments.random() * 0.03)
+            process.kill()
+            process.join()
+            assert process.exitcode == -signal.SIGKILL
     assert not Outcome.of(run(folder, num_rounds=ROUNDS)).differences(whole)
     assert [int(row["round"]) for row in table(folder / "rounds.csv")] == list(range(1, ROUNDS + 1))

@@ -21,21 +21,29 @@ from .several import of_lines
 ODD = "tests.simulation.odd"
 
 
-def test_a_single_logit_is_thresholded_at_0(tmp_path: Path) -> None:
+def test_a_single_logit_is_thresholded_at_0(tmp_path: Path, subtests: pytest.Subtests) -> None:
     for name, engine in (("one_logit", "loop"), ("column", "stacked")):
-        folder = run(
-            tmp_path / name, task=f"{ODD}:{name}", num_rounds=25, learning_rate=0.5, engine=engine
-        )
-        assert np.mean([*fairbloom.load(folder).final().values()]) > 90.0
+        with subtests.test(name=name, engine=engine):
+            folder = run(
+                tmp_path / name,
+                task=f"{ODD}:{name}",
+                num_rounds=25,
+                learning_rate=0.5,
+                engine=engine,
+            )
+            assert np.mean([*fairbloom.load(folder).final().values()]) > 90.0
 
 
-def test_shapes_that_are_not_of_classes_are_refused(tmp_path: Path) -> None:
+def test_shapes_that_are_not_of_classes_are_refused(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     for name, shapes in {"quantity": ("(10, 1)", "(10,)"), "wide": ("(10, 3)", "(10, 1)")}.items():
-        with pytest.raises(FairbloomError, match="trial step") as refused:
-            run(tmp_path / name, task=f"{ODD}:{name}", num_rounds=1)
-        for words in (*shapes, "scores="):
-            assert words in str(refused.value)
-        assert not (tmp_path / name / "checkpoint" / "1.safetensors").exists()
+        with subtests.test(name=name, shapes=shapes):
+            with pytest.raises(FairbloomError, match="trial step") as refused:
+                run(tmp_path / name, task=f"{ODD}:{name}", num_rounds=1)
+            for words in (*shapes, "scores="):
+                assert words in str(refused.value)
+            assert not (tmp_path / name / "checkpoint" / "1.safetensors").exists()
 
 
 def test_places_that_are_left_out_and_soft_labels_are_learned(tmp_path: Path) -> None:
@@ -51,11 +59,14 @@ def test_places_that_are_left_out_and_soft_labels_are_learned(tmp_path: Path) ->
     np.testing.assert_allclose(models["soft", "loop"], models["soft_partial", "loop"], atol=1e-6)
 
 
-def test_a_loss_that_is_nan_at_all_clients_is_named(tmp_path: Path) -> None:
+def test_a_loss_that_is_nan_at_all_clients_is_named(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     with pytest.raises(FairbloomError, match=r"in round 3, .* 'loss-before' .* got nan") as refused:
         run(tmp_path / "run", task=f"{ODD}:nan_loss", method="fedfv", num_rounds=3)
     for words in ("fair(", "learning-rate"):
-        assert words not in str(refused.value)
+        with subtests.test(words=words):
+            assert words not in str(refused.value)
 
 
 def test_constants_that_are_not_finite_are_carried(tmp_path: Path) -> None:
@@ -66,15 +77,18 @@ def test_constants_that_are_not_finite_are_carried(tmp_path: Path) -> None:
     assert np.isfinite(arrays["last.weight"]).all()
 
 
-def test_models_that_cannot_be_used_are_refused_by_name(tmp_path: Path) -> None:
+def test_models_that_cannot_be_used_are_refused_by_name(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     for name, words in {
         "BatchAlone": ("BatchAlone", "more than 1 value per channel"),
         "Expanded": ("'weights'", ".clone()"),
     }.items():
-        with pytest.raises(FairbloomError) as refused:
-            run(tmp_path / name, model=f"{ODD}:{name}", clients=3, num_rounds=1)
-        for each in words:
-            assert each in str(refused.value)
+        with subtests.test(name=name, words=words):
+            with pytest.raises(FairbloomError) as refused:
+                run(tmp_path / name, model=f"{ODD}:{name}", clients=3, num_rounds=1)
+            for each in words:
+                assert each in str(refused.value)
 
 
 def in_unit(place: Path, unit: float) -> dict[str, Any]:
@@ -110,20 +124,23 @@ def changes_of(task: str) -> dict[str, Any]:
     }
 
 
-def test_a_dataset_and_a_models_loss_give_the_numbers_of_tensors(tmp_path: Path) -> None:
+def test_a_dataset_and_a_models_loss_give_the_numbers_of_tensors(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     """Batches that are filled up to their own longest sequence, and losses that the model takes
     itself."""
     names = ("masked", "collated", "of_itself")
     expected, *others = (run(tmp_path / name, engine="loop", **changes_of(name)) for name in names)
     for ours, name in product(others, ("rounds.csv", "clients.csv")):
-        for row, due in zip(
-            without_seconds(ours / name), without_seconds(expected / name), strict=True
-        ):
-            assert row.keys() == due.keys()
-            assert all(
-                row[key] == due[key] or float(row[key]) == pytest.approx(float(due[key]), 1e-12)
-                for key in due
-            )
+        with subtests.test(ours=ours, name=name):
+            for row, due in zip(
+                without_seconds(ours / name), without_seconds(expected / name), strict=True
+            ):
+                assert row.keys() == due.keys()
+                assert all(
+                    row[key] == due[key] or float(row[key]) == pytest.approx(float(due[key]), 1e-12)
+                    for key in due
+                )
 
 
 def test_tensors_and_a_dataset_are_not_pooled() -> None:

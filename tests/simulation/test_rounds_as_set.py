@@ -24,7 +24,9 @@ from .helpers import run, small, table
 SCORE = "accuracy_of_global_model"
 
 
-def test_the_mean_is_measured_by_each_client_on_its_own_examples(tmp_path: Path) -> None:
+def test_the_mean_is_measured_by_each_client_on_its_own_examples(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     """The best model is chosen among means too."""
     changes = {"average_models": True, "validation_share": 0.2}
     folder = run(tmp_path / "run", **changes)
@@ -32,47 +34,52 @@ def test_the_mean_is_measured_by_each_client_on_its_own_examples(tmp_path: Path)
     module = task.model()
     module.load_state_dict(load_file(folder / "model.safetensors"))
     for row in table(folder / "clients.csv")[-5:]:
-        own = task.splits(row["client"])
-        assert own.validation is not None
-        for split, examples in (("test", own.test), ("validation", own.validation)):
-            found = measure(module, task, examples)
-            assert float(row[f"{split}_{SCORE}"]) == pytest.approx(
-                100.0 * found["accuracy"], abs=1e-4
-            )
-            assert float(row[f"{split}_loss_of_global_model"]) == pytest.approx(
-                found["loss"], abs=1e-4
-            )
+        with subtests.test(row=row):
+            own = task.splits(row["client"])
+            assert own.validation is not None
+            for split, examples in (("test", own.test), ("validation", own.validation)):
+                found = measure(module, task, examples)
+                assert float(row[f"{split}_{SCORE}"]) == pytest.approx(
+                    100.0 * found["accuracy"], abs=1e-4
+                )
+                assert float(row[f"{split}_loss_of_global_model"]) == pytest.approx(
+                    found["loss"], abs=1e-4
+                )
     best = load_model(folder / "model-best.safetensors")[1][f"validation_{SCORE}_mean"]
     assert best == max(
         float(row[f"validation_{SCORE}_mean"]) for row in table(folder / "rounds.csv")
     )
 
 
-def test_an_unknown_client_is_refused_at_once(tmp_path: Path) -> None:
+def test_an_unknown_client_is_refused_at_once(tmp_path: Path, subtests: pytest.Subtests) -> None:
     named: list[dict[str, Any]] = [
         {"training_clients": "client-1, client-7"},
         {"attackers": "client-1, client-7", "attack": "scale"},
         {"enrolled_sizes": "client-1=500 client-7=500"},
     ]
     for changes in named:
-        key = next(iter(changes)).replace("_", "-")
-        with pytest.raises(
-            FairbloomError, match=rf"{key} names 'client-7'.* there are client-0, .*client-4$"
-        ):
-            run(tmp_path / "run", **changes)
-        assert not (tmp_path / "run").exists()
+        with subtests.test(changes=changes):
+            key = next(iter(changes)).replace("_", "-")
+            with pytest.raises(
+                FairbloomError, match=rf"{key} names 'client-7'.* there are client-0, .*client-4$"
+            ):
+                run(tmp_path / "run", **changes)
+            assert not (tmp_path / "run").exists()
 
 
-def test_the_best_model_is_chosen_by_validation_examples(tmp_path: Path) -> None:
+def test_the_best_model_is_chosen_by_validation_examples(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     settings: dict[str, Any] = {"method": "fedavg", "num_rounds": 12, "fraction": 0.2, "seed": 9}
     folder = run(tmp_path / "run", validation_share=0.3, **settings)
     rows = table(folder / "rounds.csv")
     clients = table(folder / "clients.csv")
     means = {}
     for row in rows:
-        own = [float(c[f"validation_{SCORE}"]) for c in clients if c["round"] == row["round"]]
-        means[int(row["round"])] = float(row[f"validation_{SCORE}_mean"])
-        assert means[int(row["round"])] == pytest.approx(np.mean(own), rel=1e-12)
+        with subtests.test(row=row):
+            own = [float(c[f"validation_{SCORE}"]) for c in clients if c["round"] == row["round"]]
+            means[int(row["round"])] = float(row[f"validation_{SCORE}_mean"])
+            assert means[int(row["round"])] == pytest.approx(np.mean(own), rel=1e-12)
     best = max(means, key=lambda number: means[number])
     by_test = max(rows, key=lambda row: float(row[f"test_{SCORE}_mean"]))
     assert best != int(by_test["round"]), "this run cannot tell by what the best model is chosen"
@@ -83,7 +90,7 @@ def test_the_best_model_is_chosen_by_validation_examples(tmp_path: Path) -> None
     }
 
 
-def test_pooled_clients_share_training_and_keep_their_tests() -> None:
+def test_pooled_clients_share_training_and_keep_their_tests(subtests: pytest.Subtests) -> None:
     settings = small("", pooled=True).run_config()
     task = load_task(settings)
     apart = load_task({**settings, "pooled": False})
@@ -91,10 +98,11 @@ def test_pooled_clients_share_training_and_keep_their_tests() -> None:
     first, second = (task.splits(client) for client in task.clients[:2])
     assert first.train is second.train
     for client in task.clients:
-        for mine, own in zip(
-            task.splits(client).test[:], apart.splits(client).test[:], strict=True
-        ):
-            assert torch.equal(mine, own)
+        with subtests.test(client=client):
+            for mine, own in zip(
+                task.splits(client).test[:], apart.splits(client).test[:], strict=True
+            ):
+                assert torch.equal(mine, own)
     inputs, targets = (
         torch.cat(part)
         for part in zip(*(apart.splits(c).train[:] for c in apart.clients), strict=True)
@@ -130,7 +138,9 @@ def begin(out: Path, **changes: Any) -> tuple[list[str], float]:
     )
 
 
-def test_all_of_up_to_nine_clients_train_and_half_of_more(tmp_path: Path) -> None:
+def test_all_of_up_to_nine_clients_train_and_half_of_more(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     """Clients that only evaluate are not counted, and pooled data train one."""
     for clients, trained, fraction in (
         (2, "2", 1.0),
@@ -138,7 +148,8 @@ def test_all_of_up_to_nine_clients_train_and_half_of_more(tmp_path: Path) -> Non
         (10, "5", 0.5),
         (11, "6", 0.5),
     ):
-        assert begin(tmp_path / str(clients), clients=clients) == ([trained], fraction)
+        with subtests.test(clients=clients, trained=trained):
+            assert begin(tmp_path / str(clients), clients=clients) == ([trained], fraction)
     some, _ = begin(tmp_path / "some", clients=12, training_clients="client-01,client-02,client-03")
     pooled, _ = begin(tmp_path / "pooled", clients=4, pooled=True, num_rounds=2)
     assert (some, pooled) == (["3"], ["1", "1"])

@@ -41,13 +41,14 @@ def test_another_seed_gives_another_run(tmp_path: Path) -> None:
     assert one.differences(other) == "rounds, clients, model, best"
 
 
-def test_the_number_of_threads_changes_nothing(tmp_path: Path) -> None:
+def test_the_number_of_threads_changes_nothing(tmp_path: Path, subtests: pytest.Subtests) -> None:
     before = torch.get_num_threads()
     models = []
     for threads in (1, 2):
-        torch.set_num_threads(threads)
-        models.append(Outcome.of(run(tmp_path / str(threads), model="mlp", num_rounds=2)))
-        assert torch.get_num_threads() == threads
+        with subtests.test(threads=threads):
+            torch.set_num_threads(threads)
+            models.append(Outcome.of(run(tmp_path / str(threads), model="mlp", num_rounds=2)))
+            assert torch.get_num_threads() == threads
     torch.set_num_threads(before)
     assert not models[0].differences(models[1])
 
@@ -82,12 +83,15 @@ def test_a_run_folder_has_what_is_documented_and_no_draft(finished: Path) -> Non
     )
 
 
-def test_tables_have_the_documented_columns_and_rows(finished: Path) -> None:
+def test_tables_have_the_documented_columns_and_rows(
+    finished: Path, subtests: pytest.Subtests
+) -> None:
     of_rounds = round_columns(small(finished).strategy())
     of_clients = ClientTable().columns
     for name, columns in (("rounds.csv", of_rounds), ("clients.csv", of_clients)):
-        assert_whole(finished / name)
-        assert tuple(table(finished / name)[0]) == columns
+        with subtests.test(name=name, columns=columns):
+            assert_whole(finished / name)
+            assert tuple(table(finished / name)[0]) == columns
     assert [row["round"] for row in table(finished / "rounds.csv")] == [
         str(number) for number in range(1, 7)
     ]
@@ -95,21 +99,30 @@ def test_tables_have_the_documented_columns_and_rows(finished: Path) -> None:
     assert seen == [(str(number), f"client-{k}") for number in range(1, 7) for k in range(5)]
 
 
-def test_a_rounds_measures_are_those_of_its_clients(finished: Path) -> None:
+def test_a_rounds_measures_are_those_of_its_clients(
+    finished: Path, subtests: pytest.Subtests
+) -> None:
     """Participants alone have a coefficient and training losses."""
     for row in table(finished / "rounds.csv"):
-        clients = [
-            client for client in table(finished / "clients.csv") if client["round"] == row["round"]
-        ]
-        measures = summarize({client["client"]: float(client[COLUMN]) for client in clients})
-        assert {key: float(row[f"{COLUMN}_{key}"]) for key in MEASURES} == measures
-        drawn = [client for client in clients if client["participated"] == "1"]
-        assert len(drawn) == int(row["participants"]) == int(row["replies_used"]) == 2
-        for client, key in itertools.product(clients, OF_PARTICIPANTS):
-            assert (client[key] != "") == (client in drawn)
-        before = {client["client"]: float(client["train_loss_before_round"]) for client in drawn}
-        after = {client["client"]: float(client["train_loss_of_global_model"]) for client in drawn}
-        assert float(row["percent_of_participants_improved"]) == percent_improved(before, after)
+        with subtests.test(row=row):
+            clients = [
+                client
+                for client in table(finished / "clients.csv")
+                if client["round"] == row["round"]
+            ]
+            measures = summarize({client["client"]: float(client[COLUMN]) for client in clients})
+            assert {key: float(row[f"{COLUMN}_{key}"]) for key in MEASURES} == measures
+            drawn = [client for client in clients if client["participated"] == "1"]
+            assert len(drawn) == int(row["participants"]) == int(row["replies_used"]) == 2
+            for client, key in itertools.product(clients, OF_PARTICIPANTS):
+                assert (client[key] != "") == (client in drawn)
+            before = {
+                client["client"]: float(client["train_loss_before_round"]) for client in drawn
+            }
+            after = {
+                client["client"]: float(client["train_loss_of_global_model"]) for client in drawn
+            }
+            assert float(row["percent_of_participants_improved"]) == percent_improved(before, after)
 
 
 def test_the_rows_that_are_reported_are_those_on_disk(tmp_path: Path) -> None:
@@ -164,7 +177,9 @@ def test_an_absent_device_stops_the_run_before_any_client_works(tmp_path: Path) 
 
 
 def test_a_training_loss_that_is_known_is_not_measured_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    subtests: pytest.Subtests,
 ) -> None:
     """By how often clients measure a model on their training examples, round by round."""
     passes = Counter[int]()
@@ -184,11 +199,12 @@ def test_a_training_loss_that_is_known_is_not_measured_again(
         ({"average_models": True}, {1: 10, 2: 10, 3: 10, 4: 10}),
     ]
     for place, (changes, expected) in enumerate(cases):
-        folder = run(tmp_path / str(place), **plain | changes)
-        assert passes == expected
-        passes.clear()
-        for row in table(folder / "clients.csv"):
-            assert (row["train_loss_before_round"] != "") == (row["participated"] == "1")
+        with subtests.test(place=place, changes=changes):
+            folder = run(tmp_path / str(place), **plain | changes)
+            assert passes == expected
+            passes.clear()
+            for row in table(folder / "clients.csv"):
+                assert (row["train_loss_before_round"] != "") == (row["participated"] == "1")
 
 
 def test_a_run_that_continues_knows_the_losses_of_its_last_round(tmp_path: Path) -> None:
@@ -198,15 +214,18 @@ def test_a_run_that_continues_knows_the_losses_of_its_last_round(tmp_path: Path)
     assert not Outcome.of(run(tmp_path / "grown", num_rounds=4, **changes)).differences(whole)
 
 
-def test_an_engine_says_how_many_clients_have_trained(tmp_path: Path) -> None:
+def test_an_engine_says_how_many_clients_have_trained(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     for engine in ("loop", "stacked", "workers"):
-        said: list[tuple[int, int]] = []
-        settings = small(tmp_path / engine, engine=engine, fraction=0.8, num_rounds=3)
-        simulate(settings, on_trained=lambda done, of, said=said: said.append((done, of)))  # type: ignore[misc]
-        assert {of for _, of in said} == {4}
-        assert all(0 <= done <= 4 for done, _ in said)
-        ends = [place for place in range(1, len(said)) if said[place][0] < said[place - 1][0]]
-        # within a round it never falls; an engine that trains all at once says little
-        assert len(ends) in (0, 2)
-        if engine != "stacked":
-            assert len({done for done, _ in said}) >= 2
+        with subtests.test(engine=engine):
+            said: list[tuple[int, int]] = []
+            settings = small(tmp_path / engine, engine=engine, fraction=0.8, num_rounds=3)
+            simulate(settings, on_trained=lambda done, of, said=said: said.append((done, of)))  # type: ignore[misc]
+            assert {of for _, of in said} == {4}
+            assert all(0 <= done <= 4 for done, _ in said)
+            ends = [place for place in range(1, len(said)) if said[place][0] < said[place - 1][0]]
+            # within a round it never falls; an engine that trains all at once says little
+            assert len(ends) in (0, 2)
+            if engine != "stacked":
+                assert len({done for done, _ in said}) >= 2

@@ -60,7 +60,7 @@ def program(model: str, **changes: Any) -> Any:
     return make_program(task.model(), task, task.splits(task.clients[0]).train)
 
 
-def test_a_model_that_cannot_be_stacked_is_named_with_the_reason() -> None:
+def test_a_model_that_cannot_be_stacked_is_named_with_the_reason(subtests: pytest.Subtests) -> None:
     for model, reason in (
         ("tests.nets:Contrasted", "depends on the others of its batch"),
         ("tests.nets:Branching", "PyTorch cannot map it over clients"),
@@ -74,8 +74,9 @@ def test_a_model_that_cannot_be_stacked_is_named_with_the_reason() -> None:
         ("tests.client.nets:Moded", "computes otherwise in training"),
         ("tests.client.nets:Masked", "changes buffers"),
     ):
-        with pytest.raises(UnstackableError, match=reason):
-            program(model, task="digits")
+        with subtests.test(model=model, reason=reason):
+            with pytest.raises(UnstackableError, match=reason):
+                program(model, task="digits")
 
 
 def test_weights_of_several_dtypes_are_not_stacked() -> None:

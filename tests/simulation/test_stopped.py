@@ -137,7 +137,9 @@ def test_rounds_of_a_federation_share_no_checkpoint(tmp_path: Path) -> None:
 
 
 def test_a_client_that_raises_is_refused_and_the_run_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    subtests: pytest.Subtests,
 ) -> None:
     """One client fails in the second round, and another one whenever it evaluates."""
     train = LocalClient.train
@@ -159,13 +161,14 @@ def test_a_client_that_raises_is_refused_and_the_run_goes_on(
     assert used(folder) == ["5", "4", "5"]
     assert {row["participants"] for row in rounds(folder)} == {"5"}
     for number, row in enumerate(rounds(folder), start=1):
-        assert ("client-2: RuntimeError: the disk of clinic 2 is gone" in row["refused"]) == (
-            number == 2
-        )
-        assert (
-            "client-3: evaluation: ValueError: no test data (test_stopped.py, line"
-            in row["refused"]
-        )
+        with subtests.test(number=number, row=row):
+            assert ("client-2: RuntimeError: the disk of clinic 2 is gone" in row["refused"]) == (
+                number == 2
+            )
+            assert (
+                "client-3: evaluation: ValueError: no test data (test_stopped.py, line"
+                in row["refused"]
+            )
     clients = table(folder / "clients.csv")
     assert {row["client"] for row in clients} == {f"client-{k}" for k in (0, 1, 2, 4)}
     refused = [row for row in clients if row["client"] == "client-2"]

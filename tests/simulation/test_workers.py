@@ -56,23 +56,24 @@ def test_a_task_of_a_notebook_is_as_in_the_loop(
         assert both_of(clients, FIVE, model_of(config), terms) == expected
 
 
-def test_old_updates_that_a_method_keeps_stay_as_they_are() -> None:
+def test_old_updates_that_a_method_keeps_stay_as_they_are(subtests: pytest.Subtests) -> None:
     """In memory, and in a file, where there would be no memory for copies."""
     model = model_of(config_of())
     for memory in (0.0, 1e-9):
-        method = FedAvg()
-        with closing(workers_of(method, memory=memory)) as clients:
-            vectors = clients.train(FIVE, model, Terms(server_round=1)).updates.vectors
-            third = combine(np.eye(len(FIVE))[2], vectors)
-            method.progress.kept = {
-                Kept("a", 1): third,
-                Kept("b", 1): Vectors.of(np.ones(vectors.size)),
-            }
-            before = [row.blocks[0].tobytes() for row in method.progress.kept.values()]
-            clients.train(FIVE, model, Terms(server_round=2))
-            kept = [row.blocks[0] for row in method.progress.kept.values()]
-            assert [row.tobytes() for row in kept] == before
-            assert isinstance(kept[0], np.memmap) == (memory > 0.0)
+        with subtests.test(memory=memory):
+            method = FedAvg()
+            with closing(workers_of(method, memory=memory)) as clients:
+                vectors = clients.train(FIVE, model, Terms(server_round=1)).updates.vectors
+                third = combine(np.eye(len(FIVE))[2], vectors)
+                method.progress.kept = {
+                    Kept("a", 1): third,
+                    Kept("b", 1): Vectors.of(np.ones(vectors.size)),
+                }
+                before = [row.blocks[0].tobytes() for row in method.progress.kept.values()]
+                clients.train(FIVE, model, Terms(server_round=2))
+                kept = [row.blocks[0] for row in method.progress.kept.values()]
+                assert [row.tobytes() for row in kept] == before
+                assert isinstance(kept[0], np.memmap) == (memory > 0.0)
 
 
 # Processes that end -------------------------------------------------------------------------------
@@ -92,18 +93,19 @@ def test_closing_ends_all_processes_and_may_be_done_twice() -> None:
         assert both_of(clients, FIVE, model, Terms(server_round=1)) == expected
 
 
-def test_it_is_said_how_a_process_ended() -> None:
+def test_it_is_said_how_a_process_ended(subtests: pytest.Subtests) -> None:
     for how in ("SIGKILL, as when memory runs short", "SIGTERM", "exit code 3", "exit code 0"):
+        with subtests.test(how=how):
 
-        def serve(pipe: Connection, how: str = how) -> None:
-            if how.startswith("exit code "):
-                sys.exit(int(how.removeprefix("exit code ")))
-            os.kill(os.getpid(), signal.Signals[how.partition(",")[0]])
+            def serve(pipe: Connection, how: str = how) -> None:
+                if how.startswith("exit code "):
+                    sys.exit(int(how.removeprefix("exit code ")))
+                os.kill(os.getpid(), signal.Signals[how.partition(",")[0]])
 
-        process = processes.Forked(serve, [])
-        with pytest.raises(EOFError):
-            process.pipe.recv()
-        assert process.end() == how
+            process = processes.Forked(serve, [])
+            with pytest.raises(EOFError):
+                process.pipe.recv()
+            assert process.end() == how
 
 
 def busy_run(folder: Path) -> int:

@@ -161,16 +161,19 @@ def test_only_the_hostile_client_is_refused_for_its_replies(soaked: Soak) -> Non
     }
 
 
-def test_memory_is_flat(soaked: Soak) -> None:
+def test_memory_is_flat(soaked: Soak, subtests: pytest.Subtests) -> None:
     for (name, _), samples in soaked.memory.items():
-        if samples[-1][0] - samples[0][0] < ROUNDS // 2:
-            continue
-        quarter = max(1, len(samples) // 4)
-        first, last = (
-            statistics.median(mb for _, mb in part)
-            for part in (samples[:quarter], samples[-quarter:])
-        )
-        assert last < first + SLACK_MB, f"{name}: {first:.0f} MB at first, {last:.0f} MB at last"
+        with subtests.test(samples=samples, name=name):
+            if samples[-1][0] - samples[0][0] < ROUNDS // 2:
+                continue
+            quarter = max(1, len(samples) // 4)
+            first, last = (
+                statistics.median(mb for _, mb in part)
+                for part in (samples[:quarter], samples[-quarter:])
+            )
+            assert last < first + SLACK_MB, (
+                f"{name}: {first:.0f} MB at first, {last:.0f} MB at last"
+            )
 
 
 def test_the_servers_folder_does_not_grow_with_the_rounds(soaked: Soak) -> None:

@@ -20,7 +20,7 @@ CONTROL = "control"
 # Reductions ---------------------------------------------------------------------------------------
 
 
-def test_scaffold_is_the_option_of_another_method() -> None:
+def test_scaffold_is_the_option_of_another_method(subtests: pytest.Subtests) -> None:
     options: dict[str, Any] = {"fraction_train": 0.6, "seed": 4, **QUIET}
     for one, other in (
         (FedAvg(control_variates=True, **options), SCAFFOLD(**options)),
@@ -30,12 +30,13 @@ def test_scaffold_is_the_option_of_another_method() -> None:
             SCAFFOLD(personal_lambda=0.7, **options),
         ),
     ):
-        ours = follow(one, keeping(5), 5)
-        theirs = follow(other, keeping(5), 5)
-        assert [model.tobytes() for model in ours.models] == [
-            model.tobytes() for model in theirs.models
-        ]
-        assert ours.sent == theirs.sent
+        with subtests.test(one=one, other=other):
+            ours = follow(one, keeping(5), 5)
+            theirs = follow(other, keeping(5), 5)
+            assert [model.tobytes() for model in ours.models] == [
+                model.tobytes() for model in theirs.models
+            ]
+            assert ours.sent == theirs.sent
 
 
 # Closed forms -------------------------------------------------------------------------------------
@@ -49,7 +50,7 @@ RESTING: list[tuple[type[FairStrategy], dict[str, Any]]] = [
 ]
 
 
-def test_they_rest_at_the_minimum_where_fedavg_does_not() -> None:
+def test_they_rest_at_the_minimum_where_fedavg_does_not(subtests: pytest.Subtests) -> None:
     """With clients that take 7 steps and other numbers of them, at rates of their own; FedDyn at
     that of clients."""
     for method, options in RESTING:
@@ -58,9 +59,10 @@ def test_they_rest_at_the_minimum_where_fedavg_does_not() -> None:
         path = descend(method(**options, **QUIET), keeping(4).values(), 200)
         np.testing.assert_allclose(path[-1], best, atol=1e-8)
     for weighting in ("examples", "uniform"):
-        best = minimiser_of_means(keeping(4).values(), by_examples=weighting == "examples")
-        plain = descend(FedAvg(weighting=weighting, **QUIET), keeping(4).values(), 60)
-        assert np.abs(plain[-1] - best).max() > 0.03
+        with subtests.test(weighting=weighting):
+            best = minimiser_of_means(keeping(4).values(), by_examples=weighting == "examples")
+            plain = descend(FedAvg(weighting=weighting, **QUIET), keeping(4).values(), 60)
+            assert np.abs(plain[-1] - best).max() > 0.03
 
 
 def test_feddyns_first_full_round_is_twice_fedavgs_step() -> None:

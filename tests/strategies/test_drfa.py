@@ -136,7 +136,7 @@ def test_snapshots_are_mixed_by_a_defence_as_updates_are() -> None:
 # The draw -----------------------------------------------------------------------------------------
 
 
-def test_clients_are_drawn_with_replacement_by_lambda() -> None:
+def test_clients_are_drawn_with_replacement_by_lambda(subtests: pytest.Subtests) -> None:
     strategy = DRFA(gamma=1.0, seed=5)
     rounds = 3000
     lam = {"a": 0.5, "b": 0.3, "c": 0.2, "d": 0.0}
@@ -145,7 +145,8 @@ def test_clients_are_drawn_with_replacement_by_lambda() -> None:
     assert all(len(drawn) == 3 and drawn == sorted(drawn) for drawn in draws)
     counted = Counter(name for drawn in draws for name in drawn)
     for name, p in lam.items():
-        assert abs(counted[name] - 3 * rounds * p) <= 4 * np.sqrt(3 * rounds * p * (1 - p))
+        with subtests.test(name=name, p=p):
+            assert abs(counted[name] - 3 * rounds * p) <= 4 * np.sqrt(3 * rounds * p * (1 - p))
     assert sum(len(set(drawn)) < 3 for drawn in draws) > rounds / 2
 
 
@@ -206,7 +207,7 @@ def failing(fault: Fault) -> dict[str, Answer]:
     return {**quadratics(6), "site-2": answering(good, evaluate=answer)}
 
 
-def test_an_unusable_loss_is_left_out_and_its_sender_named() -> None:
+def test_an_unusable_loss_is_left_out_and_its_sender_named(subtests: pytest.Subtests) -> None:
     (_,), (whole,), _ = run(DRFA(gamma=0.001, fraction_evaluate=0.0), rounds=1)
     for fault, reason in (
         (metrics({"train-loss": None}), "metric 'train-loss' is missing or no finite number"),
@@ -214,23 +215,25 @@ def test_an_unusable_loss_is_left_out_and_its_sender_named() -> None:
         (error, "out of memory"),
         (metrics({"train-loss": 1e30}), "'train-loss' is 1e+30"),
     ):
-        (one,), (lam,), grid = run(
-            DRFA(gamma=0.001, fraction_evaluate=0.0), failing(fault), rounds=1
-        )
-        assert "site-2" in asked_for_losses(grid)
-        assert one.refused["site-2"].startswith("loss at the snapshot: ")
-        assert reason in one.refused["site-2"]
-        assert set(one.coefficients) == set(one.participants)
-        assert lam["site-2"] == min(lam.values()) < whole["site-2"]
-        assert sum(lam.values()) == pytest.approx(1.0)
+        with subtests.test(fault=fault, reason=reason):
+            (one,), (lam,), grid = run(
+                DRFA(gamma=0.001, fraction_evaluate=0.0), failing(fault), rounds=1
+            )
+            assert "site-2" in asked_for_losses(grid)
+            assert one.refused["site-2"].startswith("loss at the snapshot: ")
+            assert reason in one.refused["site-2"]
+            assert set(one.coefficients) == set(one.participants)
+            assert lam["site-2"] == min(lam.values()) < whole["site-2"]
+            assert sum(lam.values()) == pytest.approx(1.0)
 
 
-def test_a_client_that_does_not_tell_its_loss_owes_it() -> None:
+def test_a_client_that_does_not_tell_its_loss_owes_it(subtests: pytest.Subtests) -> None:
     finished, _, grid = run(DRFA(gamma=0.001, fraction_evaluate=0.0), failing(no_reply), rounds=4)
     assert "site-2" in asked_for_losses(grid, 1)
     for one in finished[1:]:
-        assert "site-2" not in one.participants
-        assert "site-2" not in asked_for_losses(grid, one.number)
+        with subtests.test(one=one):
+            assert "site-2" not in one.participants
+            assert "site-2" not in asked_for_losses(grid, one.number)
 
 
 def test_without_any_loss_lambda_stays() -> None:

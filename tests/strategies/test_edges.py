@@ -146,15 +146,17 @@ def tail_of(theta: float, counts: Numbers) -> list[int]:
     return [int(k) for k in np.flatnonzero(c)]
 
 
-def test_deltafl_meets_ties_of_prior_and_theta_exactly() -> None:
+def test_deltafl_meets_ties_of_prior_and_theta_exactly(subtests: pytest.Subtests) -> None:
     """With theta = j/m the m − j lowest losses hold exactly 1 − theta: the (m − j)-th of them is Q,
     in the tail."""
     for m in (2, 3, 7, 10, 49, 100):
-        for j in range(1, m + 1):
-            position = next(i for i in range(1, m + 1) if Fraction(i, m) >= 1 - Fraction(j, m))
-            assert tail_of(j / m, np.ones(m)) == [*range(position - 1, m)], (m, j)
+        with subtests.test(m=m):
+            for j in range(1, m + 1):
+                position = next(i for i in range(1, m + 1) if Fraction(i, m) >= 1 - Fraction(j, m))
+                assert tail_of(j / m, np.ones(m)) == [*range(position - 1, m)], (m, j)
     for beside, tail in ((-1e-7, 2), (1e-7, 3)):  # what is no tie is none
-        assert len(tail_of(0.5 + beside, np.ones(4))) == tail
+        with subtests.test(beside=beside, tail=tail):
+            assert len(tail_of(0.5 + beside, np.ones(4))) == tail
 
 
 @given(n=st.lists(st.integers(1, 20), min_size=2, max_size=9), data=st.data())
@@ -278,16 +280,17 @@ def test_fedfvs_step_of_three_clients_may_raise_a_loss() -> None:
     assert U[0] @ g < 0.0
 
 
-def test_in_fedfv_so_many_top_clients_keep_their_update() -> None:
+def test_in_fedfv_so_many_top_clients_keep_their_update(subtests: pytest.Subtests) -> None:
     for m, alpha, kept in (
         *((5, 0.0, 0), (5, 0.1, 1), (5, 0.25, 2), (5, 0.5, 3), (5, 0.99, 4), (5, 1.0, 5)),
         *((11, 0.3, 4), (1, 0.1, 1), (1, 0.0, 1)),
     ):
-        common = np.ones((m, m)) * -0.1 + np.eye(m)  # every pair conflicts
-        A = FedFV(alpha=alpha, tau=0)._projected(cohort_of(common, losses=np.arange(m)))
-        assert [k for k in range(m) if np.array_equal(A[k], np.eye(m)[k])] == list(
-            range(m - kept, m)
-        )
+        with subtests.test(m=m, alpha=alpha):
+            common = np.ones((m, m)) * -0.1 + np.eye(m)  # every pair conflicts
+            A = FedFV(alpha=alpha, tau=0)._projected(cohort_of(common, losses=np.arange(m)))
+            assert [k for k in range(m) if np.array_equal(A[k], np.eye(m)[k])] == list(
+                range(m - kept, m)
+            )
 
 
 def test_opposite_clients_take_no_step_in_fedfv() -> None:
@@ -296,10 +299,11 @@ def test_opposite_clients_take_no_step_in_fedfv() -> None:
     assert step(FedFV(alpha=1.0, tau=0), U).tolist() == [0.0, 0.0]
 
 
-def test_rounding_of_the_mean_norm_is_no_step_in_fedfv() -> None:
+def test_rounding_of_the_mean_norm_is_no_step_in_fedfv(subtests: pytest.Subtests) -> None:
     for left, moves in ((0.9e-3, False), (1.1e-3, True)):
-        U = np.array([[1.0, left], [-1.0, left]])
-        assert bool(np.any(step(FedFV(alpha=1.0, tau=0), U))) is moves
+        with subtests.test(left=left, moves=moves):
+            U = np.array([[1.0, left], [-1.0, left]])
+            assert bool(np.any(step(FedFV(alpha=1.0, tau=0), U))) is moves
 
 
 def test_fedfvs_random_order_is_by_seed_and_round_alone() -> None:

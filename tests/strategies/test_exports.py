@@ -33,18 +33,19 @@ OTHERS = {
 # Exports ------------------------------------------------------------------------------------------
 
 
-def test_every_public_class_with_a_weigh_is_exported() -> None:
+def test_every_public_class_with_a_weigh_is_exported(subtests: pytest.Subtests) -> None:
     """A base without a weigh of its own, as Stepped, is no method."""
     found = set()
     for path in FILES:
-        module = importlib.import_module(
-            f"fairbloom.strategies.{path.stem}".removesuffix(".__init__")
-        )
-        for name, member in inspect.getmembers(module, inspect.isclass):
-            public = issubclass(member, FairStrategy) and not name.startswith("_")
-            if public and member.weigh is not FairStrategy.weigh:
-                assert name == member.__name__
-                found.add(name)
+        with subtests.test(path=path):
+            module = importlib.import_module(
+                f"fairbloom.strategies.{path.stem}".removesuffix(".__init__")
+            )
+            for name, member in inspect.getmembers(module, inspect.isclass):
+                public = issubclass(member, FairStrategy) and not name.startswith("_")
+                if public and member.weigh is not FairStrategy.weigh:
+                    assert name == member.__name__
+                    found.add(name)
     assert found == {method.__name__ for method in PUBLIC}
     assert found | OTHERS == set(strategies.__all__)
     assert {name: method.__name__.lower() for name, method in METHODS.items()} == {
@@ -56,20 +57,21 @@ def test_every_public_class_with_a_weigh_is_exported() -> None:
 # Docstrings ---------------------------------------------------------------------------------------
 
 
-def test_the_docstring_has_formula_source_and_own_parameters() -> None:
+def test_the_docstring_has_formula_source_and_own_parameters(subtests: pytest.Subtests) -> None:
     kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     for method in PUBLIC:
-        assert "__doc__" in vars(method)
-        text = inspect.getdoc(method) or ""
-        assert ".. math::" in text
-        (source,) = [part for part in text.split("\n\n") if part.startswith("Source:")]
-        assert re.search(r"\b(19|20)\d\d\b", source) or method is METHODS["local"]
-        taken = {
-            name
-            for name, each in inspect.signature(method).parameters.items()
-            if each.kind not in kinds
-        }
-        assert set(described(text)) == taken
+        with subtests.test(method=method):
+            assert "__doc__" in vars(method)
+            text = inspect.getdoc(method) or ""
+            assert ".. math::" in text
+            (source,) = [part for part in text.split("\n\n") if part.startswith("Source:")]
+            assert re.search(r"\b(19|20)\d\d\b", source) or method is METHODS["local"]
+            taken = {
+                name
+                for name, each in inspect.signature(method).parameters.items()
+                if each.kind not in kinds
+            }
+            assert set(described(text)) == taken
 
 
 def test_the_common_options_are_documented_once() -> None:
@@ -93,15 +95,17 @@ OF_PAPERS = {
 }
 
 
-def test_published_names_are_known() -> None:
+def test_published_names_are_known(subtests: pytest.Subtests) -> None:
     for name, method in OF_PAPERS.items():
-        assert canonical(name) == method
-        assert find_method(name) is METHODS[method]
+        with subtests.test(name=name, method=method):
+            assert canonical(name) == method
+            assert find_method(name) is METHODS[method]
     for name, method in METHODS.items():
-        assert canonical(published_name(name)) == canonical(method.__name__) == name
+        with subtests.test(name=name, method=method):
+            assert canonical(published_name(name)) == canonical(method.__name__) == name
 
 
-def test_only_near_names_are_suggested_by_their_published_name() -> None:
+def test_only_near_names_are_suggested_by_their_published_name(subtests: pytest.Subtests) -> None:
     near = {
         "q-fedsg": "q-FedSGD",
         "qfeadvg": "q-FedAvg",
@@ -109,16 +113,21 @@ def test_only_near_names_are_suggested_by_their_published_name() -> None:
         "scafold": "SCAFFOLD",
     }
     for name, published in near.items():
-        with pytest.raises(FairbloomError, match=rf"did you mean {published.replace('+', '.')}\?"):
-            find_method(name)
+        with subtests.test(name=name, published=published):
+            with pytest.raises(
+                FairbloomError, match=rf"did you mean {published.replace('+', '.')}\?"
+            ):
+                find_method(name)
     for name in ("FedNova", "qf", "fedx", "median"):
-        with pytest.raises(FairbloomError, match="unknown method: there are fedavg"):
-            find_method(name)
+        with subtests.test(name=name):
+            with pytest.raises(FairbloomError, match="unknown method: there are fedavg"):
+                find_method(name)
 
 
-def test_only_strategy_py_knows_flower_and_simplex_py_the_solver() -> None:
+def test_only_strategy_py_knows_flower_and_simplex_py_the_solver(subtests: pytest.Subtests) -> None:
     for package, home in (("flwr", "strategy.py"), ("cvxopt", "simplex.py")):
-        pattern = re.compile(rf"^\s*(import|from) {package}\b", re.MULTILINE)
-        assert [
-            path.name for path in FILES if pattern.search(path.read_text(encoding="utf-8"))
-        ] == [home]
+        with subtests.test(package=package, home=home):
+            pattern = re.compile(rf"^\s*(import|from) {package}\b", re.MULTILINE)
+            assert [
+                path.name for path in FILES if pattern.search(path.read_text(encoding="utf-8"))
+            ] == [home]

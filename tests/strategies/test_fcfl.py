@@ -86,11 +86,14 @@ def test_a_step_by_hand() -> None:
 # Stage 2 ------------------------------------------------------------------------------------------
 
 
-def test_without_any_gradient_there_is_no_step() -> None:
+def test_without_any_gradient_there_is_no_step(subtests: pytest.Subtests) -> None:
     for m in (1, 3):
-        zero = cohort_of(np.zeros((m, 4)), seconds=np.zeros((m, 4)), disparities=np.full(m, 0.2))
-        assert np.isfinite(FCFL(stage1_rounds=800).weigh(zero)).all()
-        assert not FCFL(stage1_rounds=0).weigh(zero).any()
+        with subtests.test(m=m):
+            zero = cohort_of(
+                np.zeros((m, 4)), seconds=np.zeros((m, 4)), disparities=np.full(m, 0.2)
+            )
+            assert np.isfinite(FCFL(stage1_rounds=800).weigh(zero)).all()
+            assert not FCFL(stage1_rounds=0).weigh(zero).any()
 
 
 def test_a_disparity_without_a_gradient_is_no_row() -> None:
@@ -125,20 +128,21 @@ def remembered(method: FCFL, cohort: Cohort) -> tuple[float, float]:
     return method.memory["delta-loss"], method.memory["delta-disparity"]
 
 
-def test_a_temperature_that_nothing_holds_up_never_reaches_zero() -> None:
+def test_a_temperature_that_nothing_holds_up_never_reaches_zero(subtests: pytest.Subtests) -> None:
     """A softmax at a temperature of 0 is 0/0."""
     method = FCFL(delta_min=0.0)
     for number in range(1, 201):
-        cohort = cohort_of(**drawn(number, 2) | {"seconds": np.zeros((2, 8))}, round=number)
-        _, delta = remembered(method, cohort)
-        assert np.isfinite(method.weigh(cohort)).all()
+        with subtests.test(number=number):
+            cohort = cohort_of(**drawn(number, 2) | {"seconds": np.zeros((2, 8))}, round=number)
+            _, delta = remembered(method, cohort)
+            assert np.isfinite(method.weigh(cohort)).all()
     assert 0.0 < delta < 1e-300
 
 
 # Budgets, terms and metrics -----------------------------------------------------------------------
 
 
-def test_budgets_may_be_a_text_as_run_configs_have_it() -> None:
+def test_budgets_may_be_a_text_as_run_configs_have_it(subtests: pytest.Subtests) -> None:
     assert FCFL(budgets="site-a=0.02 site-b=1").budgets == {"site-a": 0.02, "site-b": 1.0}
     assert FCFL(budgets="").budgets == FCFL(budgets=None).budgets == FCFL().budgets == {}
     for wrong, words in (
@@ -149,8 +153,9 @@ def test_budgets_may_be_a_text_as_run_configs_have_it() -> None:
         ("site-a=1 site-a=2", "site-a is named twice"),
         ([0.1], r"budgets must be a mapping of names or the text of one, got \[0.1\]"),
     ):
-        with pytest.raises(ValueError, match=words):
-            FCFL(budgets=wrong)  # type: ignore[arg-type]
+        with subtests.test(wrong=wrong, words=words):
+            with pytest.raises(ValueError, match=words):
+                FCFL(budgets=wrong)  # type: ignore[arg-type]
 
 
 def test_it_reports_how_many_clients_are_beyond_their_budgets() -> None:

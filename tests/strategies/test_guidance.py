@@ -63,7 +63,7 @@ def test_the_unit_of_the_losses_changes_nothing(F: FloatArray, factor: float) ->
     assert there.angle == pytest.approx(here.angle, abs=1e-6)
 
 
-def test_only_equal_losses_give_no_guidance() -> None:
+def test_only_equal_losses_give_no_guidance(subtests: pytest.Subtests) -> None:
     for losses in (
         [],
         [0.0],
@@ -74,5 +74,6 @@ def test_only_equal_losses_give_no_guidance() -> None:
         [1e300, 1e300],
         [1e-310, 1e-310],
     ):
-        assert guidance(np.array(losses)) is None
+        with subtests.test(losses=losses):
+            assert guidance(np.array(losses)) is None
     assert guided([1.0, 1.0 + 1e-5]).angle < 0.001

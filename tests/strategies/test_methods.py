@@ -149,17 +149,18 @@ def test_rounds_of_changing_clients_are_those_of_the_vectors() -> None:
             progress.kept = rows_after(method, method.remember(cohort, c, {}), Vectors((rows,)))
 
 
-def test_one_client_alone_is_stepped_along() -> None:
+def test_one_client_alone_is_stepped_along(subtests: pytest.Subtests) -> None:
     losses = np.array([0.7])
     counts = np.array([5.0])
     for (name, arguments), length in product(CASES, (1e-30, 1.0, 1e30)):
-        U = length * np.array([[1.0, -2.0, 2.0]]) / 3.0
-        step = step_of(
-            make(name, arguments), U, losses=losses, **replied(name, arguments, U, counts)
-        )
-        expected = expected_step(name, arguments, [seen_of(U, losses, counts)])
-        assert step.any() or name == "local"
-        np.testing.assert_allclose(step, expected, rtol=1e-9, err_msg=name)
+        with subtests.test(length=length, name=name):
+            U = length * np.array([[1.0, -2.0, 2.0]]) / 3.0
+            step = step_of(
+                make(name, arguments), U, losses=losses, **replied(name, arguments, U, counts)
+            )
+            expected = expected_step(name, arguments, [seen_of(U, losses, counts)])
+            assert step.any() or name == "local"
+            np.testing.assert_allclose(step, expected, rtol=1e-9, err_msg=name)
 
 
 def test_huge_and_tiny_updates_step_as_the_formula_says() -> None:
@@ -247,36 +248,41 @@ NEGATIVE = {
 """The arguments with which methods that report negative weights have some."""
 
 
-def test_negative_weights_are_used_and_counted() -> None:
+def test_negative_weights_are_used_and_counted(subtests: pytest.Subtests) -> None:
     assert {name for name, method in METHODS.items() if "negative-weights" in method.reports} == {
         *NEGATIVE
     }
     for name, arguments in NEGATIVE.items():
-        result, (finished,) = run(make(name, arguments), MemoryGrid(quadratics(5)), rounds=1)
-        weights = list(finished.coefficients.values())
-        assert min(weights) < 0.0, name
-        assert sum(weights) == pytest.approx(1.0)
-        assert finished.metrics["negative-weights"] == sum(each < 0.0 for each in weights)
-        assert (
-            result.train_metrics_clientapp[1]["negative-weights"]
-            == finished.metrics["negative-weights"]
-        )
+        with subtests.test(name=name, arguments=arguments):
+            result, (finished,) = run(make(name, arguments), MemoryGrid(quadratics(5)), rounds=1)
+            weights = list(finished.coefficients.values())
+            assert min(weights) < 0.0, name
+            assert sum(weights) == pytest.approx(1.0)
+            assert finished.metrics["negative-weights"] == sum(each < 0.0 for each in weights)
+            assert (
+                result.train_metrics_clientapp[1]["negative-weights"]
+                == finished.metrics["negative-weights"]
+            )
 
 
-def test_weighting_is_as_documented_and_others_are_refused() -> None:
+def test_weighting_is_as_documented_and_others_are_refused(subtests: pytest.Subtests) -> None:
     for name in METHODS:
-        arguments = {key: value for key, value in ARGUMENTS[name][0].items() if key != "weighting"}
-        for weighting in ("examples", "uniform") if WEIGHTING[name] is None else ("loss", ""):
-            with pytest.raises(ValueError, match=f"weighting.*'{weighting}'"):
-                make(name, arguments, weighting=weighting)
-        if WEIGHTING[name] is not None:
-            assert make(name, arguments).weighting == WEIGHTING[name]
+        with subtests.test(name=name):
+            arguments = {
+                key: value for key, value in ARGUMENTS[name][0].items() if key != "weighting"
+            }
+            for weighting in ("examples", "uniform") if WEIGHTING[name] is None else ("loss", ""):
+                with pytest.raises(ValueError, match=f"weighting.*'{weighting}'"):
+                    make(name, arguments, weighting=weighting)
+            if WEIGHTING[name] is not None:
+                assert make(name, arguments).weighting == WEIGHTING[name]
 
 
-def test_unknown_parameters_and_states_of_others_are_refused() -> None:
+def test_unknown_parameters_and_states_of_others_are_refused(subtests: pytest.Subtests) -> None:
     for name in METHODS:
-        with pytest.raises(TypeError, match="fraction_fit"):
-            make(name, ARGUMENTS[name][0], fraction_fit=0.5)
-        strategy = make(name, ARGUMENTS[name][0])
-        with pytest.raises(ValueError, match=f"Other.*{type(strategy).__name__}"):
-            strategy.load_state_dict({**strategy.state_dict(), "method": "Other"})
+        with subtests.test(name=name):
+            with pytest.raises(TypeError, match="fraction_fit"):
+                make(name, ARGUMENTS[name][0], fraction_fit=0.5)
+            strategy = make(name, ARGUMENTS[name][0])
+            with pytest.raises(ValueError, match=f"Other.*{type(strategy).__name__}"):
+                strategy.load_state_dict({**strategy.state_dict(), "method": "Other"})

@@ -206,23 +206,24 @@ print(json.dumps(found))
 
 
 @pytest.mark.slow
-def test_processors_agree_on_the_weights() -> None:
+def test_processors_agree_on_the_weights(subtests: pytest.Subtests) -> None:
     """OpenBLAS has other products for each make of processor; those that this one can run are
     tried."""
     weights = {}
     x86 = ("Prescott", "Nehalem", "Haswell", "Zen", "SkylakeX")
     for kernel in x86 if platform.machine() in ("x86_64", "AMD64") else ("ARMV8", "NEOVERSEN1"):
-        environment = os.environ | {"OPENBLAS_CORETYPE": kernel, "OPENBLAS_NUM_THREADS": "1"}
-        done = subprocess.run(
-            [sys.executable, "-c", WEIGHTS],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode != -signal.SIGILL:  # an instruction that this processor lacks
-            assert done.returncode == 0, done.stderr
-            weights[kernel] = json.loads(done.stdout)
+        with subtests.test(kernel=kernel):
+            environment = os.environ | {"OPENBLAS_CORETYPE": kernel, "OPENBLAS_NUM_THREADS": "1"}
+            done = subprocess.run(
+                [sys.executable, "-c", WEIGHTS],
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            if done.returncode != -signal.SIGILL:  # an instruction that this processor lacks
+                assert done.returncode == 0, done.stderr
+                weights[kernel] = json.loads(done.stdout)
     if len(weights) < 2:
         pytest.skip(f"NumPy's products are {', '.join(weights)} only")
     first, *others = weights.values()

@@ -83,27 +83,31 @@ def test_weights_are_float64_one_a_client_and_the_same_again(U: FloatArray) -> N
 # Randomness ---------------------------------------------------------------------------------------
 
 
-def test_random_weightings_draw_from_seed_and_round() -> None:
+def test_random_weightings_draw_from_seed_and_round(subtests: pytest.Subtests) -> None:
     U = np.random.default_rng(3).normal(size=(8, 9)) - 0.3
     for name in ("pcgrad", "gradvac"):
-        of = {
-            (s, t): by_name(name, seed=s).weigh(cohort_of(U, round=t)).tobytes()
-            for s in (0, 1)
-            for t in (1, 2, 3)
-        }
-        assert len({of[0, t] for t in (1, 2, 3)}) > 1
-        assert len({of[seed, 1] for seed in (0, 1)}) > 1
-        assert by_name(name, seed=1).weigh(cohort_of(U, round=2)).tobytes() == of[1, 2]
+        with subtests.test(name=name):
+            of = {
+                (s, t): by_name(name, seed=s).weigh(cohort_of(U, round=t)).tobytes()
+                for s in (0, 1)
+                for t in (1, 2, 3)
+            }
+            assert len({of[0, t] for t in (1, 2, 3)}) > 1
+            assert len({of[seed, 1] for seed in (0, 1)}) > 1
+            assert by_name(name, seed=1).weigh(cohort_of(U, round=2)).tobytes() == of[1, 2]
 
 
 # Arguments ----------------------------------------------------------------------------------------
 
 
-def test_what_is_no_gram_based_weighting_is_refused() -> None:
+def test_what_is_no_gram_based_weighting_is_refused(subtests: pytest.Subtests) -> None:
     others = (aggregation.UPGradWeighting, aggregation.UPGrad(), aggregation.MeanWeighting())
     for wrong in (None, "upgrad", *others, lambda G: G.mean(dim=0)):
-        with pytest.raises(ValueError, match="weighting must be a Gram-based weighting of TorchJD"):
-            FromTorchJD(wrong)
+        with subtests.test(wrong=wrong):
+            with pytest.raises(
+                ValueError, match="weighting must be a Gram-based weighting of TorchJD"
+            ):
+                FromTorchJD(wrong)
 
 
 def test_common_options_are_checked_and_there_is_no_prior() -> None:

@@ -74,11 +74,14 @@ def test_a_link_in_the_drafts_place_is_not_followed(tmp_path: Path) -> None:
     assert (tmp_path / "precious").read_text() == "precious"
 
 
-def test_permissions_are_never_wider_than_asked_for(tmp_path: Path) -> None:
+def test_permissions_are_never_wider_than_asked_for(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     modes: list[int] = []
     for mode in (0o600, 0o644):
-        with whole_file(tmp_path / str(mode), mode) as file:
-            modes.append(stat.S_IMODE(os.fstat(file.fileno()).st_mode))
+        with subtests.test(mode=mode):
+            with whole_file(tmp_path / str(mode), mode) as file:
+                modes.append(stat.S_IMODE(os.fstat(file.fileno()).st_mode))
     assert modes == [0o600, 0o600]
     assert [stat.S_IMODE((tmp_path / str(mode)).stat().st_mode) for mode in (0o600, 0o644)] == [
         0o600,

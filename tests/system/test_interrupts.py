@@ -74,13 +74,16 @@ def press_again_on_the_way_out() -> None:
     run_as_command(run)
 
 
-def test_ctrl_c_once_more_ends_at_once_with_the_same_code(tmp_path: Path) -> None:
+def test_ctrl_c_once_more_ends_at_once_with_the_same_code(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     """Anything that is said later would be a traceback."""
     ended = forked(tmp_path, press_once)
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", LINE)
     for press in (press_again_while_that_is_said, press_again_on_the_way_out):
-        ended = forked(tmp_path, press)
-        assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
+        with subtests.test(press=press):
+            ended = forked(tmp_path, press)
+            assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
 
 
 def begin_and_be_stopped(number: str) -> None:
@@ -88,10 +91,13 @@ def begin_and_be_stopped(number: str) -> None:
 
 
 def test_a_signal_waits_until_a_program_looks_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    subtests: pytest.Subtests,
 ) -> None:
     """Its modules are being imported meanwhile: by SIGINT, it would end with a traceback."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     for number in (signal.SIGINT, signal.SIGTERM):
-        ended = forked(tmp_path, begin_and_be_stopped, str(int(number)))
-        assert (ended.returncode, ended.stdout, ended.stderr) == (0, "stopped in order\n", "")
+        with subtests.test(number=number):
+            ended = forked(tmp_path, begin_and_be_stopped, str(int(number)))
+            assert (ended.returncode, ended.stdout, ended.stderr) == (0, "stopped in order\n", "")

@@ -1,9 +1,11 @@
 """How a process ended, in words."""
 
+import pytest
+
 from fairbloom.system.supervise import exit_reason
 
 
-def test_how_a_process_ended_is_said() -> None:
+def test_how_a_process_ended_is_said(subtests: pytest.Subtests) -> None:
     for code, words in (
         (0, "exit code 0"),
         (3, "exit code 3"),
@@ -11,4 +13,5 @@ def test_how_a_process_ended_is_said() -> None:
         (-11, "killed by SIGSEGV"),
         (-40, "killed by signal 40"),
     ):
-        assert exit_reason(code) == words
+        with subtests.test(code=code, words=words):
+            assert exit_reason(code) == words

@@ -75,7 +75,7 @@ def test_an_example_has_one_input_of_each_known_category(tmp_path: Path) -> None
     assert (rich.tolist(), poor.tolist()) == ([1] * 5, [0] * 5)
 
 
-def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
+def test_a_file_of_another_format_is_refused(tmp_path: Path, subtests: pytest.Subtests) -> None:
     written(tmp_path, [line_of()] * 9, [line_of()])
     path = tmp_path / "adult" / "adult.data"
     for lines, words in (
@@ -85,10 +85,11 @@ def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
         ([line_of(income="?")], ("'income'", "no value")),
         (["|1x3 Cross validator"], ()),
     ):
-        path.write_text("\n".join(lines) + "\n")
-        with pytest.raises(FairbloomError) as refusal:
-            load("adult", tmp_path).splits("phd")
-        assert all(word in str(refusal.value) for word in (str(path), *words)), refusal.value
+        with subtests.test(lines=lines, words=words):
+            path.write_text("\n".join(lines) + "\n")
+            with pytest.raises(FairbloomError) as refusal:
+                load("adult", tmp_path).splits("phd")
+            assert all(word in str(refusal.value) for word in (str(path), *words)), refusal.value
 
 
 # The clients --------------------------------------------------------------------------------------
@@ -105,7 +106,7 @@ def test_clients_are_tested_on_their_group_of_the_test_set(small: Path) -> None:
     assert everything(task.splits("non-phd").test)[1].tolist() == [0, 0, 1]
 
 
-def test_what_the_people_do_not_allow_is_refused(small: Path) -> None:
+def test_what_the_people_do_not_allow_is_refused(small: Path, subtests: pytest.Subtests) -> None:
     for settings, words in (
         ({"partition": "sex", "clients": 7}, r"clients = 7.*sex.*2 clients"),
         ({"partition": "race"}, r"Asian-Pac-Islander.*0 people of adult.data"),
@@ -117,8 +118,9 @@ def test_what_the_people_do_not_allow_is_refused(small: Path) -> None:
         ({"adult__left_out": "age"}, "adult.left-out = 'age'"),
         ({"adult__left_out": ",".join(CATEGORIES)}, "adult.left-out = "),
     ):
-        with pytest.raises(FairbloomError, match=words):
-            load("adult", small, **settings).splits("White")  # type: ignore[arg-type]
+        with subtests.test(settings=settings, words=words):
+            with pytest.raises(FairbloomError, match=words):
+                load("adult", small, **settings).splits("White")  # type: ignore[arg-type]
 
 
 def test_columns_that_are_left_out_are_no_inputs(small: Path) -> None:
@@ -150,7 +152,7 @@ LEFT_OUT = {"race", "education"}
 # FedMGDA+'s Table 7 -------------------------------------------------------------------------------
 
 
-def test_published_groups_are_in_nearly_any_python_sets_order() -> None:
+def test_published_groups_are_in_nearly_any_python_sets_order(subtests: pytest.Subtests) -> None:
     """Numbers that share a slot of the hash table may be listed otherwise."""
     doctorates = np.zeros(32561, bool)
     doctorates[np.random.default_rng(0).permutation(32561)[:413]] = True
@@ -160,31 +162,34 @@ def test_published_groups_are_in_nearly_any_python_sets_order() -> None:
         (4, 0),
         strict=True,
     ):
-        listed = list(set((np.flatnonzero(people) + 1).tolist()))
-        assert len({*rows.tolist()} ^ {*listed[: int(0.8 * len(listed))]}) <= unlike
-        assert people[rows - 1].all()
+        with subtests.test(rows=rows, people=people):
+            listed = list(set((np.flatnonzero(people) + 1).tolist()))
+            assert len({*rows.tolist()} ^ {*listed[: int(0.8 * len(listed))]}) <= unlike
+            assert people[rows - 1].all()
     # nobody stands on the line after the last
     assert max(map(max, published(np.arange(9, 14), np.arange(9)))) < 14
 
 
 @ORIGINALS
-def test_the_real_clients_have_as_many_people_as_the_papers_say() -> None:
+def test_the_real_clients_have_as_many_people_as_the_papers_say(subtests: pytest.Subtests) -> None:
     for groups, phd, others, share in (
         ("described", 413, 32148, 1.0),
         ("published", 330, 25718, 3 / 330),
     ):
-        task = load("adult", adult__groups=groups)
-        sizes = {name: tuple(map(len, task.splits(name))) for name in task.clients}
-        assert sizes == {"phd": (phd, 181), "non-phd": (others, 16100)}
-        # where the code of q-FFL and FedMGDA+ looks for a doctorate:
-        inputs, _ = everything(task.splits("phd").train)
-        assert inputs[:, 8 + 13].mean().item() == pytest.approx(share)
+        with subtests.test(groups=groups, phd=phd):
+            task = load("adult", adult__groups=groups)
+            sizes = {name: tuple(map(len, task.splits(name))) for name in task.clients}
+            assert sizes == {"phd": (phd, 181), "non-phd": (others, 16100)}
+            # where the code of q-FFL and FedMGDA+ looks for a doctorate:
+            inputs, _ = everything(task.splits("phd").train)
+            assert inputs[:, 8 + 13].mean().item() == pytest.approx(share)
 
 
 @ORIGINALS
-def test_all_real_people_of_a_known_group_are_with_one_client() -> None:
+def test_all_real_people_of_a_known_group_are_with_one_client(subtests: pytest.Subtests) -> None:
     for partition in ("education", "race", "sex"):
-        task = load("adult", partition=partition)
-        sizes = np.array([[len(split) for split in task.splits(name)] for name in task.clients])
-        assert sizes.sum(axis=0).tolist() == [32561, 16281]
-        assert sizes.min() >= 32
+        with subtests.test(partition=partition):
+            task = load("adult", partition=partition)
+            sizes = np.array([[len(split) for split in task.splits(name)] for name in task.clients])
+            assert sizes.sum(axis=0).tolist() == [32561, 16281]
+            assert sizes.min() >= 32

@@ -36,7 +36,9 @@ def test_a_client_has_its_files_name_without_hidden_files(folder: Folder) -> Non
     assert load(there).clients == ("Site-A", "c.d", "site b")
 
 
-def test_one_file_with_a_client_column_equals_a_file_each(folder: Folder, tmp_path: Path) -> None:
+def test_one_file_with_a_client_column_equals_a_file_each(
+    folder: Folder, tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     apart = {"a": csv_of(20, 1), "b": csv_of(30, 2)}
     rows = [(name, line) for name, text in apart.items() for line in text.splitlines()[1:]]
     mixed = [rows[k] for k in sorted(range(len(rows)), key=lambda k: (k * 7) % 50)]
@@ -50,8 +52,9 @@ def test_one_file_with_a_client_column_equals_a_file_each(folder: Folder, tmp_pa
     assert task.clients == other.clients == ("a", "b")
     stated = load(single, schema_with(('target = "target"', 'target = "target"\nclient = "site"')))
     for name, of in product(task.clients, (task, stated)):
-        for ours, theirs in zip(of.splits(name), other.splits(name), strict=True):
-            assert all(map(torch.equal, everything(ours), everything(theirs)))
+        with subtests.test(name=name, of=of):
+            for ours, theirs in zip(of.splits(name), other.splits(name), strict=True):
+                assert all(map(torch.equal, everything(ours), everything(theirs)))
 
 
 def test_a_server_without_data_knows_the_model(folder: Folder) -> None:
@@ -74,23 +77,26 @@ def test_a_client_that_cannot_be_used_is_named_before_a_run(folder: Folder) -> N
 # Inputs -------------------------------------------------------------------------------------------
 
 
-def test_numbers_and_texts_are_prepared_by_training_rows_alone(folder: Folder) -> None:
+def test_numbers_and_texts_are_prepared_by_training_rows_alone(
+    folder: Folder, subtests: pytest.Subtests
+) -> None:
     table = csv_of(40, seed=3)
     there = folder(a=table, b=csv_of(25, 4))
     cells = [line.split(",") for line in table.splitlines()[1:]]
     train, test, _ = split(np.arange(40), Setup.of({"seed": 5}), "a")
     for text in ("", SCHEMA):
-        task = load(there, text, seed=5)
-        for rows, examples in zip((train, test), task.splits("a"), strict=True):
-            assert isinstance(examples, Examples)
-            inputs, targets = everything(examples)
-            for place in (0, 1):
-                values = np.array([float(row[place]) for row in cells])
-                expected = (values[rows] - values[train].mean()) / values[train].std()
-                np.testing.assert_allclose(inputs[:, place], expected, rtol=1e-5, atol=1e-6)
-            assert targets.tolist() == [int(cells[row][3]) for row in rows]
-            wards = [["north", "south", "west"].index(cells[row][2]) for row in rows]
-            assert torch.equal(inputs[:, 2:], torch.eye(3)[wards])
+        with subtests.test(text=text):
+            task = load(there, text, seed=5)
+            for rows, examples in zip((train, test), task.splits("a"), strict=True):
+                assert isinstance(examples, Examples)
+                inputs, targets = everything(examples)
+                for place in (0, 1):
+                    values = np.array([float(row[place]) for row in cells])
+                    expected = (values[rows] - values[train].mean()) / values[train].std()
+                    np.testing.assert_allclose(inputs[:, place], expected, rtol=1e-5, atol=1e-6)
+                assert targets.tolist() == [int(cells[row][3]) for row in rows]
+                wards = [["north", "south", "west"].index(cells[row][2]) for row in rows]
+                assert torch.equal(inputs[:, 2:], torch.eye(3)[wards])
 
 
 def test_stated_center_and_scale_standardise_all_sites(folder: Folder) -> None:
@@ -114,25 +120,29 @@ def test_stated_center_and_scale_standardise_all_sites(folder: Folder) -> None:
     )
 
 
-def test_a_column_constant_in_training_says_nothing(folder: Folder) -> None:
+def test_a_column_constant_in_training_says_nothing(
+    folder: Folder, subtests: pytest.Subtests
+) -> None:
     lines = csv_of(20).splitlines()
     _, test, _ = split(np.arange(20), Setup.of({}), "a")
     flat = [lines[0], *(f"0.1,{line.partition(',')[2]}" for line in lines[1:])]
     flat[test[0] + 1] = flat[test[0] + 1].replace("0.1,", "1e9,", 1)
     task = load(folder(a="\n".join(flat), b=csv_of(20)))
     for examples in task.splits("a"):
-        assert not everything(examples)[0][:, 0].any()
+        with subtests.test(examples=examples):
+            assert not everything(examples)[0][:, 0].any()
     assert measure_moments(np.array([0.1] * 3)) == (0.1, 0.0)
 
 
-def test_columns_may_be_in_any_order_and_case(folder: Folder) -> None:
+def test_columns_may_be_in_any_order_and_case(folder: Folder, subtests: pytest.Subtests) -> None:
     turned = csv_of(20, 1, "target,ward,dose,age").replace("ward", "Ward", 1)
     task = load(folder(a=csv_of(20, 1), b=turned), SCHEMA)
     other = load(folder(a=csv_of(20, 1), b=csv_of(20, 1)), SCHEMA)
     for name in "ab":
-        assert torch.equal(
-            everything(task.splits(name).train)[0], everything(other.splits(name).train)[0]
-        )
+        with subtests.test(name=name):
+            assert torch.equal(
+                everything(task.splits(name).train)[0], everything(other.splits(name).train)[0]
+            )
 
 
 # One file by its own rules ------------------------------------------------------------------------
@@ -211,7 +221,9 @@ def test_a_lacking_column_is_filled_where_that_is_said(folder: Folder) -> None:
 # Targets ------------------------------------------------------------------------------------------
 
 
-def test_what_the_target_is_is_seen_from_its_values_or_said(folder: Folder) -> None:
+def test_what_the_target_is_is_seen_from_its_values_or_said(
+    folder: Folder, subtests: pytest.Subtests
+) -> None:
     cases: tuple[tuple[list[str], str, tuple[str, ...]], ...] = (
         (["yes", "no"], "auto", ("no", "yes")),
         (["10", "9", "100"], "auto", ("9", "10", "100")),
@@ -225,12 +237,13 @@ def test_what_the_target_is_is_seen_from_its_values_or_said(folder: Folder) -> N
         (["0.5", "1"], "classification", ("0.5", "1")),
     )
     for values, kind, classes in cases:
-        rows = 4 * len(values) + (10 if kind == "auto" else 2000)
-        table = "\n".join(["x,y", *(f"{k},{values[k % len(values)]}" for k in range(rows))])
-        task = load(folder(a=table, b=table), kind=kind)
-        assert task.class_names == classes
-        assert task.score == (ACCURACY if classes else MAE)
-        assert (AUC in task.scores) == (len(classes) == 2)
+        with subtests.test(values=values, kind=kind):
+            rows = 4 * len(values) + (10 if kind == "auto" else 2000)
+            table = "\n".join(["x,y", *(f"{k},{values[k % len(values)]}" for k in range(rows))])
+            task = load(folder(a=table, b=table), kind=kind)
+            assert task.class_names == classes
+            assert task.score == (ACCURACY if classes else MAE)
+            assert (AUC in task.scores) == (len(classes) == 2)
 
 
 def test_a_quantity_is_learned_in_stated_units(folder: Folder, tmp_path: Path) -> None:
@@ -273,7 +286,7 @@ def test_a_client_may_lack_classes(folder: Folder) -> None:
     assert everything(task.splits("a").train)[1].unique().tolist() == [1]
 
 
-def test_categories_are_in_order_of_numbers_or_the_alphabet() -> None:
+def test_categories_are_in_order_of_numbers_or_the_alphabet(subtests: pytest.Subtests) -> None:
     for names in (
         ["10", "9", "-1.5"],
         ["nan", "10", "9"],
@@ -281,6 +294,7 @@ def test_categories_are_in_order_of_numbers_or_the_alphabet() -> None:
         ["1_0", "9"],
         ["inf", "2"],
     ):
-        assert sort_classes(names) == sort_classes(names[::-1])
+        with subtests.test(names=names):
+            assert sort_classes(names) == sort_classes(names[::-1])
     assert sort_classes(["10", "9", "-1.5"]) == ["-1.5", "9", "10"]
     assert sort_classes(["b", "10", "9"]) == ["10", "9", "b"]

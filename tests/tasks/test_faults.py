@@ -5,6 +5,8 @@ import io
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from fairbloom.tasks import describe_data
 from fairbloom.tasks.files.reasons import MAX_FAULTS
 
@@ -42,17 +44,20 @@ def test_data_shows_every_fault_of_a_file(folder: Folder) -> None:
     assert "north" in found[3]["remedy"]
 
 
-def test_values_outside_of_what_is_allowed_are_faults(folder: Folder) -> None:
+def test_values_outside_of_what_is_allowed_are_faults(
+    folder: Folder, subtests: pytest.Subtests
+) -> None:
     there = folder(a=csv_of(30), b=csv_of(30, 1))
     for limit, words in (
         ("minimum = 50", "below the minimum, 50"),
         ("maximum = 50", "above the maximum, 50"),
         ("enum = [1, 2]", "allowed are 1, 2"),
     ):
-        text = schema_with(('type = "number"', f'type = "number"\nconstraints = {{{limit}}}'))
-        found = faults(there, text)
-        assert {row["client"] for row in found} == {"a", "b"}
-        assert words in found[0]["problem"]
+        with subtests.test(limit=limit, words=words):
+            text = schema_with(('type = "number"', f'type = "number"\nconstraints = {{{limit}}}'))
+            found = faults(there, text)
+            assert {row["client"] for row in found} == {"a", "b"}
+            assert words in found[0]["problem"]
     (first, _) = faults(there, schema_with(('"number"', '"integer"')))
     assert "no whole number" in first["problem"]
     required = schema_with(

@@ -47,7 +47,9 @@ def images(
             Image.new("RGB", sizes, (50 * k + 50, 0, 0)).save(folder / name / f"{number}.{ending}")
 
 
-def test_folders_of_classes_become_pixels_from_0_to_1(tmp_path: Path) -> None:
+def test_folders_of_classes_become_pixels_from_0_to_1(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     images(tmp_path / "a")
     images(tmp_path / "b")
     (tmp_path / "b" / "cat" / ".hidden.png").write_text("no image")
@@ -55,15 +57,18 @@ def test_folders_of_classes_become_pixels_from_0_to_1(tmp_path: Path) -> None:
     assert task.clients == ("a", "b")
     assert parse_image_schema(task.schema) == ImageSchema(classes=("cat", "dog"), size=(9, 7))
     for examples in task.splits("b"):
-        inputs, targets = everything(examples)
-        assert inputs.shape[1:] == (3, 7, 9)
-        brightness = inputs[:, 0].mean(dim=(1, 2)) * 255
-        np.testing.assert_allclose(brightness, 50 * targets + 50, atol=2)
-        assert inputs[:, 1:].max() < 0.02
+        with subtests.test(examples=examples):
+            inputs, targets = everything(examples)
+            assert inputs.shape[1:] == (3, 7, 9)
+            brightness = inputs[:, 0].mean(dim=(1, 2)) * 255
+            np.testing.assert_allclose(brightness, 50 * targets + 50, atol=2)
+            assert inputs[:, 1:].max() < 0.02
     assert task.model()(inputs).shape == (len(inputs), 2)
 
 
-def test_images_are_brought_to_one_size_and_to_grey(tmp_path: Path) -> None:
+def test_images_are_brought_to_one_size_and_to_grey(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     images(tmp_path / "a")
     images(tmp_path / "b", sizes=(20, 30))
     with pytest.raises(
@@ -80,8 +85,9 @@ def test_images_are_brought_to_one_size_and_to_grey(tmp_path: Path) -> None:
         ("[8, 6]", "[0, 6]", "size"),
         ("resize", "resiz", "resiz"),
     ):
-        with pytest.raises(FairbloomError, match=words):
-            parse_image_schema(text.replace(right, wrong))
+        with subtests.test(right=right, wrong=wrong):
+            with pytest.raises(FairbloomError, match=words):
+                parse_image_schema(text.replace(right, wrong))
 
 
 def test_a_device_may_have_the_folders_of_classes_alone(tmp_path: Path) -> None:
@@ -115,7 +121,9 @@ def test_images_that_have_changed_are_read_again(tmp_path: Path) -> None:
     assert seen == [(7, False), (7, True), (8, True), (6, True)]  # of 8, 8, 9 and 7 images
 
 
-def test_what_is_wrong_with_images_is_said_with_file_and_remedy(tmp_path: Path) -> None:
+def test_what_is_wrong_with_images_is_said_with_file_and_remedy(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     for name in ("broken", "few", "strange", "uneven"):
         images(tmp_path / name)
     images(tmp_path / "good")
@@ -132,8 +140,9 @@ def test_what_is_wrong_with_images_is_said_with_file_and_remedy(tmp_path: Path) 
         "few": ("few has 3 images", "at least 5", "CLASS/1.png"),
         "uneven": ("dog/9.png has 9×8 pixels, and the schema says 9×7", "image-folder.size=32"),
     }.items():
-        for word in words:
-            assert word in str(shown[name]["problem"])
+        with subtests.test(name=name, words=words):
+            for word in words:
+                assert word in str(shown[name]["problem"])
     assert shown["good"]["target"] == "cat: 4, dog: 4, wolf: 0"
     with pytest.raises(
         FairbloomError, match=r"strange/wolf is a folder of none of the classes cat, dog: rename it"
@@ -158,7 +167,9 @@ def tiff_of_twelve_bits(*pixels: int) -> bytes:
     )
 
 
-def test_an_image_is_scaled_by_the_range_that_its_depth_has(tmp_path: Path) -> None:
+def test_an_image_is_scaled_by_the_range_that_its_depth_has(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     grey = np.arange(0, 4096, 64, np.uint16).reshape(8, 8)  # twelve bits
     Image.fromarray(grey).save(tmp_path / "12.tif")
     (tmp_path / "declared.tif").write_bytes(tiff_of_twelve_bits(0, 0x800, 0xFFF, 0x400))
@@ -169,34 +180,41 @@ def test_an_image_is_scaled_by_the_range_that_its_depth_has(tmp_path: Path) -> N
         "12.tif": 4032 / 65535,
         "8.png": 252 / 255,
     }.items():
-        for shape in ((1, 8, 8), (3, 8, 8), (1, 4, 4)):
-            inputs = image_inputs([tmp_path / name], shape)
-            assert inputs.shape == (1, *shape)
-            assert float(inputs.max()) == pytest.approx(
-                largest, abs=1e-6 if shape[1] == 8 else 0.15
-            )
-            assert float(inputs.std()) > 0.2 * largest
+        with subtests.test(name=name, largest=largest):
+            for shape in ((1, 8, 8), (3, 8, 8), (1, 4, 4)):
+                inputs = image_inputs([tmp_path / name], shape)
+                assert inputs.shape == (1, *shape)
+                assert float(inputs.max()) == pytest.approx(
+                    largest, abs=1e-6 if shape[1] == 8 else 0.15
+                )
+                assert float(inputs.std()) > 0.2 * largest
     declared = image_inputs([tmp_path / "declared.tif"], (1, 2, 2))
     np.testing.assert_allclose(
         declared.flatten(), [0.0, 0x800 / 4095, 1.0, 0x400 / 4095], atol=1e-6
     )
     for numbers in (grey.astype(np.int32) * 100, grey.astype(np.float32)):
-        Image.fromarray(numbers).save(tmp_path / "other.tif")
-        with pytest.raises(FairbloomError, match=r"other\.tif cannot be read .*at most 16 bits"):
-            image_inputs([tmp_path / "other.tif"], (1, 8, 8))
+        with subtests.test(numbers=numbers):
+            Image.fromarray(numbers).save(tmp_path / "other.tif")
+            with pytest.raises(
+                FairbloomError, match=r"other\.tif cannot be read .*at most 16 bits"
+            ):
+                image_inputs([tmp_path / "other.tif"], (1, 8, 8))
 
 
-def test_photos_are_turned_as_their_camera_says(tmp_path: Path) -> None:
+def test_photos_are_turned_as_their_camera_says(tmp_path: Path, subtests: pytest.Subtests) -> None:
     upright = np.zeros((6, 4, 3), np.uint8)
     upright[:3] = 255
     for orientation, turn in {1: 0, 3: 2, 6: 1, 8: 3}.items():
-        exif = Image.Exif()
-        exif[274] = orientation
-        Image.fromarray(np.rot90(upright, turn)).save(tmp_path / f"{orientation}.png", exif=exif)
-        assert size_of(tmp_path / f"{orientation}.png") == (4, 6)
-        pixels = image_inputs([tmp_path / f"{orientation}.png"], (1, 6, 4))[0, 0]
-        assert pixels[:3].min() == 1.0
-        assert pixels[3:].max() == 0.0
+        with subtests.test(orientation=orientation, turn=turn):
+            exif = Image.Exif()
+            exif[274] = orientation
+            Image.fromarray(np.rot90(upright, turn)).save(
+                tmp_path / f"{orientation}.png", exif=exif
+            )
+            assert size_of(tmp_path / f"{orientation}.png") == (4, 6)
+            pixels = image_inputs([tmp_path / f"{orientation}.png"], (1, 6, 4))[0, 0]
+            assert pixels[:3].min() == 1.0
+            assert pixels[3:].max() == 0.0
 
 
 def test_transparent_images_stand_on_white(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_a_setting_names_columns_and_numbers_that_divide_them() -> None:
     ]
 
 
-def test_what_names_no_groups_is_refused_with_what_would_do() -> None:
+def test_what_names_no_groups_is_refused_with_what_would_do(subtests: pytest.Subtests) -> None:
     for text, words in (
         ("age>=sixty", ("age>=60",)),
         ("age>=", ("age>=60",)),
@@ -69,10 +69,11 @@ def test_what_names_no_groups_is_refused_with_what_would_do() -> None:
         ("age>=60,age>=40", ("names the column 'age' twice", "name it once")),
         (",".join(f"c{k}" for k in range(11)), ("11 groupings", "10 are the most")),
     ):
-        with pytest.raises(FairbloomError) as refusal:
-            parse_groups("groups", text)
-        for word in ("groups = ", *words):
-            assert word in str(refusal.value)
+        with subtests.test(text=text, words=words):
+            with pytest.raises(FairbloomError) as refusal:
+                parse_groups("groups", text)
+            for word in ("groups = ", *words):
+                assert word in str(refusal.value)
 
 
 # What becomes of them -----------------------------------------------------------------------------
@@ -95,21 +96,24 @@ categories = [0, 1]
 """
 
 
-def test_each_row_has_the_group_that_its_cells_say(folder: Folder) -> None:
+def test_each_row_has_the_group_that_its_cells_say(
+    folder: Folder, subtests: pytest.Subtests
+) -> None:
     there = folder(a=patients(40), b=patients(40, first=20))
     task = load(there, PATIENTS)
     assert task.groupings == {"sex": ("F", "M", "other"), "age>=50": (">=50", "<50", "other")}
     for client, first in (("a", 30), ("b", 20)):
-        splits = task.splits(client)
-        parts = [splits.train, splits.test]
-        assert sum(named(task, "sex", part).count("F") for part in parts) == 20
-        old = sum(named(task, "age>=50", part).count(">=50") for part in parts)
-        assert old == sum(first + k >= 50 for k in range(40))
-        for part in parts:  # sex is an input as well: the first is F
-            inputs, _ = part[slice(0, len(part))]
-            assert [{1.0: "F", 0.0: "M"}[value] for value in inputs[:, 0].tolist()] == named(
-                task, "sex", part
-            )
+        with subtests.test(client=client, first=first):
+            splits = task.splits(client)
+            parts = [splits.train, splits.test]
+            assert sum(named(task, "sex", part).count("F") for part in parts) == 20
+            old = sum(named(task, "age>=50", part).count(">=50") for part in parts)
+            assert old == sum(first + k >= 50 for k in range(40))
+            for part in parts:  # sex is an input as well: the first is F
+                inputs, _ = part[slice(0, len(part))]
+                assert [{1.0: "F", 0.0: "M"}[value] for value in inputs[:, 0].tolist()] == named(
+                    task, "sex", part
+                )
 
 
 def test_grouping_changes_no_input(folder: Folder) -> None:
@@ -129,15 +133,21 @@ def test_grouping_changes_no_input(folder: Folder) -> None:
     )
 
 
-def test_a_row_without_a_value_is_among_the_others(folder: Folder) -> None:
+def test_a_row_without_a_value_is_among_the_others(
+    folder: Folder, subtests: pytest.Subtests
+) -> None:
     text = patients(40).replace("F,32,", ",32,").replace("M,35,", "M,,")
     task = load(folder(a=text, b=patients(40)), PATIENTS)
     splits = task.splits("a")
     for grouping in ("sex", "age>=50"):
-        assert (
-            sum(named(task, grouping, part).count("other") for part in (splits.train, splits.test))
-            == 1
-        )
+        with subtests.test(grouping=grouping):
+            assert (
+                sum(
+                    named(task, grouping, part).count("other")
+                    for part in (splits.train, splits.test)
+                )
+                == 1
+            )
 
 
 def test_the_positive_class_is_the_second_or_the_named_one(folder: Folder) -> None:
@@ -166,7 +176,9 @@ def test_a_quantity_has_its_error_in_groups(folder: Folder) -> None:
 # Known data sets ----------------------------------------------------------------------------------
 
 
-def test_people_of_adult_are_grouped_by_categories(tmp_path: Path) -> None:
+def test_people_of_adult_are_grouped_by_categories(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     people = [
         test_adult.line_of(education, income, sex=sex, race=race)
         for education in ("Doctorate", "HS-grad")
@@ -189,7 +201,8 @@ def test_people_of_adult_are_grouped_by_categories(tmp_path: Path) -> None:
         (task, "race", ["Black"] * 2 + ["White"] * 4 + ["other"] * 2),
         (halved, "race=White", ["White"] * 4 + ["not White"] * 2 + ["other"] * 2),
     ):
-        assert sorted(named(of, grouping, of.splits("phd").test)) == expected
+        with subtests.test(of=of, grouping=grouping):
+            assert sorted(named(of, grouping, of.splits("phd").test)) == expected
     for wrong, words in (
         *(
             (each, "adult.group = '.*': ")
@@ -200,11 +213,14 @@ def test_people_of_adult_are_grouped_by_categories(tmp_path: Path) -> None:
             ("race,race=White", "names the column 'race' twice"),
         ),
     ):
-        with pytest.raises(FairbloomError, match=words):
-            load_task({"task": "adult", "adult.group": wrong})
+        with subtests.test(wrong=wrong, words=words):
+            with pytest.raises(FairbloomError, match=words):
+                load_task({"task": "adult", "adult.group": wrong})
 
 
-def test_hospitals_patients_are_grouped_by_sex_and_numbers(tmp_path: Path) -> None:
+def test_hospitals_patients_are_grouped_by_sex_and_numbers(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     (tmp_path / "heart-disease").mkdir()
     for file in find_task("heart-disease").files:
         text = test_heart_disease.patients(20, 8, sex="0.0") + test_heart_disease.patients(
@@ -225,8 +241,9 @@ def test_hospitals_patients_are_grouped_by_sex_and_numbers(tmp_path: Path) -> No
     with pytest.raises(FairbloomError, match=r"'sex' holds '2\.0'"):
         made.load("heart-disease", tmp_path, **own, seed=1).splits("cleveland")  # type: ignore[arg-type]
     for wrong in ("num", "age", "gender", "age=60"):
-        with pytest.raises(FairbloomError, match=r"heart-disease.group = "):
-            load_task({"task": "heart-disease", "heart-disease.group": wrong})
+        with subtests.test(wrong=wrong):
+            with pytest.raises(FairbloomError, match=r"heart-disease.group = "):
+                load_task({"task": "heart-disease", "heart-disease.group": wrong})
 
 
 # Tasks of users -----------------------------------------------------------------------------------
@@ -252,7 +269,7 @@ def test_a_users_task_may_give_each_example_a_group() -> None:
     assert [score.name for score in task.group_scores] == ["accuracy"]
 
 
-def test_a_users_task_with_impossible_groups_is_an_error() -> None:
+def test_a_users_task_with_impossible_groups_is_an_error(subtests: pytest.Subtests) -> None:
     for groups, words in (
         (None, r"shape \(4, 1\).* got NoneType"),
         (torch.zeros(4, 1), "got torch.float32"),
@@ -260,7 +277,8 @@ def test_a_users_task_with_impossible_groups_is_an_error() -> None:
         (torch.tensor([[0], [1], [2], [0]]), "groups by sex .* 0 to 1, got 0 to 2"),
         (torch.tensor([[0], [1], [-1], [0]]), "got -1 to 1"),
     ):
-        with pytest.raises(
-            FairbloomError, match=f"'mine:task': the training examples of client a.*{words}"
-        ):
-            of_a_user(groups).splits("a")
+        with subtests.test(groups=groups, words=words):
+            with pytest.raises(
+                FairbloomError, match=f"'mine:task': the training examples of client a.*{words}"
+            ):
+                of_a_user(groups).splits("a")

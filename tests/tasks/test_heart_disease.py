@@ -105,7 +105,7 @@ def test_patients_without_a_value_are_left_out(tmp_path: Path) -> None:
     assert read_patients(path)["age"].tolist() == [50]
 
 
-def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
+def test_a_file_of_another_format_is_refused(tmp_path: Path, subtests: pytest.Subtests) -> None:
     path = tmp_path / "patients"
     for lines, words in (
         ([line_of(), "63,1,1"], ("Expected 14", "got 3")),
@@ -114,24 +114,26 @@ def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
         ([line_of(cp="5")], ("row 1", "'cp'", "1, 2, 3, 4")),
         ([line_of(chol="?")], ("no patient",)),
     ):
-        path.write_text("\n".join(lines) + "\n")
-        with pytest.raises(FairbloomError) as refusal:
-            read_patients(path)
-        assert all(word in str(refusal.value) for word in (str(path), *words)), refusal.value
+        with subtests.test(lines=lines, words=words):
+            path.write_text("\n".join(lines) + "\n")
+            with pytest.raises(FairbloomError) as refusal:
+                read_patients(path)
+            assert all(word in str(refusal.value) for word in (str(path), *words)), refusal.value
 
 
 # What a server, and a hospital, need --------------------------------------------------------------
 
 
 @ORIGINALS
-def test_a_hospital_needs_no_file_but_its_own(tmp_path: Path) -> None:
+def test_a_hospital_needs_no_file_but_its_own(tmp_path: Path, subtests: pytest.Subtests) -> None:
     (tmp_path / "heart-disease").mkdir()
     copy(DATA / "processed.switzerland.data", tmp_path / "heart-disease")
     alone, among_others = (
         load("heart-disease", place).splits("switzerland") for place in (tmp_path, None)
     )
     for own, usual in zip(alone, among_others, strict=True):
-        assert all(map(torch.equal, everything(own), everything(usual)))
+        with subtests.test(own=own, usual=usual):
+            assert all(map(torch.equal, everything(own), everything(usual)))
 
 
 def test_a_hospital_whose_file_is_not_its_own_says_which(
@@ -156,14 +158,17 @@ def test_a_hospital_whose_file_is_not_its_own_says_which(
 # Who is trained on --------------------------------------------------------------------------------
 
 
-def test_sick_and_healthy_patients_are_split_alike(made_up: Path) -> None:
+def test_sick_and_healthy_patients_are_split_alike(
+    made_up: Path, subtests: pytest.Subtests
+) -> None:
     for seed in range(5):
-        train, test = (
-            everything(part)[1]
-            for part in load("heart-disease", made_up, seed=seed).splits("cleveland")
-        )
-        assert (len(train), len(test)) == (19, 11)
-        assert (int(train.sum()), int(test.sum())) == (6, 4)
+        with subtests.test(seed=seed):
+            train, test = (
+                everything(part)[1]
+                for part in load("heart-disease", made_up, seed=seed).splits("cleveland")
+            )
+            assert (len(train), len(test)) == (19, 11)
+            assert (int(train.sum()), int(test.sum())) == (6, 4)
     # too few for that
     (made_up / "heart-disease" / "processed.cleveland.data").write_text(patients(30, 28))
     splits = [load("heart-disease", made_up, seed=seed).splits("cleveland") for seed in range(20)]
@@ -182,35 +187,41 @@ def test_the_seed_draws_the_split_unless_a_random_state_is_named(made_up: Path) 
     )
 
 
-def test_inputs_are_standardised_by_training_patients(made_up: Path) -> None:
+def test_inputs_are_standardised_by_training_patients(
+    made_up: Path, subtests: pytest.Subtests
+) -> None:
     with (made_up / "heart-disease" / "processed.cleveland.data").open("a") as file:
         # alone in its category, so a constant where it is tested on
         file.write(line_of(age="70", cp="3"))
     for seed in range(5):
-        train, _ = everything(load("heart-disease", made_up, seed=seed).splits("cleveland").train)
-        test, _ = everything(load("heart-disease", made_up, seed=seed).splits("cleveland").test)
-        assert train[:, 0].mean().item() == pytest.approx(0.0, abs=1e-6)
-        assert train[:, 0].std().item() == pytest.approx(1.0, rel=1e-6)
-        assert not train[:, 1:8].any()
-        assert test.abs().max() < 6
+        with subtests.test(seed=seed):
+            train, _ = everything(
+                load("heart-disease", made_up, seed=seed).splits("cleveland").train
+            )
+            test, _ = everything(load("heart-disease", made_up, seed=seed).splits("cleveland").test)
+            assert train[:, 0].mean().item() == pytest.approx(0.0, abs=1e-6)
+            assert train[:, 0].std().item() == pytest.approx(1.0, rel=1e-6)
+            assert not train[:, 1:8].any()
+            assert test.abs().max() < 6
 
 
-def test_what_the_data_decide_is_no_choice() -> None:
+def test_what_the_data_decide_is_no_choice(subtests: pytest.Subtests) -> None:
     for settings, words in (
         ({"clients": 5}, r"clients = 5.*hospital has 4 clients"),
         ({"test_share": 0.3}, r"test-share = 0.3.*34%"),
         ({"partition": "iid"}, r"partition = 'iid'.*hospital"),
         ({"heart_disease__split": -1}, r"heart-disease.split = -1.*4294967295"),
     ):
-        with pytest.raises(FairbloomError, match=words):
-            load("heart-disease", **settings)  # type: ignore[arg-type]
+        with subtests.test(settings=settings, words=words):
+            with pytest.raises(FairbloomError, match=words):
+                load("heart-disease", **settings)  # type: ignore[arg-type]
 
 
 # FLamby's numbers ---------------------------------------------------------------------------------
 
 
 @ORIGINALS
-def test_hospitals_have_as_many_patients_as_flamby_says() -> None:
+def test_hospitals_have_as_many_patients_as_flamby_says(subtests: pytest.Subtests) -> None:
     files = [DATA.parent / file.path for file in TASKS["heart-disease"].files]
     sick = [encode_patients(read_patients(file))[1] for file in files]
     assert [(len(each), int(each.sum())) for each in sick] == [
@@ -220,8 +231,9 @@ def test_hospitals_have_as_many_patients_as_flamby_says() -> None:
         (130, 101),
     ]
     for split in (0, 43):
-        task = load("heart-disease", heart_disease__split=split)
-        assert {name: tuple(map(len, task.splits(name))) for name in task.clients} == FLAMBY
+        with subtests.test(split=split):
+            task = load("heart-disease", heart_disease__split=split)
+            assert {name: tuple(map(len, task.splits(name))) for name in task.clients} == FLAMBY
 
 
 @ORIGINALS
@@ -234,7 +246,7 @@ def test_the_examples_are_flambys() -> None:
     assert found == pytest.approx(FLAMBYS_SUMS, rel=1e-4)
 
 
-def test_a_device_that_has_a_hospitals_name_is_that_hospital() -> None:
+def test_a_device_that_has_a_hospitals_name_is_that_hospital(subtests: pytest.Subtests) -> None:
     settings = Settings.of({"task": "heart-disease"})
     named = (
         (0, "switzerland", "switzerland"),
@@ -242,4 +254,5 @@ def test_a_device_that_has_a_hospitals_name_is_that_hospital() -> None:
         (1, None, "hungarian"),
     )
     for partition, name, client in named:
-        assert find_client_key(settings, load_task(settings), partition, name) == client
+        with subtests.test(partition=partition, name=name):
+            assert find_client_key(settings, load_task(settings), partition, name) == client

@@ -78,7 +78,9 @@ def test_columns_are_fields_in_the_first_files_order(folder: Folder) -> None:
 
 
 def test_columns_that_may_say_who_somebody_is_are_ignored(
-    folder: Folder, caplog: pytest.LogCaptureFixture
+    folder: Folder,
+    caplog: pytest.LogCaptureFixture,
+    subtests: pytest.Subtests,
 ) -> None:
     people = [f"person {chr(97 + k % 26)}{chr(97 + k // 26)}" for k in range(30)]
     for name, cells, reason in (
@@ -88,18 +90,20 @@ def test_columns_that_may_say_who_somebody_is_are_ignored(
         ("patient_id", [str(4000 + k) for k in range(30)], "persons or cases"),
         ("notes", ["x" * 201, "y"], "201 characters"),
     ):
-        text = inferred(folder(a=with_column(name, cells), b=with_column(name, cells, seed=1)))
-        assert parse_schema(text).ignore == (name,), name
-        (line,) = (each for each in text.splitlines() if f'"{name}",' in each)
-        assert reason in line
-        # which a schema would carry to all sites
-        assert not any(cell in text for cell in cells if len(cell) > 1)
+        with subtests.test(name=name, cells=cells):
+            text = inferred(folder(a=with_column(name, cells), b=with_column(name, cells, seed=1)))
+            assert parse_schema(text).ignore == (name,), name
+            (line,) = (each for each in text.splitlines() if f'"{name}",' in each)
+            assert reason in line
+            # which a schema would carry to all sites
+            assert not any(cell in text for cell in cells if len(cell) > 1)
     for words, pattern, others in (
         (DATES, DATE, NO_DATES),
         (IDENTIFIERS, IDENTIFIER, NO_IDENTIFIERS),
     ):
-        assert all(map(pattern.fullmatch, words))
-        assert not any(map(pattern.fullmatch, others))
+        with subtests.test(words=words, pattern=pattern):
+            assert all(map(pattern.fullmatch, words))
+            assert not any(map(pattern.fullmatch, others))
     assert nearly_all_differ(18, 20)
     assert not nearly_all_differ(17, 20)
     load(folder(a=with_column("seen", ["2024-03-17"]), b=with_column("seen", ["2024-03-17"])))
@@ -126,7 +130,9 @@ def test_a_column_of_few_files_is_ignored(folder: Folder) -> None:
     assert "# not at c\n[fields.ward]" in text
 
 
-def test_encoding_and_decimal_mark_are_found_in_each_file(folder: Folder) -> None:
+def test_encoding_and_decimal_mark_are_found_in_each_file(
+    folder: Folder, subtests: pytest.Subtests
+) -> None:
     plain = csv_of(30).replace("north", "nörth")
     commas = plain.replace(",", ";").replace(".", ",")
     there = folder(a=plain, b=commas, c=commas.encode("cp1252"))
@@ -140,12 +146,15 @@ def test_encoding_and_decimal_mark_are_found_in_each_file(folder: Folder) -> Non
     first, *others = (task.splits(name).train[slice(0, 24)][0].sum(dim=0).abs() for name in "abc")
     assert {len(each) for each in others} == {len(first)}
     for thousands in ("1,234", "12,500"):  # which may be either
-        assert 'decimalChar = ","' not in inferred(
-            folder(**dict.fromkeys("abc", f"x;y\n{thousands};1\n{thousands};0\n" * 6))
-        )
+        with subtests.test(thousands=thousands):
+            assert 'decimalChar = ","' not in inferred(
+                folder(**dict.fromkeys("abc", f"x;y\n{thousands};1\n{thousands};0\n" * 6))
+            )
 
 
-def test_a_target_that_cannot_be_learned_is_refused(folder: Folder) -> None:
+def test_a_target_that_cannot_be_learned_is_refused(
+    folder: Folder, subtests: pytest.Subtests
+) -> None:
     names = [f"person {chr(97 + k % 26)}{chr(97 + k // 26)}" for k in range(30)]
     for text, settings, words in (
         (csv_of(30).replace("target", "goal"), {}, "csv.target"),
@@ -156,15 +165,18 @@ def test_a_target_that_cannot_be_learned_is_refused(folder: Folder) -> None:
         ("1.5,2,0\n2.5,3,1\n", {}, "first line must name"),
         (csv_of(30), {"client": "site"}, "csv.client"),
     ):
-        there = folder(a=text)
-        with pytest.raises(FairbloomError, match=words):
-            inferred(there, **settings)
+        with subtests.test(text=text, settings=settings):
+            there = folder(a=text)
+            with pytest.raises(FairbloomError, match=words):
+                inferred(there, **settings)
 
 
 # Remarks ------------------------------------------------------------------------------------------
 
 
-def test_units_sentinels_and_constants_are_remarked(folder: Folder) -> None:
+def test_units_sentinels_and_constants_are_remarked(
+    folder: Folder, subtests: pytest.Subtests
+) -> None:
     random = np.random.default_rng(1)
 
     def pressures(scale: float, code: str = "") -> str:
@@ -186,10 +198,11 @@ def test_units_sentinels_and_constants_are_remarked(folder: Folder) -> None:
     }
     assert float(ranges["b"].split(" to ")[1]) < 30 < float(ranges["a"].split(" to ")[0])
     for cells, kind in ((["7"], "7"), (["all"], "'all'")):
-        (remark,) = described(folder(**{name: with_column("same", cells) for name in "abcd"}))[
-            "remarks"
-        ]
-        assert kind in remark["remark"]
+        with subtests.test(cells=cells, kind=kind):
+            (remark,) = described(folder(**{name: with_column("same", cells) for name in "abcd"}))[
+                "remarks"
+            ]
+            assert kind in remark["remark"]
 
 
 # Cases that were wrong ----------------------------------------------------------------------------
@@ -200,7 +213,9 @@ def column_of(cells: list[str]) -> str:
     return "\n".join(["age,sex,target", *lines])
 
 
-def test_nearly_numbers_are_faults_that_name_what_is_odd(folder: Folder) -> None:
+def test_nearly_numbers_are_faults_that_name_what_is_odd(
+    folder: Folder, subtests: pytest.Subtests
+) -> None:
     for cells, named in (
         (["0", "−3", "4", "−7"], ("'−'", "U+2212")),
         (["50", "45 kg"], ("'kg'", "unit = ")),
@@ -210,15 +225,16 @@ def test_nearly_numbers_are_faults_that_name_what_is_odd(folder: Folder) -> None
         (["3", "<5", "4"], ("bound", "missingValues")),
         (["3", "unknown", "4"], ("no number", "missingValues")),
     ):
-        there = folder(a=column_of(cells), b=column_of([*cells[:1], "7", "8"]))
-        faults = described(there)["faults"]
-        odd = [row for row in faults if row["client"] == "a"]
-        assert {row["file"] for row in odd} == {"a.csv"}, cells
-        assert odd[0]["line"] == 2 + cells.index(odd[0]["value"]), cells
-        for word in named:
-            assert word in odd[0]["problem"] + odd[0]["remedy"], (cells, odd[0])
-        with pytest.raises(FairbloomError, match="line"):
-            load(there).splits("a")
+        with subtests.test(cells=cells, named=named):
+            there = folder(a=column_of(cells), b=column_of([*cells[:1], "7", "8"]))
+            faults = described(there)["faults"]
+            odd = [row for row in faults if row["client"] == "a"]
+            assert {row["file"] for row in odd} == {"a.csv"}, cells
+            assert odd[0]["line"] == 2 + cells.index(odd[0]["value"]), cells
+            for word in named:
+                assert word in odd[0]["problem"] + odd[0]["remedy"], (cells, odd[0])
+            with pytest.raises(FairbloomError, match="line"):
+                load(there).splits("a")
 
 
 def test_classes_that_share_nothing_are_an_error(folder: Folder, tmp_path: Path) -> None:
@@ -250,12 +266,15 @@ def test_a_long_text_and_a_packed_file_are_named(folder: Folder) -> None:
 
 
 @pytest.mark.slow
-def test_a_schema_is_written_once(tmp_path: Path, folder: Folder) -> None:
+def test_a_schema_is_written_once(
+    tmp_path: Path, folder: Folder, subtests: pytest.Subtests
+) -> None:
     there = folder(a=csv_of(20), b=csv_of(20))
     file = tmp_path / "schema.toml"
     for code in (0, 2):
-        done = fairbloom(tmp_path, "data", str(there), "--write-schema", str(file))
-        assert done.returncode == code, done.stderr
+        with subtests.test(code=code):
+            done = fairbloom(tmp_path, "data", str(there), "--write-schema", str(file))
+            assert done.returncode == code, done.stderr
     assert file.read_text() == inferred(there)
 
 
@@ -266,7 +285,9 @@ HOSPITALS = ROOT / "tests/docs/given/schema/hospitals"
 class alone."""
 
 
-def test_four_dirty_hospitals_are_read_by_the_schema_of_the_page(tmp_path: Path) -> None:
+def test_four_dirty_hospitals_are_read_by_the_schema_of_the_page(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     draft = inferred(HOSPITALS, target="outcome")
     for words in (
         "männlich, weiblich, are at no other site",
@@ -275,7 +296,8 @@ def test_four_dirty_hospitals_are_read_by_the_schema_of_the_page(tmp_path: Path)
         "# not at lund",
         '"größe",',
     ):
-        assert words in draft, words
+        with subtests.test(words=words):
+            assert words in draft, words
     (written,) = (block.text for block in blocks("docs/schema.md") if block.file == "schema.toml")
     found = described(HOSPITALS, written)
     assert found["faults"] == []

@@ -38,19 +38,20 @@ KINDS: dict[str, Any] = {
 # Inputs -------------------------------------------------------------------------------------------
 
 
-def test_inputs_are_taken_split_and_joined_as_a_tensor_is() -> None:
+def test_inputs_are_taken_split_and_joined_as_a_tensor_is(subtests: pytest.Subtests) -> None:
     for whole in KINDS.values():
-        inputs, targets = Examples(whole, Y, torch.tensor([5, 3, 1, 0]))[torch.tensor([2, 0])]
-        assert targets.tolist() == [1, 1]
-        assert type(inputs) is type(whole)
-        again = combine_inputs(split_inputs(whole, [2, 4]), torch.cat)
-        assert names_of(again) == names_of(whole)
-        for taken, joined, tensor in zip(
-            tensors_of(inputs), tensors_of(again), tensors_of(whole), strict=True
-        ):
-            assert torch.equal(taken, tensor[[1, 5]])
-            assert torch.equal(joined, tensor)
-        assert count_bytes(map_inputs(whole, Tensor.double)) >= count_bytes(whole)
+        with subtests.test(whole=whole):
+            inputs, targets = Examples(whole, Y, torch.tensor([5, 3, 1, 0]))[torch.tensor([2, 0])]
+            assert targets.tolist() == [1, 1]
+            assert type(inputs) is type(whole)
+            again = combine_inputs(split_inputs(whole, [2, 4]), torch.cat)
+            assert names_of(again) == names_of(whole)
+            for taken, joined, tensor in zip(
+                tensors_of(inputs), tensors_of(again), tensors_of(whole), strict=True
+            ):
+                assert torch.equal(taken, tensor[[1, 5]])
+                assert torch.equal(joined, tensor)
+            assert count_bytes(map_inputs(whole, Tensor.double)) >= count_bytes(whole)
     with pytest.raises(FairbloomError, match=r"some have \('x',\), others \('y',\)"):
         combine_inputs([{"x": X}, {"y": X}], torch.cat)
 
@@ -73,22 +74,24 @@ def test_a_model_is_called_as_its_inputs_ask_for() -> None:
     ]
 
 
-def test_of_several_outputs_one_is_chosen_or_it_is_said() -> None:
+def test_of_several_outputs_one_is_chosen_or_it_is_said(subtests: pytest.Subtests) -> None:
     for answer, output, chosen in (
         ({"logits": X, "hidden": Y}, "", X),
         ({"hidden": X, "count": 3}, "", X),
         ({"logits": X, "scores": Y}, "scores", Y),
         (X, "scores", X),
     ):
-        assert choose_output(Answering(answer), answer, output) is chosen
+        with subtests.test(answer=answer, output=output):
+            assert choose_output(Answering(answer), answer, output) is chosen
     for answer, output, words in (
         ({"a": X, "b": Y}, "", r"a, b in training.* Task\(output=...\)"),
         ({"logits": X}, "scores", r"logits in training.*'scores'"),
         ({"loss": 3.0}, "", "no tensor in training"),
         ((X, Y), "", "a tuple in training"),
     ):
-        with pytest.raises(FairbloomError, match=words):
-            outputs_of(Answering(answer), X, output)
+        with subtests.test(answer=answer, output=output):
+            with pytest.raises(FairbloomError, match=words):
+                outputs_of(Answering(answer), X, output)
 
 
 def test_a_loss_of_the_model_cannot_be_called() -> None:
@@ -120,17 +123,18 @@ BATCHES: tuple[tuple[Any, Callable[[list[Any]], Any] | None, Any], ...] = (
 )
 
 
-def test_a_batch_is_made_of_the_examples_that_are_chosen() -> None:
+def test_a_batch_is_made_of_the_examples_that_are_chosen(subtests: pytest.Subtests) -> None:
     for dataset, collate, whole in BATCHES:
-        examples = Examples.of(dataset, collate, torch.tensor([5, 3, 1, 0]))
-        assert len(examples) == 4
-        assert len(Examples.of(dataset, collate)) == 6
-        for chosen, rows in ((torch.tensor([2, 0]), [1, 5]), (slice(1, 3), [3, 1])):
-            inputs, targets = examples[chosen]
-            assert torch.equal(targets, Y[rows])
-            assert names_of(inputs) == names_of(whole)
-            for taken, tensor in zip(tensors_of(inputs), tensors_of(whole), strict=True):
-                assert torch.equal(taken, tensor[rows])
+        with subtests.test(dataset=dataset, collate=collate):
+            examples = Examples.of(dataset, collate, torch.tensor([5, 3, 1, 0]))
+            assert len(examples) == 4
+            assert len(Examples.of(dataset, collate)) == 6
+            for chosen, rows in ((torch.tensor([2, 0]), [1, 5]), (slice(1, 3), [3, 1])):
+                inputs, targets = examples[chosen]
+                assert torch.equal(targets, Y[rows])
+                assert names_of(inputs) == names_of(whole)
+                for taken, tensor in zip(tensors_of(inputs), tensors_of(whole), strict=True):
+                    assert torch.equal(taken, tensor[rows])
 
 
 def test_a_dataset_of_several_examples_at_once_is_asked_once() -> None:
@@ -192,12 +196,14 @@ WRONG: tuple[tuple[Any, str], ...] = (
 )
 
 
-def test_what_is_wrong_with_inputs_is_said_with_client_and_name() -> None:
+def test_what_is_wrong_with_inputs_is_said_with_client_and_name(subtests: pytest.Subtests) -> None:
     for part, words in WRONG:
-        with pytest.raises(
-            FairbloomError, match=f"'hers:task': the training examples of client site: .*{words}"
-        ):
-            task_of(part).splits("site")
+        with subtests.test(part=part, words=words):
+            with pytest.raises(
+                FairbloomError,
+                match=f"'hers:task': the training examples of client site: .*{words}",
+            ):
+                task_of(part).splits("site")
 
 
 def test_groups_of_a_dataset_are_those_of_its_rows() -> None:

@@ -141,12 +141,13 @@ def test_auc_is_scikit_learns_with_and_without_ties(
     )
 
 
-def test_auc_of_one_class_or_of_no_numbers_is_no_number() -> None:
+def test_auc_of_one_class_or_of_no_numbers_is_no_number(subtests: pytest.Subtests) -> None:
     for outputs, targets in (
         ([[0.0, 1.0], [1.0, 0.0]], [1, 1]),
         ([[0.0, math.nan], [0.0, 1.0]], [0, 1]),
     ):
-        assert math.isnan(auc(torch.tensor(outputs), torch.tensor(targets)))
+        with subtests.test(outputs=outputs, targets=targets):
+            assert math.isnan(auc(torch.tensor(outputs), torch.tensor(targets)))
 
 
 @given(

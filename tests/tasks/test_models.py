@@ -44,21 +44,24 @@ class Lazy(nn.Module):
         return self.layers(x)  # type: ignore[no-any-return]
 
 
-def test_the_seed_alone_decides_the_weights() -> None:
+def test_the_seed_alone_decides_the_weights(subtests: pytest.Subtests) -> None:
     for name in (*MODELS, f"{HERE}:Lazy"):
-        shape, dtype = ((16,), torch.int64) if name == "lstm" else ((1, 16, 16), torch.float32)
-        once, other = (build(name, shape, 10, seed, dtype) for seed in (5, 6))
-        torch.rand(17)
-        before = torch.get_rng_state()
-        again = build(name, shape, 10, 5, dtype)
-        assert torch.equal(torch.get_rng_state(), before)
-        assert all(
-            torch.equal(once.state_dict()[key], again.state_dict()[key])
-            for key in once.state_dict()
-        )
-        for (key, weights), others in zip(once.named_parameters(), other.parameters(), strict=True):
-            # norms begin with ones, say
-            assert not torch.equal(weights, others) or len(weights.unique()) == 1, key
+        with subtests.test(name=name):
+            shape, dtype = ((16,), torch.int64) if name == "lstm" else ((1, 16, 16), torch.float32)
+            once, other = (build(name, shape, 10, seed, dtype) for seed in (5, 6))
+            torch.rand(17)
+            before = torch.get_rng_state()
+            again = build(name, shape, 10, 5, dtype)
+            assert torch.equal(torch.get_rng_state(), before)
+            assert all(
+                torch.equal(once.state_dict()[key], again.state_dict()[key])
+                for key in once.state_dict()
+            )
+            for (key, weights), others in zip(
+                once.named_parameters(), other.parameters(), strict=True
+            ):
+                # norms begin with ones, say
+                assert not torch.equal(weights, others) or len(weights.unique()) == 1, key
 
 
 def test_weights_are_those_that_pytorch_draws_after_its_own_seed() -> None:
@@ -125,7 +128,7 @@ def told_nothing() -> nn.Module:
     return Told(IMAGE, 10)
 
 
-def test_a_users_function_is_told_what_its_signature_asks_for() -> None:
+def test_a_users_function_is_told_what_its_signature_asks_for(subtests: pytest.Subtests) -> None:
     for name, expected in (
         ("by_words", {"classes": 10, "num_classes": 10, "out_features": 10}),
         ("by_sizes", {"inputs": 64, "in_features": 64, "channels": 1, "in_channels": 1}),
@@ -133,7 +136,8 @@ def test_a_users_function_is_told_what_its_signature_asks_for() -> None:
         ("told_nothing", {}),
         ("Told", {}),
     ):
-        assert built(name).told == expected
+        with subtests.test(name=name, expected=expected):
+            assert built(name).told == expected
     assert built("channels_of", (13,)).told == {"channels": 7}  # a vector has none
 
 
@@ -149,7 +153,7 @@ finished = told_nothing()
 NUMBER = 3
 
 
-def test_what_makes_no_model_is_refused_in_words() -> None:
+def test_what_makes_no_model_is_refused_in_words(subtests: pytest.Subtests) -> None:
     for name, words in (
         ("ambitious", "its parameter depth has no default"),
         ("textual", "it returns a str"),
@@ -157,8 +161,9 @@ def test_what_makes_no_model_is_refused_in_words() -> None:
         ("NUMBER", "a finished int"),
         ("missing", "has no missing"),
     ):
-        with pytest.raises(FairbloomError, match=f"model = '{HERE}:{name}': .*{words}"):
-            built(name)
+        with subtests.test(name=name, words=words):
+            with pytest.raises(FairbloomError, match=f"model = '{HERE}:{name}': .*{words}"):
+                built(name)
     with pytest.raises(FairbloomError, match=r"by_sizes': its parameter channels"):
         built("by_sizes", (13,))
 
@@ -180,21 +185,22 @@ def in_double(outputs: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, outputs)).double()
 
 
-def test_a_model_that_does_not_fit_is_refused_with_both_shapes() -> None:
+def test_a_model_that_does_not_fit_is_refused_with_both_shapes(subtests: pytest.Subtests) -> None:
     for name, words in (
         ("fixed", r"\(1, 1, 8, 8\).* \(1, 5\).* \(1, 10\)"),
         ("flattened", r"\(64,\)"),
         ("Pair", r"a tuple, .*\(1, 10\)"),
         ("in_double", r"\(1, 1, 8, 8\) and dtype torch.float32 \(RuntimeError"),
     ):
-        with pytest.raises(FairbloomError, match=rf"(?s)model = '{HERE}:{name}': .*{words}"):
-            built(name)
+        with subtests.test(name=name, words=words):
+            with pytest.raises(FairbloomError, match=rf"(?s)model = '{HERE}:{name}': .*{words}"):
+                built(name)
 
 
 # The settings' check ------------------------------------------------------------------------------
 
 
-def test_the_settings_check_a_models_name() -> None:
+def test_the_settings_check_a_models_name(subtests: pytest.Subtests) -> None:
     TASKS["digits"].check(Setup(model=f"{HERE}:Told", partition="iid"))
     for name, words in (
         (f"{HERE}:finished", "finished"),
@@ -202,8 +208,9 @@ def test_the_settings_check_a_models_name() -> None:
         ("logstic", "logistic"),
         ("softmax", "task digits has logistic, mlp, cnn"),
     ):
-        with pytest.raises(FairbloomError, match=f"model = '{name}'.*{words}"):
-            TASKS["digits"].check(Setup(model=name, partition="iid"))
+        with subtests.test(name=name, words=words):
+            with pytest.raises(FairbloomError, match=f"model = '{name}'.*{words}"):
+                TASKS["digits"].check(Setup(model=name, partition="iid"))
 
 
 # What every model must be -------------------------------------------------------------------------
@@ -217,7 +224,7 @@ class Noting(nn.Linear):
         pass
 
 
-def test_a_state_that_cannot_be_sent_is_refused_by_its_name() -> None:
+def test_a_state_that_cannot_be_sent_is_refused_by_its_name(subtests: pytest.Subtests) -> None:
     expanded = nn.Linear(2, 2)
     expanded.weight = nn.Parameter(torch.zeros(2, 1).expand(2, 2))
     for model, words in (
@@ -227,21 +234,25 @@ def test_a_state_that_cannot_be_sent_is_refused_by_its_name() -> None:
         (nn.Sequential(nn.LazyLinear(2)), "'0.weight' has no shape"),
         (expanded, "'weight' has entries that share"),
     ):
-        with pytest.raises(FairbloomError, match=words):
-            check_arrays(model)
+        with subtests.test(model=model, words=words):
+            with pytest.raises(FairbloomError, match=words):
+                check_arrays(model)
 
 
-def test_usual_states_can_be_sent() -> None:
+def test_usual_states_can_be_sent(subtests: pytest.Subtests) -> None:
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
-        model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)).to(dtype)
-        model.register_buffer("mask", torch.ones(3, dtype=torch.bool))
-        check_arrays(model)
-        arrays = arrays_of(model.state_dict())
-        expected = np.float32 if dtype == torch.bfloat16 else arrays["0.weight"].dtype
-        assert arrays["0.weight"].dtype == arrays["1.running_var"].dtype == expected
-        before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-        model.load_state_dict({name: torch.from_numpy(array) for name, array in arrays.items()})
-        assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+        with subtests.test(dtype=dtype):
+            model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)).to(dtype)
+            model.register_buffer("mask", torch.ones(3, dtype=torch.bool))
+            check_arrays(model)
+            arrays = arrays_of(model.state_dict())
+            expected = np.float32 if dtype == torch.bfloat16 else arrays["0.weight"].dtype
+            assert arrays["0.weight"].dtype == arrays["1.running_var"].dtype == expected
+            before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+            model.load_state_dict({name: torch.from_numpy(array) for name, array in arrays.items()})
+            assert all(
+                torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items()
+            )
 
 
 def test_stored_float_buffers_are_found_under_all_their_names() -> None:

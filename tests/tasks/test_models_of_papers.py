@@ -47,23 +47,25 @@ def made(name: str, shape: Shape, outputs: int, seed: int = 0) -> nn.Module:
 # Sizes --------------------------------------------------------------------------------------------
 
 
-def test_models_have_the_papers_numbers_of_parameters() -> None:
+def test_models_have_the_papers_numbers_of_parameters(subtests: pytest.Subtests) -> None:
     assert {name for name, *_ in PARAMETERS} == set(MODELS)
     for (name, shape, outputs), expected in PARAMETERS.items():
-        count = sum(parameter.numel() for parameter in made(name, shape, outputs).parameters())
-        assert count == expected
-        assert f"{count:,}" in str(MODELS[name].__doc__)
+        with subtests.test(expected=expected, name=name):
+            count = sum(parameter.numel() for parameter in made(name, shape, outputs).parameters())
+            assert count == expected
+            assert f"{count:,}" in str(MODELS[name].__doc__)
 
 
-def test_models_of_images_take_them_from_the_smallest_on() -> None:
+def test_models_of_images_take_them_from_the_smallest_on(subtests: pytest.Subtests) -> None:
     for name, least in SMALLEST.items():
-        for shape in ((2, 33, 30), (1, least, least)):
-            assert made(name, shape, 7)(torch.zeros(2, *shape)).shape == (2, 7)
-        for shape in ((1, least - 1, 28), (1, 28, least - 1), (13,)):
-            with pytest.raises(FairbloomError) as refused:
-                made(name, shape, 3)
-            for word in (f"model = '{name}'", f"{least}×{least}", f"{shape}"):
-                assert word in str(refused.value)
+        with subtests.test(name=name, least=least):
+            for shape in ((2, 33, 30), (1, least, least)):
+                assert made(name, shape, 7)(torch.zeros(2, *shape)).shape == (2, 7)
+            for shape in ((1, least - 1, 28), (1, 28, least - 1), (13,)):
+                with pytest.raises(FairbloomError) as refused:
+                    made(name, shape, 3)
+                for word in (f"model = '{name}'", f"{least}×{least}", f"{shape}"):
+                    assert word in str(refused.value)
 
 
 # FedFV's double softmax ---------------------------------------------------------------------------
@@ -113,7 +115,7 @@ def test_the_resnet_has_two_groups_and_keeps_small_images_large() -> None:
 # Text ---------------------------------------------------------------------------------------------
 
 
-def test_the_lstm_reads_lines_of_any_length_in_order() -> None:
+def test_the_lstm_reads_lines_of_any_length_in_order(subtests: pytest.Subtests) -> None:
     model = made("lstm", LINE, 80)
     one, other, turned = model(torch.tensor([[1, 2, 3], [4, 2, 3], [3, 2, 1]]))
     assert not torch.equal(one, other)
@@ -124,5 +126,6 @@ def test_the_lstm_reads_lines_of_any_length_in_order() -> None:
     assert (lstm.input_size, lstm.hidden_size, lstm.num_layers) == (8, 256, 2)
     assert last.weight.shape == (80, 256)
     for name, dtype in (("lstm", torch.float32), ("mlp", torch.int64)):
-        with pytest.raises(FairbloomError, match=f"model = '{name}'.* dtype {dtype}"):
-            build(name, (13,), 10, 0, dtype)
+        with subtests.test(name=name, dtype=dtype):
+            with pytest.raises(FairbloomError, match=f"model = '{name}'.* dtype {dtype}"):
+                build(name, (13,), 10, 0, dtype)

@@ -21,7 +21,7 @@ def test_sgd_adam_adamw_and_any_of_ones_own_are_known() -> None:
     check_optimizer(RunSettings.of({"momentum": 0.9, "nesterov": True}))
 
 
-def test_what_cannot_be_is_named_with_its_remedy() -> None:
+def test_what_cannot_be_is_named_with_its_remedy(subtests: pytest.Subtests) -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({"optimizer": "adamm"}, "optimizer = 'adamm': .*adam"),
         ({"optimizer": "rmsprop"}, "optimizer = 'rmsprop': .*torch.optim:RMSprop"),
@@ -33,8 +33,9 @@ def test_what_cannot_be_is_named_with_its_remedy() -> None:
         ({"nesterov": True, "optimizer": "adam"}, "nesterov = true .* 'adam'"),
     ]
     for changes, words in cases:
-        with pytest.raises(FairbloomError, match=words):
-            check_optimizer(RunSettings.of(changes))
+        with subtests.test(changes=changes, words=words):
+            with pytest.raises(FairbloomError, match=words):
+                check_optimizer(RunSettings.of(changes))
     weights = [torch.ones(2, requires_grad=True)]
     with pytest.raises(FairbloomError, match=r"returning_a_list'.* makes a list"):
         make_optimizer(f"{__name__}:returning_a_list", weights, learning_rate=0.1)

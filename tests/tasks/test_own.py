@@ -103,7 +103,7 @@ def test_only_those_who_are_drawn_or_evaluated_load_their_data(tmp_path: Path) -
 # What is wrong with it ----------------------------------------------------------------------------
 
 
-def test_what_is_wrong_with_a_task_is_said_before_it_is_run() -> None:
+def test_what_is_wrong_with_a_task_is_said_before_it_is_run(subtests: pytest.Subtests) -> None:
     for task, given, words in (
         ("no_such_module:task", {}, ("task = 'no_such_module:task'", "no module no_such_module")),
         (f"{mine.__name__}:lines", {}, ("has no lines", "line, recall, Wards")),
@@ -119,9 +119,10 @@ def test_what_is_wrong_with_a_task_is_said_before_it_is_run() -> None:
         (LINE, {"line.noise": "loud"}, ("line.noise = 'loud'", "float")),
         (LINE, {"line.bent": 1}, ("line.bent = 1", "bool")),
     ):
-        with pytest.raises(FairbloomError) as refusal:
-            load_task(settings(task=task, **given).run_config())
-        assert all(word in str(refusal.value) for word in words), refusal.value
+        with subtests.test(task=task, given=given):
+            with pytest.raises(FairbloomError) as refusal:
+                load_task(settings(task=task, **given).run_config())
+            assert all(word in str(refusal.value) for word in words), refusal.value
 
 
 X = torch.randn(6, 3)
@@ -169,13 +170,14 @@ def task_with(made: Any, **others: Any) -> Task:
     return guard_task("hers:task", replace(plain, **others))
 
 
-def test_faulty_examples_are_named_with_client_and_remedy() -> None:
+def test_faulty_examples_are_named_with_client_and_remedy(subtests: pytest.Subtests) -> None:
     for made, words in BROKEN:
-        with pytest.raises(FairbloomError) as refusal:
-            task_with(made).splits("site")
-        assert all(word in str(refusal.value) for word in ("task = 'hers:task': ", *words)), (
-            refusal.value
-        )
+        with subtests.test(made=made, words=words):
+            with pytest.raises(FairbloomError) as refusal:
+                task_with(made).splits("site")
+            assert all(word in str(refusal.value) for word in ("task = 'hers:task': ", *words)), (
+                refusal.value
+            )
 
 
 def test_float64_fits_a_float64_model_and_integers_are_inputs() -> None:
@@ -185,19 +187,20 @@ def test_float64_fits_a_float64_model_and_integers_are_inputs() -> None:
     assert task_with(tokens).splits("site") == tokens
 
 
-def test_a_loss_that_is_not_of_each_example_is_said() -> None:
+def test_a_loss_that_is_not_of_each_example_is_said(subtests: pytest.Subtests) -> None:
     for loss, shape in (
         (cross_entropy, "()"),
         (lambda outputs, targets: (outputs[:, :1] - targets) ** 2, "(6, 6)"),
     ):
-        task = task_with(Splits(GOOD, GOOD), loss=loss)
-        with pytest.raises(FairbloomError) as refusal:
-            task.loss(torch.zeros(6, 2), Y)
-        for word in ("its loss", "6 examples", f"got shape {shape}", "reduction='none'"):
-            assert word in str(refusal.value)
+        with subtests.test(loss=loss, shape=shape):
+            task = task_with(Splits(GOOD, GOOD), loss=loss)
+            with pytest.raises(FairbloomError) as refusal:
+                task.loss(torch.zeros(6, 2), Y)
+            for word in ("its loss", "6 examples", f"got shape {shape}", "reduction='none'"):
+                assert word in str(refusal.value)
 
 
-def test_clients_classes_and_groups_need_names() -> None:
+def test_clients_classes_and_groups_need_names(subtests: pytest.Subtests) -> None:
     for wrong, words in (
         ({"clients": ()}, "no clients"),
         ({"clients": ("a", "a")}, "'a'"),
@@ -207,8 +210,9 @@ def test_clients_classes_and_groups_need_names() -> None:
         ({"class_names": "no"}, "class_names = 'no'"),
         ({"groupings": {"sex": "mf"}}, "groupings['sex'] = 'mf'"),
     ):
-        with pytest.raises(FairbloomError, match=re.escape(words)):
-            task_with(Splits(GOOD, GOOD), **wrong)
+        with subtests.test(wrong=wrong, words=words):
+            with pytest.raises(FairbloomError, match=re.escape(words)):
+                task_with(Splits(GOOD, GOOD), **wrong)
     listed = mine.Wards(Setup.of({"clients": 1}))
     listed.clients = ["east"]  # type: ignore[assignment]
     assert guard_task("hers:Wards", Task.of(listed)).clients == ("east",)

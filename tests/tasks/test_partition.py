@@ -65,15 +65,16 @@ def test_every_example_is_dealt_exactly_once(
     np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(len(labels)))
 
 
-def test_the_same_seed_deals_the_same_and_another_seed_otherwise() -> None:
+def test_the_same_seed_deals_the_same_and_another_seed_otherwise(subtests: pytest.Subtests) -> None:
     labels = ten_balanced_labels()
     assert tuple(PARTITIONS) == TASKS["digits"].partitions
     for kind in PARTITIONS:
-        once, again, other = (
-            np.concatenate(parts_of(kind, labels, 20, seed)).tolist() for seed in (7, 7, 8)
-        )
-        assert once == again
-        assert once != other
+        with subtests.test(kind=kind):
+            once, again, other = (
+                np.concatenate(parts_of(kind, labels, 20, seed)).tolist() for seed in (7, 7, 8)
+            )
+            assert once == again
+            assert once != other
 
 
 @given(clients=st.integers(1, 60), examples=st.integers(60, 300))
@@ -98,17 +99,18 @@ def test_a_shard_holds_at_most_two_labels(clients: int, per_client: int, seed: i
     assert sum(numbers) <= clients * per_client + 9
 
 
-def test_a_small_alpha_is_more_unequal_than_a_large_one() -> None:
+def test_a_small_alpha_is_more_unequal_than_a_large_one(subtests: pytest.Subtests) -> None:
     labels = ten_balanced_labels()
     for seed in range(5):
-        dealt = [
-            parts_of("dirichlet", labels, 20, seed, dirichlet_alpha=alpha)
-            for alpha in (0.05, 0.5, 5.0, 500.0)
-        ]
-        shares = [largest_share(parts, labels) for parts in dealt]
-        assert shares == sorted(shares, reverse=True)
-        assert shares[0] > 0.5
-        assert shares[-1] < 0.2
+        with subtests.test(seed=seed):
+            dealt = [
+                parts_of("dirichlet", labels, 20, seed, dirichlet_alpha=alpha)
+                for alpha in (0.05, 0.5, 5.0, 500.0)
+            ]
+            shares = [largest_share(parts, labels) for parts in dealt]
+            assert shares == sorted(shares, reverse=True)
+            assert shares[0] > 0.5
+            assert shares[-1] < 0.2
 
 
 @given(
@@ -149,15 +151,16 @@ def test_each_client_has_as_many_classes_as_are_asked_for(
 # What cannot be dealt -----------------------------------------------------------------------------
 
 
-def test_a_deal_that_is_impossible_is_refused_with_its_settings() -> None:
+def test_a_deal_that_is_impossible_is_refused_with_its_settings(subtests: pytest.Subtests) -> None:
     labels = np.zeros(39, np.int64)
     for kind in PARTITIONS:
-        with pytest.raises(FairbloomError, match=r"clients = 8 .* 4 of 39.* 7 "):
-            deal(labels, setup(8, kind))
-        # before dealing
-        with pytest.raises(FairbloomError, match=f"clients = {10**12} .* 39 examples"):
-            deal(labels, setup(10**12, kind))
-        assert len(deal(labels, setup(7, kind))) == 7
+        with subtests.test(kind=kind):
+            with pytest.raises(FairbloomError, match=r"clients = 8 .* 4 of 39.* 7 "):
+                deal(labels, setup(8, kind))
+            # before dealing
+            with pytest.raises(FairbloomError, match=f"clients = {10**12} .* 39 examples"):
+                deal(labels, setup(10**12, kind))
+            assert len(deal(labels, setup(7, kind))) == 7
     with pytest.raises(FairbloomError, match=r"clients = 7 .* 4 of 39"):
         deal(labels, setup(7, "shards", shards_per_client=4))
     with pytest.raises(
@@ -165,11 +168,12 @@ def test_a_deal_that_is_impossible_is_refused_with_its_settings() -> None:
     ):
         shards([labels[:10]], setup(6, shards_per_client=2))
     for clients, per_client in ((20, 11), (4, 2)):
-        with pytest.raises(
-            FairbloomError,
-            match=f"classes-per-client = {per_client}.*10 classes.*clients = {clients}",
-        ):
-            classes([np.arange(3000) % 10], setup(clients, classes_per_client=per_client))
+        with subtests.test(clients=clients, per_client=per_client):
+            with pytest.raises(
+                FairbloomError,
+                match=f"classes-per-client = {per_client}.*10 classes.*clients = {clients}",
+            ):
+                classes([np.arange(3000) % 10], setup(clients, classes_per_client=per_client))
 
 
 # A test set apart ---------------------------------------------------------------------------------
@@ -209,19 +213,20 @@ def test_a_client_is_tested_on_the_classes_that_it_trains_on() -> None:
                 )
 
 
-def test_each_client_has_an_example_of_a_test_set() -> None:
+def test_each_client_has_an_example_of_a_test_set(subtests: pytest.Subtests) -> None:
     """However unequal they are, and however few test examples there are."""
     labels = np.arange(6000) % 10
     tested = np.arange(120) % 10
     for kind, seed in product(PARTITIONS, range(5)):
-        own = setup(
-            100, kind, seed=seed, dirichlet_alpha=0.1, shards_per_client=2, classes_per_client=2
-        )
-        dealt = deal(labels, own, tested)
-        assert min(len(each.tested) for each in dealt) >= 1
-        np.testing.assert_array_equal(
-            np.sort(np.concatenate([each.tested for each in dealt])), np.arange(120)
-        )
+        with subtests.test(kind=kind, seed=seed):
+            own = setup(
+                100, kind, seed=seed, dirichlet_alpha=0.1, shards_per_client=2, classes_per_client=2
+            )
+            dealt = deal(labels, own, tested)
+            assert min(len(each.tested) for each in dealt) >= 1
+            np.testing.assert_array_equal(
+                np.sort(np.concatenate([each.tested for each in dealt])), np.arange(120)
+            )
     with pytest.raises(FairbloomError, match=r"clients = 100: the test set has 99 examples"):
         deal(labels, setup(100), tested[:99])
 
@@ -343,10 +348,13 @@ IMPOSSIBLE = {
 """What an error says of each function, beside its name."""
 
 
-def test_an_impossible_deal_is_refused_with_the_function(mine: str) -> None:
+def test_an_impossible_deal_is_refused_with_the_function(
+    mine: str, subtests: pytest.Subtests
+) -> None:
     for function, said in IMPOSSIBLE.items():
-        with pytest.raises(FairbloomError, match=rf"partition = '{mine}:{function}': .*{said}"):
-            dealt(f"{mine}:{function}")
+        with subtests.test(function=function, said=said):
+            with pytest.raises(FairbloomError, match=rf"partition = '{mine}:{function}': .*{said}"):
+                dealt(f"{mine}:{function}")
     with pytest.raises(FairbloomError, match="a client with 4 of 1797"):
         dealt(f"{mine}:too_few")
     with pytest.raises(FairbloomError, match=r"partition = .*task heart-disease has hospital$"):
@@ -355,14 +363,15 @@ def test_an_impossible_deal_is_refused_with_the_function(mine: str) -> None:
         )
 
 
-def test_a_function_deals_a_test_set_alike(mine: str) -> None:
+def test_a_function_deals_a_test_set_alike(mine: str, subtests: pytest.Subtests) -> None:
     """A client has a test example in any case: one of its neighbour's where the function deals it
     none."""
     labels = np.arange(400) % 8
     tested = np.arange(80) % 8
     by_label = setup(4, f"{mine}:by_label")
     for client, (examples, tests) in enumerate(deal(labels, by_label, tested)):
-        assert set(labels[examples] % 4) == set(tested[tests] % 4) == {client}
+        with subtests.test(client=client, examples=examples):
+            assert set(labels[examples] % 4) == set(tested[tests] % 4) == {client}
     assert [len(each.tested) for each in deal(labels, by_label, np.repeat([1, 2, 3], 5))] == [
         1,
         4,

@@ -76,29 +76,34 @@ def test_the_digits_are_those_of_scikit_learn() -> None:
 # What clients train on and are tested on ----------------------------------------------------------
 
 
-def test_every_image_is_with_one_client_once() -> None:
+def test_every_image_is_with_one_client_once(subtests: pytest.Subtests) -> None:
     for test, count in (("merged", 84), ("train", 60), ("official", 84)):
-        for partition in ("iid", "shards", "dirichlet", "class"):
-            clients = 0 if partition == "class" else 4
-            made_of = task(test=test, partition=partition, clients=clients, validation_share=0.1)
-            seen: Counter[int] = Counter()
-            for name in made_of.clients:
-                splits = made_of.splits(name)
-                assert splits.validation is not None
-                for split in (splits.train, splits.test, splits.validation):
-                    images, labels = everything(split)
-                    seen.update(numbers(images))
-                    for number, label in zip(numbers(images), labels.tolist(), strict=True):
-                        official = number >= 10_000
-                        assert label == (
-                            TESTED[(number - 10_000) // 32] if official else LABELS[number // 32]
-                        )
-                        assert test != "official" or official == (split is splits.test)
-            assert set(seen.values()) == {1}
-            assert len(seen) == count
+        with subtests.test(test=test, count=count):
+            for partition in ("iid", "shards", "dirichlet", "class"):
+                clients = 0 if partition == "class" else 4
+                made_of = task(
+                    test=test, partition=partition, clients=clients, validation_share=0.1
+                )
+                seen: Counter[int] = Counter()
+                for name in made_of.clients:
+                    splits = made_of.splits(name)
+                    assert splits.validation is not None
+                    for split in (splits.train, splits.test, splits.validation):
+                        images, labels = everything(split)
+                        seen.update(numbers(images))
+                        for number, label in zip(numbers(images), labels.tolist(), strict=True):
+                            official = number >= 10_000
+                            assert label == (
+                                TESTED[(number - 10_000) // 32]
+                                if official
+                                else LABELS[number // 32]
+                            )
+                            assert test != "official" or official == (split is splits.test)
+                assert set(seen.values()) == {1}
+                assert len(seen) == count
 
 
-def test_a_server_reads_no_image_and_clients_share_one_copy() -> None:
+def test_a_server_reads_no_image_and_clients_share_one_copy(subtests: pytest.Subtests) -> None:
     reading = []
     setup = Setup.of({"model": "logistic", "clients": 4, "partition": "iid"})
     made_of = deal_pictures(SHAPES, lambda: reading.append(1) or PICTURES, setup, 0)  # type: ignore[func-returns-value]
@@ -111,10 +116,11 @@ def test_a_server_reads_no_image_and_clients_share_one_copy() -> None:
         == 1
     )  # type: ignore[union-attr]
     for info in (TASKS[name] for name in ("mnist", "cifar10", "cifar100", "cinic10")):
-        assert isinstance(info, PictureSet)
-        known = load(info.name, Path("nowhere"), partition="class")
-        assert known.clients == info.labels
-        assert known.model()(torch.zeros(2, *info.shape)).shape == (2, len(info.labels))
+        with subtests.test(info=info):
+            assert isinstance(info, PictureSet)
+            known = load(info.name, Path("nowhere"), partition="class")
+            assert known.clients == info.labels
+            assert known.model()(torch.zeros(2, *info.shape)).shape == (2, len(info.labels))
 
 
 # Classes ------------------------------------------------------------------------------------------
@@ -129,20 +135,24 @@ def test_classes_that_are_kept_are_renumbered_in_their_order() -> None:
     assert made_of.model()(images).shape == (20, 2)
 
 
-def test_classes_that_are_none_are_refused() -> None:
+def test_classes_that_are_none_are_refused(subtests: pytest.Subtests) -> None:
     for classes in ("0", "0,0", "0,3", "-1,0", "0,,1", "circle,square", "0;1", ",", "00,1"):
-        with pytest.raises(FairbloomError, match=rf"shapes.classes = '{classes}'.* from 0 to 2"):
-            task(classes=classes)
+        with subtests.test(classes=classes):
+            with pytest.raises(
+                FairbloomError, match=rf"shapes.classes = '{classes}'.* from 0 to 2"
+            ):
+                task(classes=classes)
     for clients in (1, 2, 4):
-        with pytest.raises(FairbloomError, match=rf"clients = {clients}: .*3"):
-            task(partition="class", clients=clients)
+        with subtests.test(clients=clients):
+            with pytest.raises(FairbloomError, match=rf"clients = {clients}: .*3"):
+                task(partition="class", clients=clients)
     assert len(task(partition="class", clients=3).clients) == 3
 
 
 # Pixels -------------------------------------------------------------------------------------------
 
 
-def test_pixels_are_standardised_by_all_official_training_images() -> None:
+def test_pixels_are_standardised_by_all_official_training_images(subtests: pytest.Subtests) -> None:
     images = IMAGES.astype(np.float64)
     expected = {
         "none": IMAGES / SHAPES.white,
@@ -154,55 +164,58 @@ def test_pixels_are_standardised_by_all_official_training_images() -> None:
         number: row for row, number in enumerate(numbers(torch.from_numpy(IMAGES / SHAPES.white)))
     }
     for test in ("merged", "train", "official"):
-        # of all classes: the published numbers of three of Fashion-MNIST have it so
-        for classes in ("", "0,1"):
-            plain = task(classes=classes, test=test)
-            for standardise, wanted in expected.items():
-                made_of = task(classes=classes, test=test, standardise=standardise)
-                for name in made_of.clients:
-                    order = [
-                        rows.get(number)
-                        for number in numbers(everything(plain.splits(name).train)[0])
-                    ]
-                    got, _ = everything(made_of.splits(name).train)
-                    assert got.dtype == torch.float32
-                    for row, image in zip(order, got.numpy(), strict=True):
-                        if row is not None:
-                            np.testing.assert_allclose(image, wanted[row], rtol=1e-4, atol=1e-5)
+        with subtests.test(test=test):
+            # of all classes: the published numbers of three of Fashion-MNIST have it so
+            for classes in ("", "0,1"):
+                plain = task(classes=classes, test=test)
+                for standardise, wanted in expected.items():
+                    made_of = task(classes=classes, test=test, standardise=standardise)
+                    for name in made_of.clients:
+                        order = [
+                            rows.get(number)
+                            for number in numbers(everything(plain.splits(name).train)[0])
+                        ]
+                        got, _ = everything(made_of.splits(name).train)
+                        assert got.dtype == torch.float32
+                        for row, image in zip(order, got.numpy(), strict=True):
+                            if row is not None:
+                                np.testing.assert_allclose(image, wanted[row], rtol=1e-4, atol=1e-5)
 
 
 # Turned ones --------------------------------------------------------------------------------------
 
 
-def test_turned_images_are_own_ones_standardised_alike() -> None:
+def test_turned_images_are_own_ones_standardised_alike(subtests: pytest.Subtests) -> None:
     before = IMAGES.copy()
     for standardise in ("none", "channel"):
-        plain, made_of = (task(rotated, standardise=standardise) for rotated in (0, 4))
-        for name in made_of.clients:
-            for ours, theirs in zip(made_of.splits(name), plain.splits(name), strict=True):
-                (images, labels) = everything(ours)
-                (upright, same) = everything(theirs)
-                assert torch.equal(labels, same)
-                torch.testing.assert_close(
-                    images, torch.rot90(upright, dims=(2, 3)), rtol=0, atol=0
-                )
-                assert images.is_contiguous()
+        with subtests.test(standardise=standardise):
+            plain, made_of = (task(rotated, standardise=standardise) for rotated in (0, 4))
+            for name in made_of.clients:
+                for ours, theirs in zip(made_of.splits(name), plain.splits(name), strict=True):
+                    (images, labels) = everything(ours)
+                    (upright, same) = everything(theirs)
+                    assert torch.equal(labels, same)
+                    torch.testing.assert_close(
+                        images, torch.rot90(upright, dims=(2, 3)), rtol=0, atol=0
+                    )
+                    assert images.is_contiguous()
     np.testing.assert_array_equal(IMAGES, before)
 
 
-def test_the_seed_draws_as_many_turned_clients_as_asked_for() -> None:
+def test_the_seed_draws_as_many_turned_clients_as_asked_for(subtests: pytest.Subtests) -> None:
     drawn = []
     for seed in (0, 0, 1):
-        upright, turned = (task(rotated, clients=10, seed=seed) for rotated in (0, 3))
-        images = lambda made_of, name: everything(made_of.splits(name).train)[0]  # noqa: E731
-        drawn.append(
-            [
-                name
-                for name in upright.clients
-                if not torch.equal(images(upright, name), images(turned, name))
-            ]
-        )
-        assert turned.marks == dict.fromkeys(drawn[-1], "rotated")
+        with subtests.test(seed=seed):
+            upright, turned = (task(rotated, clients=10, seed=seed) for rotated in (0, 3))
+            images = lambda made_of, name: everything(made_of.splits(name).train)[0]  # noqa: E731
+            drawn.append(
+                [
+                    name
+                    for name in upright.clients
+                    if not torch.equal(images(upright, name), images(turned, name))
+                ]
+            )
+            assert turned.marks == dict.fromkeys(drawn[-1], "rotated")
     assert [len(names) for names in drawn] == [3, 3, 3]
     assert drawn[0] == drawn[1] != drawn[2]
     with pytest.raises(FairbloomError, match=r"shapes.rotated-clients = 5: .*clients = 4"):
@@ -239,12 +252,15 @@ def test_an_idx_file_comes_out_as_it_went_in(
     np.testing.assert_array_equal(read, array)
 
 
-def test_what_is_no_idx_file_is_refused_with_its_path(tmp_path: Path) -> None:
+def test_what_is_no_idx_file_is_refused_with_its_path(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     path = tmp_path / "train-images-idx3-ubyte"
     for content in NO_IDX:
-        path.write_bytes(content)
-        with pytest.raises(FairbloomError, match="train-images-idx3-ubyte is no IDX file"):
-            read_idx(path)
+        with subtests.test(content=content):
+            path.write_bytes(content)
+            with pytest.raises(FairbloomError, match="train-images-idx3-ubyte is no IDX file"):
+                read_idx(path)
 
 
 @needs("MNIST/raw/train-images-idx3-ubyte")
@@ -270,16 +286,19 @@ def test_the_real_mnist_is_read_as_it_is_known() -> None:
 # CIFAR's pickles ----------------------------------------------------------------------------------
 
 
-def test_a_batch_as_python_2_and_3_write_it_is_read(tmp_path: Path) -> None:
+def test_a_batch_as_python_2_and_3_write_it_is_read(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     images = made.pictures(np.array([3, 0, 9]), (3, 32, 32))
     batch = {"data": images.reshape(3, -1), "labels": [3, 0, 9]}
     path = made.pickled(tmp_path / "batch", batch)
     assert b"cnumpy.core.multiarray\n_reconstruct" in path.read_bytes()
     for content in (path.read_bytes(), *(pickle.dumps(batch, protocol) for protocol in range(5))):
-        path.write_bytes(content)
-        read, found = read_batch(path, "labels", 10)
-        np.testing.assert_array_equal(read, images)
-        assert found.tolist() == [3, 0, 9]
+        with subtests.test(content=content):
+            path.write_bytes(content)
+            read, found = read_batch(path, "labels", 10)
+            np.testing.assert_array_equal(read, images)
+            assert found.tolist() == [3, 0, 9]
 
 
 class Hostile:
@@ -292,7 +311,7 @@ class Hostile:
         return self.called
 
 
-def test_a_hostile_pickle_calls_nothing(tmp_path: Path) -> None:
+def test_a_hostile_pickle_calls_nothing(tmp_path: Path, subtests: pytest.Subtests) -> None:
     """Neither by itself, nor in the dtype or shape of an array, nor under a name that begins like
     an allowed one."""
     mark = tmp_path / "called"
@@ -306,11 +325,14 @@ def test_a_hostile_pickle_calls_nothing(tmp_path: Path) -> None:
         {"data": [system], "labels": (system,)},
         Hostile(np.fromfile, str(path)),
     ):
-        for protocol in (0, 2, 4, 5):
-            path.write_bytes(pickle.dumps({"data": hostile, "labels": [1]}, protocol))
-            with pytest.raises(FairbloomError, match=r"batch is no CIFAR batch \(UnpicklingError"):
-                read_batch(path, "labels", 10)
-            assert not mark.exists()
+        with subtests.test(hostile=hostile):
+            for protocol in (0, 2, 4, 5):
+                path.write_bytes(pickle.dumps({"data": hostile, "labels": [1]}, protocol))
+                with pytest.raises(
+                    FairbloomError, match=r"batch is no CIFAR batch \(UnpicklingError"
+                ):
+                    read_batch(path, "labels", 10)
+                assert not mark.exists()
 
 
 GOOD: Mapping[str, Any] = {"data": np.zeros((2, 3072), np.uint8), "labels": [1, 2]}
@@ -333,13 +355,16 @@ CODEC = b"\x80\x02c_codecs\nencode\nX\x01\x00\x00\x00aX\x03\x00\x00\x00hex\x86R.
 module."""
 
 
-def test_what_is_no_batch_is_refused_with_its_path(tmp_path: Path) -> None:
+def test_what_is_no_batch_is_refused_with_its_path(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     path = tmp_path / "batch"
     broken = (b"", b"\x80", b"not a pickle", pickle.dumps(GOOD)[:-100], CODEC)
     for content in (*map(pickle.dumps, BATCHES), *broken):
-        path.write_bytes(content)
-        with pytest.raises(FairbloomError, match=r"batch is no CIFAR batch"):
-            read_batch(path, "labels", 10)
+        with subtests.test(content=content):
+            path.write_bytes(content)
+            with pytest.raises(FairbloomError, match=r"batch is no CIFAR batch"):
+                read_batch(path, "labels", 10)
     made.cifar10(tmp_path)
     task = load_task({"task": "cifar10", "data-dir": str(tmp_path)})
     # not even unpickled
@@ -350,45 +375,56 @@ def test_what_is_no_batch_is_refused_with_its_path(tmp_path: Path) -> None:
 # CINIC-10's tables --------------------------------------------------------------------------------
 
 
-def test_cinic10s_validation_images_are_for_training(tmp_path: Path) -> None:
+def test_cinic10s_validation_images_are_for_training(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     made.cinic10(tmp_path, count=10)
     for test, counts in (("train", [16, 4]), ("merged", [24, 6]), ("official", [20, 10])):
-        task = load(
-            "cinic10",
-            tmp_path,
-            cinic10__test=test,
-            clients=1,
-            partition="iid",
-            cinic10__standardise="none",
-        )
-        splits = task.splits("client-0")
-        assert [len(split) for split in splits] == counts
-        own = torch.cat([everything(split)[0] for split in splits])
-        expected = {
-            image.tobytes()
-            for seed in ((0, 1) if test == "train" else (0, 1, 2))
-            for image in made.pictures(made.balanced(10, 10), (3, 32, 32), seed)
-        }
-        assert {
-            (image * 255).round().to(torch.uint8).numpy().tobytes() for image in own
-        } == expected
+        with subtests.test(test=test, counts=counts):
+            task = load(
+                "cinic10",
+                tmp_path,
+                cinic10__test=test,
+                clients=1,
+                partition="iid",
+                cinic10__standardise="none",
+            )
+            splits = task.splits("client-0")
+            assert [len(split) for split in splits] == counts
+            own = torch.cat([everything(split)[0] for split in splits])
+            expected = {
+                image.tobytes()
+                for seed in ((0, 1) if test == "train" else (0, 1, 2))
+                for image in made.pictures(made.balanced(10, 10), (3, 32, 32), seed)
+            }
+            assert {
+                (image * 255).round().to(torch.uint8).numpy().tobytes() for image in own
+            } == expected
 
 
-def test_grey_and_transparent_images_are_coloured_ones(tmp_path: Path) -> None:
+def test_grey_and_transparent_images_are_coloured_ones(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     """CINIC-10 has some thousand images of ImageNet that are grey."""
     made.cinic10(tmp_path, count=10)
     path = tmp_path / TASKS["cinic10"].files[2].path
     for channels in (1, 4):
-        made.hub_parquet(
-            path, np.full((10, channels, 32, 32), 255, np.uint8), label=made.balanced(10, 10)
-        )
-        task = load(
-            "cinic10", tmp_path, cinic10__test="official", clients=1, partition="iid", seed=channels
-        )
-        assert everything(task.splits("client-0").test)[0].shape == (10, 3, 32, 32)
+        with subtests.test(channels=channels):
+            made.hub_parquet(
+                path, np.full((10, channels, 32, 32), 255, np.uint8), label=made.balanced(10, 10)
+            )
+            task = load(
+                "cinic10",
+                tmp_path,
+                cinic10__test="official",
+                clients=1,
+                partition="iid",
+                seed=channels,
+            )
+            assert everything(task.splits("client-0").test)[0].shape == (10, 3, 32, 32)
 
 
-def test_another_table_than_the_hubs_is_refused(tmp_path: Path) -> None:
+def test_another_table_than_the_hubs_is_refused(tmp_path: Path, subtests: pytest.Subtests) -> None:
     made.cinic10(tmp_path, count=10)
     path = tmp_path / TASKS["cinic10"].files[1].path
     good = np.zeros((10, 3, 32, 32), np.uint8)
@@ -402,31 +438,35 @@ def test_another_table_than_the_hubs_is_refused(tmp_path: Path) -> None:
         made.hub_parquet(path, images, **columns).read_bytes() for images, columns in tables
     ]
     for content in (*contents, b"", b"PAR1", b"no parquet" * 100):
-        path.write_bytes(content)
-        with pytest.raises(FairbloomError) as refusal:
-            load("cinic10", tmp_path, clients=1, partition="iid").splits("client-0")
-        assert str(path) in str(refusal.value)
+        with subtests.test(content=content):
+            path.write_bytes(content)
+            with pytest.raises(FairbloomError) as refusal:
+                load("cinic10", tmp_path, clients=1, partition="iid").splits("client-0")
+            assert str(path) in str(refusal.value)
 
 
 def test_another_data_set_in_a_known_format_takes_one_entry(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    subtests: pytest.Subtests,
 ) -> None:
     for like, write in (
         ("mnist", made.mnist),
         ("cifar10", made.cifar10),
         ("cinic10", made.cinic10),
     ):
-        entry = TASKS[like]
-        assert isinstance(entry, PictureSet)
-        labels = tuple(f"{name}s" for name in entry.labels)
-        monkeypatch.setitem(TASKS, "mine", replace(entry, name="mine", labels=labels))
-        settings: dict[str, Value] = {
-            "partition": "class",
-            "mine.classes": "7,1",
-            "mine.test": "official",
-        }
-        task = load("mine", write(tmp_path, 40), **settings)
-        assert task.clients == (labels[7], labels[1])
-        train, test = (everything(split) for split in task.splits(labels[7]))
-        assert set(train[1].tolist()) == set(test[1].tolist()) == {0}
-        assert task.model()(train[0]).shape == (len(train[0]), 2)
+        with subtests.test(like=like, write=write):
+            entry = TASKS[like]
+            assert isinstance(entry, PictureSet)
+            labels = tuple(f"{name}s" for name in entry.labels)
+            monkeypatch.setitem(TASKS, "mine", replace(entry, name="mine", labels=labels))
+            settings: dict[str, Value] = {
+                "partition": "class",
+                "mine.classes": "7,1",
+                "mine.test": "official",
+            }
+            task = load("mine", write(tmp_path, 40), **settings)
+            assert task.clients == (labels[7], labels[1])
+            train, test = (everything(split) for split in task.splits(labels[7]))
+            assert set(train[1].tolist()) == set(test[1].tolist()) == {0}
+            assert task.model()(train[0]).shape == (len(train[0]), 2)

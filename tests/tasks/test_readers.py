@@ -172,25 +172,30 @@ def test_hostile_files_are_read_right_or_refused_by_name(
     assert ours in read_by_python(content)
 
 
-def test_whatever_separates_ends_and_encodes_a_text(tmp_path: Path) -> None:
+def test_whatever_separates_ends_and_encodes_a_text(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     path = tmp_path / "site.csv"
     cells = ["a", "b,;|\tc", "two\nlines", 'say "yes"', "nörth", ""]
     for delimiter in ",;\t|":
-        for end in ("\n", "\r\n", "\r"):
-            for encoding in ("utf-8", "utf-8-sig", "utf-16", "cp1252"):
-                out = io.StringIO(newline="")
-                rows = [["id", "x"], *([str(k), cell] for k, cell in enumerate(cells))]
-                csv.writer(
-                    out, csv.unix_dialect, delimiter=delimiter, lineterminator=end
-                ).writerows(rows)
-                blank = out.getvalue().replace(f'{end}"4"', f'{end}{end}"4"')
-                path.write_bytes(blank.encode(encoding))
-                table = read(path, encoding="cp1252")
-                assert texts_of(table, "x") == cells, (delimiter, end, encoding)
-                assert table.lines.tolist() == [2, 3, 5, 6, 8, 9], (delimiter, end, encoding)
+        with subtests.test(delimiter=delimiter):
+            for end in ("\n", "\r\n", "\r"):
+                for encoding in ("utf-8", "utf-8-sig", "utf-16", "cp1252"):
+                    out = io.StringIO(newline="")
+                    rows = [["id", "x"], *([str(k), cell] for k, cell in enumerate(cells))]
+                    csv.writer(
+                        out, csv.unix_dialect, delimiter=delimiter, lineterminator=end
+                    ).writerows(rows)
+                    blank = out.getvalue().replace(f'{end}"4"', f'{end}{end}"4"')
+                    path.write_bytes(blank.encode(encoding))
+                    table = read(path, encoding="cp1252")
+                    assert texts_of(table, "x") == cells, (delimiter, end, encoding)
+                    assert table.lines.tolist() == [2, 3, 5, 6, 8, 9], (delimiter, end, encoding)
 
 
-def test_numbers_and_missing_values_in_all_spellings(tmp_path: Path) -> None:
+def test_numbers_and_missing_values_in_all_spellings(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     path = tmp_path / "site.csv"
     texts = [" 1", "2 ", "-.5", "5.", "+1e-7", "9007199254740993", *MISSING_VALUES, " na ", "Nan"]
     path.write_text("x,id\n" + "".join(f"{each},1\n" for each in texts))
@@ -203,17 +208,21 @@ def test_numbers_and_missing_values_in_all_spellings(tmp_path: Path) -> None:
         ("x;id\n1 200,5;a\n900;b\n", {"groupChar": " ", "decimalChar": ","}, [1200.5, 900]),
         ("x;id\n1.200;a\n900;b\n", {"groupChar": "."}, [1200, 900]),
     ):
-        path.write_text(content)
-        assert numbers_of(read(path, **how), "x") == (expected, []), content
+        with subtests.test(content=content, how=how):
+            path.write_text(content)
+            assert numbers_of(read(path, **how), "x") == (expected, []), content
     for cell in ("inf", "1_000", "1e101", "0x10", "1,5", "٣", "1 200"):
-        path.write_text(f'x,id\n"{cell}",1\n2,1\n3.5,1\n')
-        numbers, wrong = numbers_of(read(path), "x")
-        np.testing.assert_array_equal(numbers, [np.nan, 2, 3.5])
-        assert len(wrong) == 1, cell
+        with subtests.test(cell=cell):
+            path.write_text(f'x,id\n"{cell}",1\n2,1\n3.5,1\n')
+            numbers, wrong = numbers_of(read(path), "x")
+            np.testing.assert_array_equal(numbers, [np.nan, 2, 3.5])
+            assert len(wrong) == 1, cell
 
 
 def test_a_text_that_is_no_table_is_refused_by_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    subtests: pytest.Subtests,
 ) -> None:
     path = tmp_path / "site.csv"
     for content, why, place in (
@@ -228,8 +237,9 @@ def test_a_text_that_is_no_table_is_refused_by_line(
         ("id,x\n1,\0\n", "utf-16", "utf-16-le"),
         ("id,ID\n1,2\n", "same-column", "columns 1 and 2"),
     ):
-        error = refusal(path, content.encode())
-        assert (error.why, place in str(error)) == (why, True), content
+        with subtests.test(content=content, why=why):
+            error = refusal(path, content.encode())
+            assert (error.why, place in str(error)) == (why, True), content
     several = refusal(path, b"a,b\n" + b"1\n2,3\n" * 3)
     assert [str(each).split(",")[1][:7] for each in (several, *several.others)] == [
         " line 2",
@@ -245,7 +255,7 @@ def test_a_text_that_is_no_table_is_refused_by_line(
 # What a file is -----------------------------------------------------------------------------------
 
 
-def test_first_bytes_must_fit_the_ending(tmp_path: Path) -> None:
+def test_first_bytes_must_fit_the_ending(tmp_path: Path, subtests: pytest.Subtests) -> None:
     starts = {
         "gz": gzip.compress(b"a,b\n1,2\n"),
         "xlsx": b"PK\x03\x04",
@@ -253,28 +263,33 @@ def test_first_bytes_must_fit_the_ending(tmp_path: Path) -> None:
         "parquet": b"PAR1",
     }
     for ending in (".csv", ".tsv", ".parquet", ".xlsx"):
-        for kind, start in starts.items():
-            error = refusal(tmp_path / f"a{ending}", start + b"\x15\x04")
-            assert (f"begins like .{kind}" in str(error)) == (ending != f".{kind}")
-            assert error.why == ("no-table" if ending == f".{kind}" else "other-format")
+        with subtests.test(ending=ending):
+            for kind, start in starts.items():
+                error = refusal(tmp_path / f"a{ending}", start + b"\x15\x04")
+                assert (f"begins like .{kind}" in str(error)) == (ending != f".{kind}")
+                assert error.why == ("no-table" if ending == f".{kind}" else "other-format")
     for ending in (".parquet", ".xlsx"):
-        assert (
-            refusal(tmp_path / f"a{ending}", b"age,target\n1,0\n").reportable
-            == REASONS["other-format"]
-        )
+        with subtests.test(ending=ending):
+            assert (
+                refusal(tmp_path / f"a{ending}", b"age,target\n1,0\n").reportable
+                == REASONS["other-format"]
+            )
 
 
-def test_formats_that_are_not_read_are_refused_in_a_folder(tmp_path: Path) -> None:
+def test_formats_that_are_not_read_are_refused_in_a_folder(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     (tmp_path / "a.csv").write_text(csv_of(20))
     (tmp_path / "~$b.xlsx").write_bytes(b"\x05owner")
     (tmp_path / "notes.txt").write_text("x")
     assert [*files_in(str(tmp_path))] == ["a"]
     for name in ("b.ods", "b.xls", "b.xlsm", "b.feather", "b.csv.gz"):
-        (tmp_path / name).write_bytes(b"")
-        for place in (tmp_path, tmp_path / name):
-            with pytest.raises(DataError, match=name):
-                inferred(place)
-        (tmp_path / name).unlink()
+        with subtests.test(name=name):
+            (tmp_path / name).write_bytes(b"")
+            for place in (tmp_path, tmp_path / name):
+                with pytest.raises(DataError, match=name):
+                    inferred(place)
+            (tmp_path / name).unlink()
 
 
 # The same table in any format ---------------------------------------------------------------------
@@ -318,25 +333,30 @@ def bits(task: Task) -> list[bytes]:
     return [tensor.numpy().tobytes() for part in parts for tensor in part[slice(0, len(part))]]  # type: ignore[union-attr]
 
 
-def test_a_folder_of_any_formats_is_to_the_bit_that_of_csv_files(tmp_path: Path) -> None:
+def test_a_folder_of_any_formats_is_to_the_bit_that_of_csv_files(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     for number, chosen in enumerate(({}, {"missing": "fill"}, {"target": "age"})):
-        found = []
-        for endings in ((".csv",) * 3, (".parquet", ".xlsx", ".csv")):
-            folder = tmp_path / f"{number}{endings[0]}"
-            folder.mkdir()
-            for seed, ending in enumerate(endings):
-                frame = frame_of(seed=seed)
+        with subtests.test(number=number, chosen=chosen):
+            found = []
+            for endings in ((".csv",) * 3, (".parquet", ".xlsx", ".csv")):
+                folder = tmp_path / f"{number}{endings[0]}"
+                folder.mkdir()
+                for seed, ending in enumerate(endings):
+                    frame = frame_of(seed=seed)
+                    if "missing" in chosen:
+                        frame.loc[3, "age"] = frame.loc[5, "ward"] = None
+                    write(frame, folder / f"{'abc'[seed]}{ending}")
+                text = inferred(folder, target=chosen.get("target", ""))
                 if "missing" in chosen:
-                    frame.loc[3, "age"] = frame.loc[5, "ward"] = None
-                write(frame, folder / f"{'abc'[seed]}{ending}")
-            text = inferred(folder, target=chosen.get("target", ""))
-            if "missing" in chosen:
-                text = schema_with(('missing = "error"', 'missing = "fill"'), text=text)
-            found.append((text.partition("\n")[2], bits(load(folder, text))))
-        assert found[0] == found[1], chosen
+                    text = schema_with(('missing = "error"', 'missing = "fill"'), text=text)
+                found.append((text.partition("\n")[2], bits(load(folder, text))))
+            assert found[0] == found[1], chosen
 
 
-def test_values_become_the_texts_and_numbers_that_a_csv_file_has(tmp_path: Path) -> None:
+def test_values_become_the_texts_and_numbers_that_a_csv_file_has(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     frame = pandas.DataFrame(
         {
             "whole": [1.0, 2.0, None, 4.0],
@@ -348,16 +368,19 @@ def test_values_become_the_texts_and_numbers_that_a_csv_file_has(tmp_path: Path)
         }
     )
     for ending in (".parquet", ".xlsx"):
-        table = read(write(frame, tmp_path / f"a{ending}"))
-        assert str(numbers_of(table, "whole")[0]) == "[1.0, 2.0, nan, 4.0]"
-        assert numbers_of(table, "big")[0] == [2**53, 1e99, -0.5, 1e-7]
-        assert numbers_of(table, "text number")[0] == [7, 1.5, 2, 3]
-        assert texts_of(table, "flag") == ["True", "False", "True", "True"]
-        assert texts_of(table, "word") == ["x", "", "NA", "ä"]
-        assert texts_of(table, "day") == ["2024-03-17"] * 3 + ["1999-12-31"]
+        with subtests.test(ending=ending):
+            table = read(write(frame, tmp_path / f"a{ending}"))
+            assert str(numbers_of(table, "whole")[0]) == "[1.0, 2.0, nan, 4.0]"
+            assert numbers_of(table, "big")[0] == [2**53, 1e99, -0.5, 1e-7]
+            assert numbers_of(table, "text number")[0] == [7, 1.5, 2, 3]
+            assert texts_of(table, "flag") == ["True", "False", "True", "True"]
+            assert texts_of(table, "word") == ["x", "", "NA", "ä"]
+            assert texts_of(table, "day") == ["2024-03-17"] * 3 + ["1999-12-31"]
 
 
-def test_errors_name_row_and_column_as_the_program_shows_them(tmp_path: Path) -> None:
+def test_errors_name_row_and_column_as_the_program_shows_them(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     frame = frame_of()
     text = inferred(write(frame, tmp_path / "right.csv"))
     ages = [*frame.age[:6].astype(str), "forty", *frame.age[7:].astype(str)]
@@ -368,12 +391,13 @@ def test_errors_name_row_and_column_as_the_program_shows_them(tmp_path: Path) ->
         "column 'target' holds '7'": frame.assign(target=frame.target.where(frame.index != 6, 7.0)),
     }
     for ending, row in ((".parquet", "row 7"), (".xlsx", "row 8")):
-        for said, each in wrong.items():
-            path = write(each, tmp_path / f"a{ending}")
-            with pytest.raises(DataError) as caught:
-                load(path, text).splits("a")
-            assert f"{path}, {row}, {said}" in str(caught.value)
-            assert "forty" not in caught.value.reportable
+        with subtests.test(ending=ending, row=row):
+            for said, each in wrong.items():
+                path = write(each, tmp_path / f"a{ending}")
+                with pytest.raises(DataError) as caught:
+                    load(path, text).splits("a")
+                assert f"{path}, {row}, {said}" in str(caught.value)
+                assert "forty" not in caught.value.reportable
 
 
 # Parquet ------------------------------------------------------------------------------------------

@@ -102,16 +102,18 @@ WRONG: list[tuple[tuple[str, str], list[str]]] = [
 """What is changed in the schema of `csv_of`, and what the error must name."""
 
 
-def test_a_wrong_schema_is_refused_by_key_and_value() -> None:
+def test_a_wrong_schema_is_refused_by_key_and_value(subtests: pytest.Subtests) -> None:
     assert parse_schema(SCHEMA).predicted.categories == ("0", "1")
     for change, words in WRONG:
-        with pytest.raises(SchemaError) as caught:
-            parse_schema(schema_with(change), "clinics.toml")
-        for word in ("clinics.toml", *words):
-            assert word in str(caught.value), (change, str(caught.value))
+        with subtests.test(change=change, words=words):
+            with pytest.raises(SchemaError) as caught:
+                parse_schema(schema_with(change), "clinics.toml")
+            for word in ("clinics.toml", *words):
+                assert word in str(caught.value), (change, str(caught.value))
     for parse in (parse_schema, parse_image_schema):
-        with pytest.raises(SchemaError, match=r"clinics\.toml is nested too deeply"):
-            parse(f"target = {'[' * 5000}{']' * 5000}", "clinics.toml")
+        with subtests.test(parse=parse):
+            with pytest.raises(SchemaError, match=r"clinics\.toml is nested too deeply"):
+                parse(f"target = {'[' * 5000}{']' * 5000}", "clinics.toml")
 
 
 def test_categories_are_compared_normalised() -> None:
@@ -126,7 +128,7 @@ def test_categories_are_compared_normalised() -> None:
     assert normalise("Hög klass") != normalise("hög klass")
 
 
-def test_a_schema_is_a_file_or_its_text(tmp_path: Path) -> None:
+def test_a_schema_is_a_file_or_its_text(tmp_path: Path, subtests: pytest.Subtests) -> None:
     file = tmp_path / "clinics.toml"
     with pytest.raises(SchemaError, match=r"clinics\.toml"):
         read_schema(str(file))
@@ -137,8 +139,9 @@ def test_a_schema_is_a_file_or_its_text(tmp_path: Path) -> None:
     settings = Settings.of({"task": "csv", "data-dir": str(tmp_path / "data"), "schema": str(file)})
     assert settings.run_config()["schema"] == SCHEMA
     for task, key, value in (("digits", "schema", SCHEMA), ("csv", "csv.target", "age")):
-        with pytest.raises(ValueError, match=key):
-            Settings.of({"task": task, "schema": SCHEMA, key: value})
+        with subtests.test(task=task, key=key):
+            with pytest.raises(ValueError, match=key):
+                Settings.of({"task": task, "schema": SCHEMA, key: value})
 
 
 def test_a_schema_can_lose_its_column_of_clients() -> None:

@@ -67,26 +67,30 @@ def folder(tmp_path: Path) -> Path:
 # What is learned ----------------------------------------------------------------------------------
 
 
-def test_there_are_80_characters_and_others_become_the_last() -> None:
+def test_there_are_80_characters_and_others_become_the_last(subtests: pytest.Subtests) -> None:
     assert len(CHARACTERS) == len(set(CHARACTERS)) == 80
     for byte, code in enumerate(CODES):
-        expected = CHARACTERS.index(chr(byte)) if chr(byte) in CHARACTERS else 79
-        assert code == expected
+        with subtests.test(byte=byte, code=code):
+            expected = CHARACTERS.index(chr(byte)) if chr(byte) in CHARACTERS else 79
+            assert code == expected
 
 
-def test_an_example_is_80_characters_and_the_speakers_next(folder: Path) -> None:
+def test_an_example_is_80_characters_and_the_speakers_next(
+    folder: Path, subtests: pytest.Subtests
+) -> None:
     task = load("shakespeare", folder)
     # the nurse has too little text to be tested on
     assert task.clients == ("First Citizen", "ROMEO")
     inputs, targets = task.splits("ROMEO").train[0:4]
     assert task.loss(task.model()(inputs), targets).shape == (4,)
     for name in task.clients:
-        spoken = PLAY[name]
-        windows = [(spoken[i : i + 80], spoken[i + 80]) for i in range(len(spoken) - 80)]
-        count = int(0.8 * len(windows))
-        splits = task.splits(name)
-        assert read(splits.train) == windows[:count]
-        assert read(splits.test) == windows[count + 79 :]
+        with subtests.test(name=name):
+            spoken = PLAY[name]
+            windows = [(spoken[i : i + 80], spoken[i + 80]) for i in range(len(spoken) - 80)]
+            count = int(0.8 * len(windows))
+            splits = task.splits(name)
+            assert read(splits.train) == windows[:count]
+            assert read(splits.test) == windows[count + 79 :]
 
 
 # Who speaks ---------------------------------------------------------------------------------------

@@ -24,22 +24,23 @@ def test_every_example_is_with_exactly_one_client() -> None:
     assert set(split.part) == {0, 1, 2}
 
 
-def test_a_split_has_a_clients_examples_whatever_its_camera() -> None:
+def test_a_split_has_a_clients_examples_whatever_its_camera(subtests: pytest.Subtests) -> None:
     split, task = split_of(**{"digits.rotated-clients": 2, "validation-share": 0.2})
     plain = load_task(Settings.of({"clients": 6, "validation-share": 0.2}).run_config())
     for place, client in enumerate(split.clients):
-        splits = task.splits(client)
-        for part, examples in enumerate((splits.train, splits.test, splits.validation)):
-            assert examples is not None
-            own = (split.client == place) & (split.part == part)
-            images, labels = examples[slice(0, len(examples))]
-            assert split.label[own].tolist() == labels.tolist()
-            upright, _ = next(iter(plain.splits(client)))[slice(0, 1)]
-            assert images.shape[1:] == upright.shape[1:]
+        with subtests.test(place=place, client=client):
+            splits = task.splits(client)
+            for part, examples in enumerate((splits.train, splits.test, splits.validation)):
+                assert examples is not None
+                own = (split.client == place) & (split.part == part)
+                images, labels = examples[slice(0, len(examples))]
+                assert split.label[own].tolist() == labels.tolist()
+                upright, _ = next(iter(plain.splits(client)))[slice(0, 1)]
+                assert images.shape[1:] == upright.shape[1:]
     assert np.array_equal(split.row, Split.of(plain).row)
 
 
-def test_it_is_read_as_it_was_written() -> None:
+def test_it_is_read_as_it_was_written(subtests: pytest.Subtests) -> None:
     split, task = split_of(**{"digits.rotated-clients": 2})
     again = Split.from_bytes(split.to_bytes())
     assert (again.clients, again.marks) == (split.clients, split.marks)
@@ -47,14 +48,16 @@ def test_it_is_read_as_it_was_written() -> None:
         task.marks
     )
     for name in ("client", "part", "row", "label"):
-        assert np.array_equal(getattr(again, name), getattr(split, name))
+        with subtests.test(name=name):
+            assert np.array_equal(getattr(again, name), getattr(split, name))
     assert split.to_bytes() == split.to_bytes()
 
 
-def test_what_is_no_split_is_refused() -> None:
+def test_what_is_no_split_is_refused(subtests: pytest.Subtests) -> None:
     for content in (b"", b"PK", b"no file of arrays at all"):
-        with pytest.raises(ValueError):  # noqa: PT011 (NumPy has words of its own)
-            Split.from_bytes(content)
+        with subtests.test(content=content):
+            with pytest.raises(ValueError):  # noqa: PT011 (NumPy has words of its own)
+                Split.from_bytes(content)
 
 
 def task_with(targets: torch.Tensor) -> Task:

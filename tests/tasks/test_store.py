@@ -133,7 +133,9 @@ def test_present_files_are_not_downloaded(tmp_path: Path) -> None:
         tmp_path.chmod(0o700)
 
 
-def test_a_file_that_is_not_the_original_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_not_the_original_is_refused(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     write(tmp_path)
     locate(INFO, setup_of(tmp_path))
     (tmp_path / "things/b").write_bytes(b"forged")  # after it has been checked
@@ -145,7 +147,8 @@ def test_a_file_that_is_not_the_original_is_refused(tmp_path: Path) -> None:
         INFO.files[1].md5,
         "verify-data=false",
     ):
-        assert word in str(refusal.value)
+        with subtests.test(word=word):
+            assert word in str(refusal.value)
     assert locate(INFO, setup_of(tmp_path, verify=False))
     without = [each._replace(md5="") for each in INFO.files]  # it has no fixed checksum
     assert locate(INFO, setup_of(tmp_path), without)
@@ -176,7 +179,10 @@ def test_missing_files_are_downloaded_once(
 
 
 def test_a_download_that_fails_leaves_nothing_and_a_remedy(
-    web: tuple[TaskInfo, Path, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    web: tuple[TaskInfo, Path, list[str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    subtests: pytest.Subtests,
 ) -> None:
     info, served, _ = web
     page = b"<html>an error page</html>"
@@ -187,21 +193,22 @@ def test_a_download_that_fails_leaves_nothing_and_a_remedy(
         ("b", lambda: monkeypatch.setattr(Archive, "send_header", longer_than_it_is)),
         ("b", lambda: (served / "b").unlink()),
     ):
-        fail()
-        files = [file for file in info.files if file.address.endswith(f"/{path}")]
-        with pytest.raises(FairbloomError) as refusal:
-            locate(info, setup_of(root), files)
-        for word in (
-            "task = 'things'",
-            files[0].path,
-            str(root),
-            "put the files there",
-            "--data-dir",
-        ):
-            assert word in str(refusal.value)
-        assert "\n" not in str(refusal.value)
-        assert not left_in(root)  # half a file would be taken for the whole one
-        monkeypatch.undo()
+        with subtests.test(path=path, fail=fail):
+            fail()
+            files = [file for file in info.files if file.address.endswith(f"/{path}")]
+            with pytest.raises(FairbloomError) as refusal:
+                locate(info, setup_of(root), files)
+            for word in (
+                "task = 'things'",
+                files[0].path,
+                str(root),
+                "put the files there",
+                "--data-dir",
+            ):
+                assert word in str(refusal.value)
+            assert "\n" not in str(refusal.value)
+            assert not left_in(root)  # half a file would be taken for the whole one
+            monkeypatch.undo()
 
 
 def longer_than_it_is(handler: Archive, name: str, value: str) -> None:
@@ -226,16 +233,17 @@ def test_a_place_that_cannot_be_written_to_is_said(
 # What is known ------------------------------------------------------------------------------------
 
 
-def test_no_known_data_sets_share_a_file() -> None:
+def test_no_known_data_sets_share_a_file(subtests: pytest.Subtests) -> None:
     files = [file for info in TASKS.values() for file in info.files]
     assert len({file.path for file in files}) == len(files) > 20
     for file in files:
-        assert not Path(file.path).is_absolute()
-        assert ".." not in Path(file.path).parts
-        assert file.md5 == "" or len(bytes.fromhex(file.md5)) == 16
-        assert file.address.startswith(
-            "https://" if "fashion-mnist" not in file.address else "http://"
-        )
+        with subtests.test(file=file):
+            assert not Path(file.path).is_absolute()
+            assert ".." not in Path(file.path).parts
+            assert file.md5 == "" or len(bytes.fromhex(file.md5)) == 16
+            assert file.address.startswith(
+                "https://" if "fashion-mnist" not in file.address else "http://"
+            )
 
 
 @pytest.mark.parametrize("name", [name for name, info in TASKS.items() if info.files])

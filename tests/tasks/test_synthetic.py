@@ -34,20 +34,26 @@ def test_inputs_vary_the_less_the_later_they_stand() -> None:
     assert DEVIATIONS[0] == 1.0
 
 
-def test_alpha_is_how_much_models_differ() -> None:
+def test_alpha_is_how_much_models_differ(subtests: pytest.Subtests) -> None:
     """Each W has 600 numbers about u_k, whose standard deviation is alpha."""
     for alpha in (0.0, 0.5, 3.0):
-        devices = [draw_device(0, place, alpha, 1.0) for place in range(1000)]
-        centers, biases = np.array([[each.W.mean(), each.b.mean()] for each in devices]).T
-        assert centers.std() == pytest.approx(np.hypot(alpha, 1 / np.sqrt(600)), rel=0.1)
-        # they share u_k
-        assert np.cov(centers, biases)[0, 1] == pytest.approx(alpha**2, abs=0.02 + 0.15 * alpha**2)
+        with subtests.test(alpha=alpha):
+            devices = [draw_device(0, place, alpha, 1.0) for place in range(1000)]
+            centers, biases = np.array([[each.W.mean(), each.b.mean()] for each in devices]).T
+            assert centers.std() == pytest.approx(np.hypot(alpha, 1 / np.sqrt(600)), rel=0.1)
+            # they share u_k
+            assert np.cov(centers, biases)[0, 1] == pytest.approx(
+                alpha**2, abs=0.02 + 0.15 * alpha**2
+            )
 
 
-def test_beta_is_how_much_inputs_differ() -> None:
+def test_beta_is_how_much_inputs_differ(subtests: pytest.Subtests) -> None:
     for beta in (0.0, 0.5, 3.0):
-        centers = np.array([draw_device(0, place, 1.0, beta).mean.mean() for place in range(1000)])
-        assert centers.std() == pytest.approx(np.hypot(beta, 1 / np.sqrt(60)), rel=0.1)
+        with subtests.test(beta=beta):
+            centers = np.array(
+                [draw_device(0, place, 1.0, beta).mean.mean() for place in range(1000)]
+            )
+            assert centers.std() == pytest.approx(np.hypot(beta, 1 / np.sqrt(60)), rel=0.1)
 
 
 def test_sizes_are_log_normal_from_50() -> None:
@@ -61,12 +67,13 @@ def test_sizes_are_log_normal_from_50() -> None:
     assert logs.std() == pytest.approx(2.0, abs=0.3)
 
 
-def test_equal_devices_share_model_and_inputs() -> None:
+def test_equal_devices_share_model_and_inputs(subtests: pytest.Subtests) -> None:
     device = draw_common_device(0)
     for place in (0, 1):
-        inputs, classes = draw_examples(0, place, 5.0, 5.0, iid=True)
-        assert classes.tolist() == (inputs @ device.W + device.b).argmax(axis=1).tolist()
-        assert abs(inputs[:, 1:].mean()) < 0.1
+        with subtests.test(place=place):
+            inputs, classes = draw_examples(0, place, 5.0, 5.0, iid=True)
+            assert classes.tolist() == (inputs @ device.W + device.b).argmax(axis=1).tolist()
+            assert abs(inputs[:, 1:].mean()) < 0.1
     assert len(draw_examples(0, 0, 5.0, 5.0, iid=True)[1]) == len(
         draw_examples(0, 0, 0.0, 0.0, iid=True)[1]
     )

@@ -110,7 +110,7 @@ def test_a_tasks_own_settings_reach_it_in_their_type() -> None:
     assert [type(value) for value in loaded[0][1].values()] == [float, int, str, bool]
 
 
-def test_an_impossible_task_setting_is_refused_everywhere() -> None:
+def test_an_impossible_task_setting_is_refused_everywhere(subtests: pytest.Subtests) -> None:
     for key, value, allowed in (
         ("ones.noise", 2.1, "float in [0, 2]"),
         ("ones.noise", float("nan"), "float in [0, 2]"),
@@ -118,15 +118,16 @@ def test_an_impossible_task_setting_is_refused_everywhere() -> None:
         ("ones.kind", "round", "plain, bent or torn"),
         ("ones.folded", 1, "bool"),
     ):
-        with pytest.raises(FairbloomError) as of_settings:
-            Settings.of({"task": "ones", key: value})
-        with pytest.raises(FairbloomError) as of_load:
-            load_task({**config(task="ones"), key: value})
-        assert (
-            str(of_settings.value)
-            == str(of_load.value)
-            == f"{key} = {value!r}: allowed is {allowed}"
-        )
+        with subtests.test(key=key, value=value):
+            with pytest.raises(FairbloomError) as of_settings:
+                Settings.of({"task": "ones", key: value})
+            with pytest.raises(FairbloomError) as of_load:
+                load_task({**config(task="ones"), key: value})
+            assert (
+                str(of_settings.value)
+                == str(of_load.value)
+                == f"{key} = {value!r}: allowed is {allowed}"
+            )
 
 
 def test_another_tasks_settings_are_no_part_of_a_run() -> None:
@@ -145,17 +146,20 @@ def test_a_folder_that_the_task_does_not_read_is_refused() -> None:
 
 
 def test_a_missing_folder_matters_only_to_its_readers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    subtests: pytest.Subtests,
 ) -> None:
     """A server needs the model alone, and the folders of deployed clients lie on their devices."""
     for folder, words in (("", "by --data-dir, or"), ("/no/such", "'/no/such'")):
-        chosen = config(task="files", **{"data-dir": folder})
-        task = load_task(chosen)
-        assert task.model().weight.shape == (1, 1)
-        for refuse in (lambda: check_data(chosen), lambda: task.splits("0")):  # noqa: B023
-            with pytest.raises(FairbloomError, match=words):
-                refuse()
-        assert not opened
+        with subtests.test(folder=folder, words=words):
+            chosen = config(task="files", **{"data-dir": folder})
+            task = load_task(chosen)
+            assert task.model().weight.shape == (1, 1)
+            for refuse in (lambda: check_data(chosen), lambda: task.splits("0")):  # noqa: B023
+                with pytest.raises(FairbloomError, match=words):
+                    refuse()
+            assert not opened
     there = config(task="files", **{"data-dir": str(tmp_path)})
     check_data(there)
     assert len(load_task(there).splits("2").train) == 3
@@ -167,7 +171,9 @@ def test_a_missing_folder_matters_only_to_its_readers(
 # Examples -----------------------------------------------------------------------------------------
 
 
-def test_a_server_without_data_knows_clients_and_model(tmp_path: Path) -> None:
+def test_a_server_without_data_knows_clients_and_model(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     hospitals = ("cleveland", "hungarian", "switzerland", "long-beach")
     for name, partition, clients, shapes in (
         ("adult", "phd", ("phd", "non-phd"), [(2, 99), (2,)]),
@@ -175,9 +181,10 @@ def test_a_server_without_data_knows_clients_and_model(tmp_path: Path) -> None:
         ("heart-disease", "hospital", hospitals, [(2, 13), (2,)]),
         ("femnist", "dirichlet", tuple(f"client-{k:02}" for k in range(100)), [(62, 784), (62,)]),
     ):
-        task = made.load(name, tmp_path / "nowhere", partition=partition, model="logistic")
-        assert task.clients == clients
-        assert [tuple(value.shape) for value in task.model().state_dict().values()] == shapes
+        with subtests.test(name=name, partition=partition):
+            task = made.load(name, tmp_path / "nowhere", partition=partition, model="logistic")
+            assert task.clients == clients
+            assert [tuple(value.shape) for value in task.model().state_dict().values()] == shapes
     assert [score.name for score in load_task({"task": "heart-disease"}).scores] == [
         "accuracy",
         "auc",
@@ -185,7 +192,7 @@ def test_a_server_without_data_knows_clients_and_model(tmp_path: Path) -> None:
     ]
 
 
-def test_chosen_examples_are_those_of_the_split() -> None:
+def test_chosen_examples_are_those_of_the_split(subtests: pytest.Subtests) -> None:
     inputs = torch.arange(10.0) * 2
     targets = torch.arange(10)
     whole = Examples(inputs, targets)
@@ -198,9 +205,10 @@ def test_chosen_examples_are_those_of_the_split() -> None:
         (part, slice(1, 9), [3, 5]),
         (part, torch.tensor([2, 0, 0]), [5, 7, 7]),
     ):
-        got, labels = examples[chosen]
-        assert labels.tolist() == expected
-        assert torch.equal(got, inputs[labels])
+        with subtests.test(examples=examples, chosen=chosen):
+            got, labels = examples[chosen]
+            assert labels.tolist() == expected
+            assert torch.equal(got, inputs[labels])
     assert whole[2:4][0].data_ptr() == inputs[2].data_ptr()  # not copied
 
 
@@ -221,8 +229,9 @@ def test_sizes_of_splits_are_shown_by_default() -> None:
     assert describe_data(config(task="ones")) == {"clients": expected}
 
 
-def test_given_clients_are_not_counted_by_a_setting() -> None:
+def test_given_clients_are_not_counted_by_a_setting(subtests: pytest.Subtests) -> None:
     for info in TASKS.values():
-        assert info.setup({"clients": 7}).clients == (0 if info.reads else 7)
+        with subtests.test(info=info):
+            assert info.setup({"clients": 7}).clients == (0 if info.reads else 7)
     assert TASKS["digits"].setup({}).clients == 20
     assert TASKS["csv"].setup({}).model == "logistic"

@@ -56,20 +56,22 @@ def check(name: str, method: Callable[..., FairStrategy], **arguments: Value) ->
 # Methods that are right ---------------------------------------------------------------------------
 
 
-def test_our_methods_pass_every_check() -> None:
+def test_our_methods_pass_every_check(subtests: pytest.Subtests) -> None:
     """Only `local` gets a remark: its global model stays as it is."""
     for name, method in METHODS.items():
-        assert remarks_on(method, ARGUMENTS[name][0]) == (
-            {"learns"} if name == "local" else set()
-        ), name
+        with subtests.test(name=name, method=method):
+            assert remarks_on(method, ARGUMENTS[name][0]) == (
+                {"learns"} if name == "local" else set()
+            ), name
 
 
 @pytest.mark.slow
-def test_methods_of_torchjd_pass_with_true_remarks() -> None:
+def test_methods_of_torchjd_pass_with_true_remarks(subtests: pytest.Subtests) -> None:
     """Two draw an order from the seed; with two the mean loss does not fall."""
     pytest.importorskip("torchjd")
     for name in ("alignedmtl", "cagrad", "dualproj", "fairgrad", "imtlg", "mgda", "upgrad"):
-        assert remarks_on(partial(by_name, name)) == set(), name
+        with subtests.test(name=name):
+            assert remarks_on(partial(by_name, name)) == set(), name
     assert remarks_on(partial(by_name, "krum")) == {"learns"}
     assert remarks_on(partial(by_name, "gradvac")) == {"permutation", "learns"}
     assert remarks_on(partial(by_name, "pcgrad")) == {"permutation"}
@@ -257,27 +259,30 @@ WRONG: list[tuple[str, type[FairStrategy], str]] = [
 ]  # fmt: skip
 
 
-def test_a_broken_method_fails_a_property_in_words() -> None:
+def test_a_broken_method_fails_a_property_in_words(subtests: pytest.Subtests) -> None:
     for place, (name, method, words) in enumerate(WRONG):
-        with pytest.raises(Failure) as failure:
-            check(name, method)
-        assert (words in str(failure.value), failure.value.status) == (True, Status.FAILED), (
-            place,
-            failure.value,
-        )
+        with subtests.test(place=place, name=name):
+            with pytest.raises(Failure) as failure:
+                check(name, method)
+            assert (words in str(failure.value), failure.value.status) == (True, Status.FAILED), (
+                place,
+                failure.value,
+            )
     assert {name for name, _, _ in WRONG} == {*PROPERTIES}
 
 
 @pytest.mark.slow
-def test_a_broken_method_fails_one_property() -> None:
+def test_a_broken_method_fails_one_property(subtests: pytest.Subtests) -> None:
     for place, (name, method, _) in enumerate(WRONG):
-        assert report_on(method).failures.keys() == {name}, place
+        with subtests.test(place=place, name=name):
+            assert report_on(method).failures.keys() == {name}, place
 
 
-def test_a_small_bias_by_place_fails_in_any_cohort() -> None:
+def test_a_small_bias_by_place_fails_in_any_cohort(subtests: pytest.Subtests) -> None:
     for many in (8, 40):
-        with pytest.raises(Failure, match="the step is another one"):
-            check("permutation", FirstCountsMore, many=many)
+        with subtests.test(many=many):
+            with pytest.raises(Failure, match="the step is another one"):
+                check("permutation", FirstCountsMore, many=many)
 
 
 def test_a_fault_is_reported_once_with_its_line() -> None:
@@ -333,11 +338,12 @@ REMARKED = [
 ]
 
 
-def test_what_may_be_meant_is_remarked() -> None:
+def test_what_may_be_meant_is_remarked(subtests: pytest.Subtests) -> None:
     for name, method, words in REMARKED:
-        with pytest.raises(Remark) as remark:
-            check(name, method)
-        assert words in str(remark.value), name
+        with subtests.test(name=name, method=method):
+            with pytest.raises(Remark) as remark:
+                check(name, method)
+            assert words in str(remark.value), name
 
 
 def test_a_shorter_step_is_no_remark() -> None:
@@ -346,7 +352,7 @@ def test_a_shorter_step_is_no_remark() -> None:
     )
 
 
-def test_no_round_is_run_where_real_clients_lack_a_metric() -> None:
+def test_no_round_is_run_where_real_clients_lack_a_metric(subtests: pytest.Subtests) -> None:
     with pytest.raises(NotApplicable, match="blood-pressure"):
         check("learns", UNKNOWN)
     for metric in (
@@ -356,7 +362,8 @@ def test_no_round_is_run_where_real_clients_lack_a_metric() -> None:
         "step-sum",
         "disparity-hard",
     ):
-        assert metric in check("needs", broken(needs=frozenset({metric})))
+        with subtests.test(metric=metric):
+            assert metric in check("needs", broken(needs=frozenset({metric})))
 
 
 # Arguments and the printed report -----------------------------------------------------------------
@@ -377,15 +384,16 @@ def test_a_parameter_without_a_default_has_to_be_given() -> None:
     assert "share = -1.0" in report_on(NeedsAShare, {"share": -1.0}).failures["parameters"]
 
 
-def test_arguments_are_read_from_settings_as_a_run_has_them() -> None:
+def test_arguments_are_read_from_settings_as_a_run_has_them(subtests: pytest.Subtests) -> None:
     assert arguments_of(NeedsAShare, {}) == {}
     assert arguments_of(NeedsAShare, {"needsashare.share": 1}) == {"share": 1.0}
     for key, value in (("needsashare.part", 1), ("needsashare.share", "a")):
-        with pytest.raises(FairbloomError, match=rf"{key} = {value!r}: .*"):
-            arguments_of(NeedsAShare, {key: value})
+        with subtests.test(key=key, value=value):
+            with pytest.raises(FairbloomError, match=rf"{key} = {value!r}: .*"):
+                arguments_of(NeedsAShare, {key: value})
 
 
-def test_the_printed_report_fits_on_a_narrow_screen() -> None:
+def test_the_printed_report_fits_on_a_narrow_screen(subtests: pytest.Subtests) -> None:
     report = report_on(Raises)
     printed = StringIO()
     report.show(Console(file=printed, width=60))
@@ -393,4 +401,5 @@ def test_the_printed_report_fits_on_a_narrow_screen() -> None:
     assert all(len(row) <= 60 for row in rows)
     words = "".join("".join(row[15:].split()) for row in rows)
     for result in report.results.values():
-        assert "".join(result.message.split()) in words
+        with subtests.test(result=result):
+            assert "".join(result.message.split()) in words

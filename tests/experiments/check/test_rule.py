@@ -19,11 +19,12 @@ HERE = f"{__name__}:"
 GIVEN = "tests.client.own_rules:"
 
 
-def test_a_right_rule_passes_without_a_remark() -> None:
+def test_a_right_rule_passes_without_a_remark(subtests: pytest.Subtests) -> None:
     for name, keeps in (("Plain", "keeps 0 numbers: nothing"), ("Momentum", "keeps 16 numbers")):
-        results = check_rule(f"{GIVEN}{name}").results
-        assert {result.status for result in results.values()} == {Status.PASSED}
-        assert keeps in results["kept"].message
+        with subtests.test(name=name, keeps=keeps):
+            results = check_rule(f"{GIVEN}{name}").results
+            assert {result.status for result in results.values()} == {Status.PASSED}
+            assert keeps in results["kept"].message
 
 
 # Rules that are wrong -----------------------------------------------------------------------------
@@ -125,12 +126,13 @@ WRONG = [
 ]
 
 
-def test_a_broken_rule_fails_a_property_in_words() -> None:
+def test_a_broken_rule_fails_a_property_in_words(subtests: pytest.Subtests) -> None:
     for rule, name, words in WRONG:
-        RemembersAside.velocity.clear()
-        with pytest.raises(Failure) as failure:
-            RULE_PROPERTIES[name](RuleUnderTest(f"{HERE}{rule.__name__}"))
-        assert words in str(failure.value), rule
+        with subtests.test(rule=rule, name=name):
+            RemembersAside.velocity.clear()
+            with pytest.raises(Failure) as failure:
+                RULE_PROPERTIES[name](RuleUnderTest(f"{HERE}{rule.__name__}"))
+            assert words in str(failure.value), rule
 
 
 def test_state_that_grows_is_remarked() -> None:

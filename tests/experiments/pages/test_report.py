@@ -175,55 +175,66 @@ def test_data_in_a_script_have_nothing_that_could_end_it() -> None:
 # Its numbers are the runs' ------------------------------------------------------------------------
 
 
-def test_each_client_has_the_mean_of_its_last_scores(hospitals: Path, report: Parsed) -> None:
+def test_each_client_has_the_mean_of_its_last_scores(
+    hospitals: Path, report: Parsed, subtests: pytest.Subtests
+) -> None:
     for row in report.rows("clients"):
-        for method in METHODS:
-            scores = [finals_of(hospitals, method, seed)[row["client"]] for seed in range(3)]
-            assert float(row[find_method(method).__name__]) == pytest.approx(
-                statistics.fmean(scores), abs=0.051
+        with subtests.test(row=row):
+            for method in METHODS:
+                scores = [finals_of(hospitals, method, seed)[row["client"]] for seed in range(3)]
+                assert float(row[find_method(method).__name__]) == pytest.approx(
+                    statistics.fmean(scores), abs=0.051
+                )
+            personal = [
+                finals_of(hospitals, "fedfv", seed, "test_accuracy_of_personal_model")[
+                    row["client"]
+                ]
+                for seed in range(3)
+            ]
+            assert float(row["FedFV (personal)"]) == pytest.approx(
+                statistics.fmean(personal), abs=0.051
             )
-        personal = [
-            finals_of(hospitals, "fedfv", seed, "test_accuracy_of_personal_model")[row["client"]]
-            for seed in range(3)
-        ]
-        assert float(row["FedFV (personal)"]) == pytest.approx(
-            statistics.fmean(personal), abs=0.051
-        )
     base = [float(row["FedAvg"]) for row in report.rows("clients")]
     assert base == sorted(base), "the worst served under the baseline first"
 
 
-def test_differences_are_those_of_the_comparison(hospitals: Path, report: Parsed) -> None:
+def test_differences_are_those_of_the_comparison(
+    hospitals: Path, report: Parsed, subtests: pytest.Subtests
+) -> None:
     comparison = api.load(hospitals)
     found = {(row["method"], row["measure"]): row for row in report.rows("differences")}
     for method in METHODS[1:]:
-        row = found[find_method(method).__name__, "worst client"]
-        expected = comparison.difference(find_method(method).__name__, "worst_10")
-        assert numbers_of(row["difference"]) == pytest.approx(
-            [expected.mean, expected.low, expected.high], abs=0.051
-        )
-        assert (int(row["seeds better"]), int(row["seeds worse"])) == (
-            expected.better,
-            expected.worse,
-        )
+        with subtests.test(method=method):
+            row = found[find_method(method).__name__, "worst client"]
+            expected = comparison.difference(find_method(method).__name__, "worst_10")
+            assert numbers_of(row["difference"]) == pytest.approx(
+                [expected.mean, expected.low, expected.high], abs=0.051
+            )
+            assert (int(row["seeds better"]), int(row["seeds worse"])) == (
+                expected.better,
+                expected.worse,
+            )
 
 
 def test_curves_are_means_over_the_seeds_within_what_these_span(
-    hospitals: Path, report: Parsed
+    hospitals: Path,
+    report: Parsed,
+    subtests: pytest.Subtests,
 ) -> None:
     drawn = report.chart("rounds-mean")["data"]["values"]
     assert {row["method"] for row in drawn} == {"FedAvg", "QFedAvg", "FedFV"}
     for row in drawn:
-        if row["method"] != "QFedAvg":
-            continue
-        values = [
-            float(each["test_accuracy_of_global_model_mean"])
-            for seed in range(3)
-            for each in rows_of(hospitals, "qfedavg", seed, ROUNDS.name)
-            if int(each["round"]) == row["round"]
-        ]
-        expected = (statistics.fmean(values), min(values), max(values))
-        assert (row["value"], row["low"], row["high"]) == pytest.approx(expected, rel=1e-4)
+        with subtests.test(row=row):
+            if row["method"] != "QFedAvg":
+                continue
+            values = [
+                float(each["test_accuracy_of_global_model_mean"])
+                for seed in range(3)
+                for each in rows_of(hospitals, "qfedavg", seed, ROUNDS.name)
+                if int(each["round"]) == row["round"]
+            ]
+            expected = (statistics.fmean(values), min(values), max(values))
+            assert (row["value"], row["low"], row["high"]) == pytest.approx(expected, rel=1e-4)
 
 
 def test_a_clients_share_is_of_the_weights_of_its_rounds(hospitals: Path, report: Parsed) -> None:
@@ -258,17 +269,20 @@ def test_weights_are_of_all_rounds_evaluated_or_not(tmp_path: Path) -> None:
     assert rows == {row["client"] for row in table if row["FedFV"] != "–"}
 
 
-def test_time_and_traffic_are_sums_over_the_rounds(hospitals: Path, report: Parsed) -> None:
+def test_time_and_traffic_are_sums_over_the_rounds(
+    hospitals: Path, report: Parsed, subtests: pytest.Subtests
+) -> None:
     (row,) = [row for row in report.rows("cost") if row["method"] == "FedFV"]
     for heading, column, write in (
         ("time of a run", "seconds", in_seconds),
         ("sent to clients", "bytes_sent", in_bytes),
     ):
-        sums = [
-            sum(float(each[column]) for each in rows_of(hospitals, "fedfv", s, ROUNDS.name))
-            for s in range(3)
-        ]
-        assert row[heading] == write(statistics.fmean(sums))
+        with subtests.test(heading=heading, column=column):
+            sums = [
+                sum(float(each[column]) for each in rows_of(hospitals, "fedfv", s, ROUNDS.name))
+                for s in range(3)
+            ]
+            assert row[heading] == write(statistics.fmean(sums))
 
 
 def test_the_front_has_the_methods_that_none_beats(report: Parsed) -> None:
@@ -294,7 +308,9 @@ def test_the_verdict_comes_first(hospitals: Path, report: Parsed) -> None:
     assert all(sentence in text for sentence in verdict.sentences)
 
 
-def test_dealt_clients_are_shown_by_the_first_seed(tmp_path: Path) -> None:
+def test_dealt_clients_are_shown_by_the_first_seed(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     clients = [f"client-{i}" for i in range(4)]
     make_comparison(tmp_path, METHODS, range(3), clients, 5)
     page = page_of(tmp_path)
@@ -314,11 +330,13 @@ def test_dealt_clients_are_shown_by_the_first_seed(tmp_path: Path) -> None:
     marked = page_of(tmp_path)
     shown = {"client-0", "client-1 (rotated)", "client-2", "client-3 (rotated)"}
     for table in ("clients", "weights", "examples"):
-        assert {row["client"] for row in marked.rows(table)} == shown
+        with subtests.test(table=table):
+            assert {row["client"] for row in marked.rows(table)} == shown
     for chart in ("spec-map-1", "spec-weights-1"):
-        spec = marked.data[chart]
-        order = spec["layer"][0]["encoding"]["y"]["sort"]
-        assert {*order} == {row["client"] for row in spec["data"]["values"]} == shown
+        with subtests.test(chart=chart):
+            spec = marked.data[chart]
+            order = spec["layer"][0]["encoding"]["y"]["sort"]
+            assert {*order} == {row["client"] for row in spec["data"]["values"]} == shown
 
 
 # Many clients -------------------------------------------------------------------------------------

@@ -45,22 +45,27 @@ def printed(table: Table, monkeypatch: pytest.MonkeyPatch) -> str:
     return file.getvalue()
 
 
-def test_tables_are_printed_whole_at_any_width(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_are_printed_whole_at_any_width(
+    monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
+) -> None:
     for count, score in ((2, ACCURACY), (10, MAE)):
-        comparison = compared_at_random(count, score, LONG)
-        for table in (
-            method_table(comparison),
-            dataclasses.replace(client_table(comparison), folded=False),
-        ):
-            for width in WIDTHS:
-                at_width(width, monkeypatch)
-                text = printed(table, monkeypatch)
-                assert max(map(cell_len, text.splitlines())) <= (width or 100_000)
-                # A name may be folded anywhere, so it is looked for without spaces and lines.
-                together = re.sub(r"[\s─]", "", text)
-                for cells in table.rows:
-                    assert all(word in text for cell in cells[1:] for word in cell.text.split())
-                    assert width not in (200, None) or re.sub(r"\s", "", cells[0].text) in together
+        with subtests.test(count=count, score=score):
+            comparison = compared_at_random(count, score, LONG)
+            for table in (
+                method_table(comparison),
+                dataclasses.replace(client_table(comparison), folded=False),
+            ):
+                for width in WIDTHS:
+                    at_width(width, monkeypatch)
+                    text = printed(table, monkeypatch)
+                    assert max(map(cell_len, text.splitlines())) <= (width or 100_000)
+                    # A name may be folded anywhere, so it is looked for without spaces and lines.
+                    together = re.sub(r"[\s─]", "", text)
+                    for cells in table.rows:
+                        assert all(word in text for cell in cells[1:] for word in cell.text.split())
+                        assert (
+                            width not in (200, None) or re.sub(r"\s", "", cells[0].text) in together
+                        )
 
 
 def test_a_folded_table_is_printed_by_its_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,13 +93,14 @@ def test_a_wide_table_is_cut_into_parts_with_names() -> None:
     assert [len(part.columns) - 1 for part in parts] == [3, 3, 2]
 
 
-def test_numbers_have_the_decimals_that_three_digits_take() -> None:
+def test_numbers_have_the_decimals_that_three_digits_take(subtests: pytest.Subtests) -> None:
     assert method_table(compared_at_random(2)).rows[0][1].text.count(".") == 1
     for scale, expected in ((0.004, "0.00300"), (0.4, "0.300"), (40.0, "30.0"), (4000.0, "3000")):
-        comparison = compared_by_hand(
-            Score("rmse", higher_is_better=False), FedAvg=[{"a": 0.5 * scale, "b": scale}]
-        )
-        assert method_table(comparison).rows[0][1].text == expected
+        with subtests.test(scale=scale, expected=expected):
+            comparison = compared_by_hand(
+                Score("rmse", higher_is_better=False), FedAvg=[{"a": 0.5 * scale, "b": scale}]
+            )
+            assert method_table(comparison).rows[0][1].text == expected
 
 
 def in_five_seeds(score: Score) -> Comparison:
@@ -105,18 +111,21 @@ def in_five_seeds(score: Score) -> Comparison:
     return compared_by_hand(score, FedAvg=base, FedFV=fair)
 
 
-def test_significant_gains_are_green_and_losses_red() -> None:
+def test_significant_gains_are_green_and_losses_red(subtests: pytest.Subtests) -> None:
     """The mean and the worst served have a mark, and rows of clients have none."""
     base = [{"a": 1.0, "b": 2.0}] * 5
     more = [{"a": 2.0 + each, "b": 3.0 + each} for each in NOISE]
     for score, tone in ((Score("auc"), "better"), (MAE, "worse")):
-        comparison = compared_by_hand(score, FedAvg=base, FedFV=more)
-        marked = method_table(comparison).rows[1][5:7]
-        assert [cell.tone for cell in marked] == [tone, tone]
-        assert all(cell.text.startswith("* ") for cell in marked)
-        assert not any(
-            cell.tone or "*" in cell.text for row in client_table(comparison).rows for cell in row
-        )
+        with subtests.test(score=score, tone=tone):
+            comparison = compared_by_hand(score, FedAvg=base, FedFV=more)
+            marked = method_table(comparison).rows[1][5:7]
+            assert [cell.tone for cell in marked] == [tone, tone]
+            assert all(cell.text.startswith("* ") for cell in marked)
+            assert not any(
+                cell.tone or "*" in cell.text
+                for row in client_table(comparison).rows
+                for cell in row
+            )
 
 
 def test_a_single_seed_has_no_colours_and_no_intervals() -> None:
@@ -157,47 +166,58 @@ def test_the_table_of_methods_has_differences_with_intervals() -> None:
 
 
 def test_a_comparison_of_three_methods_is_brief(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    subtests: pytest.Subtests,
 ) -> None:
     """What is printed is wrapped, begins with what was found, and has at most 500 words."""
     comparison = compared_at_random(3, name=LONG)
     for width in (60, 100):
-        monkeypatch.setenv("COLUMNS", str(width))
-        comparison.show()
-        said = capsys.readouterr().out
-        assert max(map(cell_len, said.split("tables and runs")[0].splitlines())) <= width
-        words = " ".join(said.split())
-        assert words.index(comparison.verdict.headline) < words.index("Final models over clients")
-        assert len(words.split()) <= 500
+        with subtests.test(width=width):
+            monkeypatch.setenv("COLUMNS", str(width))
+            comparison.show()
+            said = capsys.readouterr().out
+            assert max(map(cell_len, said.split("tables and runs")[0].splitlines())) <= width
+            words = " ".join(said.split())
+            assert words.index(comparison.verdict.headline) < words.index(
+                "Final models over clients"
+            )
+            assert len(words.split()) <= 500
 
 
 def test_lists_are_printed_whole_at_any_width(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    subtests: pytest.Subtests,
 ) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     for command, width in product(("settings", "methods", "tasks"), (40, None)):
-        at_width(width, monkeypatch)
-        assert fairbloom(command) == 0
-        text = capsys.readouterr().out
-        assert "…" not in text
-        assert max(map(len, text.splitlines())) <= (width or 100_000)
-        together = re.sub(r"\s", "", text)
-        if command == "settings":
-            for key, value in default_config().items():
-                assert re.search(
-                    rf"^ *{re.escape(key)}(?: =)? +{re.escape(repr(value))}", text, re.MULTILINE
-                ), key
-        if command == "methods":
-            for each in (each for name in METHODS for each in describe_method(name)["parameters"]):
-                about = (
-                    f"{each['key']} ({each['range']}, default {each['default'] or repr('')})"
-                    f" {each['description']}"
+        with subtests.test(command=command, width=width):
+            at_width(width, monkeypatch)
+            assert fairbloom(command) == 0
+            text = capsys.readouterr().out
+            assert "…" not in text
+            assert max(map(len, text.splitlines())) <= (width or 100_000)
+            together = re.sub(r"\s", "", text)
+            if command == "settings":
+                for key, value in default_config().items():
+                    assert re.search(
+                        rf"^ *{re.escape(key)}(?: =)? +{re.escape(repr(value))}", text, re.MULTILINE
+                    ), key
+            if command == "methods":
+                for each in (
+                    each for name in METHODS for each in describe_method(name)["parameters"]
+                ):
+                    about = (
+                        f"{each['key']} ({each['range']}, default {each['default'] or repr('')})"
+                        f" {each['description']}"
+                    )
+                    assert re.sub(r"\s", "", about) in together
+            if command == "tasks":
+                assert (
+                    "digits.rotated-clients(intatleast0,default0)Numberofclientswithimages"
+                    in together
                 )
-                assert re.sub(r"\s", "", about) in together
-        if command == "tasks":
-            assert (
-                "digits.rotated-clients(intatleast0,default0)Numberofclientswithimages" in together
-            )
 
 
 def test_a_terminal_has_the_width_that_it_says(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,29 +117,35 @@ WRONG = {
 }
 
 
-def test_a_fault_in_a_recipe_is_told_by_recipe_and_key(tmp_path: Path) -> None:
+def test_a_fault_in_a_recipe_is_told_by_recipe_and_key(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     for text, told in WRONG.items():
-        with pytest.raises(FairbloomError, match=f"^recipe mine.*{re.escape(told)}"):
-            recipe_of(tmp_path, text)
+        with subtests.test(text=text, told=told):
+            with pytest.raises(FairbloomError, match=f"^recipe mine.*{re.escape(told)}"):
+                recipe_of(tmp_path, text)
     with pytest.raises(FairbloomError, match=r"'fedfv-tabel3': did you mean fedfv-table3\?"):
         load_recipe("fedfv-tabel3")
     with pytest.raises(FairbloomError, match=r"none\.toml"):
         load_recipe(str(tmp_path / "none.toml"))
 
 
-def test_a_setting_that_cannot_be_is_told_with_the_row(tmp_path: Path) -> None:
+def test_a_setting_that_cannot_be_is_told_with_the_row(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     for settings in ("num-round = 3", "qfedavg.q = 3", "batch-size = -1"):
-        recipe = recipe_of(tmp_path, f"{HEAD}{MEASURES}{ROW}settings = {{ {settings} }}\n")
-        with pytest.raises(
-            FairbloomError, match=f"recipe mine: row 'FedAvg.*{settings.split()[0]}"
-        ):
-            study_of(recipe, recipe.rows)
+        with subtests.test(settings=settings):
+            recipe = recipe_of(tmp_path, f"{HEAD}{MEASURES}{ROW}settings = {{ {settings} }}\n")
+            with pytest.raises(
+                FairbloomError, match=f"recipe mine: row 'FedAvg.*{settings.split()[0]}"
+            ):
+                study_of(recipe, recipe.rows)
     recipe = recipe_of(tmp_path, f"{HEAD}{MEASURES}[settings]\nfedmgdaplus.epsilon = 0.1\n{ROW}")
     with pytest.raises(FairbloomError, match=r"fedmgdaplus\.epsilon"):
         study_of(recipe, recipe.rows)
 
 
-def test_printed_numbers_are_read_as_papers_write_them() -> None:
+def test_printed_numbers_are_read_as_papers_write_them(subtests: pytest.Subtests) -> None:
     for text, printed in (
         ("80.42 ± 0.76", Printed(80.42, 0.76)),
         ("80.42±0.76", Printed(80.42, 0.76)),
@@ -147,4 +153,5 @@ def test_printed_numbers_are_read_as_papers_write_them() -> None:
         ("-3.5", Printed(-3.5)),
         ("", None),
     ):
-        assert Printed.of(text) == printed
+        with subtests.test(text=text, printed=printed):
+            assert Printed.of(text) == printed

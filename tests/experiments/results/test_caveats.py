@@ -35,12 +35,15 @@ def test_single_participants_compare_nothing(
 
 @pytest.mark.slow
 def test_methods_are_the_same_if_so_with_every_seed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    subtests: pytest.Subtests,
 ) -> None:
     told = compared(capsys, tmp_path, "fedavg,ditto,term")
     assert f"FedAvg and Ditto {EQUAL}" in told  # whose global model is FedAvg's
     for words in (SINGLE, SMALL, "TERM ended"):
-        assert words not in told
+        with subtests.test(words=words):
+            assert words not in told
 
 
 @pytest.mark.slow

@@ -31,12 +31,13 @@ def test_a_single_seed_says_nothing() -> None:
     assert (found.p_value, found.significant) == (1.0, False)
 
 
-def test_differences_that_do_not_vary_are_no_claim() -> None:
+def test_differences_that_do_not_vary_are_no_claim(subtests: pytest.Subtests) -> None:
     for value in (0.0, 6.25, -1 / 3):
-        found = difference_of([value, value + value * 1e-15, value])
-        assert (found.p_value, found.error, found.significant) == (1.0, 0.0, False)
-        assert math.isnan(found.low)
-        assert math.isnan(found.high)
+        with subtests.test(value=value):
+            found = difference_of([value, value + value * 1e-15, value])
+            assert (found.p_value, found.error, found.significant) == (1.0, 0.0, False)
+            assert math.isnan(found.low)
+            assert math.isnan(found.high)
 
 
 @given(st.lists(st.floats(-100.0, 100.0), min_size=2, max_size=20), st.floats(0.0, 2.0))
@@ -52,7 +53,8 @@ def test_a_difference_is_as_sure_as_its_mirror_image(
     ) or found.p_value == pytest.approx(0.05)
 
 
-def test_what_is_no_difference_is_refused() -> None:
+def test_what_is_no_difference_is_refused(subtests: pytest.Subtests) -> None:
     for differences, test_share in (([], 0.0), ([1.0, math.nan], 0.0), ([1.0, 2.0], -0.5)):
-        with pytest.raises(ValueError):  # noqa: PT011 (its type is the promise)
-            difference_of(differences, test_share=test_share)
+        with subtests.test(differences=differences, test_share=test_share):
+            with pytest.raises(ValueError):  # noqa: PT011 (its type is the promise)
+                difference_of(differences, test_share=test_share)

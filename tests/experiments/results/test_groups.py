@@ -84,7 +84,9 @@ def predictions(run: Run) -> dict[str, np.ndarray[Any, Any]]:
 # Sums and gaps ------------------------------------------------------------------------------------
 
 
-def test_gaps_over_all_clients_and_of_each_are_fairlearns(here: Path) -> None:
+def test_gaps_over_all_clients_and_of_each_are_fairlearns(
+    here: Path, subtests: pytest.Subtests
+) -> None:
     run = api.load(here / "all")
     seen = predictions(run)
     report = report_of(run)
@@ -103,16 +105,19 @@ def test_gaps_over_all_clients_and_of_each_are_fairlearns(here: Path) -> None:
         == f"all {len(seen['sex'])} test examples are in groups that are reported"
     )
     for client in report.clients:
-        of_client = {name: each[seen["client"] == client] for name, each in by_sex.items()}
-        (gap,) = (
-            gap
-            for gap in report.gaps(client)
-            if (gap.grouping, gap.score.name) == ("sex", "selection-rate")
-        )
-        assert gap.size / 100 == pytest.approx(fairlearn.demographic_parity_difference(**of_client))
+        with subtests.test(client=client):
+            of_client = {name: each[seen["client"] == client] for name, each in by_sex.items()}
+            (gap,) = (
+                gap
+                for gap in report.gaps(client)
+                if (gap.grouping, gap.score.name) == ("sex", "selection-rate")
+            )
+            assert gap.size / 100 == pytest.approx(
+                fairlearn.demographic_parity_difference(**of_client)
+            )
 
 
-def test_groups_over_all_clients_are_sums(here: Path) -> None:
+def test_groups_over_all_clients_are_sums(here: Path, subtests: pytest.Subtests) -> None:
     run = api.load(here / "large")
     report = report_of(run)
     rows = [
@@ -122,17 +127,18 @@ def test_groups_over_all_clients_are_sums(here: Path) -> None:
     ]
     assert {row["client"] for row in rows} == {"a", "b"}
     for each in report.of(ALL, "sex"):
-        mine = [row for row in rows if row["group"] == each.group]
-        assert each.count == sum(int(row["count"]) for row in mine)
-        right = sum(int(row["count"]) * float(row["accuracy"]) for row in mine)
-        assert each.values["accuracy"] == pytest.approx(right / each.count)
-        with_rate = [row for row in mine if row["true_positive_rate"]]
-        if with_rate:
-            positives = sum(int(row["positives"]) for row in with_rate)
-            found = sum(
-                int(row["positives"]) * float(row["true_positive_rate"]) for row in with_rate
-            )
-            assert each.values["true-positive-rate"] == pytest.approx(found / positives)
+        with subtests.test(each=each):
+            mine = [row for row in rows if row["group"] == each.group]
+            assert each.count == sum(int(row["count"]) for row in mine)
+            right = sum(int(row["count"]) * float(row["accuracy"]) for row in mine)
+            assert each.values["accuracy"] == pytest.approx(right / each.count)
+            with_rate = [row for row in mine if row["true_positive_rate"]]
+            if with_rate:
+                positives = sum(int(row["positives"]) for row in with_rate)
+                found = sum(
+                    int(row["positives"]) * float(row["true_positive_rate"]) for row in with_rate
+                )
+                assert each.values["true-positive-rate"] == pytest.approx(found / positives)
     tested = run.test_examples()
     assert report.left_out("sex").startswith(
         f"{tested['c']} of {sum(tested.values())} test examples are left out"
@@ -191,7 +197,9 @@ def test_a_run_without_groups_has_none_and_no_table(
 
 
 def test_show_prints_groups_gaps_and_who_is_left_out(
-    here: Path, capsys: pytest.CaptureFixture[str]
+    here: Path,
+    capsys: pytest.CaptureFixture[str],
+    subtests: pytest.Subtests,
 ) -> None:
     capsys.readouterr()
     assert fairbloom("show", here / "large") == 0
@@ -199,8 +207,9 @@ def test_show_prints_groups_gaps_and_who_is_left_out(
     run = api.load(here / "large")
     report = report_of(run)
     for each in report.of(ALL, "sex"):
-        line = rf"^{run.label} +sex +{each.group} +{each.count} +{each.values['accuracy']:.1f} "
-        assert re.search(line, printed, re.MULTILINE)
+        with subtests.test(each=each):
+            line = rf"^{run.label} +sex +{each.group} +{each.count} +{each.values['accuracy']:.1f} "
+            assert re.search(line, printed, re.MULTILINE)
     gap = report.gap(ALL, "sex", report.scores[0])
     assert gap is not None
     assert re.search(
@@ -217,7 +226,9 @@ KEYS = ("method", "client", "score")
 
 @pytest.mark.slow
 def test_a_comparison_has_gaps_by_method_and_files_of_them(
-    here: Path, capsys: pytest.CaptureFixture[str]
+    here: Path,
+    capsys: pytest.CaptureFixture[str],
+    subtests: pytest.Subtests,
 ) -> None:
     words = (
         "compare",
@@ -262,17 +273,22 @@ def test_a_comparison_has_gaps_by_method_and_files_of_them(
     assert len(table(out / "groups.csv")) == len(comparison.group_rows())
     page = Parsed.of((out / REPORT).read_text(encoding="utf-8"))
     for score in report.scores:
-        shown = [
-            row
-            for row in page.rows("gaps")
-            if (row["method"], row["score"]) == ("FedAvg", score.title)
-        ]
-        gaps = [
-            row["gap"] for row in found if [row[key] for key in KEYS] == ["FedAvg", ALL, score.name]
-        ]
-        assert [int(row["seeds"]) for row in shown] == [len(gaps)] * bool(gaps)
-        for row in shown:
-            assert float(row["gap"].partition(" ")[0]) == pytest.approx(np.mean(gaps), abs=0.051)
+        with subtests.test(score=score):
+            shown = [
+                row
+                for row in page.rows("gaps")
+                if (row["method"], row["score"]) == ("FedAvg", score.title)
+            ]
+            gaps = [
+                row["gap"]
+                for row in found
+                if [row[key] for key in KEYS] == ["FedAvg", ALL, score.name]
+            ]
+            assert [int(row["seeds"]) for row in shown] == [len(gaps)] * bool(gaps)
+            for row in shown:
+                assert float(row["gap"].partition(" ")[0]) == pytest.approx(
+                    np.mean(gaps), abs=0.051
+                )
     difference = comparison.difference("Ditto (personal)", "group-gap:accuracy")
     told = f"{difference.mean:+.1f}"
     rows = {(row["method"], row["measure"]): row["difference"] for row in page.rows("differences")}
@@ -287,7 +303,9 @@ def test_a_comparison_has_gaps_by_method_and_files_of_them(
 
 
 def test_every_score_says_over_which_clients_it_is_a_mean(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    subtests: pytest.Subtests,
 ) -> None:
     (tmp_path / "sites").mkdir()
     (tmp_path / "sites" / "a.csv").write_text(patients(60))
@@ -316,10 +334,11 @@ def test_every_score_says_over_which_clients_it_is_a_mean(
         ("AUC", "one class in its test examples"),
         ("sensitivity", "no positive test example"),
     ):
-        assert (
-            f"{score} is the mean of 2 of 3 clients; without a test {score} ({reason}): well"
-            in printed
-        )
+        with subtests.test(score=score, reason=reason):
+            assert (
+                f"{score} is the mean of 2 of 3 clients; without a test {score} ({reason}): well"
+                in printed
+            )
     assert re.search(r"^AUC +2 of 3 ", printed, re.M)
     assert "specificity is the mean" not in printed
     scores = {each["score"]: each for each in as_json(capsys, "show", tmp_path / "run")["scores"]}

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from fairbloom.experiments.results.caveats import SharedData
 from fairbloom.experiments.results.comparison import Comparison
@@ -66,14 +67,15 @@ def test_who_gains_while_auc_or_balanced_accuracy_falls_is_named() -> None:
     assert said in comparison.verdict.sentences
 
 
-def test_scores_that_agree_and_losses_are_no_contradiction() -> None:
+def test_scores_that_agree_and_losses_are_no_contradiction(subtests: pytest.Subtests) -> None:
     for first in (ACCURACY, BALANCED_ACCURACY, AUC, F1, LOSS_SCORE):
-        scores = (first, *(each for each in (*THREE, F1, LOSS_SCORE) if each != first))
-        gains = {
-            s.name: dict.fromkeys(CLIENTS, (5.0 if s.percent else 0.05) * s.better(1.0, 0.0))
-            for s in scores
-        }
-        assert compared(scores, gains).contradictions == []
+        with subtests.test(first=first):
+            scores = (first, *(each for each in (*THREE, F1, LOSS_SCORE) if each != first))
+            gains = {
+                s.name: dict.fromkeys(CLIENTS, (5.0 if s.percent else 0.05) * s.better(1.0, 0.0))
+                for s in scores
+            }
+            assert compared(scores, gains).contradictions == []
     # long-beach loses by the first
     assert compared((BALANCED_ACCURACY, ACCURACY, AUC), HEART).contradictions == []
     of_loss = {"accuracy": {"hungarian": 9.0}, "loss": {"hungarian": 9.0}}
@@ -87,10 +89,11 @@ def test_where_lower_is_better_a_fall_is_a_gain() -> None:
     assert said.startswith("long-beach gains 0.1 of loss")
 
 
-def test_a_contradiction_needs_three_seeds_with_both_scores() -> None:
+def test_a_contradiction_needs_three_seeds_with_both_scores(subtests: pytest.Subtests) -> None:
     for seeds, expected in ((2, 0), (3, 1)):
-        lacking = {"balanced-accuracy": {"long-beach": seeds}, "auc": {"long-beach": 0}}
-        assert len(compared(THREE, HEART, lacking=lacking).contradictions) == expected
+        with subtests.test(seeds=seeds, expected=expected):
+            lacking = {"balanced-accuracy": {"long-beach": seeds}, "auc": {"long-beach": 0}}
+            assert len(compared(THREE, HEART, lacking=lacking).contradictions) == expected
     assert compared(THREE, HEART, seeds=2).contradictions == []
 
 
@@ -115,16 +118,17 @@ def test_of_clients_that_differ_by_seed_nothing_is_said() -> None:
     assert dealt.contradictions == []
 
 
-def test_a_verdict_by_any_score_names_it_and_its_unit() -> None:
+def test_a_verdict_by_any_score_names_it_and_its_unit(subtests: pytest.Subtests) -> None:
     names = {"auc": "AUC", "balanced-accuracy": "balanced accuracy", "f1": "f1", "loss": "loss"}
     for score in (AUC, BALANCED_ACCURACY, F1, LOSS_SCORE):
-        size = score.better(8.0 if score.percent else 0.08, 0.0)
-        gains = {score.name: dict.fromkeys(CLIENTS, size), "accuracy": {}}
-        comparison = compared((score, ACCURACY), gains, lacking={score.name: {"hungarian": 4}})
-        verdict = comparison.verdict
-        assert f"a test {names[score.name]} of" in verdict.headline
-        assert verdict.improving == ("Local",)
-        assert ("points" in verdict.sentences[0]) is score.percent
-        assert {row["measure"] for row in comparison.difference_rows()} >= {
-            f"client:{client}" for client in CLIENTS
-        }
+        with subtests.test(score=score):
+            size = score.better(8.0 if score.percent else 0.08, 0.0)
+            gains = {score.name: dict.fromkeys(CLIENTS, size), "accuracy": {}}
+            comparison = compared((score, ACCURACY), gains, lacking={score.name: {"hungarian": 4}})
+            verdict = comparison.verdict
+            assert f"a test {names[score.name]} of" in verdict.headline
+            assert verdict.improving == ("Local",)
+            assert ("points" in verdict.sentences[0]) is score.percent
+            assert {row["measure"] for row in comparison.difference_rows()} >= {
+                f"client:{client}" for client in CLIENTS
+            }

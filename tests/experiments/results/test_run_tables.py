@@ -46,7 +46,7 @@ def test_names_are_kept_and_numbers_are_those_written(folder: Path) -> None:
     assert run.clients["round"][run.clients["client"] == "007"].tolist() == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_finished_table_is_whole_or_refused(tmp_path: Path) -> None:
+def test_a_finished_table_is_whole_or_refused(tmp_path: Path, subtests: pytest.Subtests) -> None:
     head = "round,client,test_accuracy_of_global_model\n"
     for place, (content, fault) in enumerate(
         {
@@ -59,13 +59,17 @@ def test_a_finished_table_is_whole_or_refused(tmp_path: Path) -> None:
             head + "one,a,5\n": "column round",
         }.items()
     ):
-        with pytest.raises(
-            RunFolderError, match=f"clients.csv cannot be read: .*{fault}.*Restore it from a copy"
-        ):
-            read_frame(CLIENTS, written(tmp_path / str(place), content, finished=True))
+        with subtests.test(place=place, content=content):
+            with pytest.raises(
+                RunFolderError,
+                match=f"clients.csv cannot be read: .*{fault}.*Restore it from a copy",
+            ):
+                read_frame(CLIENTS, written(tmp_path / str(place), content, finished=True))
 
 
-def test_of_an_unfinished_table_the_whole_lines_are_read(tmp_path: Path) -> None:
+def test_of_an_unfinished_table_the_whole_lines_are_read(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     assert read_frame(CLIENTS, tmp_path / "nothing").empty
     head = "round,client,x\n"
     for content, rows in {
@@ -74,12 +78,15 @@ def test_of_an_unfinished_table_the_whole_lines_are_read(tmp_path: Path) -> None
         head + "1,a,5\n2,b\n": 1,
         head + '1,a,5\n2,"b\nc': 1,
     }.items():
-        assert len(read_frame(CLIENTS, written(tmp_path, content, finished=False))) == rows
+        with subtests.test(content=content, rows=rows):
+            assert len(read_frame(CLIENTS, written(tmp_path, content, finished=False))) == rows
     with pytest.raises(RunFolderError, match="got 4"):
         read_frame(CLIENTS, written(tmp_path, head + "1,a,5,6\n", finished=False))
 
 
-def test_a_cell_that_is_no_score_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_a_cell_that_is_no_score_is_refused(
+    folder: Path, tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     text = CLIENTS.path_in(folder).read_text()
     run = load(folder)
     value = repr(run.final()["NA"])
@@ -87,13 +94,16 @@ def test_a_cell_that_is_no_score_is_refused(folder: Path, tmp_path: Path) -> Non
         "many": "has 'many', which is no number",
         "-1": "has -1 for accuracy in percent",
     }.items():
-        assert text.count(value) == 1
-        broken = Run(
-            written(tmp_path, text.replace(value, wrong), finished=False), run.settings, run.scores
-        )
-        vars(broken)["rounds"] = run.rounds
-        with pytest.raises(RunFolderError, match=f"clients.csv .*{fault}.*estore it"):
-            broken.final()
+        with subtests.test(wrong=wrong, fault=fault):
+            assert text.count(value) == 1
+            broken = Run(
+                written(tmp_path, text.replace(value, wrong), finished=False),
+                run.settings,
+                run.scores,
+            )
+            vars(broken)["rounds"] = run.rounds
+            with pytest.raises(RunFolderError, match=f"clients.csv .*{fault}.*estore it"):
+                broken.final()
 
 
 def test_a_list_of_runs_reads_rounds_alone(folder: Path, tmp_path: Path) -> None:

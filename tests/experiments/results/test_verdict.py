@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
 from scipy import stats
 
 from fairbloom.experiments.results.caveats import SharedData
@@ -73,15 +74,16 @@ def test_first_the_baseline_then_who_gains_without_loss() -> None:
     assert claims == {key: each.mean for key, each in comparison.claims.items() if each.significant}
 
 
-def test_where_nothing_is_separated_no_estimate_is_said() -> None:
+def test_where_nothing_is_separated_no_estimate_is_said(subtests: pytest.Subtests) -> None:
     for comparison in (
         made(4, FedFV=(2.0, 0.0), noise=3.0),
         made(5, FedFV=(3.0, 1.0), TERM=(2.0, -1.0)),
     ):
-        verdict = comparison.verdict
-        assert (verdict.claims, verdict.improving) == ((), ())
-        assert "differ" in verdict.sentences[0]
-        assert not re.search(r"\d", verdict.sentences[0])
+        with subtests.test(comparison=comparison):
+            verdict = comparison.verdict
+            assert (verdict.claims, verdict.improving) == ((), ())
+            assert "differ" in verdict.sentences[0]
+            assert not re.search(r"\d", verdict.sentences[0])
     costly = made(20, FedFV=(8.0, -6.0)).verdict  # a gain that is paid for by the mean is no answer
     assert costly.improving == ()
     assert costly.sentences[0].startswith("No method")
@@ -125,16 +127,17 @@ def test_the_correction_for_shared_data_decides_what_is_claimed() -> None:
     )
 
 
-def test_one_or_two_seeds_or_one_method_claim_nothing() -> None:
+def test_one_or_two_seeds_or_one_method_claim_nothing(subtests: pytest.Subtests) -> None:
     for comparison, said in (
         (made(1, FedFV=(8.0, -3.0)), "A single seed does not show"),
         (made(2, noise=0.1, FedFV=(8.0, -3.0)), "Two seeds do not show"),
         (made(3), "No other method was run"),
     ):
-        verdict = comparison.verdict
-        assert verdict.sentences[0].startswith(said)
-        assert verdict.claims == ()
-        assert " points" not in str(verdict)
+        with subtests.test(comparison=comparison, said=said):
+            verdict = comparison.verdict
+            assert verdict.sentences[0].startswith(said)
+            assert verdict.claims == ()
+            assert " points" not in str(verdict)
 
 
 def test_equal_models_are_no_claim() -> None:
@@ -202,7 +205,7 @@ def test_an_interval_is_that_of_the_test() -> None:
     assert "-0.0 " not in str(tiny.verdict)
 
 
-def test_the_worst_tenth_of_few_is_called_the_worst_client() -> None:
+def test_the_worst_tenth_of_few_is_called_the_worst_client(subtests: pytest.Subtests) -> None:
     for measure, clients, title in (
         ("worst_10", 10, "worst client"),
         ("worst_10", 11, "worst 10 %"),
@@ -215,4 +218,5 @@ def test_the_worst_tenth_of_few_is_called_the_worst_client() -> None:
         ("group-gap:true-positive-rate", 4, "true positive rate gap"),
         ("group-gap:auc:porto", 4, "AUC gap, porto"),
     ):
-        assert measure_title(measure, clients) == title
+        with subtests.test(measure=measure, clients=clients):
+            assert measure_title(measure, clients) == title

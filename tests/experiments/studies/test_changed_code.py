@@ -80,7 +80,9 @@ def restore(module: str) -> None:
 
 
 def test_a_run_is_not_taken_up_with_other_code(
-    modules: Path, capsys: pytest.CaptureFixture[str]
+    modules: Path,
+    capsys: pytest.CaptureFixture[str],
+    subtests: pytest.Subtests,
 ) -> None:
     more = {"client-rule": "my_rules:Plain", "attack": "my_attacks:attack", "attackers": "0.34"}
     words = (
@@ -92,29 +94,33 @@ def test_a_run_is_not_taken_up_with_other_code(
     )
     assert fairbloom("run", *words) == 0, capsys.readouterr().err
     for module in SOURCES:
-        edit(module)
-        for longer in ((), ("--rounds", "2")):
-            capsys.readouterr()
-            assert fairbloom("run", *words, *longer) == 2, module
-            assert f"{modules / 'a'} was begun ({module})" in " ".join(
-                capsys.readouterr().err.split()
-            )
-        restore(module)
+        with subtests.test(module=module):
+            edit(module)
+            for longer in ((), ("--rounds", "2")):
+                capsys.readouterr()
+                assert fairbloom("run", *words, *longer) == 2, module
+                assert f"{modules / 'a'} was begun ({module})" in " ".join(
+                    capsys.readouterr().err.split()
+                )
+            restore(module)
     assert fairbloom("run", *words) == 0
     Path("my_other.py").write_text("")  # which none of them imports
     assert fairbloom("run", *words, "--rounds", "2") == 0
 
 
 def test_a_comparison_has_no_rows_of_two_algorithms(
-    modules: Path, capsys: pytest.CaptureFixture[str]
+    modules: Path,
+    capsys: pytest.CaptureFixture[str],
+    subtests: pytest.Subtests,
 ) -> None:
     words = ("--task", "digits", "--clients", "3", *SMALL, "--jobs", "1", "--out", "c")
     methods = ("--methods", "fedavg,my_methods:Mine")
     assert fairbloom("compare", *words, *methods, "--seeds", "1") == 0, capsys.readouterr().err
     edit("my_helper")
     for seeds in ("1", "2"):
-        assert fairbloom("compare", *words, *methods, "--seeds", seeds) == 2
-        assert "(my_helper)" in capsys.readouterr().err
+        with subtests.test(seeds=seeds):
+            assert fairbloom("compare", *words, *methods, "--seeds", seeds) == 2
+            assert "(my_helper)" in capsys.readouterr().err
     assert len([*Path("c", "runs").iterdir()]) == 2
     assert fairbloom("compare", *words, "--methods", "fedavg", "--seeds", "1") == 0
 

@@ -24,17 +24,20 @@ def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
 
 
 def test_a_run_is_not_continued_or_shown_with_other_data(
-    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+    words: tuple[str, ...],
+    capsys: pytest.CaptureFixture[str],
+    subtests: pytest.Subtests,
 ) -> None:
     assert fairbloom("run", *words, "--out", "a") == 0
     for finished in (True, False):
-        if not finished:
-            Path("a", "model.safetensors").unlink()
-        Path("sites", "oslo.csv").write_text(csv_of(31, 3))
-        assert fairbloom("run", *words, "--out", "a") == 2
-        assert "(oslo.csv)" in capsys.readouterr().err
-        Path("sites", "oslo.csv").write_text(FILES["oslo"])
-        assert fairbloom("run", *words, "--out", "a") == 0
+        with subtests.test(finished=finished):
+            if not finished:
+                Path("a", "model.safetensors").unlink()
+            Path("sites", "oslo.csv").write_text(csv_of(31, 3))
+            assert fairbloom("run", *words, "--out", "a") == 2
+            assert "(oslo.csv)" in capsys.readouterr().err
+            Path("sites", "oslo.csv").write_text(FILES["oslo"])
+            assert fairbloom("run", *words, "--out", "a") == 0
 
 
 def test_methods_on_new_data_are_not_compared_with_those_on_old(

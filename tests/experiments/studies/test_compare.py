@@ -69,7 +69,9 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_tables_have_a_row_a_method_seed_and_client(compared: Path) -> None:
+def test_tables_have_a_row_a_method_seed_and_client(
+    compared: Path, subtests: pytest.Subtests
+) -> None:
     with (compared / "comparison.csv").open(newline="") as file:
         header, *rows = csv.reader(file)
     assert header == ["method", "seed", "score", *summarize({"anyone": 1.0})]
@@ -79,8 +81,9 @@ def test_tables_have_a_row_a_method_seed_and_client(compared: Path) -> None:
     assert list(clients[0]) == ["method", "seed", "client", "accuracy"]
     assert len(clients) == 2 * 2 * 5
     for row in clients:
-        run = load(compared / "runs" / f"{FOLDERS[row['method']]}-seed{row['seed']}").final()
-        assert float(row["accuracy"]) == run[row["client"]]
+        with subtests.test(row=row):
+            run = load(compared / "runs" / f"{FOLDERS[row['method']]}-seed{row['seed']}").final()
+            assert float(row["accuracy"]) == run[row["client"]]
 
 
 def test_the_report_is_there_and_the_command_writes_the_same_one(
@@ -113,7 +116,9 @@ def test_runs_in_workers_are_those_of_the_run_command(compared: Path, tmp_path: 
 
 @pytest.mark.slow
 def test_the_number_of_jobs_changes_no_number(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    subtests: pytest.Subtests,
 ) -> None:
     """Each has fewer processors then; alone, this model would be computed by all of them."""
     monkeypatch.chdir(tmp_path)
@@ -136,10 +141,12 @@ def test_the_number_of_jobs_changes_no_number(
     )
     words += ("--partition", "dirichlet", "--rounds", 1, "--device", "cpu")
     for jobs in (1, 2):
-        assert fairbloom(*words, "--jobs", jobs, "--out", f"jobs{jobs}") == 0
+        with subtests.test(jobs=jobs):
+            assert fairbloom(*words, "--jobs", jobs, "--out", f"jobs{jobs}") == 0
     for run in ("fedavg-seed0", "fedfv-seed0"):
-        one, two = (Outcome.of(tmp_path / f"jobs{jobs}" / "runs" / run) for jobs in (1, 2))
-        assert not one.differences(two)
+        with subtests.test(run=run):
+            one, two = (Outcome.of(tmp_path / f"jobs{jobs}" / "runs" / run) for jobs in (1, 2))
+            assert not one.differences(two)
 
 
 def test_methods_meet_the_same_clients_at_the_same_seed(compared: Path) -> None:
@@ -188,7 +195,9 @@ def test_tables_have_the_methods_named_now_and_repeat_no_run(
 
 
 def test_a_folder_of_a_run_or_of_somebody_s_files_is_refused(
-    compared: Path, tmp_path: Path
+    compared: Path,
+    tmp_path: Path,
+    subtests: pytest.Subtests,
 ) -> None:
     """Their clients.csv would be replaced."""
     run = tmp_path / "run"
@@ -198,8 +207,11 @@ def test_a_folder_of_a_run_or_of_somebody_s_files_is_refused(
     (other / "clients.csv").write_text("age,outcome\n50,well\n")
     before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
     for folder in (run, other):
-        with pytest.raises(FairbloomError, match=rf"{folder} .*--out"):
-            compare(methods="fedavg,fedfv", clients=5, rounds=2, jobs=1, out=folder, progress=False)
+        with subtests.test(folder=folder):
+            with pytest.raises(FairbloomError, match=rf"{folder} .*--out"):
+                compare(
+                    methods="fedavg,fedfv", clients=5, rounds=2, jobs=1, out=folder, progress=False
+                )
     assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
 
 
@@ -215,11 +227,12 @@ def test_processes_do_not_run_the_script_that_compares(tmp_path: Path) -> None:
     assert ended.stdout == f"begun\nComparison('{tmp_path}/cmp': FedAvg; 1 seed, accuracy, %)\n"
 
 
-def test_what_a_script_defines_is_refused_at_once() -> None:
+def test_what_a_script_defines_is_refused_at_once(subtests: pytest.Subtests) -> None:
     for key in ("task", "model", "method", "partition", "optimizer", "client-rule"):
-        run = Settings.of({}).model_copy(update={key.replace("-", "_"): "__main__:Mine"})
-        with pytest.raises(FairbloomError, match=f"^{key} = '__main__:Mine'"):
-            check_runs({("FedAvg", 0): run})
+        with subtests.test(key=key):
+            run = Settings.of({}).model_copy(update={key.replace("-", "_"): "__main__:Mine"})
+            with pytest.raises(FairbloomError, match=f"^{key} = '__main__:Mine'"):
+                check_runs({("FedAvg", 0): run})
 
 
 @pytest.mark.slow
@@ -331,15 +344,16 @@ def test_a_failing_comparison_ends_no_process_of_the_caller(tmp_path: Path) -> N
 BY_HAND = compared_by_hand(FedAvg=[{"a": 10.0, "b": 50.0}] * 2, FedFV=[{"a": 40.0, "b": 50.0}] * 2)
 
 
-def test_what_is_no_method_or_measure_is_refused() -> None:
+def test_what_is_no_method_or_measure_is_refused(subtests: pytest.Subtests) -> None:
     for ask, fault in (
         (lambda: BY_HAND.difference("FedAvg", "worst"), "'FedAvg'.*FedFV"),
         (lambda: BY_HAND.gains("TERM", "worst"), "'TERM'.*FedAvg, FedFV"),
         (lambda: BY_HAND.differences("best of all"), "'best of all'.*mean, std.*client:NAME"),
         (lambda: BY_HAND.differences("client:z"), "'client:z'"),
     ):
-        with pytest.raises(FairbloomError, match=fault):
-            ask()
+        with subtests.test(ask=ask, fault=fault):
+            with pytest.raises(FairbloomError, match=fault):
+                ask()
 
 
 def test_equal_measures_are_equal_in_spite_of_rounding() -> None:

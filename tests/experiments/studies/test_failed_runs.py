@@ -59,15 +59,18 @@ def out(compared: Path, tmp_path: Path) -> Path:
 
 
 def test_a_failed_method_is_a_row_and_a_sentence_everywhere(
-    compared: Path, capsys: pytest.CaptureFixture[str]
+    compared: Path,
+    capsys: pytest.CaptureFixture[str],
+    subtests: pytest.Subtests,
 ) -> None:
     sentence = f"{FAILING} failed with 2 of 2 seeds, so it is not compared."
     assert fairbloom("show", compared) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert f"{FAILING} with seed 0: the run has learned nothing" in printed
     for shown in (printed, unescape((compared / REPORT).read_text(encoding="utf-8"))):
-        assert ROW in shown
-        assert sentence in shown
+        with subtests.test(shown=shown):
+            assert ROW in shown
+            assert sentence in shown
     about = as_json(capsys, "show", compared)
     assert about["failed"] == {FAILING: "failed with 2 of 2 seeds"}
     assert sentence in about["verdict"]["sentences"]

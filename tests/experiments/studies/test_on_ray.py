@@ -86,7 +86,9 @@ def here(nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_comparison_on_two_nodes_has_the_tables_of_processes(here: Path) -> None:
+def test_a_comparison_on_two_nodes_has_the_tables_of_processes(
+    here: Path, subtests: pytest.Subtests
+) -> None:
     methods = [Noting, Other]
     fairbloom.compare(methods=methods, out="cluster", pool="ray", **SMALL)
     fairbloom.compare(methods=methods, out="processes", jobs=1, **SMALL)
@@ -95,7 +97,8 @@ def test_a_comparison_on_two_nodes_has_the_tables_of_processes(here: Path) -> No
     tables = sorted(path.name for path in Path("processes").glob("*.csv"))
     assert tables
     for name in tables:
-        assert Path("cluster", name).read_bytes() == Path("processes", name).read_bytes()
+        with subtests.test(name=name):
+            assert Path("cluster", name).read_bytes() == Path("processes", name).read_bytes()
 
 
 def test_runs_with_a_gpu_go_where_one_is(here: Path) -> None:

@@ -75,7 +75,9 @@ def test_a_log_line_is_written_above_the_bars(screen: io.StringIO) -> None:
 
 
 @pytest.mark.slow
-def test_warnings_of_runs_are_written_above_the_bars(tmp_path: Path, screen: io.StringIO) -> None:
+def test_warnings_of_runs_are_written_above_the_bars(
+    tmp_path: Path, screen: io.StringIO, subtests: pytest.Subtests
+) -> None:
     # a rate too large
     config: dict[str, Value] = {"clients": 4, "num-rounds": 1, "device": "cpu", "optimizer": "adam"}
     study = Study("compare", [Arm("FedAvg", "fedavg")], [0, 1], "FedAvg", config)
@@ -88,9 +90,10 @@ def test_warnings_of_runs_are_written_above_the_bars(tmp_path: Path, screen: io.
     ]
     assert len(lines) == 2
     for line in lines:
-        written = line.rpartition("\x1b[2K")[-1]
-        assert written.startswith("WARNING")
-        assert written.endswith("set it, to 0.001 say")
+        with subtests.test(line=line):
+            written = line.rpartition("\x1b[2K")[-1]
+            assert written.startswith("WARNING")
+            assert written.endswith("set it, to 0.001 say")
 
 
 def test_nothing_is_drawn_where_nobody_watches(capsys: pytest.CaptureFixture[str]) -> None:

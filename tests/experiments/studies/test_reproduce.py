@@ -123,7 +123,7 @@ def judging(**about: Any) -> Recipe:
 # Numbers ------------------------------------------------------------------------------------------
 
 
-def test_agreement_is_within_two_errors_a_point_or_the_tolerance() -> None:
+def test_agreement_is_within_two_errors_a_point_or_the_tolerance(subtests: pytest.Subtests) -> None:
     within_a_point = judging()
     tolerant = judging(published_seeds=5, tolerance={"mean": 0.2})
     of_nine = judging(published_seeds=9)
@@ -147,12 +147,19 @@ def test_agreement_is_within_two_errors_a_point_or_the_tolerance() -> None:
         (tolerant, "mean", Printed(80.0, 0.01), (80.21, 0.01), 5, False),
         (tolerant, "std", Printed(80.0, 0.01), (80.2, 0.01), 5, False),
     ):
-        assert agree(recipe, measure, printed, found, seeds) is expected, (measure, printed, found)
+        with subtests.test(recipe=recipe, measure=measure):
+            assert agree(recipe, measure, printed, found, seeds) is expected, (
+                measure,
+                printed,
+                found,
+            )
 
 
 @pytest.mark.slow
 def test_the_measures_are_those_of_the_runs_tables(
-    done: Reproduction, by_row: Mapping[str, Any]
+    done: Reproduction,
+    by_row: Mapping[str, Any],
+    subtests: pytest.Subtests,
 ) -> None:
     values = values_of(done, 0)
     own = [summarize(each) for each in values]
@@ -160,12 +167,13 @@ def test_the_measures_are_those_of_the_runs_tables(
     percentiles = [np.percentile([*each.values()], 5) for each in values]
     assert row["measured"]["percentile_5"] == pytest.approx(statistics.fmean(percentiles))
     for measure in ("mean", "std", "worst_10"):
-        assert row["measured"][measure] == pytest.approx(
-            statistics.fmean(each[measure] for each in own)
-        )
-        assert row["spread"][measure] == pytest.approx(
-            statistics.stdev(each[measure] for each in own)
-        )
+        with subtests.test(measure=measure):
+            assert row["measured"][measure] == pytest.approx(
+                statistics.fmean(each[measure] for each in own)
+            )
+            assert row["spread"][measure] == pytest.approx(
+                statistics.stdev(each[measure] for each in own)
+            )
     assert row["measured"]["angle"] == pytest.approx(
         statistics.fmean(math.acos(each["cosine"]) for each in own)
     )
@@ -217,7 +225,9 @@ def test_json_has_rows_with_printed_and_measured_numbers(
 
 
 def test_table_figure_and_report_have_both_numbers(
-    done: Reproduction, capsys: pytest.CaptureFixture[str]
+    done: Reproduction,
+    capsys: pytest.CaptureFixture[str],
+    subtests: pytest.Subtests,
 ) -> None:
     rows = table(done.folder / "results.csv")
     assert len(rows) == 4 * len(done.recipe.measures)
@@ -229,11 +239,12 @@ def test_table_figure_and_report_have_both_numbers(
     written = (done.folder / REPORT).read_text(encoding="utf-8")
     shown = Parsed.of(written).rows("rows")
     for outcome, row in zip(done.outcomes, shown, strict=True):
-        mean = row.get("mean, measured") or row["mean"]
-        assert row["row"] == outcome.name
-        assert float(re.findall(r"[\d.]+", mean)[0]) == pytest.approx(
-            outcome.measured["mean"][0], abs=0.0051
-        )
+        with subtests.test(outcome=outcome, row=row):
+            mean = row.get("mean, measured") or row["mean"]
+            assert row["row"] == outcome.name
+            assert float(re.findall(r"[\d.]+", mean)[0]) == pytest.approx(
+                outcome.measured["mean"][0], abs=0.0051
+            )
     assert (shown[0]["mean, printed"], shown[0]["agrees"]) == ("50.00 ±300.00", "yes")
     (done.folder / REPORT).unlink()
     assert fairbloom("report", done.folder) == 0
@@ -249,7 +260,8 @@ def test_table_figure_and_report_have_both_numbers(
         "A note below.",
         "2 of 3 rows agree",
     ):
-        assert words in told
+        with subtests.test(words=words):
+            assert words in told
 
 
 def test_the_list_names_each_recipe_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -343,12 +355,13 @@ def test_rows_are_chosen_by_their_names(tmp_path: Path, capsys: pytest.CaptureFi
     assert "FedFV" in capsys.readouterr().err
 
 
-def test_a_setting_that_no_run_takes_is_refused(tmp_path: Path) -> None:
+def test_a_setting_that_no_run_takes_is_refused(tmp_path: Path, subtests: pytest.Subtests) -> None:
     for settings in ({"seed": 3}, {"fedmgdaplus.epsilon": 1}, {"num-round": 3}):
-        with pytest.raises(FairbloomError, match=next(iter(settings))):
-            reproduce(
-                saved(tmp_path, RECIPE), settings=settings, out=tmp_path / "out", progress=False
-            )
+        with subtests.test(settings=settings):
+            with pytest.raises(FairbloomError, match=next(iter(settings))):
+                reproduce(
+                    saved(tmp_path, RECIPE), settings=settings, out=tmp_path / "out", progress=False
+                )
     assert not (tmp_path / "out").exists()
 
 
@@ -396,7 +409,9 @@ def test_gaps_between_groups_are_measures(clinics: Path, tmp_path: Path) -> None
     assert (gaps > 0.0).any()
 
 
-def test_a_measure_that_is_not_there_is_found_at_once(clinics: Path, tmp_path: Path) -> None:
+def test_a_measure_that_is_not_there_is_found_at_once(
+    clinics: Path, tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     recipe = (clinics / "mine.toml").read_text()
     small = f'{SMALL}[[rows]]\nlabel = "A"\n'
     for text, wrong, words in (
@@ -410,16 +425,17 @@ def test_a_measure_that_is_not_there_is_found_at_once(clinics: Path, tmp_path: P
         (small.replace("client:client-1", "client:shirt"), "shirt", "there are client-0"),
         (f'criterion = "wurst"\n{small}', "wurst", "did you mean worst"),
     ):
-        data = clinics if '"csv"' in text else None
-        with pytest.raises(FairbloomError, match=f"{wrong}.*{words}"):
-            reproduce(
-                saved(tmp_path, text),
-                data_dir=data,
-                seeds=1,
-                out=tmp_path / "out",
-                jobs=1,
-                progress=False,
-            )
+        with subtests.test(text=text, wrong=wrong):
+            data = clinics if '"csv"' in text else None
+            with pytest.raises(FairbloomError, match=f"{wrong}.*{words}"):
+                reproduce(
+                    saved(tmp_path, text),
+                    data_dir=data,
+                    seeds=1,
+                    out=tmp_path / "out",
+                    jobs=1,
+                    progress=False,
+                )
     assert not (tmp_path / "out" / "runs").exists()
 
 
@@ -447,7 +463,9 @@ settings = {{ method = "afl", attack = "loss", attackers = "client-1", attack-st
 
 
 def test_rows_share_runs_and_a_failed_one_loses_no_other(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    subtests: pytest.Subtests,
 ) -> None:
     """Steps of 1e300 make updates that are not finite; one client has no client-2; attackers count
     in all examples."""
@@ -457,8 +475,9 @@ def test_rows_share_runs_and_a_failed_one_loses_no_other(
     assert ditto.measured["mean"] != personal.measured["mean"]
     assert (grid.parameters, grid.measured["mean"][0] > 0.0) == ({"learning-rate": 0.1}, True)
     for outcome in (failing, alone):
-        assert outcome.fault
-        assert (outcome.measured, done.agrees(outcome)) == ({}, None)
+        with subtests.test(outcome=outcome):
+            assert outcome.fault
+            assert (outcome.measured, done.agrees(outcome)) == ({}, None)
     assert "client:client-2" in alone.fault
     assert (done.folder / "results.csv").exists()
     done.show()
@@ -492,7 +511,9 @@ grid = {{ alpha = [0.0, 1.0] }}
 
 
 def test_a_study_of_ones_own_needs_no_paper(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    subtests: pytest.Subtests,
 ) -> None:
     text = "[settings]\nclients = 5\nnum-rounds = 3\ndevice = 'cpu'\n[[rows]]\nlabel = 'Mine'\n"
     reproduce(saved(tmp_path, text), seeds=1, out=tmp_path / "out", jobs=1, progress=False).show()
@@ -500,14 +521,18 @@ def test_a_study_of_ones_own_needs_no_paper(
     assert re.search(r"row +mean +std +worst 10 % +best 10 % +seeds\n", shown)
     assert re.search(r"\nMine +\d", shown)
     for word in ("agree", "printed", "measured,"):
-        assert word not in shown
+        with subtests.test(word=word):
+            assert word not in shown
 
 
 # Folders ------------------------------------------------------------------------------------------
 
 
 def test_no_study_writes_into_the_folder_of_another_kind(
-    done: Reproduction, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    done: Reproduction,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    subtests: pytest.Subtests,
 ) -> None:
     small = ("--clients", 4, "--rounds", 1, "--jobs", 1)
     commands = {
@@ -521,13 +546,14 @@ def test_no_study_writes_into_the_folder_of_another_kind(
         ),
     }
     for written in NOUNS:
-        there = NOUNS[written]
-        folder = tmp_path / written
-        Study(written, [], []).write(folder)
-        for kind, words in commands.items():
-            if kind != there:
-                assert fairbloom(*words, "--out", folder) == 2
-                assert f"holds a {there}: choose another folder" in " ".join(
-                    capsys.readouterr().err.split()
-                )
-        assert [path.name for path in folder.iterdir()] == ["study.json"]
+        with subtests.test(written=written):
+            there = NOUNS[written]
+            folder = tmp_path / written
+            Study(written, [], []).write(folder)
+            for kind, words in commands.items():
+                if kind != there:
+                    assert fairbloom(*words, "--out", folder) == 2
+                    assert f"holds a {there}: choose another folder" in " ".join(
+                        capsys.readouterr().err.split()
+                    )
+            assert [path.name for path in folder.iterdir()] == ["study.json"]

@@ -77,7 +77,7 @@ def test_all_methods_have_arms_those_for_groups_with_a_gap() -> None:
     assert personal == {"ditto", "local"}
 
 
-def test_what_cannot_be_tried_is_refused_with_a_remedy() -> None:
+def test_what_cannot_be_tried_is_refused_with_a_remedy(subtests: pytest.Subtests) -> None:
     for grid, words in (
         ({"clients": [4, 5]}, "clients"),
         ({"seed": [1, 2]}, "--seeds"),
@@ -85,18 +85,22 @@ def test_what_cannot_be_tried_is_refused_with_a_remedy() -> None:
         ({"alpha": [2.0]}, "fedfv.alpha = 2.0"),
         ({"alpha": [0.1, 0.1]}, "0.1 is there twice"),
     ):
-        with pytest.raises(FairbloomError, match=words):
-            labels("fedfv", dict(grid))
+        with subtests.test(grid=grid, words=words):
+            with pytest.raises(FairbloomError, match=words):
+                labels("fedfv", dict(grid))
     with pytest.raises(
         FairbloomError, match="nothing to choose from but FedAvg: name more --methods"
     ):
         labels("fedavg")
     for text in ("alpha", "alpha=", "=1", "alpha=1,,2"):
-        with pytest.raises(FairbloomError, match="write it as KEY=VALUE,VALUE"):
-            parse_grid([text])
+        with subtests.test(text=text):
+            with pytest.raises(FairbloomError, match="write it as KEY=VALUE,VALUE"):
+                parse_grid([text])
 
 
-def test_impossible_options_are_refused_before_any_training(tmp_path: Path) -> None:
+def test_impossible_options_are_refused_before_any_training(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     for options, words in (
         ({"seeds": 0}, "seeds = 0"),
         ({"budget": 0.0}, "budget = 0"),
@@ -106,26 +110,30 @@ def test_impossible_options_are_refused_before_any_training(tmp_path: Path) -> N
         ({"criterion": "group-gap:accuracy"}, "no groups"),
         ({"settings": {"validation-share": 0.0}}, "validation-share = 0"),
     ):
-        with pytest.raises(FairbloomError, match=words):
-            api.search(out=tmp_path / "out", **{**WORDS, **options})
+        with subtests.test(options=options, words=words):
+            with pytest.raises(FairbloomError, match=words):
+                api.search(out=tmp_path / "out", **{**WORDS, **options})
     assert not [*tmp_path.glob("out/**/rounds.csv")]
 
 
 # How it is judged ---------------------------------------------------------------------------------
 
 
-def test_the_best_of_each_method_is_tested_with_fresh_seeds(found: api.Search) -> None:
+def test_the_best_of_each_method_is_tested_with_fresh_seeds(
+    found: api.Search, subtests: pytest.Subtests
+) -> None:
     study = found.study
     assert (found.found.judged, found.found.fresh) == ([0, 1], [1000, 1001])
     assert study.settings["validation-share"] == 0.2
     worth = {}
     for arm in study.arms:
-        finals = [
-            load(found.folder / study.folder(arm, seed)).final(split="validation")
-            for seed in (0, 1)
-        ]
-        worth[arm.label] = statistics.fmean(min(each.values()) for each in finals)
-        assert found.of(arm.label).mean == pytest.approx(worth[arm.label])
+        with subtests.test(arm=arm):
+            finals = [
+                load(found.folder / study.folder(arm, seed)).final(split="validation")
+                for seed in (0, 1)
+            ]
+            worth[arm.label] = statistics.fmean(min(each.values()) for each in finals)
+            assert found.of(arm.label).mean == pytest.approx(worth[arm.label])
     best = max((label for label in worth if label != "FedAvg"), key=lambda label: worth[label])
     assert {*found.found.best} == {best, "FedAvg"}
     assert found.best == max((best, "FedAvg"), key=lambda label: worth[label])
@@ -176,29 +184,33 @@ def test_the_same_folder_gives_the_same_answer(
 
 
 def test_with_a_budget_only_the_seeds_begun_in_time_count(
-    found: api.Search, tmp_path: Path
+    found: api.Search,
+    tmp_path: Path,
+    subtests: pytest.Subtests,
 ) -> None:
     """The first one always does."""
     out = tmp_path / "out"
     shutil.copytree(found.folder, out)
     for budget, judged in ((1e-9, [0]), (1e-9, [0]), (9.0, [0, 1])):
-        cut = api.search(out=out, budget=budget, **WORDS)
-        assert cut.found.judged == judged
-        assert ("1 of 2 seeds" in " ".join(cut.sentences)) == (judged == [0])
+        with subtests.test(budget=budget, judged=judged):
+            cut = api.search(out=out, budget=budget, **WORDS)
+            assert cut.found.judged == judged
+            assert ("1 of 2 seeds" in " ".join(cut.sentences)) == (judged == [0])
 
 
 def judged(label: str, value: float, mean: float) -> Judged:
     return Judged(Arm(label, label), [value], [mean])
 
 
-def test_an_arm_whose_mean_is_too_low_is_not_chosen() -> None:
+def test_an_arm_whose_mean_is_too_low_is_not_chosen(subtests: pytest.Subtests) -> None:
     worst = find_measure("worst-10")
     base = judged("base", 50.0, 80.0)
     arms = [judged("a", 70.0, 70.0), judged("b", 60.0, 79.5), Judged(Arm("c", "c"))]
     for within, label in ((None, "a"), (10.0, "a"), (1.0, "b")):
-        best = choose(worst, ACCURACY, arms, within, base)
-        assert best is not None
-        assert best.arm.label == label
+        with subtests.test(within=within, label=label):
+            best = choose(worst, ACCURACY, arms, within, base)
+            assert best is not None
+            assert best.arm.label == label
     assert choose(worst, ACCURACY, arms[:1], 1.0, base) is None
     error = Score("mae", higher_is_better=False)
     lowest = choose(worst, error, arms)
@@ -209,7 +221,7 @@ def test_an_arm_whose_mean_is_too_low_is_not_chosen() -> None:
 # The registry of measures -------------------------------------------------------------------------
 
 
-def test_measures_are_found_by_their_names() -> None:
+def test_measures_are_found_by_their_names(subtests: pytest.Subtests) -> None:
     served = Served({"a": 10.0, "b": 30.0}, ACCURACY, {"a": 1, "b": 3})
     for name, value in {
         "mean": 20.0,
@@ -218,22 +230,24 @@ def test_measures_are_found_by_their_names() -> None:
         "client:b": 30.0,
         "uniform": 25.0,
     }.items():
-        assert find_measure(name).of(served) == pytest.approx(value)
+        with subtests.test(name=name, value=value):
+            assert find_measure(name).of(served) == pytest.approx(value)
     assert find_measure("3*mean+worst").of(served) == pytest.approx(0.75 * 20.0 + 0.25 * 10.0)
     assert math.isnan(find_measure("client:z").of(served))
     assert math.isnan(find_measure("group-gap:accuracy").of(served))
     assert {name: find_measure(name) for name in REGISTRY} == REGISTRY
 
 
-def test_measures_know_which_direction_is_good() -> None:
+def test_measures_know_which_direction_is_good(subtests: pytest.Subtests) -> None:
     error = Score("mae", higher_is_better=False)
     for name, high, high_of_an_error in (
         ("mean", True, False),
         ("std", False, False),
         ("jain", True, True),
     ):
-        assert find_measure(name).is_good_high(ACCURACY) is high
-        assert find_measure(name).is_good_high(error) is high_of_an_error
+        with subtests.test(name=name, high=high):
+            assert find_measure(name).is_good_high(ACCURACY) is high
+            assert find_measure(name).is_good_high(error) is high_of_an_error
     assert find_measure("group-gap:accuracy").better(3.0, 5.0, ACCURACY) == 2.0
 
 

@@ -98,15 +98,22 @@ def values(folder: Path, **where: object) -> list[float]:
     return [float(value) for value in rows(folder, **where)["value"]]
 
 
-def test_what_each_client_reports_is_there_of_training_and_of_evaluation(tmp_path: Path) -> None:
+def test_what_each_client_reports_is_there_of_training_and_of_evaluation(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     start(tmp_path / "run")
     for number in range(1, ROUNDS + 1):
-        trained = rows(tmp_path / "run", round=number, phase="train", metric="train_loss")
-        assert dict(zip(trained["client"], trained["value"], strict=True))["site-2"] == 2.0
-        assert sorted(trained["client"]) == ["", "site-0", "site-1", "site-2", "site-3"]
-        assert values(
-            tmp_path / "run", round=number, phase="evaluate", metric="num-examples", client="site-3"
-        ) == [4]
+        with subtests.test(number=number):
+            trained = rows(tmp_path / "run", round=number, phase="train", metric="train_loss")
+            assert dict(zip(trained["client"], trained["value"], strict=True))["site-2"] == 2.0
+            assert sorted(trained["client"]) == ["", "site-0", "site-1", "site-2", "site-3"]
+            assert values(
+                tmp_path / "run",
+                round=number,
+                phase="evaluate",
+                metric="num-examples",
+                client="site-3",
+            ) == [4]
 
 
 def test_the_scores_and_the_loss_are_in_the_table_of_clients(tmp_path: Path) -> None:
@@ -126,17 +133,19 @@ def test_the_scores_and_the_loss_are_in_the_table_of_clients(tmp_path: Path) -> 
 
 def test_means_are_those_of_the_result_and_own_aggregations_take_their_place(
     tmp_path: Path,
+    subtests: pytest.Subtests,
 ) -> None:
     result = start(tmp_path / "means")
     for number in range(1, ROUNDS + 1):
-        for phase, found in (
-            ("train", result.train_metrics_clientapp),
-            ("evaluate", result.evaluate_metrics_clientapp),
-        ):
-            there = rows(tmp_path / "means", round=number, phase=phase, client="").set_index(
-                "metric"
-            )["value"]
-            assert there.to_dict() == pytest.approx(dict(found[number]))
+        with subtests.test(number=number):
+            for phase, found in (
+                ("train", result.train_metrics_clientapp),
+                ("evaluate", result.evaluate_metrics_clientapp),
+            ):
+                there = rows(tmp_path / "means", round=number, phase=phase, client="").set_index(
+                    "metric"
+                )["value"]
+                assert there.to_dict() == pytest.approx(dict(found[number]))
 
     def worst(contents: list[RecordDict], weighted_by: str) -> MetricRecord:
         return MetricRecord(
@@ -201,7 +210,9 @@ def test_a_list_is_in_no_mean_and_no_table_and_ends_nothing(tmp_path: Path) -> N
     assert fairbloom.load(tmp_path / "run").finished
 
 
-def test_names_with_commas_quotes_and_our_own_columns_are_kept_as_they_are(tmp_path: Path) -> None:
+def test_names_with_commas_quotes_and_our_own_columns_are_kept_as_they_are(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     names = {
         "a, b": 1.0,
         'say "x"': 2.0,
@@ -211,22 +222,26 @@ def test_names_with_commas_quotes_and_our_own_columns_are_kept_as_they_are(tmp_p
     }
     start(tmp_path / "run", clients(names))
     for name, value in names.items():
-        assert values(tmp_path / "run", round=1, client="site-0", metric=name) == [value]
+        with subtests.test(name=name, value=value):
+            assert values(tmp_path / "run", round=1, client="site-0", metric=name) == [value]
 
 
 def test_absurd_metrics_of_one_client_are_left_out_with_a_warning_and_the_rest_is_kept(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    subtests: pytest.Subtests,
 ) -> None:
     many = {f"m{number}": 1.0 for number in range(MOST_METRICS + 500)}
     for place, report in enumerate(({"two\nlines": 1.0, "x" * (LONGEST_NAME + 1): 1.0}, many)):
-        caplog.clear()
-        start(tmp_path / str(place), clients(of_last=report), rounds=1)
-        there = set(rows(tmp_path / str(place), client="site-3", phase="evaluate")["metric"])
-        assert len(there) <= MOST_METRICS
-        assert "eval_loss" in there
-        assert report is many or not there & set(report)
-        assert any("site-3" in line and "not written" in line for line in caplog.messages)
-        assert max(map(len, caplog.messages)) < 1000
+        with subtests.test(place=place, report=report):
+            caplog.clear()
+            start(tmp_path / str(place), clients(of_last=report), rounds=1)
+            there = set(rows(tmp_path / str(place), client="site-3", phase="evaluate")["metric"])
+            assert len(there) <= MOST_METRICS
+            assert "eval_loss" in there
+            assert report is many or not there & set(report)
+            assert any("site-3" in line and "not written" in line for line in caplog.messages)
+            assert max(map(len, caplog.messages)) < 1000
 
 
 def test_a_score_or_loss_that_nobody_replies_ends_the_run_and_one_that_a_client_lacks_later_does_not(

@@ -100,18 +100,21 @@ def test_what_is_written_is_read(tmp_path: Path, file: File[Any]) -> None:
         assert read == VALUES[file]
 
 
-def test_a_file_of_something_else_is_refused_with_its_name_and_remedy(tmp_path: Path) -> None:
+def test_a_file_of_something_else_is_refused_with_its_name_and_remedy(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     for file, content in product(ONE_VALUE, (b"\xff\xfe\x00", b"{", b"7", b"[1, 2]", None)):
-        if file is SCHEMA and content is not None:
-            continue
-        path = file.path_in(tmp_path)
-        path.mkdir() if content is None else path.write_bytes(content)
-        with pytest.raises(RunFolderError) as refusal:
-            file.read(tmp_path)
-        assert str(refusal.value).startswith(f"{path} cannot be read: ")
-        assert str(refusal.value).endswith(file.remedy)
-        assert "\n" not in str(refusal.value)
-        path.rmdir() if content is None else path.unlink()
+        with subtests.test(file=file, content=content):
+            if file is SCHEMA and content is not None:
+                continue
+            path = file.path_in(tmp_path)
+            path.mkdir() if content is None else path.write_bytes(content)
+            with pytest.raises(RunFolderError) as refusal:
+                file.read(tmp_path)
+            assert str(refusal.value).startswith(f"{path} cannot be read: ")
+            assert str(refusal.value).endswith(file.remedy)
+            assert "\n" not in str(refusal.value)
+            path.rmdir() if content is None else path.unlink()
 
 
 @pytest.mark.parametrize("file", [ENGINE, KNOWN], ids=name_of)

@@ -186,7 +186,9 @@ def test_a_run_whose_steps_decay_over_its_rounds_cannot_be_extended(tmp_path: Pa
     assert (tmp_path / "run" / "model.safetensors").exists()
 
 
-def test_a_folder_of_another_run_is_refused_with_what_differs(tmp_path: Path) -> None:
+def test_a_folder_of_another_run_is_refused_with_what_differs(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     start(tmp_path / "run", FedFV(), rounds=2)
     other: list[tuple[FairStrategy, dict[str, Any], str]] = [
         (FedFV(alpha=0.3), {}, "alpha = 0.1 there and 0.3 here"),
@@ -201,8 +203,9 @@ def test_a_folder_of_another_run_is_refused_with_what_differs(tmp_path: Path) ->
         (FedFV(training_clients=("site-0",)), {}, "training-clients = '' there and 'site-0' here"),
     ]
     for strategy, given, words in other:
-        with pytest.raises(FairbloomError, match=words):
-            start(tmp_path / "run", strategy, rounds=2, **given)
+        with subtests.test(strategy=strategy, given=given):
+            with pytest.raises(FairbloomError, match=words):
+                start(tmp_path / "run", strategy, rounds=2, **given)
 
 
 def test_a_score_that_no_client_replies_ends_the_run_with_the_names_that_they_do(
@@ -225,10 +228,13 @@ def test_what_is_shown_of_its_settings_are_those_that_somebody_chose(tmp_path: P
     }
 
 
-def test_the_name_of_a_score_says_which_way_is_better(tmp_path: Path) -> None:
+def test_the_name_of_a_score_says_which_way_is_better(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     for score in ("eval_acc", "roc_auc", "f1_score", "R2", "eval_loss", "val-rmse"):
-        higher = score not in ("eval_loss", "val-rmse")
-        assert RunFolder(tmp_path, score=score).score == Score(score, higher_is_better=higher)
+        with subtests.test(score=score):
+            higher = score not in ("eval_loss", "val-rmse")
+            assert RunFolder(tmp_path, score=score).score == Score(score, higher_is_better=higher)
 
 
 def test_a_score_of_unknown_direction_asks_for_it(tmp_path: Path) -> None:
@@ -258,7 +264,9 @@ def test_only_constructor_parameters_are_settings_of_a_run(tmp_path: Path) -> No
         start(tmp_path / "run", Dated(alpha=0.2, width=3), 4)
 
 
-def test_keys_of_the_strategy_are_refused_in_a_users_config(tmp_path: Path) -> None:
+def test_keys_of_the_strategy_are_refused_in_a_users_config(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     refused = {
         "local-steps": 7.5,
         "proximal-mu": 0.1,
@@ -267,12 +275,13 @@ def test_keys_of_the_strategy_are_refused_in_a_users_config(tmp_path: Path) -> N
         "measure": "all",
     }
     for name in ("train_config", "evaluate_config"):
-        for key, value in refused.items():
-            with pytest.raises(FairbloomError, match=f"{name} has .*{key}"):
-                start(tmp_path / name / key, FedAvg(), **{name: ConfigRecord({key: value})})
-        start(
-            tmp_path / name / "own",
-            FedAvg(),
-            1,
-            **{name: ConfigRecord({"lr": 0.1, "measure": ["loss-before"]})},
-        )
+        with subtests.test(name=name):
+            for key, value in refused.items():
+                with pytest.raises(FairbloomError, match=f"{name} has .*{key}"):
+                    start(tmp_path / name / key, FedAvg(), **{name: ConfigRecord({key: value})})
+            start(
+                tmp_path / name / "own",
+                FedAvg(),
+                1,
+                **{name: ConfigRecord({"lr": 0.1, "measure": ["loss-before"]})},
+            )

@@ -74,7 +74,9 @@ def finished(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_run_has_a_row_for_each_round_client_and_group_that_is_large_enough(
-    finished: Path, data: Path
+    finished: Path,
+    data: Path,
+    subtests: pytest.Subtests,
 ) -> None:
     rows = table(finished / "groups.csv")
     assert list(rows[0])[:7] == ["round", "client", "model", "split", "grouping", "group", "count"]
@@ -90,13 +92,14 @@ def test_a_run_has_a_row_for_each_round_client_and_group_that_is_large_enough(
     assert {row["group"] for row in of_last if row["grouping"] == "sex"} == {"F", "M"}
     tested = {row["client"]: int(row["test_examples"]) for row in table(finished / "clients.csv")}
     for client, grouping in {(row["client"], row["grouping"]) for row in of_last}:
-        counts = [
-            int(row["count"])
-            for row in of_last
-            if (row["client"], row["grouping"]) == (client, grouping)
-        ]
-        assert min(counts) >= 5
-        assert sum(counts) == tested[client]
+        with subtests.test(client=client, grouping=grouping):
+            counts = [
+                int(row["count"])
+                for row in of_last
+                if (row["client"], row["grouping"]) == (client, grouping)
+            ]
+            assert min(counts) >= 5
+            assert sum(counts) == tested[client]
     about = GROUPED.read(finished)
     assert about is not None
     assert about.groupings == {"sex": ("F", "M", "other"), "age>=80": (">=80", "<80", "other")}
@@ -118,11 +121,15 @@ def test_clients_that_send_messages_report_the_same_groups(
 
 
 def test_grouping_changes_no_number_and_without_it_there_is_no_file(
-    finished: Path, data: Path, tmp_path: Path
+    finished: Path,
+    data: Path,
+    tmp_path: Path,
+    subtests: pytest.Subtests,
 ) -> None:
     plain = run(data, tmp_path / "run", engine="loop", schema=inferred(data))
     for file in (CLIENTS, MODEL):
-        assert file.path_in(plain).read_bytes() == file.path_in(finished).read_bytes()
+        with subtests.test(file=file):
+            assert file.path_in(plain).read_bytes() == file.path_in(finished).read_bytes()
     assert without_seconds(plain / ROUNDS.name) == without_seconds(finished / ROUNDS.name)
     assert not GROUPED.exists_in(plain)
     assert not GROUPS.exists_in(plain)
@@ -165,6 +172,7 @@ VALIDATED: dict[str, Any] = {"validation-share": 0.3}
 
 def test_the_accuracy_of_the_groups_is_that_of_the_client_on_the_same_examples(
     validated: Path,
+    subtests: pytest.Subtests,
 ) -> None:
     of_clients = {(row["round"], row["client"]): row for row in table(validated / "clients.csv")}
     parts: dict[tuple[str, str, str, str], list[dict[str, str]]] = {}
@@ -177,10 +185,11 @@ def test_the_accuracy_of_the_groups_is_that_of_the_client_on_the_same_examples(
     # c has too few women in any split
     assert seen == {*product("ab", ("test", "validation"), ("global", "personal"))}
     for (number, client, split, model), rows in parts.items():
-        right = sum(int(row["count"]) * float(row["accuracy"]) for row in rows)
-        expected = float(of_clients[number, client][f"{split}_accuracy_of_{model}_model"])
-        assert right / sum(int(row["count"]) for row in rows) == pytest.approx(expected)
-        assert min(int(row["count"]) for row in rows) >= 5
+        with subtests.test(rows=rows, number=number):
+            right = sum(int(row["count"]) * float(row["accuracy"]) for row in rows)
+            expected = float(of_clients[number, client][f"{split}_accuracy_of_{model}_model"])
+            assert right / sum(int(row["count"]) for row in rows) == pytest.approx(expected)
+            assert min(int(row["count"]) for row in rows) >= 5
 
 
 def test_reports_on_validation_examples_are_read_back(validated: Path) -> None:
@@ -261,6 +270,7 @@ def test_what_cannot_be_true_of_validation_examples_is_left_out_without_what_is_
 
 def test_what_cannot_be_true_of_a_grouping_is_left_out_and_said(
     caplog: pytest.LogCaptureFixture,
+    subtests: pytest.Subtests,
 ) -> None:
     rate = {"count[sex:M": 20, "true-positive-rate[sex:M": 0.5}
     untrue: list[tuple[dict[str, Any], str]] = [
@@ -272,11 +282,12 @@ def test_what_cannot_be_true_of_a_grouping_is_left_out_and_said(
         (rate, "its true-positive-rate of M comes without its positives"),
     ]
     for wrong, why in untrue:
-        caplog.clear()
-        with caplog.at_level(logging.WARNING, "flwr"):
-            assert format_groups(finished_with(**{**HONEST, **wrong}), SEXES) == []
-        assert why in caplog.text
-        assert "client a" in caplog.text
+        with subtests.test(wrong=wrong, why=why):
+            caplog.clear()
+            with caplog.at_level(logging.WARNING, "flwr"):
+                assert format_groups(finished_with(**{**HONEST, **wrong}), SEXES) == []
+            assert why in caplog.text
+            assert "client a" in caplog.text
 
 
 def test_groups_that_nobody_agreed_on_are_in_no_row() -> None:

@@ -117,19 +117,23 @@ def test_a_setting_that_is_newer_than_the_folder_had_its_default(tmp_path: Path)
         records(tmp_path, settings(**{"weight-decay": 0.5}))
 
 
-def test_a_place_that_cannot_hold_a_run_is_refused_and_left_alone(tmp_path: Path) -> None:
+def test_a_place_that_cannot_hold_a_run_is_refused_and_left_alone(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     for content in ("thesis.tex", ".hidden", "rounds.csv"):
-        file = tmp_path / content.strip(".") / content
-        file.parent.mkdir()
-        file.write_text("precious")
-        for place in (file.parent, file, file / "runs" / "run"):
-            with pytest.raises(RunFolderError):
-                records(place, settings())
-        assert [path.name for path in file.parent.iterdir()] == [content]
-        assert file.read_text() == "precious"
+        with subtests.test(content=content):
+            file = tmp_path / content.strip(".") / content
+            file.parent.mkdir()
+            file.write_text("precious")
+            for place in (file.parent, file, file / "runs" / "run"):
+                with pytest.raises(RunFolderError):
+                    records(place, settings())
+            assert [path.name for path in file.parent.iterdir()] == [content]
+            assert file.read_text() == "precious"
     for place in ("x" * 300, "/".join(["x" * 200] * 30)):
-        with pytest.raises(RunFolderError):
-            records(tmp_path / place, settings())
+        with subtests.test(place=place):
+            with pytest.raises(RunFolderError):
+                records(tmp_path / place, settings())
 
 
 @pytest.mark.parametrize("finished", [False, True])
@@ -212,7 +216,9 @@ def test_the_best_model_is_remembered_across_a_restart(tmp_path: Path) -> None:
 
 
 def test_a_run_whose_score_falls_warns_once_at_its_end(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    subtests: pytest.Subtests,
 ) -> None:
     cases = [
         ((0.4, 0.9, 0.1), True),
@@ -221,14 +227,15 @@ def test_a_run_whose_score_falls_warns_once_at_its_end(
         ((0.0, 0.0), False),
     ]
     for place, (means, falls) in enumerate(cases):
-        caplog.clear()
-        folder = records(tmp_path / str(place), settings())
-        folder.resume()
-        for number, mean in enumerate(means, 1):
-            record(folder, number, evaluations={"a": {"num-examples": 2, "accuracy": mean}})
-        assert not caplog.messages
-        folder.finish({"w": np.zeros(3)})
-        assert ["model-best.safetensors" in each for each in caplog.messages] == [True] * falls
+        with subtests.test(place=place, means=means):
+            caplog.clear()
+            folder = records(tmp_path / str(place), settings())
+            folder.resume()
+            for number, mean in enumerate(means, 1):
+                record(folder, number, evaluations={"a": {"num-examples": 2, "accuracy": mean}})
+            assert not caplog.messages
+            folder.finish({"w": np.zeros(3)})
+            assert ["model-best.safetensors" in each for each in caplog.messages] == [True] * falls
 
 
 @pytest.mark.parametrize("name", ["rounds.csv", "clients.csv"])
@@ -250,7 +257,7 @@ def test_rows_torn_anywhere_after_the_last_checkpoint_are_dropped(
         assert path.read_bytes() == whole, length
 
 
-def test_tables_and_checkpoint_agree_after_a_run(tmp_path: Path) -> None:
+def test_tables_and_checkpoint_agree_after_a_run(tmp_path: Path, subtests: pytest.Subtests) -> None:
     folder = run(tmp_path / "run", num_rounds=4)
     last = load_last(folder / "checkpoint")
     assert last is not None
@@ -258,8 +265,9 @@ def test_tables_and_checkpoint_agree_after_a_run(tmp_path: Path) -> None:
     assert state["strategy"]["round"] == max(rounds_in(folder / "rounds.csv")) == 4
     assert sorted(model) == ["1.bias", "1.weight"]
     for name, size in state["tables"].items():
-        assert (folder / name).stat().st_size == size
-        assert_whole(folder / name)
+        with subtests.test(name=name, size=size):
+            assert (folder / name).stat().st_size == size
+            assert_whole(folder / name)
 
 
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
@@ -270,40 +278,49 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-def test_a_damaged_final_model_is_refused_and_written_again_once_deleted(tmp_path: Path) -> None:
+def test_a_damaged_final_model_is_refused_and_written_again_once_deleted(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     folder = run(tmp_path / "run", num_rounds=2)
     whole = Outcome.of(folder)
     model = folder / "model.safetensors"
     content = model.read_bytes()
     for damage in DAMAGES.values():
-        model.write_bytes(damage(content))
-        with pytest.raises(RunFolderError, match=r"model\.safetensors"):
-            run(folder, num_rounds=2)
+        with subtests.test(damage=damage):
+            model.write_bytes(damage(content))
+            with pytest.raises(RunFolderError, match=r"model\.safetensors"):
+                run(folder, num_rounds=2)
     model.unlink()
     assert not Outcome.of(run(folder, num_rounds=2)).differences(whole)
 
 
-def test_a_table_that_is_not_the_runs_is_refused_and_left_alone(tmp_path: Path) -> None:
+def test_a_table_that_is_not_the_runs_is_refused_and_left_alone(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     begun(tmp_path, 2)
     path = tmp_path / "clients.csv"
     whole = path.read_bytes()
     for content in (whole[:-1], b"epoch" + whole[5:], None):
-        path.unlink() if content is None else path.write_bytes(content)
-        with pytest.raises(RunFolderError, match=r"clients\.csv"):
-            records(tmp_path, settings()).resume()
-        assert (path.read_bytes() if path.exists() else None) == content
+        with subtests.test(content=content):
+            path.unlink() if content is None else path.write_bytes(content)
+            with pytest.raises(RunFolderError, match=r"clients\.csv"):
+                records(tmp_path, settings()).resume()
+            assert (path.read_bytes() if path.exists() else None) == content
 
 
-def test_a_run_whose_checkpoints_are_gone_does_not_begin_again_unasked(tmp_path: Path) -> None:
+def test_a_run_whose_checkpoints_are_gone_does_not_begin_again_unasked(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     begun(tmp_path / "own", 2)
     shared(tmp_path / "shared", *[0.01] * 80)
     for path in (tmp_path / "own", tmp_path / "shared"):
-        before = (path / "rounds.csv").read_bytes()
-        for each in list_checkpoints(path / "checkpoint"):
-            each.unlink()
-        with pytest.raises(RunFolderError, match="no checkpoint"):
-            shared(path) if path.name == "shared" else begun(path, 0)
-        assert (path / "rounds.csv").read_bytes() == before
+        with subtests.test(path=path):
+            before = (path / "rounds.csv").read_bytes()
+            for each in list_checkpoints(path / "checkpoint"):
+                each.unlink()
+            with pytest.raises(RunFolderError, match="no checkpoint"):
+                shared(path) if path.name == "shared" else begun(path, 0)
+            assert (path / "rounds.csv").read_bytes() == before
 
 
 # Rounds that share a checkpoint -------------------------------------------------------------------
@@ -323,7 +340,9 @@ def saved(path: Path) -> list[int]:
     return [int(file.stem) for file in list_checkpoints(path / "checkpoint")]
 
 
-def test_rounds_share_a_checkpoint_until_they_took_half_a_second(tmp_path: Path) -> None:
+def test_rounds_share_a_checkpoint_until_they_took_half_a_second(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     cases = [
         ([0.1] * 4, []),
         ([0.1] * 5, [5]),
@@ -333,14 +352,15 @@ def test_rounds_share_a_checkpoint_until_they_took_half_a_second(tmp_path: Path)
         ([0.499999, 0.000001, 0.1], [2]),
     ]
     for place, (seconds, written) in enumerate(cases):
-        path = tmp_path / str(place)
-        shared(path, *seconds)
-        assert saved(path) == written
-        assert rounds_in(path / "rounds.csv") == list(range(1, len(seconds) + 1))
-        assert (path / "model-best.safetensors").exists() == bool(written)
-        assert shared(path).saved == max(written, default=0)
-        assert rounds_in(path / "rounds.csv") == list(range(1, max(written, default=0) + 1))
-        assert len(rounds_in(path / "clients.csv")) == 3 * max(written, default=0)
+        with subtests.test(place=place, seconds=seconds):
+            path = tmp_path / str(place)
+            shared(path, *seconds)
+            assert saved(path) == written
+            assert rounds_in(path / "rounds.csv") == list(range(1, len(seconds) + 1))
+            assert (path / "model-best.safetensors").exists() == bool(written)
+            assert shared(path).saved == max(written, default=0)
+            assert rounds_in(path / "rounds.csv") == list(range(1, max(written, default=0) + 1))
+            assert len(rounds_in(path / "clients.csv")) == 3 * max(written, default=0)
 
 
 def test_the_last_round_has_a_checkpoint_when_a_run_is_over(tmp_path: Path) -> None:

@@ -135,12 +135,17 @@ def test_a_strategy_is_found_two_wrappers_deep_and_both_are_recorded(tmp_path: P
     assert recorded.index("ServerSide") < recorded.index("ClientSide")
 
 
-def test_a_wrapper_around_flowers_own_strategy_is_refused_with_what_to_take(tmp_path: Path) -> None:
+def test_a_wrapper_around_flowers_own_strategy_is_refused_with_what_to_take(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     """And so is Flower's own strategy alone."""
     for theirs in (wrap("server fixed", flowers.FedAvg(), 0.0, 1.0), flowers.FedAvg()):
-        with pytest.raises(FairbloomError, match=r"FedAvg.* take the one of fairbloom\.strategies"):
-            start(tmp_path / "run", theirs)
-        assert not (tmp_path / "run").exists()
+        with subtests.test(theirs=theirs):
+            with pytest.raises(
+                FairbloomError, match=r"FedAvg.* take the one of fairbloom\.strategies"
+            ):
+                start(tmp_path / "run", theirs)
+            assert not (tmp_path / "run").exists()
 
 
 def test_clients_that_reply_no_snapshot_end_a_run_of_drfa(tmp_path: Path) -> None:
@@ -260,22 +265,27 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 
 def test_a_schedule_in_the_config_and_an_overridden_start_survive_a_stop_to_the_bit(
-    tmp_path: Path, sent: list[dict[str, Any]]
+    tmp_path: Path,
+    sent: list[dict[str, Any]],
+    subtests: pytest.Subtests,
 ) -> None:
     changed(tmp_path / "whole", Falling(fraction_train=0.5))
     whole = [config for config in sent if "lr" in config]
     for strategy in CONTINUED:
-        for stopped_after in (1, 4):
-            folder = tmp_path / f"{strategy.__name__} {stopped_after}"
-            sent.clear()
-            with pytest.raises(StoppedError):
-                changed(folder, strategy(fraction_train=0.5), on_round=stop_after(stopped_after))
-            first = len([config for config in sent if "lr" in config])
-            changed(folder, strategy(fraction_train=0.5))
-            assert_equal(folder, tmp_path / "whole")
-            trained = [config for config in sent if "lr" in config]
-            assert trained == whole
-            assert trained[first]["server-round"] == stopped_after + 1
+        with subtests.test(strategy=strategy):
+            for stopped_after in (1, 4):
+                folder = tmp_path / f"{strategy.__name__} {stopped_after}"
+                sent.clear()
+                with pytest.raises(StoppedError):
+                    changed(
+                        folder, strategy(fraction_train=0.5), on_round=stop_after(stopped_after)
+                    )
+                first = len([config for config in sent if "lr" in config])
+                changed(folder, strategy(fraction_train=0.5))
+                assert_equal(folder, tmp_path / "whole")
+                trained = [config for config in sent if "lr" in config]
+                assert trained == whole
+                assert trained[first]["server-round"] == stopped_after + 1
     assert whole[-1]["lr"] == pytest.approx(0.8 * 0.7**ROUNDS)
     assert whole[-1]["tried"] == [1, 2, 3, 4, 5]
 
@@ -313,16 +323,19 @@ def test_what_hooks_leave_alone_in_a_config_is_taken_as_it_is_given_when_a_run_g
     assert {config["lr"] for config in sent if "lr" in config} == {0.5}
 
 
-def test_a_loop_of_ones_own_is_refused_before_it_trains(tmp_path: Path) -> None:
+def test_a_loop_of_ones_own_is_refused_before_it_trains(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     """Also one that asks nobody; and the strategy can be started again without a folder."""
     changed(tmp_path / "run", Falling(), rounds=2)
     strategy = WithLoop()
     for folder, rounds in ((tmp_path / "new", 2), (tmp_path / "none", 0)):
-        with pytest.raises(
-            FairbloomError, match=r"WithLoop\.start is a loop of its own.*super\(\)\.start"
-        ):
-            changed(folder, strategy, rounds=rounds)
-        assert not fairbloom.load(folder).rounds_done
+        with subtests.test(folder=folder, rounds=rounds):
+            with pytest.raises(
+                FairbloomError, match=r"WithLoop\.start is a loop of its own.*super\(\)\.start"
+            ):
+                changed(folder, strategy, rounds=rounds)
+            assert not fairbloom.load(folder).rounds_done
 
 
 # Stopping early -----------------------------------------------------------------------------------
