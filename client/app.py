@@ -26,8 +26,8 @@ from fairbloom.protocol.version import check_protocol
 from fairbloom.tasks import find_task, forget_tasks, load_task
 from fairbloom.tasks.schema import with_files
 
-from .limits import FEWEST_ROWS, LIMIT_ROWS
-from .record import recording
+from .guard.audit_log import recording
+from .guard.limits import FEWEST_ROWS, LIMIT_ROWS
 
 if TYPE_CHECKING:
     from .local import LocalClient
@@ -199,7 +199,7 @@ def keep_evaluated(context: Context, local: LocalClient, received: StateDict, te
     """Keep the evaluated model on a device with a state folder; why it is not kept is logged."""
     from fairbloom.tasks.models import arrays_of
 
-    from .kept import keep_model
+    from .guard.evaluated_model import keep_model
 
     if not (state_dir := context.node_config.get("state-dir")):
         return

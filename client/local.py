@@ -23,10 +23,9 @@ from fairbloom.tasks.score import count_classes, has_two_classes
 
 from .device import choose_device
 from .frozen import left_as_they_are
-from .gate import Gate
-from .honoured import Honoured
-from .kept import keep_preprocessing
-from .limits import FEWEST_ROWS
+from .guard.disclosure import Gate
+from .guard.evaluated_model import keep_preprocessing
+from .guard.limits import FEWEST_ROWS
 from .metrics import (
     ALL_METRICS,
     OF_EVALUATION,
@@ -39,10 +38,11 @@ from .metrics import (
 )
 from .plan import client_work, global_work, own_works
 from .round import ClientRound
-from .rules.at_work import RuleAtWork
 from .rules.base import HOOKS, Arrays, Copy, Corrector, Rule, Shift, StepsTaken
 from .rules.registry import rules_of
+from .rules.rule_round import RuleAtWork
 from .states import RULE, ClientStates, StateDict, Version, folder_of
+from .support import Honoured
 from .training import measure, train, with_channels_last
 from .work import LocalWork
 

@@ -24,7 +24,7 @@ from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
 from fairbloom.system.files import make_folder, write_private
 
-from .settings import FINGERPRINT, fingerprint
+from .guard.accepted_settings import FINGERPRINT, fingerprint
 
 StateDict = dict[str, Tensor]
 

@@ -28,7 +28,7 @@ from fairbloom.tasks.models import choose_output
 from fairbloom.tasks.task import AnyExamples, is_of_model
 
 from .device import in_double
-from .groups import measure_groups
+from .group_metrics import measure_groups
 from .linear import linear_step
 from .rules.base import Copy, StepsTaken
 from .work import LocalWork, descend

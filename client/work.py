@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fairbloom.protocol.schedules import Schedule
+from fairbloom.client.schedules import Schedule
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.streams import generator
 from fairbloom.tasks.optimizers import SGD, make_optimizer, optimizer_in

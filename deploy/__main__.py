@@ -4,10 +4,9 @@ import sys
 
 import typer
 
+from fairbloom.cli.deploy import app, client
+from fairbloom.cli.help import restore_help
 from fairbloom.errors import FairbloomError
-from fairbloom.help import restore_help
-
-from .cli import app, client
 
 app.add_typer(client, name="client")
 command = typer.main.get_command(app)

@@ -5,7 +5,7 @@ import shlex
 import tempfile
 from pathlib import Path
 
-from fairbloom.cli import app
+from fairbloom.cli.main import app
 
 from .figures import follow_dark_mode
 

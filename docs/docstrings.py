@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 
 from fairbloom.protocol.parameters import Parameter, parameters_of
-from fairbloom.rounds.fits import SERVER_MOMENTUM, misfit
+from fairbloom.rounds.compatibility import SERVER_MOMENTUM, misfit
 from fairbloom.rounds.server_optimizer import AVGM
 from fairbloom.strategies import FairStrategy, FromTorchJD, canonical, find_method
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from torchjd import aggregation
 
+from fairbloom.cli.lists import REQUIRED
 from fairbloom.experiments.arms import format_value
-from fairbloom.experiments.commands.lists import REQUIRED
 from fairbloom.protocol.names import (
     ACCURACY_AFTER,
     ACCURACY_BEFORE,

@@ -6,7 +6,7 @@ import signal
 def main() -> None:
     """Run the command line."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the command line replaces it
-    from fairbloom.cli import main as run
+    from fairbloom.cli.main import main as run
 
     run()
 

@@ -8,9 +8,9 @@ With pytest, for example::
         check_method(MyMethod)
 """
 
-from fairbloom.experiments.check.method import check_method as check_method
-from fairbloom.experiments.check.report import CheckFailedError as CheckFailedError
-from fairbloom.experiments.check.report import CheckReport as CheckReport
-from fairbloom.experiments.check.report import PropertyResult as PropertyResult
-from fairbloom.experiments.check.report import Status as Status
-from fairbloom.experiments.check.rule import check_rule as check_rule
+from fairbloom.checks.method import check_method as check_method
+from fairbloom.checks.report import CheckFailedError as CheckFailedError
+from fairbloom.checks.report import CheckReport as CheckReport
+from fairbloom.checks.report import PropertyResult as PropertyResult
+from fairbloom.checks.report import Status as Status
+from fairbloom.checks.rule import check_rule as check_rule

@@ -22,8 +22,8 @@ from fairbloom.system.files import write_whole
 from fairbloom.tasks.models import choose_output
 from fairbloom.tasks.preprocessing import CATEGORY, TABLE, Predictions, Preprocessing
 
+from .output_rows import table_of_frame, values_of
 from .predictor import Predictor
-from .rows import table_of_frame, values_of
 
 ROWS = 256
 """The number of rows that an export is tried on."""

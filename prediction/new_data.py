@@ -11,15 +11,15 @@ from torch import Tensor
 
 from fairbloom.client.training import EVALUATION_BATCH
 from fairbloom.errors import FairbloomError
-from fairbloom.tasks.files.folders import PICTURES
-from fairbloom.tasks.files.read import Table, read_file
-from fairbloom.tasks.files.reasons import DataError
-from fairbloom.tasks.files.targets import join_names
 from fairbloom.tasks.images import image_inputs, size_of
 from fairbloom.tasks.preprocessing import ARRAYS, TABLE, Preprocessing
 from fairbloom.tasks.schema import Decimal
+from fairbloom.tasks.tables.folders import PICTURES
+from fairbloom.tasks.tables.read import Table, read_file
+from fairbloom.tasks.tables.reasons import DataError
+from fairbloom.tasks.tables.targets import join_names
 
-from .rows import list_problems, texts_of, values_of
+from .output_rows import list_problems, texts_of, values_of
 
 IMAGES_AT_ONCE = 256
 

@@ -16,9 +16,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, checker, compose, helper, numpy_helper
 
-from fairbloom.tasks.files.cells import MAX_NUMBER
 from fairbloom.tasks.preprocessing import CATEGORY, TABLE, InputColumn, Preprocessing
 from fairbloom.tasks.schema import Schema
+from fairbloom.tasks.tables.cells import MAX_NUMBER
 
 INPUTS = "inputs"
 """The graph's input where raw data are no table: an array, as the model takes it."""

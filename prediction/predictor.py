@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fairbloom.client.kept import find_model
+from fairbloom.client.guard.evaluated_model import find_model
 from fairbloom.client.states import folder_of, load_last
 from fairbloom.client.training import EVALUATION_BATCH, drawing_from, outputs_of
 from fairbloom.errors import FairbloomError, did_you_mean
@@ -39,14 +39,14 @@ from fairbloom.server.run_folder.files import (
 from fairbloom.server.run_folder.tables import escape_formula
 from fairbloom.system.files import whole_file
 from fairbloom.tasks import Task, find_task, load_task
-from fairbloom.tasks.files.targets import join_names
 from fairbloom.tasks.inputs import Inputs, split_inputs, tensors_of
 from fairbloom.tasks.models import frozen_parameters
 from fairbloom.tasks.preprocessing import TABLE, Preprocessing
 from fairbloom.tasks.schema import parse_schema
+from fairbloom.tasks.tables.targets import join_names
 
 from .new_data import NewData, data_of_table, read_new_data
-from .rows import table_of_frame
+from .output_rows import table_of_frame
 
 if TYPE_CHECKING:
     import pandas
@@ -387,7 +387,7 @@ def global_arrays(folder: Path, model: str, settings: Mapping[str, Any]) -> Mapp
     arrays = BEST.read(folder) if model == BEST_MODEL else _last_arrays(folder)
     serves = read_kept(folder).get("serves")
     if serves is None:  # a device keeps it with the model, and lacks the solver of methods
-        from fairbloom.strategies import served_model  # imported late
+        from fairbloom.strategies.registry import served_model  # imported late
 
         serves = served_model(str(settings.get("method", "")))
     if serves == PERSONAL_MODEL:

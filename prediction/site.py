@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from scipy.stats import binomtest
 
-from fairbloom.client.kept import find_model
+from fairbloom.client.guard.evaluated_model import find_model
 from fairbloom.client.local import LocalClient
 from fairbloom.errors import FairbloomError, did_you_mean
 from fairbloom.protocol.names import NUM_EXAMPLES
@@ -16,10 +16,10 @@ from fairbloom.protocol.scores import ACCURACY, Score, put_first
 from fairbloom.protocol.terms import Terms
 from fairbloom.server.run_folder.files import is_finished
 from fairbloom.tasks import find_task, load_task
-from fairbloom.tasks.files.reasons import DataError
-from fairbloom.tasks.files.targets import join_names
 from fairbloom.tasks.schema import without_client
 from fairbloom.tasks.score import decide_score
+from fairbloom.tasks.tables.reasons import DataError
+from fairbloom.tasks.tables.targets import join_names
 
 from .predictor import global_arrays, schema_in, settings_in
 

@@ -7,8 +7,8 @@ import numpy as np
 
 from .clients import Trained
 from .cohort import Cohort, Kept, MethodError, Needed
+from .compatibility import EXACT_GRAM, GRAM, GRAM_BY_ARRAY, ROSTER
 from .defences import mixed
-from .fits import EXACT_GRAM, GRAM, GRAM_BY_ARRAY, ROSTER
 from .method import Method
 from .updates import FloatArray, Layout, Vectors, combine
 

@@ -16,8 +16,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from fairbloom.flower import is_simulated
+from fairbloom.protocol.advice import ADVICE
 from fairbloom.protocol.frozen import digest_arrays
-from fairbloom.protocol.helper import ADVICE
 from fairbloom.protocol.names import FROZEN, PROTOCOL, TRAIN_LOSS
 from fairbloom.protocol.terms import Terms
 

@@ -24,8 +24,8 @@ from .aggregation import (
 )
 from .clients import Clients, Replies, Reports, Trained
 from .cohort import Cohort, MethodError, Probed
+from .compatibility import ROSTER
 from .defences import trimmed_mean
-from .fits import ROSTER
 from .method import Method
 from .refusals import NotFiniteMetricError
 from .roster import sample, share

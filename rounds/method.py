@@ -11,15 +11,15 @@ from fairbloom.errors import FairbloomError
 from fairbloom.protocol.names import ARRAYS_DISPARITY, BETWEEN_GROUPS, SNAPSHOT
 from fairbloom.protocol.terms import Terms
 
-from . import fits
+from . import compatibility
 from .average import Average
 from .cohort import LARGEST_COEFFICIENT as LARGEST_COEFFICIENT
 from .cohort import Cohort as Cohort
 from .cohort import Kept as Kept
 from .cohort import MethodError as MethodError
 from .cohort import Probed as Probed
+from .compatibility import REQUIREMENTS
 from .defences import NONE, WEIGHING, Defence
-from .fits import REQUIREMENTS
 from .options import OPTIONS, checking
 from .options import Options as Options
 from .progress import SERVER_OPTIMIZER, Lengths, Progress
@@ -159,7 +159,7 @@ class Method:
     reports: ClassVar[tuple[str, ...]] = ()
     """The names of the metrics that the method itself reports."""
     requires: frozenset[str] = frozenset()
-    """What it needs of a round: some of `fits.REQUIREMENTS`, which say what each means."""
+    """What it needs of a round: some of `compatibility.REQUIREMENTS`, which say what each means."""
     second: ClassVar[str] = ""
     """The name of the ArrayRecord with a second model that each reply has: "snapshot", the model in
     the midst of local work, of which `probe` makes one; or another, whose update is a row too. The
@@ -191,10 +191,10 @@ class Method:
         self.personal_lambda: float = plain["personal_lambda"]
         self.server_optimizer = ServerOptimizer.of({**plain, LR: options.get(LR)})
         if self.server_optimizer is not None and self.server_optimizer.name == AVGM:
-            self.check_fit(fits.SERVER_MOMENTUM, "server_optimizer", AVGM)
+            self.check_fit(compatibility.SERVER_MOMENTUM, "server_optimizer", AVGM)
         self.control_variates: bool = plain["control_variates"]
         if self.control_variates:
-            self.check_fit(fits.CONTROL_VARIATES, "control_variates", True)
+            self.check_fit(compatibility.CONTROL_VARIATES, "control_variates", True)
         self.client_rule: str = plain["client_rule"]
         self.max_growth: float = plain["max_growth"]
         self.loss_limit: float = plain["loss_limit"]
@@ -244,7 +244,7 @@ class Method:
 
     def _checked_weighting(self, weighting: str | None) -> str:
         if weighting is not None:
-            self.check_fit(fits.WEIGHTING, "weighting", weighting)
+            self.check_fit(compatibility.WEIGHTING, "weighting", weighting)
         default = self.default_weighting or "uniform"
         return one_of(
             ("examples", "uniform"), weighting=default if weighting is None else weighting
@@ -254,7 +254,9 @@ class Method:
         name = plain["defence"]
         if name != NONE:
             self.check_fit(
-                fits.OTHER_WEIGHTS if name in WEIGHING else fits.MIXED_UPDATES, "defence", name
+                compatibility.OTHER_WEIGHTS if name in WEIGHING else compatibility.MIXED_UPDATES,
+                "defence",
+                name,
             )
         if name == NONE and plain["defence_tolerance"]:
             raise ValueError(
@@ -263,10 +265,10 @@ class Method:
             )
         return None if name == NONE else Defence(name, plain["defence_tolerance"])
 
-    def check_fit(self, option: fits.Option, name: str, value: object) -> None:
+    def check_fit(self, option: compatibility.Option, name: str, value: object) -> None:
         """Raise ValueError where an option, given under this name with this value, changes what the method needs."""
-        needs = {need for need in option.changes if fits.NEEDS[need].is_of(self)}
-        if (need := fits.misfit(needs, option)) is not None:
+        needs = {need for need in option.changes if compatibility.NEEDS[need].is_of(self)}
+        if (need := compatibility.misfit(needs, option)) is not None:
             raise ValueError(
                 need.refusal.format(method=type(self).__name__, option=name, value=value)
             )
@@ -274,7 +276,9 @@ class Method:
     @property
     def all_needs(self) -> frozenset[str]:
         """What it needs of a round: what it requires, and what follows from what it is."""
-        return self.requires | {name for name, need in fits.NEEDS.items() if need.is_of(self)}
+        return self.requires | {
+            name for name, need in compatibility.NEEDS.items() if need.is_of(self)
+        }
 
     @property
     def corrects_clients(self) -> bool:
@@ -438,7 +442,9 @@ class Method:
             "lengths": self.progress.lengths.state_dict(),
         }
         state |= {"average": dict(vars(self.progress.average))} if self.average_models else {}
-        state |= {"roster": dict(self.progress.roster)} if fits.ROSTER in self.requires else {}
+        state |= (
+            {"roster": dict(self.progress.roster)} if compatibility.ROSTER in self.requires else {}
+        )
         if self.server_optimizer is not None:
             state[SERVER_OPTIMIZER] = state_of(self.server_optimizer, self.progress.moments)
         state |= {"states": dict(vars(self.progress.states))} if self.keeps_states else {}

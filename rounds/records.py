@@ -10,7 +10,7 @@ from numpy.lib.format import read_array_header_1_0, read_array_header_2_0, read_
 from numpy.typing import NDArray
 
 from fairbloom.logs import log
-from fairbloom.protocol.helper import advice_on
+from fairbloom.protocol.advice import advice_on
 from fairbloom.protocol.names import (
     CLIENT,
     FROZEN,

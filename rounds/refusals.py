@@ -3,7 +3,7 @@
 import re
 
 from fairbloom.logs import log
-from fairbloom.protocol.helper import advice_on
+from fairbloom.protocol.advice import advice_on
 
 from .quorum import listed
 from .updates import NotFiniteError

@@ -40,8 +40,7 @@ from fairbloom.tasks.models import (
 from fairbloom.tasks.optimizers import usual_learning_rate
 from fairbloom.tasks.score import decide_score, has_two_classes
 
-from .arrival import CLIENTS_FOLDER, MOST_TIMES, check_sizes, drop_revoked, wait_for_clients
-from .observability import name_worst_served, summarize_row
+from .log_lines import name_worst_served, summarize_row
 from .polling import PollingGrid
 from .progress import announce
 from .run_folder.checks import check_folder, check_same_data
@@ -58,13 +57,14 @@ from .run_folder.files import (
     record_known,
     write_first_files,
 )
-from .run_folder.groups import Grouped
+from .run_folder.group_rows import Grouped
 from .run_folder.lock import locked_folder
 from .run_folder.recorded import OnRound, RecordedRound, ignore
 from .run_folder.recorder import RunRecorder
 from .run_folder.stopping import EarlyStopping
 from .run_folder.values import Beginning
 from .settings import Settings, digest_changed, find_grown, may_differ, may_grow
+from .waiting import CLIENTS_FOLDER, MOST_TIMES, check_sizes, drop_revoked, wait_for_clients
 
 app = ServerApp()
 

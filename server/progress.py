@@ -9,9 +9,9 @@ from typing import Any
 from fairbloom.logs import log
 from fairbloom.system.files import write_whole
 
+from .run_folder.csv_rows import parse_refusals
 from .run_folder.errors import RunFolderError
 from .run_folder.files import CONFIG, ROUNDS, state_of
-from .run_folder.rows import parse_refusals
 
 RUN_FOLDER = "FAIRBLOOM_RUN"
 """Environment variable by which the server names the folder of a deployed run's order and log."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch.nn import Module
 
 from fairbloom.client.device import check_device, choose_device
-from fairbloom.client.kept import keep_preprocessing
+from fairbloom.client.guard.evaluated_model import keep_preprocessing
 from fairbloom.client.local import LocalClient, Metrics, Update, load_task_and_model
 from fairbloom.client.states import ClientStates, StateDict, folder_name, state_folder
 from fairbloom.errors import FairbloomError, did_you_mean, failure_reason
@@ -22,7 +22,6 @@ from fairbloom.protocol.settings import RunSettings, split_names
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.aggregation import screen_updates
 from fairbloom.rounds.clients import NOTHING, Replies, Reports, Trained, layout_of_second
-from fairbloom.rounds.memory import empty_matrix
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.quorum import listed
 from fairbloom.rounds.refusals import Refusals
@@ -30,6 +29,7 @@ from fairbloom.rounds.roster import share
 from fairbloom.rounds.round import size_on_the_wire
 from fairbloom.rounds.screening import usable_evaluation, usable_metrics
 from fairbloom.rounds.updates import Layout, Model, Updates
+from fairbloom.simulation.memory import empty_matrix
 from fairbloom.tasks import Task, load_task
 from fairbloom.tasks.models import arrays_of
 from fairbloom.tasks.task import REMEMBERED

@@ -6,7 +6,7 @@ from typing import Unpack
 import numpy as np
 
 from fairbloom.protocol.names import CONTROL, STEP_SUM
-from fairbloom.rounds.fits import CONTROL_VARIATES
+from fairbloom.rounds.compatibility import CONTROL_VARIATES
 from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
 
 from .strategy import FairStrategy

@@ -19,7 +19,6 @@ from fairbloom.protocol.names import FROZEN, PROTOCOL
 from fairbloom.protocol.parameters import Value
 from fairbloom.protocol.terms import RULES
 from fairbloom.rounds.clients import Replies
-from fairbloom.rounds.configs import ChangingConfig
 from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.loop import Metrics, Rounds, means
 from fairbloom.rounds.method import Method
@@ -28,6 +27,7 @@ from fairbloom.rounds.ranges import whole
 from fairbloom.rounds.records import model_of, record_of
 from fairbloom.rounds.round import Round, StopRun
 from fairbloom.rounds.screening import check_model
+from fairbloom.strategies.message_configs import ChangingConfig
 
 Tries = Sequence[Mapping[str, Value]]
 """Values of parameters that are tried, by their names in Python."""

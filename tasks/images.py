@@ -16,13 +16,13 @@ from fairbloom.errors import did_you_mean
 from fairbloom.protocol.settings import split_names
 
 from . import models
-from .files.folders import PICTURES, folders_in
-from .files.infer import quote
-from .files.reasons import DataError
-from .files.targets import Target, as_targets, join_names, sort_classes
 from .partition import MIN_EXAMPLES, split, splits_of
 from .preprocessing import IMAGES, Preprocessing
 from .schema import ImageSchema, parse_image_schema
+from .tables.folders import PICTURES, folders_in
+from .tables.infer import quote
+from .tables.reasons import DataError
+from .tables.targets import Target, as_targets, join_names, sort_classes
 from .task import Setup, Splits, Task
 
 if TYPE_CHECKING:

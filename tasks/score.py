@@ -7,8 +7,8 @@ from fairbloom.errors import did_you_mean
 from fairbloom.protocol.scores import FURTHER, LOSS_SCORE, Score
 from fairbloom.protocol.settings import RunSettings, SettingsError
 
-from . import find_task
-from .further import find_misfit
+from .extra_scores import find_misfit
+from .loading import find_task
 from .measures import BALANCED_ACCURACY
 from .task import AnyExamples, Task
 

@@ -179,7 +179,7 @@ class TaskInfo:
     def check(self, setup: Setup) -> None:
         """Raise FairbloomError when the task has no such model or partition, or no use for a folder or a schema."""
         if self.models and setup.model not in self.models:
-            from .models import MODELS, maker_of
+            from .models.registry import MODELS, maker_of
 
             if setup.model in MODELS:
                 raise FairbloomError(

@@ -21,7 +21,7 @@ import pytest
 STARTED = multiprocessing.get_context("forkserver")
 PRELOADED = [
     "tests.environment",
-    "fairbloom.cli",
+    "fairbloom.cli.main",
     "fairbloom.experiments.api",
     "fairbloom.client.local",
 ]
@@ -74,7 +74,7 @@ def _run(
 
 
 def _command(*words: str) -> None:
-    from fairbloom.cli import main
+    from fairbloom.cli.main import main
 
     sys.argv = ["fairbloom", *words]
     main()

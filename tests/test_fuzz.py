@@ -26,6 +26,7 @@ import tomli_w
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from fairbloom.cli.settings_command import settings_of
 from fairbloom.deploy.device.client import ClientSettings
 from fairbloom.deploy.edge.unpack import BundleError, files_of
 from fairbloom.deploy.fleet.enrolment import enroll
@@ -33,19 +34,18 @@ from fairbloom.deploy.fleet.federation import DEFAULTS, Federation
 from fairbloom.deploy.fleet.members import Members
 from fairbloom.deploy.fleet.runs import Order
 from fairbloom.errors import FairbloomError
-from fairbloom.experiments.commands.command import settings_of
 from fairbloom.experiments.recipe import load_recipe
 from fairbloom.experiments.study import Study
 from fairbloom.protocol.scores import GroupScore, Score
 from fairbloom.server.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
 from fairbloom.server.run_folder import files
-from fairbloom.server.run_folder.groups import Grouped
+from fairbloom.server.run_folder.group_rows import Grouped
 from fairbloom.server.run_folder.tables import read_table
 from fairbloom.server.settings import Settings, check_used
-from fairbloom.tasks.files.cells import different_cells
-from fairbloom.tasks.files.read import read_file
 from fairbloom.tasks.preprocessing import InputColumn, Preprocessing
 from fairbloom.tasks.schema import File
+from fairbloom.tasks.tables.cells import different_cells
+from fairbloom.tasks.tables.read import read_file
 
 from .fuzzing import MEMORY_BYTES, Kind, Structure, check_mutant, peak_memory, same
 from .simulation.helpers import run

@@ -97,7 +97,7 @@ def imported_by(code: str) -> list[str]:
     ("code", "libraries"),
     [
         ("import fairbloom", []),
-        ("import fairbloom.cli", []),
+        ("import fairbloom.cli.main", []),
         (
             (
                 "sys.argv = ['fairbloom', '--help']; import fairbloom.__main__ as program;"
@@ -106,7 +106,7 @@ def imported_by(code: str) -> list[str]:
             [],
         ),
         ("import fairbloom.strategies", ["flwr", "grpc", "numpy", "cvxopt"]),
-        ("import fairbloom.deploy.cli", []),
+        ("import fairbloom.cli.deploy", []),
         ("import fairbloom.tasks", ["numpy", "pydantic"]),
     ],
 )

@@ -19,7 +19,6 @@ from fairbloom.protocol.names import ACCURACY, LEARNING_RATE, LOSS
 from fairbloom.protocol.terms import Terms
 
 from ..generators import seed_all
-from ..honoured import Honoured
 from ..metrics import (
     AFTER,
     BEFORE,
@@ -34,6 +33,7 @@ from ..rules.base import Rule
 from ..rules.proximal import ProximalTerm
 from ..rules.registry import kinds_of
 from ..rules.steps import ClientMomentum
+from ..support import Honoured
 
 Function = Callable[..., Any]
 
@@ -114,7 +114,7 @@ class Session:
             return
         loader = find_loader(arguments, self.load, f"measure = {', '.join(asked)}")
         examples = range(len(loader.dataset))  # type: ignore[arg-type] # Sized
-        size = loader.batch_size or 32  # type: ignore[arg-type] # Sized
+        size = loader.batch_size or 32
 
         def scores_of(batch: Sequence[int]) -> Mapping[str, float]:
             part = DataLoader(

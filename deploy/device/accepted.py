@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from flwr.app import Context
     from flwr.clientapp import ClientApp
 
-    from fairbloom.client.limits import Limits
+    from fairbloom.client.guard.limits import Limits
 
 OURS = "fairbloom"
 """Name of the distribution that has Fairbloom's app."""
@@ -71,9 +71,13 @@ class Installed:
         """
         from flwr.clientapp import ClientApp
 
-        from fairbloom.client.record import note
-        from fairbloom.client.schemas import check_accepted
-        from fairbloom.client.settings import SCHEMA, SettingRefusedError, accepted_settings
+        from fairbloom.client.guard.accepted_schemas import check_accepted
+        from fairbloom.client.guard.accepted_settings import (
+            SCHEMA,
+            SettingRefusedError,
+            accepted_settings,
+        )
+        from fairbloom.client.guard.audit_log import note
 
         name, version = self.distribution or (run.distribution, run.version)
         same = _normal(name) == OURS or run.version == version

@@ -29,7 +29,7 @@ OWNERS_FILE = "owner.toml"
 """The file of the device's owner beside client.toml, which no bundle brings: it is read last, key
 by key."""
 LIMIT_ROWS = "limit-rows"
-"""Key of the node config for the owner's limit `rows`, as `fairbloom.client.limits` calls it."""
+"""Key of the node config for the owner's limit `rows`, as `fairbloom.client.guard.limits` calls it."""
 
 FILES = "files"
 """Key of the node config for how the device's files are written, as JSON; `fairbloom.client.app`
@@ -46,7 +46,7 @@ class ClientSettings:
     """Settings of one client, as in client.toml and the owner's file, with hyphens there.
 
     `name` is the one in the certificate. `data_dir` is "" for none; a run sets neither it nor
-    `state_dir`. `limits`: see `fairbloom.client.limits.Limits`. `files` are tables of a schema that
+    `state_dir`. `limits`: see `fairbloom.client.guard.limits.Limits`. `files` are tables of a schema that
     say how the device's files are written.
     """
 
@@ -147,7 +147,7 @@ class ClientSettings:
         The message names the file.
         """
         self.tls_context()
-        from fairbloom.client.limits import Limits, LimitsError  # not in the loop
+        from fairbloom.client.guard.limits import Limits, LimitsError  # not in the loop
         from fairbloom.tasks.schema import SchemaError, with_files
 
         try:

@@ -138,7 +138,7 @@ def reason_of(error: Exception) -> str:
 def main(parent: int) -> None:
     """Answer tasks for the client that started this process, as long as it lives: `app_process.py FD SETTINGS`."""
     end_with_parent(parent)
-    from fairbloom.client.limits import Limits
+    from fairbloom.client.guard.limits import Limits
     from fairbloom.logs import colour_on_terminals_alone
 
     from ..device.accepted import Installed

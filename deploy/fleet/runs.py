@@ -45,7 +45,7 @@ LOOK_SECONDS = 0.5
 
 CLIENTS_FOLDER = "FAIRBLOOM_CLIENTS"
 RUN_FOLDER = "FAIRBLOOM_RUN"
-"""Environment variables by which a run knows the registry (server/arrival.py) and its files
+"""Environment variables by which a run knows the registry (server/waiting.py) and its files
 (server/progress.py): these modules load libraries that are not loaded here."""
 
 STOPPED = 130

@@ -13,7 +13,7 @@ from typing import Any
 import tomli_w
 
 from fairbloom import __version__
-from fairbloom.client.settings import settings_to_allow
+from fairbloom.client.guard.accepted_settings import settings_to_allow
 from fairbloom.errors import did_you_mean
 from fairbloom.imports import is_import_string
 from fairbloom.protocol.parameters import of_kind

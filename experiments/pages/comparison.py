@@ -14,8 +14,8 @@ from ..results.presentation import page_of
 from ..results.verdict import CLAIMED, MEAN, WORST
 from . import charts
 from .cells import CLEAR, NONE, SHOWN, Digits, mark_significant, tone_of
-from .groups import gaps_table, subgroups_section
-from .rows import Line, Scene, mean_and_range, shown_of, worst_first
+from .chart_rows import Line, Scene, mean_and_range, shown_of, worst_first
+from .group_sections import gaps_table, subgroups_section
 from .sections import (
     absences_section,
     all_settings_section,

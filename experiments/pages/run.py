@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from functools import partial
 
-from fairbloom.server.run_folder.rows import SHARE_OF_LARGER_CLASS
-from fairbloom.tasks.files.targets import join_names
+from fairbloom.server.run_folder.csv_rows import SHARE_OF_LARGER_CLASS
+from fairbloom.tasks.tables.targets import join_names
 
 from ..render.page import Cell, Page, Section, Table
 from ..results.caveats import caveats_of_run
@@ -13,8 +13,8 @@ from ..results.measures import LARGER_CLASS, measure_title
 from ..results.presentation import page_of
 from ..results.run import Run, measures, scores_of, sentences_of
 from .cells import SHOWN, Digits
-from .groups import gaps_table, subgroups_section
-from .rows import NAMED, Line, Scene, shown_of, worst_first
+from .chart_rows import NAMED, Line, Scene, shown_of, worst_first
+from .group_sections import gaps_table, subgroups_section
 from .sections import (
     absences_section,
     all_settings_section,

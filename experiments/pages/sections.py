@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from fairbloom.protocol.scores import Score
+from fairbloom.server.run_folder.csv_rows import ABSENT, parse_refusals
 from fairbloom.server.run_folder.files import ENVIRONMENT, ROUNDS, SPLIT
-from fairbloom.server.run_folder.rows import ABSENT, parse_refusals
 
 from ..arms import format_value
 from ..render.page import Block, Cell, Chart, Charts, Note, Section, Table, slug
@@ -19,7 +19,7 @@ from ..results.measures import measure_title
 from ..results.run import REPORT, Run
 from . import charts
 from .cells import Digits
-from .rows import (
+from .chart_rows import (
     Line,
     Scene,
     axis_title,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from fairbloom.server.run_folder.files import MODEL
 from fairbloom.tasks import TaskInfo
-from fairbloom.tasks.files.targets import join_names
+from fairbloom.tasks.tables.targets import join_names
 
 from .run import Run
 

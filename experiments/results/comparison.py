@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.scores import ACCURACY, GroupScore, Score, accuracy_first
+from fairbloom.server.run_folder.csv_rows import MEASURES, SHARE_OF_LARGER_CLASS
 from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.server.run_folder.files import ROUNDS
-from fairbloom.server.run_folder.rows import MEASURES, SHARE_OF_LARGER_CLASS
 
 from ..study import Study
 from .caveats import SharedData, caveats_of_comparison
 from .differences import FEWEST_SEEDS, Difference, difference_of, differences_of
-from .groups import GroupReport
+from .group_scores import GroupReport
 from .measures import CLIENT, GAP, Served, find_measure
 from .presentation import Shown
 from .run import Run, final_of, frame, load, measures

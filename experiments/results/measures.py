@@ -11,9 +11,9 @@ import numpy as np
 from fairbloom.errors import FairbloomError, did_you_mean
 from fairbloom.protocol.scores import Score
 from fairbloom.server.fairness import count_of_share, summarize
-from fairbloom.server.run_folder.rows import MEASURES
+from fairbloom.server.run_folder.csv_rows import MEASURES
 
-from .groups import GroupReport
+from .group_scores import GroupReport
 
 CLIENT = "client:"
 """What the measure of one client begins with."""

@@ -19,6 +19,7 @@ from fairbloom.protocol.scores import WHY_UNDEFINED, Score
 from fairbloom.protocol.settings import Mark, Value
 from fairbloom.rounds.roster import usual_fraction
 from fairbloom.server.fairness import summarize
+from fairbloom.server.run_folder.csv_rows import ABSENT, HOSTILE, parse_absent, parse_names
 from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.server.run_folder.files import (
     CLIENTS,
@@ -38,15 +39,14 @@ from fairbloom.server.run_folder.files import (
     state_of,
 )
 from fairbloom.server.run_folder.flower import collect_options
-from fairbloom.server.run_folder.rows import ABSENT, HOSTILE, parse_absent, parse_names
 from fairbloom.server.settings import default_config
 from fairbloom.strategies import find_method, served_model
 from fairbloom.tasks import TASKS, TaskInfo
-from fairbloom.tasks.files.targets import join_names
+from fairbloom.tasks.tables.targets import join_names
 
 from ..arms import COMMON, Arm, label_of, title
 from ..study import NOUNS, Study, find_study
-from .groups import GroupReport, read_groups
+from .group_scores import GroupReport, read_groups
 from .presentation import Shown
 from .tables import read_frame
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fairbloom.server.run_folder.csv_rows import WORDS
 from fairbloom.server.run_folder.errors import explain_read_errors
 from fairbloom.server.run_folder.files import TableFile, is_finished
-from fairbloom.server.run_folder.rows import WORDS
 from fairbloom.server.run_folder.tables import FORMULA
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from fairbloom.protocol.scores import Score
 from fairbloom.server.fairness import count_of_share
-from fairbloom.tasks.files.targets import join_names
+from fairbloom.tasks.tables.targets import join_names
 
 from .caveats import FEW_CLIENTS, FEWEST_EXAMPLES, join_all
 from .differences import FEWEST_SEEDS

@@ -85,9 +85,8 @@ def connect(gpus: float) -> Any:
     except ConnectionError as error:
         remedy = "start one by ray start --head, or name its address by RAY_ADDRESS"
         raise FairbloomError(f"pool = 'ray': there is no Ray cluster: {remedy}") from error
-    most = max(
-        (node["Resources"].get("GPU", 0.0) for node in ray.nodes() if node["Alive"]), default=0.0
-    )  # type: ignore[no-untyped-call]
+    nodes = ray.nodes()  # type: ignore[no-untyped-call]
+    most = max((node["Resources"].get("GPU", 0.0) for node in nodes if node["Alive"]), default=0.0)
     if gpus > most:
         ray.shutdown()
         raise FairbloomError(

@@ -20,7 +20,7 @@ from fairbloom.tasks.schema import SCHEMA as SCHEMA_NAME
 
 from ..checkpoint import Arrays, load_last, load_model, read_about, save_model
 from .errors import explain_read_errors, explain_write_errors
-from .groups import GROUP_KEYS, Grouped
+from .group_rows import GROUP_KEYS, Grouped
 from .lock import LOCK as LOCK_NAME
 from .lock import is_running
 from .metrics import METRIC_COLUMNS

@@ -26,7 +26,7 @@ from fairbloom.rounds.round import Round, StopRun
 from fairbloom.strategies import FairStrategy
 from fairbloom.strategies.strategy import LoopOfOwnError, Recording, layers, plain_values
 
-from ..observability import summarize_row
+from ..log_lines import summarize_row
 from ..polling import PollingGrid
 from ..progress import announce
 from .errors import explain_other_state, said_in_app

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fairbloom.protocol.scores import Score
 from fairbloom.rounds.round import Round
 
-from .rows import ENDINGS, MEASURES, Row, scores_by_client
+from .csv_rows import ENDINGS, MEASURES, Row, scores_by_client
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from fairbloom.system.files import sync_folder
 from ..checkpoint import Arrays, list_checkpoints, load_last, save_round
 from ..settings import find_grown
 from .checks import check_folder, digest_code
+from .csv_rows import ClientTable, Row, format_round, mean_column, round_columns, with_losses_before
 from .errors import RunFolderError, explain_write_errors
 from .files import (
     BEST,
@@ -41,9 +42,8 @@ from .files import (
     is_finished,
     is_run_folder,
 )
-from .groups import Grouped, format_groups
+from .group_rows import Grouped, format_groups
 from .metrics import METRIC_COLUMNS, format_metrics, format_phase
-from .rows import ClientTable, Row, format_round, mean_column, round_columns, with_losses_before
 from .stopping import EarlyStopping
 from .tables import TableWriter, format_cell
 from .values import Recorded

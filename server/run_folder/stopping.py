@@ -9,7 +9,7 @@ from fairbloom.protocol.scores import Score
 from fairbloom.rounds.round import Round
 
 from ..fairness import summarize
-from .rows import ENDINGS, scores_by_client
+from .csv_rows import ENDINGS, scores_by_client
 
 
 @dataclass

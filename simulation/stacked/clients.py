@@ -14,7 +14,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fairbloom.client.honoured import Honoured
 from fairbloom.client.local import Metrics, report_all
 from fairbloom.client.metrics import (
     ALL_METRICS,
@@ -28,10 +27,11 @@ from fairbloom.client.metrics import (
 )
 from fairbloom.client.plan import epochs_in_time, global_work, own_works
 from fairbloom.client.round import ClientRound
-from fairbloom.client.rules.at_work import RuleAtWork
 from fairbloom.client.rules.base import Copy, Shift, StepsTaken
 from fairbloom.client.rules.registry import Rules, rules_of
+from fairbloom.client.rules.rule_round import RuleAtWork
 from fairbloom.client.states import StateDict
+from fairbloom.client.support import Honoured
 from fairbloom.client.training import measure
 from fairbloom.client.work import LocalWork, batch_order
 from fairbloom.errors import failure_reason
@@ -47,6 +47,7 @@ from fairbloom.tasks import Examples, Task
 from fairbloom.tasks.optimizers import OF_PYTORCH, SGD
 
 from ..clients import LocalClients, Reply, answer_of, refuse_failed, store_reply
+from .batched_metrics import Measures, losses_of, measure_clients, score_clients, split_into_passes
 from .blocks import (
     Member,
     Step,
@@ -59,7 +60,6 @@ from .blocks import (
 )
 from .optimizers import RowOptimizer
 from .programs import Program, StepArrays, UnstackableError, in_tensors, make_program
-from .together import Measures, losses_of, measure_clients, score_clients, split_into_passes
 
 HONOURED = Honoured(
     hooks=frozenset(

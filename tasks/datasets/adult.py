@@ -16,7 +16,7 @@ import torch
 from fairbloom.errors import FairbloomError, did_you_mean
 from fairbloom.protocol.settings import split_names
 
-from ..known import TASKS
+from ..catalogue import TASKS
 from ..measures import group_scores_of_classes
 from ..partition import (
     MIN_EXAMPLES,

@@ -11,8 +11,8 @@ from fairbloom.errors import FairbloomError
 from fairbloom.logs import log
 from fairbloom.protocol.streams import generator
 
-from ..models import build
 from ..models.networks import Shape
+from ..models.registry import build
 from ..partition import Indices, Labels
 from ..preprocessing import ARRAYS, Preprocessing
 from ..task import Setup, Splits, Task

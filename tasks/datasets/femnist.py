@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..known import TASKS
+from ..catalogue import TASKS
 from ..partition import (
     MIN_EXAMPLES,
     Indices,

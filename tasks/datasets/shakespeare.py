@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fairbloom.errors import FairbloomError
 
-from ..known import TASKS
+from ..catalogue import TASKS
 from ..partition import Indices, Parts, splits_of
 from ..task import Setup, Splits, Task
 from .classification import classify, draw_clients, numbered

@@ -9,10 +9,10 @@ from pyarrow import csv
 
 from fairbloom.errors import FairbloomError
 
-from ..files.read import Table
-from ..files.rows import ColumnValues, encode
 from ..groups import parse_groups
 from ..schema import Schema, find_wrong_groups
+from ..tables.encode import ColumnValues, encode
+from ..tables.read import Table
 
 
 def describe_columns(schema: Schema, key: str, group: str) -> Schema:

@@ -7,7 +7,7 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 
 from fairbloom.client.app import app
-from fairbloom.client.settings import accepted_settings
+from fairbloom.client.guard.accepted_settings import accepted_settings
 from fairbloom.server.settings import Settings
 from fairbloom.tasks import load_task
 

@@ -26,7 +26,7 @@ from torch.optim import SGD, Adam, Optimizer
 from torch.optim import optimizer as hooks
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
 
-from fairbloom.client import fair as fair_package
+from fairbloom.client.fair import decorator as fair_package
 from fairbloom.client.fair import fair
 from fairbloom.client.fair.training import HONOURED
 from fairbloom.client.rules.steps import ClientMomentum

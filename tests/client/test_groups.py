@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, mean_absolute_error
 
-from fairbloom.client.groups import measure_groups, reportable
+from fairbloom.client.group_metrics import measure_groups, reportable
 from fairbloom.errors import ReportableError
 from fairbloom.protocol.scores import Score
 from fairbloom.tasks import Examples, Task

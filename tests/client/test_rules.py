@@ -11,7 +11,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 
 from fairbloom.client.app import app
-from fairbloom.client.limits import LIMIT_ROWS
+from fairbloom.client.guard.limits import LIMIT_ROWS
 from fairbloom.client.local import LocalClient, Update
 from fairbloom.client.states import save_version
 from fairbloom.client.work import descend

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fairbloom import cli
+from fairbloom.cli import main as cli
 from tests.checkout import ROOT
 
 from .commands import client_command

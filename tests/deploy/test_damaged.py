@@ -9,7 +9,7 @@ import click
 import pytest
 from typer.main import get_command
 
-from fairbloom.deploy.cli import app
+from fairbloom.cli.deploy import app
 from fairbloom.errors import FairbloomError
 
 

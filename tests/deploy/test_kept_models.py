@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fairbloom.client.kept import find_model
+from fairbloom.client.guard.evaluated_model import find_model
 from fairbloom.server.run_folder.files import CLIENTS, MODEL
 from fairbloom.server.settings import Settings
 from fairbloom.tasks import load_task

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairbloom.client.settings import SettingRefusedError, accepted_settings
+from fairbloom.client.guard.accepted_settings import SettingRefusedError, accepted_settings
 from fairbloom.deploy.fleet.federation import Federation
 from fairbloom.deploy.fleet.runs import STOPPED, Order, RunFiles, list_runs
 from fairbloom.deploy.operator import submit as runs

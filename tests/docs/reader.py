@@ -38,7 +38,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 from packaging.requirements import Requirement
 
-from fairbloom import cli
+from fairbloom.cli import main as cli
 from fairbloom.deploy.device.client import ClientSettings
 from fairbloom.deploy.fleet.enrolment import enroll
 from fairbloom.deploy.fleet.federation import Federation

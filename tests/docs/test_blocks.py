@@ -10,8 +10,8 @@ from shutil import copytree
 import pytest
 import typer
 
-from fairbloom.cli import LateCommand, app
-from fairbloom.deploy.device.cli import DEFAULT, WithDefault
+from fairbloom.cli.device import DEFAULT, WithDefault
+from fairbloom.cli.main import LateCommand, app
 from tests.commands import forked
 
 from .pages import ELSEWHERE, PAGES, ROOT, blocks

@@ -10,8 +10,8 @@ import pytest
 from benchmarks.methods import TRIED, WORKLOADS
 from docs.hospitals import FEW, HEADINGS, PICTURE, TABLE
 from fairbloom.experiments.recipe import load_recipe
+from fairbloom.server.run_folder.csv_rows import ClientTable, round_columns
 from fairbloom.server.run_folder.files import ENTRIES
-from fairbloom.server.run_folder.rows import ClientTable, round_columns
 from fairbloom.strategies import METHODS, SCAFFOLD, VRed
 
 from .pages import ROOT

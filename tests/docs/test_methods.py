@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from docs import toy
 from docs.docstrings import describe
 from docs.methods import example, needs, page, scripts
-from fairbloom.cli import app
+from fairbloom.cli.main import app
 from fairbloom.errors import FairbloomError
 from fairbloom.rounds.server_optimizer import COMMON_DESCENT
 from fairbloom.server.settings import Settings

@@ -15,7 +15,7 @@ from types import ModuleType
 import pytest
 
 from fairbloom.check import CheckFailedError, Status, check_method, check_rule
-from fairbloom.experiments.check.rule import RuleUnderTest
+from fairbloom.checks.rule import RuleUnderTest
 from fairbloom.rounds.cohort import Cohort
 from fairbloom.rounds.method import Method
 from fairbloom.strategies import FedAvg

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fairbloom.cli import main
+from fairbloom.cli.main import main
 from fairbloom.experiments.results.comparison import Comparison, tabulate
 from fairbloom.protocol.scores import ACCURACY, Score
 
@@ -46,7 +46,12 @@ def times_in(folder: Path) -> dict[Path, int]:
 
 def start(*words: object, start_new_session: bool = False) -> subprocess.Popen[str]:
     """Start the command in a process of its own."""
-    command = [sys.executable, "-c", "from fairbloom.cli import main; main()", *map(str, words)]
+    command = [
+        sys.executable,
+        "-c",
+        "from fairbloom.cli.main import main; main()",
+        *map(str, words),
+    ]
     pipe = subprocess.PIPE
     return subprocess.Popen(
         command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True, start_new_session=start_new_session

@@ -10,6 +10,7 @@ from fairbloom.experiments.arms import Arm
 from fairbloom.experiments.study import Study
 from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.server.fairness import summarize
+from fairbloom.server.run_folder.csv_rows import ClientTable, round_columns
 from fairbloom.server.run_folder.files import (
     CLIENTS,
     COEFFICIENTS,
@@ -20,7 +21,6 @@ from fairbloom.server.run_folder.files import (
     SCORES,
     SPLIT,
 )
-from fairbloom.server.run_folder.rows import ClientTable, round_columns
 from fairbloom.server.run_folder.tables import format_csv
 from fairbloom.server.run_folder.values import Recorded
 from fairbloom.server.settings import default_config

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fairbloom.client.kept import keep_model
+from fairbloom.client.guard.evaluated_model import keep_model
 from fairbloom.prediction.predictor import load_predictor
 from fairbloom.server.run_folder.files import CONFIG, MODEL
 from fairbloom.server.settings import Settings

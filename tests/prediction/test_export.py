@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import fairbloom
-from fairbloom.client.kept import keep_model
+from fairbloom.client.guard.evaluated_model import keep_model
 from fairbloom.errors import FairbloomError
 from fairbloom.prediction.export import TOLERANCE, export_onnx
 from fairbloom.prediction.predictor import Predictor

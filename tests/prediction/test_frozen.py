@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import fairbloom
-from fairbloom.client.kept import keep_model
+from fairbloom.client.guard.evaluated_model import keep_model
 from fairbloom.client.states import load_last
 from fairbloom.prediction.predictor import load_predictor
 from fairbloom.server.run_folder.files import CONFIG, MODEL

@@ -14,8 +14,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, R
 import fairbloom
 from fairbloom.client.app import app
 from fairbloom.errors import FairbloomError
+from fairbloom.prediction.output_rows import table_of_frame, values_of
 from fairbloom.prediction.predictor import load_predictor
-from fairbloom.prediction.rows import table_of_frame, values_of
 from fairbloom.server.checkpoint import save_model
 from fairbloom.strategies import FedAvg
 from fairbloom.tasks.preprocessing import Preprocessing
@@ -232,7 +232,7 @@ def test_a_disk_that_is_full_costs_a_device_no_round(
     def full(path: Path, content: bytes) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("fairbloom.client.kept.write_private", full)
+    monkeypatch.setattr("fairbloom.client.guard.evaluated_model.write_private", full)
     reply = app(message(run), device(tmp_path, run, "north"))
     assert reply.content.metric_records["metrics"]["num-examples"]
     assert (

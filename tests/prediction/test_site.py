@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fairbloom
-from fairbloom.client.kept import keep_model
+from fairbloom.client.guard.evaluated_model import keep_model
 from fairbloom.errors import FairbloomError
 from fairbloom.server.run_folder.files import CONFIG, MODEL, SCHEMA
 from fairbloom.tasks import load_task

@@ -15,11 +15,11 @@ import pytest
 import torch
 
 from fairbloom.client.fair.training import HONOURED as BY_FAIR
-from fairbloom.client.honoured import Honoured, metric_row
 from fairbloom.client.local import HONOURED as BY_A_CLIENT
 from fairbloom.client.metrics import BY_GROUP, OF_EVALUATION, OF_TRAINING, WORK_METRICS
 from fairbloom.client.plan import client_work, global_work
 from fairbloom.client.rules.registry import RULES
+from fairbloom.client.support import Honoured, metric_row
 from fairbloom.client.work import LocalWork, set_fields
 from fairbloom.protocol.names import ARRAYS_DISPARITY, BETWEEN_GROUPS
 from fairbloom.protocol.settings import RunSettings

@@ -11,7 +11,7 @@ from flwr.app import Message, MessageType
 from flwr.app.error import Error
 from flwr.clientapp import ClientApp
 
-from fairbloom.protocol.helper import ADVICE
+from fairbloom.protocol.advice import ADVICE
 from fairbloom.rounds.cohort import Cohort
 from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.loop import Rounds

@@ -10,7 +10,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.app.error import Error
 
-from fairbloom.protocol.helper import ADVICE
+from fairbloom.protocol.advice import ADVICE
 from fairbloom.rounds.refusals import MAX_REASON_CHARACTERS, Refusals, one_line
 from fairbloom.strategies import FedAvg
 from tests.federation import (

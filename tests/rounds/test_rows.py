@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from fairbloom.errors import FairbloomError
 from fairbloom.rounds import updates
-from fairbloom.rounds.memory import GIGABYTE, empty_matrix
 from fairbloom.rounds.updates import Layout, Updates, Vectors, combine, gram_matrices
+from fairbloom.simulation.memory import GIGABYTE, empty_matrix
 
 from .helpers import gram_matrix, squared_norms
 from .helpers import taken_in as borrowed

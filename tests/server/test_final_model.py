@@ -13,8 +13,8 @@ import pytest
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 
 from fairbloom.client import app as client_app
-from fairbloom.client import kept
-from fairbloom.client.kept import find_model, keep_model
+from fairbloom.client.guard import evaluated_model
+from fairbloom.client.guard.evaluated_model import find_model, keep_model
 from fairbloom.errors import FairbloomError
 from fairbloom.prediction.predictor import load_predictor
 from fairbloom.protocol.names import DEPLOYED
@@ -287,7 +287,7 @@ def test_whenever_a_device_is_killed_one_whole_model_is_there(
             Path, "rename", lambda path, to: (left.pop() or rename(path, to)) if left else killed()
         )
     else:
-        monkeypatch.setattr(kept, fails, killed)
+        monkeypatch.setattr(evaluated_model, fails, killed)
     with pytest.raises(KeyboardInterrupt):
         keep(2)
     arrays, number = read_kept(tmp_path)
@@ -335,7 +335,7 @@ def test_a_disk_that_takes_no_model_changes_no_reply(
     def refuse(path: Path, *_: Any) -> None:
         raise OSError(28, "No space left on device", str(path))
 
-    monkeypatch.setattr(kept, "save_model", refuse)
+    monkeypatch.setattr(evaluated_model, "save_model", refuse)
     settings = settings_of(tmp_path / "run", **{"num-rounds": 1})
     submit(settings, Devices(settings, tmp_path))
     assert len(CLIENTS.read(tmp_path / "run")) == 3

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from fairbloom.server.progress import RUN_FOLDER, announce, describe_progress, find_announced
+from fairbloom.server.run_folder.csv_rows import parse_refusals
 from fairbloom.server.run_folder.errors import RunFolderError
-from fairbloom.server.run_folder.rows import parse_refusals
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
 

@@ -9,7 +9,7 @@ import pytest
 
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import Mark, SettingsError, marked
-from fairbloom.rounds.fits import PLAIN_SGD
+from fairbloom.rounds.compatibility import PLAIN_SGD
 from fairbloom.server.settings import Settings
 from fairbloom.strategies import METHODS
 from tests.simulation.helpers import run

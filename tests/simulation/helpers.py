@@ -20,8 +20,8 @@ from fairbloom.rounds.round import Round
 from fairbloom.rounds.updates import Model
 from fairbloom.server import app
 from fairbloom.server.run_folder import recorder
+from fairbloom.server.run_folder.csv_rows import Row
 from fairbloom.server.run_folder.recorded import RecordedRound
-from fairbloom.server.run_folder.rows import Row
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
 from fairbloom.tasks import load_task

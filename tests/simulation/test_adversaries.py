@@ -11,7 +11,7 @@ from flwr.app import Context, RecordDict
 
 import fairbloom
 from fairbloom.client.app import app
-from fairbloom.client.settings import accepted_settings
+from fairbloom.client.guard.accepted_settings import accepted_settings
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.results.presentation import page_of
 from fairbloom.protocol.attacks import ATTACKS, LABEL_FLIP, LOSS, attackers_of

@@ -140,7 +140,7 @@ def words_of(fails: str, out: Path) -> list[str]:
 
 @pytest.mark.slow
 def test_a_debugger_works_in_a_model_under_debug(tmp_path: Path) -> None:
-    started = [sys.executable, "-c", "from fairbloom.cli import main; main()"]
+    started = [sys.executable, "-c", "from fairbloom.cli.main import main; main()"]
     words = [*words_of("debugged", tmp_path / "run"), "--engine", "workers"]
     script = "p 'seen', seen\nwhere\nq\n"
     ended = subprocess.run(

@@ -17,7 +17,7 @@ from fairbloom.protocol.scores import ACCURACY
 from fairbloom.protocol.terms import Terms
 from fairbloom.server.checkpoint import load_model
 from fairbloom.server.fairness import percent_improved, summarize
-from fairbloom.server.run_folder.rows import MEASURES, ClientTable, round_columns
+from fairbloom.server.run_folder.csv_rows import MEASURES, ClientTable, round_columns
 from fairbloom.simulation.run import simulate
 
 from .helpers import (

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from fairbloom import cli
+from fairbloom.cli import main as cli
 from fairbloom.command import interrupt
 from fairbloom.system.supervise import become
 from tests.checkout import ROOT

@@ -13,10 +13,10 @@ from fairbloom.protocol.scores import ACCURACY
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
 from fairbloom.tasks import Examples, Setup, check_data
-from fairbloom.tasks.files.rows import measure_moments
-from fairbloom.tasks.files.targets import sort_classes
 from fairbloom.tasks.measures import AUC, BALANCED_ACCURACY, MAE, R2, RMSE
 from fairbloom.tasks.partition import split
+from fairbloom.tasks.tables.encode import measure_moments
+from fairbloom.tasks.tables.targets import sort_classes
 
 from .made import everything
 from .tables import SCHEMA, Folder, config, csv_of, inferred, load, schema_with

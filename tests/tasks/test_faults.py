@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fairbloom.tasks import describe_data
-from fairbloom.tasks.files.reasons import MAX_FAULTS
+from fairbloom.tasks.tables.reasons import MAX_FAULTS
 
 from .tables import SCHEMA, Folder, config, csv_of, schema_with
 

@@ -11,8 +11,8 @@ from fairbloom.errors import FairbloomError
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
 from fairbloom.tasks import describe_data
-from fairbloom.tasks.files.infer import DATE, IDENTIFIER, nearly_all_differ
 from fairbloom.tasks.schema import parse_schema
+from fairbloom.tasks.tables.infer import DATE, IDENTIFIER, nearly_all_differ
 
 from ..commands import fairbloom
 from ..docs.pages import ROOT, blocks

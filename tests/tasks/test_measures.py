@@ -13,7 +13,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.protocol.scores import FURTHER, WHY_UNDEFINED
 from fairbloom.server.settings import Settings
 from fairbloom.tasks import load_task
-from fairbloom.tasks.further import (
+from fairbloom.tasks.extra_scores import (
     BINS,
     brier,
     calibration_error,

@@ -16,14 +16,7 @@ from torch.nn.functional import cross_entropy
 from fairbloom.errors import FairbloomError
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
-from fairbloom.tasks import (
-    Examples,
-    Setup,
-    Splits,
-    Task,
-    find_task,
-    load_task,
-)
+from fairbloom.tasks import Examples, Setup, Splits, Task, find_task, load_task
 from fairbloom.tasks.checks import guard_task
 from fairbloom.tasks.task import is_highest
 

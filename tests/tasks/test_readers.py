@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 from pyarrow import parquet as arrow_parquet
 
 from fairbloom.tasks import Task
-from fairbloom.tasks.files import read as reading
-from fairbloom.tasks.files.cells import different_cells
-from fairbloom.tasks.files.folders import files_in
-from fairbloom.tasks.files.read import Table, read_file
-from fairbloom.tasks.files.reasons import REASONS, DataError
-from fairbloom.tasks.files.rows import read_column
 from fairbloom.tasks.schema import MISSING_VALUES, File, parse_schema
+from fairbloom.tasks.tables import read as reading
+from fairbloom.tasks.tables.cells import different_cells
+from fairbloom.tasks.tables.encode import read_column
+from fairbloom.tasks.tables.folders import files_in
+from fairbloom.tasks.tables.read import Table, read_file
+from fairbloom.tasks.tables.reasons import REASONS, DataError
 
 from .tables import csv_of, inferred, load, schema_with
 from .workbooks import FormulaError, write_workbook

@@ -9,7 +9,7 @@ from itertools import product
 import pytest
 from rich.cells import cell_len
 
-from fairbloom.experiments.commands.lists import describe_method
+from fairbloom.cli.lists import describe_method
 from fairbloom.experiments.pages.comparison import client_table, method_table
 from fairbloom.experiments.render import terminal
 from fairbloom.experiments.render.page import Cell, Table

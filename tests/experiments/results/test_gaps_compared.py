@@ -10,9 +10,9 @@ import pytest
 
 from fairbloom.experiments.pages.comparison import gap_tables
 from fairbloom.experiments.results.comparison import Comparison
-from fairbloom.experiments.results.groups import Group, GroupReport
+from fairbloom.experiments.results.group_scores import Group, GroupReport
 from fairbloom.protocol.scores import GroupScore
-from fairbloom.server.run_folder.groups import Grouped
+from fairbloom.server.run_folder.group_rows import Grouped
 
 from ..helpers import compared_by_hand
 

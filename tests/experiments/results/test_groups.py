@@ -13,7 +13,7 @@ from sklearn.metrics import accuracy_score
 import fairbloom as api
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.results.caveats import caveats_of_comparison
-from fairbloom.experiments.results.groups import ALL, GroupReport
+from fairbloom.experiments.results.group_scores import ALL, GroupReport
 from fairbloom.experiments.results.run import REPORT, Run
 from fairbloom.tasks import load_task
 from tests.experiments.helpers import as_json, fairbloom

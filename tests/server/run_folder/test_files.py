@@ -33,7 +33,7 @@ from fairbloom.server.run_folder.files import (
     read_model,
     record_known,
 )
-from fairbloom.server.run_folder.groups import Grouped
+from fairbloom.server.run_folder.group_rows import Grouped
 from fairbloom.server.run_folder.values import Beginning, Known, Recorded
 from fairbloom.server.settings import Settings
 from fairbloom.tasks import load_task

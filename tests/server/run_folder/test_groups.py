@@ -15,11 +15,11 @@ from fairbloom.protocol.scores import ACCURACY, BRIER, SENSITIVITY, GroupScore
 from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.round import Round
 from fairbloom.server.app import federate
-from fairbloom.server.observability import summarize_row
+from fairbloom.server.log_lines import summarize_row
+from fairbloom.server.run_folder.csv_rows import ClientTable, format_round
 from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.server.run_folder.files import CLIENTS, GROUPED, GROUPS, MODEL, ROUNDS
-from fairbloom.server.run_folder.groups import Grouped, format_groups
-from fairbloom.server.run_folder.rows import ClientTable, format_round
+from fairbloom.server.run_folder.group_rows import Grouped, format_groups
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.clients import LocalClients
 from fairbloom.simulation.grid import InProcessGrid

@@ -15,11 +15,11 @@ from fairbloom.protocol.parameters import SettingsError
 from fairbloom.protocol.scores import ACCURACY
 from fairbloom.protocol.version import RUN_FOLDER_FORMAT as FORMAT
 from fairbloom.server.checkpoint import list_checkpoints, load_last, load_model
+from fairbloom.server.run_folder.csv_rows import ClientTable, parse_refusals, round_columns
 from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.server.run_folder.files import ROUNDS as ROUNDS_TABLE
 from fairbloom.server.run_folder.files import is_finished
 from fairbloom.server.run_folder.recorder import RunRecorder
-from fairbloom.server.run_folder.rows import ClientTable, parse_refusals, round_columns
 from fairbloom.server.run_folder.stopping import EarlyStopping
 from fairbloom.server.settings import Settings
 from fairbloom.strategies import Round

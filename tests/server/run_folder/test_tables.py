@@ -8,8 +8,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from fairbloom.server.run_folder.csv_rows import (
+    ClientTable,
+    format_round,
+    parse_names,
+    parse_refusals,
+)
 from fairbloom.server.run_folder.errors import RunFolderError
-from fairbloom.server.run_folder.rows import ClientTable, format_round, parse_names, parse_refusals
 from fairbloom.server.run_folder.tables import format_csv, read_table
 
 from .test_recorder import a_round

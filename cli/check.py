@@ -1,0 +1,61 @@
+"""The command `fairbloom check`."""
+
+from collections.abc import Mapping
+
+import typer
+
+from fairbloom.checks.method import check_method
+from fairbloom.checks.report import CheckFailedError
+from fairbloom.checks.rule import check_rule, is_rule
+from fairbloom.errors import FairbloomError
+from fairbloom.experiments.render.terminal import console
+from fairbloom.protocol.parameters import parameters_of
+from fairbloom.protocol.settings import Value
+from fairbloom.strategies import FairStrategy, find_method
+
+from .settings_command import command
+
+
+@command(method="METHOD")
+def check(method: str, *, settings: Mapping[str, Value] = {}) -> None:
+    """Test a method or client-side rule of your own, and report what is wrong with it.
+
+    The exit code is 1 if a test fails.
+
+    Parameters
+    ----------
+    method
+        The method or rule: your own as my_module:Mine, or a built-in method.
+    """
+    if settings and is_rule(method):
+        key, value = next(iter(settings.items()))
+        raise FairbloomError(
+            f"--set {key}={value}: a client-side rule has no settings: leave it out"
+        )
+    try:
+        if is_rule(method):
+            report = check_rule(method)
+        else:
+            cls = find_method(method)
+            report = check_method(cls, arguments_of(cls, settings))
+    except CheckFailedError as error:
+        error.report.show(console)
+        raise typer.Exit(1) from None
+    report.show(console)
+
+
+def arguments_of(method: type[FairStrategy], settings: Mapping[str, Value]) -> dict[str, Value]:
+    """Return the arguments of a method that settings such as worsthalf.share=0.5 give it."""
+    known = (
+        {each.key: each for each in parameters_of(method.__name__.lower(), method)}
+        if settings
+        else {}
+    )
+    for key in settings:
+        if key not in known:
+            there = ", ".join(known) or "none"
+            raise FairbloomError(
+                f"{key} = {settings[key]!r}: {method.__name__} has no such parameter; there are"
+                f" {there}"
+            )
+    return {known[key].argument: known[key].checked(value) for key, value in settings.items()}

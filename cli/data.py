@@ -1,0 +1,79 @@
+"""The command `fairbloom data`."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import typer
+
+from fairbloom.experiments.options import as_settings, merge_settings
+from fairbloom.experiments.render.page import Cell, Table
+from fairbloom.experiments.render.terminal import show_table
+from fairbloom.protocol.settings import Value
+from fairbloom.server.run_folder.errors import RunFolderError, explain_write_errors
+from fairbloom.server.settings import Settings, check_used
+from fairbloom.system.files import write_whole
+from fairbloom.tasks import describe_data, infer_schema
+
+from .settings_command import command
+
+
+@command(folder="[DIR]")
+def data(
+    folder: str | None = None,
+    *,
+    task: str = "csv",
+    clients: int | None = None,
+    partition: str | None = None,
+    seed: int | None = None,
+    data_dir: str | None = None,
+    schema: str | None = None,
+    write_schema: Path | None = None,
+    settings: Mapping[str, Value] = {},
+    as_json: bool = False,
+) -> None:
+    """Check a task's data: show what each client has, and report faults.
+
+    The exit code is 1 if there are faults.
+
+    Parameters
+    ----------
+    folder
+        The folder or file that the task reads its data from.
+    seed
+        Seed of the split.
+    write_schema
+        Infer a schema from the files, and write it into FILE.
+    """
+    given = {
+        "task": task,
+        "data_dir": folder,
+        "schema": schema,
+        "clients": clients,
+        "partition": partition,
+    }
+    config = merge_settings(as_settings({"data_dir": data_dir}), settings)
+    config = merge_settings(as_settings({**given, "seed": seed}), config)
+    check_used(config, ["fedavg"], task)
+    chosen = Settings.of(config)
+    if write_schema is not None:
+        if write_schema.exists():
+            raise RunFolderError(
+                f"{write_schema} is there already: name another file, or delete it"
+            )
+        with explain_write_errors(write_schema.name, write_schema.parent):
+            write_whole(write_schema, infer_schema(chosen).encode())
+        print(
+            f"{write_schema} is written: read it, correct it, and pass it by --schema"
+            f" {write_schema}"
+        )
+        return
+    described = describe_data(chosen)
+    if as_json:
+        print(json.dumps(described, indent=2))
+    for name, rows in {} if as_json else described.items():
+        if headings := list(dict.fromkeys(heading for row in rows for heading in row)):
+            cells = [[Cell.of(row.get(heading, "")) for heading in headings] for row in rows]
+            show_table(Table(name, name, headings, cells))
+    if any("problem" in row for row in described["clients"]):
+        raise typer.Exit(1)

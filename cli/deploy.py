@@ -1,0 +1,284 @@
+"""The commands `fairbloom client`, `fairbloom server` and `fairbloom deploy`."""
+
+import json
+import shlex
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+import typer
+
+from fairbloom.command import Terminal
+from fairbloom.deploy.errors import DeployError
+from fairbloom.deploy.fleet.federation import SERVER_UNIT, Federation
+from fairbloom.system.supervise import become
+
+from .device import client as client
+
+app = typer.Typer(
+    no_args_is_help=True,
+    suggest_commands=False,
+    help="Operate a federation of real devices: certificates, clients and runs.",
+)
+
+
+INTERRUPTED = 130
+"""Exit status of a command that Ctrl-C has ended."""
+
+HERE: Any = Path("federation")  # the callback opens it
+_option = partial(
+    typer.Option,
+    "--dir",
+    envvar="FAIRBLOOM_FEDERATION",
+    help="The federation's folder, made by init.",
+)
+FederationOption = Annotated[
+    Federation, _option(click_type=click.Path(path_type=Path), callback=Federation.read)
+]
+
+
+def server(federation: FederationOption = HERE) -> None:
+    """Run the server of a federation: devices connect to it, and it carries out runs.
+
+    It listens where federation.toml says, keeps its state in DIR/state, reports when it is ready,
+    and stops on Ctrl-C.
+    """
+    # In a small process, without the libraries that the command line has loaded.
+    become("fairbloom.deploy.fleet.daemon", str(federation.path))
+
+
+@app.command(epilog="Example: fairbloom deploy init federation --host fl.example.org")
+def init(
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DIR",
+            help=(
+                "New folder. Keep it safe: it contains the private key of the certificate"
+                " authority."
+            ),
+        ),
+    ],
+    host: Annotated[
+        list[str], typer.Option(help="Name or address of the server, as devices reach it.")
+    ],
+    port: Annotated[int, typer.Option(help="Port that devices connect to.")] = 9092,
+) -> None:
+    """Create the folder of a new federation: certificate authority, server certificate and settings."""
+    made = Federation.init(folder, host, port)
+    print(f"{folder}: devices reach the server at {made.server}")
+    print(f"start it with\n  fairbloom server --dir {shlex.quote(str(folder))}")
+    print("or, for good, as a service:")
+    print(
+        f"  sudo systemctl enable --now {shlex.quote(str((folder / SERVER_UNIT.name).absolute()))}"
+    )
+
+
+@app.command()
+def renew(
+    host: Annotated[
+        list[str],
+        typer.Option(help="Host name of the new certificate; default: those of the old one."),
+    ] = [],  # noqa: B006
+    federation: FederationOption = HERE,
+) -> None:
+    """Create a new server certificate. Restart the server to use it. Devices need no change."""
+    names = federation.renew(host)
+    print(
+        f"{federation.identity[0]} is new, for {', '.join(names)} and loopback: restart the server"
+    )
+
+
+@app.command(
+    epilog=(
+        "Example: fairbloom deploy enroll hospital-7 --request hospital-7.request --examples 1200"
+    )
+)
+def enroll(
+    clients: Annotated[
+        list[str],
+        typer.Argument(metavar="CLIENT...", help="Names of the clients, as reports show them."),
+    ],
+    request: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="What fairbloom client keys printed on the device."),
+    ] = None,
+    partition_id: Annotated[
+        int | None,
+        typer.Option(
+            help=(
+                "Number of the client's partition of the data, from 0; default: the first free one."
+            )
+        ),
+    ] = None,
+    examples: Annotated[
+        int, typer.Option(help="Number of training examples of each client; 0: unknown.")
+    ] = 0,
+    federation: FederationOption = HERE,
+) -> None:
+    """Enrol clients and write a folder for each device: certificate, settings, systemd unit.
+
+    With --request, the private key stays on the device and the folder contains nothing secret.
+    Without it, the key is made here and the folder contains it: use this only for trials. A client
+    that is enrolled already gets the new key; the one before never connects again.
+    """
+    from fairbloom.deploy.fleet.enrolment import describe_clients_beyond
+    from fairbloom.deploy.fleet.enrolment import enroll as enroll_one
+    from fairbloom.deploy.operator.submit import say
+
+    for option, given in (("--partition-id", partition_id), ("--request", request)):
+        if given is not None and len(clients) > 1:
+            raise DeployError(f"{option} {given} is for one client, and {len(clients)} are named")
+    for name in clients:
+        bundle = enroll_one(
+            federation, name, partition=partition_id, examples=examples, request=request
+        )
+        print(f"{name}: {bundle}", flush=True)
+    enrolled = federation.enrolled()
+    if far := describe_clients_beyond(enrolled, len(enrolled)):
+        say(f"where data are dealt to clients: {far}")
+
+
+@app.command()
+def revoke(
+    client: Annotated[str, typer.Argument(metavar="CLIENT", help="The client's name.")],
+    federation: FederationOption = HERE,
+) -> None:
+    """Revoke a client: its key never connects again. Enrolling the name again makes a new one."""
+    from fairbloom.deploy.fleet.enrolment import revoke as revoke_one
+
+    revoke_one(federation, client)
+    print(f"{client} is revoked")
+
+
+@app.command(epilog="Example: watch -n 2 fairbloom deploy status")
+def status(
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON; the documentation lists its keys.")
+    ] = False,
+    federation: FederationOption = HERE,
+) -> None:
+    """Show clients, runs and their rounds, disk space and certificate."""
+    from fairbloom.deploy.operator.status import show, survey
+
+    found = survey(federation)
+    if as_json:
+        print(json.dumps(found, indent=2))
+    else:
+        show(found)
+
+
+@app.command(
+    epilog="Example: fairbloom deploy submit --set method=fedfv --set clients=4 --set num-rounds=50"
+)
+def submit(
+    settings: Annotated[
+        list[str],
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help=(
+                "A setting of the run, as fairbloom settings lists them, or one of your app's run"
+                " config."
+            ),
+        ),
+    ] = [],  # noqa: B006
+    schema: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="What the clients' tables hold; each device's owner accepts it."
+        ),
+    ] = None,
+    chosen: Annotated[
+        str | None,
+        typer.Option(
+            "--app",
+            metavar="APP",
+            help=(
+                "Folder of a Flower app, or module:attribute of an installed ServerApp; default:"
+                " the app in the "
+                "current directory if there is one, else Fairbloom's."
+            ),
+        ),
+    ] = None,
+    detach: Annotated[
+        bool,
+        typer.Option(
+            "--detach", help="Print the run's number and exit, without following its log."
+        ),
+    ] = False,
+    federation: FederationOption = HERE,
+) -> None:
+    """Submit a run, follow its log, and exit with the run's exit status: 0 only if it completed.
+
+    The same settings continue a run that was interrupted. Ctrl-C leaves the run going.
+    """
+    from fairbloom.deploy.fleet.runs import submit as write_order
+    from fairbloom.deploy.operator import submit as runs
+    from fairbloom.protocol.settings import parse_assignments
+
+    given = {**parse_assignments(settings), **({"schema": str(schema)} if schema else {})}
+    run = write_order(federation.runs, runs.choose_app(chosen).order(federation, given))
+    print(f"run {run.number}", flush=True)
+    if detach:
+        return
+    try:
+        ended = runs.follow(federation, run)
+    except KeyboardInterrupt:
+        number = run.number
+        runs.say(
+            f"run {number} goes on: follow it by tail -f {run.log}, stop it by fairbloom deploy"
+            f" stop {number}"
+        )
+        raise typer.Exit(INTERRUPTED) from None
+    print(f"run {run.number}: {runs.describe_end(ended)}")
+    raise typer.Exit(ended)
+
+
+@app.command()
+def stop(
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[RUN]", help="The run's number; default: the only one that has not ended."
+        ),
+    ] = None,
+    federation: FederationOption = HERE,
+) -> None:
+    """Stop a run. The same submit continues it after its last finished round."""
+    from fairbloom.deploy.operator import submit as runs
+
+    print(runs.stop(federation, runs.choose_run(federation, run)))
+
+
+@app.command()
+def doctor(
+    client: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="CLIENT.TOML", help="Check the device of this client instead of the server."
+        ),
+    ] = None,
+    folder: Annotated[Path, _option()] = HERE,
+) -> None:
+    """Check certificates, keys, permissions, port, clock and disk.
+
+    Exits with 1 if something is wrong.
+    """
+    from fairbloom.deploy.device.client import ClientSettings
+    from fairbloom.deploy.operator import doctor as checks
+
+    findings = (
+        checks.examine_device(ClientSettings.of({}, client))
+        if client
+        else checks.examine(Federation.read(folder))
+    )
+    signs = {"ok": "[green]ok[/]", "warning": "[yellow]warning[/]", "fault": "[red]fault[/]"}
+    console = Terminal(soft_wrap=True, highlight=False)
+    worst = 0
+    for finding in findings:
+        console.print(f"{signs[finding.verdict]:<8} {finding.what}: ", end="")
+        console.print(finding.words, markup=False)
+        worst = max(worst, int(finding.verdict == "fault"))
+    raise typer.Exit(worst)

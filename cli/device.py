@@ -1,0 +1,153 @@
+"""The commands `fairbloom client`: run (the default), keys, accept and log."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import click
+import typer
+from typer.core import TyperGroup
+
+DEFAULT = "run"
+
+
+class WithDefault(TyperGroup):
+    """A group with a default command, taken where the first word names none: fairbloom client client.toml."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put the default command's name before its arguments."""
+        if not args or args[0] not in (*self.commands, *self.get_help_option_names(ctx)):
+            args = [DEFAULT, *args]
+        return super().parse_args(ctx, args)
+
+
+client = typer.Typer(
+    suggest_commands=False,
+    cls=WithDefault,
+    help="Run a client of a federation, create its key, accept a schema, or read its log.",
+)
+
+
+@client.command(DEFAULT)
+def run(
+    config: Annotated[
+        Path, typer.Argument(metavar="CLIENT.TOML", help="Settings, from the bundle.")
+    ],
+    server: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="The federation's server.")
+    ] = None,
+    partition_id: Annotated[
+        int | None, typer.Option(help="Number of this client's partition of the data, from 0.")
+    ] = None,
+    data_dir: Annotated[str | None, typer.Option(help="Folder of its data.")] = None,
+    state_dir: Annotated[
+        str | None, typer.Option(help="Folder for its state between rounds and the last model.")
+    ] = None,
+    app: Annotated[
+        str | None, typer.Option(metavar="MODULE:ATTRIBUTE", help="Installed app to run.")
+    ] = None,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(metavar="VALUE", help="A path or import string that a run may use."),
+    ] = None,
+) -> None:
+    """Run a client: it keeps model and data in memory during a run, and reconnects if the connection fails.
+
+    An owner.toml beside CLIENT.TOML has the settings of the device's owner, and wins over it key by
+    key; options win over both.
+    """
+    from fairbloom.deploy.device.client import ClientSettings
+    from fairbloom.deploy.fleet.client import replace_process
+
+    given: dict[str, object] = {
+        "server": server,
+        "partition-id": partition_id,
+        "data-dir": data_dir,
+    }
+    given |= {"state-dir": state_dir, "app": app, "allow": allow or None}
+    replace_process(ClientSettings.of(given, config))
+
+
+@client.command(epilog="Example: fairbloom client keys site-a")
+def keys(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Name of this client in the federation.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder of the key; default: NAME.")
+    ] = None,
+) -> None:
+    """Create this device's private key, and print a request for the operator.
+
+    The key stays on the device.
+    """
+    from fairbloom.deploy.device.keys import make
+
+    folder = Path(name) if out is None else out
+    request = make(folder, name)
+    print(request, end="")
+    print(
+        f"{folder / 'key'} is this device's private key and stays here. Send the lines above, which"
+        f" are no secret and lie in {folder / f'{name}.request'}, to the federation's operator, by"
+        " a way on which nobody can change them; unpack the bundle that comes back next to the"
+        f" key, so that {folder / 'client.toml'} is there",
+        file=sys.stderr,
+    )
+
+
+StatePlace = Annotated[
+    Path,
+    typer.Argument(
+        metavar="STATE_DIR", help="The client's state-dir, or the client.toml that names it."
+    ),
+]
+
+
+def find_state_dir(place: Path) -> Path:
+    """Return a client's state-dir, which a client.toml may name."""
+    from fairbloom.deploy.device.client import ClientSettings
+
+    return Path(ClientSettings.of({}, place).state_dir) if place.suffix == ".toml" else place
+
+
+@client.command(epilog="Example: fairbloom client accept client.toml")
+def accept(
+    place: StatePlace,
+    schema: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="The schema to accept; default: the one that was refused last."
+        ),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Accept it without a question.")] = False,
+) -> None:
+    """Show a schema, such as that of a run that this device has refused, and accept it: runs may have it."""
+    from fairbloom.client.guard.accepted_schemas import accept_schema, describe_change, read_refused
+    from fairbloom.tasks.schema import read_schema
+
+    folder = find_state_dir(place)
+    text = read_refused(folder) if schema is None else read_schema(str(schema))
+    print(describe_change(folder, text), end="")
+    if yes or typer.confirm("Accept this schema, so that runs may read this device's data by it?"):
+        accept_schema(folder, text)
+        print("accepted")
+
+
+@client.command(epilog="Example: fairbloom client log client.toml")
+def log(
+    place: StatePlace,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print every entry, with all numbers, as JSON.")
+    ] = False,
+) -> None:
+    """Show what this device was asked and what it sent, run by run."""
+    import json
+
+    from fairbloom.client.guard.audit_log import describe_entries, read_entries
+
+    entries = read_entries(find_state_dir(place))
+    print(
+        json.dumps(entries, indent=2, ensure_ascii=False)
+        if as_json
+        else "\n".join(describe_entries(entries))
+    )

@@ -1,0 +1,222 @@
+"""What the command line lists: methods, tasks, settings, recipes and runs."""
+
+import inspect
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.markup import escape
+from rich.padding import Padding
+from rich.text import Text
+
+from fairbloom.errors import did_you_mean
+from fairbloom.experiments.arms import format_value
+from fairbloom.experiments.render.page import Cell, Table
+from fairbloom.experiments.render.terminal import console, show_table
+from fairbloom.protocol.parameters import Parameter, parameters_of
+from fairbloom.protocol.settings import SETTINGS, SettingsError
+from fairbloom.server.settings import default_config, parameters
+from fairbloom.strategies import METHODS, FromTorchJD, canonical, find_method
+from fairbloom.strategies.torchjd import TORCHJD
+from fairbloom.tasks import TASKS, TaskInfo, find_task
+from fairbloom.tasks.task import OWN_PARTITION
+
+from .settings_command import command
+
+if TYPE_CHECKING:
+    from fairbloom.experiments.recipe import Recipe
+
+REQUIRED = "required"
+"""What is said in place of a default where there is none."""
+
+GROUPS: Mapping[str, str] = {
+    "task": "Task and data",
+    "method": "Method",
+    "num-rounds": "Rounds and clients' training",
+    "attack": "Attacks of an experiment",
+    "training-clients": "Evaluation",
+    "round-timeout": "Deployed clients",
+    "unused-rounds": "Replies that are refused, and defences",
+    "engine": "Computing",
+    "own-settings": "Files",
+}
+"""The headings above the settings of all runs, by the first setting of each."""
+
+
+# Methods, tasks and settings ----------------------------------------------------------------------
+
+
+@command(names="[NAME]...")
+def methods(names: Sequence[str] = (), *, as_json: bool = False) -> None:
+    """List the methods with their parameters, ranges, defaults and source.
+
+    Parameters
+    ----------
+    names
+        Describe only these, or your own as my_module:Mine.
+    """
+    _show_described([describe_method(name) for name in names or METHODS], as_json)
+    if not names and not as_json:
+        summary = (inspect.getdoc(FromTorchJD) or "").partition("\n\n")[0]
+        console.print(f"[b]{TORCHJD}upgrad[/] and its like  {escape(' '.join(summary.split()))}")
+
+
+@command(names="[NAME]...")
+def tasks(names: Sequence[str] = (), *, as_json: bool = False) -> None:
+    """List the tasks with their models, partitions and settings.
+
+    Parameters
+    ----------
+    names
+        Describe only these, or your own as my_module:task.
+    """
+    _show_described([describe_task(find_task(name)) for name in names or TASKS], as_json)
+
+
+@command(names="[NAME]...")
+def settings(names: Sequence[str] = (), *, as_json: bool = False) -> None:
+    """List all settings with their defaults. Change one with --set KEY=VALUE.
+
+    Parameters
+    ----------
+    names
+        Only those with this in their name: qfedavg, rate.
+    """
+    defaults = default_config()
+    words = [name.replace("_", "-").lower() for name in names]
+    for word, name in zip(words, names, strict=True):
+        if not any(word in key for key in defaults):
+            raise SettingsError(
+                f"there is no setting {name}: {did_you_mean(name, defaults)}leave it out to see all"
+            )
+    shown = {
+        key: value
+        for key, value in defaults.items()
+        if not words or any(word in key for word in words)
+    }
+    if as_json:
+        print(json.dumps(shown, indent=2))
+        return
+    known = {**SETTINGS, **parameters()}
+    group = ""
+    heading = ""
+    for key, value in defaults.items():
+        group = key.rpartition(".")[0] or GROUPS.get(key, group)
+        if key not in shown:
+            continue
+        if group != heading:
+            heading = group
+            console.print(f"\n[b]{escape(heading)}[/]")
+        default = REQUIRED if known[key].default is None else repr(value)
+        console.print(f"[cyan]{key}[/] = {escape(default)}")
+        _indented(escape(f"{known[key].description} ({known[key].range})"))
+
+
+def describe_method(name: str) -> dict[str, Any]:
+    """Return what a list says of a method: name, summary, parameters and source, as its docstring has them."""
+    method = find_method(name)
+    text = inspect.getdoc(method) or ""
+    own = () if issubclass(method, FromTorchJD) else parameters_of(method.__name__.lower(), method)
+    source = re.search(
+        r"^Source: (.+?)(?:\n\n|\n[A-Z][a-z ]+: |\Z)", text, re.MULTILINE | re.DOTALL
+    )
+    return {
+        "name": canonical(name),
+        "summary": " ".join(text.partition("\n\n")[0].split()),
+        "parameters": [*map(_describe, own)],
+        "source": " ".join(source[1].split()) if source else "",
+    }
+
+
+def describe_task(task: TaskInfo) -> dict[str, Any]:
+    """Return what a list says of a task: name, summary, models, partitions, parameters and source."""
+    folder = {
+        "key": "data-dir",
+        "range": "folder",
+        "default": REQUIRED,
+        "description": "Folder of the data",
+    }
+    return {
+        "name": task.name,
+        "summary": task.summary,
+        "models": list(task.models),
+        "partitions": [*task.partitions, *([OWN_PARTITION] if task.deals else [])],
+        "parameters": [*([folder] if task.reads else []), *map(_describe, task.settings)],
+        "source": task.source,
+    }
+
+
+def _describe(parameter: Parameter) -> dict[str, str]:
+    default = REQUIRED if parameter.default is None else format_value(parameter.default)
+    about = {"key": parameter.key, "range": parameter.range}
+    return about | {"default": default, "description": parameter.description}
+
+
+def _show_described(described: Sequence[Mapping[str, Any]], as_json: bool) -> None:
+    """Print methods or tasks: what each is, its choices and parameters, and its source."""
+    if as_json:
+        print(json.dumps(described, indent=2))
+        return
+    for each in described:
+        console.print(f"[b]{escape(each['name'])}[/]  {escape(each['summary'])}")
+        for what in ("models", "partitions"):
+            if each.get(what):
+                _indented(f"{what}: {escape(', '.join(each[what]))}")
+        for one in each["parameters"]:
+            default = (
+                one["default"]
+                if one["default"] == REQUIRED
+                else f"default {one['default'] or repr('')}"
+            )
+            about = f"({one['range']}, {default}) {one['description']}"
+            _indented(f"[cyan]{one['key']}[/] {escape(about)}")
+        if each["source"]:
+            _indented(f"[dim]{escape(each['source'])}[/]")
+        console.print()
+
+
+def _indented(markup: str) -> None:
+    console.print(Padding(Text.from_markup(markup, overflow="fold"), (0, 0, 0, 4), expand=False))
+
+
+# Recipes and runs ---------------------------------------------------------------------------------
+
+
+def show_recipes(recipes: Sequence["Recipe"]) -> None:
+    """Print the recipes: what each is, what data it needs, and how much it runs."""
+    headings = ("name", "what", "data", "rows", "runs")
+    cells = [
+        [*map(Cell.of, (each.name, each.title, ", ".join(each.tasks), len(each.rows), each.runs))]
+        for each in recipes
+    ]
+    show_table(Table("recipes", "", headings, cells, "runs: with the recipe's number of seeds"))
+
+
+def show_runs(runs: Sequence[Mapping[str, Any]], folder: Path) -> None:
+    """Print the list of runs that `find_runs` returns."""
+    if not runs:
+        console.print(f"there are no runs in {escape(str(folder))}", soft_wrap=True)
+        return
+    cells = []
+    for run in runs:
+        score = run.get("score", {})
+        rounds = f"{run['rounds']}/{run['of_rounds']}" if "rounds" in run else ""
+        state = f"damaged: {run['fault']}" if "fault" in run else run["state"]
+        measured = (
+            Cell(score.get(f"{key}_in_words", ""), score.get(key)) for key in ("mean", "worst_10")
+        )
+        words = map(Cell, (run["name"], str(run.get("task", "")), run.get("method", "")))
+        cells.append(
+            [
+                *words,
+                Cell(rounds, 0),
+                Cell(score.get("title", "")),
+                *measured,
+                Cell(state),
+                Cell(run["when"]),
+            ]
+        )
+    headings = ("run", "task", "method", "rounds", "score", "mean", "worst 10 %", "state", "when")
+    show_table(Table("runs", "", headings, cells))

@@ -1,0 +1,194 @@
+"""The command `fairbloom`: a command's module is imported when that command is called."""
+
+from typing import Annotated, Any, NamedTuple
+
+import click
+import typer
+from typer.core import TyperGroup
+
+from fairbloom import __version__
+from fairbloom.cli.help import restore_help
+from fairbloom.command import import_command, run_command
+
+
+class Place(NamedTuple):
+    """A command's function or app as module:name, what `fairbloom --help` says of it, and an example."""
+
+    name: str
+    summary: str
+    example: str = ""
+
+
+OURS = "fairbloom.experiments.commands"
+
+COMMANDS = {
+    "run": Place(
+        f"{OURS}.studies:run",
+        "Train with one method, all clients on this machine.",
+        "fairbloom run --method fedfv --set fedfv.alpha=0.2 --rounds 50 --out runs/a",
+    ),
+    "compare": Place(
+        f"{OURS}.studies:compare",
+        "Train with several methods and seeds, and show which clients gain or lose.",
+        "fairbloom compare --methods 'fedavg,qfedavg(q=1),fedfv' --seeds 3 --out runs/cmp",
+    ),
+    "search": Place(
+        f"{OURS}.studies:search",
+        "Try methods with several values of their parameters, and test the best of each with fresh"
+        " seeds.",
+        "fairbloom search --methods fedfv,qfedavg --grid alpha=0,0.1,0.5 --budget 10 --out"
+        " runs/search",
+    ),
+    "reproduce": Place(
+        f"{OURS}.studies:reproduce",
+        "Repeat a published experiment, and print its numbers next to the published ones.",
+        "fairbloom reproduce fedfv-table3 --seeds 5",
+    ),
+    "show": Place(
+        f"{OURS}.results:show",
+        "Show the results, progress and settings of a run or a study, or list the runs in a"
+        " folder.",
+        "fairbloom show runs/a",
+    ),
+    "methods": Place(
+        f"{OURS}.lists:methods",
+        "List the methods with their parameters, ranges, defaults and source.",
+    ),
+    "tasks": Place(
+        f"{OURS}.lists:tasks",
+        "List the tasks with their models, partitions and settings.",
+    ),
+    "data": Place(
+        f"{OURS}.data:data",
+        "Check a task's data: show what each client has, and report faults.",
+        "fairbloom data hospitals --set csv.target=outcome",
+    ),
+    "settings": Place(
+        f"{OURS}.lists:settings",
+        "List all settings with their defaults. Change one with --set KEY=VALUE.",
+    ),
+    "check": Place(
+        f"{OURS}.check:check",
+        "Test a method or client-side rule of your own, and report what is wrong with it.",
+        "fairbloom check my_module:Mine --set mine.share=0.3",
+    ),
+    "report": Place(
+        f"{OURS}.results:report",
+        "Write a report with charts and tables as one HTML file.",
+        "fairbloom report runs/comparison",
+    ),
+    "predict": Place(
+        f"{OURS}.predict:predict",
+        "Predict for new data, and write a CSV file with predictions and class probabilities.",
+        "fairbloom predict runs/a new.csv --out predictions.csv",
+    ),
+    "evaluate": Place(
+        f"{OURS}.studies:evaluate",
+        "Evaluate a run's model on the data of a site that did not take part.",
+        "fairbloom evaluate runs/a --data-dir new-hospital",
+    ),
+    "export": Place(
+        f"{OURS}.results:export",
+        "Export the trained model with its preprocessing as an ONNX file for other programs.",
+        "fairbloom export runs/a --out model.onnx",
+    ),
+    "client": Place(
+        "fairbloom.cli.deploy:client",
+        "Run a client of a federation, create its key, accept a schema, or read its log.",
+    ),
+    "server": Place(
+        "fairbloom.cli.deploy:server",
+        "Run the server of a federation: devices connect to it, and it carries out runs.",
+    ),
+    "deploy": Place(
+        "fairbloom.cli.deploy:app",
+        "Operate a federation of real devices: certificates, clients and runs.",
+    ),
+    "new": Place(
+        "fairbloom.scaffold.new:new",
+        "Create a small, runnable Flower app with a fair method.",
+        "fairbloom new my-app",
+    ),
+}
+"""The commands in the order in which they are listed."""
+
+
+class LateCommand(click.Command):
+    """A command as --help lists it; its module is imported when the command is called."""
+
+    def __init__(self, name: str, place: Place) -> None:
+        super().__init__(name, help=place.summary)
+        self._place = place
+
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,
+    ) -> click.Context:
+        """Return the context of the imported command."""
+        return self.imported().make_context(info_name, args, parent, **extra)
+
+    def imported(self) -> click.Command:
+        """Return the command itself."""
+        found = import_command(self._place.name)
+        if isinstance(found, typer.Typer):
+            command: click.Command = typer.main.get_group(found)
+            command.name = self.name
+        else:
+            alone = typer.Typer(add_completion=False, rich_markup_mode="rich")
+            cls = None
+            # with --set, options that are settings are explained
+            if "settings" in found.__annotations__:
+                # devices lack what it needs
+                from fairbloom.cli.settings_command import SettingsCommand
+
+                cls = SettingsCommand
+            example = f"Example: {self._place.example}" if self._place.example else None
+            alone.command(str(self.name), cls=cls, epilog=example)(found)
+            command = typer.main.get_command(alone)
+        restore_help(command)
+        return command
+
+
+class Commands(TyperGroup):
+    """All commands, none of them imported."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.commands = {name: LateCommand(name, place) for name, place in COMMANDS.items()}
+
+
+app = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    suggest_commands=False,  # click does
+    context_settings={"help_option_names": ["-h", "--help"]},
+    pretty_exceptions_enable=False,
+)
+
+
+def print_version(wanted: bool) -> None:
+    """Print the installed version and end, where it is wanted."""
+    if wanted:
+        print(f"fairbloom {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Fair federated learning on Flower: train with a method, compare methods, and see how each client is served."""
+
+
+def main() -> None:
+    """Run the command line."""
+    run_command(app)

@@ -1,0 +1,69 @@
+"""The command `fairbloom predict`, which a device has without what other commands need."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.markup import escape
+
+from fairbloom.command import TrustOption
+from fairbloom.experiments.render.terminal import console
+from fairbloom.tasks.schema import read_schema
+
+
+def predict(
+    run: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN", help="The run folder, or on a device its client's state-dir."
+        ),
+    ],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE", help="The new data: a CSV file with the columns of training."
+        ),
+    ],
+    out: Annotated[
+        Path, typer.Option(metavar="FILE", help="The CSV file to write. It must not exist yet.")
+    ],
+    client: Annotated[
+        str,
+        typer.Option(
+            help=(
+                "The client to which the rows belong: its personal model, or its means and"
+                " deviations, are used."
+            )
+        ),
+    ] = "",
+    model: Annotated[
+        Literal["last", "best", "personal"],
+        typer.Option(
+            help=(
+                "The model after the last round, the one with the best mean score, or the client's"
+                " personal one."
+            )
+        ),
+    ] = "last",
+    schema: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="How the new tables are written, where not as those of the run."
+        ),
+    ] = None,
+    trust: TrustOption = False,
+) -> None:
+    """Predict for new data, and write a CSV file with predictions and class probabilities.
+
+    The columns may be in any order. The target column may be missing.
+    """
+    # imported late, as PyTorch is with them
+    from fairbloom.prediction.predictor import check_new, load_predictor
+
+    check_new(out)
+    predictor = load_predictor(run, client=client, model=model, trust=trust)
+    if schema is not None:
+        predictor = predictor.reading_by(read_schema(str(schema)))
+    console.print(
+        escape(f"{predictor.describe(predictor.predict_file(file, out))}: {out}"), soft_wrap=True
+    )

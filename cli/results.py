@@ -1,0 +1,143 @@
+"""The commands of what a folder holds: `fairbloom show`, `report` and `export`."""
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.markup import escape
+
+from fairbloom.experiments import api
+from fairbloom.experiments.render.terminal import console
+from fairbloom.experiments.results.listing import find_runs
+from fairbloom.experiments.results.presentation import write_figure, write_report
+from fairbloom.experiments.results.run import REPORT, Run, load, scores_of
+from fairbloom.experiments.study import find_study
+from fairbloom.protocol.settings import SettingsError
+from fairbloom.server.run_folder.files import is_run_folder
+
+from .lists import show_runs
+from .settings_command import command
+
+Model = Literal["last", "best", "personal"]
+
+
+@command(folder="[FOLDER]")
+def show(
+    folder: Path = Path("runs"),
+    *,
+    figure: Path | None = None,
+    trust: bool = False,
+    as_json: bool = False,
+) -> None:
+    """Show the results, progress and settings of a run or a study, or list the runs in a folder.
+
+    Parameters
+    ----------
+    folder
+        The folder of a run or a study, or one that contains runs.
+    figure
+        Also draw a figure into PATH.png and PATH.svg.
+    """
+    study = find_study(folder)
+    if folder.is_dir() and study is None and not is_run_folder(folder):
+        if figure is not None:
+            raise SettingsError(
+                f"--figure: {folder} is no run and no study: name one of those in it"
+            )
+        runs = find_runs(folder)
+        if as_json:
+            print(json.dumps(runs, indent=2))
+        else:
+            show_runs(runs, folder)
+        return
+    if study and study.kind == "compare" and (unfinished := study.unfinished(folder)):
+        runs = find_runs(folder)
+        whole = len(study.arms) * len(study.seeds)
+        if as_json:
+            print(
+                json.dumps(
+                    {"unfinished": [str(path.absolute()) for path in unfinished], "runs": runs},
+                    indent=2,
+                )
+            )
+            return
+        show_runs(runs, folder)
+        done = f"{whole - len(unfinished)} of {whole} runs of this comparison are finished"
+        say(f"{done}: the same fairbloom compare continues")
+        return
+    found = api.load(folder, trust=trust)
+    show_result(found, as_json)
+    if figure is not None:
+        files = write_figure(
+            found, figure.with_suffix("") if figure.suffix in (".png", ".svg") else figure
+        )
+        say(f"figure: {', '.join(map(str, files))}", as_json)
+
+
+def show_result(result: Any, as_json: bool) -> None:
+    """Print a result as tables, or as JSON."""
+    if as_json:
+        print(json.dumps(describe(result) if isinstance(result, Run) else result.as_json, indent=2))
+    else:
+        result.show()
+
+
+def describe(run: Run) -> dict[str, Any]:
+    """Return what --json prints of a run."""
+    about = {**run.summary, "settings": dict(run.settings), **run.absences(), "engine": run.engine}
+    about["clients"] = {score.name: run.final(score) for score in run.scores}
+    about["scores"] = [each.as_row() for each in scores_of(run)]
+    if (groups := run.by_group()) is not None:
+        about |= {"groups": groups.rows(), "gaps": groups.gap_rows()}
+    return about
+
+
+@command(folder="FOLDER")
+def report(folder: Path, *, out: Path | None = None, trust: bool = False) -> None:
+    """Write a report with charts and tables as one HTML file.
+
+    Studies write their report when they end.
+
+    Parameters
+    ----------
+    folder
+        The folder of a run or a study.
+    out
+        The file; by default report.html in the folder.
+    """
+    say(f"report: {write_report(api.load(folder, trust=trust), out or folder / REPORT)}")
+
+
+@command(run="RUN")
+def export(
+    run: Path,
+    *,
+    client: str = "",
+    model: Model = "last",
+    out: Path | None = None,
+    trust: bool = False,
+) -> None:
+    """Export the trained model with its preprocessing as an ONNX file for other programs.
+
+    The export is tried on a few hundred rows, and not written if its predictions differ from the
+    model's.
+
+    Parameters
+    ----------
+    run
+        The run folder.
+    client
+        The client whose personal model, or whose means and deviations, are used.
+    model
+        The model after the last round, the one with the best mean score, or the client's personal
+        one.
+    out
+        The file to write. The default is a file in exports/ in the run folder.
+    """
+    say(f"exported: {load(run).export(client=client, model=model, out=out, trust=trust)}")
+
+
+def say(text: str, quiet: bool = False) -> None:
+    """Print a line, in one piece also where it is longer than the terminal is wide."""
+    if not quiet:
+        console.print(escape(text), soft_wrap=True)

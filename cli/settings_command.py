@@ -1,0 +1,216 @@
+"""Commands made of functions: their parameters are options, and their docstrings the help."""
+
+import inspect
+import re
+from collections.abc import Callable, Iterable
+from functools import reduce
+from operator import or_
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import click
+import typer
+from rich.markup import escape
+from typer.core import TyperCommand
+
+from fairbloom.errors import find_nearest
+from fairbloom.experiments import api
+from fairbloom.experiments.options import CommonOptions, as_settings, merge_settings
+from fairbloom.protocol.settings import SETTINGS, Value, key_of, parse_assignments, parsed
+from fairbloom.server.settings import default_config
+from fairbloom.system.processors import processors_here
+
+IN_PYTHON = ("progress", "on_round")
+"""Parameters of API functions that no command has."""
+
+METAVARS = {
+    "settings": "KEY=VALUE",
+    "grid": "KEY=VALUES",
+    "budget": "MINUTES",
+    "memory": "GB",
+    "figure": "PATH",
+}
+METAVARS |= {"schema": "FILE", "rows": "TEXT"}
+"""What the help calls the values of options, where their type says too little."""
+
+DEFAULTS = {"jobs": processors_here(), "settings": list[str]()}
+"""The defaults of options that are other than the function's."""
+
+SAID = {
+    **{
+        name: SETTINGS[next(iter(as_settings({name: None})))].description
+        for name in CommonOptions.__annotations__
+    },
+    **{name: SETTINGS[name].description for name in ("task", "method", "seed")},
+    "data_dir": "The folder that the task reads its data from",
+    "settings": "Set any setting; fairbloom settings lists them. May be repeated",
+    "as_json": "Print JSON instead of a table",
+}
+"""The help of options that several commands have: a setting means what it does everywhere."""
+
+MORE = {
+    "method": " Its parameters may follow in parentheses: 'fedfv(alpha=0.2)'.",
+    "engine": (
+        " loop computes one client at a time, stacked many as one tensor, workers in several"
+        " processes. All give the same numbers, up to rounding."
+    ),
+}
+"""What the help adds to a setting's description."""
+
+
+class SettingsCommand(TyperCommand):
+    """A command with --set: where a setting is given as an option, misspelt or not, the error says how to set it."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the command line."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            key = key_of(error.option_name.lstrip("-"))
+            settings = default_config()
+            options = {name.lstrip("-") for each in self.params for name in each.opts}
+            # a run has --method and --seed, a study --methods
+            others = (f"{key}s", key.removesuffix("s"))
+            # which a recipe has
+            for other in (*others, *(["rows"] if key.startswith("method") else [])):
+                if other in options:
+                    message = f"No such option {error.option_name!r}: write --{other}."
+                    raise click.NoSuchOption(error.option_name, message, ctx=ctx) from None
+            nearest = key if key in settings else find_nearest(key, [*options, *settings])
+            if nearest is None or nearest in options:
+                raise
+            say = (
+                f"write --set {key}=VALUE."
+                if nearest == key
+                else f"did you mean --set {nearest}=VALUE?"
+            )
+            message = f"No such option {error.option_name!r}: {say}"
+            raise click.NoSuchOption(error.option_name, message, ctx=ctx) from None
+
+
+class OneValue(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.2 on
+    """The value of an option that stands for a setting, whose own words say what it may be."""
+
+    def __init__(self, key: str) -> None:
+        self._setting = SETTINGS[key]
+        self.name = {int: "integer", float: "float"}[self._setting.kind]
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Value:
+        """Return the value; raise SettingsError where the setting cannot have it."""
+        called = param.opts[0] if param else ""
+        return self._setting.checked(parsed(value) if isinstance(value, str) else value, called)
+
+
+def settings_of(assignments: Iterable[str]) -> dict[str, Value]:
+    """Return the settings of KEY=VALUE assignments.
+
+    Raise FairbloomError for one that is none, or has two values.
+    """
+    config: dict[str, Value] = {}
+    for assignment in assignments:
+        config = merge_settings(config, parse_assignments([assignment]))
+    return config
+
+
+def command(
+    of: Callable[..., Any] | None = None,
+    *,
+    like: Callable[..., Any] | None = None,
+    **arguments: str,
+) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+    """Return a decorator that makes the command of a function, carried out by what is decorated: by default itself.
+
+    The function's parameters are options, and its docstring is the help; `like` is another one
+    whose docstring describes parameters, and what is described nowhere is as in `fairbloom.run`.
+    What carries it out is given all values by their names; its own parameters are options as well,
+    after the function's. `arguments` are the parameters that stand without a name, with what the
+    help calls their values; [NAME] may be left out.
+    """
+
+    def decorate(carry_out: Callable[..., Any]) -> Callable[..., None]:
+        function = of or carry_out
+        own = [
+            _read_parameters(str(each.__doc__))
+            for each in (api.run, api.load, like, function, carry_out)
+        ]
+        common = {name: f"{text}.{MORE.get(name, '')}" for name, text in SAID.items()}
+        said = reduce(
+            or_, [*own[:2], common, *(each for each in own[2:] if function is not api.run)]
+        )
+        signatures = [inspect.signature(each).parameters for each in (function, carry_out)]
+        said["settings"] = common["settings"]
+        parameters = [
+            _declare(each, said[each.name], arguments.get(each.name))
+            for each in {**signatures[0], **signatures[1]}.values()
+            if each.kind is not each.VAR_KEYWORD and each.name not in IN_PYTHON
+        ]
+
+        def called(**values: Any) -> None:
+            if "settings" in values:
+                values["settings"] = settings_of(values["settings"])
+            carry_out(**values)
+
+        # What comes before the parameters, without the sentence that refers to those of another
+        # function.
+        text = (
+            inspect.cleandoc(str(function.__doc__))
+            .partition("\nParameters\n----------\n")[0]
+            .replace("`", "")
+        )
+        parts = [" ".join(part.split()) for part in text.strip().split("\n\n")]
+        about = "\n\n".join(
+            part for part in parts if not part.startswith("The parameters that are not")
+        )
+        called.__doc__ = about.replace("The same call", "The same command")
+        called.__annotations__ = {each.name: each.annotation for each in parameters}
+        vars(called)["__signature__"] = inspect.Signature(parameters)
+        return called
+
+    return decorate
+
+
+def _declare(parameter: inspect.Parameter, said: str, argument: str | None) -> inspect.Parameter:
+    """Return a parameter as typer reads it: an argument that stands without a name, or an option."""
+    name = parameter.name
+    kind = parameter.annotation
+    kinds = get_args(parameter.annotation)
+    if get_origin(kind) is not Literal and kind not in (bool, int, float, str, Path):
+        plain: Any = next((each for each in (int, float, str, Path) if each in kinds), None)
+        several = plain is None or get_origin(kind) is not type(int | str)
+        kind = list[str] if several else plain | None if type(None) in kinds else plain
+    default = DEFAULTS.get(name, [] if parameter.default == () else parameter.default)
+    said = escape(said.partition(" In Python")[0].replace("`", ""))
+    declared: Any
+    if argument is not None:
+        declared = typer.Argument(metavar=argument, help=said)
+        if argument.startswith("[") and default is parameter.empty:
+            kind = kind | None
+            default = None
+    else:
+        (key,) = as_settings({name: None})
+        number = (
+            parameter.default is None and key in SETTINGS and SETTINGS[key].kind in (int, float)
+        )
+        path = "FILE" if Path in (kind, *get_args(kind)) else None
+        declared = typer.Option(
+            "--set" if name == "settings" else f"--{name.removeprefix('as_').replace('_', '-')}",
+            metavar=METAVARS.get(name, path),
+            click_type=OneValue(key) if number else None,
+            min=1 if name == "jobs" else None,
+            help=said,
+        )
+    return parameter.replace(
+        kind=parameter.KEYWORD_ONLY, annotation=Annotated[kind, declared], default=default
+    )
+
+
+def _read_parameters(docstring: str) -> dict[str, str]:
+    """Return what a docstring in NumPy's style says of each parameter, on one line each."""
+    text = inspect.cleandoc(docstring).partition("\nParameters\n----------\n")[2]
+    text = re.split(r"\n\n[A-Z]\w+\n-+\n", text)[0]
+    found: dict[str, str] = {}
+    for names, said in re.findall(r"^(\w[\w, ]*)\n((?:    .*\n?|\n(?=    ))+)", text, re.MULTILINE):
+        found |= {name.strip(): " ".join(said.split()) for name in names.split(",")}
+    return found

@@ -1,0 +1,189 @@
+"""`fair`: a user's own ClientApp answers what methods ask by the user's functions."""
+
+import copy
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from typing import Any, Generic, ParamSpec, TypeVar
+
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import ClientAppCallable, Mod
+from torch.utils.data import DataLoader
+
+from fairbloom.errors import ReportableError
+from fairbloom.protocol import names as wire
+from fairbloom.protocol.advice import advice_on
+from fairbloom.protocol.streams import generator
+from fairbloom.protocol.terms import PROXIMAL, Terms
+from fairbloom.protocol.version import check_protocol
+
+from ..generators import all_seeded
+from ..rules.registry import kinds_of
+from .training import HONOURED, Function, Session
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Decorator = Callable[[ClientAppCallable], ClientAppCallable]
+
+_SESSION: ContextVar[Session | None] = ContextVar("session", default=None)
+"""The message that is being answered; `train_fn` finds its terms here."""
+
+
+class fair(ClientApp, Generic[P, R]):  # noqa: N801 # it is called as a function
+    """A ClientApp that answers what methods ask for, by a user's own functions.
+
+    The client app writes this in place of `app = ClientApp()`, and its handlers call `train_fn` as before::
+
+        app = fair(train_fn, test_fn)
+        train_fn = app.train_fn  # trains on the terms of the message that is being answered
+
+    It serves 19 methods and every server optimizer. QFedSGD, DRFA, PropFair, Ditto, Local, EAGLE,
+    FairFed, FCFL, SCAFFOLD and FedDyn need a task of your own (model, loss and data) instead, and
+    are refused by name.
+
+    The handlers call it once for a message. They load model and data, and write the reply, as for
+    Flower's FedAvg.
+
+    Parameters
+    ----------
+    train
+        Trains a model in place with an optimizer of torch.optim. The model is its argument that is
+        a module with trained parameters; of several, the one whose arrays are the received ones.
+    test
+        Measures a model and returns (mean loss, accuracy), (mean loss, dict with accuracy) or a
+        dict with both. It is called with batches of the training data too. Parameters beside model
+        and loader take the value that `train` has by the same name.
+    training_data
+        Returns a DataLoader of the training data from a message's context, for methods that measure
+        them. None: the dataset of the only DataLoader that `train` is called with.
+    mods
+        Flower's mods around the train handlers. `@app.evaluate(mods=[...])` takes those for
+        evaluation.
+    seeded
+        Whether a client's random numbers are drawn from the seeds of run and strategy, so that runs
+        can be repeated. The server knows these seeds: noise that protects data needs False, for
+        seeds that nobody knows.
+    """
+
+    def __init__(
+        self,
+        train: Callable[P, R],
+        test: Function,
+        *,
+        training_data: Callable[[Context], DataLoader[Any]] | None = None,
+        mods: Sequence[Mod] = (),
+        seeded: bool = True,
+    ) -> None:
+        super().__init__()
+        self._session = functools.partial(Session, train, test)
+        self._training_data = training_data
+        self._train_mods = mods
+        self._seeded = seeded
+        # Not a function of this scope: Ray would pickle it with all it refers to, and a ContextVar
+        # cannot be pickled.
+        self.train_fn: Callable[P, R] = functools.update_wrapper(
+            functools.partial(_train_on_terms, train), train
+        )
+        # the clients for which this process has checked the test function
+        self._checked = set[str]()
+        self.query()(introduce)
+
+    def train(self, action: str = "default", *, mods: list[Mod] | None = None) -> Decorator:
+        """Register a train function, as ClientApp does."""
+        return super().train(action, mods=[*self._train_mods, *(mods or []), self._answer_train])
+
+    def evaluate(self, action: str = "default", *, mods: list[Mod] | None = None) -> Decorator:
+        """Register an evaluate function, as ClientApp does."""
+        return super().evaluate(action, mods=[*(mods or []), self._answer])
+
+    def _answer_train(
+        self, message: Message, context: Context, handler: ClientAppCallable
+    ) -> Message:
+        """Let a handler answer by `train_fn` on the message's terms, and complete its reply."""
+        if (terms := terms_of(message)) is None:
+            return handler(message, context)
+        client = name_of(context)
+        arrays = next(iter(message.content.array_records.values()), ArrayRecord())
+        drawn_by = (terms.server_round, terms.seed) if terms.seed else (terms.server_round,)
+        session = self._session(
+            terms,
+            {name: tuple(array.shape) for name, array in arrays.items()},
+            load=self._training_data and functools.partial(self._training_data, context),
+            seed=_seed(context, "train", *drawn_by) if self._seeded else None,
+            is_checked=client in self._checked,
+        )
+        # The app adds the proximal term itself, so the handler must not: its message says that the
+        # term is 0.
+        shown = copy.copy(message)
+        (key,) = PROXIMAL.keys
+        configs = {
+            name: each for name, each in message.content.config_records.items() if key in each
+        }
+        without = {name: ConfigRecord({**each, key: 0.0}) for name, each in configs.items()}
+        shown.content = RecordDict({**message.content, **without})
+        token = _SESSION.set(session)
+        try:
+            reply = self._answer(shown, context, handler)
+        finally:
+            _SESSION.reset(token)
+        if reply.has_error():
+            return reply
+        if session.asked and session.calls != 1:
+            raise ReportableError(
+                f"the server asks for {session.asked}, so the train handler must call app.train_fn"
+                f" once for a message, and called it {session.calls} times: write train_fn ="
+                " app.train_fn below app = fair(...)"
+            )
+        self._checked |= {client} if session.is_checked else set()
+        for record in reply.content.metric_records.values():
+            record.update(session.metrics)
+        return reply
+
+    def _answer(self, message: Message, context: Context, handler: ClientAppCallable) -> Message:
+        """Let a handler draw as this client alone does and in every round: it may split its data at random."""
+        if terms_of(message) is None:
+            return handler(message, context)
+        with all_seeded(_seed(context, "handler") if self._seeded else None):
+            return handler(message, context)
+
+
+def _train_on_terms(train: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Call a training function on the terms of the message that is being answered, if there is one."""
+    session = _SESSION.get()
+    outcome: R = train(*args, **kwargs) if session is None else session(args, kwargs)
+    return outcome
+
+
+def _seed(context: Context, purpose: str, *where: int) -> int:
+    numbers = generator(int(context.run_config.get("seed", 0)), purpose, name_of(context), *where)
+    return int(numbers.integers(2**63))
+
+
+def name_of(context: Context) -> str:
+    """Return what the server calls a client, and the same in every run where there is a name or a partition."""
+    node = context.node_config
+    if "name" in node or "partition-id" not in node:
+        return str(node.get("name", context.node_id))
+    width = len(str(int(node.get("num-partitions", 1)) - 1))
+    return f"client-{str(node['partition-id']).zfill(width)}"
+
+
+def introduce(message: Message, context: Context) -> Message:
+    """Reply this client's name, and which terms it honours."""
+    about = ConfigRecord({wire.NAME: name_of(context), wire.HONOURS: HONOURED.keys})
+    return Message(RecordDict({wire.CLIENT: about}), reply_to=message)
+
+
+def terms_of(message: Message) -> Terms | None:
+    """Return the terms of a message, None where it has no round's number: it is of another strategy."""
+    configs = message.content.config_records
+    config: Mapping[str, Any] = configs.get(wire.CONFIG) or next(iter(configs.values()), {})
+    check_protocol(config)
+    terms = Terms.of(config) if "server-round" in config else None
+    if terms is not None and (
+        lacking := HONOURED.find_unsupported(terms, [kind(terms) for kind in kinds_of(terms)])
+    ):
+        remedy = advice_on([lacking], "install its newest version of Fairbloom")
+        raise ReportableError(f"{lacking}: this client does not know it: {remedy}")
+    return terms

@@ -1,0 +1,68 @@
+"""The gate of a device: which of the numbers that a run asks for leave it, by how many rows are behind each."""
+
+from collections.abc import Mapping
+
+import torch
+
+from fairbloom.protocol.names import LARGER_CLASS
+from fairbloom.tasks import Splits, Task
+from fairbloom.tasks.tables.reasons import DataError
+from fairbloom.tasks.task import AnyExamples
+
+from ..metrics import OF_TRAINING, Measurement
+from .audit_log import hold_back
+
+CLASS_SCORES = frozenset(
+    {"balanced-accuracy", "auc", "f1", "sensitivity", "specificity", LARGER_CLASS}
+)
+"""Numbers from which the classes' own scores, or counts, can be worked out."""
+
+
+class Gate:
+    """What a client may send of its examples: `floor` is the fewest rows behind a number."""
+
+    def __init__(self, floor: int, task: Task, splits: Splits) -> None:
+        self.floor = floor
+        self._task = task
+        self._splits = splits
+
+    def check_training(self) -> None:
+        """Raise DataError where a model would leave that is trained on too few rows."""
+        self._check("few-to-train", len(self._splits.train))
+
+    def pass_scores(
+        self, measurement: Measurement, scores: Mapping[str, float]
+    ) -> dict[str, float]:
+        """Return those of the loss and the scores of a part, by their names, that may leave.
+
+        Where those of training may not leave, it raises DataError: methods need these numbers as
+        they are.
+        """
+        part = measurement.examples
+        examples: AnyExamples = getattr(self._splits, part)
+        if measurement in OF_TRAINING:
+            self._check("few-to-measure", len(examples))
+        if len(examples) < self.floor:
+            hold_back(
+                f"loss and scores of its {part} examples, because there are fewer than {self.floor}"
+            )
+            return {}
+        of_classes = {name for name in scores if name.partition("-at-")[0] in CLASS_SCORES}
+        if not of_classes:
+            return dict(scores)
+        targets = examples.all_targets.cpu()
+        why = "their targets are no classes"
+        if targets.dim() == 1 and not targets.is_floating_point():
+            counts = torch.bincount(
+                targets, minlength=self._task.classes or len(self._task.class_names) or 2
+            )
+            if int(counts.min()) >= self.floor:
+                return dict(scores)
+            why = f"a class has fewer than {self.floor} of them"
+        hold_back(f"{', '.join(sorted(of_classes))} of its {part} examples, because {why}")
+        return {name: score for name, score in scores.items() if name not in of_classes}
+
+    def _check(self, why: str, rows: int) -> None:
+        if rows < self.floor:
+            reason = DataError("", why, floor=self.floor).reportable
+            raise DataError(f"{rows} training rows: {reason}", why, floor=self.floor)

@@ -1,0 +1,108 @@
+"""The limits that a device's owner sets in owner.toml, which no run passes."""
+
+from collections.abc import Mapping
+from dataclasses import field, fields
+from threading import TIMEOUT_MAX
+from typing import Annotated, Any, Literal, Self
+
+from annotated_types import Ge, Interval
+from pydantic import ConfigDict, ValidationError, field_validator
+from pydantic.dataclasses import dataclass
+
+from fairbloom.errors import FairbloomError
+from fairbloom.protocol.settings import Mark, marked
+from fairbloom.tasks import TASKS
+from fairbloom.tasks.schema import shorten_value
+
+from .accepted_settings import SettingRefusedError, work_settings
+
+LIMIT_ROWS = "limit-rows"
+"""Key of Flower's node config, which belongs to the device, for `rows`."""
+
+FEWEST_ROWS = 5
+"""Fewest rows behind a number that leaves a device, unless its owner says otherwise."""
+
+
+class LimitsError(FairbloomError):
+    """Limits that make no sense; the message names the key, its value and what would do."""
+
+
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(strict=True))
+class Limits:
+    """The table `limits` of owner.toml, with hyphens there.
+
+    Attributes
+    ----------
+    rows
+        Fewest rows behind any number that leaves the device: a loss, a score, a count, an update.
+    tasks
+        The tasks that a run may have; None: any.
+    schema
+        "accepted": the device reads its tables by the schemas alone that its owner has accepted;
+        "any": by any.
+    settings
+        The values that a run may give to a setting, by its key: one, or a list of several.
+    round_seconds
+        Seconds after which the device drops its work on a message of a round; 0: it never does.
+    """
+
+    rows: Annotated[int, Ge(1)] = FEWEST_ROWS
+    tasks: list[str] | None = None
+    schema: Literal["accepted", "any"] = "accepted"
+    settings: dict[str, Any] = field(default_factory=dict)
+    round_seconds: Annotated[float, Interval(ge=0.0, lt=TIMEOUT_MAX)] = 0.0
+
+    @field_validator("settings")
+    @classmethod
+    def _check_settings(cls, table: dict[str, Any]) -> dict[str, Any]:
+        flat = _flatten(table)
+        known = marked(Mark.SENT_TO_CLIENTS)
+        for key in flat:
+            if key not in known and not ("." in key and key.partition(".")[0] in TASKS):
+                raise ValueError(f"there is no setting {key} of a client's work")
+        return flat
+
+    @classmethod
+    def of(cls, table: Mapping[str, Any]) -> Self:
+        """Return the limits of a table.
+
+        Raise LimitsError where a key is unknown, or its value impossible.
+        """
+        keys = [each.name.replace("_", "-") for each in fields(cls)]
+        for key, value in table.items():
+            if key not in keys:
+                raise LimitsError(f"limits has {key} = {value!r}: its keys are {', '.join(keys)}")
+        try:
+            return cls(**{key.replace("-", "_"): value for key, value in table.items()})
+        except ValidationError as error:
+            fault = error.errors()[0]
+            key = str(fault["loc"][0]).replace("_", "-")
+            raise LimitsError(f"limits has {key} = {fault['input']!r}: {fault['msg']}") from error
+
+    def check(self, config: Mapping[str, Any]) -> None:
+        """Raise SettingRefusedError where a run passes a limit.
+
+        `config` are its settings, `own-settings` expanded.
+        """
+        known = work_settings(config)
+        allowed = self.settings if self.tasks is None else {"task": self.tasks, **self.settings}
+        for key, value in allowed.items():
+            values = value if isinstance(value, list) else [value]
+            if key in known and (given := config.get(key, known[key].default)) not in values:
+                raise SettingRefusedError(
+                    f"the run sets {key} = {shorten_value(given)}, and this device allows"
+                    f" {', '.join(map(repr, values)) or 'none'}: change the run; the device's owner"
+                    " may change it (limits, in owner.toml)"
+                )
+
+
+def _flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested settings with dotted names: `csv.group = "sex"` is a table in TOML."""
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        flat |= (
+            _flatten(value, f"{prefix}{key}.")
+            if isinstance(value, Mapping)
+            else {prefix + key: value}
+        )
+    return flat

@@ -1,0 +1,96 @@
+"""The table of what fits with what, written from what methods need and what options change.
+
+`make settings` writes it.
+"""
+
+import csv
+import io
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from fairbloom.rounds.compatibility import (
+    CONTROL_VARIATES,
+    MIXED_UPDATES,
+    OTHER_STEPS,
+    OTHER_WEIGHTS,
+    SERVER_MOMENTUM,
+    WEIGHT_DECAY,
+    WEIGHTING,
+    Option,
+    misfit,
+)
+from fairbloom.strategies import METHODS
+
+from .toy import strategy
+
+PAGE = Path(__file__).with_name("training.md")
+TABLE = Path(__file__).parent / "data" / "fits.csv"
+HEAD = "<!-- written by docs/compatibility.py -->\n"
+
+ADAPTIVE_SERVER = Option('server_optimizer="adam"')
+
+OPTIONS = (
+    *(WEIGHTING, MIXED_UPDATES, OTHER_WEIGHTS, SERVER_MOMENTUM, ADAPTIVE_SERVER),
+    *(
+        CONTROL_VARIATES,
+        OTHER_STEPS,
+        WEIGHT_DECAY,
+        Option("proximal_mu"),
+        Option("personal_lambda"),
+    ),
+)
+"""The options in the order of the table's columns."""
+
+
+def table(methods: Mapping[str, tuple[Collection[str], str]]) -> tuple[list[list[str]], list[str]]:
+    """Return the rows of the table, heads first, and the reasons, which its cells number from 1.
+
+    `methods` has each method's needs, and what it says of its step that no longer holds with a
+    server optimizer.
+    """
+    reasons: dict[str, int] = {}
+
+    def cell(needs: Collection[str], lost: str, option: Option) -> str:
+        need = misfit(needs, option)
+        turned = lost if option in (SERVER_MOMENTUM, ADAPTIVE_SERVER) else ""
+        if need is None and not turned:
+            return "yes"
+        reason = f"No: it {need.why}." if need else f"Yes, but this no longer holds: {turned}."
+        number = reasons.setdefault(reason, len(reasons) + 1)
+        return f"no ({number})" if need else f"yes ({number})"
+
+    rows = [
+        [name, *(cell(needs, lost, option) for option in OPTIONS)]
+        for name, (needs, lost) in methods.items()
+    ]
+    heads = [
+        "method",
+        *(f"`{option.name}`" if " " not in option.name else option.name for option in OPTIONS),
+    ]
+    return [heads, *rows], [*reasons]
+
+
+def format_table() -> tuple[str, str]:
+    """Return the table as the text of a CSV file, and its reasons as a list in Markdown."""
+    methods = [strategy(name) for name in METHODS]
+    needs = {
+        type(each).__name__: (each.all_needs, each.lost_to_server_optimizers) for each in methods
+    }
+    rows, reasons = table(needs)
+    csv.writer(text := io.StringIO(), lineterminator="\n").writerows(rows)
+    return text.getvalue(), "".join(
+        f"{number}. {reason}\n" for number, reason in enumerate(reasons, start=1)
+    )
+
+
+def update_page(page: str) -> str:
+    """Return the text of the page with its reasons as they are now.
+
+    They are the end of the page.
+    """
+    return f"{page.partition(HEAD)[0]}{HEAD}\n{format_table()[1]}"
+
+
+if __name__ == "__main__":
+    TABLE.write_text(format_table()[0])
+    PAGE.write_text(update_page(PAGE.read_text()))

@@ -1,0 +1,226 @@
+"""How a model serves groups of examples: inside each client, and over all of them, with the gaps between groups."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fairbloom.protocol.scores import COUNT, GroupScore
+from fairbloom.server.run_folder.errors import RunFolderError
+from fairbloom.server.run_folder.group_rows import Grouped
+
+ALL = "all clients"
+"""What stands in place of a client's name where counts and scores are over the clients."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Counts and scores of one group; `client` is ALL for the group over all clients."""
+
+    client: str
+    grouping: str
+    group: str
+    count: int
+    overs: Mapping[str, int]  # by score, the number of examples that it is the mean over
+    values: Mapping[str, float]  # by score
+
+    @classmethod
+    def of_row(cls, row: Mapping[str, Any], scores: Sequence[GroupScore]) -> "Group":
+        """Return what a row of groups.csv says; raise ValueError or KeyError where it is none."""
+        count = int(row[COUNT])
+        overs = {}
+        values = {}
+        for score in scores:
+            *over, column = score.columns
+            if not math.isnan(row[column]):
+                values[score.name], overs[score.name] = (
+                    float(row[column]),
+                    int(row[over[0]]) if over else count,
+                )
+        if (
+            count < 1
+            or min(overs.values(), default=1) < 1
+            or not all(map(math.isfinite, values.values()))
+        ):
+            raise ValueError(f"it has {count!r} examples with {dict(values)!r}")
+        return cls(row["client"], row["grouping"], row["group"], count, overs, values)
+
+    @classmethod
+    def over(cls, groups: Sequence["Group"]) -> "Group":
+        """Return one group of several clients: their counts summed up, their scores over all examples together."""
+        overs: dict[str, int] = {}
+        sums: dict[str, float] = {}
+        for each in groups:
+            for name, value in each.values.items():
+                overs[name] = overs.get(name, 0) + each.overs[name]
+                sums[name] = sums.get(name, 0.0) + each.overs[name] * value
+        values = {name: sums[name] / overs[name] for name in overs}
+        return cls(
+            ALL,
+            groups[0].grouping,
+            groups[0].group,
+            sum(each.count for each in groups),
+            overs,
+            values,
+        )
+
+
+@dataclass(frozen=True)
+class Gap:
+    """The difference between groups in a score: the highest less the lowest, as fairlearn's."""
+
+    client: str  # ALL: over all clients
+    grouping: str
+    score: GroupScore
+    lowest: str
+    highest: str
+    low: float
+    high: float
+
+    @property
+    def size(self) -> float:
+        """The difference."""
+        return self.high - self.low
+
+
+@dataclass(frozen=True)
+class GroupReport:
+    """What clients report of groups under one model, after one round."""
+
+    grouped: Grouped
+    groups: tuple[Group, ...]
+    tested: Mapping[str, int]  # test examples by client; empty for validation examples
+
+    @property
+    def scores(self) -> tuple[GroupScore, ...]:
+        """What is measured."""
+        return self.grouped.scores
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        """The clients that report a group."""
+        return tuple(dict.fromkeys(each.client for each in self.groups))
+
+    def of(self, client: str, grouping: str) -> tuple[Group, ...]:
+        """Return the groups of a client by a grouping; with ALL, those over all clients."""
+        chosen = [
+            each
+            for each in self.groups
+            if each.grouping == grouping and client in (ALL, each.client)
+        ]
+        if client != ALL:
+            return tuple(chosen)
+        together = [
+            [each for each in chosen if each.group == group]
+            for group in self.grouped.groupings[grouping]
+        ]
+        return tuple(Group.over(parts) for parts in together if parts)
+
+    def gap(self, client: str, grouping: str, score: GroupScore) -> Gap | None:
+        """Return how far a client's groups are apart in a score, None where fewer than two report it."""
+        groups = self.of(client, grouping)
+        values = {
+            each.group: each.values[score.name] for each in groups if score.name in each.values
+        }
+        if len(values) < 2:
+            return None
+        lowest = min(values, key=lambda each: values[each])
+        highest = max(reversed(values), key=lambda each: values[each])
+        return Gap(client, grouping, score, lowest, highest, values[lowest], values[highest])
+
+    def sizes(self, client: str = "") -> dict[str, float]:
+        """Return the gaps of the first grouping by score: of a client, or by default of all clients together."""
+        grouping = next(iter(self.grouped.groupings))
+        return {
+            each.score.name: each.size
+            for each in self.gaps(client or ALL)
+            if each.grouping == grouping
+        }
+
+    def gaps(self, client: str = "") -> list[Gap]:
+        """Return every gap there is: of a client, of ALL, or by default of all clients together and then of each."""
+        found = (
+            self.gap(each, grouping, score)
+            for grouping in self.grouped.groupings
+            for score in self.scores
+            for each in ([client] if client else (ALL, *self.clients))
+        )
+        return [each for each in found if each is not None]
+
+    def left_out(self, grouping: str) -> str:
+        """Return in words how many test examples are in groups that are too small to be reported, and whose."""
+        reported = dict.fromkeys(self.tested, 0)
+        for each in self.groups:
+            if each.grouping == grouping and each.client in reported:
+                reported[each.client] += each.count
+        lacking = {client: count - reported[client] for client, count in self.tested.items()}
+        every = sum(self.tested.values())
+        count = sum(lacking.values())
+        if not count:
+            return f"all {every} test examples are in groups that are reported"
+        clients = ", ".join(sorted(client for client, examples in lacking.items() if examples))
+        return (
+            f"{count} of {every} test examples are left out, in groups that are too small to be"
+            f" reported ({clients})"
+        )
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return a row a group, with counts and scores in columns: over all clients, and then client by client."""
+        found = list[dict[str, Any]]()
+        clients = (ALL, *self.clients)
+        for each in (
+            group
+            for by in self.grouped.groupings
+            for client in clients
+            for group in self.of(client, by)
+        ):
+            row = {
+                "client": each.client,
+                "grouping": each.grouping,
+                "group": each.group,
+                COUNT: each.count,
+            }
+            for score in self.scores:
+                *over, column = score.columns
+                row |= {name: each.overs.get(score.name, "") for name in over}
+                row[column] = each.values.get(score.name, "")
+            found.append(row)
+        return found
+
+    def gap_rows(self) -> list[dict[str, Any]]:
+        """Return a row a gap."""
+        return [
+            {
+                **{
+                    "client": each.client,
+                    "grouping": each.grouping,
+                    "score": each.score.name,
+                    "gap": each.size,
+                },
+                **{
+                    "lowest": each.lowest,
+                    "low": each.low,
+                    "highest": each.highest,
+                    "high": each.high,
+                },
+            }
+            for each in self.gaps()
+        ]
+
+
+def read_groups(
+    grouped: Grouped, rows: Sequence[Mapping[Any, Any]], tested: Mapping[str, int], path: object
+) -> GroupReport:
+    """Return what rows of groups.csv, all of one round and model, say.
+
+    Raise RunFolderError when one makes no sense.
+    """
+    try:
+        return GroupReport(
+            grouped, tuple(Group.of_row(row, grouped.scores) for row in rows), tested
+        )
+    except (KeyError, ValueError) as error:
+        raise RunFolderError(
+            f"{path} cannot be read: {error}. Restore it from a copy, or run again with another"
+            " folder (--out)"
+        ) from error

@@ -1,0 +1,79 @@
+"""New rows of a table, from a file or a data frame: checked by the schema of the run."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fairbloom.errors import FairbloomError
+from fairbloom.tasks.preprocessing import Preprocessing
+from fairbloom.tasks.tables.encode import is_missing, read_columns
+from fairbloom.tasks.tables.read import CellError, Table
+
+if TYPE_CHECKING:
+    import pandas
+
+
+def table_of_frame(frame: "pandas.DataFrame") -> Table:
+    """Return the rows of a data frame, read as the file that its `to_csv` would write."""
+    import pyarrow as pa  # imported late, as it is where files are read
+
+    columns: dict[str, Any] = {}
+    for place, name in enumerate(map(str, frame.columns)):
+        if name.lower() in {each.lower() for each in columns}:
+            raise FairbloomError(
+                f"the data frame has two columns called {name!r}: rename or remove one"
+            )
+        cells = frame.iloc[:, place].astype(object).where(~frame.iloc[:, place].isna(), "")
+        columns[name] = pa.chunked_array([list(map(str, cells))], pa.string())
+    return Table(Path("the data frame"), columns, np.arange(len(frame)), "row")
+
+
+def texts_of(table: Table, name: str) -> list[str]:
+    """Return the cells of a column as they were read."""
+    cells = table.columns[name]
+    return (
+        [""] * len(table)
+        if cells is None
+        else ["" if each is None else str(each) for each in cells.to_pylist()]
+    )
+
+
+def values_of(table: Table, preprocessing: Preprocessing) -> dict[str, NDArray[Any]]:
+    """Return the values of the columns that the model takes.
+
+    Raise FairbloomError with all that is wrong.
+    """
+    schema = preprocessing.dictionary
+    if not len(table):
+        raise FairbloomError(
+            f"{table.path} has no rows below the names of its columns: nothing to predict"
+        )
+    found, faults = read_columns(table, schema, [*schema.inputs])
+    wrong = [each for each in faults if isinstance(each, CellError)]
+    if of_columns := [str(each) for each in wrong if each.row is None]:
+        raise FairbloomError("; ".join(of_columns))
+    problems = [(each.line, str(each)) for each in wrong if each.why != "missing"]
+    for name, column in found.items():
+        if schema.missing_of(name) != "fill":
+            lines = table.lines[is_missing(column)].tolist()
+            words = f"column {name!r} has no value, and training filled none in"
+            problems += [(line, f"{table.unit} {line}, {words}") for line in lines]
+    if problems:
+        raise FairbloomError(list_problems(str(table.path), problems, len(table), "rows"))
+    return found
+
+
+def list_problems(source: str, problems: Sequence[tuple[int, str]], of: int, what: str) -> str:
+    """Return an error's text from (place, problem) pairs: the first few, and how many of `of` examples follow."""
+    ordered = sorted(problems)
+    shown = [said for _, said in ordered[:20]]
+    rest = [f"and {len(ordered) - len(shown):,} more"] if len(ordered) > len(shown) else []
+    count = len({place for place, _ in ordered})
+    them = "it" if count == 1 else "them"
+    first = (
+        f"{source}: {count:,} of {of:,} {what} cannot be read: correct {them}, or leave {them} out:"
+    )
+    return "\n  ".join([first, *shown, *rest])

@@ -1,0 +1,36 @@
+"""The log lines of a run while it goes on."""
+
+from collections.abc import Mapping
+
+from fairbloom.protocol.scores import Score
+from fairbloom.rounds.round import Round
+
+from .run_folder.csv_rows import ENDINGS
+
+
+def summarize_row(row: Mapping[str, object], score: Score, model: str = "global") -> str:
+    """Return what a log line says of a round's row: the scores of an evaluated round, nothing of another."""
+    mean, worst = (row.get(f"{score.column(model)}_{over}") for over in ("mean", "worst_10"))
+    if not isinstance(mean, float) or not isinstance(worst, float):
+        return ""
+    scored = row.get("clients_scored")
+    clients = row.get("clients")
+    partial = isinstance(scored, int) and isinstance(clients, int) and scored < clients
+    over = f" over {scored} of {clients} clients" if partial else ""
+    return (
+        f": test {score.name} {score.written(mean)}{over}, of the worst 10 % of clients"
+        f" {score.written(worst)}"
+    )
+
+
+def name_worst_served(finished: Round, score: Score, model: str = "global") -> str:
+    """Return the five clients with the worst scores after a round, and the one with the best, in words."""
+    metric = score.name + ENDINGS[model]
+    measured = {
+        name: score.shown(m[metric]) for name, m in finished.evaluations.items() if metric in m
+    }
+    if not measured:
+        return f"no client reported its {score.name}"
+    *others, best = sorted(measured, key=lambda name: (score.better(measured[name], 0.0), name))
+    shown = ", ".join(f"{name} {score.written(measured[name])}" for name in others[:5] or [best])
+    return f"{shown}; best: {best} {score.written(measured[best])}"

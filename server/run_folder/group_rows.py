@@ -1,0 +1,132 @@
+"""What clients report of groups of their test and validation examples, checked and as rows of groups.csv."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from itertools import product
+from typing import TYPE_CHECKING, Any, Self
+
+from fairbloom.logs import log
+from fairbloom.protocol import names
+from fairbloom.protocol.scores import COUNT, GroupScore, name_in_group
+from fairbloom.rounds.round import Round
+from fairbloom.system.values import decode_as
+
+from .csv_rows import ENDINGS
+
+if TYPE_CHECKING:
+    from fairbloom.tasks.task import Task
+
+GROUP_KEYS = ("round", "client", "model", "split", "grouping", "group", COUNT)
+"""The first columns of groups.csv."""
+
+
+Cells = Mapping[str, float]
+"""What a client reports of one group, its count and scores, by their names without the group's."""
+
+
+@dataclass(frozen=True)
+class Grouped:
+    """How examples are grouped, and what is measured in each group."""
+
+    groupings: Mapping[str, tuple[str, ...]]
+    scores: tuple[GroupScore, ...]
+
+    @classmethod
+    def of(cls, task: "Task") -> "Grouped | None":
+        """Return those of a task, None where it has no groupings."""
+        return cls(dict(task.groupings), tuple(task.group_scores)) if task.groupings else None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of groups.csv."""
+        return (
+            *GROUP_KEYS,
+            *dict.fromkeys(column for score in self.scores for column in score.columns),
+        )
+
+    def encode(self) -> bytes:
+        """Return the content of groups.json."""
+        about = {"groupings": self.groupings, "scores": [asdict(score) for score in self.scores]}
+        return json.dumps(about, indent=2, ensure_ascii=False).encode()
+
+    @classmethod
+    def decode(cls, content: bytes) -> Self:
+        """Return what `encode` was called on; raise ValueError for any other content."""
+        return decode_as(cls, json.loads(content))
+
+    def find_fault(self, there: Mapping[str, Cells], most: float) -> str:
+        """Return why a client's report on one grouping is impossible, "" where it is possible.
+
+        `there` has count and scores by group; `most` is the number of examples that the client was
+        tested on.
+        """
+        for group, cells in there.items():
+            counts = {
+                name: cells.get(name)
+                for name in (COUNT, *(s.over for s in self.scores if s.over in cells))
+            }
+            for name, count in counts.items():
+                if not isinstance(count, int) or not 1 <= count <= cells[COUNT]:
+                    return f"its {name} of {group} is {count!r}"
+            for score in self.scores:
+                value = cells.get(score.name)
+                if value is not None and score.over not in cells:
+                    return f"its {score.name} of {group} comes without its {score.over}"
+                if value is not None and score.percent and not 0.0 <= value <= 1.0:
+                    return f"its {score.name} of {group} is {value!r}, which must lie in [0, 1]"
+        total = sum(cells[COUNT] for cells in there.values())
+        return (
+            f"its groups have {total:g} examples together, and it was tested on {most:g}"
+            if total > most
+            else ""
+        )
+
+    def format_cells(self, cells: Cells) -> list[Any]:
+        """Return count and scores of a group as the table has them, None for what the client does not report."""
+        shown: dict[str, Any] = {COUNT: cells[COUNT]}
+        for score in self.scores:
+            *over, column = score.columns
+            shown |= dict.fromkeys(over, cells.get(score.over))
+            shown[column] = score.shown(cells[score.name]) if score.name in cells else None
+        return [shown[column] for column in self.columns[len(GROUP_KEYS) - 1 :]]
+
+
+def format_groups(finished: Round, grouped: Grouped) -> list[tuple[object, ...]]:
+    """Return the cells of `Grouped.columns` for each group that a client reports.
+
+    Impossible reports are logged.
+    """
+    rows: list[tuple[object, ...]] = []
+    wanted = dict.fromkeys(
+        [COUNT, *(score.over for score in grouped.scores), *(s.name for s in grouped.scores)]
+    )
+    for client, report in sorted(finished.evaluations.items()):
+        for model, split in product(("global", "personal"), ("test", "validation")):
+            # of the others no number is reported
+            most = report[names.NUM_EXAMPLES] if split == "test" else math.inf
+            for grouping, groups in grouped.groupings.items():
+                there = dict[str, Cells]()
+                for group in groups:
+                    ending = ENDINGS[split] + ENDINGS[model]
+                    keys = {name: name_in_group(name, grouping, group) + ending for name in wanted}
+                    if cells := {name: report[key] for name, key in keys.items() if key in report}:
+                        there[group] = cells
+                if wrong := grouped.find_fault(there, most):
+                    words = "round %d: what client %s reports of its groups by %s is left out: %s"
+                    log.warning(words, finished.number, client, grouping, wrong)
+                    continue
+                rows += [
+                    (
+                        finished.number,
+                        client,
+                        model,
+                        split,
+                        grouping,
+                        group,
+                        *grouped.format_cells(cells),
+                    )
+                    for group, cells in there.items()
+                ]
+    return rows

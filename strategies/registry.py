@@ -1,0 +1,211 @@
+"""All methods by name."""
+
+import re
+from collections.abc import Mapping
+
+from fairbloom.errors import FairbloomError, find_nearest
+from fairbloom.imports import imported, is_import_string
+from fairbloom.rounds.cohort import Cohort, Kept
+from fairbloom.rounds.options import Options
+from fairbloom.rounds.round import Round
+from fairbloom.rounds.updates import FloatArray
+
+from .aaggff import AAggFF
+from .adafed import AdaFed
+from .afl import AFL
+from .deltafl import DeltaFL
+from .ditto import Ditto, Local
+from .drfa import DRFA
+from .eagle import EAGLE
+from .fairfed import FairFed
+from .fcfl import FCFL
+from .fedavg import FedAvg
+from .fedavgn import FedAvgN
+from .feddyn import FedDyn
+from .fedfa import FedFa
+from .fedfv import FedFV
+from .fedlf import FedLF
+from .fedmdfg import FedMDFG
+from .fedmgda import FedMGDA, FedMGDAPlus, MGDAProx
+from .fedprox import FedProx
+from .gifair import GiFair
+from .propfair import PropFair
+from .qffl import QFedAvg, QFedSGD
+from .scaffold import SCAFFOLD
+from .strategy import FairStrategy
+from .term import TERM
+from .torchjd import TORCHJD, FromTorchJD
+from .vred import SemiVRed, VRed
+
+METHODS: dict[str, type[FairStrategy]] = {
+    method.__name__.lower(): method
+    for method in (
+        *(FedAvg, FedProx, FedAvgN, SCAFFOLD, FedDyn),
+        *(
+            QFedAvg,
+            QFedSGD,
+            TERM,
+            AFL,
+            DRFA,
+            DeltaFL,
+            PropFair,
+            GiFair,
+            VRed,
+            SemiVRed,
+            EAGLE,
+            FedFa,
+            AAggFF,
+        ),
+        *(FedMGDA, FedMGDAPlus, MGDAProx, FedFV, AdaFed, FedMDFG, FedLF),
+        *(FairFed, FCFL),
+        *(Ditto, Local),
+    )
+}
+"""Every method by its name on the command line; FromTorchJD adds TorchJD's."""
+
+PUBLISHED: Mapping[str, tuple[str, ...]] = {
+    "fedavg": ("FedAvg", "Federated Averaging"),
+    "fedavgn": ("FedAvg-n",),
+    "scaffold": ("SCAFFOLD", "Stochastic Controlled Averaging"),
+    "qfedavg": ("q-FedAvg", "q-FFL"),
+    "qfedsgd": ("q-FedSGD",),
+    "term": ("TERM", "Tilted ERM", "Tilted Empirical Risk Minimization"),
+    "afl": ("AFL", "Agnostic Federated Learning", "Stochastic-AFL"),
+    "drfa": ("DRFA", "Distributionally Robust Federated Averaging"),
+    "deltafl": ("Δ-FL", "Delta-FL"),
+    "gifair": ("GIFAIR-FL", "GIFAIR-FL-Global"),
+    "semivred": ("Semi-VRed",),
+    "aaggff": ("AAggFF", "AAggFF-S"),
+    "fedmgdaplus": ("FedMGDA+",),
+    "mgdaprox": ("MGDA-Prox",),
+}
+"""What papers call methods, the usual name first, where that differs from the name of the class."""
+
+
+def _plain(name: str) -> str:
+    """Return a name without what spellings differ in: case, hyphens, underscores and spaces."""
+    return re.sub(r"[-_\s]", "", name).casefold()
+
+
+KNOWN_AS = {_plain(each): name for name in METHODS for each in (name, *PUBLISHED.get(name, ()))}
+"""The methods' names in settings by all that they are called."""
+
+
+def canonical(name: str) -> str:
+    """Return a method's name as settings have it: one of ours may be written as its paper has it, `q-FFL` say."""
+    return KNOWN_AS.get(_plain(name), name)
+
+
+def published_name(name: str) -> str:
+    """Return what a method's paper calls it, by its name in settings."""
+    return PUBLISHED.get(name, (METHODS[name].__name__,))[0]
+
+
+def served_model(name: str) -> str:
+    """Return the model that serves the clients: "global", or "personal" under one of our methods that trains no other.
+
+    A user-defined method is not imported for that.
+    """
+    method = METHODS.get(canonical(name))
+    return method.serves if method else "global"
+
+
+def name_of(method: str | type[FairStrategy]) -> str:
+    """Return the name that settings have for a method, which is a class or has its name already.
+
+    Raises
+    ------
+    FairbloomError
+        When it is neither, or other modules cannot import the class.
+    """
+    if isinstance(method, str):
+        return method
+    if not (isinstance(method, type) and issubclass(method, FairStrategy)):
+        raise FairbloomError(
+            f"method = {method!r}: give a name or a class, FedFV in place of FedFV(alpha=0.2) say;"
+            " its parameters are settings, as in {'fedfv.alpha': 0.2}"
+        )
+    if method is FromTorchJD:
+        raise FairbloomError(
+            f"method = {method.__name__}: name the weighting of TorchJD, as {TORCHJD}upgrad"
+        )
+    if method in METHODS.values():
+        return canonical(method.__name__)
+    name = f"{method.__module__}:{method.__qualname__}"
+    if not is_import_string(name) or imported("method", name) is not method:
+        raise FairbloomError(
+            f"method = {name}: no other module can import this class by its name: define it at the"
+            " top level of a module, once, and not in a function"
+        )
+    return name
+
+
+def find_method(name: str) -> type[FairStrategy]:
+    """Return the class of a method: one of ours by its name, or a user's by its import string.
+
+    Raises
+    ------
+    FairbloomError
+        When there is no such method, or the import string names something else.
+    """
+    if canonical(name) in METHODS:
+        return METHODS[canonical(name)]
+    if name.startswith(TORCHJD):
+        return FromTorchJD
+    if not is_import_string(name):
+        near = find_nearest(_plain(name), KNOWN_AS, least=0.8)
+        hint = f"did you mean {published_name(KNOWN_AS[near])}? " if near else ""
+        raise FairbloomError(
+            f"method = {name!r}: unknown method: {hint}there are {', '.join(METHODS)}, those of"
+            f" TorchJD such as {TORCHJD}upgrad, and your own as my_module:Mine"
+        )
+    found = imported("method", name)
+    if not (isinstance(found, type) and issubclass(found, FairStrategy)):
+        raise FairbloomError(
+            f"method = {name!r}: it is no subclass of fairbloom.strategies.FairStrategy"
+        )
+    return found
+
+
+__all__ = [
+    "AFL",
+    "DRFA",
+    "EAGLE",
+    "FCFL",
+    "METHODS",
+    "SCAFFOLD",
+    "TERM",
+    "AAggFF",
+    "AdaFed",
+    "Cohort",
+    "DeltaFL",
+    "Ditto",
+    "FairFed",
+    "FairStrategy",
+    "FedAvg",
+    "FedAvgN",
+    "FedDyn",
+    "FedFV",
+    "FedFa",
+    "FedLF",
+    "FedMDFG",
+    "FedMGDA",
+    "FedMGDAPlus",
+    "FedProx",
+    "FloatArray",
+    "FromTorchJD",
+    "GiFair",
+    "Kept",
+    "Local",
+    "MGDAProx",
+    "Options",
+    "PropFair",
+    "QFedAvg",
+    "QFedSGD",
+    "Round",
+    "SemiVRed",
+    "VRed",
+    "canonical",
+    "find_method",
+    "name_of",
+]

@@ -1,0 +1,268 @@
+"""Build models by name, built-in and user-defined ones, and read their arrays."""
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from fairbloom.errors import FairbloomError, ReportableError, did_you_mean
+from fairbloom.imports import imported, is_import_string
+
+from . import networks
+from .networks import IMAGE, Shape
+
+MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
+    "logistic": networks.logistic,
+    "softmax": networks.softmax,
+    "mlp": networks.mlp,
+    "mlp-softmax": networks.mlp_softmax,
+    "cnn": networks.cnn,
+    "mnist-cnn": networks.mnist_cnn,
+    "femnist-cnn": networks.femnist_cnn,
+    "cifar-cnn": networks.cifar_cnn,
+    "resnet18-gn": networks.resnet18_gn,
+    "lstm": networks.LSTM,
+}
+"""The built-in models by name."""
+
+
+def build(
+    name: str, shape: Shape, outputs: int, seed: int, dtype: torch.dtype = torch.float32
+) -> nn.Module:
+    """Return a freshly initialised model for examples of a shape and dtype.
+
+    The seed alone decides its weights.
+
+    `name` is a built-in model or an import string; a dtype of torch.int64 is a line of characters.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        model = (
+            MODELS[name](shape, outputs)
+            if name in MODELS
+            else build_user_defined(name, shape, outputs)
+        )
+        _check_outputs(name, model, torch.zeros(1, *shape, dtype=dtype), outputs)
+    check_arrays(model)
+    return model
+
+
+# User-defined ones --------------------------------------------------------------------------------
+
+
+def build_user_defined(name: str, shape: Shape, outputs: int) -> nn.Module:
+    """Return the model that an import string's class, or function, makes.
+
+    It gets what its signature asks for.
+
+    Parameters that nothing is known of need a default.
+    """
+    maker = maker_of(name)
+    known: dict[str, Any] = {
+        **dict.fromkeys(("outputs", "out_features", "classes", "num_classes"), outputs),
+        **dict.fromkeys(("inputs", "in_features"), math.prod(shape)),
+        **dict.fromkeys(("channels", "in_channels") if len(shape) == IMAGE else (), shape[0]),
+        "shape": shape,
+    }
+    asked = [
+        each
+        for each in inspect.signature(maker).parameters.values()
+        if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+    ]
+    for each in asked:
+        if each.name not in known and each.default is each.empty:
+            raise FairbloomError(
+                f"model = {name!r}: its parameter {each.name} has no default, and nothing says what"
+                f" it should be: it may ask for {', '.join(known)}"
+            )
+    model = maker(**{each.name: known[each.name] for each in asked if each.name in known})
+    if not isinstance(model, nn.Module):
+        raise FairbloomError(
+            f"model = {name!r}: it returns a {type(model).__name__}; a model is a torch.nn.Module"
+        )
+    return model
+
+
+def maker_of(name: str) -> Callable[..., Any]:
+    """Return the class, or function, that an import string names."""
+    if not is_import_string(name):
+        hint = did_you_mean(name, MODELS)
+        raise FairbloomError(
+            f"model = {name!r} is unknown: {hint}there are {', '.join(MODELS)}, and yours as"
+            " my_models:Net"
+        )
+    maker = imported("model", name)
+    if isinstance(maker, nn.Module) or not callable(maker):
+        raise FairbloomError(
+            f"model = {name!r}: it is a finished {type(maker).__name__}; name the class, or a"
+            " function that makes the model, so that the run's seed decides its initial weights"
+        )
+    return maker  # type: ignore[no-any-return]
+
+
+def choose_output(model: nn.Module, outputs: object, output: str) -> Tensor:
+    """Return the tensor that a task means of what a model returns.
+
+    `output`, `logits`, or the only one.
+    """
+    if isinstance(outputs, Tensor):
+        return outputs
+    when = "in training" if model.training else "in evaluation"
+    if not isinstance(outputs, Mapping):
+        raise ReportableError(
+            f"the model, {type(model).__name__}, returns a {type(outputs).__name__} {when}: it must"
+            " return one tensor, with a row for each example, or tensors by name; an auxiliary"
+            " output or a hidden state must be left out"
+        )
+    tensors = {str(name): each for name, each in outputs.items() if isinstance(each, Tensor)}
+    name = output or ("logits" if "logits" in tensors or len(tensors) != 1 else next(iter(tensors)))
+    if name not in tensors:
+        there = ", ".join(tensors) or "no tensor"
+        said = (
+            f"the task asks for {name!r}"
+            if output
+            else "the task does not say which of them are its outputs"
+        )
+        raise ReportableError(
+            f"the model, {type(model).__name__}, returns {there} {when}, and {said}: name one by"
+            " Task(output=...)"
+        )
+    return tensors[name]
+
+
+# What every model must be -------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def _check_outputs(name: str, model: nn.Module, example: Tensor, outputs: int) -> None:
+    """Raise FairbloomError when a model does not map one example to a row of outputs.
+
+    Lazy modules are made by this.
+    """
+    remedy = (
+        "choose another model"
+        if name in MODELS
+        else "its parameters outputs, inputs, channels and shape say it"
+    )
+    try:
+        answer = model.eval()(example)
+    except Exception as error:  # whatever a user's model raises
+        raise FairbloomError(
+            f"model = {name!r}: it cannot take an example of this task, a tensor of shape"
+            f" {tuple(example.shape)} and dtype {example.dtype} ({type(error).__name__}:"
+            f" {' '.join(str(error).split())}): {remedy}"
+        ) from error
+    try:
+        chosen = choose_output(model, answer, "")
+    except ReportableError:
+        chosen = None
+    if chosen is None or chosen.shape != (1, outputs):
+        got = (
+            f"a {type(answer).__name__}"
+            if chosen is None
+            else f"a tensor of shape {tuple(chosen.shape)}"
+        )
+        raise FairbloomError(
+            f"model = {name!r}: for one example, of shape {tuple(example.shape)}, it returns {got},"
+            f" and this task needs a tensor of shape {(1, outputs)}, or tensors by name with logits"
+            f" of that shape: {remedy}"
+        )
+    model.train()
+
+
+def check_arrays(model: nn.Module) -> None:
+    """Raise FairbloomError when a model's state holds what cannot be sent as arrays."""
+    floats = (torch.float16, torch.float32, torch.float64, torch.bfloat16)
+    for name, value in model.state_dict().items():
+        if not isinstance(value, Tensor):
+            raise FairbloomError(
+                f"the model's state {name!r} is a {type(value).__name__}; all of a model's state"
+                " must be tensors"
+            )
+        if is_lazy(value):
+            raise FairbloomError(
+                f"the model's parameter {name!r} has no shape yet: its task must call a lazy module"
+                " once, on an example"
+            )
+        if _overlaps(value):
+            raise FairbloomError(
+                f"the model's array {name!r} has entries that share their memory, as those of"
+                " .expand() do, so a received model cannot be written into it: keep .clone() of it"
+            )
+        if value.is_complex() or (value.is_floating_point() and value.dtype not in floats):
+            raise FairbloomError(
+                f"the model's array {name!r} has dtype {value.dtype}, which cannot be sent: keep"
+                " weights in float32, float16, bfloat16 or float64"
+            )
+
+
+@torch.no_grad()
+def _overlaps(value: Tensor) -> bool:
+    """Return whether a tensor cannot be written to, since several of its entries are one."""
+    if value.is_contiguous():
+        return False
+    try:
+        value.copy_(value.clone())
+    except RuntimeError:
+        return True
+    return False
+
+
+def sendable(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a model's state as it is sent and averaged: bfloat16, which NumPy lacks, as float32, without loss."""
+    return {
+        name: each.float() if each.dtype == torch.bfloat16 else each for name, each in state.items()
+    }
+
+
+def arrays_of(state: Mapping[str, Tensor]) -> dict[str, NDArray[Any]]:
+    """Return a model's state as NumPy arrays, which share its memory where that is the processor's and they can."""
+    return {name: tensor.numpy() for name, tensor in on_processor(sendable(state)).items()}
+
+
+def on_processor(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a model in the memory of the processor: from a CUDA device by one pinned copy for each dtype."""
+    found = {name: tensor.detach() for name, tensor in state.items()}
+    for kind in {
+        (each.device, each.dtype) for each in found.values() if each.device.type == "cuda"
+    }:
+        names = [name for name, each in found.items() if (each.device, each.dtype) == kind]
+        flat = torch.cat([found[name].reshape(-1) for name in names])
+        pinned = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True).copy_(flat)
+        parts = torch.split(pinned, [found[name].numel() for name in names])
+        found |= {
+            name: part.view(found[name].shape) for name, part in zip(names, parts, strict=True)
+        }
+    return {name: tensor.cpu() for name, tensor in found.items()}
+
+
+def float_buffers(model: nn.Module) -> tuple[str, ...]:
+    """Return the names of the buffers that are averaged and are no part of an update: BatchNorm's statistics."""
+    stored = model.state_dict()
+    named = model.named_buffers(remove_duplicate=False)
+    return tuple(name for name, buffer in named if buffer.is_floating_point() and name in stored)
+
+
+def shared_parameters(model: nn.Module) -> dict[str, str]:
+    """Return the further names of parameters that a model has under several names, each with the first of them."""
+    first: dict[nn.Parameter, str] = {}
+    stored = model.state_dict(keep_vars=True)
+    named = {name: value for name, value in stored.items() if isinstance(value, nn.Parameter)}
+    return {
+        name: first[value] for name, value in named.items() if first.setdefault(value, name) != name
+    }
+
+
+def frozen_parameters(model: nn.Module) -> tuple[str, ...]:
+    """Return the names of the parameters that are never trained: their requires_grad is False."""
+    stored = model.state_dict(keep_vars=True)
+    return tuple(
+        name
+        for name, value in stored.items()
+        if isinstance(value, nn.Parameter) and not value.requires_grad
+    )

@@ -1,0 +1,196 @@
+"""Tables of a user's own: a file for each client, or one file with a column that names the client."""
+
+from collections.abc import Mapping
+from functools import cached_property, lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fairbloom.errors import FairbloomError
+from fairbloom.logs import log
+
+from .. import models
+from ..preprocessing import Preprocessing
+from ..schema import parse_schema
+from ..task import Described, Setup, Task
+from .encode import (
+    SiteRows,
+    is_missing,
+    preprocessing_of,
+    read_column,
+    read_columns,
+    rows_of_clients,
+)
+from .folders import files_in
+from .infer import infer_schema
+from .read import CellError, Table, read_file
+from .reasons import DataError
+from .targets import Target, join_names
+from .warnings import find_remarks, present_values
+
+
+def infer(setup: Setup, *, target: str, client: str, kind: str) -> str:
+    """Return the schema that the files of a folder suggest."""
+    text = infer_schema(files_in(setup.data_dir), target.strip(), client.strip(), kind)
+    if ignored := parse_schema(text).ignore:
+        reasons = (
+            "fairbloom data --write-schema writes the schema that the files suggest, with the"
+            " reasons"
+        )
+        log.warning("the columns %s are left out: %s", join_names(ignored), reasons)
+    return text
+
+
+def load(setup: Setup, *, target: str, client: str, kind: str) -> Task:
+    """Return the clients of a folder of tables, or of one file, as the schema describes them."""
+    schema = parse_schema(setup.schema_)
+    files = CsvFiles(setup)
+    predicted = Target.of(schema)
+    place = predicted.classes.index(schema.positive) if schema.positive else 1
+
+    def preprocessing(client: str) -> Preprocessing:
+        return (
+            files.rows_of(client).preprocessing()
+            if client
+            else preprocessing_of(setup.schema_, "", None)
+        )
+
+    def model() -> torch.nn.Module:
+        return models.build(setup.model, (preprocessing("").width,), predicted.outputs, setup.seed)
+
+    return Task(
+        clients=files.clients,
+        model=model,
+        loss=predicted.loss,
+        splits=lambda name: files.rows_of(name).splits(),
+        scores=predicted.scores(),
+        describe=files.describe,
+        preprocessing=preprocessing,
+        groupings=schema.group_names,
+        group_scores=predicted.group_scores(place) if schema.groups else {},
+        classes=len(predicted.classes),
+        class_names=predicted.classes,
+        positive=place,
+        schema=setup.schema_,
+    )
+
+
+class CsvFiles:
+    """The files of a folder, which are read when a client's data are asked for."""
+
+    def __init__(self, setup: Setup) -> None:
+        self._setup = setup
+        self._schema = parse_schema(setup.schema_)
+        self.rows_of = lru_cache(maxsize=128)(
+            lambda client: SiteRows(client, self.table_of(client), setup)
+        )
+
+    @cached_property
+    def _paths(self) -> dict[str, Path]:
+        return files_in(self._setup.data_dir)
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        """The names of the clients: of the files, or of the values of a column."""
+        return tuple(self._rows_of_clients if self._schema.client and self._paths else self._paths)
+
+    @cached_property
+    def _rows_of_clients(self) -> Mapping[str, NDArray[np.intp]]:
+        """The rows of each client of the one file, by the column that names the client of each row."""
+        name = self._schema.client
+        count = len(self._paths)
+        if count > 1:
+            why = (
+                f"{self._setup.data_dir} has {count} files: leave it out, so that each file is a"
+                " client"
+            )
+            raise DataError(
+                f"client = {name!r} is for a single file, and {why}", "several-files", files=count
+            )
+        table = self._read(next(iter(self._paths.values())))
+        if (values := table.find(name)) is None:
+            raise CellError(
+                table, name, f"has no column {name!r} of clients", "add it", "no-column"
+            )
+        rows = rows_of_clients(values)
+        if (nameless := rows.get("")) is not None:
+            problem = f"names no client, as {len(nameless)} rows do"
+            remedy = "name the client of each row"
+            raise CellError(
+                table, name, problem, remedy, "nameless-rows", int(nameless[0]), rows=len(nameless)
+            )
+        return rows
+
+    def _read(self, path: Path) -> Table:
+        return read_file(path, self._schema.file(path.name))
+
+    def table_of(self, client: str) -> Table:
+        """Return the rows of a client as its file has them."""
+        if not self._schema.client:
+            return self._read(self._paths[client])
+        return self._read(next(iter(self._paths.values()))).take(self._rows_of_clients[client])
+
+    def describe(self) -> Described:
+        """Return a row of each client, of each fault, of each client's columns, and of each remark."""
+        clients: list[dict[str, str | int]] = []
+        wrong: list[dict[str, str | int]] = []
+        tables: dict[str, Table] = {}
+        for name in self.clients:
+            found: list[FairbloomError] = []
+            try:
+                tables[name] = self.table_of(name)
+                found += read_columns(tables[name], self._schema)[1]
+                if not found:
+                    clients.append({"client": name, **self.rows_of(name).describe()})
+            except FairbloomError as error:
+                found += [error, *getattr(error, "others", ())]
+            if found:
+                wrong += [_describe_fault(name, each) for each in found]
+                problem = f"{len(found)} fault{'s' * (len(found) != 1)}, listed below"
+                clients.append({"client": name, "problem": problem})
+        return {"clients": clients, "faults": wrong, **self._describe_columns(tables)}
+
+    def _describe_columns(self, tables: Mapping[str, Table]) -> Described:
+        """Return what each client's columns hold, and what a person should look at."""
+        columns: list[Mapping[str, str | int]] = []
+        remarks: list[Mapping[str, str | int]] = []
+        for name, field in self._schema.fields.items():
+            has_it = {
+                client: each
+                for client, each in tables.items()
+                if each.find(each.file.called(name)) is not None
+            }
+            there = {
+                client: read_column(each, name, self._schema, []) for client, each in has_it.items()
+            }
+            for client, each in there.items():
+                values = present_values(each)
+                held = f"{values.min():g} to {values.max():g}" if len(values) else "nothing"
+                if field.categories and len(values):
+                    held = join_names([field.categories[place] for place in np.unique(values)])
+                missing = int(is_missing(each).sum())
+                columns.append(
+                    {"column": name, "client": client, "values": held, "missing": missing}
+                )
+            for client, remark in find_remarks(name, field, there):
+                remarks.append({"column": name, "client": client or "all", "remark": remark})
+        return {"columns": columns, "remarks": remarks}
+
+
+def _describe_fault(client: str, error: FairbloomError) -> dict[str, str | int]:
+    """Return a row of the table of faults."""
+    if not isinstance(error, CellError):
+        return {
+            "client": client,
+            "file": "",
+            "line": "",
+            "column": "",
+            "value": "",
+            "problem": str(error),
+        }
+    said = {
+        key: getattr(error, key) for key in ("file", "line", "column", "value", "problem", "remedy")
+    }
+    return {"client": client, **said, "line": error.line or ""}

@@ -1,0 +1,405 @@
+"""The checks of methods: each property fails for a method that breaks it, in words, and for no
+other."""
+
+import inspect
+import logging
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from io import StringIO
+from typing import Any, Unpack
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+from fairbloom.check import CheckFailedError, CheckReport, Status, check_method
+from fairbloom.checks.method import PROPERTIES
+from fairbloom.checks.report import Failure, NotApplicable, Remark, silence
+from fairbloom.checks.subject import MethodUnderTest
+from fairbloom.cli.check import arguments_of
+from fairbloom.errors import FairbloomError
+from fairbloom.protocol.settings import Value
+from fairbloom.rounds.cohort import Cohort, Kept
+from fairbloom.rounds.options import Options
+from fairbloom.rounds.ranges import within
+from fairbloom.rounds.updates import FloatArray
+from fairbloom.strategies import METHODS, FairStrategy
+from fairbloom.strategies.torchjd import by_name
+from tests.strategies.helpers import ARGUMENTS
+
+
+def report_on(
+    method: Callable[..., FairStrategy], arguments: Mapping[str, Value] | None = None
+) -> CheckReport:
+    try:
+        return check_method(method, arguments)
+    except CheckFailedError as error:
+        return error.report
+
+
+def remarks_on(
+    method: Callable[..., FairStrategy], arguments: Mapping[str, Value] | None = None
+) -> set[str]:
+    """Return the properties with a remark; raise CheckFailedError where one fails."""
+    results = check_method(method, arguments).results
+    return {name for name, result in results.items() if result.status is Status.REMARK}
+
+
+def check(name: str, method: Callable[..., FairStrategy], **arguments: Value) -> str:
+    with silence():
+        return PROPERTIES[name](MethodUnderTest(method, arguments))
+
+
+# Methods that are right ---------------------------------------------------------------------------
+
+
+def test_our_methods_pass_every_check(subtests: pytest.Subtests) -> None:
+    """Only `local` gets a remark: its global model stays as it is."""
+    for name, method in METHODS.items():
+        with subtests.test(name=name, method=method):
+            assert remarks_on(method, ARGUMENTS[name][0]) == (
+                {"learns"} if name == "local" else set()
+            ), name
+
+
+@pytest.mark.slow
+def test_methods_of_torchjd_pass_with_true_remarks(subtests: pytest.Subtests) -> None:
+    """Two draw an order from the seed; with two the mean loss does not fall."""
+    pytest.importorskip("torchjd")
+    for name in ("alignedmtl", "cagrad", "dualproj", "fairgrad", "imtlg", "mgda", "upgrad"):
+        with subtests.test(name=name):
+            assert remarks_on(partial(by_name, name)) == set(), name
+    assert remarks_on(partial(by_name, "krum")) == {"learns"}
+    assert remarks_on(partial(by_name, "gradvac")) == {"permutation", "learns"}
+    assert remarks_on(partial(by_name, "pcgrad")) == {"permutation"}
+
+
+def test_kept_rows_are_tried() -> None:
+    assert " 0 kept rows" not in check("finite", METHODS["fedfv"], tau=3)
+    assert " 0 old updates" not in check("memory", METHODS["fedfv"], tau=3)
+
+
+def test_the_process_is_left_as_it_was() -> None:
+    def draw() -> list[float]:
+        return [random.random(), np.random.random(), torch.rand(()).item()]
+
+    def seed() -> None:
+        random.seed(1)
+        np.random.seed(1)
+        torch.manual_seed(1)
+
+    seed()
+    level = logging.getLogger("flwr").level
+    threads = torch.get_num_threads()
+    check_method(METHODS["fedavg"])
+    drawn = draw()
+    seed()
+    assert drawn == draw()
+    assert (logging.getLogger("flwr").level, torch.get_num_threads()) == (level, threads)
+
+
+# Methods that are wrong in one way ----------------------------------------------------------------
+
+
+def broken(base: type[FairStrategy] = FairStrategy, **parts: Any) -> type[FairStrategy]:
+    """Return a class that is FedAvg but for these parts."""
+    return type(
+        "Broken",
+        (base,),
+        {"__module__": __name__, "weigh": lambda self, cohort: cohort.prior.copy(), **parts},
+    )
+
+
+def keeping(make: Callable[[Any, Cohort, FloatArray], Any]) -> dict[str, Any]:
+    """Return the parts of a method that keeps rows, which do not count, or changes itself as it
+    remembers."""
+    return {
+        "weigh": lambda self, cohort: np.concatenate([cohort.prior, np.zeros(len(cohort.memory))]),
+        "remember": lambda self, cohort, coefficients, probed: make(self, cohort, coefficients),
+    }
+
+
+def changing(**values: Callable[[Any, Cohort, FloatArray], Any]) -> dict[str, Any]:
+    """Return the parts of a method that changes attributes as it remembers."""
+
+    def change(self: Any, cohort: Cohort, coefficients: FloatArray) -> Mapping[Kept, FloatArray]:
+        for name, value in values.items():
+            setattr(self, name, value(self, cohort, coefficients))
+        return {}
+
+    return keeping(change)
+
+
+class Attributed(FairStrategy):
+    """A method with attributes of its own, outside its memory."""
+
+    def __init__(self, **options: Unpack[Options]) -> None:
+        super().__init__(**options)
+        self.average = 1.0
+        self.random = np.random.default_rng(0)
+
+
+class NamesNothing(FairStrategy):
+    def __init__(self, *, share: float = 0.5, **options: Unpack[Options]) -> None:
+        super().__init__(**options)
+        if not 0.0 < share <= 1.0:
+            raise ValueError("out of range")
+
+
+class Unannotated(FairStrategy):
+    def __init__(self, *, share=0.5, **options: Unpack[Options]) -> None:  # type: ignore[no-untyped-def]
+        super().__init__(**options)
+
+
+class TakesNoOptions(FairStrategy):
+    def __init__(self, *, share: float = 0.5) -> None:
+        super().__init__()
+        self.share = within("[0, inf)", share=share)
+
+
+class DropsOptions(FairStrategy):
+    def __init__(self, **options: Unpack[Options]) -> None:
+        super().__init__()
+
+
+class MakesNothing(FairStrategy):
+    def __init__(self, **options: Unpack[Options]) -> None:
+        pass
+
+
+class Raises(FairStrategy):
+    def weigh(self, cohort: Cohort) -> FloatArray:
+        return cohort.prior / self.share  # type: ignore[attr-defined, no-any-return]
+
+
+class FirstCountsMore(FairStrategy):
+    """The mean, in which the client that comes first counts one per cent more, of many clients
+    alone."""
+
+    def __init__(self, *, many: int = 1, **options: Unpack[Options]) -> None:
+        super().__init__(**options)
+        self.many = many
+
+    def weigh(self, cohort: Cohort) -> FloatArray:
+        share = np.where((np.arange(cohort.size) == 0) & (cohort.size >= self.many), 1.01, 1.0)
+        return np.asarray(share / share.sum())
+
+
+def change_losses(self: object, cohort: Cohort) -> FloatArray:
+    return np.asarray(np.maximum(cohort.losses, 1.0, out=cohort.losses) * cohort.prior)
+
+
+def change_itself(self: FairStrategy, cohort: Cohort) -> FloatArray:
+    self.memory["round"] = cohort.round
+    return cohort.prior
+
+
+def divide_by_arrays(self: object, cohort: Cohort) -> FloatArray:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        lengths = np.sqrt(np.diagonal(cohort.grams, axis1=1, axis2=2))
+        return np.asarray(cohort.prior * lengths.mean(axis=1, keepdims=True) / lengths)
+
+
+def weigh_by_place(self: object, cohort: Cohort) -> FloatArray:
+    c = np.tile(cohort.prior, (len(cohort.arrays), 1))
+    c[1] *= 1.0 + np.arange(cohort.size)
+    return c
+
+
+LOSSES = {"needs": frozenset({"loss-before"})}
+BY_ARRAY = {"requires": frozenset({"gram by array"})}
+DISPARITY = {
+    "terms": lambda self, r: replace(FairStrategy.terms(self, r), disparity="demographic-parity")
+}
+SECOND = {"second": "arrays-disparity", **DISPARITY}
+
+WRONG: list[tuple[str, type[FairStrategy], str]] = [
+    ("parameters", NamesNothing, "share"),
+    ("parameters", Unannotated, "must be annotated"),
+    ("parameters", TakesNoOptions, "seed=5"),
+    ("parameters", DropsOptions, "seed=5"),
+    ("parameters", MakesNothing, "super().__init__(**options)"),
+    ("needs", broken(needs=frozenset({"loss_before"})), "'loss-before'"),
+    ("needs", broken(needs="loss-before"), "needs = 'loss-before'"),
+    ("needs", broken(second="snapshot"), "snapshot_step"),
+    ("needs", broken(terms=lambda self, number: {"local-steps": 5}), "{'local-steps': 5}"),
+    ("needs", broken(second="arrays-disparity"), "second = 'arrays-disparity'"),
+    ("needs", broken(**DISPARITY), "second = ''"),
+    ("finite", broken(weigh=lambda self, cohort: cohort.losses), "'loss-before'"),
+    ("finite", broken(**SECOND), "shape (2,)"),
+    ("finite", broken(**BY_ARRAY, weigh=lambda self, cohort: np.tile(cohort.prior, (4, 1))), "shape (3, 1)"),
+    ("finite", broken(**BY_ARRAY, weigh=divide_by_arrays), "zero updates"),
+    ("finite", broken(weigh=lambda self, cohort: np.append(cohort.prior, 0.0)), "float64 of shape (2,)"),
+    ("finite", broken(**{**keeping(lambda self, cohort, c: {Kept("first", cohort.round): np.eye(cohort.rows)[0]}),
+                         "weigh": lambda self, cohort: cohort.prior}), "1 kept rows in round 2"),
+    ("finite", Raises, "AttributeError: 'Raises' object has no attribute 'share' (test_method.py, line "),
+    ("finite", broken(**LOSSES, weigh=lambda self, cohort: cohort.prior / cohort.losses), "zero losses"),
+    ("finite", broken(weigh=lambda self, cohort: cohort.prior * (1.0 if cohort.gram.any() else np.inf)), "zero update"),
+    ("finite", broken(sends=lambda self: {"velocity": (Kept("velocity", 1), 1.0)}), "velocity"),
+    ("finite", broken(**keeping(lambda self, cohort, c: {Kept("step", cohort.round - 1): None})), "round=0"),
+    ("finite", broken(**keeping(lambda self, cohort, c: None)), "returned None"),
+    ("finite", broken(**keeping(lambda self, cohort, c: {Kept("step", cohort.round): c[: cohort.size]})), "shape (4,)"),
+    ("permutation", broken(**SECOND, **LOSSES, weigh=lambda self, c: np.append(c.prior, c.losses[::-1])), "place"),
+    ("permutation", broken(**BY_ARRAY, weigh=weigh_by_place), "place"),
+    ("permutation", FirstCountsMore, "place"),
+    ("memory", broken(**LOSSES, weigh=change_losses), "cohort.metrics['loss-before']"),
+    ("memory", broken(weigh=change_itself), "self.memory"),
+    ("memory", broken(**changing(memory=lambda self, cohort, c: {"last": {cohort.round: 1.0}})), "{'last': {1: 1.0}}"),
+    ("memory", broken(**changing(memory=lambda self, cohort, c: {"seen": set(cohort.names)})), "'seen'"),
+    ("resume", broken(Attributed, **changing(average=lambda self, cohort, c: 0.9 * self.average)
+                      | {"weigh": lambda self, cohort: cohort.prior * self.average}), "must be in self.memory"),
+    ("resume", broken(weigh=lambda self, cohort: cohort.prior * (2.0 - cohort.round / cohort.num_rounds)), "paced"),
+    ("determinism", broken(weigh=lambda self, cohort: np.random.default_rng().random(cohort.size)), "generator"),
+    ("determinism", broken(weigh=lambda self, cohort: np.random.random(cohort.size)), "generator"),
+    ("learns", broken(weigh=lambda self, cohort: -cohort.prior), "uphill"),
+    ("learns", broken(weigh=lambda self, c: c.prior - c.prior.mean() * (c.size > 1)), "no step"),
+]  # fmt: skip
+
+
+def test_a_broken_method_fails_a_property_in_words(subtests: pytest.Subtests) -> None:
+    for place, (name, method, words) in enumerate(WRONG):
+        with subtests.test(place=place, name=name):
+            with pytest.raises(Failure) as failure:
+                check(name, method)
+            assert (words in str(failure.value), failure.value.status) == (True, Status.FAILED), (
+                place,
+                failure.value,
+            )
+    assert {name for name, _, _ in WRONG} == {*PROPERTIES}
+
+
+@pytest.mark.slow
+def test_a_broken_method_fails_one_property(subtests: pytest.Subtests) -> None:
+    for place, (name, method, _) in enumerate(WRONG):
+        with subtests.test(place=place, name=name):
+            assert report_on(method).failures.keys() == {name}, place
+
+
+def test_a_small_bias_by_place_fails_in_any_cohort(subtests: pytest.Subtests) -> None:
+    for many in (8, 40):
+        with subtests.test(many=many):
+            with pytest.raises(Failure, match="the step is another one"):
+                check("permutation", FirstCountsMore, many=many)
+
+
+def test_a_fault_is_reported_once_with_its_line() -> None:
+    lines, first = inspect.getsourcelines(Raises)
+    number = first + next(k for k, line in enumerate(lines) if "self.share" in line)
+    with pytest.raises(CheckFailedError, match=r"^Raises\(\) fails finite: Given") as error:
+        check_method(Raises)
+    results = error.value.report.results
+    assert (
+        f"test_method.py, line {number}: `return cohort.prior / self.share"
+        in results["finite"].message
+    )
+    assert results["resume"] == (Status.NOT_APPLICABLE, "It is checked once finite passes.")
+    assert results["parameters"].status is Status.PASSED
+
+
+# Remarks ------------------------------------------------------------------------------------------
+
+
+def keep_all(self: object, cohort: Cohort, coefficients: FloatArray) -> Mapping[Kept, FloatArray]:
+    rows = np.eye(len(coefficients))
+    labels = [Kept(str(cohort.round), cohort.round), *cohort.memory]
+    return dict(zip(labels, [rows[0], *rows[cohort.size :]], strict=True))
+
+
+UNKNOWN = broken(needs=frozenset({"blood-pressure"}))
+REMARKED = [
+    (
+        "memory",
+        broken(
+            **changing(
+                memory=lambda self, cohort, c: {"all": [*self.memory.get("all", []), *c.tolist()]}
+            )
+        ),
+        "more with every round",
+    ),
+    ("memory", broken(**keeping(keep_all)), "50 old updates"),
+    (
+        "memory",
+        broken(
+            Attributed,
+            **changing(average=lambda self, cohort, c: 0.99 ** max(0, cohort.round - 15)),
+        ),
+        "self.average changes in round 16",
+    ),
+    (
+        "memory",
+        broken(Attributed, **changing(last=lambda self, cohort, c: self.random.random() and None)),
+        "self.random changes in round 1",
+    ),
+    ("needs", UNKNOWN, "blood-pressure"),
+    ("learns", broken(weigh=lambda self, cohort: 1e4 * cohort.prior), "did not fall"),
+]
+
+
+def test_what_may_be_meant_is_remarked(subtests: pytest.Subtests) -> None:
+    for name, method, words in REMARKED:
+        with subtests.test(name=name, method=method):
+            with pytest.raises(Remark) as remark:
+                check(name, method)
+            assert words in str(remark.value), name
+
+
+def test_a_shorter_step_is_no_remark() -> None:
+    assert "sum to 0.5 to 0.5 (FedAvg: 1)" in check(
+        "learns", broken(weigh=lambda self, cohort: 0.5 * cohort.prior)
+    )
+
+
+def test_no_round_is_run_where_real_clients_lack_a_metric(subtests: pytest.Subtests) -> None:
+    with pytest.raises(NotApplicable, match="blood-pressure"):
+        check("learns", UNKNOWN)
+    for metric in (
+        "accuracy-baseline",
+        "loss-baseline",
+        "num-examples",
+        "step-sum",
+        "disparity-hard",
+    ):
+        with subtests.test(metric=metric):
+            assert metric in check("needs", broken(needs=frozenset({metric})))
+
+
+# Arguments and the printed report -----------------------------------------------------------------
+
+
+class NeedsAShare(FairStrategy):
+    def __init__(self, *, share: float, **options: Unpack[Options]) -> None:
+        super().__init__(**options)
+        self.share = within("[0, inf)", share=share)
+
+    def weigh(self, cohort: Cohort) -> FloatArray:
+        return cohort.prior
+
+
+def test_a_parameter_without_a_default_has_to_be_given() -> None:
+    assert "--set needsashare.share=" in report_on(NeedsAShare).failures["parameters"]
+    assert check_method(NeedsAShare, {"share": 0.1}).name == "NeedsAShare(share=0.1)"
+    assert "share = -1.0" in report_on(NeedsAShare, {"share": -1.0}).failures["parameters"]
+
+
+def test_arguments_are_read_from_settings_as_a_run_has_them(subtests: pytest.Subtests) -> None:
+    assert arguments_of(NeedsAShare, {}) == {}
+    assert arguments_of(NeedsAShare, {"needsashare.share": 1}) == {"share": 1.0}
+    for key, value in (("needsashare.part", 1), ("needsashare.share", "a")):
+        with subtests.test(key=key, value=value):
+            with pytest.raises(FairbloomError, match=rf"{key} = {value!r}: .*"):
+                arguments_of(NeedsAShare, {key: value})
+
+
+def test_the_printed_report_fits_on_a_narrow_screen(subtests: pytest.Subtests) -> None:
+    report = report_on(Raises)
+    printed = StringIO()
+    report.show(Console(file=printed, width=60))
+    rows = printed.getvalue().splitlines()
+    assert all(len(row) <= 60 for row in rows)
+    words = "".join("".join(row[15:].split()) for row in rows)
+    for result in report.results.values():
+        with subtests.test(result=result):
+            assert "".join(result.message.split()) in words

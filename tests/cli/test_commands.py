@@ -1,0 +1,473 @@
+"""The command line: what it prints, what it leaves, and its exit codes."""
+
+import json
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import click
+import pytest
+import typer
+from typer.core import TyperArgument
+
+from fairbloom import __version__
+from fairbloom.cli.lists import GROUPS
+from fairbloom.cli.main import COMMANDS as LISTED
+from fairbloom.cli.main import LateCommand, app
+from fairbloom.experiments.options import CommonOptions, as_settings
+from fairbloom.protocol.settings import SETTINGS
+from fairbloom.rounds.round import Round
+from fairbloom.server.run_folder import recorder
+from fairbloom.server.run_folder.csv_rows import Row
+from fairbloom.server.settings import Settings, default_config, parameters
+from fairbloom.simulation.run import simulate
+from fairbloom.strategies import METHODS
+from fairbloom.tasks import TASKS
+from tests.commands import forked
+from tests.experiments.helpers import ROOT, SMALL, as_json, fairbloom
+from tests.simulation.helpers import Outcome, table
+
+
+@pytest.fixture(autouse=True)
+def somewhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work in an empty folder, on a wide terminal without colours."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("NO_COLOR", "1")
+
+
+# Run ----------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_named_shown_and_not_run_again(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    subtests: pytest.Subtests,
+) -> None:
+    words = (
+        "run",
+        *SMALL,
+        "--method",
+        "fedfv",
+        "--set",
+        "fedfv.tau=3",
+        "--fraction",
+        "0.4",
+        "--engine",
+        "loop",
+    )
+    assert fairbloom(*words) == 0
+    printed = capsys.readouterr().out
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert folder.name.startswith("digits-fedfv-seed0-")
+    assert f"run folder: {folder}" in printed
+    given = {
+        "clients": 5,
+        "num-rounds": 3,
+        "fraction": 0.4,
+        "method": "fedfv",
+        "fedfv.tau": 3,
+        "engine": "loop",
+    }
+    there = simulate(Settings.of({**given, "device": "cpu", "out": "b"}))
+    assert not Outcome.of(folder).differences(Outcome.of(there))
+    last = [row for row in table(folder / "clients.csv") if row["round"] == "3"]
+    column = "test_accuracy_of_global_model"
+    worst = min(last, key=lambda row: float(row[column]))
+    assert re.search(
+        rf"first: .+\nclient .+\n─+\n{worst['client']} +{float(worst[column]):.1f} ", printed
+    )
+    assert f"{sum(float(row[column]) for row in last) / 5:.1f}" in printed
+    written = (folder / "model.safetensors").stat().st_mtime_ns
+    for again in (words, ("show", folder)):
+        with subtests.test(again=again):
+            assert fairbloom(*again) == 0
+            assert capsys.readouterr().out == printed
+    assert (folder / "model.safetensors").stat().st_mtime_ns == written
+    assert printed.startswith(
+        "FedFV (tau=3) on digits\nclients 5, rounds 3, seed 0, state finished, engine "
+    )
+    for key, value in {
+        "clients": 5,
+        "num-rounds": 3,
+        "score": "accuracy",
+        "device": "cpu",
+        "fedfv.tau": 3,
+    }.items():
+        with subtests.test(key=key, value=value):
+            assert re.search(rf"^{key} +{value}$", printed, re.MULTILINE)
+
+
+REFUSED: list[tuple[list[str], tuple[str, ...]]] = [
+    (["run", "--method", "fedfvv"], ("method = 'fedfvv'", "did you mean FedFV?")),
+    (["run", "--clients", "0"], ("clients = 0",)),
+    (["run", "--clients", "1000"], ("clients = 1000", "1797 examples")),
+    (["run", "--fraction", "-1"], ("fraction = -1",)),
+    (["run", "--method", "fedfv", "--set", "fedfv.alpha=2"], ("fedfv.alpha = 2", "[0, 1]")),
+    (["run", "--set", "learning-rate=nan"], ("learning-rate = nan", "float above 0")),
+    (["run", "--set", "learning-rte=0.1"], ("did you mean learning-rate?",)),
+    (["run", "--set", "clients=[5]"], ("clients = ", "[5]")),
+    (["run", "--set", "clients"], ("'clients'", "KEY=VALUE")),
+    (["run", "--device", "cuda:99"], ("device = 'cuda:99' is not available",)),
+    (
+        ["run", "--engine", "lop"],
+        ("engine = 'lop'", "did you mean loop?", "auto, loop, stacked or workers"),
+    ),
+    (["run", "--memory", "-1"], ("--memory = -1", "float at least 0")),
+    (
+        ["run", "--rounds", "10,20"],
+        ("--rounds = '10,20'", "fairbloom search --grid num-rounds=10,20"),
+    ),
+    (["compare", "--fraction", "0,5"], ("--fraction = '0,5'", "a point, 0.5")),
+    (
+        ["compare", "--engine", "loop", "--set", "engine=auto"],
+        ("engine is given two values, 'loop' and 'auto'",),
+    ),
+    (
+        ["run", "--rounds", "5", "--set", "num-rounds=7"],
+        ("num-rounds is given two values, 5 and 7: give it one",),
+    ),
+    (
+        ["run", "--set", "seed=1", "--set", "seed=2"],
+        ("seed is given two values, 1 and 2: give it one",),
+    ),
+    (["run", "--set", "qfedavg.q=2"], ("qfedavg.q has no effect with method = 'fedavg'",)),
+    (["walk"], ("walk",)),
+    (
+        ["compare", "--set", "seed=7"],
+        ("seed = 7: a comparison sets seed run by run: give --seed and --seeds instead",),
+    ),
+    (
+        ["compare", "--set", "method=fedfv"],
+        ("method = 'fedfv': a comparison sets method", "give --methods instead"),
+    ),
+    (
+        ["compare", "--set", "out=elsewhere"],
+        ("out = 'elsewhere': a comparison sets out", "give --out instead"),
+    ),
+    (
+        ["compare", "--set", "adafed.gamma=2"],
+        ("adafed.gamma has no effect with method = 'fedavg'", "'fedfv'"),
+    ),
+    (["compare", "--seeds", "0"], ("seeds",)),
+    (
+        ["compare", "--methods", "qfedavg(q=1)", "--set", "qfedavg.q=1"],
+        ("qfedavg.q is given twice, in qfedavg(q=1)",),
+    ),
+    (
+        ["compare", "--methods", "fedavg,fedfv", "--baseline", "term"],
+        ("baseline = 'term' is not among the methods",),
+    ),
+]
+
+
+@pytest.mark.slow
+def test_several_values_are_tried_by_the_search_an_error_names(
+    capsys: pytest.CaptureFixture[str],
+    subtests: pytest.Subtests,
+) -> None:
+    """A comparison's method, too: its error has the name of the method."""
+    few = (
+        "--clients",
+        5,
+        "--seeds",
+        1,
+        "--jobs",
+        1,
+        "--set",
+        "device=cpu",
+        "--set",
+        "num-rounds=1",
+    )
+    for given in (
+        ["run", "--set", "momentum=0,0.5"],
+        ["compare", "--methods", "fedfv(alpha=0.1,0.5)"],
+    ):
+        with subtests.test(given=given):
+            assert fairbloom(*given) == 2
+            named = re.search(r"fairbloom (search .*--grid \S+) tries", capsys.readouterr().err)
+            assert named is not None
+            assert fairbloom(*named[1].split(), *few, "--out", f"a-{given[0]}") == 0
+
+
+def test_bad_input_ends_with_2_and_writes_nothing(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    subtests: pytest.Subtests,
+) -> None:
+    for words, expected in REFUSED:
+        with subtests.test(words=words, expected=expected):
+            assert fairbloom(*words, *(["--out", "a"] if words[0] != "walk" else [])) == 2, words
+            printed = capsys.readouterr()
+            assert [word for word in expected if word not in printed.err] == [], words
+            assert printed.out == ""
+            assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_can_be_no_folder_is_refused_in_a_line(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    subtests: pytest.Subtests,
+) -> None:
+    (tmp_path / "file").write_text("precious")
+    (tmp_path / "locked").mkdir(mode=0o500)
+    places = {"x" * 300: "File name too long", "file": "is a file", "file/a/b": "is a file"}
+    places |= {"locked/a": "Permission denied"} if os.geteuid() else {}  # root may write anywhere
+    for out, fault in places.items():
+        with subtests.test(out=out, fault=fault):
+            for command in ("run",), ("compare", "--methods", "fedavg", "--seeds", 1):
+                assert fault in refusal(capsys, *command, "--out", out)
+    assert {path.name for path in tmp_path.rglob("*")} == {"file", "locked"}
+    assert (tmp_path / "file").read_text() == "precious"
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    """Return the one line with which a command is refused."""
+    capsys.readouterr()
+    assert fairbloom(*words) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    (line,) = printed.err.splitlines()
+    assert line.startswith("error: ")
+    return line
+
+
+def before_each_round(act: Callable[[], None]) -> None:
+    """Let the runs of this process write each round at once, and do something before they record
+    one."""
+    record = recorder.RunRecorder.record
+
+    def recorded(self: recorder.RunRecorder, finished: Round, seconds: float) -> Row:
+        act()
+        return record(self, finished, seconds)
+
+    recorder.SHARED_SECONDS = 0.0
+    recorder.RunRecorder.record = recorded  # type: ignore[method-assign]
+
+
+def run_until_interrupted(rows: str, *words: str) -> None:
+    """Run a command in a process of its own to which Ctrl-C comes once a run has written three
+    rounds."""
+
+    def interrupt() -> None:
+        if Path(rows).exists() and len(Path(rows).read_bytes().splitlines()) > 3:
+            signal.raise_signal(signal.SIGINT)
+
+    before_each_round(interrupt)
+    sys.exit(fairbloom(*words))
+
+
+def test_an_interrupted_run_ends_with_130_and_can_be_finished(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
+    words = ["run", "--clients", "5", "--rounds", "10", "--device", "cpu", "--method", "fedfv"]
+    rows = tmp_path / "a" / "rounds.csv"
+    ended = forked(ROOT, run_until_interrupted, str(rows), *words, "--out", str(tmp_path / "a"))
+    assert ended.returncode == 130
+    assert (
+        ended.stderr
+        == "interrupted: the same command begins again; a run continues after its last finished"
+        " round\n"
+    )
+    assert ended.stdout == ""
+    assert len(rows.read_bytes().splitlines()) > 3
+    assert not (tmp_path / "a" / "model.safetensors").exists()
+    for out in ("a", "b"):
+        with subtests.test(out=out):
+            assert fairbloom(*words, "--out", tmp_path / out) == 0
+    assert not Outcome.of(tmp_path / "a").differences(Outcome.of(tmp_path / "b"))
+
+
+def test_version_prints_the_version_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
+    assert fairbloom("--version") == 0
+    assert capsys.readouterr() == (f"fairbloom {__version__}\n", "")
+
+
+# What there is to choose from ---------------------------------------------------------------------
+
+
+def test_every_method_is_listed_with_parameters_and_source(
+    capsys: pytest.CaptureFixture[str],
+    subtests: pytest.Subtests,
+) -> None:
+    described = as_json(capsys, "methods")
+    assert [method["name"] for method in described] == list(METHODS)
+    for method in described:
+        with subtests.test(method=method):
+            assert method["summary"]
+            assert re.search(r"\b(19|20)\d\d\b", method["source"]), (
+                f"{method['name']}'s source has no year"
+            )
+    keys = {parameter["key"] for method in described for parameter in method["parameters"]}
+    assert keys == {key for key, parameter in parameters().items() if parameter.owner in METHODS}
+    assert all(parameter["range"] for method in described for parameter in method["parameters"])
+
+
+def test_tasks_lists_every_task(capsys: pytest.CaptureFixture[str]) -> None:
+    described = as_json(capsys, "tasks")
+    assert [task["name"] for task in described] == list(TASKS)
+    assert all(task["summary"] and task["models"] for task in described)
+
+
+def test_data_are_shown_client_by_client_with_what_is_wrong(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "h").mkdir()
+    (tmp_path / "h" / "basel.csv").write_text("age,bmi,target\n" + "50,20,1\n40,30,0\n" * 5)
+    (tmp_path / "h" / "lund.csv").write_text("age,bmi\n50,20\n")
+    assert fairbloom("data", "h") == 1
+    printed = capsys.readouterr().out
+    assert re.search(r"^lund +lund.csv +target +has no column 'target'", printed, re.MULTILINE)
+    assert re.search(r"^age +basel +40 to 50", printed, re.MULTILINE)
+    assert fairbloom("data", "h", "--json") == 1
+    assert [row["client"] for row in json.loads(capsys.readouterr().out)["clients"]] == [
+        "basel",
+        "lund",
+    ]
+    assert fairbloom("data", "--task", "digits", "--set", "clients=3") == 0
+    assert re.search(r"^client-0 +480 +120$", capsys.readouterr().out, re.MULTILINE)
+    assert "no such folder" in refusal(capsys, "data", "nowhere")
+    assert fairbloom("data", "--task", "csv", "--data-dir", "h") == 1  # as run takes the folder
+    assert "basel" in capsys.readouterr().out
+    assert "data-dir is given two values" in refusal(capsys, "data", "h", "--data-dir", "other")
+    assert sorted(tmp_path.iterdir()) == [tmp_path / "h"]
+
+
+MISSPELT = {
+    "--learning-rate": "write --set learning-rate=VALUE",
+    "--server_optimizer=adam": "write --set server-optimizer=VALUE",
+    "--fedlf.server-lr": "write --set fedlf.server-lr=VALUE",
+    "--server-optimzer=adam": "did you mean --set server-optimizer=VALUE?",
+    "--fedlf.server-rl": "did you mean --set fedlf.server-lr=VALUE?",
+}
+"""Settings that are given as options, and what is said."""
+
+
+def test_wrong_options_are_refused_with_the_way_to_give_them(
+    capsys: pytest.CaptureFixture[str],
+    subtests: pytest.Subtests,
+) -> None:
+    cases = [
+        ((command, option, "3"), said)
+        for command in ("run", "compare", "search", "reproduce", "data", "check")
+        for option, said in MISSPELT.items()
+    ]
+    cases += [
+        ((command, other, "a,b"), f"No such option '{other}': write {right}.")
+        for command, other, right in (
+            ("compare", "--method", "--methods"),
+            ("run", "--methods", "--method"),
+            ("search", "--method", "--methods"),
+            ("reproduce", "--method", "--rows"),
+            ("run", "--seeds", "--seed"),
+            ("reproduce", "--seed", "--seeds"),
+        )
+    ]
+    cases += [
+        (("run", "--rouns", "3"), "id you mean"),
+        (("run", "--data_dir", "3"), "write --data-dir"),
+    ]
+    cases += [(("chek",), "Did you mean"), (("deploy", "statu"), "Did you mean")]
+    for words, said in cases:
+        with subtests.test(words=words, said=said):
+            assert fairbloom(*words) == 2, words
+            told = " ".join(capsys.readouterr().err.replace("│", " ").split())
+            assert said in told, words
+            assert told.count("Did you mean") <= 1, words
+
+
+def test_settings_of_a_name_and_a_name_that_none_has(capsys: pytest.CaptureFixture[str]) -> None:
+    assert as_json(capsys, "settings") == default_config()
+    rates = [key for key in default_config() if "learning-rate" in key]
+    assert {*as_json(capsys, "settings", "qfedavg", "learning_rate")} == {
+        "qfedavg.q",
+        "qfedavg.lipschitz",
+        *rates,
+    }
+    assert fairbloom("settings", "qfedavg") == 0
+    assert capsys.readouterr().out.startswith("\nqfedavg\nqfedavg.q = ")
+    assert fairbloom("settings", "rounds", "timeout") == 0
+    shown = [
+        line for line in capsys.readouterr().out.splitlines() if line and not line.startswith(" ")
+    ]
+    assert [line.partition(" = ")[0] for line in shown[:4]] == [
+        *(GROUPS["num-rounds"], "num-rounds"),
+        *(GROUPS["round-timeout"], "round-timeout"),
+    ]
+    assert GROUPS.keys() <= SETTINGS.keys()
+    assert fairbloom("settings", "lerning-rate") == 2
+    assert "did you mean learning-rate" in capsys.readouterr().err
+
+
+# Help ---------------------------------------------------------------------------------------------
+
+
+def command_called(name: str) -> click.Command:
+    """Return a command as it is when it is called."""
+    late = typer.main.get_group(app).commands[name]
+    assert isinstance(late, LateCommand)
+    return late.imported()
+
+
+def test_a_commands_help_begins_as_it_is_listed(
+    capsys: pytest.CaptureFixture[str], subtests: pytest.Subtests
+) -> None:
+    for command, listed in LISTED.items():
+        with subtests.test(command=command, listed=listed):
+            assert fairbloom(command, "--help") == 0
+            printed = capsys.readouterr().out
+            assert [
+                words
+                for words in (listed.summary, listed.example, "--help")
+                if words not in printed
+            ] == []
+            assert str(command_called(command).help).splitlines()[0] == listed.summary
+            if command in ("run", "compare"):  # the example is taken
+                _, _, *words = listed.example.split()
+                assert command_called(command).make_context(command, words).params["out"]
+
+
+def test_help_says_what_each_argument_is(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    subtests: pytest.Subtests,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    commands = [each for name in LISTED for each in commands_in(command_called(name))]
+    arguments = [
+        each for command in commands for each in command.params if isinstance(each, TyperArgument)
+    ]
+    assert len(arguments) > 20
+    assert [each.name for each in arguments if not each.help] == []
+    for words, said in (
+        ("show", "The folder of a run or a study"),
+        ("client keys", "Name of this client in the"),
+    ):
+        with subtests.test(words=words, said=said):
+            assert fairbloom(*words.split(), "--help") == 0
+            assert said in capsys.readouterr().out
+
+
+def commands_in(command: click.Command) -> Iterator[click.Command]:
+    """Yield a command, and those in it."""
+    yield command
+    for each in command.commands.values() if isinstance(command, click.Group) else ():
+        yield from commands_in(each)
+
+
+def test_common_options_say_what_their_settings_do(subtests: pytest.Subtests) -> None:
+    common = [*CommonOptions.__annotations__]
+    for command in ("run", "compare", "search"):
+        with subtests.test(command=command):
+            offered = {
+                each.name: each
+                for each in command_called(command).params
+                if isinstance(each, click.Option)
+            }
+            assert [name for name in offered if name in common] == common
+            for name in {*common} - {"data_dir"}:
+                (key,) = as_settings({name: None})
+                assert str(offered[name].help).startswith(SETTINGS[key].description)

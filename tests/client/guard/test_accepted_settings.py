@@ -1,0 +1,234 @@
+"""What a run may set of a client's work on a device."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Context, MessageType
+
+from fairbloom.client.guard.accepted_settings import (
+    DEVICE,
+    FINGERPRINT,
+    SettingRefusedError,
+    accepted_settings,
+    fingerprint,
+    work_settings,
+)
+from fairbloom.protocol.settings import RunSettings
+from fairbloom.server.settings import default_config, may_differ, may_grow
+from fairbloom.tasks import Setup, Task
+
+from ..helpers import ask, context, run_config
+
+TOLD: list[tuple[str, dict[str, Any]]] = [
+    (MessageType.QUERY, {}),
+    (
+        MessageType.TRAIN,
+        {"measure": ["loss-before", "loss-after", "learning-rate"], "personal-lambda": 1.0},
+    ),
+    (MessageType.EVALUATE, {"measure": ["train-loss"], "personal-lambda": 1.0}),
+]
+
+
+WORK = {key: each.kind for key, each in work_settings({"task": "digits"}).items()}
+
+
+def test_the_short_list_has_all_that_the_work_needs(subtests: pytest.Subtests) -> None:
+    settings: list[dict[str, Any]] = [
+        *(
+            {},
+            {"stragglers": 1.0, "local_epochs": 3},
+            {"partition": "dirichlet"},
+            {"digits.rotated-clients": 4},
+        )
+    ]
+    for changes in settings:
+        with subtests.test(changes=changes):
+            everything = run_config(**changes)
+            short = accepted_settings(everything)
+            assert set(short) <= {*WORK, FINGERPRINT}
+            for kind, told in TOLD:
+                whole, device = (
+                    ask(kind, told, context(1, config)) for config in (everything, short)
+                )
+                assert whole.metric_records == device.metric_records
+                assert whole.array_records == device.array_records
+
+
+def test_every_listed_setting_is_one_of_a_run_with_its_type() -> None:
+    assert {key: type(default_config()[key]) for key in WORK} == WORK
+    assert WORK["digits.rotated-clients"] is int
+    assert "digits.rotated-clients" not in work_settings({"task": "ones"})
+    assert work_settings({"task": 3}) == work_settings({})
+
+
+def test_what_the_work_does_not_need_is_dropped(subtests: pytest.Subtests) -> None:
+    plain = accepted_settings(run_config())
+    for key in ("state-dir", "data-dir", "out", "app", "fedfv.alpha", "ones.noise", FINGERPRINT):
+        with subtests.test(key=key):
+            with_it = accepted_settings({**run_config(), key: "/etc/shadow"})
+            assert with_it | {FINGERPRINT: ""} == plain | {FINGERPRINT: ""}, key
+
+
+def test_paths_and_import_strings_are_refused_by_setting(subtests: pytest.Subtests) -> None:
+    paths = (
+        "os:system",
+        "evil.task:load",
+        "/etc/shadow",
+        "../x",
+        "..",
+        ".",
+        "a\\b",
+        "a/b",
+        "~",
+        "x" * 65,
+    )
+    for key in (
+        key for key, kind in WORK.items() if kind is str and key not in ("method", "schema")
+    ):
+        with subtests.test(key=key):
+            for value in (*paths, "a\n", "a b", "é"):
+                with pytest.raises(SettingRefusedError, match=f"the run sets {key} = ") as error:
+                    accepted_settings({**run_config(), key: value})
+                assert len(str(error.value)) < 300
+
+
+def test_how_clients_train_needs_no_permission(subtests: pytest.Subtests) -> None:
+    """A method's name is taken as a word: nothing is imported by it."""
+    allowed: list[tuple[str, Any]] = [
+        *(("method", name) for name in ("afl", "torchjd:upgrad", "my_module:Mine")),
+        *(("device", name) for name in ("auto", "cpu", "cuda", "cuda:1", "cuda:15", "mps")),
+        *(
+            ("model", ""),
+            ("learning-rate", 1),
+            ("optimizer", "AdamW"),
+            ("num-rounds", 7),
+            ("schedule", "cosine"),
+        ),
+    ]
+    for key, value in allowed:
+        with subtests.test(key=key, value=value):
+            assert accepted_settings({**run_config(), key: value})[key] == value
+
+
+def test_a_value_of_another_type_or_out_of_range_is_refused(subtests: pytest.Subtests) -> None:
+    wrong: list[tuple[str, object]] = [
+        *(
+            ("clients", "os:system"),
+            ("seed", 1.0),
+            ("momentum", "0"),
+            ("drop-stragglers", 1),
+            ("clients", True),
+        ),
+        *(("digits.rotated-clients", value) for value in (1.0, "os:system", -1)),
+        *(("task", 3), ("momentum", 1.0), ("local-epochs", 0), ("learning-rate", float("nan"))),
+        ("reported-loss", "sum"),
+    ]
+    for key, value in wrong:
+        with subtests.test(key=key, value=value):
+            with pytest.raises(
+                SettingRefusedError, match=rf"the run sets {key} = {value!r}: allowed is "
+            ):
+                accepted_settings({**run_config(), key: value})
+
+
+def test_a_value_that_the_devices_owner_allows_is_taken() -> None:
+    task = f"{__name__}:hearts"
+    net = "mylab.hearts:net"
+    config = {**run_config(), "task": task, "model": net, "hearts.noise": 0.5}
+    assert accepted_settings(config, allow=(task, net))["task"] == task
+    assert accepted_settings(config, allow=(task, net))["hearts.noise"] == 0.5
+    with pytest.raises(SettingRefusedError, match=r"the run sets model = 'mylab\.hearts:net'"):
+        accepted_settings(config, allow=(task,))
+    config = {**run_config(), "optimizer": "trap:Optimizer"}  # no such module: nothing is imported
+    with pytest.raises(
+        SettingRefusedError, match=r"the run sets optimizer = 'trap:Optimizer', .* allow"
+    ):
+        accepted_settings(config)
+    assert accepted_settings(config, allow=("trap:Optimizer",))["optimizer"] == "trap:Optimizer"
+
+
+def hearts(setup: Setup, *, noise: float = 0.1) -> Task:
+    """Stands for somebody's task."""
+    raise NotImplementedError
+
+
+def test_a_task_is_not_imported_before_its_owner_allows_it(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    (tmp_path / "trap.py").write_text("raise SystemExit('imported')")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SettingRefusedError, match=r"the run sets task = 'trap:task'"):
+        accepted_settings({**run_config(), "task": "trap:task"})
+    with pytest.raises(SystemExit, match="imported"):
+        accepted_settings({**run_config(), "task": "trap:task"}, allow=("trap:task",))
+
+
+def test_own_settings_are_checked_on_a_device() -> None:
+    words = "digits.rotated-clients=3 worsthalf.share=0.5"
+    assert accepted_settings({**run_config(), "own-settings": words})["digits.rotated-clients"] == 3
+    with pytest.raises(SettingRefusedError, match="the run sets 'state': write it as KEY=VALUE"):
+        accepted_settings({**run_config(), "own-settings": "state"})
+    assert "state-dir" not in accepted_settings({**run_config(), "own-settings": "state-dir=/tmp"})
+
+
+def test_a_run_may_choose_no_other_device(subtests: pytest.Subtests) -> None:
+    for name in ("meta", "cuda:", "cuda:x", "cpu:0", "privateuseone", "cuda:0001", "CUDA"):
+        with subtests.test(name=name):
+            assert not DEVICE.fullmatch(name)
+            with pytest.raises(
+                SettingRefusedError,
+                match=f"device = {name!r}: auto, cpu, cuda, cuda:1 or mps would do",
+            ):
+                accepted_settings({**run_config(), "device": name})
+
+
+# Personal models ----------------------------------------------------------------------------------
+
+
+def personal_folders(state: Path, where: Context) -> set[str]:
+    where.run_config = {**where.run_config, "state-dir": str(state)}
+    ask(MessageType.TRAIN, {"personal-lambda": 1.0}, where)
+    return {path.name for path in state.iterdir()}
+
+
+def test_a_device_keeps_personal_models_where_the_settings_say(tmp_path: Path) -> None:
+    """Two runs that differ in a setting that the device drops do not share personal models."""
+    folders = [
+        personal_folders(tmp_path / str(number), context(1, accepted_settings(config)))
+        for number, config in enumerate(
+            [run_config(), run_config(), {**run_config(), "ditto.lam": 3.0}]
+        )
+    ]
+    assert folders[0] == folders[1] != folders[2]
+    assert folders[0] == personal_folders(tmp_path / "whole", context(1, run_config()))
+
+
+def test_places_and_what_may_change_make_no_other_run(subtests: pytest.Subtests) -> None:
+    """Else a device would not find its personal models again."""
+    plain = fingerprint(run_config())
+    assert len(plain) == 8
+    assert fingerprint(json.loads(json.dumps(run_config()))) == plain
+    for key in ("state-dir", "data-dir", "out", "device", *may_differ(finished=False)):
+        with subtests.test(key=key):
+            assert fingerprint({**run_config(), key: "elsewhere"}) == fingerprint(
+                {**run_config(), key: "here"}
+            ), key
+
+
+def test_whatever_else_a_run_sets_makes_it_another_run(subtests: pytest.Subtests) -> None:
+    free = {
+        *may_differ(finished=False),
+        *may_grow(),
+        "state-dir",
+        "data-dir",
+        "device",
+        "own-settings",
+        "score",
+    }
+    for name in RunSettings.model_fields:
+        with subtests.test(name=name):
+            key = name.replace("_", "-")
+            if key not in free:
+                assert fingerprint({**run_config(), key: "elsewhere"}) != fingerprint(run_config())

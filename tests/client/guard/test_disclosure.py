@@ -1,0 +1,196 @@
+"""A device sends no number of few rows, and reads its tables by schemas alone that its owner has
+accepted."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Context, RecordDict
+
+from fairbloom.client.app import app
+from fairbloom.client.guard.accepted_schemas import (
+    accept_schema,
+    check_accepted,
+    describe_change,
+    read_refused,
+)
+from fairbloom.client.guard.accepted_settings import SettingRefusedError, accepted_settings
+from fairbloom.errors import FairbloomError
+from fairbloom.server.app import app as server
+from fairbloom.server.settings import Settings
+from fairbloom.simulation.grid import InProcessGrid
+from fairbloom.tasks import load_task
+from tests.simulation.helpers import table
+from tests.tasks.tables import SCHEMA as PLAIN
+from tests.tasks.tables import csv_of
+
+from ..hospital import PATIENTS, RUN, SCHEMA, Device, grouped, write_hospital
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Device:
+    write_hospital(tmp_path / "data")
+    return Device(tmp_path)
+
+
+# Floors -------------------------------------------------------------------------------------------
+
+
+def test_a_test_share_that_leaves_few_rows_shows_nothing_of_them(
+    device: Device, subtests: pytest.Subtests
+) -> None:
+    for share in (1 / PATIENTS, 4 / PATIENTS):
+        with subtests.test(share=share):
+            assert device.evaluate(**{"test-share": share}) == {
+                "num-examples": round(PATIENTS * share)
+            }
+    for share in (0.99, 0.995):
+        with subtests.test(share=share):
+            with pytest.raises(FairbloomError, match=r"at least 5 training rows.*limits\.rows"):
+                device.train(**{"test-share": share})
+            assert "train-loss" not in device.evaluate("train-loss", **{"test-share": share})
+
+
+def test_scores_of_classes_need_five_rows_of_each(device: Device) -> None:
+    few = device.evaluate(**{"test-share": 6 / PATIENTS, "seed": 1})
+    assert few.keys() == {"num-examples", "loss", "accuracy"}
+    assert {"loss", "accuracy", "balanced-accuracy", "auc"} < device.evaluate(seed=2).keys()
+
+
+def test_the_owner_alone_changes_the_floor(tmp_path: Path) -> None:
+    write_hospital(tmp_path / "data")
+    asked = {"test-share": 10 / PATIENTS, "smallest-group": 1}
+    assert "loss" in Device(tmp_path).evaluate(**asked)
+    assert Device(tmp_path, limit_rows=20).evaluate(**asked) == {"num-examples": 10}
+    assert "loss" in Device(tmp_path, limit_rows=1).evaluate(**{"test-share": 1 / PATIENTS})
+    with pytest.raises(FairbloomError, match="at least 200 training rows"):
+        Device(tmp_path, limit_rows=200).train(**{"test-share": 0.5})
+
+
+def test_groups_of_few_rows_are_held_back(device: Device, subtests: pytest.Subtests) -> None:
+    asked = {"schema": grouped("sex", "ward"), "smallest-group": 1}
+    found = device.evaluate(**asked, **{"test-share": 0.5})
+    assert {"count[sex:0]", "count[sex:1]"} <= found.keys()
+    assert not any("ward" in name for name in found)  # three of the hospice
+    for share in (0.02, 0.05, 0.2, 0.5, 0.9):
+        with subtests.test(share=share):
+            for name, value in device.evaluate(**asked, **{"test-share": share}).items():
+                assert not name.startswith(("count[", "positives[")) or value >= 5, (share, name)
+
+
+def test_counts_of_fairfed_are_of_enough_rows_too(device: Device) -> None:
+    names = ("positives-0", "positives-1", "hits-0", "hits-1")
+    asked = {"schema": grouped("sex"), "smallest-group": 1}
+    few = device.train(*names, **asked, **{"test-share": 0.95})
+    assert [few[name] for name in names] == [0, 0, 0, 0]
+    enough = device.train(*names, **asked, **{"test-share": 0.1})
+    assert min(enough["positives-0"], enough["positives-1"]) >= 5
+
+
+def test_a_device_with_few_rows_is_listed_without_scores(tmp_path: Path) -> None:
+    asked = Settings.of(
+        {**RUN, "schema": PLAIN, "clients": 2, "num-rounds": 2, "out": str(tmp_path / "run")}
+    )
+    grid = InProcessGrid(app, accepted_settings(asked.run_config()), 2)
+    for context, (name, rows) in zip(
+        grid.contexts.values(), {"lund": 60, "oslo": 20}.items(), strict=True
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"{name}.csv").write_text(csv_of(rows, rows))
+        context.node_config = {"partition-id": 0, "name": name, "data-dir": str(tmp_path / name)}
+    server(grid, Context(1, 1, {}, RecordDict(), asked.run_config()))
+    rows = {row["client"]: row for row in table(tmp_path / "run" / "clients.csv")}
+    assert float(rows["lund"]["test_accuracy_of_global_model"]) > 0.0
+    assert (
+        rows["oslo"]["test_accuracy_of_global_model"],
+        rows["oslo"]["test_loss_of_global_model"],
+    ) == ("", "")
+
+
+def hostile() -> Iterator[dict[str, Any]]:
+    """Yield settings by which a run may try to see single rows."""
+    for share in (0.004, 0.02, 0.1, 0.5, 0.98, 0.995):
+        for more in (
+            {},
+            {"validation-share": 0.004},
+            {"schema": grouped("sex", "age>=30"), "smallest-group": 1},
+        ):
+            yield {"test-share": share, "scores": "f1,sensitivity,specificity,brier", **more}
+
+
+def test_hostile_settings_show_no_few_rows(device: Device, subtests: pytest.Subtests) -> None:
+    """What each number is behind is worked out in process from the file."""
+    answered = 0
+    for settings in hostile():
+        with subtests.test(settings=settings):
+            run = Settings.of({**RUN, "data-dir": str(device.data), **settings})
+            try:
+                splits = load_task(run).splits("lund")
+                metrics = device.evaluate("train-loss", **settings)
+            except FairbloomError:
+                continue
+            parts = {"": splits.test, "-validation": splits.validation}
+            for name in metrics.keys() - {"num-examples"}:
+                answered += 1
+                part = (
+                    splits.train
+                    if name.startswith("train")
+                    else parts["-validation" if "-validation" in name else ""]
+                )
+                assert part is not None
+                assert len(part) >= 5, (settings, name)
+                if "[" in name and name.startswith("count"):
+                    assert metrics[name] >= 5, (settings, name)
+    assert answered > 25
+
+
+# Schemas ------------------------------------------------------------------------------------------
+
+
+def test_a_schema_is_accepted_once_by_the_owner(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    with pytest.raises(FairbloomError, match="nothing to accept"):
+        read_refused(tmp_path)
+    with pytest.raises(SettingRefusedError, match="fairbloom client accept"):
+        check_accepted(SCHEMA, tmp_path, "accepted")
+    assert describe_change(tmp_path, read_refused(tmp_path)) == SCHEMA
+    with pytest.raises(SettingRefusedError):  # never by itself
+        check_accepted(SCHEMA, tmp_path, "accepted")
+    accept_schema(tmp_path, read_refused(tmp_path))
+    check_accepted(SCHEMA, tmp_path, "accepted")
+    for other in (grouped("chol>=237"), grouped("chol>=238")):  # which would show who has 237
+        with subtests.test(other=other):
+            with pytest.raises(SettingRefusedError, match="accept"):
+                check_accepted(other, tmp_path, "accepted")
+            assert f"+groups = {[other.split(chr(39))[1]]}" in describe_change(
+                tmp_path, read_refused(tmp_path)
+            )
+    check_accepted(grouped("chol>=238"), tmp_path, "any")
+    with pytest.raises(SettingRefusedError, match="no state-dir"):
+        check_accepted(SCHEMA, None, "accepted")
+    check_accepted("", None, "accepted")
+
+
+def test_a_device_takes_the_text_of_a_schema_and_no_place(tmp_path: Path) -> None:
+    config = {**Settings.of(RUN).run_config(), "schema": "/etc/passwd"}
+    with pytest.raises(SettingRefusedError, match="schema = '/etc/passwd'"):
+        accepted_settings(config)
+    context = Context(1, 2, {"partition-id": 0, "data-dir": str(tmp_path)}, RecordDict(), config)
+    with pytest.raises(FairbloomError, match="needs the text of a schema") as refusal:
+        load_task({**context.run_config, "deployed": True})
+    assert "root" not in str(refusal.value)
+
+
+# What the owner reads -----------------------------------------------------------------------------
+
+
+def test_the_log_says_what_was_asked_sent_and_held_back(device: Device) -> None:
+    device.evaluate(**{"test-share": 6 / PATIENTS, "seed": 1})
+    with pytest.raises(FairbloomError):
+        device.train(**{"test-share": 0.99})
+    entries = [json.loads(line) for line in (device.state / "log.jsonl").read_text().splitlines()]
+    assert [each["asked"] for each in entries] == ["evaluate", "train"]
+    assert entries[0]["sent"]["metrics"]["num-examples"] == 6
+    assert "a class has fewer than 5" in entries[0]["held-back"][0]
+    assert "at least 5 training rows" in entries[1]["refused"]

@@ -1,0 +1,99 @@
+"""What fits with what: the refusals, and the table in the documentation, which is made of the same
+two lists."""
+
+from contextlib import nullcontext
+from functools import partial
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+from docs import compatibility as page
+from docs.compatibility import OPTIONS
+from fairbloom.rounds.compatibility import NEEDS, WEIGHTING, misfit
+from fairbloom.rounds.defences import MIXING, WEIGHING
+from fairbloom.server.settings import Settings
+from fairbloom.strategies import METHODS, SCAFFOLD, FedAvg, FedDyn
+from tests.federation import KINDS
+from tests.strategies.helpers import ARGUMENTS, make
+
+GIVEN: dict[str, dict[str, Any]] = {
+    "weighting": {"weighting": "uniform"},
+    'server_optimizer="avgm"': {"server_optimizer": "avgm"},
+    'server_optimizer="adam"': {"server_optimizer": "adam", "server_optimizer_lr": 0.1},
+    "control_variates": {"control_variates": True},
+    'defence="nnm"': {"defence": "nnm"},
+    'defence="krum"': {"defence": "krum"},
+    "proximal_mu": {"proximal_mu": 0.1},
+    "personal_lambda": {"personal_lambda": 0.1},
+}
+SET: dict[str, dict[str, Any]] = {
+    "other client optimizer": {"optimizer": "adam", "learning-rate": 0.01},
+    "weight-decay": {"weight-decay": 0.1},
+}
+
+
+def test_the_page_is_what_methods_and_options_say() -> None:
+    text = page.PAGE.read_text()
+    assert page.update_page(text) == text
+    assert page.TABLE.read_text() == page.format_table()[0]
+    assert ":file: data/fits.csv" in text
+    assert set(GIVEN) | set(SET) == {option.name for option in OPTIONS}
+
+
+def take(name: str, option: str) -> None:
+    """Give a method an option, or a run with the method a setting."""
+    arguments = ARGUMENTS[name][0]
+    if option in GIVEN:
+        make(name, arguments, **GIVEN[option])
+        return
+    parameters = {f"{name}.{key.replace('_', '-')}": value for key, value in arguments.items()}
+    task = {"task": "tests.nets:even"} if METHODS[name].second == "arrays-disparity" else {}
+    Settings.of({"method": name, **parameters, **task, **SET[option]}).check_training()
+
+
+def test_an_option_is_refused_where_the_table_says_so(subtests: pytest.Subtests) -> None:
+    for name, option in product(KINDS, OPTIONS):
+        with subtests.test(name=name, option=option):
+            if METHODS[name].own_terms.intersection(GIVEN.get(option.name, {})):
+                continue  # the method sets it by its own parameter
+            refused = misfit(make(name, ARGUMENTS[name][0]).all_needs, option) is not None
+            with pytest.raises(ValueError, match="leave") if refused else nullcontext():
+                take(name, option.name)
+
+
+def test_no_defence_goes_with_states_of_whole_updates(subtests: pytest.Subtests) -> None:
+    for defence in (*MIXING, *WEIGHING):
+        with subtests.test(defence=defence):
+            for method in (SCAFFOLD, FedDyn, partial(FedAvg, control_variates=True)):
+                with pytest.raises(
+                    ValueError, match=rf"defence = '{defence}': .*whole updates: leave defence out"
+                ):
+                    method(defence=defence)
+
+
+def test_each_need_is_changed_by_an_option() -> None:
+    assert set(NEEDS) == {need for option in OPTIONS for need in option.changes}
+    assert misfit({"no prior"}, WEIGHTING) is NEEDS["no prior"]
+
+
+def test_a_class_is_known_by_its_weigh_not_by_its_name() -> None:
+    other = type("FedAvg", (FedAvg,), {"weigh": lambda self, cohort: np.square(cohort.prior)})
+    with pytest.raises(
+        ValueError, match=r"defence = 'krum' replaces .* FedAvg has its own: choose one that mixes"
+    ):
+        other(defence="krum")
+    with pytest.raises(ValueError, match=r"control_variates = True: .* FedAvg computes new ones"):
+        other(control_variates=True)
+    same = type("Mine", (FedAvg,), {})
+    assert same(defence="krum").defence is not None
+    assert same(control_variates=True).control_variates
+    said_again = type("Said", (other,), {"fixed_weights": True})
+    assert said_again(control_variates=True).control_variates
+
+
+def test_a_subclass_of_scaffold_that_weighs_otherwise_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"control_variates = True: .* Other computes new ones"):
+        type("Other", (SCAFFOLD,), {"weigh": lambda self, cohort: np.square(cohort.prior)})()
+    assert type("Same", (SCAFFOLD,), {})().control_variates
