@@ -13,7 +13,7 @@ from fairbloom.client.generators import all_seeded
 from fairbloom.client.rules.arrays import check_finite
 from fairbloom.client.rules.base import Arrays, StepsTaken
 from fairbloom.client.rules.own import OwnRule
-from fairbloom.client.rules.rule_round import RuleAtWork
+from fairbloom.client.rules.rule_round import RuleRound
 from fairbloom.client.states import Version, load_version, save_version
 from fairbloom.imports import imported, is_import_string
 from fairbloom.protocol.settings import Value
@@ -72,7 +72,7 @@ class RuleUnderTest(Subject):
         generator = torch.Generator().manual_seed(seed)
         received = {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
         with self.explain_errors(f"Given {steps}, "):
-            work = RuleAtWork(OwnRule(ROUND, self.name), received, Version(0, {**kept}), {})
+            work = RuleRound(OwnRule(ROUND, self.name), received, Version(0, {**kept}), {})
             trained = {name: array.clone() for name, array in received.items()}
             for step in range(1, count + 1):
                 gradients = [

@@ -22,7 +22,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.protocol import names as wire
 from fairbloom.protocol.settings import Value
 from fairbloom.rounds.aggregation import cohort_of, compute_coefficients, rows_after
-from fairbloom.rounds.clients import Trained
+from fairbloom.rounds.clients import TrainReplies
 from fairbloom.rounds.cohort import Cohort, Kept
 from fairbloom.rounds.loop import Rounds
 from fairbloom.rounds.method import Method
@@ -269,7 +269,7 @@ class MethodUnderTest(Subject):
         names = replies.names
         counts = replies.column(wire.NUM_EXAMPLES)
         layout = method.layout_of(as_arrays(np.zeros(replies.updates.shape[1])))
-        trained = Trained.empty(layout, refused=Refusals(number), second=method.second)
+        trained = TrainReplies.empty(layout, refused=Refusals(number), second=method.second)
         columns = {metric: replies.column(metric) for metric in method.needs}
         columns |= {wire.NUM_EXAMPLES: counts, method.weighted_by_key: counts}
         for k, name in enumerate(names):

@@ -19,7 +19,7 @@ class Place(NamedTuple):
     example: str = ""
 
 
-OURS = "fairbloom.experiments.commands"
+OURS = "fairbloom.cli"
 
 COMMANDS = {
     "run": Place(

@@ -68,7 +68,7 @@ def redact_data_errors(context: Context) -> Iterator[None]:
 @app.query()
 def query(message: Message, context: Context) -> Message:
     """Reply this client's name, that it honours all terms, and its number of training examples."""
-    from .local import HONOURED, find_client_key
+    from .local import SUPPORTED, find_client_key
 
     config = message.content.config_records.get(wire.CONFIG, ConfigRecord())
     check_protocol(config)
@@ -79,7 +79,7 @@ def query(message: Message, context: Context) -> Message:
         key = find_client_key(settings, task, partition, name)
         examples = len(task.splits(key).train)
     answer = ConfigRecord(
-        {wire.NAME: name or key, wire.NUM_EXAMPLES: examples, wire.HONOURS: HONOURED.keys}
+        {wire.NAME: name or key, wire.NUM_EXAMPLES: examples, wire.HONOURS: SUPPORTED.keys}
     )
     return Message(RecordDict({wire.CLIENT: answer}), reply_to=message)
 
@@ -90,7 +90,7 @@ def train(message: Message, context: Context) -> Message:
 
     Reply with it and the metrics that were asked for.
     """
-    from .local import HONOURED
+    from .local import SUPPORTED
 
     def work(local: LocalClient, received: StateDict, terms: Terms) -> RecordDict:
         records = message.content.array_records.items()
@@ -102,7 +102,7 @@ def train(message: Message, context: Context) -> Message:
         if update.second:
             content[update.record] = _reply(update.second, message)
         if terms.work:
-            content[wire.CLIENT] = ConfigRecord({wire.HONOURS: HONOURED.keys})
+            content[wire.CLIENT] = ConfigRecord({wire.HONOURS: SUPPORTED.keys})
         return content
 
     return _answer(message, context, work)

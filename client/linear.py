@@ -13,7 +13,7 @@ from fairbloom.tasks.inputs import Inputs, tensors_of
 
 from .work import LocalWork, step_fields
 
-HONOURED = frozenset({"learning_rate", "momentum", "weight_decay", "pull"})
+SUPPORTED = frozenset({"learning_rate", "momentum", "weight_decay", "pull"})
 """The fields of local work that it knows for a step; with others, autograd takes it."""
 
 Step = Callable[[Inputs, Tensor], None]
@@ -37,7 +37,7 @@ def linear_step(
     where they are known, are those of all examples: probabilities of classes, and the places that
     PyTorch's cross-entropy leaves out, are not covered.
     """
-    if not step_fields(work) <= HONOURED:
+    if not step_fields(work) <= SUPPORTED:
         return None
     layer = _layer_of(model)
     loss = inspect.unwrap(task.loss)  # a user's own loss is checked by a function around it

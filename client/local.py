@@ -36,19 +36,19 @@ from .metrics import (
     WorkDone,
     requested_metrics,
 )
-from .plan import client_work, global_work, own_works
+from .plan import global_work, personal_works, work_of_client
 from .round import ClientRound
-from .rules.base import HOOKS, Arrays, Copy, Corrector, Rule, Shift, StepsTaken
+from .rules.base import HOOKS, Arrays, Copy, Corrector, GradientOffset, Rule, StepsTaken
 from .rules.registry import rules_of
-from .rules.rule_round import RuleAtWork
+from .rules.rule_round import RuleRound
 from .states import RULE, ClientStates, StateDict, Version, folder_of
-from .support import Honoured
+from .support import Support
 from .training import measure, train, with_channels_last
 from .work import LocalWork
 
 Metrics = dict[str, int | float]
 
-HONOURED = Honoured(
+SUPPORTED = Support(
     hooks=frozenset(HOOKS) | {"shift"},
     work=frozenset(each.name for each in fields(LocalWork)),
     metrics=ALL_METRICS,
@@ -178,24 +178,24 @@ class LocalClient:
 
     def start_rule(
         self, rule: Rule, received: StateDict, terms: Terms, sent: Mapping[str, StateDict]
-    ) -> RuleAtWork:
+    ) -> RuleRound:
         """Return a rule that corrects steps, in this round."""
         version = self.states.of_rule(terms)
         trainable = {name: received[name] for name, _ in self.trainable()}
         shapes, kept = (
             {name: each.shape for name, each in of.items()} for of in (trainable, version.state)
         )
-        if version.made and isinstance(rule, Shift) and kept != shapes:
+        if version.made and isinstance(rule, GradientOffset) and kept != shapes:
             log.warning(
                 "the state that client %s keeps belongs to another model: the client begins again"
                 " without state",
                 self.name,
             )
             version = Version(0, {})
-        return RuleAtWork(rule, trainable, version, sent)
+        return RuleRound(rule, trainable, version, sent)
 
     def finish_rule(
-        self, started: RuleAtWork, trained: Arrays, steps: StepsTaken, terms: Terms
+        self, started: RuleRound, trained: Arrays, steps: StepsTaken, terms: Terms
     ) -> Arrays:
         """Keep what a rule has the client keep after these steps.
 
@@ -241,9 +241,9 @@ class _ClientTraining(ClientRound):
         self._sent = sent
         self._rules = rules_of(client.settings, terms)
         work = global_work(client.settings, terms, self._rules)
-        self._work = client_work(work, client.settings, terms, client.key)
+        self._work = work_of_client(work, client.settings, terms, client.key)
         self._scores: dict[str, float] = {}
-        self._started: RuleAtWork | None = None
+        self._started: RuleRound | None = None
         self._steps = StepsTaken()
         client.model.load_state_dict(received)
 
@@ -259,7 +259,9 @@ class _ClientTraining(ClientRound):
         for rule in self._rules:
             self._scores |= rule.report(self._client)
         for rule in self._rules:
-            self._scores |= rule.step_beside(self._client, self._received, self._work.learning_rate)
+            self._scores |= rule.make_second_model(
+                self._client, self._received, self._work.learning_rate
+            )
 
     def start(self) -> None:
         for rule in self._rules:
@@ -316,7 +318,7 @@ class _ClientTraining(ClientRound):
     def after(self) -> None:
         client = self._client
         terms = self._terms
-        works = own_works(client.settings, terms, self._rules)
+        works = personal_works(client.settings, terms, self._rules)
         if works:
             arrays = {name: tensor.clone() for name, tensor in self.update.arrays.items()}
             self.update = replace(self.update, arrays=arrays)
@@ -324,7 +326,7 @@ class _ClientTraining(ClientRound):
             client.model.load_state_dict(self._received)
             anchor = [each.detach().clone() for _, each in client.trainable()]
             client.load_personal(before=terms.server_round)
-            own = client_work(work, client.settings, terms, client.key, personal=True)
+            own = work_of_client(work, client.settings, terms, client.key, personal=True)
             train(client.model, client.task, client.splits.train, own, anchor)
             client.keep_personal(terms.server_round, client.model.state_dict())
 

@@ -22,13 +22,13 @@ def global_work(settings: RunSettings, terms: Terms, rules: Rules | None = None)
     return replace(work, pull=sum(rule.pull() for rule in chosen), transform=transform_of(chosen))
 
 
-def own_works(settings: RunSettings, terms: Terms, rules: Rules) -> list[LocalWork]:
+def personal_works(settings: RunSettings, terms: Terms, rules: Rules) -> list[LocalWork]:
     """Return the work on models of the clients' own, as for any client."""
     training = [rule for rule in rules if "after" in rule.hooks()]
     return [rule.after(run_work(settings, terms.server_round)) for rule in training]
 
 
-def client_work(
+def work_of_client(
     work: LocalWork, settings: RunSettings, terms: Terms, client: str, *, personal: bool = False
 ) -> LocalWork:
     """Return the work as one client does it: in its own order, and for fewer epochs where it is a straggler."""

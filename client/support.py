@@ -17,7 +17,7 @@ from .work import LocalWork, set_fields
 
 
 @dataclass(frozen=True)
-class Honoured:
+class Support:
     """What is honoured: hooks of rules, fields of `LocalWork`, and metrics, by name or pattern of measurements.
 
     `rules` names the rules themselves where hooks do not say which are followed.

@@ -40,7 +40,7 @@ EVALUATION_BATCH = 4096
 
 
 @contextmanager
-def drawing_from(seed: int, device: torch.device) -> Iterator[None]:
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
     """Let PyTorch's global generators, from which dropout draws, begin with `seed`.
 
     Restore their state at the end.
@@ -138,7 +138,7 @@ def train(
         step_at_once = linear_step(model, task, work, received, velocity, examples.all_targets)
     take = step_at_once or by_autograd
     order = batches(len(examples), work, fewest)
-    with drawing_from(work.draws, parameters[0].device):
+    with seeded(work.draws, parameters[0].device):
         for inputs, targets in fetch_batches(examples, order):
             take(inputs, targets)
             taken += 1
@@ -297,7 +297,7 @@ def with_channels_last(model: nn.Module, examples: AnyExamples) -> nn.Module:
         return model
     try:
         inputs, _ = examples[slice(0, 2)]
-        with torch.no_grad(), drawing_from(0, device_of(inputs)):
+        with torch.no_grad(), seeded(0, device_of(inputs)):
             tried = _turn(copy.deepcopy(model))
             _answer(tried.eval(), inputs)
     except Exception:  # whatever a model raises: training by itself tells
@@ -343,7 +343,7 @@ def answer(model: nn.Module, task: Task, examples: AnyExamples) -> "Answers":
     size = BATCH if isinstance(examples, CollatedExamples) else EVALUATION_BATCH
     batches = (examples[start : start + size] for start in range(0, len(examples), size))
     # a model may draw in evaluation too, and then always the same
-    with drawing_from(0, examples.device):
+    with seeded(0, examples.device):
         return Answers.of(model, task, batches)
 
 

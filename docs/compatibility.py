@@ -17,7 +17,7 @@ from fairbloom.rounds.compatibility import (
     WEIGHT_DECAY,
     WEIGHTING,
     Option,
-    misfit,
+    find_conflict,
 )
 from fairbloom.strategies import METHODS
 
@@ -51,7 +51,7 @@ def table(methods: Mapping[str, tuple[Collection[str], str]]) -> tuple[list[list
     reasons: dict[str, int] = {}
 
     def cell(needs: Collection[str], lost: str, option: Option) -> str:
-        need = misfit(needs, option)
+        need = find_conflict(needs, option)
         turned = lost if option in (SERVER_MOMENTUM, ADAPTIVE_SERVER) else ""
         if need is None and not turned:
             return "yes"

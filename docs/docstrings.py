@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 
 from fairbloom.protocol.parameters import Parameter, parameters_of
-from fairbloom.rounds.compatibility import SERVER_MOMENTUM, misfit
+from fairbloom.rounds.compatibility import SERVER_MOMENTUM, find_conflict
 from fairbloom.rounds.server_optimizer import AVGM
 from fairbloom.strategies import FairStrategy, FromTorchJD, canonical, find_method
 
@@ -71,7 +71,7 @@ def _with_server_optimizer(method: type[FairStrategy]) -> str:
     "" where nothing is said.
     """
     lost = method.lost_to_server_optimizers
-    refused = misfit(method.requires, SERVER_MOMENTUM)
+    refused = find_conflict(method.requires, SERVER_MOMENTUM)
     parts = [f"One thing no longer holds: {lost}."] if lost else []
     parts += [f"It refuses {AVGM}, as it {refused.why}."] if refused else []
     return " ".join(parts)

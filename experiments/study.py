@@ -39,7 +39,7 @@ Runs = Mapping[str, Settings]
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchOutcome:
     """What a search has found on validation examples."""
 
     judged: Sequence[int] = ()  # the seeds that all arms have finished, by which they were judged
@@ -68,7 +68,7 @@ class Study:
     criterion: str = ""
     mean_within: float | None = None
     minutes: float | None = None
-    found: Found | None = None
+    found: SearchOutcome | None = None
 
     # Of a reproduction: the name or file of the recipe, whether its runs are cut short, and what
     # the user has set.

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fairbloom.client.guard.evaluated_model import find_model
 from fairbloom.client.states import folder_of, load_last
-from fairbloom.client.training import EVALUATION_BATCH, drawing_from, outputs_of
+from fairbloom.client.training import EVALUATION_BATCH, outputs_of, seeded
 from fairbloom.errors import FairbloomError, did_you_mean
 from fairbloom.imports import only_trusted_imports
 from fairbloom.logs import log
@@ -94,7 +94,7 @@ class Predictor:
         lengths = [
             min(EVALUATION_BATCH, count - start) for start in range(0, count, EVALUATION_BATCH)
         ]
-        with torch.no_grad(), drawing_from(0, torch.device("cpu")):
+        with torch.no_grad(), seeded(0, torch.device("cpu")):
             return torch.cat(
                 [
                     outputs_of(self.module, batch, self.output)

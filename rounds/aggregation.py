@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from .clients import Trained
+from .clients import TrainReplies
 from .cohort import Cohort, Kept, MethodError, Needed
 from .compatibility import EXACT_GRAM, GRAM, GRAM_BY_ARRAY, ROSTER
 from .defences import mixed
@@ -22,7 +22,7 @@ class NoStepError(Exception):
 
 def cohort_of(
     method: Method,
-    trained: Trained,
+    trained: TrainReplies,
     *,
     server_round: int,
     num_rounds: int | None,
@@ -81,7 +81,7 @@ def cohort_of(
     return cohort, vectors
 
 
-def screen_updates(method: Method, trained: Trained, server_round: int) -> None:
+def screen_updates(method: Method, trained: TrainReplies, server_round: int) -> None:
     """Refuse replies that are not finite.
 
     The same pass computes the inner products that the method needs.
@@ -93,7 +93,7 @@ def screen_updates(method: Method, trained: Trained, server_round: int) -> None:
     trained.screen(gram=True, by_array=GRAM_BY_ARRAY in method.requires, below=[*kept])
 
 
-def recalled_rows(method: Method, trained: Trained, server_round: int) -> dict[Kept, Vectors]:
+def recalled_rows(method: Method, trained: TrainReplies, server_round: int) -> dict[Kept, Vectors]:
     """Return the kept rows that the method weighs together with a round's replies."""
     kept = method.progress.kept
     names = trained.names
@@ -180,7 +180,7 @@ def absurd_metric(cohort: Cohort) -> str:
     return ""
 
 
-def _finite(products: FloatArray, trained: Trained) -> FloatArray:
+def _finite(products: FloatArray, trained: TrainReplies) -> FloatArray:
     if not np.isfinite(products).all():
         lengths = trained.updates.lengths
         place = int(np.argmax(lengths))

@@ -50,7 +50,7 @@ class Replies:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trained(Replies):
+class TrainReplies(Replies):
     """The replies of a round's training.
 
     `second` are their second models as updates, None where none were requested.
@@ -142,7 +142,7 @@ def layout_of_second(layout: Layout, record: str) -> Layout:
     return layout if record == SNAPSHOT else layout.trainable_part
 
 
-class Clients(Protocol):
+class ClientPool(Protocol):
     """The clients of a run, which train and evaluate."""
 
     def online(self, fewest: int) -> Sequence[str]:
@@ -162,7 +162,7 @@ class Clients(Protocol):
 
     def train(
         self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING
-    ) -> Trained:
+    ) -> TrainReplies:
         """Let these clients train the model on the terms, each on its data.
 
         Vectors are `sent` to each, by record.

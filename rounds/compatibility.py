@@ -41,7 +41,7 @@ class Requirement:
 
     why: str
     refusal: str
-    is_of: Callable[[Any], bool]
+    applies_to: Callable[[Any], bool]
 
 
 NEEDS: Mapping[str, Requirement] = {
@@ -121,7 +121,7 @@ WEIGHT_DECAY = Option("weight-decay", frozenset({PLAIN_LOSS}))
 OTHER_WEIGHTS = Option('defence="krum"', frozenset({WHOLE_UPDATES, OWN_WEIGHTS}))
 
 
-def misfit(needs: Collection[str], option: Option) -> Requirement | None:
+def find_conflict(needs: Collection[str], option: Option) -> Requirement | None:
     """Return what a method needs and an option changes, None where the two fit."""
     return next(
         (need for name, need in NEEDS.items() if name in option.changes and name in needs), None

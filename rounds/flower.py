@@ -22,7 +22,7 @@ from fairbloom.protocol.names import FROZEN, PROTOCOL, TRAIN_LOSS
 from fairbloom.protocol.terms import Terms
 
 from .aggregation import screen_updates
-from .clients import NOTHING, Replies, Reports, Trained
+from .clients import NOTHING, Replies, Reports, TrainReplies
 from .method import Method
 from .quorum import Quorum, SimulationError
 from .records import (
@@ -276,7 +276,7 @@ class FlowerClients:
 
     def train(
         self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING
-    ) -> Trained:
+    ) -> TrainReplies:
         """Let these clients train the model on the terms, each on its data.
 
         Vectors are `sent` to each, by record.
@@ -305,7 +305,7 @@ class FlowerClients:
             )
         return list(self._training.messages.values())
 
-    def trained(self, replies: Iterable[Message]) -> Trained:
+    def trained(self, replies: Iterable[Message]) -> TrainReplies:
         """Return what is usable of the replies to the last `ask_to_train`."""
         asked = self._training
         method = self._method
@@ -317,7 +317,7 @@ class FlowerClients:
             )
         contents = self._take(asked, replies, refused)
         honours = self._honoured_by(contents)
-        trained = Trained.empty(
+        trained = TrainReplies.empty(
             self._layout, refused=refused, missing=asked.missing, second=method.second
         )
         for name, content in contents:

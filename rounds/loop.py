@@ -22,7 +22,7 @@ from .aggregation import (
     rows_after,
     single_coefficients,
 )
-from .clients import Clients, Replies, Reports, Trained
+from .clients import ClientPool, Replies, Reports, TrainReplies
 from .cohort import Cohort, MethodError, Probed
 from .compatibility import ROSTER
 from .defences import trimmed_mean
@@ -31,7 +31,7 @@ from .refusals import NotFiniteMetricError
 from .roster import sample, share
 from .round import Round
 from .screening import (
-    Usual,
+    NormBounds,
     check_model,
     check_step,
     out_of_proportion,
@@ -72,7 +72,7 @@ class Rounds:
     def __init__(
         self,
         method: Method,
-        clients: Clients,
+        clients: ClientPool,
         num_rounds: int | None = None,
         known: Iterable[str] = (),
         *,
@@ -177,7 +177,7 @@ class Rounds:
         self._sent = {record: factor for record, (_, factor) in sends.items()}
         return sent
 
-    def train(self, number: int, trained: Trained) -> tuple[Model | None, Metrics]:
+    def train(self, number: int, trained: TrainReplies) -> tuple[Model | None, Metrics]:
         """Screen the replies, weigh the updates and take the step.
 
         No model is returned where it stays as it is.
@@ -418,7 +418,7 @@ class Rounds:
         chosen = set(self._method.training_clients)
         return [name for name in names if name in chosen] if chosen else names
 
-    def _screen(self, number: int, trained: Trained) -> Usual | None:
+    def _screen(self, number: int, trained: TrainReplies) -> NormBounds | None:
         """Leave out replies that are not plausible.
 
         Return what is usual among the others, None where none is left.
@@ -461,7 +461,7 @@ class Rounds:
                 type(self._method).__name__,
             )
 
-    def _take(self, number: int, trained: Trained, usual: Usual) -> tuple[Model, Metrics]:
+    def _take(self, number: int, trained: TrainReplies, usual: NormBounds) -> tuple[Model, Metrics]:
         """Return the model after the step, and the method's metrics.
 
         NoStepError means that nothing is remembered.
@@ -519,7 +519,7 @@ class Rounds:
 
     def _stepped(
         self,
-        trained: Trained,
+        trained: TrainReplies,
         cohort: Cohort,
         coefficients: FloatArray,
         vectors: Vectors,
@@ -548,7 +548,11 @@ class Rounds:
         return updates.model_with(flat, cohort.prior, cohort.counts), step, moments
 
     def _probe(
-        self, cohort: Cohort, coefficients: FloatArray, mixing: FloatArray | None, trained: Trained
+        self,
+        cohort: Cohort,
+        coefficients: FloatArray,
+        mixing: FloatArray | None,
+        trained: TrainReplies,
     ) -> Probed:
         """Ask a second sample of clients for their loss at the model that the method probes.
 
@@ -622,7 +626,7 @@ class Rounds:
 REMEDY = "Correct that and continue, or let runs go on regardless by unused-rounds = 0"
 
 
-def _why_none_is_usable(asked: int, trained: Trained, training: Sequence[str]) -> str:
+def _why_none_is_usable(asked: int, trained: TrainReplies, training: Sequence[str]) -> str:
     """Return in words why no reply of a round could be used.
 
     `training` names the clients that train, if not all do.

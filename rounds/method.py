@@ -22,7 +22,7 @@ from .compatibility import REQUIREMENTS
 from .defences import NONE, WEIGHING, Defence
 from .options import OPTIONS, checking
 from .options import Options as Options
-from .progress import SERVER_OPTIMIZER, Lengths, Progress
+from .progress import SERVER_OPTIMIZER, NormHistory, Progress
 from .ranges import names_in, one_of, pairs_in, whole
 from .roster import sample
 from .server_optimizer import AVGM, LR, ServerOptimizer, moments_of, state_of
@@ -267,8 +267,8 @@ class Method:
 
     def check_fit(self, option: compatibility.Option, name: str, value: object) -> None:
         """Raise ValueError where an option, given under this name with this value, changes what the method needs."""
-        needs = {need for need in option.changes if compatibility.NEEDS[need].is_of(self)}
-        if (need := compatibility.misfit(needs, option)) is not None:
+        needs = {need for need in option.changes if compatibility.NEEDS[need].applies_to(self)}
+        if (need := compatibility.find_conflict(needs, option)) is not None:
             raise ValueError(
                 need.refusal.format(method=type(self).__name__, option=name, value=value)
             )
@@ -277,7 +277,7 @@ class Method:
     def all_needs(self) -> frozenset[str]:
         """What it needs of a round: what it requires, and what follows from what it is."""
         return self.requires | {
-            name for name, need in compatibility.NEEDS.items() if need.is_of(self)
+            name for name, need in compatibility.NEEDS.items() if need.applies_to(self)
         }
 
     @property
@@ -475,7 +475,7 @@ class Method:
                 for row in state["rows"]
             },
             first_counts=dict(state["first-counts"]),
-            lengths=Lengths.of_state(state["lengths"]),
+            lengths=NormHistory.of_state(state["lengths"]),
             average=(
                 Average(**state["average"])
                 if self.average_models and "average" in state

@@ -21,7 +21,7 @@ SERVER_OPTIMIZER = "server-optimizer"
 
 
 @dataclass(frozen=True)
-class Lengths:
+class NormHistory:
     """What a run remembers of the lengths of its updates and steps.
 
     `used` has ‖u_k‖/e_k of the used replies, by round, of the last ROUNDS_BACK rounds;
@@ -80,7 +80,7 @@ class Progress:
     kept: dict[Kept, Vectors] = field(default_factory=dict)
     first_counts: dict[str, float] = field(default_factory=dict)
     average: Average = field(default_factory=Average)
-    lengths: Lengths = field(default_factory=Lengths)
+    lengths: NormHistory = field(default_factory=NormHistory)
     roster: dict[str, float] = field(default_factory=dict)
     moments: Moments | None = None
     states: States = field(default_factory=States)

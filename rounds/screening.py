@@ -36,7 +36,7 @@ from fairbloom.protocol.names import (
     VALIDATION,
 )
 
-from .clients import Trained
+from .clients import TrainReplies
 from .method import Method
 from .refusals import lacking_metric
 from .updates import DTYPES, STATISTICS, FloatArray, Layout, Model
@@ -253,7 +253,7 @@ def proportionate_rates(rates: Iterable[float], limit: float) -> tuple[float, fl
     return median / limit, median * limit
 
 
-def screen_reports(method: Method, trained: Trained, first_limit: float = math.inf) -> None:
+def screen_reports(method: Method, trained: TrainReplies, first_limit: float = math.inf) -> None:
     """Leave out replies with implausible counts, or with losses out of proportion to the others.
 
     A client's first count may be `first_limit` times the others' median.
@@ -294,7 +294,7 @@ def usable_sizes(
     }
 
 
-def screen_buffers(method: Method, trained: Trained) -> None:
+def screen_buffers(method: Method, trained: TrainReplies) -> None:
     """Leave out replies with buffers that change out of proportion to the global model's and to the others' changes.
 
     Buffers are no part of the update; but they are averaged, and one absurd variance would spoil
@@ -319,11 +319,11 @@ def screen_buffers(method: Method, trained: Trained) -> None:
     )
 
 
-# Lengths of updates -------------------------------------------------------------------------------
+# NormHistory of updates -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Usual:
+class NormBounds:
     """What is usual among the replies that are left: the length r, and each client's e_k."""
 
     length: float
@@ -337,10 +337,10 @@ class Usual:
 
 def usual(
     lengths: FloatArray, counts: FloatArray, past: FloatArray, model_length: Callable[[], float]
-) -> Usual:
+) -> NormBounds:
     """Return the usual length of a round's updates, and each client's allowance, by ‖u_k‖ and n_k, shape (m,).
 
-    `past` is what `Lengths.before` returns; `model_length` computes ‖w‖ where it is needed.
+    `past` is what `NormHistory.before` returns; `model_length` computes ‖w‖ where it is needed.
     """
     moving = lengths[lengths > 0.0]
     medians = [
@@ -350,17 +350,17 @@ def usual(
     ]
     length = max(medians, default=0.0)
     allowances = np.clip(counts / lower_median(counts), 1.0, LARGEST_ALLOWANCE)
-    return Usual(length if length > 0.0 else max(model_length(), 1.0), allowances)
+    return NormBounds(length if length > 0.0 else max(model_length(), 1.0), allowances)
 
 
-def too_long(
+def find_outlier_norms(
     lengths: FloatArray,
     counts: FloatArray,
     past: FloatArray,
     model_length: Callable[[], float],
     limit: float,
     longest: FloatArray | None = None,
-) -> tuple[dict[int, float], Usual | None]:
+) -> tuple[dict[int, float], NormBounds | None]:
     """Return the updates longer than ‖w‖ and than `limit` · e_k · r, by place with their bounds, and what is usual.
 
     The one furthest beyond its bound is left out first; then r and e are computed again without it.
@@ -391,7 +391,7 @@ def lower_median(values: FloatArray) -> float:
     return float(np.sort(values)[(len(values) - 1) // 2])
 
 
-def screen_lengths(method: Method, trained: Trained, server_round: int) -> Usual | None:
+def screen_lengths(method: Method, trained: TrainReplies, server_round: int) -> NormBounds | None:
     """Leave out replies whose update is too long.
 
     Return what is usual among the others, None where none is left.
@@ -402,11 +402,13 @@ def screen_lengths(method: Method, trained: Trained, server_round: int) -> Usual
     layout = trained.updates.layout
     past = method.progress.lengths.before(server_round)
 
-    def refuse(lengths: FloatArray, what: str, longest: FloatArray | None = None) -> Usual | None:
+    def refuse(
+        lengths: FloatArray, what: str, longest: FloatArray | None = None
+    ) -> NormBounds | None:
         names = trained.names
         counts = trained.column(NUM_EXAMPLES)
         compared = lengths if longest is None else longest
-        refused, found = too_long(
+        refused, found = find_outlier_norms(
             lengths, counts, past, lambda: layout.length, method.update_limit, longest
         )
         reasons: dict[str, str] = {}

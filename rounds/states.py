@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from fairbloom.protocol.names import STATE_ROUND
 
-from .clients import Trained
+from .clients import TrainReplies
 from .refusals import lacking_metric
 
 MAX_STATE_LOSSES = 2
@@ -46,7 +46,7 @@ class States:
             {}, {**self.losses, **{name: self.losses.get(name, 0) + 1 for name in lost_by}}
         )
 
-    def screen(self, trained: Trained, sent: Mapping[str, int]) -> tuple[str, ...]:
+    def screen(self, trained: TrainReplies, sent: Mapping[str, int]) -> tuple[str, ...]:
         """Leave out replies of clients that went on from another state than the `sent` one.
 
         Return the clients that lost it.

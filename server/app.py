@@ -19,7 +19,7 @@ from fairbloom.protocol.scores import Score, put_first
 from fairbloom.protocol.settings import split_names
 from fairbloom.protocol.terms import Terms
 from fairbloom.protocol.version import PROTOCOL
-from fairbloom.rounds.clients import Clients
+from fairbloom.rounds.clients import ClientPool
 from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.loop import NothingLearnedError, Rounds
 from fairbloom.rounds.method import Method
@@ -62,7 +62,7 @@ from .run_folder.lock import locked_folder
 from .run_folder.recorded import OnRound, RecordedRound, ignore
 from .run_folder.recorder import RunRecorder
 from .run_folder.stopping import EarlyStopping
-from .run_folder.values import Beginning
+from .run_folder.values import RunStart
 from .settings import Settings, digest_changed, find_grown, may_differ, may_grow
 from .waiting import CLIENTS_FOLDER, MOST_TIMES, check_sizes, drop_revoked, wait_for_clients
 
@@ -140,11 +140,11 @@ def send_final_model(folder: Path, settings: Settings, grid: Grid) -> None:
 
 def federate(
     settings: Settings,
-    clients_of: Callable[[Method], Clients],
+    clients_of: Callable[[Method], ClientPool],
     on_round: OnRound = ignore,
     *,
     deployed: bool = False,
-    engine: Callable[[Method], tuple[Clients, Mapping[str, object]]] | None = None,
+    engine: Callable[[Method], tuple[ClientPool, Mapping[str, object]]] | None = None,
 ) -> Path:
     """Run, continue or find finished what `settings` say; return the run folder.
 
@@ -204,7 +204,7 @@ def federate(
         if recorder.finished:  # by the process that was waited for
             return _leave_finished(path)
         recorder.begin()
-        write_first_files(path, Beginning(task, data, choice, deployed))
+        write_first_files(path, RunStart(task, data, choice, deployed))
         check_arrays(module)
         method.buffers = float_buffers(module)
         method.shared = shared_parameters(module)

@@ -16,7 +16,7 @@ from fairbloom.protocol.attacks import ATTACKS, LOSS, attackers_of
 from fairbloom.protocol.names import SNAPSHOT, TRAIN_LOSS
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.streams import generator
-from fairbloom.rounds.clients import Reports, Trained
+from fairbloom.rounds.clients import Reports, TrainReplies
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.screening import LOSSES
 from fairbloom.rounds.updates import Updates
@@ -114,7 +114,7 @@ class Adversaries:
         )
         self._sees_honest = not known or settings.attack in SEES_HONEST
 
-    def attack(self, trained: Trained, number: int) -> None:
+    def attack(self, trained: TrainReplies, number: int) -> None:
         """Change the replies of the hostile clients in round `number`.
 
         An attack that sees honest updates does nothing in a round without one.

@@ -32,7 +32,7 @@ from .clients import LocalClients
 from .processes import can_fork
 from .stacked.clients import StackedClients, find_unsupported
 from .stacked.programs import UnstackableError, make_program
-from .trial import Tried, try_first_step
+from .trial import TrialStep, try_first_step
 from .workers import WorkerClients
 
 WORKERS_SECONDS = 0.5
@@ -175,7 +175,7 @@ def block_of(
     settings: RunSettings,
     task: Task,
     model: nn.Module,
-    tried: Tried,
+    tried: TrialStep,
     cohort: int,
     device: torch.device,
 ) -> int:

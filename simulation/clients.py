@@ -21,7 +21,7 @@ from fairbloom.protocol.attacks import share_in
 from fairbloom.protocol.settings import RunSettings, split_names
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.aggregation import screen_updates
-from fairbloom.rounds.clients import NOTHING, Replies, Reports, Trained, layout_of_second
+from fairbloom.rounds.clients import NOTHING, Replies, Reports, TrainReplies, layout_of_second
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.quorum import listed
 from fairbloom.rounds.refusals import Refusals
@@ -177,14 +177,14 @@ class LocalClients:
         while len(self._locals) > self._most:
             self._locals.popitem(last=False)
 
-    def none_trained(
+    def empty_replies(
         self,
         names: Sequence[str],
         model: Model,
         terms: Terms,
         sent: Mapping[str, Model],
         matrices: Sequence[NDArray[Any]] = (),
-    ) -> Trained:
+    ) -> TrainReplies:
         """Return an object for the replies of a round's training, whose bytes are those that messages would have.
 
         Models are written into the rows of the `matrices`, by default of new ones.
@@ -192,7 +192,7 @@ class LocalClients:
         layout = self.method.layout_of(model)
         second = self.method.second
         matrices = matrices or self.matrices(layout, len(names))
-        trained = Trained.empty(
+        trained = TrainReplies.empty(
             layout,
             refused=Refusals(terms.server_round),
             second=second,
@@ -223,7 +223,7 @@ class LocalClients:
         frozen = frozenset(self.method.frozen)
         return sum(size_on_the_wire(array) for name, array in model.items() if name not in frozen)
 
-    def hand_over(self, trained: Trained, replies: Mapping[str, Reply]) -> None:
+    def collect(self, trained: TrainReplies, replies: Mapping[str, Reply]) -> None:
         """Take in the replies, by client in the order of names and rows.
 
         What cannot be used is refused.
@@ -250,11 +250,11 @@ class LocalClients:
 
     def train(
         self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING
-    ) -> Trained:
+    ) -> TrainReplies:
         """Let these clients train the model on the terms, each on its own data."""
         self.begin(names)
         received = self.on_device(model)
-        trained = self.none_trained(names, model, terms, sent)
+        trained = self.empty_replies(names, model, terms, sent)
         vectors = {record: self.on_device(arrays) for record, arrays in sent.items()}
 
         def train(row: int, name: str) -> Reply:
@@ -263,7 +263,7 @@ class LocalClients:
             return store_reply(trained.updates, trained.second, row, update)
 
         answers = {name: self._answer(train, row, name) for row, name in enumerate(names)}
-        self.hand_over(trained, refuse_failed(answers, trained.refused))
+        self.collect(trained, refuse_failed(answers, trained.refused))
         return trained
 
     def evaluate(
@@ -301,7 +301,7 @@ class LocalClients:
         )
 
     def _answer(self, compute: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | str:
-        return answer_of(compute, *args, **kwargs)
+        return call_client(compute, *args, **kwargs)
 
     def on_device(self, model: Model) -> StateDict:
         """Return a copy of a model as tensors on the device."""
@@ -339,7 +339,7 @@ def check_names(key: str, named: Sequence[str], clients: Sequence[str]) -> None:
             )
 
 
-def answer_of(compute: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | str:
+def call_client(compute: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | str:
     """Return what one client computes, or why it cannot: its failure is one refused reply, unless the GPU is lost."""
     try:
         return compute(*args, **kwargs)

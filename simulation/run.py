@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from fairbloom.client.device import choose_device
-from fairbloom.rounds.clients import Clients
+from fairbloom.rounds.clients import ClientPool
 from fairbloom.rounds.method import Method
 from fairbloom.server.app import choose_run_folder, federate
 from fairbloom.server.run_folder.files import ENGINE, PERSONAL
@@ -57,7 +57,7 @@ def simulate(
         config["state-dir"] = str(PERSONAL.path_in(folder))
     with one_thread(), ExitStack() as ending:
 
-        def engine(method: Method) -> tuple[Clients, Mapping[str, object]]:
+        def engine(method: Method) -> tuple[ClientPool, Mapping[str, object]]:
             of_method = {**config, "fraction": method.fraction_train}
             recorded = ENGINE.read(folder)
             if debug:

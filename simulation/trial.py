@@ -17,14 +17,14 @@ from fairbloom.tasks import Splits, Task
 from fairbloom.tasks.task import AnyExamples
 
 
-class Tried(NamedTuple):
+class TrialStep(NamedTuple):
     """The training examples of a client that could take a step, and the seconds of a step."""
 
     examples: AnyExamples
     seconds: float
 
 
-def try_first_step(settings: RunSettings, task: Task, model: nn.Module) -> Tried:
+def try_first_step(settings: RunSettings, task: Task, model: nn.Module) -> TrialStep:
     """Let one client after the other take local steps and measure its model, until one can.
 
     FairbloomError says why the first client could not, if none can. The model stays as it is.
@@ -39,7 +39,7 @@ def try_first_step(settings: RunSettings, task: Task, model: nn.Module) -> Tried
     for name in task.clients:
         try:
             splits = task.splits(name)
-            return Tried(splits.train, seconds_of_step(settings, task, tried, name, splits))
+            return TrialStep(splits.train, seconds_of_step(settings, task, tried, name, splits))
         except Exception as error:
             reasons[name] = failure_reason(error)
     (name, reason), *others = reasons.items()

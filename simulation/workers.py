@@ -26,13 +26,13 @@ from fairbloom.errors import FairbloomError
 from fairbloom.logs import log
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
-from fairbloom.rounds.clients import NOTHING, Replies, Trained, layout_of_second
+from fairbloom.rounds.clients import NOTHING, Replies, TrainReplies, layout_of_second
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.refusals import Refusals
 from fairbloom.rounds.updates import Layout, Model, Updates
 from fairbloom.tasks.models import arrays_of
 
-from .clients import LocalClients, Reply, answer_of, refuse_failed, store_reply
+from .clients import LocalClients, Reply, call_client, refuse_failed, store_reply
 from .processes import Forked, can_fork, shared_array
 
 Work = Literal["train", "evaluate"]
@@ -187,7 +187,7 @@ class Workers:
             sent, work, job, starts = pipe.recv()
             if sent is not None:
                 vectors = {record: tensors_of(arrays) for record, arrays in sent.items()}
-            pipe.send(answer_of(self._compute, work, received, vectors, job, starts))
+            pipe.send(call_client(self._compute, work, received, vectors, job, starts))
 
     def _compute(
         self,
@@ -236,7 +236,7 @@ class WorkerClients(LocalClients):
 
     def train(
         self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING
-    ) -> Trained:
+    ) -> TrainReplies:
         """Let these clients train the model on the terms, each on its own data."""
         self.begin(names)
         in_file = self.workers is not None and isinstance(
@@ -248,14 +248,14 @@ class WorkerClients(LocalClients):
             self.workers = None
         # which the next training uses again
         matrices = self._workers_for(model, len(names)).buffers.matrices
-        trained = self.none_trained(names, model, terms, sent, matrices)
+        trained = self.empty_replies(names, model, terms, sent, matrices)
         replies = self._replies(
             Call("train", terms, dict(sent)), model, names, names, trained.refused
         )
         for name, reply in replies.items():
             for kept, (origin, arrays) in (reply.made or {}).items():
                 self.states(name).keep(kept, terms.server_round, self.on_device(arrays), origin)
-        self.hand_over(trained, replies)
+        self.collect(trained, replies)
         return trained
 
     def evaluate(
@@ -310,7 +310,7 @@ class WorkerClients(LocalClients):
             return len(splits.train if training else splits.test), Job(name, row, terms, kept)
 
         prepared = refuse_failed(
-            {name: answer_of(prepare, row, name) for row, name in enumerate(names)}, refused
+            {name: call_client(prepare, row, name) for row, name in enumerate(names)}, refused
         )
         largest_first = sorted(prepared.values(), key=lambda each: -each[0])
 

@@ -28,7 +28,7 @@ from flwr.supercore.run import Run
 from numpy.typing import NDArray
 
 from fairbloom.protocol.terms import WORK, Terms
-from fairbloom.rounds.clients import NOTHING, Replies, Trained
+from fairbloom.rounds.clients import NOTHING, Replies, TrainReplies
 from fairbloom.rounds.loop import Rounds
 from fairbloom.rounds.refusals import Refusals
 from fairbloom.rounds.updates import FloatArray, Model
@@ -627,10 +627,10 @@ class Bowls:
 
     def train(
         self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING
-    ) -> Trained:
+    ) -> TrainReplies:
         layout = self._method.layout_of(model)
         self._round = terms.server_round + 1
-        trained = Trained.empty(
+        trained = TrainReplies.empty(
             layout, refused=Refusals(terms.server_round), second=self._method.second
         )
         for client in map(self._clients.__getitem__, names):

@@ -20,7 +20,7 @@ from fairbloom.protocol.version import check_protocol
 
 from ..generators import all_seeded
 from ..rules.registry import kinds_of
-from .training import HONOURED, Function, Session
+from .training import SUPPORTED, Function, Session
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -171,7 +171,7 @@ def name_of(context: Context) -> str:
 
 def introduce(message: Message, context: Context) -> Message:
     """Reply this client's name, and which terms it honours."""
-    about = ConfigRecord({wire.NAME: name_of(context), wire.HONOURS: HONOURED.keys})
+    about = ConfigRecord({wire.NAME: name_of(context), wire.HONOURS: SUPPORTED.keys})
     return Message(RecordDict({wire.CLIENT: about}), reply_to=message)
 
 
@@ -182,7 +182,7 @@ def terms_of(message: Message) -> Terms | None:
     check_protocol(config)
     terms = Terms.of(config) if "server-round" in config else None
     if terms is not None and (
-        lacking := HONOURED.find_unsupported(terms, [kind(terms) for kind in kinds_of(terms)])
+        lacking := SUPPORTED.find_unsupported(terms, [kind(terms) for kind in kinds_of(terms)])
     ):
         remedy = advice_on([lacking], "install its newest version of Fairbloom")
         raise ReportableError(f"{lacking}: this client does not know it: {remedy}")

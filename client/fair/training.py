@@ -33,11 +33,11 @@ from ..rules.base import Rule
 from ..rules.proximal import ProximalTerm
 from ..rules.registry import kinds_of
 from ..rules.steps import ClientMomentum
-from ..support import Honoured
+from ..support import Support
 
 Function = Callable[..., Any]
 
-HONOURED = Honoured(
+SUPPORTED = Support(
     hooks=frozenset({"pull", "replace_steps"}),
     work=frozenset({"pull", "momentum"}),
     metrics=frozenset(

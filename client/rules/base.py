@@ -125,7 +125,7 @@ class Rule:
         """Return what is reported of the received model."""
         return {}
 
-    def step_beside(
+    def make_second_model(
         self, client: "LocalClient", received: StateDict, learning_rate: float
     ) -> Scores:
         """Make the second model from the received one; return what is reported of that."""
@@ -191,7 +191,7 @@ class Corrector(Rule):
         return version if version is not None and version.made else None
 
 
-class Shift(Corrector):
+class GradientOffset(Corrector):
     """A rule that adds the same to the gradient of each step of a round, so that many clients' can be added at once."""
 
     def shift(self, state: Any) -> Arrays:

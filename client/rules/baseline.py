@@ -47,7 +47,7 @@ class Baseline(Rule):
             received = {name: tensor.clone() for name, tensor in model.state_dict().items()}
             met = [measure(model, task, examples)]  # first, and after every epoch
             for epoch in range(terms.baseline_epochs or 0):
-                train(model, task, examples, lonely_work(client.settings, client.key, epoch))
+                train(model, task, examples, baseline_epoch(client.settings, client.key, epoch))
                 met.append(measure(model, task, examples))
                 losses = [each[LOSS] for each in met]
                 if has_settled(
@@ -64,7 +64,7 @@ class Baseline(Rule):
         )
 
 
-def lonely_work(settings: RunSettings, client: str, epoch: int) -> LocalWork:
+def baseline_epoch(settings: RunSettings, client: str, epoch: int) -> LocalWork:
     """Return the work of an epoch in which a client trains alone: on the plain loss, at the run's first learning rate.
 
     Nothing pulls it, neither time nor a straggler's share ends it early, and whatever the optimizer

@@ -8,10 +8,10 @@ from fairbloom.protocol.terms import CONTROL_VARIATES
 
 from ..device import in_double
 from .arrays import check_arrays, like, update_of
-from .base import Arrays, Shift, StepsTaken
+from .base import Arrays, GradientOffset, StepsTaken
 
 
-class ControlVariates(Shift):
+class ControlVariates(GradientOffset):
     """SCAFFOLD's local work: y ← y − η (g(y) − c_k + c), and then c_k ← c_k − c + u_k / H with H = Σ η.
 
     c is the server's control variate, sent as the record `control` (zero where there is none), and

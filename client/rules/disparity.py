@@ -22,7 +22,7 @@ from fairbloom.tasks.groups import find_two_groups
 from fairbloom.tasks.task import AnyExamples
 
 from ..metrics import GROUP_COUNTS
-from ..training import EVALUATION_BATCH, StateDict, drawing_from, outputs_of
+from ..training import EVALUATION_BATCH, StateDict, outputs_of, seeded
 from ..work import LocalWork, descend
 from .base import Rule, Scores
 
@@ -59,7 +59,7 @@ class DisparityStep(Rule):
                 f" {settings.weight_decay!r}"
             )
 
-    def step_beside(
+    def make_second_model(
         self, client: "LocalClient", received: StateDict, learning_rate: float
     ) -> Scores:
         """Take the step from the received model; return the disparity."""
@@ -139,7 +139,7 @@ def measure_disparity(
     for parameter in parameters:
         parameter.grad = None
     # a model may draw in evaluation too, and then always the same
-    with drawing_from(0, examples.device):
+    with seeded(0, examples.device):
         for place, logits in _logits_of(model, task, examples):
             decisions = torch.sigmoid(sharpness * logits)
             if decisions.requires_grad:
@@ -188,7 +188,7 @@ def count_hits(
     members = find_members(task, examples) & find_positive(task, examples)
     if members.sum(dim=1).min() < smallest:
         members = torch.zeros_like(members)
-    with drawing_from(0, examples.device):
+    with seeded(0, examples.device):
         found = torch.cat(
             [(logits >= 0.0).cpu() for _, logits in _logits_of(model, task, examples)]
         )

@@ -6,10 +6,10 @@ from fairbloom.protocol.terms import DYNAMIC
 
 from ..device import in_double
 from .arrays import like, update_of
-from .base import Arrays, Shift, StepsTaken
+from .base import Arrays, GradientOffset, StepsTaken
 
 
-class DynamicRegularizer(Shift):
+class DynamicRegularizer(GradientOffset):
     """FedDyn's local work on F_k(x) − ⟨h_k, x⟩ + (alpha/2)‖x − w‖², and then h_k ← h_k + alpha u_k.
 
     The quadratic term is part of the gradient, as that of a proximal term is.

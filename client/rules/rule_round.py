@@ -8,10 +8,10 @@ from fairbloom.errors import ReportableError
 
 from ..states import Version
 from .arrays import check_arrays, check_finite, copies
-from .base import Arrays, Rule, Shift, StepsTaken
+from .base import Arrays, GradientOffset, Rule, StepsTaken
 
 
-class RuleAtWork:
+class RuleRound:
     """A rule with the hooks `start`, `correct` and `finish`, in one round of one client.
 
     `origin` is the round of the version that it goes on from, 0 where the client begins again.
@@ -30,7 +30,7 @@ class RuleAtWork:
     @property
     def shift(self) -> Arrays:
         """What is added to the gradient of each step, empty where the rule corrects it in another way."""
-        return self._rule.shift(self._state) if isinstance(self._rule, Shift) else {}
+        return self._rule.shift(self._state) if isinstance(self._rule, GradientOffset) else {}
 
     def correct(self, gradients: Sequence[Tensor], step: int) -> list[Tensor]:
         """Return the corrected gradients, both in the model's order.

@@ -23,7 +23,7 @@ from fairbloom.system.supervise import STOPPING
 from .. import pki
 from ..errors import DeployError
 from .federation import NOW, Federation, read_now
-from .mailbox import Mailbox, Room
+from .mailbox import Mailbox, MemoryBudget
 from .members import Members
 from .port import Port
 from .runs import Runs
@@ -38,7 +38,7 @@ class Daemon:
     def __init__(self, federation: Federation) -> None:
         self._federation = federation
         self._members = Members(federation.path / "clients", pin_keys=federation.pin_keys)
-        self._mailbox = Mailbox(Room(federation.state, federation.mailbox_memory))
+        self._mailbox = Mailbox(MemoryBudget(federation.state, federation.mailbox_memory))
         largest = federation.max_reply
         most = federation.max_clients
         self._port = Port(self._members, self._mailbox, max_reply=largest, max_clients=most)

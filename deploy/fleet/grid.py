@@ -16,7 +16,7 @@ from flwr.serverapp import Grid
 from fairbloom.flower import ErrorCode, NodeInfo, Run, deserialize, serialize, set_message_id
 from fairbloom.logs import log
 
-from .mailbox import Address, Collected
+from .mailbox import Collected, Envelope
 from .messages import id_of
 
 UNREADABLE_REPLY = 422
@@ -105,7 +105,7 @@ class RunGrid(Grid):
         for id, sent in [*self._sent.items()]:  # without those whose time is over
             if sent.metadata.created_at + sent.metadata.ttl < now:
                 del self._sent[id]
-        addresses = list[Address]()
+        addresses = list[Envelope]()
         for message, content in zip(messages, contents, strict=True):
             name = names.get(message.metadata.dst_node_id)
             set_message_id(message, "")
@@ -166,7 +166,7 @@ class RunGrid(Grid):
                 break
         return replies
 
-    def _address(self, message: Message, name: str, digest: str) -> Address:
+    def _address(self, message: Message, name: str, digest: str) -> Envelope:
         about = message.metadata
         number = round_of(message.content)
         kept = (
@@ -175,7 +175,7 @@ class RunGrid(Grid):
             and about.message_type in (MessageType.TRAIN, MessageType.EVALUATE)
         )
         fixed = id_of(self._run_id, about.message_type, number, name, digest)
-        return Address(
+        return Envelope(
             id=fixed if kept else secrets.token_hex(16),
             device=name,
             round=number,

@@ -29,7 +29,7 @@ dropped."""
 TIME_OVER = "the message's time is over"
 
 
-class Room:
+class MemoryBudget:
     """The memory that contents share, and the folder of files for what does not fit."""
 
     def __init__(self, folder: Path, memory: int = MEMORY_BYTES) -> None:
@@ -55,7 +55,7 @@ class Content:
     room. OSError where the disk is full.
     """
 
-    def __init__(self, room: Room) -> None:
+    def __init__(self, room: MemoryBudget) -> None:
         self.size = 0
         self._room = room
         self._held = 0
@@ -64,7 +64,7 @@ class Content:
         self._hash = hashlib.sha256()
 
     @classmethod
-    def of(cls, room: Room, data: bytes) -> Content:
+    def of(cls, room: MemoryBudget, data: bytes) -> Content:
         """Return these bytes as content."""
         content = cls(room)
         try:
@@ -140,7 +140,7 @@ class Reply:
 
 
 @dataclass(frozen=True)
-class Address:
+class Envelope:
     """What a run says of a message.
 
     `round` is 0 where it belongs to none, `group` is Flower's group_id, `digest` names its content,
@@ -158,7 +158,7 @@ class Address:
 
 
 @dataclass
-class Letter:
+class QueuedMessage:
     """A message in the mailbox, and its reply once there is one.
 
     `until` is a second of the mailbox's clock.
@@ -166,7 +166,7 @@ class Letter:
     `collected` says whether the run has its reply.
     """
 
-    address: Address
+    address: Envelope
     run: int
     content: Content
     until: float
@@ -193,13 +193,13 @@ class Mailbox:
     message that is answered.
     """
 
-    def __init__(self, room: Room, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, room: MemoryBudget, clock: Callable[[], float] = time.monotonic) -> None:
         self.room = room
         self._clock = clock
         self.on_message: Callable[[Collection[str]], None] = lambda devices: None
         self.on_reply: Callable[[str], None] = lambda id: None
-        self._letters: dict[str, Letter] = {}
-        self._open: dict[str, dict[str, Letter]] = {}
+        self._letters: dict[str, QueuedMessage] = {}
+        self._open: dict[str, dict[str, QueuedMessage]] = {}
         """The letters that a device has not answered, by device and id, in the order in which they
         were sent."""
         self._contents: dict[str, Content] = {}
@@ -233,7 +233,7 @@ class Mailbox:
             self._contents[digest], self._uses[digest] = Content.of(self.room, data), 0
         return digest
 
-    def send(self, run: int, addresses: Iterable[Address]) -> None:
+    def send(self, run: int, addresses: Iterable[Envelope]) -> None:
         """Send messages whose content is stored.
 
         One that is here already lives on, with its reply if it has one.
@@ -244,7 +244,7 @@ class Mailbox:
             if (letter := self._letters.get(address.id)) is not None:
                 letter.until = max(letter.until, until)
                 continue
-            letter = Letter(address, run, self._contents[address.digest], until)
+            letter = QueuedMessage(address, run, self._contents[address.digest], until)
             self._uses[address.digest] += 1
             self._letters[address.id] = letter
             self._open.setdefault(address.device, {})[address.id] = letter
@@ -323,7 +323,7 @@ class Mailbox:
 
     # The device's side ----------------------------------------------------------------------------
 
-    def next(self, device: str) -> Letter | None:
+    def next(self, device: str) -> QueuedMessage | None:
         """Return the oldest message that a device has not answered: a device that asks works on nothing."""
         now = self._clock()
         for letter in list(self._open.get(device, {}).values()):
@@ -339,12 +339,12 @@ class Mailbox:
             self._settle(letter, Reply(None, APP_CRASHED, reason))
         return None
 
-    def find(self, device: str, id: str) -> Letter | None:
+    def find(self, device: str, id: str) -> QueuedMessage | None:
         """Return a message to this device, None where there is none of this id."""
         letter = self._letters.get(id)
         return letter if letter is not None and letter.address.device == device else None
 
-    def answer(self, letter: Letter, reply: Reply) -> None:
+    def answer(self, letter: QueuedMessage, reply: Reply) -> None:
         """Take the reply to a message: the first one counts, and a reply that is not needed is dropped."""
         if letter.reply is None and self._letters.get(letter.address.id) is letter:
             self._settle(letter, reply)
@@ -364,17 +364,17 @@ class Mailbox:
 
     # Both -----------------------------------------------------------------------------------------
 
-    def _is_kept(self, letter: Letter) -> bool:
+    def _is_kept(self, letter: QueuedMessage) -> bool:
         """Return whether the reply to a message may be asked for again: its round is not saved."""
         return letter.address.kept and letter.address.round > self._saved.get(letter.run, 0)
 
-    def _settle(self, letter: Letter, reply: Reply) -> None:
+    def _settle(self, letter: QueuedMessage, reply: Reply) -> None:
         letter.reply = reply
         letter.working = False
         self._open[letter.address.device].pop(letter.address.id, None)
         self.on_reply(letter.address.id)
 
-    def _forget(self, letters: Iterable[Letter]) -> None:
+    def _forget(self, letters: Iterable[QueuedMessage]) -> None:
         for letter in list(letters):
             del self._letters[letter.address.id]
             self._open[letter.address.device].pop(letter.address.id, None)

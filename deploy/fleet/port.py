@@ -18,7 +18,7 @@ import grpc.aio
 from fairbloom.logs import log
 from fairbloom.protocol.version import PROTOCOL
 
-from .mailbox import Content, Letter, Mailbox, Reply
+from .mailbox import Content, Mailbox, QueuedMessage, Reply
 from .members import Member, Members, NotAdmittedError
 from .messages import HELD_SECONDS, LARGEST_CHUNK, SERVICE, in_chunks, node_id_of
 from .wire_pb2 import Chunk, Drop, Head, Taken, Working
@@ -182,7 +182,9 @@ class Port:
             if device.held == number:
                 device.held = 0
 
-    async def _wait(self, name: str, device: Device, number: int, context: Any) -> Letter | None:
+    async def _wait(
+        self, name: str, device: Device, number: int, context: Any
+    ) -> QueuedMessage | None:
         """Wait for a message; return None where none comes, or the device calls again."""
         until = monotonic() + HELD_SECONDS
         while number == device.nexts:
@@ -313,7 +315,7 @@ class Port:
             device.session = session
         return name, device
 
-    def _take_refusal(self, letter: Letter, words: str) -> Taken:
+    def _take_refusal(self, letter: QueuedMessage, words: str) -> Taken:
         """Let an error take the place of a reply."""
         self._mailbox.answer(letter, Reply(None, REFUSED_REPLY, words))
         log.warning("the reply of client %s is refused: %s", letter.address.device, words)

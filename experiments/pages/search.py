@@ -7,7 +7,7 @@ from fairbloom.protocol.settings import SETTINGS
 from ..render.page import Block, Cell, Chart, Charts, Page, Section, Table
 from ..render.theme import Series
 from ..results.presentation import page_of
-from ..results.search import Judged, Search
+from ..results.search import ArmScore, Search
 from . import charts
 from .cells import NONE, Digits
 from .comparison import brief_sections, detailed_sections, lines_of
@@ -99,7 +99,7 @@ def arms_table(search: Search) -> Table:
     measure = search.measure
     score = search.score
 
-    def order(each: Judged) -> tuple[bool, float]:
+    def order(each: ArmScore) -> tuple[bool, float]:
         return not each.values, measure.better(0.0, each.mean, score) if each.values else 0.0
 
     cells = []

@@ -18,7 +18,7 @@ from ..study import Study
 from .caveats import SharedData, caveats_of_comparison
 from .differences import FEWEST_SEEDS, Difference, difference_of, differences_of
 from .group_scores import GroupReport
-from .measures import CLIENT, GAP, Served, find_measure
+from .measures import CLIENT, GAP, ClientScores, find_measure
 from .presentation import Shown
 from .run import Run, final_of, frame, load, measures
 from .verdict import CLAIMED, Verdict, find_contradictions, verdict_of
@@ -383,7 +383,7 @@ class Comparison(Shown):
         of = find_measure(measure).of
         reports = self.by_group.get(method, [None] * len(self.seeds))
         pairs = zip(self.values[method], reports, strict=True)
-        return [of(Served(values, self.score, groups=groups)) for values, groups in pairs]
+        return [of(ClientScores(values, self.score, groups=groups)) for values, groups in pairs]
 
     def _has(self, measure: str) -> bool:
         """Return whether every method has a measure with a seed with which the baseline has it."""

@@ -31,7 +31,7 @@ classes."""
 
 
 @dataclass(frozen=True)
-class Served:
+class ClientScores:
     """How a model serves clients: the score of each, its examples, and what the clients report of groups."""
 
     values: Mapping[str, float]
@@ -45,7 +45,7 @@ class Measure:
     """A measure."""
 
     name: str  # what files, options and recipes call it: "worst_10"; options may write "worst-10"
-    of: Callable[[Served], float]  # NaN where a client or a gap is not there
+    of: Callable[[ClientScores], float]  # NaN where a client or a gap is not there
     good: Literal["as score", "high", "low"] = "as score"  # where it is, clients are better served
     decimals: int = 2  # in tables of recipes, as papers print it
     # whether it is in the unit of the score; others have none, but for the radians of the angle
@@ -108,18 +108,18 @@ def measure_title(measure: str, clients: int = 0) -> str:
     return find_measure(measure).title(clients)
 
 
-def _spread(name: str) -> Callable[[Served], float]:
+def _spread(name: str) -> Callable[[ClientScores], float]:
     """Return the function of a measure of how scores are spread over clients."""
     return lambda served: summarize(
         served.values, lower_is_better=not served.score.higher_is_better
     )[name]
 
 
-def _percentile(percent: int) -> Callable[[Served], float]:
+def _percentile(percent: int) -> Callable[[ClientScores], float]:
     return lambda served: float(np.percentile([*served.values.values()], percent))
 
 
-def _uniform(served: Served) -> float:
+def _uniform(served: ClientScores) -> float:
     """Return the mean over all examples."""
     values = served.values
     examples = served.examples

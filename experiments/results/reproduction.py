@@ -15,7 +15,7 @@ from ..arms import Arm, format_value
 from ..recipe import Printed, Recipe, Row
 from ..study import Study
 from .comparison import mean_and_deviation
-from .measures import CLIENT, GAP, Served, find_measure
+from .measures import CLIENT, GAP, ClientScores, find_measure
 from .presentation import Shown
 from .run import OpenedRuns, Run, final_of
 from .search import choose, judge_arms
@@ -330,7 +330,9 @@ def measures_of(run: Run, measures: Sequence[str], evaluated: str) -> dict[str, 
             f"{run.folder} has no personal models: leave evaluated out, or take a method that has"
             " some"
         )
-    served = Served(values, run.score, run.test_examples(hostile=True), run.by_group(evaluated))
+    served = ClientScores(
+        values, run.score, run.test_examples(hostile=True), run.by_group(evaluated)
+    )
     found = {measure: find_measure(measure).of(served) for measure in measures}
     for measure, value in found.items():
         if math.isnan(value) and measure.startswith((CLIENT, GAP)):

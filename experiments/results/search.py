@@ -12,10 +12,10 @@ from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.server.run_folder.files import CLIENTS, ROUNDS
 
 from ..arms import Arm
-from ..study import Found, Study
+from ..study import SearchOutcome, Study
 from .comparison import Comparison, read_comparison
 from .differences import Difference
-from .measures import Measure, Served, find_measure
+from .measures import ClientScores, Measure, find_measure
 from .presentation import Shown
 from .run import OpenedRuns, Run
 
@@ -26,7 +26,7 @@ NAMED = 3
 
 
 @dataclass(frozen=True)
-class Judged:
+class ArmScore:
     """What an arm is worth by a measure, over the seeds by which it is judged."""
 
     arm: Arm
@@ -49,7 +49,7 @@ class Judged:
 
 def judge_arms(
     measure: Measure, arms: Sequence[Arm], runs: Sequence[Sequence[Run | None]]
-) -> list[Judged]:
+) -> list[ArmScore]:
     """Return what arms are worth by a measure on validation examples.
 
     `runs` has those of each arm, one a seed.
@@ -58,7 +58,7 @@ def judge_arms(
     examples are read only of runs that set no validation examples apart, as recipes of papers do
     that say no more.
     """
-    served = list[list[Served]]()
+    served = list[list[ClientScores]]()
     faults = list[str]()
     for arm, by_seed in zip(arms, runs, strict=True):
         try:
@@ -91,14 +91,14 @@ def judge_arms(
             fault = f"there is no {measure.name} of so few validation examples"
         mean = find_measure("mean").of
         judged.append(
-            Judged(arm, fault=fault)
+            ArmScore(arm, fault=fault)
             if fault
-            else Judged(arm, values, [mean(each) for each in mine])
+            else ArmScore(arm, values, [mean(each) for each in mine])
         )
     return judged
 
 
-def serve(run: Run, evaluated: str) -> Served:
+def serve(run: Run, evaluated: str) -> ClientScores:
     """Return how a run serves its clients on validation examples, or on test examples where it set none apart."""
     tests = not float(run.settings.get("validation-share", 0.0)) > 0.0
     model = run.serves if evaluated == "global" else evaluated
@@ -111,23 +111,23 @@ def serve(run: Run, evaluated: str) -> Served:
             " clients more examples, so that validation-share leaves each of them some, or set"
             " validation-share = 0 where a recipe has it"
         )
-    return Served(scores, run.score, groups=run.by_group(model, split))
+    return ClientScores(scores, run.score, groups=run.by_group(model, split))
 
 
 def choose(
     measure: Measure,
     score: Score,
-    among: Sequence[Judged],
+    among: Sequence[ArmScore],
     within: float | None = None,
-    base: Judged | None = None,
-) -> Judged | None:
+    base: ArmScore | None = None,
+) -> ArmScore | None:
     """Return the best of the arms that can be chosen, of equals the first.
 
     None where there is none.
 
     With `within`, the mean over the clients may be at most so many points below that of `base`.
     """
-    best: Judged | None = None
+    best: ArmScore | None = None
     for each in (each for each in among if each.values):
         if within is not None and base is not None:
             lost = score.better(statistics.fmean(base.means), statistics.fmean(each.means))
@@ -163,16 +163,16 @@ class Search(Shown):
     """
 
     study: Study
-    judged: Sequence[Judged]
+    judged: Sequence[ArmScore]
     score: Score
     comparison: Comparison | None = None
     folder: Path = field(default_factory=Path)
     notes: tuple[str, ...] = ()
 
     @property
-    def found(self) -> Found:
+    def found(self) -> SearchOutcome:
         """Which arms were chosen, by which seeds, and with which they are tested; empty before."""
-        return self.study.found or Found()
+        return self.study.found or SearchOutcome()
 
     @property
     def measure(self) -> Measure:
@@ -197,7 +197,7 @@ class Search(Shown):
             (label for label in self.found.best if methods[label] == self.study.baseline), ""
         )
 
-    def of(self, label: str) -> Judged:
+    def of(self, label: str) -> ArmScore:
         """Return what an arm is worth."""
         return next(each for each in self.judged if each.arm.label == label)
 
@@ -296,11 +296,13 @@ class Search(Shown):
 
 def read_search(folder: Path, study: Study) -> Search:
     """Return a search from the runs that are finished."""
-    found = study.found or Found(study.seeds)
+    found = study.found or SearchOutcome(study.seeds)
     opened = OpenedRuns(study, folder)
     runs = [[opened.get(arm, seed) for seed in found.judged] for arm in study.arms]
     judged = [
-        Judged(arm, fault=next(iter(failed.values()))) if (failed := study.failures(arm)) else each
+        ArmScore(arm, fault=next(iter(failed.values())))
+        if (failed := study.failures(arm))
+        else each
         for arm, each in zip(
             study.arms, judge_arms(find_measure(study.criterion), study.arms, runs), strict=True
         )

@@ -35,7 +35,7 @@ has what they say."""
 
 
 @dataclass
-class Work:
+class StudyRunner:
     """What carries out the runs of a study: processes of this machine, so many at a time, or a Ray cluster.
 
     The bar counts each run, and each that was finished before; `failed` has why runs failed, by
@@ -70,7 +70,7 @@ class Work:
 @contextlib.contextmanager
 def carry_out(
     study: Study, out: Path, place: int | OnRay, bar: StudyBar, log_level: int = logging.WARNING
-) -> Iterator[Work]:
+) -> Iterator[StudyRunner]:
     """Check and lock the folder of a study, write study.json, and yield what carries out its runs.
 
     The folder is made if it is not there, and removed if no run came into it. Lines that runs log
@@ -100,7 +100,7 @@ def carry_out(
     try:
         with locked_folder(out, wait=False):
             study.write(out)
-            yield Work(place, bar, log_level)
+            yield StudyRunner(place, bar, log_level)
     finally:
         if made and not (out / "runs").exists():
             (out / STUDY).unlink(missing_ok=True)

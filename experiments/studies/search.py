@@ -31,8 +31,8 @@ from ..arms import (
 from ..results.measures import GAP
 from ..results.presentation import write_report
 from ..results.run import REPORT
-from ..results.search import Judged, Search, choose, read_search
-from ..study import Found, Study
+from ..results.search import ArmScore, Search, choose, read_search
+from ..study import SearchOutcome, Study
 from .compare import OPTIONS, prepare, tables_of
 from .on_ray import OnRay
 from .progress import StudyBar
@@ -260,10 +260,10 @@ def search_arms(study: Study, out: Path, place: int | OnRay, bar: StudyBar) -> S
             ]
             work.run(study.runs(out, [(arm, seed) for seed in seeds for arm in arms]), some=True)
             judged += seeds
-        study = replace(study, found=Found(judged), failed=work.failed)
+        study = replace(study, found=SearchOutcome(judged), failed=work.failed)
         best = _choose(read_search(out, study))
         fresh = [study.seeds[0] + FRESH_FROM + k for k in range(len(study.seeds))]
-        study = replace(study, found=Found(judged, best, fresh))
+        study = replace(study, found=SearchOutcome(judged, best, fresh))
         study.write(out)
         runs = study.of(best, fresh).runs(out)
         bar.expect(count + len(runs))
@@ -285,7 +285,7 @@ def _choose(search: Search) -> list[str]:
     study = search.study
     measure = search.measure
     score = search.score
-    methods: dict[str, list[Judged]] = {}
+    methods: dict[str, list[ArmScore]] = {}
     for each in search.judged:
         methods.setdefault(each.arm.method, []).append(each)
     base = choose(

@@ -22,7 +22,7 @@ from .files import (
     is_finished,
     is_run_folder,
 )
-from .values import Recorded
+from .values import RecordedSettings
 
 FIRST_LAID = (
     *(entry.name for entry in (LOCK, CHECKPOINTS)),
@@ -102,7 +102,9 @@ def _list_changed(there: Mapping[str, str], here: Mapping[str, str]) -> str:
     return ", ".join(changed[:5]) + (f" and {len(changed) - 5} more" if len(changed) > 5 else "")
 
 
-def _check_same_settings(path: Path, recorded: Recorded, config: Config, *, finished: bool) -> None:
+def _check_same_settings(
+    path: Path, recorded: RecordedSettings, config: Config, *, finished: bool
+) -> None:
     # A setting that is newer than the folder had its default.
     there = {key: value for key, value in default_config().items() if key in config} | {
         **recorded.settings

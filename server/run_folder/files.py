@@ -25,7 +25,7 @@ from .lock import LOCK as LOCK_NAME
 from .lock import is_running
 from .metrics import METRIC_COLUMNS
 from .tables import Cells, read_table
-from .values import Beginning, Known, Recorded
+from .values import Known, RecordedSettings, RunStart
 
 if TYPE_CHECKING:
     from fairbloom.tasks.split import Split
@@ -60,7 +60,7 @@ class File(Entry, Generic[T]):
     decode: Callable[[bytes], T]
     absent: T
     remedy: str = "Restore it from a copy"
-    first: Callable[[Beginning], T | None] = lambda beginning: None
+    first: Callable[[RunStart], T | None] = lambda beginning: None
 
     def read(self, folder: Path) -> T:
         """Return the value, or `absent`; raise RunFolderError when the file is damaged."""
@@ -136,11 +136,11 @@ def _splits() -> "type[Split]":
 
 # Files --------------------------------------------------------------------------------------------
 
-CONFIG = File[Recorded](
+CONFIG = File[RecordedSettings](
     name="config.toml",
-    encode=Recorded.encode,
-    decode=Recorded.decode,
-    absent=Recorded(),
+    encode=RecordedSettings.encode,
+    decode=RecordedSettings.decode,
+    absent=RecordedSettings(),
     remedy="Correct it, restore it from a copy, or choose another folder (--out)",
 )
 
@@ -295,7 +295,7 @@ def read_model(folder: Path) -> dict[str, NDArray[Any]] | None:
     return None if last is None else last[0]
 
 
-def write_first_files(folder: Path, beginning: Beginning) -> None:
+def write_first_files(folder: Path, beginning: RunStart) -> None:
     """Write what the files of a run hold when it begins, those that are missing or empty."""
     for entry in ENTRIES:
         if not isinstance(entry, File) or (

@@ -46,7 +46,7 @@ from .group_rows import Grouped, format_groups
 from .metrics import METRIC_COLUMNS, format_metrics, format_phase
 from .stopping import EarlyStopping
 from .tables import TableWriter, format_cell
-from .values import Recorded
+from .values import RecordedSettings
 
 SHARED_SECONDS = 0.5
 """In one process, a checkpoint is written once the rounds since the last one have taken so long
@@ -139,7 +139,7 @@ class RunRecorder:
         self._unsaved: tuple[int, Mapping[str, Any]] | None = None
         """The last round and its model, while it has no checkpoint."""
         self._seconds = 0.0
-        self._changed: Recorded | None = None
+        self._changed: RecordedSettings | None = None
         """The new settings of a run that is continued or extended, until it begins."""
         self._open(config, {**digest_code(config), **code})
 
@@ -158,7 +158,7 @@ class RunRecorder:
                 MODULES.write(self.path, code)
             # The settings come last: a folder without them was killed while it was made, and is
             # made again.
-            CONFIG.write(self.path, Recorded(config))
+            CONFIG.write(self.path, RecordedSettings(config))
             return
         recorded = CONFIG.read(self.path)
         there = recorded.num_rounds

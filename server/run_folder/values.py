@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Beginning:
+class RunStart:
     """What is known when a run begins.
 
     `data` are checksums of files; `engine` is empty where it was not
@@ -28,7 +28,7 @@ class Beginning:
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedSettings:
     """What config.toml says of a run: its settings as last used, empty where no run has begun."""
 
     settings: Mapping[str, Any] = field(default_factory=dict)

@@ -26,7 +26,7 @@ PADDING = 1.5
 the most."""
 
 
-class Member(NamedTuple):
+class StackedClient(NamedTuple):
     """A client in a round: its place in the order of names, and how many epochs, examples and steps it has."""
 
     local: LocalClient
@@ -37,7 +37,7 @@ class Member(NamedTuple):
     steps: int
 
     @classmethod
-    def of(cls, local: LocalClient, place: int, work: LocalWork, epochs: int) -> "Member":
+    def of(cls, local: LocalClient, place: int, work: LocalWork, epochs: int) -> "StackedClient":
         """Return a client that does this work for these epochs."""
         count = len(local.splits.train)
         batch = batch_of(count, work)
@@ -84,12 +84,14 @@ class Step:
         )
 
 
-def divide_into_blocks(members: Sequence[Member], most: int) -> Iterator[list[Member]]:
+def divide_into_blocks(
+    members: Sequence[StackedClient], most: int
+) -> Iterator[list[StackedClient]]:
     """Yield the members in blocks of at most `most`, by their steps and sizes, the largest first.
 
     Clients that are done drop out at the end of a block, and there is little to fill up.
     """
-    block: list[Member] = []
+    block: list[StackedClient] = []
     count = longest = real = 0
     by_place = sorted(members, key=attrgetter("place"))
     # of equal ones, the place decides
@@ -108,18 +110,20 @@ def divide_into_blocks(members: Sequence[Member], most: int) -> Iterator[list[Me
         yield block
 
 
-def examples_of(block: Sequence[Member]) -> list[Examples]:
+def examples_of(block: Sequence[StackedClient]) -> list[Examples]:
     """Return the training examples of each client."""
     return in_tensors([member.local.splits.train for member in block])
 
 
-def takes_all(block: Sequence[Member]) -> bool:
+def takes_all(block: Sequence[StackedClient]) -> bool:
     """Return whether each step of a block takes all examples of each client."""
     return all(member.batch == member.size for member in block)
 
 
 def minibatches(
-    block: Sequence[Member], work: LocalWork, batch_order: Callable[[Member], np.random.Generator]
+    block: Sequence[StackedClient],
+    work: LocalWork,
+    batch_order: Callable[[StackedClient], np.random.Generator],
 ) -> Iterator[Step]:
     """Yield the steps of a block, with the clients that take them: fewer and fewer of the first ones."""
     parts = examples_of(block)
@@ -133,13 +137,13 @@ def minibatches(
         yield pad_step(joined, starts[:taking], [*map(next, orders[:taking])])
 
 
-def repeat_step(step: Step, block: Sequence[Member]) -> Iterator[Step]:
+def repeat_step(step: Step, block: Sequence[StackedClient]) -> Iterator[Step]:
     """Yield a step that takes all examples as often as the block's clients take it."""
     for taking in count_taking(block):
         yield step.first(taking)
 
 
-def count_taking(block: Sequence[Member]) -> Iterator[int]:
+def count_taking(block: Sequence[StackedClient]) -> Iterator[int]:
     """Yield how many clients of a block, the first ones, take each of its steps."""
     taking = len(block)
     for number in range(block[0].steps):

@@ -25,13 +25,13 @@ from fairbloom.client.metrics import (
     WorkDone,
     requested_metrics,
 )
-from fairbloom.client.plan import epochs_in_time, global_work, own_works
+from fairbloom.client.plan import epochs_in_time, global_work, personal_works
 from fairbloom.client.round import ClientRound
-from fairbloom.client.rules.base import Copy, Shift, StepsTaken
+from fairbloom.client.rules.base import Copy, GradientOffset, StepsTaken
 from fairbloom.client.rules.registry import Rules, rules_of
-from fairbloom.client.rules.rule_round import RuleAtWork
+from fairbloom.client.rules.rule_round import RuleRound
 from fairbloom.client.states import StateDict
-from fairbloom.client.support import Honoured
+from fairbloom.client.support import Support
 from fairbloom.client.training import measure
 from fairbloom.client.work import LocalWork, batch_order
 from fairbloom.errors import failure_reason
@@ -39,17 +39,17 @@ from fairbloom.logs import log
 from fairbloom.protocol import names as wire
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
-from fairbloom.rounds.clients import NOTHING, Replies, Trained
+from fairbloom.rounds.clients import NOTHING, Replies, TrainReplies
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.refusals import Refusals
 from fairbloom.rounds.updates import Layout, Model
 from fairbloom.tasks import Examples, Task
 from fairbloom.tasks.optimizers import OF_PYTORCH, SGD
 
-from ..clients import LocalClients, Reply, answer_of, refuse_failed, store_reply
+from ..clients import LocalClients, Reply, call_client, refuse_failed, store_reply
 from .batched_metrics import Measures, losses_of, measure_clients, score_clients, split_into_passes
 from .blocks import (
-    Member,
+    StackedClient,
     Step,
     divide_into_blocks,
     examples_of,
@@ -61,7 +61,7 @@ from .blocks import (
 from .optimizers import RowOptimizer
 from .programs import Program, StepArrays, UnstackableError, in_tensors, make_program
 
-HONOURED = Honoured(
+SUPPORTED = Support(
     hooks=frozenset(
         {
             "replace_steps",
@@ -103,12 +103,12 @@ def find_unsupported(terms: Terms, rules: Rules, *works: LocalWork, by_group: bo
     "" where all is.
     """
     apart = [f"optimizer = {work.optimizer}" for work in works if work.optimizer not in OF_PYTORCH]
-    return HONOURED.find_unsupported(terms, rules, *works, by_group=by_group) or (
+    return SUPPORTED.find_unsupported(terms, rules, *works, by_group=by_group) or (
         apart[0] if apart else ""
     )
 
 
-class Rows:
+class StackedModels:
     """The models of k clients: each trainable array of all of them as one tensor.
 
     At first all are `received`.
@@ -160,7 +160,7 @@ class Rows:
         for (_, place), array in zip(self._layout.slices, self.arrays, strict=True):
             matrix[places, place] = array.reshape(len(array), -1).cpu().numpy()
 
-    def copy(self) -> "Rows":
+    def copy(self) -> "StackedModels":
         """Return the models as they are now."""
         there = copy.copy(self)
         there.arrays = [array.clone() for array in self.arrays]
@@ -177,18 +177,18 @@ class StackedClients(LocalClients):
         self._block = block
         self._known: tuple[nn.Module, Program] | None = None
         self._full: dict[tuple[str, ...], Step] = {}
-        self._cached_members: tuple[object, list[Member]] = (None, [])
+        self._cached_members: tuple[object, list[StackedClient]] = (None, [])
         self._reasons: set[str] = set()
 
     def train(
         self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING
-    ) -> Trained:
+    ) -> TrainReplies:
         """Let these clients train the model on the terms, each on its own data."""
         work = self._plan(terms)
         if work is None:
             return super().train(names, model, terms, sent)
         self.begin(names)
-        trained = self.none_trained(names, model, terms, sent)
+        trained = self.empty_replies(names, model, terms, sent)
         received = self.on_device(model)
         if self.method.frozen:  # which programs take from the model
             self.task_and_model()[1].load_state_dict(received)
@@ -204,9 +204,7 @@ class StackedClients(LocalClients):
             self._falls_back(f"the model cannot be stacked: {reason}")
             return super().train(names, model, terms, sent)
         unfit = trained.refused.reasons
-        self.hand_over(
-            trained, {name: training.replies[name] for name in names if name not in unfit}
-        )
+        self.collect(trained, {name: training.replies[name] for name in names if name not in unfit})
         return trained
 
     def evaluate(
@@ -217,7 +215,7 @@ class StackedClients(LocalClients):
         Of `participants` alone is asked what the terms ask to measure.
         """
         self.begin(names)
-        if self._falls_back(HONOURED.find_unsupported(terms, (), by_group=self._by_group)):
+        if self._falls_back(SUPPORTED.find_unsupported(terms, (), by_group=self._by_group)):
             return super().evaluate(names, model, terms, participants)
         try:
             reports = self._measures(names, self.on_device(model), terms, set(participants))
@@ -233,7 +231,7 @@ class StackedClients(LocalClients):
         try:
             rules = rules_of(self.settings, terms)
             work = global_work(self.settings, terms, rules)
-            others = own_works(self.settings, terms, rules)
+            others = personal_works(self.settings, terms, rules)
         except ValueError as reason:  # terms that no client knows
             self._falls_back(str(reason))
             return None
@@ -262,7 +260,7 @@ class StackedClients(LocalClients):
         return self._known[1]
 
     def steps(
-        self, block: Sequence[Member], work: LocalWork, terms: Terms, *, personal: bool
+        self, block: Sequence[StackedClient], work: LocalWork, terms: Terms, *, personal: bool
     ) -> Iterable[Step]:
         """Return the steps of a block."""
         if takes_all(block):
@@ -274,7 +272,7 @@ class StackedClients(LocalClients):
             lambda m: batch_order(self.settings, number, m.local.key, personal=personal),
         )
 
-    def _full_batch(self, block: Sequence[Member]) -> Step:
+    def _full_batch(self, block: Sequence[StackedClient]) -> Step:
         """Return the step that takes all examples.
 
         Small ones are remembered, since the next rounds take them too.
@@ -288,7 +286,7 @@ class StackedClients(LocalClients):
 
     def _members(
         self, names: Sequence[str], terms: Terms, work: LocalWork, refused: Refusals
-    ) -> list[Member]:
+    ) -> list[StackedClient]:
         """Return the clients that can train, the same ones for the same names and work.
 
         The others are refused.
@@ -297,23 +295,23 @@ class StackedClients(LocalClients):
         if self._cached_members[0] == about:
             return self._cached_members[1]
 
-        def member(place: int, name: str) -> Member:
+        def member(place: int, name: str) -> StackedClient:
             epochs = (
                 work.epochs
                 if work.in_full
                 else epochs_in_time(self.settings, terms.server_round, name)
             )
-            return Member.of(self.local(name), place, work, epochs)
+            return StackedClient.of(self.local(name), place, work, epochs)
 
         found = refuse_failed(
-            {name: answer_of(member, place, name) for place, name in enumerate(names)}, refused
+            {name: call_client(member, place, name) for place, name in enumerate(names)}, refused
         )
         members = list(found.values())
         if len(members) == len(names) and not self.settings.stragglers:
             self._cached_members = (about, members)
         return members
 
-    def _train_block(self, training: "_RoundTraining", block: Sequence[Member]) -> None:
+    def _train_block(self, training: "_RoundTraining", block: Sequence[StackedClient]) -> None:
         """Train a block of clients.
 
         In halves where memory does not suffice, one by one where one fails.
@@ -335,7 +333,7 @@ class StackedClients(LocalClients):
                     self._train_block(training, half)
                 return
             answers = {
-                member.local.name: answer_of(training.train_alone, member) for member in block
+                member.local.name: call_client(training.train_alone, member) for member in block
             }
             if len(refuse_failed(answers, training.trained.refused)) == len(block):
                 words = "%d clients were computed one by one, since together: %s"
@@ -391,7 +389,7 @@ class _RoundTraining:
     received: StateDict
     terms: Terms
     work: LocalWork
-    trained: Trained
+    trained: TrainReplies
     sent: Mapping[str, StateDict]
     replies: dict[str, Reply] = field(default_factory=dict)
 
@@ -399,7 +397,7 @@ class _RoundTraining:
     def layout(self) -> Layout:
         return self.trained.updates.layout
 
-    def train_alone(self, member: Member) -> None:
+    def train_alone(self, member: StackedClient) -> None:
         """Train one client, as it would by itself."""
         name = member.local.name
         trained = self.trained
@@ -410,7 +408,7 @@ class _RoundTraining:
 class _Block(ClientRound):
     """The round of a block of clients."""
 
-    def __init__(self, training: _RoundTraining, block: Sequence[Member]) -> None:
+    def __init__(self, training: _RoundTraining, block: Sequence[StackedClient]) -> None:
         self._training = training
         self._block = block
         self._terms = training.terms
@@ -420,7 +418,7 @@ class _Block(ClientRound):
         self._parts = examples_of(block)
         self._rules = rules_of(training.engine.settings, self._terms)
         self._scores: list[Metrics] = [{} for _ in block]
-        self._started: list[RuleAtWork] = []
+        self._started: list[RuleRound] = []
         self._loss_before_in_first_step = False
 
     def _call(self, hook: str) -> None:
@@ -433,7 +431,7 @@ class _Block(ClientRound):
     def before(self) -> None:
         self._call("before")
         self._program = self._training.engine.program(self._task, self._model, self._parts[0])
-        self._rows = Rows(self._training.layout, self._training.received, len(self._block))
+        self._rows = StackedModels(self._training.layout, self._training.received, len(self._block))
 
     def measure(self, measurement: Measurement) -> None:
         asked = measurement.requests(self._terms.measure)
@@ -454,7 +452,7 @@ class _Block(ClientRound):
 
     def start(self) -> None:
         for rule in self._rules:
-            if isinstance(rule, Shift):
+            if isinstance(rule, GradientOffset):
                 received = self._training.received
                 sent = self._training.sent
                 clients = [member.local for member in self._block]
@@ -521,10 +519,12 @@ class _Block(ClientRound):
     def after(self) -> None:
         training = self._training
         terms = self._terms
-        for work in own_works(training.engine.settings, terms, self._rules):
-            members = [Member.of(each.local, each.place, work, work.epochs) for each in self._block]
+        for work in personal_works(training.engine.settings, terms, self._rules):
+            members = [
+                StackedClient.of(each.local, each.place, work, work.epochs) for each in self._block
+            ]
             for block in divide_into_blocks(members, len(members)):
-                rows = Rows(training.layout, training.received, len(block))
+                rows = StackedModels(training.layout, training.received, len(block))
                 for row, member in enumerate(block):
                     if last := member.local.personal(before=terms.server_round):
                         rows.load(row, last)
@@ -545,7 +545,7 @@ class _Block(ClientRound):
 def train_together(
     program: Program,
     task: Task,
-    rows: Rows,
+    rows: StackedModels,
     steps: Iterable[Step],
     work: LocalWork,
     shift: Sequence[Tensor] = (),
@@ -590,7 +590,7 @@ def minimised_loss(
 
 @torch.no_grad()
 def measure_trained(
-    program: Program, task: Task, rows: Rows, parts: Sequence[Examples]
+    program: Program, task: Task, rows: StackedModels, parts: Sequence[Examples]
 ) -> list[Measures]:
     """Return what is measured of each client's own model on its examples."""
     found: list[Measures] = []

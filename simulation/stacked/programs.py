@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fairbloom.client.training import drawing_from, gradients_of, outputs_of
+from fairbloom.client.training import gradients_of, outputs_of, seeded
 from fairbloom.client.work import LocalWork, descend, step_fields
 from fairbloom.errors import place_of
 from fairbloom.tasks import Task
@@ -407,7 +407,7 @@ def _check_same_in_evaluation(model: nn.Module, task: Task, inputs: Inputs) -> N
     outputs = []
     for training, seed in ((False, 0), (False, 1), (True, 0)):
         model.train(training)
-        with drawing_from(seed, device_of(inputs)):
+        with seeded(seed, device_of(inputs)):
             outputs.append(outputs_of(model, inputs, task.output))
     if not all(torch.equal(outputs[0], other) for other in outputs[1:]):
         raise UnstackableError(

@@ -11,7 +11,7 @@ from fairbloom.protocol.settings import key_of
 from fairbloom.rounds import screening
 from fairbloom.rounds.loop import Rounds
 from fairbloom.rounds.round import Round
-from fairbloom.rounds.screening import Usual
+from fairbloom.rounds.screening import NormBounds
 from fairbloom.rounds.updates import FloatArray
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.clients import LocalClients
@@ -35,16 +35,16 @@ def ratios(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The largest ‖u_k‖/(e_k r) of each round that is run, of all replies that reach the screening
     of lengths."""
     found: list[float] = []
-    plain = screening.too_long
+    plain = screening.find_outlier_norms
 
-    def noted(lengths: FloatArray, *rest: Any) -> tuple[dict[int, float], Usual | None]:
+    def noted(lengths: FloatArray, *rest: Any) -> tuple[dict[int, float], NormBounds | None]:
         refused, usual = plain(lengths, *rest)
         assert refused == {}
         assert usual is not None
         found.append(float((lengths / usual.times(1.0)).max()))
         return refused, usual
 
-    monkeypatch.setattr(screening, "too_long", noted)
+    monkeypatch.setattr(screening, "find_outlier_norms", noted)
     return found
 
 

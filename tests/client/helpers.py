@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fairbloom.client.app import app
-from fairbloom.client.plan import client_work, global_work
+from fairbloom.client.plan import global_work, work_of_client
 from fairbloom.client.work import LocalWork
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
@@ -39,7 +39,7 @@ def work_of(
     """Return what a client makes of a run config and of what the server tells it."""
     settings = RunSettings.of(config)
     terms = Terms.of({"server-round": server_round, **(told or {})})
-    return client_work(global_work(settings, terms), settings, terms, client)
+    return work_of_client(global_work(settings, terms), settings, terms, client)
 
 
 def run_config(**changes: Any) -> dict[str, Any]:

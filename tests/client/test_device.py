@@ -19,7 +19,7 @@ from fairbloom.client.rules.control_variates import ControlVariates
 from fairbloom.errors import FairbloomError
 from fairbloom.logs import log
 from fairbloom.protocol.terms import Terms
-from fairbloom.simulation.clients import answer_of
+from fairbloom.simulation.clients import call_client
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.strategies import FedAvg
 from fairbloom.tasks import load_task
@@ -133,7 +133,7 @@ class OnDevice(Tensor):
 
 
 def test_a_model_is_measured_on_a_device_without_float64(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "drawing_from", lambda seed, device: nullcontext())
+    monkeypatch.setattr(training, "seeded", lambda seed, device: nullcontext())
     task = load_task(run_config(clients=2))
     examples = task.splits(task.clients[0]).train
     model = task.model()
@@ -171,9 +171,9 @@ def raise_asserted(*_: Any) -> None:
 def test_a_lost_gpu_ends_the_run_and_blames_no_client() -> None:
     words = r"the GPU has stopped \(CUDA error: device-side assert triggered\), .* set device = cpu"
     with pytest.raises(FairbloomError, match=words):
-        answer_of(raise_asserted)
+        call_client(raise_asserted)
     app = ClientApp()
     app.train()(raise_asserted)
     with pytest.raises(FairbloomError, match=words):
         FedAvg().start(InProcessGrid(app, {}, 2), ArrayRecord({"w": torch.zeros(1)}), num_rounds=1)
-    assert answer_of(lambda: 1 / 0).startswith("ZeroDivisionError")  # type: ignore[union-attr]
+    assert call_client(lambda: 1 / 0).startswith("ZeroDivisionError")  # type: ignore[union-attr]

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader
 from fairbloom.client import work
 from fairbloom.client.app import app as our_app
 from fairbloom.client.fair import fair
-from fairbloom.client.fair.training import HONOURED
+from fairbloom.client.fair.training import SUPPORTED
 from fairbloom.client.rules.registry import kinds_of
 from fairbloom.protocol.terms import WORK
 from fairbloom.simulation.grid import InProcessGrid
@@ -86,7 +86,7 @@ class InOrder:
 def lacking(method: FairStrategy) -> str:
     """Return what a method asks for that a user's functions lack."""
     terms = replace(method.terms(1), measure=tuple(method.needs))
-    return HONOURED.find_unsupported(terms, [kind(terms) for kind in kinds_of(terms)])
+    return SUPPORTED.find_unsupported(terms, [kind(terms) for kind in kinds_of(terms)])
 
 
 BY_FUNCTIONS = [
@@ -193,7 +193,7 @@ def test_the_page_says_what_each_term_asks_and_fair_lacks() -> None:
     served = words[
         words.index("those made by `fair`") : words.index("methods that send none take any client")
     ]
-    assert set(re.findall(r"`([\w-]+)`", served)) - {"fair"} == set(HONOURED.keys)
+    assert set(re.findall(r"`([\w-]+)`", served)) - {"fair"} == set(SUPPORTED.keys)
 
 
 def test_a_run_resumes_although_the_loader_shuffles_globally(quickstart: Modules) -> None:

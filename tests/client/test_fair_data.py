@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset, Weighte
 
 from fairbloom.client.fair import decorator as fair_package
 from fairbloom.client.fair import fair
-from fairbloom.client.fair.training import HONOURED
+from fairbloom.client.fair.training import SUPPORTED
 from fairbloom.client.rules.steps import ClientMomentum
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.strategies import FairStrategy, FedAvg, QFedAvg, Round
@@ -464,7 +464,7 @@ def test_what_only_a_task_can_do_is_refused_by_name(
         ask(app_of(), {"measure": ["train-loss"]}, MessageType.EVALUATE)
     # As if a term had been added to the protocol and forgotten here:
     monkeypatch.setattr(
-        fair_package, "HONOURED", replace(HONOURED, rules=frozenset({ClientMomentum}))
+        fair_package, "SUPPORTED", replace(SUPPORTED, rules=frozenset({ClientMomentum}))
     )
     with pytest.raises(ValueError, match=r"proximal-mu = 0\.5: this client does not know it"):
         ask(app_of(), {"proximal-mu": 0.5})
@@ -577,7 +577,7 @@ def test_a_client_is_called_by_its_name_partition_or_node(subtests: pytest.Subte
             content = ask(app_of(), kind=MessageType.QUERY, where=context(**node))
             assert dict(content.config_records["client"]) == {
                 "name": name,
-                "honours": HONOURED.keys,
+                "honours": SUPPORTED.keys,
             }
 
 

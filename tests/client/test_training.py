@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fairbloom.client.local import LocalClient
-from fairbloom.client.training import EVALUATION_BATCH, batches, drawing_from, measure, train
+from fairbloom.client.training import EVALUATION_BATCH, batches, measure, seeded, train
 from fairbloom.client.work import LocalWork, clip_norms
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.terms import Terms
@@ -330,7 +330,7 @@ def test_dropout_on_cuda_is_seeded_and_leaves_its_generator(subtests: pytest.Sub
     drawn = []
     for _ in range(2):
         with subtests.test():
-            with drawing_from(7, device):
+            with seeded(7, device):
                 drawn.append(dropout(ones))
     assert torch.equal(*drawn)
     assert torch.equal(torch.cuda.get_rng_state(device), before)

@@ -15,7 +15,7 @@ from fairbloom.deploy.fleet import grid as grids
 from fairbloom.deploy.fleet.app_process import Answer, Task
 from fairbloom.deploy.fleet.calls import Received
 from fairbloom.deploy.fleet.grid import UNREADABLE_REPLY, RunGrid
-from fairbloom.deploy.fleet.mailbox import Address, Collected
+from fairbloom.deploy.fleet.mailbox import Collected, Envelope
 from fairbloom.deploy.fleet.messages import node_id_of
 from fairbloom.deploy.fleet.session import Contexts, KeptReply, Session, load_session
 from fairbloom.deploy.fleet.wire_pb2 import Head, Taken
@@ -32,7 +32,7 @@ class Server:
     def __init__(self) -> None:
         self.ours, theirs = Pipe()
         self.grid = RunGrid(theirs, 7)
-        self.sent: list[Address] = []
+        self.sent: list[Envelope] = []
         self.full = 0
         self.replies = list[Collected]()
         self.online = [(NODE, "a")]

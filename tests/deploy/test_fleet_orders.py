@@ -17,7 +17,7 @@ from fairbloom.deploy import pki
 from fairbloom.deploy.errors import DeployError
 from fairbloom.deploy.fleet.daemon import read_identity, renew_if_due
 from fairbloom.deploy.fleet.federation import Federation
-from fairbloom.deploy.fleet.mailbox import Address, Mailbox, Reply, Room
+from fairbloom.deploy.fleet.mailbox import Envelope, Mailbox, MemoryBudget, Reply
 from fairbloom.deploy.fleet.members import Members
 from fairbloom.deploy.fleet.port import Port
 from fairbloom.deploy.fleet.runs import MOST_STARTS, Order, RunFiles, Runs, submit
@@ -37,7 +37,7 @@ def make_runs(folder: Path, codes: Callable[[], int]) -> tuple[Runs, list[int]]:
             return codes()
 
     members = Members(folder)
-    mailbox = Mailbox(Room(folder))
+    mailbox = Mailbox(MemoryBudget(folder))
     return Made(folder, members, mailbox, Port(members, mailbox)), started
 
 
@@ -96,7 +96,7 @@ def test_a_wait_ends_with_the_replies_that_are_wanted(tmp_path: Path) -> None:
     mailbox.begin(1)
     digest = mailbox.store(b"model")
     ids = ["a", "b", "c"]
-    mailbox.send(1, [Address(id, id, 1, "", "train", digest, 60.0, kept=True) for id in ids])
+    mailbox.send(1, [Envelope(id, id, 1, "", "train", digest, 60.0, kept=True) for id in ids])
 
     async def wait(number: int, answered: str) -> float:
         loop = asyncio.get_running_loop()

@@ -16,7 +16,7 @@ import pytest
 from fairbloom.deploy.fleet.calls import Calls, Outage, RefusedError
 from fairbloom.deploy.fleet.enrolment import enroll, revoke
 from fairbloom.deploy.fleet.federation import Federation
-from fairbloom.deploy.fleet.mailbox import Address, Content, Mailbox, Room
+from fairbloom.deploy.fleet.mailbox import Content, Envelope, Mailbox, MemoryBudget
 from fairbloom.deploy.fleet.members import Members
 from fairbloom.deploy.fleet.messages import (
     APP_CRASHED,
@@ -45,7 +45,7 @@ class Served:
         self._thread.start()
         self.members = Members(place / "clients")
         self.members.look()
-        self.mailbox = Mailbox(Room(place))
+        self.mailbox = Mailbox(MemoryBudget(place))
         self.mailbox.begin(RUN)
         self.port = self.do(self._make)
         self.port.settings[RUN] = ("digest", '{"settings": {}}')
@@ -67,7 +67,7 @@ class Served:
         def push() -> None:
             digest = self.mailbox.store(data)
             self.mailbox.send(
-                RUN, [Address(id, device, 1, "group", "train", digest, 600.0, kept=True)]
+                RUN, [Envelope(id, device, 1, "group", "train", digest, 600.0, kept=True)]
             )
 
         self.do(push)
@@ -284,7 +284,7 @@ def test_held_calls_hold_no_thread(served: Served) -> None:
         for name in names:
             digest = served.mailbox.store(name.encode())
             served.mailbox.send(
-                RUN, [Address(name, name, 1, "", "train", digest, 600.0, kept=True)]
+                RUN, [Envelope(name, name, 1, "", "train", digest, 600.0, kept=True)]
             )
         found = [(await each).data.decode() for each in reads]
         for channel in channels:

@@ -9,12 +9,12 @@ from fairbloom.deploy.fleet.mailbox import (
     COLLECT_BYTES,
     KEPT_SECONDS,
     MOST_TIMES,
-    Address,
     Content,
-    Letter,
+    Envelope,
     Mailbox,
+    MemoryBudget,
+    QueuedMessage,
     Reply,
-    Room,
 )
 from fairbloom.deploy.fleet.wire_pb2 import Taken
 
@@ -36,7 +36,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def mailbox(tmp_path: Path, clock: Clock) -> Mailbox:
-    box = Mailbox(Room(tmp_path), clock)
+    box = Mailbox(MemoryBudget(tmp_path), clock)
     box.begin(RUN)
     return box
 
@@ -51,10 +51,10 @@ def send(
     data: bytes = b"model",
 ) -> None:
     digest = box.store(data)
-    box.send(RUN, [Address(id, device, number, "", "train", digest, 10.0, kept)])
+    box.send(RUN, [Envelope(id, device, number, "", "train", digest, 10.0, kept)])
 
 
-def taken(box: Mailbox, device: str = "a") -> Letter:
+def taken(box: Mailbox, device: str = "a") -> QueuedMessage:
     """Hand a message out, as the port does."""
     letter = box.next(device)
     assert letter is not None
@@ -63,7 +63,7 @@ def taken(box: Mailbox, device: str = "a") -> Letter:
     return letter
 
 
-def answer(box: Mailbox, letter: Letter, data: bytes = b"update") -> None:
+def answer(box: Mailbox, letter: QueuedMessage, data: bytes = b"update") -> None:
     box.answer(letter, Reply(Content.of(box.room, data)))
 
 
@@ -179,7 +179,7 @@ def test_equal_content_is_stored_once(mailbox: Mailbox) -> None:
 
 
 def test_more_than_the_memory_goes_to_files_without_names(tmp_path: Path) -> None:
-    room = Room(tmp_path, memory=3 << 20)
+    room = MemoryBudget(tmp_path, memory=3 << 20)
     small = Content.of(room, b"s" * (1 << 20))
     large = Content.of(room, bytes(range(256)) * (20 << 10))
     assert room.used == 1 << 20
@@ -198,7 +198,7 @@ def test_a_full_disk_is_an_error_and_leaves_nothing(
     def full(**options: object) -> None:
         raise OSError(28, "No space left on device")
 
-    box = Mailbox(Room(tmp_path, memory=1 << 20))
+    box = Mailbox(MemoryBudget(tmp_path, memory=1 << 20))
     monkeypatch.setattr(tempfile, "TemporaryFile", full)
     with pytest.raises(OSError, match="No space left"):
         box.store(b"x" * (5 << 20))

@@ -22,7 +22,7 @@ from fairbloom.server.run_folder.files import (
     SPLIT,
 )
 from fairbloom.server.run_folder.tables import format_csv
-from fairbloom.server.run_folder.values import Recorded
+from fairbloom.server.run_folder.values import RecordedSettings
 from fairbloom.server.settings import default_config
 from fairbloom.strategies import find_method
 from fairbloom.tasks.split import Split
@@ -96,7 +96,7 @@ def make_run(
         "seed": seed,
         "num-rounds": rounds,
     }
-    CONFIG.write(folder, Recorded({**default_config(), **task, "clients": len(clients)}))
+    CONFIG.write(folder, RecordedSettings({**default_config(), **task, "clients": len(clients)}))
     ENVIRONMENT.write(folder, {"python": "3.13.0", "fairbloom": "0.1.0", "torch": "2.9.0"})
     SCORES.write(folder, [score])
     scale = 100.0 if score.percent else 1.0

@@ -20,7 +20,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.prediction.export import TOLERANCE, export_onnx
 from fairbloom.prediction.predictor import Predictor
 from fairbloom.server.run_folder.files import CONFIG
-from fairbloom.server.run_folder.values import Recorded
+from fairbloom.server.run_folder.values import RecordedSettings
 from fairbloom.tasks.preprocessing import InputColumn, Preprocessing
 from tests.experiments.helpers import fairbloom as command
 
@@ -148,7 +148,7 @@ def predictor_of(
 ) -> Predictor:
     """Return a predictor of a table with these columns, whose run has no more than its settings."""
     (folder / "run").mkdir()
-    CONFIG.write(folder / "run", Recorded({"task": "csv", "model": "logistic"}))
+    CONFIG.write(folder / "run", RecordedSettings({"task": "csv", "model": "logistic"}))
     how = Preprocessing(
         form="table", columns=columns, **{"target": "y", "classes": ("no", "yes"), **options}
     )

@@ -14,7 +14,7 @@ import pytest
 
 from fairbloom.client.app import app
 from fairbloom.protocol.names import BETWEEN_GROUPS
-from fairbloom.rounds.clients import Clients, Replies, Trained
+from fairbloom.rounds.clients import ClientPool, Replies, TrainReplies
 from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.loop import Rounds
 from fairbloom.rounds.method import Method
@@ -31,7 +31,7 @@ from fairbloom.tasks.models import frozen_parameters, shared_parameters
 
 Config = dict[str, Any]
 
-IMPLEMENTATIONS: dict[str, Callable[[Method, Config], Clients]] = {
+IMPLEMENTATIONS: dict[str, Callable[[Method, Config], ClientPool]] = {
     "local": LocalClients,
     "workers": lambda method, config: WorkerClients(method, config, workers=2),
     "stacked": lambda method, config: StackedClients(method, config, block=3),
@@ -226,7 +226,7 @@ def rows_of(updates: Updates | None) -> tuple[bytes, ...]:
     return tuple(row.tobytes() for block in updates.vectors.blocks for row in np.asarray(block))
 
 
-def watch(clients: Clients) -> list[tuple[str, dict[str, Any]]]:
+def watch(clients: ClientPool) -> list[tuple[str, dict[str, Any]]]:
     """Return where the answers of clients will be noted as they are given, before the round has
     screened them."""
     seen: list[tuple[str, dict[str, Any]]] = []
@@ -248,7 +248,7 @@ def watch(clients: Clients) -> list[tuple[str, dict[str, Any]]]:
 def told(replies: Replies) -> dict[str, Any]:
     """Return what clients told; reasons are each implementation's own words, so only their clients
     are compared."""
-    trained = isinstance(replies, Trained)
+    trained = isinstance(replies, TrainReplies)
     return {
         "names": replies.names,
         "metrics": [list(report.items()) for report in replies.metrics.values()],
@@ -269,7 +269,7 @@ def assert_same_replies(ours: Replies, expected: Replies, tolerance: float) -> N
     for name, report in expected.metrics.items():
         due = pytest.approx([*report.values()], rel=tolerance, abs=tolerance)
         assert [*ours.metrics[name].values()] == due
-    if isinstance(ours, Trained) and isinstance(expected, Trained):
+    if isinstance(ours, TrainReplies) and isinstance(expected, TrainReplies):
         for updates, due in ((ours.updates, expected.updates), (ours.second, expected.second)):
             assert (updates is None) == (due is None)
             if updates is not None and due is not None:

@@ -11,7 +11,7 @@ import pytest
 
 from docs import compatibility as page
 from docs.compatibility import OPTIONS
-from fairbloom.rounds.compatibility import NEEDS, WEIGHTING, misfit
+from fairbloom.rounds.compatibility import NEEDS, WEIGHTING, find_conflict
 from fairbloom.rounds.defences import MIXING, WEIGHING
 from fairbloom.server.settings import Settings
 from fairbloom.strategies import METHODS, SCAFFOLD, FedAvg, FedDyn
@@ -58,7 +58,7 @@ def test_an_option_is_refused_where_the_table_says_so(subtests: pytest.Subtests)
         with subtests.test(name=name, option=option):
             if METHODS[name].own_terms.intersection(GIVEN.get(option.name, {})):
                 continue  # the method sets it by its own parameter
-            refused = misfit(make(name, ARGUMENTS[name][0]).all_needs, option) is not None
+            refused = find_conflict(make(name, ARGUMENTS[name][0]).all_needs, option) is not None
             with pytest.raises(ValueError, match="leave") if refused else nullcontext():
                 take(name, option.name)
 
@@ -75,7 +75,7 @@ def test_no_defence_goes_with_states_of_whole_updates(subtests: pytest.Subtests)
 
 def test_each_need_is_changed_by_an_option() -> None:
     assert set(NEEDS) == {need for option in OPTIONS for need in option.changes}
-    assert misfit({"no prior"}, WEIGHTING) is NEEDS["no prior"]
+    assert find_conflict({"no prior"}, WEIGHTING) is NEEDS["no prior"]
 
 
 def test_a_class_is_known_by_its_weigh_not_by_its_name() -> None:

@@ -14,17 +14,17 @@ import numpy as np
 import pytest
 import torch
 
-from fairbloom.client.fair.training import HONOURED as BY_FAIR
-from fairbloom.client.local import HONOURED as BY_A_CLIENT
+from fairbloom.client.fair.training import SUPPORTED as BY_FAIR
+from fairbloom.client.local import SUPPORTED as BY_A_CLIENT
 from fairbloom.client.metrics import BY_GROUP, OF_EVALUATION, OF_TRAINING, WORK_METRICS
-from fairbloom.client.plan import client_work, global_work
+from fairbloom.client.plan import global_work, work_of_client
 from fairbloom.client.rules.registry import RULES
-from fairbloom.client.support import Honoured, metric_row
+from fairbloom.client.support import Support, metric_row
 from fairbloom.client.work import LocalWork, set_fields
 from fairbloom.protocol.names import ARRAYS_DISPARITY, BETWEEN_GROUPS
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import WORK, Terms
-from fairbloom.rounds.clients import Clients, Replies, Trained
+from fairbloom.rounds.clients import ClientPool, Replies, TrainReplies
 from fairbloom.rounds.method import Method
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.clients import LocalClients
@@ -270,11 +270,11 @@ def model_of(case: Case) -> dict[str, Any]:
     }
 
 
-Seen = tuple[Trained, Replies]
+Seen = tuple[TrainReplies, Replies]
 """What came of a round's training and evaluation."""
 
 
-def of_a_round(clients: Clients, case: Case) -> Seen:
+def of_a_round(clients: ClientPool, case: Case) -> Seen:
     """Let clients train, with a control variate where they have use for one, and evaluate."""
     assert list(clients.online(1)) == NAMES
     model = model_of(case)
@@ -337,7 +337,7 @@ def test_a_case_of_the_work_sets_its_field(subtests: pytest.Subtests) -> None:
     for name, case in OF_THE_WORK.items():
         with subtests.test(name=name, case=case):
             settings: RunSettings = case.settings
-            work = client_work(global_work(settings, case.terms), settings, case.terms, NAMES[0])
+            work = work_of_client(global_work(settings, case.terms), settings, case.terms, NAMES[0])
             assert name in set_fields(work)
 
 
@@ -394,7 +394,7 @@ def test_an_updates_norm_is_that_of_the_reply(engines: Engines) -> None:
 
 def test_a_client_honours_all_that_any_engine_honours(subtests: pytest.Subtests) -> None:
     assert all(BY_A_CLIENT.follows(rule) for rule in RULES)
-    for others in (stacked.HONOURED, BY_FAIR):
+    for others in (stacked.SUPPORTED, BY_FAIR):
         with subtests.test(others=others):
             assert others.hooks <= BY_A_CLIENT.hooks
             assert others.work <= BY_A_CLIENT.work
@@ -409,28 +409,28 @@ def test_every_key_of_the_work_is_read_by_one_rule() -> None:
 
 
 def test_what_stacked_clients_do_not_honour_is_known() -> None:
-    assert set(OF_THE_WORK) - stacked.HONOURED.work == set(ONE_BY_ONE)
-    apart = {rule for rule in RULES if not stacked.HONOURED.follows(rule)}
+    assert set(OF_THE_WORK) - stacked.SUPPORTED.work == set(ONE_BY_ONE)
+    apart = {rule for rule in RULES if not stacked.SUPPORTED.follows(rule)}
     assert {key for rule in apart for key in rule.wire_keys()} == {
         "disparity",
         "disparity-sharpness",
         "client-rule",
     }
-    assert stacked.HONOURED.metrics == BY_A_CLIENT.metrics
+    assert stacked.SUPPORTED.metrics == BY_A_CLIENT.metrics
 
 
 OF_NO_RULE = {"server_round", "measure", "state_round", "state_rounds", "seed", "others"}
 """The fields of the terms that every client acts on."""
 
 
-def without(honoured: Honoured, name: str) -> Honoured:
+def without(honoured: Support, name: str) -> Support:
     hooks = {
         hook
         for rule in RULES
         if name.replace("_", "-") in rule.wire_keys()
         for hook in rule.hooks()
     }
-    return Honoured(
+    return Support(
         honoured.hooks - hooks, honoured.work - {name}, honoured.metrics - {row_of(name)}
     )
 
@@ -486,12 +486,12 @@ def test_an_engine_leaves_what_it_does_not_honour_to_the_loop(
 ) -> None:
     """As if this engine had been forgotten when the field, or the metric, was added: equal to the
     bit, and named."""
-    honoured = stacked.HONOURED
+    honoured = stacked.SUPPORTED
     monkeypatch.setattr(StackedClients, "_train_block", None)
     for case in [name for name in CASES if name not in {*BOTH, *SET_AGAIN}]:
         with subtests.test(case=case):
             name = case.partition(": ")[2]
-            monkeypatch.setattr(stacked, "HONOURED", without(honoured, name))
+            monkeypatch.setattr(stacked, "SUPPORTED", without(honoured, name))
             engines.close("stacked")
             caplog.clear()
             with caplog.at_level(logging.WARNING, "flwr"):
@@ -517,8 +517,8 @@ class Tomorrow(LocalWork):
 def test_a_field_that_nobody_knows_yet_is_honoured_by_nobody() -> None:
     work = Tomorrow(1, 10, 0.1)
     terms = Terms(server_round=1)
-    assert stacked.HONOURED.find_unsupported(terms, (), work) == ""
+    assert stacked.SUPPORTED.find_unsupported(terms, (), work) == ""
     assert (
-        stacked.HONOURED.find_unsupported(terms, (), replace(work, rotation=0.5))
+        stacked.SUPPORTED.find_unsupported(terms, (), replace(work, rotation=0.5))
         == "rotation = 0.5"
     )

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fairbloom.rounds import updates
 from fairbloom.rounds.aggregation import NoStepError, cohort_of, compute_coefficients
-from fairbloom.rounds.clients import Trained
+from fairbloom.rounds.clients import TrainReplies
 from fairbloom.rounds.cohort import Cohort, Kept, MethodError, Probed
 from fairbloom.rounds.refusals import Refusals
 from fairbloom.rounds.updates import (
@@ -233,7 +233,7 @@ def made(method: FairStrategy, U: FloatArray, sizes: Sequence[int]) -> Cohort:
     """The cohort of updates of zeros, of a model with arrays of these sizes."""
     model = {f"a{k}": np.zeros(size) for k, size in enumerate(sizes)}
     names = [f"client-{k}" for k in range(len(U))]
-    trained = Trained.empty(method.layout_of(model), refused=Refusals(1))
+    trained = TrainReplies.empty(method.layout_of(model), refused=Refusals(1))
     for name, u in zip(names, U, strict=True):
         parts = dict(zip(model, np.split(-u, np.cumsum(sizes)[:-1]), strict=True))
         trained.add(name, {"num-examples": 1.0}, parts, {})

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairbloom.rounds.cohort import Cohort, Kept, Probed
-from fairbloom.rounds.progress import Lengths
-from fairbloom.rounds.screening import BrokenModelError, too_long
+from fairbloom.rounds.progress import NormHistory
+from fairbloom.rounds.screening import BrokenModelError, find_outlier_norms
 from fairbloom.rounds.updates import FloatArray, length
 from fairbloom.strategies import FairStrategy, FedAvg, FedFV, Round
 from tests.federation import Answer, assert_resumes, record, replying, run, unpack
@@ -69,21 +69,21 @@ def test_the_rule_is_the_one_by_the_letter(
     replies: list[tuple[float, float]], past: list[float], model: float, limit: float
 ) -> None:
     u, n = (np.array(column, np.float64) for column in zip(*replies, strict=True))
-    refused, found = too_long(u, n, np.array(past), lambda: model, limit)
+    refused, found = find_outlier_norms(u, n, np.array(past), lambda: model, limit)
     expected, r = by_the_letter(dict(enumerate(replies)), past, model, limit)
     assert [*refused] == expected
     assert (found is None) == (len(expected) == len(replies))
     if found is not None:
         assert found.length == r
         left = [k for k in range(len(replies)) if k not in expected]
-        alone = too_long(u[left], n[left], np.array(past), lambda: model, limit)
+        alone = find_outlier_norms(u[left], n[left], np.array(past), lambda: model, limit)
         assert alone[0] == {}
         assert alone[1] is not None
         # as if the others had not come
         np.testing.assert_array_equal(alone[1].allowances, found.allowances)
 
 
-def test_lengths_neither_overflow_nor_vanish(subtests: pytest.Subtests) -> None:
+def test_norms_neither_overflow_nor_vanish(subtests: pytest.Subtests) -> None:
     for dtype, sizes in (
         (np.float32, (0.0, 1e-30, 1.0, 1e38)),
         (np.float64, (1e-300, 1e200, 1e307)),
@@ -164,7 +164,7 @@ def test_hospitals_of_10_and_20000_rows_are_used() -> None:
 def test_replies_of_the_last_five_rounds_count_by_their_number() -> None:
     """The first round's updates are 1 long, the later ones 1e-6: the fifth after it still knows the
     first, not more."""
-    lengths = Lengths()
+    lengths = NormHistory()
     for number in range(1, 8):
         lengths = lengths.plus(number, np.array([float(number)]), 0.0)
     assert lengths.before(8).tolist() == [3.0, 4.0, 5.0, 6.0, 7.0]
@@ -178,7 +178,7 @@ def test_a_skipped_round_leaves_no_length_behind() -> None:
     assert sorted(strategy.progress.lengths.used) == [1, 3]
 
 
-def test_lengths_survive_a_kill_to_the_bit() -> None:
+def test_norms_survive_a_kill_to_the_bit() -> None:
     """Without those of before, a single participant's update in the last round would be used."""
     clients = {"a": moving("a", lambda number: 0.001 * number if number < 6 else 90.0)}
     finished = assert_resumes(lambda: FedAvg(unused_rounds=0), 6, (1, 3, 5), clients, ZEROS)

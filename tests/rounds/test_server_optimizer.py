@@ -27,7 +27,7 @@ from tests.federation import (
 )
 from tests.strategies.helpers import ARGUMENTS, make
 
-from .test_lengths import Leap, always, rounds_of
+from .test_norms import Leap, always, rounds_of
 
 ADAPTIVE = ("adagrad", "adam", "yogi")
 EACH: dict[str, dict[str, Any]] = {

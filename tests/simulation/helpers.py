@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from fairbloom.protocol.terms import Terms
-from fairbloom.rounds.clients import Clients, Replies
+from fairbloom.rounds.clients import ClientPool, Replies
 from fairbloom.rounds.round import Round
 from fairbloom.rounds.updates import Model
 from fairbloom.server import app
@@ -164,7 +164,7 @@ def all_of(replies: Replies) -> dict[str, Any]:
 
 
 def both_of(
-    clients: Clients, names: Sequence[str], model: Model, terms: Terms
+    clients: ClientPool, names: Sequence[str], model: Model, terms: Terms
 ) -> list[dict[str, Any]]:
     """Return what clients reply to a round's training, and to its evaluation."""
     trained = all_of(clients.train(names, model, terms))

@@ -44,7 +44,7 @@ from hypothesis.stateful import (
 )
 
 from fairbloom.rounds import flower, quorum
-from fairbloom.rounds.clients import Trained
+from fairbloom.rounds.clients import TrainReplies
 from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.loop import NothingLearnedError
 from fairbloom.rounds.method import Method
@@ -369,14 +369,14 @@ class NotingClients(FlowerClients):
     """Clients that keep what came of the last training, from which the round takes out what it
     refuses."""
 
-    last: Trained | None = None
+    last: TrainReplies | None = None
 
     @property
     def used(self) -> set[str]:
         """Whose replies are used of the last training, nobody's where there was none."""
         return set() if self.last is None else set(self.last.names)
 
-    def trained(self, replies: Iterable[Message]) -> Trained:
+    def trained(self, replies: Iterable[Message]) -> TrainReplies:
         self.last = super().trained(replies)
         return self.last
 

@@ -50,7 +50,7 @@ REFUSED = {
     *(("proximal", name) for name in ("fedprox", "mgdaprox")),
     *(("personal", name) for name in ("ditto", "fcfl", "feddyn", "qfedsgd", "scaffold")),
 }
-"""What tests/rounds/test_fits.py tests to be refused."""
+"""What tests/rounds/test_compatibility.py tests to be refused."""
 
 SMALL: dict[str, Any] = {"clients": 5, "num-rounds": 3, "fraction": 0.6, "device": "cpu"}
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fairbloom.protocol.terms import Terms
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.clients import LocalClients
-from fairbloom.simulation.stacked.blocks import PADDING, Member, divide_into_blocks
+from fairbloom.simulation.stacked.blocks import PADDING, StackedClient, divide_into_blocks
 from fairbloom.simulation.stacked.clients import StackedClients
 from fairbloom.simulation.stacked.programs import Chain, Mapped, UnstackableError, make_program
 from fairbloom.strategies import FedAvg
@@ -199,7 +199,7 @@ def test_blocks_hold_everybody_once_and_little_to_fill_up(
     sizes: list[int], batch: int, most: int
 ) -> None:
     members = [
-        Member(None, place, 1, count, size, -(-count // size))  # type: ignore[arg-type]
+        StackedClient(None, place, 1, count, size, -(-count // size))  # type: ignore[arg-type]
         for place, count in enumerate(sizes)
         for size in [min(batch or count, count)]
     ]

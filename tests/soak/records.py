@@ -71,7 +71,7 @@ def part_of(row: Mapping[str, str], measured: Mapping[str, str], names: Collecti
     return Part(frozenset(participants), frozenset(used))
 
 
-class Recorded(InProcessGrid):
+class RecordedSettings(InProcessGrid):
     """Clients in this process that are there, and answer, where they did in a run."""
 
     def __init__(
@@ -105,5 +105,7 @@ def trained_again(
     with one_thread():
         return federate(
             chosen,
-            lambda method: FlowerClients(method, Recorded(chosen, method, names, parts), 2.0),
+            lambda method: FlowerClients(
+                method, RecordedSettings(chosen, method, names, parts), 2.0
+            ),
         )

@@ -16,7 +16,7 @@ DEALT = SharedData(clients_differ=True)
 FIXED = SharedData(same_test_examples=True)
 
 
-class Recorded(Run):
+class RecordedSettings(Run):
     """A run of which the settings are known, and who was tested."""
 
     clients: Sequence[str] = ("a", "b")
@@ -26,7 +26,7 @@ class Recorded(Run):
 
 
 def recorded(settings: dict[str, Any], clients: Sequence[str] = ("a", "b")) -> Run:
-    run = Recorded(Path(), settings, (ACCURACY,))
+    run = RecordedSettings(Path(), settings, (ACCURACY,))
     object.__setattr__(run, "clients", clients)
     return run
 

@@ -13,9 +13,9 @@ import pytest
 import fairbloom as api
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.arms import Arm
-from fairbloom.experiments.results.measures import REGISTRY, Served, find_measure
+from fairbloom.experiments.results.measures import REGISTRY, ClientScores, find_measure
 from fairbloom.experiments.results.run import REPORT, load
-from fairbloom.experiments.results.search import Judged, choose
+from fairbloom.experiments.results.search import ArmScore, choose
 from fairbloom.experiments.studies.search import arms_of, parse_grid
 from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.protocol.settings import Value
@@ -198,14 +198,14 @@ def test_with_a_budget_only_the_seeds_begun_in_time_count(
             assert ("1 of 2 seeds" in " ".join(cut.sentences)) == (judged == [0])
 
 
-def judged(label: str, value: float, mean: float) -> Judged:
-    return Judged(Arm(label, label), [value], [mean])
+def judged(label: str, value: float, mean: float) -> ArmScore:
+    return ArmScore(Arm(label, label), [value], [mean])
 
 
 def test_an_arm_whose_mean_is_too_low_is_not_chosen(subtests: pytest.Subtests) -> None:
     worst = find_measure("worst-10")
     base = judged("base", 50.0, 80.0)
-    arms = [judged("a", 70.0, 70.0), judged("b", 60.0, 79.5), Judged(Arm("c", "c"))]
+    arms = [judged("a", 70.0, 70.0), judged("b", 60.0, 79.5), ArmScore(Arm("c", "c"))]
     for within, label in ((None, "a"), (10.0, "a"), (1.0, "b")):
         with subtests.test(within=within, label=label):
             best = choose(worst, ACCURACY, arms, within, base)
@@ -222,7 +222,7 @@ def test_an_arm_whose_mean_is_too_low_is_not_chosen(subtests: pytest.Subtests) -
 
 
 def test_measures_are_found_by_their_names(subtests: pytest.Subtests) -> None:
-    served = Served({"a": 10.0, "b": 30.0}, ACCURACY, {"a": 1, "b": 3})
+    served = ClientScores({"a": 10.0, "b": 30.0}, ACCURACY, {"a": 1, "b": 3})
     for name, value in {
         "mean": 20.0,
         "worst-10": 10.0,

@@ -34,7 +34,7 @@ from fairbloom.server.run_folder.files import (
     record_known,
 )
 from fairbloom.server.run_folder.group_rows import Grouped
-from fairbloom.server.run_folder.values import Beginning, Known, Recorded
+from fairbloom.server.run_folder.values import Known, RecordedSettings, RunStart
 from fairbloom.server.settings import Settings
 from fairbloom.tasks import load_task
 from fairbloom.tasks.measures import TRUE_POSITIVE_RATE
@@ -43,7 +43,7 @@ from fairbloom.tasks.split import Split
 from tests.simulation.helpers import run
 
 VALUES: dict[File[Any], Any] = {
-    CONFIG: Recorded({"seed": 1, "task": "digits", "num-rounds": 3}),
+    CONFIG: RecordedSettings({"seed": 1, "task": "digits", "num-rounds": 3}),
     ENVIRONMENT: {"python": "3.11"},
     SCORES: (ACCURACY, Score("mae", higher_is_better=False, percent=False)),
     DATA: {"images": "0123"},
@@ -183,9 +183,7 @@ def test_a_file_that_is_added_is_written_by_each_run_from_its_declaration_alone(
 
 
 def test_what_a_file_held_when_the_run_began_is_kept(tmp_path: Path) -> None:
-    begun = Beginning(
-        load_task(Settings.of({}).run_config()), {}, {"engine": "loop"}, deployed=True
-    )
+    begun = RunStart(load_task(Settings.of({}).run_config()), {}, {"engine": "loop"}, deployed=True)
     files.write_first_files(tmp_path, begun)
     files.write_first_files(tmp_path, replace(begun, engine={"engine": "workers"}))
     assert ENGINE.read(tmp_path) == {"engine": "loop"}
