@@ -170,7 +170,7 @@ class Rule:
 
 
 HOOKS = (
-    *("replace_steps", "pull", "loss", "before", "report", "step_beside"),
+    *("replace_steps", "pull", "loss", "before", "report", "make_second_model"),
     *("start", "correct", "after_step", "finish", "after"),
 )
 """The hooks of a rule."""
