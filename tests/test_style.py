@@ -1,0 +1,83 @@
+"""Code is unpacked and its English is plain: what no linter counts, counted over all packages.
+
+CONTRIBUTING.md says why. A limit is a share of the statements, so that it does not punish growth.
+"""
+
+import ast
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.checkout import ROOT
+
+from .test_budgets import package_files
+
+WORDS = re.compile(
+    r"\bwhose\b|\bso many\b|\bis none\b|\bnone is\b|\btold\b|\bbeside\b|\bnobody\b|\banybody\b"
+    r"|\bwhat (?:says|computes|is|it)\b"
+)
+"""Words of a private English, for which plain ones exist."""
+
+MAX_WORDS = 120
+
+LIMITS = {"tuple assignments": 3.0, "conditional expressions": 28.0}
+"""The most per 1,000 statements."""
+
+MAX_NESTED = 3
+"""The most conditional expressions within another one."""
+
+
+def is_swap(node: ast.Assign) -> bool:
+    """Return whether a tuple assignment reads one of its own targets, as a, b = b, a does."""
+    targets = {ast.unparse(each) for each in getattr(node.targets[0], "elts", ())}
+    return bool(targets & {ast.unparse(each) for each in getattr(node.value, "elts", ())})
+
+
+def count_style(source: str) -> Counter[str]:
+    found = Counter[str]()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.stmt):
+            found["statements"] += 1
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple):
+            packs = isinstance(node.value, ast.Tuple | ast.GeneratorExp)
+            found["tuple assignments"] += packs and not is_swap(node)
+        if isinstance(node, ast.IfExp):
+            found["conditional expressions"] += 1
+            parts = (node.test, node.body, node.orelse)
+            found["nested"] += any(isinstance(part, ast.IfExp) for part in parts)
+    return found
+
+
+@pytest.fixture(scope="module")
+def style() -> Counter[str]:
+    found = Counter[str]()
+    for path in package_files():
+        if "template" not in path.parts:  # a user's app
+            found += count_style(Path(ROOT, path).read_text())
+    return found
+
+
+def test_what_is_counted() -> None:
+    packed = count_style("a, b = 1, 2\na, b = b, a\nc, d = (f(x) for x in y)\na, b = f()")
+    assert packed["tuple assignments"] == 2
+    nested = count_style("a = 1 if x else 2 if y else 3")
+    assert (nested["conditional expressions"], nested["nested"]) == (2, 1)
+
+
+def test_one_assignment_a_statement_and_few_conditional_expressions(style: Counter[str]) -> None:
+    shares = {name: 1000 * style[name] / style["statements"] for name in LIMITS}
+    assert all(shares[name] <= most for name, most in LIMITS.items()), shares
+
+
+def test_conditional_expressions_are_not_nested(style: Counter[str]) -> None:
+    assert style["nested"] <= MAX_NESTED
+
+
+def test_the_english_is_plain() -> None:
+    used = Counter[str]()
+    for path in package_files():
+        count = len(WORDS.findall(Path(ROOT, path).read_text()))
+        used[str(path)] += count
+    assert used.total() <= MAX_WORDS, used.most_common(20)
