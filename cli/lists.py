@@ -21,7 +21,7 @@ from fairbloom.server.settings import default_config, parameters
 from fairbloom.strategies import METHODS, FromTorchJD, canonical, find_method
 from fairbloom.strategies.torchjd import TORCHJD
 from fairbloom.tasks import TASKS, TaskInfo, find_task
-from fairbloom.tasks.task import OWN_PARTITION
+from fairbloom.tasks.task_info import OWN_PARTITION
 
 from .settings_command import command
 

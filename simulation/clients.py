@@ -32,7 +32,7 @@ from fairbloom.rounds.updates import Layout, Model, Updates
 from fairbloom.simulation.memory import empty_matrix
 from fairbloom.tasks import Task, load_task
 from fairbloom.tasks.models import arrays_of
-from fairbloom.tasks.task import REMEMBERED
+from fairbloom.tasks.task import MAX_CACHED_CLIENTS
 
 from .adversaries import Adversaries
 
@@ -86,7 +86,7 @@ class LocalClients:
         self._loaded: tuple[Task, Module] | None = None
         self._locals: OrderedDict[str, LocalClient] = OrderedDict()
         self._states: OrderedDict[str, ClientStates] = OrderedDict()
-        self._most = REMEMBERED
+        self._most = MAX_CACHED_CLIENTS
         self._kept_preprocessing = False
         self.on_trained: OnTrained = ignore
 

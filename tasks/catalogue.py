@@ -10,7 +10,7 @@ from typing import Any
 
 from fairbloom.protocol.parameters import Choices, Parameter, Range
 
-from .task import DataFile, PictureSet, TaskInfo
+from .task_info import DataFile, PictureSet, TaskInfo
 
 
 def _read_info(name: str, tables: Mapping[str, Mapping[str, Any]]) -> TaskInfo:

@@ -15,7 +15,8 @@ from fairbloom.protocol.settings import RunSettings, Setup, Value, split_names
 
 from .catalogue import TASKS
 from .datasets.store import digest_files, digest_of
-from .task import Described, Examples, Splits, Task, TaskInfo, model_loss
+from .task import Described, Examples, Splits, Task, model_loss
+from .task_info import TaskInfo
 
 __all__ = [
     "TASKS",

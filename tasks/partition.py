@@ -13,7 +13,8 @@ from torch import Tensor
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.streams import generator
 
-from .task import Examples, Setup, Splits, imported_partition
+from .task import Examples, Setup, Splits
+from .task_info import import_partition
 
 Indices = NDArray[np.intp]
 Labels = NDArray[np.int64]
@@ -179,7 +180,7 @@ def by_function(sets: Sequence[Labels], setup: Setup) -> list[list[Indices]]:
 
     Its streams begin alike, so shares are the same.
     """
-    function = imported_partition(setup.partition)
+    function = import_partition(setup.partition)
     clients = setup.clients
     parts = []
     for labels in sets:

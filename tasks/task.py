@@ -1,26 +1,21 @@
-"""The contract of a task.
+"""The contract of a task: clients, their examples, a model, a loss and scores.
 
-PyTorch is imported late, since the names of tasks are wanted without it.
+PyTorch is imported late, because the command line lists tasks without it.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
-from functools import cache, cached_property, lru_cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from fairbloom.errors import FairbloomError, ReportableError, did_you_mean
-from fairbloom.imports import imported, is_import_string
-from fairbloom.protocol.parameters import Parameter, parameters_of
+from fairbloom.errors import FairbloomError, ReportableError
 from fairbloom.protocol.scores import ACCURACY, GroupScore, Score
-from fairbloom.protocol.settings import RunSettings, Value
 from fairbloom.protocol.settings import Setup as Setup
 
 from .inputs import Inputs, map_inputs
-from .schema import read_schema
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,312 +29,8 @@ if TYPE_CHECKING:
     Places = NDArray[np.int64]
 
 
-OWN_PARTITION = "yours as my_module:deal"
-"""In words, the partition that every task has which deals its examples."""
-
-
-class DataFile(NamedTuple):
-    """A file of a known data set.
-
-    `path` is its place below the data folder, `md5` its checksum, "" where it has no fixed one, and
-    `address` the page on the web that is this file, the file compressed (.gz) or an archive with
-    the file at that path (.tar.gz).
-    """
-
-    path: str
-    md5: str
-    address: str
-
-
-@dataclass(frozen=True)
-class TaskInfo:
-    """What is known of a task before it is loaded.
-
-    Attributes
-    ----------
-    name
-        What the run config's `task` calls it; its parameters begin with it.
-    summary, source
-        What the data are, and where they come from, in one line each.
-    loader
-        "module:function" that returns the Task; called with a `Setup`, and with the task's
-        parameters by keyword.
-    models, partitions
-        What the run config's `model` and `partition` may be, the default first; () where the
-        setting has no effect.
-    settings
-        The settings that belong to this task alone.
-    clients
-        The number of clients that data is split into where a run says none.
-    natural
-        Those of the partitions whose clients come with the data: hospitals, speakers, writers.
-    files
-        The files of a known data set, below the folder that `data-dir`, or the environment, names.
-    reads
-        The endings of a user's own files, a file or folder for each client, in the folder that the
-        setting `data-dir` names; () for a task that reads none.
-    levels
-        How deep in that folder its files lie; 1: in the folder itself.
-    infer
-        "module:function" that returns the text of the schema that these files suggest; called as
-        the loader.
-    schema
-        "module:function" that checks the text of a schema.
-    is_user_defined
-        Whether a user has named it by an import string: then it takes any model, and says itself
-        what it cannot take.
-    tests
-        What a seed decides of the examples that clients are tested on: "split" draws them from one
-        data set, which all seeds share; "fixed" are the same with each seed; "fresh" are made by
-        the seed, which shares none with others.
-    split_by
-        The task's parameter and those of its values with which a seed splits; with any other value
-        the examples to be tested on are fixed. None where no parameter decides it.
-    held_out
-        The share of the examples that clients are tested on where that is not the setting
-        `test-share`; else 0.
-    """
-
-    name: str
-    summary: str
-    source: str
-    loader: str
-    models: tuple[str, ...] = ()
-    partitions: tuple[str, ...] = ()
-    settings: tuple[Parameter, ...] = ()
-    clients: int = 20
-    natural: tuple[str, ...] = ()
-    files: tuple[DataFile, ...] = ()
-    reads: tuple[str, ...] = ()
-    levels: int = 1
-    infer: str = ""
-    schema: str = ""
-    is_user_defined: bool = False
-    tests: str = "split"
-    split_by: tuple[str, tuple[Value, ...]] | None = None
-    held_out: float = 0.0
-
-    def __post_init__(self) -> None:
-        """Put the task's name before those of its parameters."""
-        object.__setattr__(
-            self, "settings", tuple(replace(each, owner=self.name) for each in self.settings)
-        )
-
-    @classmethod
-    @cache
-    def of(cls, name: str) -> TaskInfo:
-        """Return what an import string's function or class says: its keywords are the task's parameters."""
-        maker = imported("task", name)
-        if not callable(maker):
-            raise FairbloomError(
-                f"task = {name!r}: it is a {type(maker).__name__}; a task is a function, or class,"
-                " that is called with a Setup and returns a Task"
-            )
-        settings = parameters_of(maker.__name__.lower(), maker, skipped=1)
-        for each in settings:
-            if each.default is None:
-                raise FairbloomError(
-                    f"task = {name!r}: its parameter {each.argument} needs a default"
-                )
-        summary = (inspect.getdoc(maker) or "").partition("\n\n")[0]
-        owner = maker.__name__.lower()
-        return cls(
-            owner, " ".join(summary.split()), name, name, settings=settings, is_user_defined=True
-        )
-
-    @property
-    def deals(self) -> bool:
-        """Whether its examples can be dealt to any number of clients, by whatever partition."""
-        return any(each not in self.natural for each in self.partitions)
-
-    def setup(self, settings: RunSettings | Mapping[str, Any]) -> Setup:
-        """Return what a run's settings say to the task, with the task's choice where they leave one."""
-        settings = RunSettings.of(settings)
-        partition = settings.partition or next(iter(self.partitions), "shards")
-        chosen = {
-            "model": settings.model or next(iter(self.models), ""),
-            "partition": partition,
-            "clients": (
-                0
-                if self.reads
-                else settings.clients or (0 if partition in self.natural else self.clients)
-            ),
-            "schema_": read_schema(settings.schema_),
-        }
-        return Setup.model_construct(
-            **{name: getattr(settings, name) for name in Setup.model_fields} | chosen
-        )
-
-    def check_parameters(self, config: Mapping[str, object]) -> dict[str, Value]:
-        """Return the task's parameters by their keys, checked, with defaults for those that `config` lacks."""
-        return {
-            each.key: each.checked(config.get(each.key, each.default)) for each in self.settings
-        }
-
-    def check(self, setup: Setup) -> None:
-        """Raise FairbloomError when the task has no such model or partition, or no use for a folder or a schema."""
-        if self.models and setup.model not in self.models:
-            from .models.registry import MODELS, maker_of
-
-            if setup.model in MODELS:
-                raise FairbloomError(
-                    f"model = {setup.model!r}: task {self.name} has {', '.join(self.models)}"
-                )
-            maker_of(setup.model)
-        if self.partitions and setup.partition not in self.partitions:
-            if not (self.deals and is_import_string(setup.partition)):
-                there = ", ".join([*self.partitions, *([OWN_PARTITION] if self.deals else [])])
-                hint = did_you_mean(setup.partition, self.partitions)
-                raise FairbloomError(
-                    f"partition = {setup.partition!r}: {hint}task {self.name} has {there}"
-                )
-            imported_partition(setup.partition)
-        if setup.schema_ and not self.schema and not self.is_user_defined:
-            raise FairbloomError(
-                f"schema: task {self.name} reads no files of yours, so that it has none: leave"
-                " it out"
-            )
-        if setup.data_dir and not (self.reads or self.files or self.is_user_defined):
-            raise FairbloomError(
-                f"data-dir = {setup.data_dir!r}: task {self.name} reads no folder; leave data-dir"
-                " out (a deployed client may have it in its client.toml)"
-            )
-
-    def check_schema(self, setup: Setup, config: Mapping[str, object], place: str) -> None:
-        """Raise FairbloomError where the text of a schema, from a file at `place`, is none of the task's.
-
-        The task's own parameters are for the inference of a schema and have no effect beside one.
-        """
-        if not (setup.schema_ and self.schema):
-            return
-        parse = imported("task", self.schema)
-        parse(setup.schema_) if "\n" in place else parse(setup.schema_, place)
-        for each in self.settings:
-            if (value := config.get(each.key, each.default)) != each.default:
-                raise FairbloomError(
-                    f"{each.key} = {value!r} is for the inference of a schema, and schema names"
-                    " one: leave it out, and say it in the schema"
-                )
-
-    def check_readable(self, data_dir: str) -> None:
-        """Raise FairbloomError when this machine lacks the folder that the task reads."""
-        if self.reads and not data_dir:
-            raise ReportableError(
-                f"task {self.name} reads its data from a folder: name it by --data-dir, or on a"
-                " deployed client by data-dir in its client.toml"
-            )
-        if data_dir and not Path(data_dir).expanduser().exists():
-            said = "there is no such folder or file on this machine"
-            raise ReportableError(f"data-dir = {data_dir!r}: {said}", f"its data-dir: {said}")
-
-    def tests_by_seed(self, settings: Mapping[str, Any]) -> str:
-        """Return what a seed decides of the examples to be tested on, with these settings: a word of `tests`."""
-        if self.split_by is None:
-            return self.tests
-        parameter, values = self.split_by
-        (default,) = (each.default for each in self.settings if each.name == parameter)
-        return "split" if settings.get(f"{self.name}.{parameter}", default) in values else "fixed"
-
-    def test_by_train(self, settings: Mapping[str, Any]) -> float:
-        """Return the number of test examples by that of training examples which these settings ask for."""
-        tested = self.held_out or float(
-            settings.get("test-share", Setup.model_fields["test_share"].default)
-        )
-        chosen_by = float(settings.get("validation-share", 0.0)) * (1.0 - self.held_out)
-        return tested / (1.0 - tested - chosen_by)
-
-    def find_files(self, place: str) -> list[Path]:
-        """Return the files that the task reads in a folder, sorted.
-
-        For a user's task, all of them.
-        """
-        if not place or not (self.reads or self.is_user_defined):
-            return []
-        path = Path(place).expanduser()
-        if path.is_file():
-            return [path]
-        # As deep as the task's files lie, hidden ones left out.
-        found = (
-            path.rglob("*")
-            if self.is_user_defined
-            else path.glob("/".join(["[!.]*"] * self.levels))
-        )
-        return sorted(
-            e
-            for e in found
-            if (self.is_user_defined or e.suffix.lower() in self.reads) and e.is_file()
-        )
-
-    def infer_schema(self, setup: Setup, parameters: Mapping[str, Value]) -> str:
-        """Return the text of the schema that the files suggest."""
-        self.check_readable(setup.data_dir)
-        return str(imported("task", self.infer)(setup, **self._arguments(parameters)))
-
-    def load(self, setup: Setup, parameters: Mapping[str, Value]) -> Task:
-        """Return the task; of its parameters by their keys, those that are missing have their defaults.
-
-        A folder is looked for when a client's data are asked for, since a server has none.
-        """
-        if self.infer and not setup.schema_:
-            setup = setup.model_copy(update={"schema_": self.infer_schema(setup, parameters)})
-        task = Task.of(imported("task", self.loader)(setup, **self._arguments(parameters)))
-        if not self.reads:
-            return task
-
-        def splits(client: str) -> Splits:
-            self.check_readable(setup.data_dir)
-            return task.splits(client)
-
-        return replace(task, splits=splits)
-
-    def _arguments(self, parameters: Mapping[str, Value]) -> dict[str, Any]:
-        return {each.argument: parameters.get(each.key, each.default) for each in self.settings}
-
-
-@dataclass(frozen=True, kw_only=True)
-class PictureSet(TaskInfo):
-    """What is known of a data set of pictures, each with one label.
-
-    Attributes
-    ----------
-    shape
-        Of a picture: channels, height and width.
-    labels
-        The names of the classes, in the order of their numbers.
-    target
-        What the files call the numbers of the classes, where they name them.
-    white
-        The number of a white pixel.
-    """
-
-    shape: tuple[int, int, int]
-    labels: tuple[str, ...]
-    target: str = ""
-    white: float = 255.0
-
-    def _arguments(self, parameters: Mapping[str, Value]) -> dict[str, Any]:
-        return {"info": self, **super()._arguments(parameters)}
-
-
-REMEMBERED = 1024
-"""The number of clients for which made examples are kept."""
-
-
-def imported_partition(
-    name: str,
-) -> Callable[[NDArray[Any], int, np.random.Generator], Iterable[Any]]:
-    """Return a user's function that deals examples.
-
-    Raise FairbloomError where an import string names none.
-    """
-    function = imported("partition", name)
-    if not callable(function):
-        raise FairbloomError(
-            f"partition = {name!r}: it must be a function of labels, clients and random, got"
-            f" {type(function).__name__}"
-        )
-    found: Callable[[NDArray[Any], int, np.random.Generator], Iterable[Any]] = function
-    return found
+MAX_CACHED_CLIENTS = 1024
+"""Clients with examples kept in memory; the least recently used are dropped."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -349,16 +40,15 @@ class Examples:
     Attributes
     ----------
     inputs
-        What the model is called with: one tensor, as `model(x)`; tensors by name, as `model(**x)`;
-        or a tuple of them, as `model(*x)`. Their first dimension are the examples; clients may
-        share them.
+        The model's input: one tensor, as `model(x)`; tensors by name, as `model(**x)`; or a tuple
+        of tensors, as `model(*x)`. Their first dimension is the examples; clients may share them.
     targets
-        A tensor whose first dimension are the examples.
+        A tensor; its first dimension is the examples.
     rows
         Indices of the examples that are in this split; None for all.
     groups
-        Which group each example belongs to, as a place among those of each of the task's groupings:
-        shape (n, number of groupings), torch.int64. None where the task has no groupings.
+        The group of each example, as an index into the groups of each of the task's groupings:
+        shape (n, number of groupings), torch.int64. None if the task has no groupings.
     """
 
     inputs: Inputs
@@ -375,23 +65,23 @@ class Examples:
         *,
         target: str = "labels",
     ) -> CollatedExamples:
-        """Return the examples of a Dataset, which are made a batch at a time when they are wanted.
+        """Return the examples of a Dataset, which are loaded one batch at a time when needed.
 
-        The run decides the batches and their order, as with tensors. One client computes after the
-        other.
+        The run decides the batches and their order, as with tensors. Clients are computed one
+        after the other.
 
         Parameters
         ----------
         dataset
-            Has a length, and an example at each place from 0: a map-style Dataset of PyTorch, say.
+            Has a length, and an example at each index from 0, like a map-style Dataset of PyTorch.
         collate_fn
-            Makes a batch of a list of examples: (inputs, targets), or (first, second, ...,
+            Turns a list of examples into a batch: (inputs, targets), or (first, second, ...,
             targets), or tensors by name, of which `target` is the targets and all others are
-            inputs. None: PyTorch's own, as of a DataLoader.
+            inputs. None: PyTorch's default_collate.
         rows
-            Places of the examples that are in this split; None for all.
+            Indices of the examples that are in this split; None for all.
         groups
-            As of `Examples`, a row for each example of the dataset.
+            As in `Examples`, a row for each example of the dataset.
         target
             The name of the targets in a batch of tensors by name.
         """
@@ -403,13 +93,14 @@ class Examples:
 
     def __len__(self) -> int:
         """Return the number of examples."""
-        # len takes four times as long
-        return (self.targets if self.rows is None else self.rows).shape[0]
+        counted = self.targets if self.rows is None else self.rows
+        return counted.shape[0]  # len(tensor) takes four times as long
 
     def __getitem__(self, chosen: Tensor | slice) -> tuple[Inputs, Tensor]:
-        """Return inputs and targets of the examples at these places of the split."""
-        rows = chosen if self.rows is None else _of(self.rows, chosen)
-        return map_inputs(self.inputs, lambda tensor: _of(tensor, rows)), _of(self.targets, rows)
+        """Return inputs and targets of the examples at these indices of the split."""
+        rows = chosen if self.rows is None else _select(self.rows, chosen)
+        inputs = map_inputs(self.inputs, lambda tensor: _select(tensor, rows))
+        return inputs, _select(self.targets, rows)
 
     @property
     def all_targets(self) -> Tensor:
@@ -418,42 +109,42 @@ class Examples:
 
     @property
     def device(self) -> torch.device:
-        """Where the examples are."""
+        """The device of the examples."""
         return self.targets.device
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Examples:
-        """Return the examples with all their tensors changed."""
-        rows, groups = (None if each is None else change(each) for each in (self.rows, self.groups))
+        """Return the examples with `change` applied to all their tensors."""
+        rows = None if self.rows is None else change(self.rows)
+        groups = None if self.groups is None else change(self.groups)
         return Examples(map_inputs(self.inputs, change), change(self.targets), rows, groups)
 
     def group_places(self) -> Tensor | None:
-        """Return `groups` of the examples of this split, None where they have none."""
-        return (
-            self.groups
-            if self.rows is None or self.groups is None
-            else self.groups.index_select(0, self.rows)
-        )
+        """Return `groups` of the examples of this split; None if they have no groups."""
+        if self.rows is None or self.groups is None:
+            return self.groups
+        return self.groups.index_select(0, self.rows)
 
 
-def _of(tensor: Tensor, rows: Tensor | slice) -> Tensor:
-    # By index_select, which is half again as fast as an index in brackets.
-    return tensor[rows] if isinstance(rows, slice) else tensor.index_select(0, rows)
+def _select(tensor: Tensor, rows: Tensor | slice) -> Tensor:
+    if isinstance(rows, slice):
+        return tensor[rows]
+    return tensor.index_select(0, rows)  # 1.5 times as fast as tensor[rows]
 
 
 AnyExamples: TypeAlias = "Examples | CollatedExamples"
-"""Examples in tensors, or those of a Dataset."""
+"""Examples in tensors, or from a Dataset."""
 
 
 @dataclass(frozen=True)
 class Splits:
-    """A client's examples: those that it trains on and those that it is tested on, as which it can be unpacked.
+    """A client's training, test and validation examples; `train, test = splits` works, too.
 
     Attributes
     ----------
     train, test
-        The two that every client has.
+        Every client has both.
     validation
-        Those by which the best model is chosen; None where there are none.
+        The examples that choose the best model; None if there are none.
     """
 
     train: AnyExamples
@@ -461,37 +152,37 @@ class Splits:
     validation: AnyExamples | None = None
 
     def __iter__(self) -> Iterator[AnyExamples]:
-        """Yield those to train on and those to be tested on."""
+        """Yield the training examples, then the test examples."""
         yield self.train
         yield self.test
 
     def map(self, change: Callable[[AnyExamples], AnyExamples]) -> Splits:
-        """Return the splits, each changed."""
+        """Return the splits with `change` applied to each of them."""
         validation = None if self.validation is None else change(self.validation)
         return Splits(change(self.train), change(self.test), validation)
 
 
 Described = Mapping[str, Sequence[Mapping[str, str | int]]]
-"""Tables of what data hold, by what their rows are of; a row's cells by the names of their
-columns."""
+"""A description of data: tables by the subject of their rows; each row maps column names to
+cells."""
 
 
 def classes_of(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the class that is predicted for each example, and its true one, both as whole numbers.
+    """Return the predicted and the true class of each example, as integers.
 
     Parameters
     ----------
     outputs
-        Shape (n, classes, …), of which the highest counts; or (n, 1) or (n,), above 0 for the
-        second of two classes.
+        Shape (n, classes, …): the highest output is the prediction. Or shape (n, 1) or (n,):
+        above 0 for the second of two classes.
     targets
-        The places of classes, shape (n, …), or with one output 0 or 1, shape (n,) or (n, 1); or the
-        probabilities of the classes, shape (n, classes), of which the highest counts.
+        Class indices, shape (n, …), or with one output 0 or 1, shape (n,) or (n, 1); or the
+        probabilities of the classes, shape (n, classes): the highest is the true class.
 
     Raises
     ------
     ReportableError
-        With any other shapes or targets: a score that counts right classes has no meaning then.
+        For any other shapes or targets: they have no classes that a score could count.
     """
     if outputs.shape[1:] in ((), (1,)):
         true = targets.reshape(-1)
@@ -514,19 +205,16 @@ def classes_of(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def is_highest(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return for each example whether its class is predicted.
-
-    Outputs and targets are those of `classes_of`.
-    """
+    """Return for each example whether its class is predicted; arguments as for `classes_of`."""
     predicted, true = classes_of(outputs, targets)
     return predicted == true
 
 
 def model_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Stand for the loss that a model returns by the name `loss`: `Task(loss=model_loss, ...)`.
+    """Stand for the loss that a model returns under the name `loss`: `Task(loss=model_loss, ...)`.
 
-    It must be the loss of each example, shape (n,). A model needs the targets among its inputs for
-    it.
+    The model must return the loss of each example, shape (n,), and needs the targets among its
+    inputs.
     """
     raise TypeError(
         "model_loss stands for the loss that a model returns with its outputs; it cannot be called"
@@ -534,7 +222,7 @@ def model_loss(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def is_of_model(loss: Callable[..., object]) -> bool:
-    """Return whether a task's loss is the one that its model returns."""
+    """Return whether a task uses the loss that its model returns."""
     return inspect.unwrap(loss) is model_loss
 
 
@@ -547,48 +235,46 @@ class Task:
     clients
         Client names in the order of partition ids.
     model
-        Returns the freshly initialised model; the same weights every time.
+        Returns a freshly initialised model, with the same weights every time.
     loss
         (outputs, targets) → the loss of each example, shape (n,).
     splits
-        A client's name → its splits. They are made when they are asked for, so that a deployed
-        client loads its data only.
+        A client's name → its splits. They are loaded on demand, so that a deployed client loads
+        only its own data.
     scores
-        What says how well a model serves a client, the one that fairness is measured in first:
-        (outputs, targets) of all examples → one number, or one of each example, shape (n,), whose
-        mean is the score. One that is not finite, as an AUC of a single class, is left out. By
-        default the accuracy, of outputs and targets as `classes_of` has them.
+        How well a model serves a client: (outputs, targets) of all examples → one number, or one
+        number for each example, shape (n,), averaged into the score. Fairness is measured in the
+        first score. A value that is not finite, such as an AUC of a single class, is left out. By
+        default the accuracy; see `classes_of` for its outputs and targets.
     describe
-        Returns what `fairbloom data` shows of the data; None: the sizes of the clients' splits.
+        Returns the tables that `fairbloom data` shows; None: the sizes of the clients' splits.
     classes
-        The number of classes that are predicted, 0 for a quantity; None where that is not known.
+        The number of classes that are predicted, 0 for a quantity; None if not known.
     class_names
-        What the classes are called, in their order; () where they have numbers alone.
+        The names of the classes, in their order; () if they have only numbers.
     positive
-        Of two classes, the place of the one that counts as positive.
+        The index of the positive one of two classes.
     dealt
-        A client's name → the places in the data set, and the classes, of its examples to train on,
-        to be tested on and to choose the best model by; where a data set is dealt to clients, None
-        elsewhere.
+        A client's name → (rows in the data set, classes) of its training, test and validation
+        examples, if a data set is split among clients; else None.
     groupings
-        The ways in which examples are grouped, by sex say, each with the names of its groups;
-        `Examples.groups` has the place of each example's group among them. Every example belongs to
+        The ways in which examples are grouped, for example by sex, each with the names of its
+        groups; `Examples.groups` has the index of each example's group. Every example belongs to
         one group of each grouping.
     group_scores
-        What is measured in each group: (outputs, targets) → a number of each example, shape (n,),
-        NaN for one that does not count. By default the first of `scores`, which must give a number
-        of each example then.
+        The scores of each group: (outputs, targets) → a number for each example, shape (n,), NaN
+        for an example that does not count. By default the first of `scores`, which must then
+        return a number for each example.
     output
-        Which tensor of a model that returns several by name goes to the loss and the scores; "":
-        `logits`, or the only one that there is.
+        The name of the tensor for the loss and the scores if the model returns several by name;
+        "": `logits`, or the only tensor.
     preprocessing
-        A client's name → how its raw data become inputs, and outputs predictions; "" → what is
-        common to all clients. None: inputs are taken as they are.
+        A client's name → the way from its raw data to inputs, and from outputs to predictions; ""
+        → the part that all clients share. None: inputs are used unchanged.
     schema
-        The text of the schema by which the clients' files were read; "" where there is none.
+        The text of the schema that the clients' files were read by; "" if there is none.
     marks
-        What sets some clients apart, in a word, by name: where results are shown, it stands behind
-        the name.
+        One word for each client that is special, by name; results show it after the name.
     """
 
     clients: tuple[str, ...]
@@ -613,32 +299,36 @@ class Task:
     marks: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Let the first score be what is measured in groups, where there are groups and nothing else is said."""
+        """Make the first score the default of `group_scores`."""
         if self.groupings and not self.group_scores:
-            score, of = next(iter(self.scores.items()))
+            score, measure = next(iter(self.scores.items()))
             first = GroupScore(score.name, score.higher_is_better, score.percent)
-            object.__setattr__(self, "group_scores", {first: of})
+            object.__setattr__(self, "group_scores", {first: measure})
 
     @classmethod
     def of(cls, made: object) -> Task:
-        """Return what a user's function or class has made as a Task: anything with the attributes of one will do."""
+        """Return the result of a user's function or class as a Task.
+
+        Any object with the attributes of a task is accepted.
+        """
         if isinstance(made, Task):
             return made
-        needed = [
+        required = [
             each.name
             for each in fields(cls)
             if each.default is MISSING and each.default_factory is MISSING
         ]
-        if lacking := [name for name in needed if not hasattr(made, name)]:
+        if missing := [name for name in required if not hasattr(made, name)]:
             raise FairbloomError(
-                f"the task is a {type(made).__name__} without {', '.join(lacking)}: a task has"
-                f" {', '.join(needed)}"
+                f"the task is a {type(made).__name__} without {', '.join(missing)}: a task has"
+                f" {', '.join(required)}"
             )
-        there = {
+        values = {
             each.name: getattr(made, each.name) for each in fields(cls) if hasattr(made, each.name)
         }
-        clients = there["clients"]
-        return cls(**there | {"clients": clients if isinstance(clients, str) else tuple(clients)})
+        if not isinstance(values["clients"], str):  # refused later, see tasks/checks.py
+            values["clients"] = tuple(values["clients"])
+        return cls(**values)
 
     @property
     def score(self) -> Score:
@@ -647,33 +337,33 @@ class Task:
 
     @cached_property
     def ascending(self) -> tuple[str, ...]:
-        """The client names in ascending order, in which clients are drawn: `clients`, if they are in that order."""
+        """The client names in ascending order, the order in which clients are drawn.
+
+        It is the tuple `clients` itself if that is in this order.
+        """
         names = tuple(sorted(self.clients))
         return self.clients if names == self.clients else names
 
     def to(self, device: torch.device) -> Task:
         """Return the same task with its examples on `device`.
 
-        A tensor that clients share is moved once.
-
-        The examples of the last REMEMBERED clients that were asked for are kept.
+        A tensor that clients share is moved once. The examples of the last MAX_CACHED_CLIENTS
+        clients are kept.
         """
         from .collated import CollatedExamples  # imported late: it needs PyTorch
 
-        # Inputs, targets, rows and groups of each split are up to 16 tensors of a client.
-        @lru_cache(maxsize=REMEMBERED * 16)
-        def moved(tensor: Tensor) -> Tensor:
+        # A client has up to 16 tensors: inputs, targets, rows and groups of each split.
+        @lru_cache(maxsize=MAX_CACHED_CLIENTS * 16)
+        def move_tensor(tensor: Tensor) -> Tensor:
             return tensor.to(device)
 
-        def there(examples: AnyExamples) -> AnyExamples:
-            return (
-                examples.to(device)
-                if isinstance(examples, CollatedExamples)
-                else examples.map(moved)
-            )
+        def move(examples: AnyExamples) -> AnyExamples:
+            if isinstance(examples, CollatedExamples):
+                return examples.to(device)
+            return examples.map(move_tensor)
 
-        @lru_cache(maxsize=REMEMBERED)
+        @lru_cache(maxsize=MAX_CACHED_CLIENTS)
         def splits(client: str) -> Splits:
-            return self.splits(client).map(there)
+            return self.splits(client).map(move)
 
         return replace(self, splits=splits)

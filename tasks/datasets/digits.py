@@ -9,7 +9,8 @@ import numpy as np
 
 from fairbloom.errors import FairbloomError
 
-from ..task import PictureSet, Setup, Task
+from ..task import Setup, Task
+from ..task_info import PictureSet
 from .pictures import Pictures, deal_pictures
 
 SIDE = 8

@@ -32,7 +32,8 @@ from ..partition import (
     split,
     splits_of,
 )
-from ..task import PictureSet, Setup, Splits, Task
+from ..task import Setup, Splits, Task
+from ..task_info import PictureSet
 from .classification import classify
 from .hub import decode, read_columns, to_labels
 from .store import locate

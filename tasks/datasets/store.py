@@ -15,7 +15,8 @@ from tempfile import TemporaryDirectory
 from fairbloom.errors import FairbloomError
 from fairbloom.system.lock import exclusive_lock
 
-from ..task import DataFile, Setup, TaskInfo
+from ..task import Setup
+from ..task_info import DataFile, TaskInfo
 
 ENVIRONMENT = "FAIRBLOOM_DATA"
 """The environment variable that names the folder of known data sets, where no data-dir does."""

@@ -23,7 +23,8 @@ from fairbloom.protocol.settings import Value
 from fairbloom.tasks import TASKS, Task, load_task
 from fairbloom.tasks.datasets.digits import read as read_digits
 from fairbloom.tasks.datasets.pictures import Pictures, deal_pictures, read_batch, read_idx
-from fairbloom.tasks.task import Examples, PictureSet, Setup
+from fairbloom.tasks.task import Examples, Setup
+from fairbloom.tasks.task_info import PictureSet
 from tests.originals import needs
 
 from . import made

@@ -19,7 +19,8 @@ from fairbloom.errors import FairbloomError
 from fairbloom.tasks import TASKS
 from fairbloom.tasks.datasets import store
 from fairbloom.tasks.datasets.store import folder_of, locate
-from fairbloom.tasks.task import DataFile, Setup, TaskInfo
+from fairbloom.tasks.task import Setup
+from fairbloom.tasks.task_info import DataFile, TaskInfo
 
 CONTENT = {
     "things/raw/a": b"first" * 1000,

@@ -1,0 +1,332 @@
+"""A task of the catalogue: its name, its settings and its files, before its data are loaded.
+
+PyTorch is imported late, because the command line lists tasks without it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fairbloom.errors import FairbloomError, ReportableError, did_you_mean
+from fairbloom.imports import imported, is_import_string
+from fairbloom.protocol.parameters import Parameter, parameters_of
+from fairbloom.protocol.settings import RunSettings, Setup, Value
+
+from .schema import read_schema
+from .task import Splits, Task
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+OWN_PARTITION = "yours as my_module:deal"
+"""How lists name the user's own partition, which every task that splits its examples accepts."""
+
+
+class DataFile(NamedTuple):
+    """A file of a known data set.
+
+    `path` is relative to the data folder. `md5` is the checksum, "" if the file has no fixed one.
+    `address` is the URL of this file, of the compressed file (.gz), or of an archive with the file
+    at that path (.tar.gz).
+    """
+
+    path: str
+    md5: str
+    address: str
+
+
+@dataclass(frozen=True)
+class TaskInfo:
+    """A catalogue entry: a task before its data are loaded.
+
+    Attributes
+    ----------
+    name
+        The value of the run config's `task`, and the first part of its parameters' keys.
+    summary, source
+        The content of the data and their origin, one line each.
+    loader
+        "module:function" that returns the Task; called with a `Setup`, and with the task's
+        parameters by keyword.
+    models, partitions
+        The values that the run config's `model` and `partition` may have, the default first; ()
+        if the setting has no effect.
+    settings
+        The settings that belong only to this task.
+    clients
+        The default number of clients that the data are split into.
+    natural
+        The partitions with clients that come with the data: hospitals, speakers, writers.
+    files
+        The files of a known data set, below the folder that `data-dir`, or the environment, names.
+    reads
+        The endings of a user's own files, a file or folder for each client, in the folder that the
+        setting `data-dir` names; () for a task that reads none.
+    levels
+        The depth of its files in that folder; 1: directly in the folder.
+    infer
+        "module:function" that returns the text of the schema that these files suggest; called as
+        the loader.
+    schema
+        "module:function" that checks the text of a schema.
+    is_user_defined
+        Whether a user has named it by an import string: it then accepts any model, and raises its
+        own errors.
+    tests
+        How the seed affects the test examples. "split": it draws them from one data set, which all
+        seeds share. "fixed": they are the same with each seed. "fresh": it generates them, so that
+        no two seeds share any.
+    split_by
+        The task's parameter, and the values of it with which the seed splits; with any other value
+        the test examples are fixed. None if no parameter decides.
+    held_out
+        The share of test examples if it is not the setting `test-share`; else 0.
+    """
+
+    name: str
+    summary: str
+    source: str
+    loader: str
+    models: tuple[str, ...] = ()
+    partitions: tuple[str, ...] = ()
+    settings: tuple[Parameter, ...] = ()
+    clients: int = 20
+    natural: tuple[str, ...] = ()
+    files: tuple[DataFile, ...] = ()
+    reads: tuple[str, ...] = ()
+    levels: int = 1
+    infer: str = ""
+    schema: str = ""
+    is_user_defined: bool = False
+    tests: str = "split"
+    split_by: tuple[str, tuple[Value, ...]] | None = None
+    held_out: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Make the task the owner of its parameters, so that their keys begin with its name."""
+        object.__setattr__(
+            self, "settings", tuple(replace(each, owner=self.name) for each in self.settings)
+        )
+
+    @classmethod
+    @cache
+    def of(cls, name: str) -> TaskInfo:
+        """Return the entry of a user's function or class, by its import string.
+
+        Its keyword arguments become the task's parameters.
+        """
+        maker = imported("task", name)
+        if not callable(maker):
+            raise FairbloomError(
+                f"task = {name!r}: it is a {type(maker).__name__}; a task is a function, or class,"
+                " that is called with a Setup and returns a Task"
+            )
+        settings = parameters_of(maker.__name__.lower(), maker, skipped=1)
+        for each in settings:
+            if each.default is None:
+                raise FairbloomError(
+                    f"task = {name!r}: its parameter {each.argument} needs a default"
+                )
+        summary = (inspect.getdoc(maker) or "").partition("\n\n")[0]
+        owner = maker.__name__.lower()
+        return cls(
+            owner, " ".join(summary.split()), name, name, settings=settings, is_user_defined=True
+        )
+
+    @property
+    def deals(self) -> bool:
+        """Whether its examples can be split among any number of clients, by any partition."""
+        return any(each not in self.natural for each in self.partitions)
+
+    def setup(self, settings: RunSettings | Mapping[str, Any]) -> Setup:
+        """Return the settings that the task needs, with its own defaults for those left open."""
+        settings = RunSettings.of(settings)
+        partition = settings.partition or next(iter(self.partitions), "shards")
+        clients = settings.clients
+        if self.reads:
+            clients = 0  # the files decide
+        elif not clients and partition not in self.natural:
+            clients = self.clients
+        chosen = {
+            "model": settings.model or next(iter(self.models), ""),
+            "partition": partition,
+            "clients": clients,
+            "schema_": read_schema(settings.schema_),
+        }
+        return Setup.model_construct(
+            **{name: getattr(settings, name) for name in Setup.model_fields} | chosen
+        )
+
+    def check_parameters(self, config: Mapping[str, object]) -> dict[str, Value]:
+        """Return the task's parameters by key, checked, with defaults for missing ones."""
+        return {
+            each.key: each.checked(config.get(each.key, each.default)) for each in self.settings
+        }
+
+    def check(self, setup: Setup) -> None:
+        """Raise FairbloomError if the task does not accept the model, partition, folder or schema."""
+        if self.models and setup.model not in self.models:
+            from .models.registry import MODELS, maker_of  # imported late: it needs PyTorch
+
+            if setup.model in MODELS:
+                raise FairbloomError(
+                    f"model = {setup.model!r}: task {self.name} has {', '.join(self.models)}"
+                )
+            maker_of(setup.model)
+        if self.partitions and setup.partition not in self.partitions:
+            if not (self.deals and is_import_string(setup.partition)):
+                known = [*self.partitions]
+                if self.deals:
+                    known.append(OWN_PARTITION)
+                hint = did_you_mean(setup.partition, self.partitions)
+                raise FairbloomError(
+                    f"partition = {setup.partition!r}: {hint}task {self.name} has"
+                    f" {', '.join(known)}"
+                )
+            import_partition(setup.partition)
+        if setup.schema_ and not self.schema and not self.is_user_defined:
+            raise FairbloomError(
+                f"schema: task {self.name} reads no files of yours, so that it has none: leave"
+                " it out"
+            )
+        if setup.data_dir and not (self.reads or self.files or self.is_user_defined):
+            raise FairbloomError(
+                f"data-dir = {setup.data_dir!r}: task {self.name} reads no folder; leave data-dir"
+                " out (a deployed client may have it in its client.toml)"
+            )
+
+    def check_schema(self, setup: Setup, config: Mapping[str, object], place: str) -> None:
+        """Raise FairbloomError if the schema's text, from a file at `place`, is not the task's.
+
+        The task's own parameters are for the inference of a schema: with a schema they have no
+        effect, and are refused.
+        """
+        if not (setup.schema_ and self.schema):
+            return
+        parse = imported("task", self.schema)
+        if "\n" in place:  # the setting holds the schema's text, which has no file
+            parse(setup.schema_)
+        else:
+            parse(setup.schema_, place)
+        for each in self.settings:
+            if (value := config.get(each.key, each.default)) != each.default:
+                raise FairbloomError(
+                    f"{each.key} = {value!r} is for the inference of a schema, and schema names"
+                    " one: leave it out, and say it in the schema"
+                )
+
+    def check_readable(self, data_dir: str) -> None:
+        """Raise FairbloomError if this machine does not have the folder that the task reads."""
+        if self.reads and not data_dir:
+            raise ReportableError(
+                f"task {self.name} reads its data from a folder: name it by --data-dir, or on a"
+                " deployed client by data-dir in its client.toml"
+            )
+        if data_dir and not Path(data_dir).expanduser().exists():
+            fault = "there is no such folder or file on this machine"
+            raise ReportableError(f"data-dir = {data_dir!r}: {fault}", f"its data-dir: {fault}")
+
+    def tests_by_seed(self, settings: Mapping[str, Any]) -> str:
+        """Return how the seed affects the test examples with these settings: a value of `tests`."""
+        if self.split_by is None:
+            return self.tests
+        parameter, values = self.split_by
+        (default,) = (each.default for each in self.settings if each.name == parameter)
+        value = settings.get(f"{self.name}.{parameter}", default)
+        return "split" if value in values else "fixed"
+
+    def test_by_train(self, settings: Mapping[str, Any]) -> float:
+        """Return the ratio of test to training examples with these settings."""
+        tested = self.held_out or float(
+            settings.get("test-share", Setup.model_fields["test_share"].default)
+        )
+        validation = float(settings.get("validation-share", 0.0)) * (1.0 - self.held_out)
+        return tested / (1.0 - tested - validation)
+
+    def find_files(self, place: str) -> list[Path]:
+        """Return the files that the task reads in a folder, sorted; all files for a user's task."""
+        if not place or not (self.reads or self.is_user_defined):
+            return []
+        path = Path(place).expanduser()
+        if path.is_file():
+            return [path]
+        if self.is_user_defined:
+            return sorted(file for file in path.rglob("*") if file.is_file())
+        at_depth = path.glob("/".join(["[!.]*"] * self.levels))  # hidden ones left out
+        return sorted(
+            file for file in at_depth if file.suffix.lower() in self.reads and file.is_file()
+        )
+
+    def infer_schema(self, setup: Setup, parameters: Mapping[str, Value]) -> str:
+        """Return the text of the schema that the files suggest."""
+        self.check_readable(setup.data_dir)
+        return str(imported("task", self.infer)(setup, **self._arguments(parameters)))
+
+    def load(self, setup: Setup, parameters: Mapping[str, Value]) -> Task:
+        """Return the task, with the defaults of parameters that are missing.
+
+        `parameters` are by key. The folder is looked for only when a client's splits are read,
+        because a server has none.
+        """
+        if self.infer and not setup.schema_:
+            setup = setup.model_copy(update={"schema_": self.infer_schema(setup, parameters)})
+        task = Task.of(imported("task", self.loader)(setup, **self._arguments(parameters)))
+        if not self.reads:
+            return task
+
+        def splits(client: str) -> Splits:
+            self.check_readable(setup.data_dir)
+            return task.splits(client)
+
+        return replace(task, splits=splits)
+
+    def _arguments(self, parameters: Mapping[str, Value]) -> dict[str, Any]:
+        return {each.argument: parameters.get(each.key, each.default) for each in self.settings}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PictureSet(TaskInfo):
+    """A catalogue entry of a data set of pictures, each with one label.
+
+    Attributes
+    ----------
+    shape
+        Channels, height and width of a picture.
+    labels
+        The names of the classes, in the order of their numbers.
+    target
+        The name of the class numbers in the files; "" if the files do not name them.
+    white
+        The value of a white pixel.
+    """
+
+    shape: tuple[int, int, int]
+    labels: tuple[str, ...]
+    target: str = ""
+    white: float = 255.0
+
+    def _arguments(self, parameters: Mapping[str, Value]) -> dict[str, Any]:
+        return {"info": self, **super()._arguments(parameters)}
+
+
+def import_partition(
+    name: str,
+) -> Callable[[NDArray[Any], int, np.random.Generator], Iterable[Any]]:
+    """Return a user's function that splits examples among clients.
+
+    Raise FairbloomError if the import string does not name a function.
+    """
+    function = imported("partition", name)
+    if not callable(function):
+        raise FairbloomError(
+            f"partition = {name!r}: it must be a function of labels, clients and random, got"
+            f" {type(function).__name__}"
+        )
+    return function  # type: ignore[no-any-return]
