@@ -51,7 +51,7 @@ WHOLE = 26_500
 DOCS_WORDS = 30_200
 """The most words in docs/."""
 
-DEPENDENCIES = 15
+DEPENDENCIES = 22
 """The most direct dependencies of a bare install."""
 
 OUTSIDE = ("tests", "docs", "benchmarks", "locks")
