@@ -13,9 +13,9 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from fairbloom.experiments.results.comparison import Comparison, tabulate
-from fairbloom.experiments.results.differences import difference_of
-from fairbloom.experiments.results.verdict import WORST
+from fairbloom.experiments.results.compared_scores import tabulate
+from fairbloom.experiments.results.comparison import Comparison
+from fairbloom.experiments.results.differences import WORST, difference_of
 
 from .tables import Row, parser_of, print_table
 

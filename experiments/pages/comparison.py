@@ -7,11 +7,11 @@ from functools import partial
 
 from ..render.page import Cell, Chart, Charts, Page, Section, Table, slug
 from ..render.theme import Series
-from ..results.comparison import Comparison, personal_label
-from ..results.differences import FEWEST_SEEDS
+from ..results.compared_scores import personal_label
+from ..results.comparison import Comparison
+from ..results.differences import CLAIMED, FEWEST_SEEDS, MEAN, WORST
 from ..results.measures import LARGER_CLASS, measure_title
 from ..results.presentation import page_of
-from ..results.verdict import CLAIMED, MEAN, WORST
 from . import charts
 from .cells import CLEAR, NONE, SHOWN, Digits, mark_significant, tone_of
 from .chart_rows import Line, Scene, mean_and_range, shown_of, worst_first

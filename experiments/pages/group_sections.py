@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from fairbloom.protocol.scores import GroupScore
 
 from ..render.page import Block, Cell, Chart, Charts, Note, Section, Table, slug
-from ..results.comparison import mean_and_deviation
+from ..results.differences import mean_and_deviation
 from ..results.group_scores import ALL, Group, GroupReport
 from . import charts
 from .cells import Digits

@@ -8,7 +8,7 @@ from fairbloom.tasks.tables.targets import join_names
 
 from ..render.page import Cell, Page, Section, Table
 from ..results.caveats import caveats_of_run
-from ..results.comparison import personal_label
+from ..results.compared_scores import personal_label
 from ..results.measures import LARGER_CLASS, measure_title
 from ..results.presentation import page_of
 from ..results.run import Run, measures, scores_of, sentences_of

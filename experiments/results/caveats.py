@@ -1,4 +1,4 @@
-"""What a reader of a run's or comparison's numbers should know before trusting them, in sentences."""
+"""Sentences on the limits of the numbers of a run or a comparison."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,28 +13,29 @@ FEWEST_EXAMPLES = 10
 """A score over fewer test examples than this says little about a client."""
 
 FEW_CLIENTS = 5
-"""With fewer clients than this, each decides much of what is found."""
+"""With fewer clients than this, each client has a large effect on the findings."""
 
 
 @dataclass(frozen=True)
 class SharedData:
-    """What the seeds of a comparison have in common: the clients, and the examples that these are tested on.
+    """The clients and test examples that the seeds of a comparison have in common.
 
     Seeds that split the examples of the same clients are not independent: their training sets
-    overlap, and so do their test sets. Seeds that deal a data set to clients once more differ in
-    the clients, which decides most of a difference between methods: benchmarks/coverage.py measures
+    overlap, and so do their test sets. Seeds that partition a data set again have different
+    clients, which decide most of a difference between methods. benchmarks/coverage.py measures
     both.
     """
 
-    # a seed decides which examples a client has, so names mean other clients
+    # each seed assigns examples to clients anew, so a name is another client in each seed
     clients_differ: bool = False
     same_test_examples: bool = False  # all seeds test on the same examples of the same clients
-    test_share: float = 0.0  # test by training examples, where seeds split the same clients' data
-    unknown: bool = False  # not known, as of a user-defined task
+    # the ratio of test to training examples, if seeds split the same clients' data; else 0
+    test_share: float = 0.0
+    unknown: bool = False  # not known, for example for a user-defined task
 
     @classmethod
     def of(cls, runs: Sequence[Run]) -> "SharedData":
-        """Return what the seeds of these runs, one each, have in common.
+        """Return the data that the seeds of these runs share, one run a seed.
 
         The seeds of a user-defined task are assumed to re-split the same clients' data, which gives
         the widest intervals.
@@ -45,36 +46,33 @@ class SharedData:
             return cls(test_share=TaskInfo("", "", "", "").test_by_train(settings), unknown=True)
         tests = task.tests_by_seed(settings)
         natural = (settings.get("partition") or next(iter(task.partitions), "")) in task.natural
-        # Clients are dealt a data set, or drawn from many that come with the data.
-        dealt = not task.reads and (
-            not natural
-            or (
-                settings.get("clients")
-                and len({frozenset(run.test_examples()) for run in runs}) > 1
-            )
-        )
-        if tests == "fresh" or dealt:
+        # The clients of a seed are parts of a data set, or drawn from the many that it has.
+        drawn = settings.get("clients") and _tested_clients_differ(runs)
+        if tests == "fresh" or (not task.reads and (not natural or drawn)):
             return cls(clients_differ=True)
-        return (
-            cls(same_test_examples=True)
-            if tests == "fixed"
-            else cls(test_share=task.test_by_train(settings))
-        )
+        if tests == "fixed":
+            return cls(same_test_examples=True)
+        return cls(test_share=task.test_by_train(settings))
+
+
+def _tested_clients_differ(runs: Sequence[Run]) -> bool:
+    """Return whether the runs were tested on different clients."""
+    return len({frozenset(run.test_examples()) for run in runs}) > 1
 
 
 def caveats_of_run(run: Run) -> list[str]:
-    """Return what limits the numbers of one run: an early end, single participants, clients tested on few examples."""
-    stopped = (
-        [f"The run stopped after round {run.rounds_done} of {run.num_rounds}: {run.stopped}."]
-        if run.stopped
-        else []
-    )
-    single = _single([run], "the method had nothing")
-    return [*stopped, *single, *_attacked([run]), *_small_tests(run), *_worse_than_the_mean(run)]
+    """Return the limits of one run: an early end, single participants, small test sets."""
+    found = []
+    if run.stopped:
+        found.append(
+            f"The run stopped after round {run.rounds_done} of {run.num_rounds}: {run.stopped}."
+        )
+    found += _single([run], "the method had nothing")
+    return [*found, *_attacked([run]), *_small_tests(run), *_worse_than_the_mean(run)]
 
 
 def caveats_of_comparison(runs: Mapping[str, Sequence[Run]]) -> list[str]:
-    """Return what limits the numbers of a comparison, whose runs are given by the labels of the methods, one a seed."""
+    """Return the limits of a comparison; `runs` has one run a seed, by the methods' labels."""
     every = [run for by_seed in runs.values() for run in by_seed]
     found = _single(every, "no method had anything")
     models = dict[tuple[str, ...], list[str]]()
@@ -82,15 +80,17 @@ def caveats_of_comparison(runs: Mapping[str, Sequence[Run]]) -> list[str]:
         if by_seed[0].serves == "global":
             digests = tuple(str(MODEL.read_about(run.folder)["sha256"]) for run in by_seed)
             models.setdefault(digests, []).append(label)
-    for labels in (each for each in models.values() if len(each) > 1):
-        found.append(
-            f"{join_all(labels)} ended with the same models to the bit, so their numbers are equal."
-        )
+    for labels in models.values():
+        if len(labels) > 1:
+            found.append(
+                f"{join_all(labels)} ended with the same models to the bit, so their numbers are"
+                " equal."
+            )
     worse = [label for label, by_seed in runs.items() if _worse_than_the_mean(by_seed[0])]
     if worse:
         found.append(
-            f"Under {join_all(worse)}, the prediction for some clients is worse than "
-            "the mean of their test targets (r2 below 0)."
+            f"Under {join_all(worse)}, the prediction for some clients is worse than the mean of"
+            " their test targets (r2 below 0)."
         )
     spans = []
     for label, by_seed in runs.items():
@@ -110,24 +110,23 @@ def caveats_of_comparison(runs: Mapping[str, Sequence[Run]]) -> list[str]:
 
 
 def _single(runs: Sequence[Run], who: str) -> list[str]:
-    """Return what it means that one client alone trained in each round of all runs, nothing where that is not so.
+    """Return a sentence if only one client trained in each round of all runs.
 
-    Of a single client, or where the data are pooled, there is nothing to say.
+    Runs with a single client or with pooled data have none.
     """
     for run in runs:
-        alone = {*run.rounds.get("participants", ())} == {1} and not run.settings.get("pooled")
-        if not alone or len(run.test_examples()) <= 1:
+        single = {*run.rounds.get("participants", ())} == {1} and not run.settings.get("pooled")
+        if not single or len(run.test_examples()) <= 1:
             return []
     remedy = "raise fraction, the share of clients that trains in a round"
     return [f"One client trained in each round, so {who} to weigh: {remedy}."]
 
 
 def _attacked(runs: Sequence[Run]) -> list[str]:
-    """Return which clients attack in an experiment, nothing where none does."""
+    """Return the clients that attack in an experiment, a sentence an attack."""
     found = []
-    for attack in dict.fromkeys(
-        str(run.settings.get("attack", "")) for run in runs if run.attackers
-    ):
+    attacks = dict.fromkeys(str(run.settings.get("attack", "")) for run in runs if run.attackers)
+    for attack in attacks:
         attackers = {
             name for run in runs if run.settings.get("attack") == attack for name in run.attackers
         }
@@ -140,7 +139,7 @@ def _attacked(runs: Sequence[Run]) -> list[str]:
 
 
 def caveats_of_data(by_seed: Sequence[Run]) -> list[str]:
-    """Return for which data the differences over several seeds hold, nothing where each seed has clients of its own."""
+    """Return the data for which differences over seeds hold; [] if clients differ by seed."""
     shared = SharedData.of(by_seed)
     if len(by_seed) == 1 or shared.clients_differ:
         return []
@@ -166,23 +165,25 @@ def _small_tests(run: Run) -> list[str]:
     if not small:
         return []
     shown = join_names([f"{client} {count}" for count, client in small], 5)
-    moved = (
-        f": one example moves the {run.score.words} of such a client by {100 / small[-1][0]:.0f}"
-        " points or more"
-    )
+    effect = ", which says little about them"
+    if run.score.percent:
+        points = 100 / small[-1][0]
+        effect = (
+            f": one example moves the {run.score.words} of such a client by {points:.0f} points or"
+            " more"
+        )
     verb = "are" if len(small) > 1 else "is"
     return [
         f"{len(small)} of {len(examples)} clients {verb} tested on fewer than {FEWEST_EXAMPLES}"
-        f" examples ({shown}){moved if run.score.percent else ', which says little about them'}."
+        f" examples ({shown}){effect}."
     ]
 
 
 def _worse_than_the_mean(run: Run) -> list[str]:
-    """Return for which clients a quantity is predicted worse than by the mean of their targets, if for any."""
+    """Return the clients for which a model predicts worse than the mean of their targets."""
     found = []
-    for score, model in (
-        (score, model) for score in run.scores if score.name == "r2" for model in run.models
-    ):
+    pairs = [(score, model) for score in run.scores if score.name == "r2" for model in run.models]
+    for score, model in pairs:
         values = run.final(score, model)
         if worse := sorted((value, client) for client, value in values.items() if value < 0.0):
             shown = join_names([f"{client} {value:.3g}" for value, client in worse], 5)
@@ -194,5 +195,7 @@ def _worse_than_the_mean(run: Run) -> list[str]:
 
 
 def join_all(names: Sequence[str]) -> str:
-    """Return names joined for a sentence."""
-    return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]
+    """Return at least one name, joined for a sentence."""
+    if len(names) == 1:
+        return names[0]
+    return f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,6 +1,7 @@
-"""Differences between two methods over seeds: their size, and how sure it is."""
+"""Differences between two methods over seeds, with their standard errors and p-values."""
 
 import math
+import statistics
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -9,6 +10,12 @@ import numpy as np
 
 Key = TypeVar("Key", bound=Hashable)
 
+WORST = "worst_10"
+MEAN = "mean"
+CLAIMED = (WORST, MEAN)
+"""The measures that sentences may claim by: the worst-served tenth under each method, and the mean
+over all clients."""
+
 CONFIDENCE = 0.95
 """The share of intervals that hold the true difference."""
 
@@ -16,25 +23,25 @@ LEVEL = 1.0 - CONFIDENCE
 """The largest p-value, after Holm's correction, of a significant difference."""
 
 FEWEST_SEEDS = 3
-"""With fewer seeds nothing is tested, and differences have no interval: it would be wider than most
-scores' range."""
+"""With fewer seeds nothing is tested, and differences have no interval: it would be wider than the
+range of most scores."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How much better a method is than the baseline by one measure, from differences that are paired by seed.
+    """A method's gain over the baseline by one measure, from differences paired by seed.
 
-    The p-value is two-sided, of the t test that there is no difference, after Holm's correction
-    where several differences are tested. It is 1 where nothing can be tested: with fewer than three
-    seeds, or differences that do not vary; and NaN where nothing is to be tested.
+    The p-value is that of a two-sided t test for no difference, after Holm's correction if several
+    differences are tested. It is 1 if no test is possible, with fewer than three seeds or with
+    differences that do not vary, and NaN if none is wanted.
     """
 
-    mean: float  # positive is better, whatever the direction of the score
+    mean: float  # positive is better, for any score
     error: float  # the standard error; NaN with fewer than three seeds
-    # of the 95 % interval; NaN with fewer than three seeds, or where all differences are the same
+    # of the 95 % interval; NaN with fewer than three seeds, or if all differences are the same
     low: float
     high: float
-    better: int  # with how many seeds the method is better; with others it is worse, or equal
+    better: int  # the number of seeds in which the method is better
     worse: int
     seeds: int
     p_value: float
@@ -51,17 +58,17 @@ class Difference:
 
     @property
     def untested(self) -> "Difference":
-        """The same difference without a p-value: it describes, and claims nothing."""
+        """The same difference without a p-value: it describes and claims nothing."""
         return replace(self, p_value=math.nan)
 
 
 def difference_of(differences: Sequence[float], *, test_share: float = 0.0) -> Difference:
     """Return the mean of differences, one per seed, tested by the paired t test.
 
-    `test_share` is the number of test examples divided by that of training examples where the seeds
-    re-split one data set, else 0. Splits of one data set are not independent, so the variance of
-    the mean is (1/n + test_share) s² in place of s²/n: Nadeau and Bengio, Inference for the
-    Generalization Error, Machine Learning 52 (2003), equation 9.
+    `test_share` is the ratio of test to training examples if the seeds re-split one data set,
+    else 0. Splits of one data set are not independent, so the variance of the mean is
+    (1/n + test_share) s² instead of s²/n: Nadeau and Bengio, Inference for the Generalization
+    Error, Machine Learning 52 (2003), equation 9.
     """
     x = np.asarray(differences, np.float64)
     if not x.size or not np.isfinite(x).all():
@@ -75,7 +82,7 @@ def difference_of(differences: Sequence[float], *, test_share: float = 0.0) -> D
     if n < FEWEST_SEEDS:
         return Difference(mean, math.nan, math.nan, math.nan, better, worse, n, 1.0)
     if np.ptp(x) <= 1e-9 * np.abs(x).max() or x.std() == 0.0:
-        # One value again and again does not say how others would scatter.
+        # Equal values give no estimate of the variance.
         return Difference(mean, 0.0, math.nan, math.nan, better, worse, n, 1.0)
     from scipy.stats import t
 
@@ -91,7 +98,7 @@ def differences_of(
 ) -> dict[Key, Difference]:
     """Return several differences to one baseline, with Holm's correction over those tested.
 
-    What is equal to the baseline with every seed is not tested, so it costs the others no power.
+    Methods that equal the baseline with every seed are not tested: they cost the others no power.
     """
     tested = [key for key, each in differences.items() if any(each)]
     found = {key: difference_of(each, test_share=test_share) for key, each in differences.items()}
@@ -107,3 +114,9 @@ def correct_by_holm(p_values: Sequence[float]) -> list[float]:
     corrected = np.empty_like(p)
     corrected[order] = np.minimum(np.maximum.accumulate(p[order] * np.arange(p.size, 0, -1)), 1.0)
     return [float(each) for each in corrected]
+
+
+def mean_and_deviation(numbers: Sequence[float]) -> tuple[float, float]:
+    """Return the mean and the sample standard deviation, 0 of a single number."""
+    deviation = statistics.stdev(numbers) if len(numbers) > 1 else 0.0
+    return statistics.fmean(numbers), deviation

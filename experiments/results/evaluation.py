@@ -1,4 +1,4 @@
-"""How a run's model serves a site that took no part in it, beside how it serves the run's clients."""
+"""A run's model on the data of a site that took no part in the run, compared with its clients."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,27 +13,27 @@ from .presentation import Shown
 
 @dataclass(frozen=True)
 class Evaluation(Shown):
-    """What a site's test examples say of a run's model.
+    """The scores of a run's model on a site's test examples.
 
     Attributes
     ----------
     site
-        What the site is called.
+        The name of the site.
     train_examples, test_examples
-        How many examples the site has to train on and to test on.
+        The site's numbers of training and test examples.
     scores
-        What is measured; fairness goes by the first.
+        The scores that are measured; fairness is measured in the first.
     values
         The site's scores by name.
     interval
-        Wilson's 95 % interval of the site's accuracy, in per cent; None where accuracy is no score.
+        Wilson's 95 % interval of the site's accuracy, in percent; None if accuracy is not measured.
     run
         The run folder.
     model
         Which model of the run: "last" or "best".
     clients
-        Of each score the numbers of the run's clients under the final model, by their names; empty
-        where the folder does not have them.
+        By score, the numbers of the run's clients under the final model, by their names; empty
+        if the folder does not have them.
     """
 
     site: str
@@ -47,14 +47,14 @@ class Evaluation(Shown):
     clients: Mapping[str, Mapping[str, float]]
 
     def range_of(self, score: Score) -> tuple[float, float] | None:
-        """Return the worst and the best number of the run's clients by a score, None where the folder has none."""
+        """Return the worst and the best score of the run's clients, None if the folder has none."""
         values = sorted(
             self.clients.get(score.name, {}).values(), reverse=not score.higher_is_better
         )
         return (values[0], values[-1]) if values else None
 
     def written(self, score: Score) -> str:
-        """Return the site's number by a score in words, with the interval of the accuracy."""
+        """Return the site's score as text, with the interval of an accuracy."""
         if score.name not in self.values:
             return "–"
         value = score.written(self.values[score.name])
@@ -64,7 +64,7 @@ class Evaluation(Shown):
         return f"{value} ({low:.0f} to {high:.0f} %)"
 
     def sentences(self) -> Iterator[str]:
-        """Yield what the numbers mean, in words."""
+        """Yield the meaning of the numbers in sentences."""
         score = self.scores[0]
         spread = self.range_of(score)
         own = (
@@ -98,7 +98,7 @@ class Evaluation(Shown):
 
     @property
     def as_json(self) -> dict[str, Any]:
-        """Everything, in plain values."""
+        """The evaluation in plain values."""
         return {
             "run": str(self.run),
             "site": self.site,

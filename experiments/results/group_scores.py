@@ -1,4 +1,4 @@
-"""How a model serves groups of examples: inside each client, and over all of them, with the gaps between groups."""
+"""A model's scores on groups of examples, within clients and over all, and their gaps."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.server.run_folder.group_rows import Grouped
 
 ALL = "all clients"
-"""What stands in place of a client's name where counts and scores are over the clients."""
+"""Replaces a client's name in counts and scores over all clients."""
 
 
 @dataclass(frozen=True)
@@ -21,22 +21,20 @@ class Group:
     grouping: str
     group: str
     count: int
-    overs: Mapping[str, int]  # by score, the number of examples that it is the mean over
+    overs: Mapping[str, int]  # the number of examples in a score's mean, by score
     values: Mapping[str, float]  # by score
 
     @classmethod
     def of_row(cls, row: Mapping[str, Any], scores: Sequence[GroupScore]) -> "Group":
-        """Return what a row of groups.csv says; raise ValueError or KeyError where it is none."""
+        """Return the group of a row of groups.csv; raise ValueError or KeyError if malformed."""
         count = int(row[COUNT])
         overs = {}
         values = {}
         for score in scores:
             *over, column = score.columns
             if not math.isnan(row[column]):
-                values[score.name], overs[score.name] = (
-                    float(row[column]),
-                    int(row[over[0]]) if over else count,
-                )
+                values[score.name] = float(row[column])
+                overs[score.name] = int(row[over[0]]) if over else count
         if (
             count < 1
             or min(overs.values(), default=1) < 1
@@ -47,7 +45,7 @@ class Group:
 
     @classmethod
     def over(cls, groups: Sequence["Group"]) -> "Group":
-        """Return one group of several clients: their counts summed up, their scores over all examples together."""
+        """Return the union of several clients' groups, with scores over all examples."""
         overs: dict[str, int] = {}
         sums: dict[str, float] = {}
         for each in groups:
@@ -55,19 +53,13 @@ class Group:
                 overs[name] = overs.get(name, 0) + each.overs[name]
                 sums[name] = sums.get(name, 0.0) + each.overs[name] * value
         values = {name: sums[name] / overs[name] for name in overs}
-        return cls(
-            ALL,
-            groups[0].grouping,
-            groups[0].group,
-            sum(each.count for each in groups),
-            overs,
-            values,
-        )
+        count = sum(each.count for each in groups)
+        return cls(ALL, groups[0].grouping, groups[0].group, count, overs, values)
 
 
 @dataclass(frozen=True)
 class Gap:
-    """The difference between groups in a score: the highest less the lowest, as fairlearn's."""
+    """The difference between groups in a score: the highest minus the lowest, as in fairlearn."""
 
     client: str  # ALL: over all clients
     grouping: str
@@ -85,7 +77,7 @@ class Gap:
 
 @dataclass(frozen=True)
 class GroupReport:
-    """What clients report of groups under one model, after one round."""
+    """The groups that clients report under one model, after one round."""
 
     grouped: Grouped
     groups: tuple[Group, ...]
@@ -93,7 +85,7 @@ class GroupReport:
 
     @property
     def scores(self) -> tuple[GroupScore, ...]:
-        """What is measured."""
+        """The scores that are measured."""
         return self.grouped.scores
 
     @property
@@ -102,7 +94,7 @@ class GroupReport:
         return tuple(dict.fromkeys(each.client for each in self.groups))
 
     def of(self, client: str, grouping: str) -> tuple[Group, ...]:
-        """Return the groups of a client by a grouping; with ALL, those over all clients."""
+        """Return the groups of a client by a grouping; with ALL, the groups over all clients."""
         chosen = [
             each
             for each in self.groups
@@ -117,7 +109,7 @@ class GroupReport:
         return tuple(Group.over(parts) for parts in together if parts)
 
     def gap(self, client: str, grouping: str, score: GroupScore) -> Gap | None:
-        """Return how far a client's groups are apart in a score, None where fewer than two report it."""
+        """Return the gap between a client's groups in a score, None if fewer than two have it."""
         groups = self.of(client, grouping)
         values = {
             each.group: each.values[score.name] for each in groups if score.name in each.values
@@ -129,7 +121,7 @@ class GroupReport:
         return Gap(client, grouping, score, lowest, highest, values[lowest], values[highest])
 
     def sizes(self, client: str = "") -> dict[str, float]:
-        """Return the gaps of the first grouping by score: of a client, or by default of all clients together."""
+        """Return the gaps of the first grouping by score, by default over all clients."""
         grouping = next(iter(self.grouped.groupings))
         return {
             each.score.name: each.size
@@ -138,17 +130,18 @@ class GroupReport:
         }
 
     def gaps(self, client: str = "") -> list[Gap]:
-        """Return every gap there is: of a client, of ALL, or by default of all clients together and then of each."""
-        found = (
+        """Return all gaps of a client or ALL; by default those of ALL, then of each client."""
+        clients = [client] if client else [ALL, *self.clients]
+        gaps = (
             self.gap(each, grouping, score)
             for grouping in self.grouped.groupings
             for score in self.scores
-            for each in ([client] if client else (ALL, *self.clients))
+            for each in clients
         )
-        return [each for each in found if each is not None]
+        return [gap for gap in gaps if gap is not None]
 
     def left_out(self, grouping: str) -> str:
-        """Return in words how many test examples are in groups that are too small to be reported, and whose."""
+        """Return as text how many test examples are in groups too small to be reported."""
         reported = dict.fromkeys(self.tested, 0)
         for each in self.groups:
             if each.grouping == grouping and each.client in reported:
@@ -165,15 +158,15 @@ class GroupReport:
         )
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return a row a group, with counts and scores in columns: over all clients, and then client by client."""
-        found = list[dict[str, Any]]()
-        clients = (ALL, *self.clients)
-        for each in (
+        """Return a row a group with counts and scores, over all clients and then by client."""
+        groups = [
             group
-            for by in self.grouped.groupings
-            for client in clients
-            for group in self.of(client, by)
-        ):
+            for grouping in self.grouped.groupings
+            for client in (ALL, *self.clients)
+            for group in self.of(client, grouping)
+        ]
+        rows = list[dict[str, Any]]()
+        for each in groups:
             row = {
                 "client": each.client,
                 "grouping": each.grouping,
@@ -184,25 +177,21 @@ class GroupReport:
                 *over, column = score.columns
                 row |= {name: each.overs.get(score.name, "") for name in over}
                 row[column] = each.values.get(score.name, "")
-            found.append(row)
-        return found
+            rows.append(row)
+        return rows
 
     def gap_rows(self) -> list[dict[str, Any]]:
         """Return a row a gap."""
         return [
             {
-                **{
-                    "client": each.client,
-                    "grouping": each.grouping,
-                    "score": each.score.name,
-                    "gap": each.size,
-                },
-                **{
-                    "lowest": each.lowest,
-                    "low": each.low,
-                    "highest": each.highest,
-                    "high": each.high,
-                },
+                "client": each.client,
+                "grouping": each.grouping,
+                "score": each.score.name,
+                "gap": each.size,
+                "lowest": each.lowest,
+                "low": each.low,
+                "highest": each.highest,
+                "high": each.high,
             }
             for each in self.gaps()
         ]
@@ -211,9 +200,9 @@ class GroupReport:
 def read_groups(
     grouped: Grouped, rows: Sequence[Mapping[Any, Any]], tested: Mapping[str, int], path: object
 ) -> GroupReport:
-    """Return what rows of groups.csv, all of one round and model, say.
+    """Return the report of rows of groups.csv, all of one round and model.
 
-    Raise RunFolderError when one makes no sense.
+    Raise RunFolderError if a row is malformed.
     """
     try:
         return GroupReport(

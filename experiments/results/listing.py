@@ -1,4 +1,4 @@
-"""The runs in a folder: what each is, how far it is, and what is wrong with those that are damaged."""
+"""The runs in a folder: their settings, progress and scores, or the fault of a damaged run."""
 
 from collections.abc import Iterator
 from datetime import datetime
@@ -11,21 +11,18 @@ from fairbloom.server.run_folder.files import CHECKPOINTS, CONFIG, MODEL, ROUNDS
 from .run import load
 
 MEASURED = ("mean", "worst_10")
-"""The measures of a run that a list has, from the last row of rounds.csv that has them."""
+"""The measures of a run in a list, from the last row of rounds.csv that has them."""
 
 
 def find_runs(folder: Path) -> list[dict[str, Any]]:
-    """Return what is known of each run in a folder and in folders below, by name.
-
-    Of a damaged one its `fault`.
-    """
+    """Return a description of each run in a folder and below; a damaged run has a `fault`."""
     found = []
     for path in sorted(run_folders(folder)):
         files = [
             file for entry in (ROUNDS, MODEL, CONFIG) if (file := entry.path_in(path)).exists()
         ]
         changed = max((file.stat().st_mtime for file in files), default=0.0)
-        name = str(path.relative_to(folder)) if path != folder else str(path)
+        name = str(path) if path == folder else str(path.relative_to(folder))
         about: dict[str, Any] = {"name": name, "folder": str(path.absolute())}
         about["when"] = datetime.fromtimestamp(changed).astimezone().isoformat(" ", "minutes")[:16]
         found.append(about)
@@ -53,9 +50,9 @@ def find_runs(folder: Path) -> list[dict[str, Any]]:
 
 
 def run_folders(folder: Path, depth: int = 4) -> Iterator[Path]:
-    """Yield the run folders in a folder and below, as those of a comparison.
+    """Yield the run folders in a folder and below, such as those of a comparison.
 
-    A folder that cannot be read has none.
+    Folders that cannot be read are skipped.
     """
     try:
         inside = [path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()]

@@ -1,4 +1,4 @@
-"""The registry of measures: one number for how clients, one of them or groups of examples are served."""
+"""The registry of measures: single numbers computed from the scores of clients or of groups."""
 
 import math
 import re
@@ -16,23 +16,22 @@ from fairbloom.server.run_folder.csv_rows import MEASURES
 from .group_scores import GroupReport
 
 CLIENT = "client:"
-"""What the measure of one client begins with."""
+"""The prefix of a measure of one client."""
 
 GAP = "group-gap:"
-"""What the measure of a gap between groups begins with: a score follows, and `:NAME` where it is of
+"""The prefix of a measure of a gap between groups: a score follows, and `:NAME` for the gap within
 one client."""
 
 NAMED = (f"{CLIENT}NAME", f"{GAP}SCORE", f"{GAP}SCORE:NAME")
 """How errors spell the measures that hold a name."""
 
 LARGER_CLASS = "larger class, %"
-"""What tables call the share of a client's test examples that are of the larger one of two
-classes."""
+"""The title of the share of a client's test examples in the larger of two classes."""
 
 
 @dataclass(frozen=True)
 class ClientScores:
-    """How a model serves clients: the score of each, its examples, and what the clients report of groups."""
+    """The scores of clients under a model, with their examples and their groups."""
 
     values: Mapping[str, float]
     score: Score
@@ -42,13 +41,13 @@ class ClientScores:
 
 @dataclass(frozen=True)
 class Measure:
-    """A measure."""
+    """A measure: its name, its function and how tables show it."""
 
-    name: str  # what files, options and recipes call it: "worst_10"; options may write "worst-10"
-    of: Callable[[ClientScores], float]  # NaN where a client or a gap is not there
-    good: Literal["as score", "high", "low"] = "as score"  # where it is, clients are better served
+    name: str  # in files, options and recipes: "worst_10"; options may also write "worst-10"
+    of: Callable[[ClientScores], float]  # NaN if a client or a gap is missing
+    good: Literal["as score", "high", "low"] = "as score"  # which values serve clients better
     decimals: int = 2  # in tables of recipes, as papers print it
-    # whether it is in the unit of the score; others have none, but for the radians of the angle
+    # whether it has the unit of the score; the angle is in radians, the others have no unit
     unit: bool = True
 
     def is_good_high(self, score: Score) -> bool:
@@ -56,60 +55,67 @@ class Measure:
         return score.higher_is_better if self.good == "as score" else self.good == "high"
 
     def better(self, value: float, than: float, score: Score) -> float:
-        """Return by how much a number is better than another; negative where it is worse."""
+        """Return by how much a number is better than another; negative if it is worse."""
         return value - than if self.is_good_high(score) else than - value
 
     def title(self, clients: int = 0) -> str:
-        """Return what tables call it over so many clients: "worst 10 %", which of four clients is "worst client"."""
+        """Return its title in tables: "worst 10 %", or "worst client" if these are one client."""
         if self.name.startswith(CLIENT):
             return self.name.removeprefix(CLIENT)
         if self.name.startswith(GAP):
             score, client = parse_gap(self.name)
-            return f"{Score(score).words} gap" + (f", {client}" if client else "")
+            gap = f"{Score(score).words} gap"
+            return f"{gap}, {client}" if client else gap
         end, _, share = self.name.partition("_")
         if end == "percentile":
             return f"{share}th percentile"
         if end in ("worst", "best") and (not share or count_of_share(int(share), clients) == 1):
             return f"{end} client"
-        return f"{end} {share} %" if share.isdigit() else self.name.replace("_", " ")
+        if share.isdigit():
+            return f"{end} {share} %"
+        return self.name.replace("_", " ")
 
 
 def parse_gap(measure: str) -> tuple[str, str]:
-    """Return the score and the client of a measure of a gap between groups.
-
-    "" for all clients together.
-    """
+    """Return the score and the client of a measure of a gap; the client is "" for all clients."""
     score, _, client = measure.removeprefix(GAP).partition(":")
     return score, client
 
 
 def find_measure(name: str) -> Measure:
-    """Return the measure that a name means; raise FairbloomError where there is none."""
+    """Return the measure with a name; raise FairbloomError if there is none."""
     if name.startswith(CLIENT) and name != CLIENT:
         client = name.removeprefix(CLIENT)
         return Measure(name, lambda served: served.values.get(client, math.nan))
     if re.fullmatch(rf"{GAP}[a-z0-9-]+(:.+)?", name, re.DOTALL):
-        score, client = parse_gap(name)
-        return Measure(
-            name,
-            lambda s: s.groups.sizes(client).get(score, math.nan) if s.groups else math.nan,
-            "low",
-        )
-    if (key := name.replace("-", "_")) not in REGISTRY:
-        there = ", ".join((*REGISTRY, *NAMED))
+        return Measure(name, _gap_size(*parse_gap(name)), "low")
+    key = name.replace("-", "_")
+    if key not in REGISTRY:
+        known = ", ".join((*REGISTRY, *NAMED))
         raise FairbloomError(
-            f"unknown measure {name!r}: {did_you_mean(key, REGISTRY)}there are {there}"
+            f"unknown measure {name!r}: {did_you_mean(key, REGISTRY)}there are {known}"
         )
     return REGISTRY[key]
 
 
+def _gap_size(score: str, client: str) -> Callable[[ClientScores], float]:
+    """Return the function of the measure of a gap between groups."""
+
+    def size(served: ClientScores) -> float:
+        if served.groups is None:
+            return math.nan
+        return served.groups.sizes(client).get(score, math.nan)
+
+    return size
+
+
 def measure_title(measure: str, clients: int = 0) -> str:
-    """Return what tables call a measure over so many clients; see `Measure.title`."""
+    """Return the title of a measure in tables; see `Measure.title`."""
     return find_measure(measure).title(clients)
 
 
 def _spread(name: str) -> Callable[[ClientScores], float]:
-    """Return the function of a measure of how scores are spread over clients."""
+    """Return the function of a measure that `summarize` computes."""
     return lambda served: summarize(
         served.values, lower_is_better=not served.score.higher_is_better
     )[name]
@@ -121,15 +127,13 @@ def _percentile(percent: int) -> Callable[[ClientScores], float]:
 
 def _uniform(served: ClientScores) -> float:
     """Return the mean over all examples."""
-    values = served.values
     examples = served.examples
-    return sum(examples[name] * value for name, value in values.items()) / sum(
-        examples[name] for name in values
-    )
+    total = sum(examples[name] * value for name, value in served.values.items())
+    return total / sum(examples[name] for name in served.values)
 
 
 GOOD: Mapping[str, Literal["high", "low"]] = {
-    **dict.fromkeys(("std", "var", "gap", "gini"), "low"),  # how unequal clients are
+    **dict.fromkeys(("std", "var", "gap", "gini"), "low"),  # of inequality
     **dict.fromkeys(("jain", "entropy", "cosine"), "high"),
 }
 BARE = ("jain", "gini", "entropy", "cosine")
@@ -155,5 +159,4 @@ REGISTRY: Mapping[str, Measure] = {
         "3*mean+worst", lambda s: 0.75 * _spread("mean")(s) + 0.25 * _spread("worst")(s)
     ),
 }
-"""The measures by their names; beside them stand those that hold a name, which `find_measure`
-knows."""
+"""The measures by name, except those of NAMED, which `find_measure` makes."""

@@ -1,4 +1,4 @@
-"""How results are shown: one page of each, which a terminal, a notebook, a report and a figure are made of.
+"""Show results: each has a page, which a terminal, a notebook, a report or a figure renders.
 
 The pages of results lie above them, in `fairbloom.experiments.pages`, which registers one function
 for each class.

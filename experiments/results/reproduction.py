@@ -14,7 +14,7 @@ from fairbloom.server.settings import may_differ
 from ..arms import Arm, format_value
 from ..recipe import Printed, Recipe, Row
 from ..study import Study
-from .comparison import mean_and_deviation
+from .differences import mean_and_deviation
 from .measures import CLIENT, GAP, ClientScores, find_measure
 from .presentation import Shown
 from .run import OpenedRuns, Run, final_of

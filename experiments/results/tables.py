@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 
 def read_frame(file: TableFile, folder: Path) -> "pandas.DataFrame":
-    """Return a table of a run folder; an empty cell is NaN, or "" where the column holds words.
+    """Return a table of a run folder; an empty cell is NaN, or "" in a column of text.
 
-    Of an unfinished run the file may be missing and the last line torn; there are no rows then, or
-    it is left out. RunFolderError is raised where it cannot be read, holds something else or, of a
-    finished run, is not whole.
+    In an unfinished run the file may be missing, which gives no rows, and a torn last line is left
+    out. Raise RunFolderError if the file cannot be read, is malformed or, in a finished run, is
+    incomplete.
     """
     path = file.path_in(folder)
     finished = is_finished(folder)
-    remedy = "Restore it from a copy" + (
-        ", or run again with another folder (--out)" if finished else ""
-    )
+    remedy = "Restore it from a copy"
+    if finished:
+        remedy += ", or run again with another folder (--out)"
     with explain_read_errors(path, remedy):
         content = path.read_bytes() if finished or path.exists() else b""
         if finished and not content.endswith(b"\n"):
@@ -37,20 +37,23 @@ def read_frame(file: TableFile, folder: Path) -> "pandas.DataFrame":
 
 
 def _parse(content: bytes, needed: Sequence[str], *, finished: bool) -> "pyarrow.Table":
-    """Return the columns; ValueError where a line of a finished table has more or fewer cells than the first."""
+    """Return the columns of a CSV file.
+
+    Raise ValueError if a line of a finished table has more or fewer cells than the first.
+    """
     import pyarrow.csv  # imported late, as are pandas' data frames: few commands need them
 
     if not content:
         return pyarrow.table({name: pyarrow.array([], pyarrow.string()) for name in needed})
 
-    def judge(line: Any) -> str:
+    def handle_invalid(line: Any) -> str:
         return "error" if finished or line.actual_columns > line.expected_columns else "skip"
 
     table = pyarrow.csv.read_csv(
         pyarrow.BufferReader(content),
-        # types are of the whole column
+        # a single block, so that a type is inferred from the whole column
         pyarrow.csv.ReadOptions(block_size=len(content) + 1, use_threads=False),
-        pyarrow.csv.ParseOptions(newlines_in_values=True, invalid_row_handler=judge),
+        pyarrow.csv.ParseOptions(newlines_in_values=True, invalid_row_handler=handle_invalid),
         pyarrow.csv.ConvertOptions(
             column_types=dict.fromkeys(WORDS, pyarrow.string()), null_values=[""]
         ),
@@ -68,9 +71,9 @@ def _parse(content: bytes, needed: Sequence[str], *, finished: bool) -> "pyarrow
 
 
 def _to_frame(table: "pyarrow.Table") -> "pandas.DataFrame":
-    """Return a data frame, in which all columns but those of words are numbers.
+    """Return a data frame with numbers in all columns except those of text.
 
-    ValueError where a cell is none.
+    Raise ValueError if a cell is not a number.
     """
     import pandas
     import pyarrow
@@ -80,9 +83,7 @@ def _to_frame(table: "pyarrow.Table") -> "pandas.DataFrame":
         if name in WORDS:
             words = column.to_pandas()
             if words.str.startswith("'").any():
-                words = words.map(
-                    lambda cell: cell[1:] if cell[:1] == "'" and FORMULA.match(cell) else cell
-                )
+                words = words.map(_unescape_formula)
             columns[name] = words
         elif pyarrow.types.is_null(column.type) or not len(column):
             columns[name] = np.full(len(column), np.nan)
@@ -95,3 +96,8 @@ def _to_frame(table: "pyarrow.Table") -> "pandas.DataFrame":
                 f"its column {name} has {next(iter(wrong), cells.iloc[0])!r}, which is no number"
             )
     return pandas.DataFrame(columns)
+
+
+def _unescape_formula(cell: str) -> str:
+    """Return a cell without the quote that keeps spreadsheets from computing it."""
+    return cell[1:] if cell[:1] == "'" and FORMULA.match(cell) else cell

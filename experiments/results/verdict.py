@@ -1,8 +1,7 @@
-"""What a comparison shows, in at most 60 words: how the baseline serves the worst served, and who does better.
+"""A comparison in at most 60 words: how the baseline serves the worst served, and who does better.
 
-Sentences claim by two measures alone, the worst-served clients and the mean over all, for all
-methods in one family of tests: where nothing differs, a verdict claims something in 5 % of
-comparisons at most.
+Sentences claim differences by two measures only, the worst-served clients and the mean over all, in
+one family of tests over all methods. If nothing differs, at most 5 % of verdicts claim anything.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,27 +13,24 @@ from fairbloom.server.fairness import count_of_share
 from fairbloom.tasks.tables.targets import join_names
 
 from .caveats import FEW_CLIENTS, FEWEST_EXAMPLES, join_all
-from .differences import FEWEST_SEEDS
+from .compared_scores import ComparedScores
+from .differences import CLAIMED, FEWEST_SEEDS, MEAN, WORST
 
 if TYPE_CHECKING:
     import pandas
 
-    from .comparison import Comparison
-
-WORST = "worst_10"
-MEAN = "mean"
-CLAIMED = (WORST, MEAN)
-"""The measures that sentences may claim by: the worst-served tenth under each method, and the mean
-over all clients."""
-
 MOST_WORDS = 60
-MOST_LISTED = 3
-"""Of a verdict, and of a list of methods in a sentence."""
+"""The most words of the headline and the sentences together."""
 
+MOST_LISTED = 3
+"""The most methods that a sentence names."""
 
 AGAINST = ("auc", "balanced-accuracy")
-"""The scores that may say the opposite: neither rises where a model takes more examples for the
-larger class."""
+"""The scores that may contradict the first one: predicting the larger class more often raises
+neither."""
+
+EFFECTS = ((1, 1), (1, 0), (1, -1), (0, 1), (0, -1), (-1, 1), (-1, 0), (-1, -1))
+"""Signs of significant effects on the worst served and the mean, in the order of sentences."""
 
 
 @dataclass(frozen=True)
@@ -48,16 +44,16 @@ class Claim:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a comparison shows: headline and sentences have 60 words together.
+    """The findings of a comparison: headline and sentences have at most 60 words together.
 
     `improving` are the methods that significantly improve the worst-served clients and do not
-    significantly worsen the mean, first the one with the best mean.
+    significantly worsen the mean, best mean first.
     """
 
     headline: str
     sentences: tuple[str, ...] = ()
-    further: tuple[str, ...] = ()  # the sentences for which there is no room
-    claims: tuple[Claim, ...] = ()  # what differs significantly
+    further: tuple[str, ...] = ()  # the sentences beyond 60 words
+    claims: tuple[Claim, ...] = ()  # the significant differences
     improving: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -65,42 +61,29 @@ class Verdict:
         return " ".join((self.headline, *self.sentences, *self.further))
 
 
-def verdict_of(found: "Comparison") -> Verdict:
-    """Return what a comparison shows."""
-    means = {method: found.spread(method, MEAN)[0] for method in found.methods}
-    methods = [method for method in means if method != found.baseline]
-    best_first = sorted(methods, key=lambda method: -found.score.better(means[method], 0.0))
-    improving = [m for m in best_first if _sign(found, m, WORST) > 0 and _sign(found, m, MEAN) >= 0]
-    claims = tuple(Claim(*key, each.mean) for key, each in found.claims.items() if each.significant)
-    tested = found.tested
-    sentences = [
-        *_answer(found, improving),
-        *_effects(found, [method for method in best_first if method not in improving[:1]], methods),
-        *found.contradictions[:3],
+def verdict_of(compared: ComparedScores) -> Verdict:
+    """Return the findings of a comparison."""
+    methods = [method for method in compared.methods if method != compared.baseline]
+    means = {method: compared.spread(method, MEAN)[0] for method in methods}
+    best_first = sorted(methods, key=lambda method: -compared.score.better(means[method], 0.0))
+    improving = [
+        method
+        for method in best_first
+        if _sign(compared, method, WORST) > 0 and _sign(compared, method, MEAN) >= 0
     ]
-    if len(tested) < FEW_CLIENTS:
-        sentences.append(
-            f"There are only {len(tested)} clients."
-            if len(tested) > 1
-            else "There is only one client."
-        )
-    if few := sum(count < FEWEST_EXAMPLES for count in tested.values()):
-        verb = "is" if few == 1 else "are"
-        sentences.append(
-            f"{few} of {len(tested)} clients {verb} tested on fewer than {FEWEST_EXAMPLES}"
-            " examples."
-        )
-    for method, words in found.failed.items():
-        so = "these seeds are left out" if method in found.methods else "it is not compared"
-        sentences.append(f"{method} {words}, so {so}.")
-    single = count_of_share(10, len(tested)) == 1
-    whom = "the worst-served client has" if single else "the worst-served 10 % of clients have"
-    lower = "" if found.score.higher_is_better else " (lower is better)"
-    worst, mean = (found.score.written(found.spread(found.baseline, each)[0]) for each in CLAIMED)
-    headline = (
-        f"Under {found.baseline} {whom} a test {found.score.words} of {worst}{lower}; the mean is"
-        f" {mean}."
+    claims = tuple(
+        Claim(*key, difference.mean)
+        for key, difference in compared.claims.items()
+        if difference.significant
     )
+    sentences = [
+        *_answer(compared, improving),
+        *_effects(compared, [method for method in best_first if method not in improving[:1]]),
+        *_equals(compared, methods),
+        *find_contradictions(compared)[:3],
+        *_limits(compared),
+    ]
+    headline = _headline(compared)
     room = MOST_WORDS - len(headline.split())
     shown: list[str] = []
     while sentences and (room := room - len(sentences[0].split())) >= 0:
@@ -108,136 +91,171 @@ def verdict_of(found: "Comparison") -> Verdict:
     return Verdict(headline, tuple(shown), tuple(sentences), claims, tuple(improving))
 
 
-def _sign(found: "Comparison", method: str, measure: str) -> int:
-    """Return 1 where a method is significantly better than the baseline by a measure, -1 if worse, else 0."""
-    difference = found.claims[method, measure]
-    return 0 if not difference.significant else 1 if difference.mean > 0.0 else -1
+def _headline(compared: ComparedScores) -> str:
+    """Return how the baseline serves the worst-served clients, and all on average."""
+    score = compared.score
+    clients_have = "the worst-served 10 % of clients have"
+    if count_of_share(10, len(compared.tested)) == 1:
+        clients_have = "the worst-served client has"
+    lower = "" if score.higher_is_better else " (lower is better)"
+    worst = score.written(compared.spread(compared.baseline, WORST)[0])
+    mean = score.written(compared.spread(compared.baseline, MEAN)[0])
+    return (
+        f"Under {compared.baseline} {clients_have} a test {score.words} of {worst}{lower}; the mean"
+        f" is {mean}."
+    )
 
 
-def _answer(found: "Comparison", improving: Sequence[str]) -> Iterator[str]:
-    """Yield which methods do better there without doing worse on the mean, or that none does."""
-    seeds = len(found.seeds)
-    methods = len(found.methods)
-    if methods == 1:
+def _limits(compared: ComparedScores) -> Iterator[str]:
+    """Yield how many clients and examples the scores are of, and which methods failed."""
+    tested = compared.tested
+    if len(tested) == 1:
+        yield "There is only one client."
+    elif len(tested) < FEW_CLIENTS:
+        yield f"There are only {len(tested)} clients."
+    if few := sum(count < FEWEST_EXAMPLES for count in tested.values()):
+        verb = "is" if few == 1 else "are"
         yield (
-            f"No other method {'has finished' if found.failed else 'was run'}, so there is nothing"
-            " to compare."
+            f"{few} of {len(tested)} clients {verb} tested on fewer than {FEWEST_EXAMPLES}"
+            " examples."
         )
+    for method, reason in compared.failed.items():
+        left_out = method in compared.methods
+        so = "these seeds are left out" if left_out else "it is not compared"
+        yield f"{method} {reason}, so {so}."
+
+
+def _sign(compared: ComparedScores, method: str, measure: str) -> int:
+    """Return 1 if a method is significantly better than the baseline, -1 if worse, else 0."""
+    difference = compared.claims[method, measure]
+    if not difference.significant:
+        return 0
+    return 1 if difference.mean > 0.0 else -1
+
+
+def _answer(compared: ComparedScores, improving: Sequence[str]) -> Iterator[str]:
+    """Yield whether a method improves the worst served without worsening the mean."""
+    seeds = len(compared.seeds)
+    baseline = compared.baseline
+    if len(compared.methods) == 1:
+        has_run = "has finished" if compared.failed else "was run"
+        yield f"No other method {has_run}, so there is nothing to compare."
     elif seeds < FEWEST_SEEDS:
-        yield (
-            f"{'A single seed does' if seeds == 1 else 'Two seeds do'} not show which method is"
-            " better: use 5."
-        )
+        seeds_do = "A single seed does" if seeds == 1 else "Two seeds do"
+        yield f"{seeds_do} not show which method is better: use 5."
     elif improving:
-        first = improving[0]
-        also = "without a significant loss in the mean"
-        if (mean := found.claims[first, MEAN]).significant:
-            also = f"and the mean, by {_points(mean.mean, found.score)}"
-        gain = found.claims[first, WORST]
-        size, low, high = (
-            _points(gain.mean, found.score),
-            *(_number(end, found.score) for end in (gain.low, gain.high)),
-        )
-        yield (
-            f"{first} significantly improves the worst served, by {size} ({low} to {high}), {also}."
-        )
-    elif any(each.significant for each in found.claims.values()):
+        yield _improvement(compared, improving[0])
+    elif any(difference.significant for difference in compared.claims.values()):
         yield "No method significantly improves the worst served without worsening the mean."
-    elif methods == 2:
-        (other,) = (method for method in found.methods if method != found.baseline)
+    elif len(compared.methods) == 2:
+        (other,) = (method for method in compared.methods if method != baseline)
         yield (
-            f"{other} does not differ significantly from {found.baseline}, for the worst served or"
-            " in the mean."
+            f"{other} does not differ significantly from {baseline}, for the worst served or in the"
+            " mean."
         )
     else:
         yield (
-            f"No method differs significantly from {found.baseline}, for the worst served or in the"
-            " mean."
+            f"No method differs significantly from {baseline}, for the worst served or in the mean."
         )
 
 
-def _effects(found: "Comparison", methods: Sequence[str], others: Sequence[str]) -> Iterator[str]:
-    """Yield what methods significantly improve and worsen, those with the same effects together.
+def _improvement(compared: ComparedScores, method: str) -> str:
+    """Return by how much a method improves the worst served, with its interval, and the mean."""
+    score = compared.score
+    worst = compared.claims[method, WORST]
+    mean = compared.claims[method, MEAN]
+    also = "without a significant loss in the mean"
+    if mean.significant:
+        also = f"and the mean, by {_points(mean.mean, score)}"
+    size = _points(worst.mean, score)
+    interval = f"{_number(worst.low, score)} to {_number(worst.high, score)}"
+    return f"{method} significantly improves the worst served, by {size} ({interval}), {also}."
 
-    Last are those of the `others` that equal the baseline with every seed, and where their personal
-    models are.
-    """
+
+def _effects(compared: ComparedScores, methods: Sequence[str]) -> Iterator[str]:
+    """Yield the significant effects of methods, one sentence for methods with the same effects."""
     verbs = {1: "improve", -1: "worsen"}
-    for worst, mean in ((1, 1), (1, 0), (1, -1), (0, 1), (0, -1), (-1, 1), (-1, 0), (-1, -1)):
+    for effects in EFFECTS:
         alike = [
-            m for m in methods if (_sign(found, m, WORST), _sign(found, m, MEAN)) == (worst, mean)
+            method
+            for method in methods
+            if (_sign(compared, method, WORST), _sign(compared, method, MEAN)) == effects
         ]
+        worst, mean = effects
         s = "s" if len(alike) == 1 else ""
-        effects = [f"{verbs[worst]}{s} the worst served"] if worst else []
-        effects += [f"{verbs[mean]}{s} the mean"] if mean else []
-        yield from _list(
-            alike, f"{verbs[mean]}{s} both" if worst == mean else " but ".join(effects)
-        )
+        parts = []
+        if worst:
+            parts.append(f"{verbs[worst]}{s} the worst served")
+        if mean:
+            parts.append(f"{verbs[mean]}{s} the mean")
+        predicate = f"{verbs[mean]}{s} both" if worst == mean else " but ".join(parts)
+        yield from _list(alike, predicate)
+
+
+def _equals(compared: ComparedScores, methods: Sequence[str]) -> Iterator[str]:
+    """Yield the methods that equal the baseline with every seed, and their personal models."""
     same = [
         method
-        for method in others
-        if all(found.claims[method, measure].is_zero for measure in CLAIMED)
+        for method in methods
+        if all(compared.claims[method, measure].is_zero for measure in CLAIMED)
     ]
-    yield from _list(
-        same, f"{'equals' if len(same) == 1 else 'equal'} {found.baseline} with every seed"
-    )
-    if rows := [row for method in same if (row := found.personal_row(method))]:
+    verb = "equals" if len(same) == 1 else "equal"
+    yield from _list(same, f"{verb} {compared.baseline} with every seed")
+    if rows := [row for method in same if (row := compared.personal_row(method))]:
         yield f"Look at {join_all(rows)}."
 
 
-def _list(methods: Sequence[str], said: str) -> Iterator[str]:
-    """Yield a sentence on methods, of which the last are counted where they are many.
-
-    Nothing without any.
-    """
-    if methods:
-        yield (
-            f"{join_all(methods) if len(methods) <= MOST_LISTED else join_names(methods, MOST_LISTED)}"
-            f" {said}."
-        )
+def _list(methods: Sequence[str], predicate: str) -> Iterator[str]:
+    """Yield a sentence on methods, if there are any; of many, the last are only counted."""
+    if not methods:
+        return
+    many = len(methods) > MOST_LISTED
+    subject = join_names(methods, MOST_LISTED) if many else join_all(methods)
+    yield f"{subject} {predicate}."
 
 
 def _points(value: float, score: Score) -> str:
-    return f"{_number(value, score)} points" if score.percent else _number(value, score)
+    number = _number(value, score)
+    return f"{number} points" if score.percent else number
 
 
 def _number(value: float, score: Score) -> str:
-    """Return a number, of which one that rounds to zero has no minus."""
+    """Return a number as text, without a minus if it rounds to zero."""
     return f"{round(value, 1) + 0.0:.1f}" if score.percent else f"{value + 0.0:.3g}"
 
 
 # Other scores -------------------------------------------------------------------------------------
 
 
-def find_contradictions(compared: "Comparison") -> list[str]:
-    """Return in sentences which clients gain by the first score while others fall, those that gain most first.
+def find_contradictions(compared: ComparedScores) -> list[str]:
+    """Return sentences on clients that gain by the first score and lose by others.
 
-    Each score needs three seeds in which the client has it under both methods, and moves so in most
-    of these.
+    The largest gains come first. For each score, the client has it under both methods in at least
+    three seeds, and moves that way in most of them.
     """
     found = list[tuple[float, str]]()
     finals = compared.finals
-    first, *others = compared.scores
-    scores = [first, *(score for score in others if score.name in AGAINST)]
+    first, *rest = compared.scores
+    others = [score for score in rest if score.name in AGAINST]
     for method in compared.methods:
-        gains = [
-            _gains(finals[finals["score"] == score.name], method, compared.baseline, score)
-            for score in scores
-        ]
-        for client in compared.clients_compared if method != compared.baseline else ():
-            gain, *fallen = (each.get(client, 0.0) for each in gains)
+        if method == compared.baseline:
+            continue
+        gains = _gains(finals, method, compared.baseline, first)
+        other_gains = [_gains(finals, method, compared.baseline, score) for score in others]
+        for client in compared.clients_compared:
+            gain = gains.get(client, 0.0)
             lost = [
-                _size(each, score)
-                for each, score in zip(fallen, scores[1:], strict=True)
-                if each < 0.0
+                _size(loss, score)
+                for by_client, score in zip(other_gains, others, strict=True)
+                if (loss := by_client.get(client, 0.0)) < 0.0
             ]
             if gain > 0.0 and lost:
-                said = (
+                sentence = (
                     f"{client} gains {_size(gain, first)} under {method}, but loses"
                     f" {' and '.join(lost)}."
                 )
-                found.append((gain, said))
-    return [said for _, said in sorted(found, key=lambda each: -each[0])]
+                found.append((gain, sentence))
+    return [sentence for _, sentence in sorted(found, key=lambda each: -each[0])]
 
 
 def _gains(
@@ -245,10 +263,12 @@ def _gains(
 ) -> "pandas.Series[float]":
     """Return the mean gain of clients by a score.
 
-    0 with too few seeds, or where most of them do not go that way.
+    It is 0 with too few seeds, and if at most half of the seeds agree with its sign.
     """
-    values = finals.set_index(["seed", "client"])["value"]
-    mine, base = (values[(finals["method"] == each).to_numpy()] for each in (method, baseline))
+    of_score = finals[finals["score"] == score.name]
+    values = of_score.set_index(["seed", "client"])["value"]
+    mine = values[(of_score["method"] == method).to_numpy()]
+    base = values[(of_score["method"] == baseline).to_numpy()]
     by_client = (score.better(1.0, 0.0) * (mine - base)).dropna().groupby("client")
     mean = by_client.mean()
     agree = by_client.agg(lambda gains: (gains * gains.mean() > 0.0).mean())
@@ -256,5 +276,6 @@ def _gains(
 
 
 def _size(gain: float, score: Score) -> str:
-    """Return a gain without its sign, in words: "10.1 points of balanced accuracy"."""
-    return f"{f'{abs(gain):.1f} points' if score.percent else f'{abs(gain):.3g}'} of {score.words}"
+    """Return a gain without its sign as text: "10.1 points of balanced accuracy"."""
+    number = f"{abs(gain):.1f} points" if score.percent else f"{abs(gain):.3g}"
+    return f"{number} of {score.words}"

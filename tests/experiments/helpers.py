@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from fairbloom.cli.main import main
-from fairbloom.experiments.results.comparison import Comparison, tabulate
+from fairbloom.experiments.results.compared_scores import tabulate
+from fairbloom.experiments.results.comparison import Comparison
 from fairbloom.protocol.scores import ACCURACY, Score
 
 ROOT = Path(__file__).parents[2]

@@ -1,0 +1,256 @@
+"""The scores of several methods with several seeds, and their differences to a baseline."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fairbloom.errors import FairbloomError
+from fairbloom.protocol.scores import ACCURACY, GroupScore, Score
+
+from .caveats import SharedData
+from .differences import (
+    CLAIMED,
+    FEWEST_SEEDS,
+    Difference,
+    difference_of,
+    differences_of,
+    mean_and_deviation,
+)
+from .group_scores import GroupReport
+from .measures import GAP, ClientScores, find_measure
+from .run import Run, measures
+
+if TYPE_CHECKING:
+    import pandas
+
+Values = Mapping[str, float]
+"""A score by client."""
+
+COLUMNS = ("method", "model", "seed", "client", "tested", "score", "value")
+"""The columns of `ComparedScores.finals`."""
+
+
+def tabulate(rows: Sequence[Sequence[object]]) -> "pandas.DataFrame":
+    """Return rows as the data frame `ComparedScores.finals`."""
+    import pandas  # imported late: it takes a second
+
+    return pandas.DataFrame(rows, columns=[*COLUMNS])
+
+
+def personal_label(label: str) -> str:
+    """Return the label of a method's personal models: `Ditto (lam=0.1, personal)`."""
+    return f"{label[:-1]}, personal)" if label.endswith(")") else f"{label} (personal)"
+
+
+@dataclass(frozen=True, eq=False)
+class ComparedScores:
+    """The scores of every method and seed; `Comparison` describes the attributes."""
+
+    finals: "pandas.DataFrame"
+    baseline: str
+    scores: tuple[Score, ...] = (ACCURACY,)
+    folder: Path = field(default_factory=Path)
+    caveats: tuple[str, ...] = ()
+    shared: SharedData = field(default_factory=SharedData)
+    by_group: Mapping[str, Sequence[GroupReport]] = field(default_factory=dict)
+    failed: Mapping[str, str] = field(default_factory=dict)
+    runs: Mapping[str, Sequence[Run]] = field(default_factory=dict)
+
+    @property
+    def score(self) -> Score:
+        """The score that fairness is measured in."""
+        return self.scores[0]
+
+    @cached_property
+    def methods(self) -> tuple[str, ...]:
+        """The methods, by their labels in tables."""
+        return tuple(self.finals["method"].unique())
+
+    @cached_property
+    def seeds(self) -> tuple[int, ...]:
+        """The seeds."""
+        return tuple(self.finals["seed"].unique().tolist())
+
+    @cached_property
+    def personal(self) -> tuple[str, ...]:
+        """The entries of `methods` that are personal models."""
+        return tuple(self.finals["method"][self.finals["model"] == "personal"].unique())
+
+    def personal_row(self, method: str) -> str:
+        """Return the label of a method's personal models, "" if it has none."""
+        name = personal_label(method)
+        return name if name in self.personal else ""
+
+    @cached_property
+    def score_by_client(self) -> "pandas.DataFrame":
+        """The score that fairness is measured in: a row a seed and client, a column a method."""
+        rows = self.finals[self.finals["score"] == self.score.name]
+        return rows.pivot(index=["seed", "client"], columns="method", values="value")[
+            [*self.methods]
+        ]
+
+    @cached_property
+    def values(self) -> Mapping[str, Sequence[Values]]:
+        """The score of each client that has it under every method, by method and seed."""
+        shared = self.score_by_client.dropna()
+        return {
+            method: [shared[method].loc[seed].to_dict() for seed in self.seeds]
+            for method in self.methods
+        }
+
+    @property
+    def left_out(self) -> Mapping[int, Sequence[str]]:
+        """By seed, the clients that no measure includes: they lack the score under some method.
+
+        An AUC over a single class is undefined, for example.
+        """
+        lacking = self.score_by_client[self.score_by_client.isna().any(axis=1)].index
+        return {seed: [client for of, client in lacking if of == seed] for seed in self.seeds}
+
+    @property
+    def client_count(self) -> int:
+        """The number of clients that have a score, the largest of all seeds."""
+        return max(map(len, self.values[self.baseline]))
+
+    @property
+    def tested(self) -> Mapping[str, float]:
+        """Each client's number of test examples under the baseline, from its first seed."""
+        scored = self.finals[
+            (self.finals["method"] == self.baseline) & (self.finals["score"] == self.score.name)
+        ]
+        tested = dict(zip(scored["client"][::-1], scored["tested"][::-1], strict=True))
+        return {client: tested[client] for client in max(self.values[self.baseline], key=len)}
+
+    @property
+    def clients_compared(self) -> list[str]:
+        """The clients that are compared one by one.
+
+        They are the same in every seed, and have a score in at least three seeds, or in all if
+        there are fewer.
+        """
+        if self.shared.clients_differ:
+            return []
+        seeds = self.score_by_client.dropna().groupby("client").size()
+        return [*seeds.index[seeds >= min(FEWEST_SEEDS, len(self.seeds))]]
+
+    # Measures
+
+    def measures(self, method: str) -> list[dict[str, float]]:
+        """Return the measures of fairness of each seed."""
+        return [measures(values, self.score) for values in self.values[method]]
+
+    def spread(self, method: str, measure: str) -> tuple[float, float]:
+        """Return mean and standard deviation over the seeds of one measure."""
+        return mean_and_deviation([measured[measure] for measured in self.measures(method)])
+
+    @cached_property
+    def gaps_compared(self) -> dict[str, GroupScore]:
+        """The score behind each gap between groups over all clients, by `group-gap:SCORE`.
+
+        Left out are gaps for which some method and the baseline have no seed in common. Empty
+        without groups.
+        """
+        scores = [score for reports in self.by_group.values() for score in reports[0].scores]
+        return {f"{GAP}{score.name}": score for score in scores if self._has(f"{GAP}{score.name}")}
+
+    def _pairs(self, method: str, measure: str) -> list[tuple[float, float]]:
+        """Return a measure under a method and under the baseline, for each seed that has both."""
+        pairs = zip(
+            self._by_seed(measure, method), self._by_seed(measure, self.baseline), strict=True
+        )
+        return [pair for pair in pairs if all(map(math.isfinite, pair))]
+
+    def _by_seed(self, measure: str, method: str) -> list[float]:
+        """Return a measure for each seed; NaN for a seed without it."""
+        compute = find_measure(measure).of
+        reports = self.by_group.get(method, [None] * len(self.seeds))
+        pairs = zip(self.values[method], reports, strict=True)
+        return [
+            compute(ClientScores(values, self.score, groups=groups)) for values, groups in pairs
+        ]
+
+    def _has(self, measure: str) -> bool:
+        """Return whether every method has a measure with a seed with which the baseline has it."""
+        return all(self._pairs(method, measure) for method in self.methods)
+
+    # Differences
+
+    def gains(self, method: str, measure: str) -> list[float]:
+        """Return the gain over the baseline by a measure, for each seed in which both have it.
+
+        Parameters
+        ----------
+        method
+            One of `methods`.
+        measure
+            One of `fairbloom.server.fairness.summarize`; "client:NAME", the score of one client; or
+            "group-gap:SCORE", the gap between groups over all clients, and "group-gap:SCORE:NAME",
+            the gap within one client.
+
+        Raises
+        ------
+        FairbloomError
+            When there is no such method or measure, or no seed has it.
+        """
+        for name in (method, self.baseline):
+            if name not in self.methods:
+                raise FairbloomError(
+                    f"method = {name!r}: this comparison has {', '.join(self.methods)}"
+                )
+        pairs = self._pairs(method, measure)
+        found = find_measure(measure)
+        if not pairs:
+            raise FairbloomError(
+                f"measure = {measure!r}: it is not there, or has no meaning, with any seed"
+            )
+        gains = []
+        for value, base in pairs:
+            equal = math.isclose(value, base, rel_tol=1e-9, abs_tol=1e-12)
+            gains.append(0.0 if equal else found.better(value, base, self.score))
+        return gains
+
+    def difference(self, method: str, measure: str) -> Difference:
+        """Return a method's mean gain over the baseline by a measure of `gains`, and its error.
+
+        The mean and the worst-served tenth are tested; see `claims`. Other measures have an
+        interval and no p-value.
+        """
+        found = self.differences(measure)
+        if method not in found:
+            raise FairbloomError(
+                f"method = {method!r}: the methods that are compared with {self.baseline} are"
+                f" {', '.join(found)}"
+            )
+        return found[method]
+
+    def differences(self, measure: str) -> dict[str, Difference]:
+        """Return the `difference` of each method except the baseline."""
+        if measure in CLAIMED:
+            return {method: self.claims[method, measure] for method in self._others}
+        share = self.shared.test_share
+        gains = {method: self.gains(method, measure) for method in self._others}
+        return {
+            method: difference_of(each, test_share=share).untested for method, each in gains.items()
+        }
+
+    @cached_property
+    def claims(self) -> Mapping[tuple[str, str], Difference]:
+        """All differences that a sentence may claim, by method and measure.
+
+        They are one family: the p-values have Holm's correction over all of them. If nothing
+        differs, at most 5 % of comparisons claim anything. Methods that equal the baseline with
+        every seed are not tested.
+        """
+        gains = {
+            (method, measure): self.gains(method, measure)
+            for measure in CLAIMED
+            for method in self._others
+        }
+        return differences_of(gains, test_share=self.shared.test_share)
+
+    @property
+    def _others(self) -> list[str]:
+        return [method for method in self.methods if method != self.baseline]
