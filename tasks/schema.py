@@ -160,8 +160,8 @@ class File(_Table):
     encoding: Annotated[str, AfterValidator(_check_encoding)] = "utf-8"
     fields: Mapping[str, FileField] = {}
 
-    def called(self, name: str) -> str:
-        """Return what the file calls a column of the schema."""
+    def column_name(self, name: str) -> str:
+        """Return the name in the file of a column of the schema."""
         return self.fields.get(name, FileField()).name or name
 
 

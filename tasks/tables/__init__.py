@@ -1,1 +1,1 @@
-"""Data that a user has in files: tables, images and arrays, and what their clients agree on about them."""
+"""A user's own tables and folders of images, and the schema that the clients agree on."""

@@ -1,4 +1,4 @@
-"""Cells as numbers and texts: what a number is, and what is odd about a cell that is nearly one."""
+"""Read cells as numbers or categories, and explain cells that are almost numbers."""
 
 import re
 import unicodedata
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ..schema import Decimal, File, normalise
 
 MAX_NUMBER = 1e100
-"""Numbers beyond cannot be squared and summed."""
+"""The largest number: squares of larger ones could not be summed."""
 
 WHOLE = re.compile(r"[+-]?[0-9]+\.0*")
 MINUS = re.compile("[\u2010-\u2015\u2212\ufe63\uff0d]")
@@ -22,7 +22,7 @@ BOUND = re.compile(r"[<>≤≥~≈]=?\s*[0-9.,]+")
 
 
 def parse_number(cell: str, decimal: Decimal = ".") -> float | None:
-    """Return the number that a cell holds, None where it holds none, or the other decimal mark."""
+    """Return the number in a cell; None if it is not a number, or has the other decimal mark."""
     if decimal == ",":
         if "." in cell:
             return None
@@ -37,19 +37,20 @@ def format_number(value: float, decimal: Decimal = ".") -> str:
     """Return a number as a text: 1 for 1.0, so that it is class 1, and "" for NaN."""
     if value != value:
         return ""
-    text = str(int(value)) if abs(value) < 2**53 and value == int(value) else repr(float(value))
-    return text.replace(".", decimal)
+    if abs(value) < 2**53 and value == int(value):
+        return str(int(value))
+    return repr(float(value)).replace(".", decimal)
 
 
 def canonical(cell: str, decimal: Decimal = ".") -> str:
-    """Return the name of a category or class: 4.0 is 4, as is 4,0 where commas are decimal marks."""
+    """Return the name of a category or class: "4" for "4.0", and for "4,0" with decimal commas."""
     if decimal == "," and "," in cell and parse_number(cell, decimal) is not None:
         cell = cell.replace(",", ".")
     return cell.partition(".")[0] if WHOLE.fullmatch(cell) else cell
 
 
 def shorten(text: str) -> str:
-    """Return a text as an error shows it: its beginning, and what cannot be seen by its number."""
+    """Return a text as an error shows it: its beginning, with invisible characters escaped."""
     shown = text if len(text) <= 40 else f"{text[:40]}…"
     return "".join(
         each if each.isprintable() and not unicodedata.combining(each) else ascii(each)[1:-1]
@@ -58,7 +59,7 @@ def shorten(text: str) -> str:
 
 
 def different_cells(values: Any) -> tuple[list[str], NDArray[np.int32]]:
-    """Return the different cells of a column as texts, "" behind them, and which of them each row has."""
+    """Return the distinct cells of a column as texts, then "", and the index of each row's cell."""
     import pyarrow as pa  # imported late: a server reads no tables
 
     coded = values.dictionary_encode().combine_chunks()
@@ -72,11 +73,9 @@ def different_cells(values: Any) -> tuple[list[str], NDArray[np.int32]]:
 def parse_numbers(
     values: Any, file: File, units: Collection[str], missing: Collection[str]
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return the numbers of a column, NaN for others; which cells are no numbers.
+    """Return a column's numbers (else NaN), which cells are not numbers, and which are missing.
 
-    And which are missing values.
-
-    `units` may stand behind the numbers; `missing` are texts in small letters.
+    `units` may follow the numbers; `missing` are texts in lower case.
     """
     import pyarrow as pa
     from pyarrow import compute
@@ -93,7 +92,7 @@ def parse_numbers(
             if not np.isnan(numbers).any():
                 return _judge(numbers, np.zeros(len(numbers), np.bool_), codes)
         except pa.ArrowInvalid:
-            pass  # some of them may be missing, or no numbers
+            pass  # some may be missing, or not numbers: the slow way below
     texts = compute.utf8_trim_whitespace(values)
     gone = _to_array(compute.is_in(compute.utf8_lower(texts), pa.array([*missing], pa.string())))
     for unit in units:
@@ -118,46 +117,46 @@ def parse_numbers(
 def _judge(
     numbers: NDArray[np.float64], gone: NDArray[np.bool_], codes: Collection[float]
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return numbers, which of them are none, and which are missing: those that are gone, and codes for it."""
+    """Return numbers, which of them are invalid, and which are missing: `gone`, or in `codes`."""
     is_missing = gone | np.isin(numbers, [*codes])
     return numbers, ~is_missing & ~(np.abs(numbers) <= MAX_NUMBER), is_missing
 
 
 def _to_array(values: Any) -> NDArray[Any]:
-    """Return a column as an array of its own; NumPy's bool where it is of booleans."""
+    """Return a copy of a column as a NumPy array."""
     array = values.combine_chunks()
     if str(array.type) == "bool":
         return np.array(np.from_dlpack(array.cast("uint8")), np.bool_)
-    return np.array(np.from_dlpack(array))  # to_numpy would import pandas where it is installed
+    return np.array(np.from_dlpack(array))  # to_numpy would import pandas if it is installed
 
 
 def explain_number(cell: str, decimal: Decimal, name: str, unit: str, file: str) -> tuple[str, str]:
-    """Return what is odd about a cell that is no number, and what would do in it, or in the schema.
+    """Return the problem of a cell that is not a number, and the remedy in the cell or the schema.
 
-    The column is called `name`, its numbers are in `unit`, "" for none, and the file is called
-    `file`.
+    `name` is the column's name, `unit` the unit of its numbers ("": none), `file` the file's name.
     """
     text = normalise(cell)
     other = "," if decimal == "." else "."
     own_file = f"[files.{file!r}]"
     if sign := MINUS.search(cell):
-        said = f"with the sign {sign[0]!r} (U+{ord(sign[0]):04X}) for a minus"
-        return said, f"write {MINUS.sub('-', text)}, with a hyphen"
+        problem = f"with the sign {sign[0]!r} (U+{ord(sign[0]):04X}) for a minus"
+        return problem, f"write {MINUS.sub('-', text)}, with a hyphen"
     if BOUND.fullmatch(text):
         return "a bound and no number", f"write a number, or add it to fields.{name}.missingValues"
     if found := GROUPED.fullmatch(text):
         mark = found[1]
-        says = f", or decimalChar = {mark!r} if it is the decimal mark" if mark == other else ""
-        remedy = (
-            f"write it without, or say groupChar = {mark!r}{says} under {own_file} in the schema"
-        )
+        keys = f"groupChar = {mark!r}"
+        if mark == other:
+            keys += f", or decimalChar = {mark!r} if it is the decimal mark"
+        remedy = f"write it without, or say {keys} under {own_file} in the schema"
         return f"a number with {mark!r} between thousands", remedy
     if re.fullmatch(rf"[+-]?[0-9]*\{other}[0-9]+", text):
         remedy = (
             f"write {text.replace(other, decimal)}, or say decimalChar = {other!r} under {own_file}"
             " in the schema"
         )
-        return f"a number with a decimal {'comma' if other == ',' else 'point'}", remedy
+        mark_name = "comma" if other == "," else "point"
+        return f"a number with a decimal {mark_name}", remedy
     if found := WITH_UNIT.fullmatch(text):
         remedy = f"write {found['number']}, or say unit = {found['unit']!r} in fields.{name}"
         if unit not in ("", found["unit"]):
@@ -165,8 +164,8 @@ def explain_number(cell: str, decimal: Decimal, name: str, unit: str, file: str)
                 f"write it in {unit}; for a whole file say fields.{name} = {{unit, factor}} under"
                 f" {own_file}"
             )
-        what = "a per cent sign" if found["unit"] == "%" else f"the unit {found['unit']!r}"
-        return f"a number with {what}", remedy
+        sign_or_unit = "a per cent sign" if found["unit"] == "%" else f"the unit {found['unit']!r}"
+        return f"a number with {sign_or_unit}", remedy
     if (number := parse_number(text)) is not None and abs(number) > MAX_NUMBER:
         return f"and numbers are at most {MAX_NUMBER:g}", "correct it, or leave the cell empty"
     return (

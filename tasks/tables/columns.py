@@ -1,4 +1,4 @@
-"""Tables of a user's own: a file for each client, or one file with a column that names the client."""
+"""The task `csv`: a table for each client, or one table with a column that names the client."""
 
 from collections.abc import Mapping
 from functools import cached_property, lru_cache
@@ -13,9 +13,10 @@ from fairbloom.logs import log
 
 from .. import models
 from ..preprocessing import Preprocessing
-from ..schema import parse_schema
+from ..schema import Field, parse_schema
 from ..task import Described, Setup, Task
 from .encode import (
+    ColumnValues,
     SiteRows,
     is_missing,
     preprocessing_of,
@@ -51,11 +52,9 @@ def load(setup: Setup, *, target: str, client: str, kind: str) -> Task:
     place = predicted.classes.index(schema.positive) if schema.positive else 1
 
     def preprocessing(client: str) -> Preprocessing:
-        return (
-            files.rows_of(client).preprocessing()
-            if client
-            else preprocessing_of(setup.schema_, "", None)
-        )
+        if client:
+            return files.rows_of(client).preprocessing()
+        return preprocessing_of(setup.schema_, "", None)
 
     def model() -> torch.nn.Module:
         return models.build(setup.model, (preprocessing("").width,), predicted.outputs, setup.seed)
@@ -78,7 +77,7 @@ def load(setup: Setup, *, target: str, client: str, kind: str) -> Task:
 
 
 class CsvFiles:
-    """The files of a folder, which are read when a client's data are asked for."""
+    """The files of a folder, each of which is read when a client's data are first needed."""
 
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
@@ -93,12 +92,14 @@ class CsvFiles:
 
     @property
     def clients(self) -> tuple[str, ...]:
-        """The names of the clients: of the files, or of the values of a column."""
-        return tuple(self._rows_of_clients if self._schema.client and self._paths else self._paths)
+        """The names of the clients: the files' names, or the values of a column."""
+        if self._schema.client and self._paths:
+            return tuple(self._rows_of_clients)
+        return tuple(self._paths)
 
     @cached_property
     def _rows_of_clients(self) -> Mapping[str, NDArray[np.intp]]:
-        """The rows of each client of the one file, by the column that names the client of each row."""
+        """The rows of each client of a single file, by its column of clients."""
         name = self._schema.client
         count = len(self._paths)
         if count > 1:
@@ -127,13 +128,13 @@ class CsvFiles:
         return read_file(path, self._schema.file(path.name))
 
     def table_of(self, client: str) -> Table:
-        """Return the rows of a client as its file has them."""
+        """Return the rows of a client, not yet encoded."""
         if not self._schema.client:
             return self._read(self._paths[client])
         return self._read(next(iter(self._paths.values()))).take(self._rows_of_clients[client])
 
     def describe(self) -> Described:
-        """Return a row of each client, of each fault, of each client's columns, and of each remark."""
+        """Return tables with a row for each client, fault, column of a client, and remark."""
         clients: list[dict[str, str | int]] = []
         wrong: list[dict[str, str | int]] = []
         tables: dict[str, Table] = {}
@@ -148,35 +149,42 @@ class CsvFiles:
                 found += [error, *getattr(error, "others", ())]
             if found:
                 wrong += [_describe_fault(name, each) for each in found]
-                problem = f"{len(found)} fault{'s' * (len(found) != 1)}, listed below"
-                clients.append({"client": name, "problem": problem})
+                faults = "1 fault" if len(found) == 1 else f"{len(found)} faults"
+                clients.append({"client": name, "problem": f"{faults}, listed below"})
         return {"clients": clients, "faults": wrong, **self._describe_columns(tables)}
 
     def _describe_columns(self, tables: Mapping[str, Table]) -> Described:
-        """Return what each client's columns hold, and what a person should look at."""
+        """Return tables of each client's columns, and of remarks on them."""
         columns: list[Mapping[str, str | int]] = []
         remarks: list[Mapping[str, str | int]] = []
         for name, field in self._schema.fields.items():
-            has_it = {
-                client: each
-                for client, each in tables.items()
-                if each.find(each.file.called(name)) is not None
+            columns_of = {
+                client: read_column(table, name, self._schema, [])
+                for client, table in tables.items()
+                if table.find(table.file.column_name(name)) is not None
             }
-            there = {
-                client: read_column(each, name, self._schema, []) for client, each in has_it.items()
-            }
-            for client, each in there.items():
-                values = present_values(each)
-                held = f"{values.min():g} to {values.max():g}" if len(values) else "nothing"
-                if field.categories and len(values):
-                    held = join_names([field.categories[place] for place in np.unique(values)])
-                missing = int(is_missing(each).sum())
+            for client, column in columns_of.items():
+                missing = int(is_missing(column).sum())
                 columns.append(
-                    {"column": name, "client": client, "values": held, "missing": missing}
+                    {
+                        "column": name,
+                        "client": client,
+                        "values": _describe_values(field, present_values(column)),
+                        "missing": missing,
+                    }
                 )
-            for client, remark in find_remarks(name, field, there):
+            for client, remark in find_remarks(name, field, columns_of):
                 remarks.append({"column": name, "client": client or "all", "remark": remark})
         return {"columns": columns, "remarks": remarks}
+
+
+def _describe_values(field: Field, values: ColumnValues) -> str:
+    """Return the categories, or the range of the numbers, that occur in a column."""
+    if not len(values):
+        return "nothing"
+    if field.categories:
+        return join_names([field.categories[place] for place in np.unique(values)])
+    return f"{values.min():g} to {values.max():g}"
 
 
 def _describe_fault(client: str, error: FairbloomError) -> dict[str, str | int]:
@@ -190,7 +198,12 @@ def _describe_fault(client: str, error: FairbloomError) -> dict[str, str | int]:
             "value": "",
             "problem": str(error),
         }
-    said = {
-        key: getattr(error, key) for key in ("file", "line", "column", "value", "problem", "remedy")
+    return {
+        "client": client,
+        "file": error.file,
+        "line": error.line or "",
+        "column": error.column,
+        "value": error.value,
+        "problem": error.problem,
+        "remedy": error.remedy,
     }
-    return {"client": client, **said, "line": error.line or ""}

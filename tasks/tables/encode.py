@@ -1,4 +1,4 @@
-"""The rows of one site, by the schema: what is wrong with them, and the examples that they become."""
+"""Encode the rows of one site by the schema: find their faults, and turn them into examples."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -19,19 +19,16 @@ from .reasons import MAX_FAULTS, DataError, raise_faults
 from .targets import Target, as_targets, join_names
 
 UNKNOWN = -2
-"""The place of a cell that is in no category; that of a missing value is -1. A cell that is no
-number is inf."""
+"""The index of a cell that is in no category; a missing value has -1. In a column of numbers, a
+cell that is not a number is inf."""
 
 ColumnValues = NDArray[Any]
-"""A column by the schema: numbers in float64 with NaN for a missing one, or places of categories,
--1 for none."""
+"""A column encoded by the schema: numbers in float64, NaN if missing, or indices of categories, -1
+if missing."""
 
 
 def encode(table: Table, schema: Schema) -> dict[str, ColumnValues]:
-    """Return the columns of a table by the schema.
-
-    Raise DataError with all that is wrong with them.
-    """
+    """Return the columns of a table by the schema; raise DataError with all faults."""
     columns, wrong = read_columns(table, schema)
     raise_faults(wrong)
     return columns
@@ -45,35 +42,39 @@ def is_missing(values: ColumnValues) -> NDArray[np.bool_]:
 def read_columns(
     table: Table, schema: Schema, names: Collection[str] | None = None
 ) -> tuple[dict[str, ColumnValues], list[DataError]]:
-    """Return the columns of a schema, or `names` of them, and what is wrong with them, the file's columns first."""
-    there = dict(table.by_name)
-    found: dict[str, ColumnValues] = {}
-    wrong: list[DataError] = []
+    """Return the columns of a schema, or only `names`, and their faults.
+
+    Faults of whole columns come before faults of cells.
+    """
+    unread = dict(table.by_name)
+    columns: dict[str, ColumnValues] = {}
+    of_columns: list[DataError] = []
     of_cells: list[DataError] = []
     for name in schema.fields if names is None else names:
-        if there.pop(fold(table.file.called(name)), None) is not None:
-            found[name] = read_column(table, name, schema, of_cells)
+        if unread.pop(fold(table.file.column_name(name)), None) is not None:
+            columns[name] = read_column(table, name, schema, of_cells)
             continue
-        found[name] = _no_values(schema.fields[name], len(table))
+        columns[name] = _no_values(schema.fields[name], len(table))
         if schema.missing_of(name) != "fill":
             own = (
                 f"say what it is called by fields.{name}.name under [files.{table.path.name!r}] in"
                 " the schema"
             )
             remedy = (
-                f'{did_you_mean(name, there.values())}add it, {own}, or missing = "fill" in'
+                f'{did_you_mean(name, unread.values())}add it, {own}, or missing = "fill" in'
                 f" fields.{name}"
             )
-            wrong.append(CellError(table, name, f"has no column {name!r}", remedy, "no-column"))
+            problem = f"has no column {name!r}"
+            of_columns.append(CellError(table, name, problem, remedy, "no-column"))
     known = {fold(name) for name in (*schema.ignore, *schema.fields, schema.client)}
-    strange = [name for key, name in there.items() if key not in known]
+    strange = [name for key, name in unread.items() if key not in known]
     for name in strange[:MAX_FAULTS]:
         problem = f"has a column {name!r}, which the schema does not name"
         remedy = f"{did_you_mean(name, schema.fields)}add it to ignore, or to fields"
-        wrong.append(
+        of_columns.append(
             CellError(table, name, problem, remedy, "strange-columns", columns=len(strange))
         )
-    return found, [*wrong, *of_cells]
+    return columns, [*of_columns, *of_cells]
 
 
 def _no_values(field: Field, rows: int) -> ColumnValues:
@@ -81,28 +82,20 @@ def _no_values(field: Field, rows: int) -> ColumnValues:
 
 
 def read_column(table: Table, name: str, schema: Schema, wrong: list[DataError]) -> ColumnValues:
-    """Return a column that a file has, by the schema; add its faults to those that are `wrong`."""
+    """Return a column of a file by the schema, and append its faults to `wrong`."""
     field = schema.fields[name]
-    values = table.find(table.file.called(name))
+    values = table.find(table.file.column_name(name))
     if values is None:
         problem = (
             f"has a column {name!r} of lists, bytes or other values that are neither numbers nor"
             " texts"
         )
-        wrong.append(
-            CellError(
-                table,
-                name,
-                problem,
-                "put it in ignore, or write numbers or texts",
-                "strange-column",
-            )
-        )
+        remedy = "put it in ignore, or write numbers or texts"
+        wrong.append(CellError(table, name, problem, remedy, "strange-column"))
         return _no_values(field, len(table))
     missing = {normalise(each).casefold() for each in (*schema.missingValues, *field.missingValues)}
-    column = (_read_categories if field.categories else _read_numbers)(
-        table, values, name, field, missing, wrong
-    )
+    read = _read_categories if field.categories else _read_numbers
+    column = read(table, values, name, field, missing, wrong)
     rows = np.flatnonzero(is_missing(column))
     if schema.missing_of(name) == "error" and len(rows):
         problem = f"no value, the first of {len(rows)} such cells"
@@ -139,19 +132,19 @@ def _read_categories(
     }
     for code in np.unique(codes[found == UNKNOWN])[:MAX_FAULTS]:
         text = normalise(cells[code])
-        same = folded.get(text.casefold())
-        problem = f"none of the categories {join_names(field.categories)}"
-        remedy = "differs from it in upper and lower case: " if same else ""
         if len(text) > MAX_TEXT:
             problem = f"a text of {len(text):,} characters"
             remedy = "correct it, or put the column in ignore"
         else:
+            problem = f"none of the categories {join_names(field.categories)}"
+            same = folded.get(text.casefold())
             meant = same or find_nearest(text, field.categories) or field.categories[0]
-            example = f"fields.{name}.spellings = {{{meant!r} = [{text!r}]}}"
-            remedy += (
+            remedy = (
                 "correct it, or add it to the spellings of the category that it means, as in"
-                f" {example}"
+                f" fields.{name}.spellings = {{{meant!r} = [{text!r}]}}"
             )
+            if same:
+                remedy = f"differs from it in upper and lower case: {remedy}"
         wrong.append(_count_fault(table, name, problem, remedy, "no-category", codes == code))
     return found
 
@@ -159,11 +152,12 @@ def _read_categories(
 def _count_fault(
     table: Table, name: str, problem: str, remedy: str, why: str, rows: NDArray[np.bool_]
 ) -> CellError:
-    """Return the fault of these rows, by the first of them."""
+    """Return the fault of these rows: that of the first row, and the number of further rows."""
     more = int(rows.sum()) - 1
-    problem += (
-        "" if not more else ", as 1 more row does" if more == 1 else f", as {more:,} more rows do"
-    )
+    if more == 1:
+        problem += ", as 1 more row does"
+    elif more > 1:
+        problem += f", as {more:,} more rows do"
     return CellError(table, name, problem, remedy, why, int(np.argmax(rows)))
 
 
@@ -190,9 +184,10 @@ def _read_numbers(
             having = np.isin(np.arange(len(table)), rows[codes == code])
             wrong.append(_count_fault(table, name, problem, remedy, "no-number", having))
     numbers *= about.factor
-    numbers[gone], numbers[is_wrong] = np.nan, np.inf
+    numbers[gone] = np.nan
+    numbers[is_wrong] = np.inf
     limits = field.constraints
-    there = ~gone & ~is_wrong
+    are_numbers = ~gone & ~is_wrong
     checks = [
         (numbers < limits.minimum, f"below the minimum, {limits.minimum:g}"),
         (numbers > limits.maximum, f"above the maximum, {limits.maximum:g}"),
@@ -206,11 +201,10 @@ def _read_numbers(
         "correct it, or the schema; a code for a missing value belongs in"
         f" fields.{name}.missingValues"
     )
-    for outside, problem in checks:
-        if (outside & there).any():
-            wrong.append(
-                _count_fault(table, name, problem, remedy, "out-of-range", outside & there)
-            )
+    for is_outside, problem in checks:
+        rows = is_outside & are_numbers
+        if rows.any():
+            wrong.append(_count_fault(table, name, problem, remedy, "out-of-range", rows))
     return numbers
 
 
@@ -218,25 +212,21 @@ def _read_numbers(
 
 
 def rows_of_clients(values: Values) -> dict[str, NDArray[np.intp]]:
-    """Return the rows of each client that a column names, in the order of names.
-
-    Those of "" are rows without one.
-    """
+    """Return the rows of each client that a column names, sorted by name; "" has the others."""
     cells, codes = different_cells(values)
     names = [normalise(cell) for cell in cells]
     order = {name: place for place, name in enumerate(sorted({*names}))}
     places = np.array([order[name] for name in names])[codes]
-    rows = np.split(
-        np.argsort(places, kind="stable"), np.cumsum(np.bincount(places, minlength=len(order)))[:-1]
-    )
+    ends = np.cumsum(np.bincount(places, minlength=len(order)))
+    rows = np.split(np.argsort(places, kind="stable"), ends[:-1])
     return {name: each for name, each in zip(order, rows, strict=True) if len(each)}
 
 
-# What is learned from -----------------------------------------------------------------------------
+# Examples -----------------------------------------------------------------------------------------
 
 
 class SiteRows:
-    """The rows of one site: those that are used, and the examples that they become."""
+    """The usable rows of one site, and the examples that they become."""
 
     def __init__(self, client: str, table: Table, setup: Setup) -> None:
         self._client = client
@@ -244,7 +234,7 @@ class SiteRows:
         self._schema = parse_schema(setup.schema_)
         columns = encode(table, self._schema)
         usable = np.ones(len(table), np.bool_)
-        # a row without a group alone stays
+        # Not for columns that only make groups: a row without a group is used.
         for name in (self._schema.target, *self._schema.inputs):
             if self._schema.missing_of(name) == "drop":
                 usable &= ~is_missing(columns[name])
@@ -266,14 +256,13 @@ class SiteRows:
         self.parts: Parts = split(np.arange(kept), setup, client)
 
     def preprocessing(self) -> Preprocessing:
-        """Return how this site's rows become inputs: numbers by mean and deviation of its training rows."""
-        numbers = {
-            name: each
-            for name, each in self.values.items()
+        """Return this site's preprocessing: numbers are standardised by its training rows."""
+        moments = {
+            name: measure_moments(column[self.parts.train])
+            for name, column in self.values.items()
             if not self._schema.fields[name].categories
         }
-        measured = {name: measure_moments(each[self.parts.train]) for name, each in numbers.items()}
-        return preprocessing_of(self._text, self._client, measured)
+        return preprocessing_of(self._text, self._client, moments)
 
     def splits(self) -> Splits:
         """Return inputs, targets and groups of the examples."""
@@ -288,40 +277,45 @@ class SiteRows:
         return splits_of(inputs, targets, self.parts, groups)
 
     def describe(self) -> Mapping[str, str | int]:
-        """Return what `fairbloom data` shows of the site."""
+        """Return the site's row in the table of `fairbloom data`."""
         target = self.values[self._schema.target]
         classes = self._schema.predicted.categories
-        held = f"{target.min():g} to {target.max():g}"
         if classes:
             counts = np.bincount(target, minlength=len(classes))
             held = join_names(
                 [f"{name}: {count}" for name, count in zip(classes, counts, strict=True)]
             )
-        parts = {"train": len(self.parts.train), "test": len(self.parts.test)}
-        return {**parts, "target": held, "rows left out": self.left_out}
+        else:
+            held = f"{target.min():g} to {target.max():g}"
+        return {
+            "train": len(self.parts.train),
+            "test": len(self.parts.test),
+            "target": held,
+            "rows left out": self.left_out,
+        }
 
 
 def preprocessing_of(
-    text: str, client: str, measured: Mapping[str, "Moments | None"] | None
+    text: str, client: str, moments: Mapping[str, "Moments | None"] | None
 ) -> Preprocessing:
-    """Return how tables become inputs.
+    """Return the preprocessing of tables by a schema's text.
 
-    `measured` are mean and deviation of the client's own columns, None: unknown.
-
-    `text` is the schema's.
+    `moments` are mean and deviation of the client's own columns; None if they are unknown.
     """
     schema = parse_schema(text)
     target = Target.of(schema)
-    apart = any(not field.categories and field.center is None for field in schema.inputs.values())
+    needs_moments = any(
+        not field.categories and field.center is None for field in schema.inputs.values()
+    )
     return Preprocessing(
         form=TABLE,
-        columns=input_columns(schema, measured or {}),
+        columns=input_columns(schema, moments or {}),
         target=schema.target,
         classes=target.classes,
         target_center=target.center,
         target_scale=target.scale,
         client=client,
-        per_client=apart and measured is None,
+        per_client=needs_moments and moments is None,
         schema=text,
     )
 
@@ -331,12 +325,15 @@ Moments = tuple[float, float]
 
 
 def measure_moments(numbers: NDArray[np.float64]) -> Moments | None:
-    """Return mean and standard deviation of the numbers that are not missing, the deviation 0 where it is constant."""
+    """Return mean and deviation of the numbers that are not missing; None if all are.
+
+    The deviation of equal numbers is exactly 0.
+    """
     if not len(numbers):
         return None
     low = numbers.min()
     if np.isnan(low):
         return measure_moments(numbers[~np.isnan(numbers)])
-    if low == numbers.max():  # the deviation would be a rounding error
+    if low == numbers.max():  # numbers.std() would be a rounding error, not 0
         return float(numbers[0]), 0.0
     return float(numbers.mean()), float(numbers.std())

@@ -1,4 +1,4 @@
-"""Which clients a folder of data has."""
+"""Find the clients of a folder of data."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,8 +10,8 @@ ENDINGS = TASKS["csv"].reads
 """The endings of all tables that are read."""
 
 UNREAD = (".feather", ".gz", ".ods", ".xls", ".xlsm", ".zip")
-"""The endings of further tables: in a folder of tables they are refused, since a client must not be
-overlooked."""
+"""Endings of tables in other formats: a folder with such a file is refused, because its client
+would be overlooked."""
 
 REMEDY = "save it as .csv, .parquet or .xlsx"
 
@@ -20,18 +20,16 @@ PICTURES = TASKS["image-folder"].reads
 
 
 def files_in(place: str) -> dict[str, Path]:
-    """Return the tables of a folder by client, sorted by name, or the one file that is named.
+    """Return the tables of a folder by client, sorted by name; `place` may also be a single file.
 
-    None where place is "".
-
-    A client has its file's name without the ending. Hidden files and Excel's lock files are passed
-    over; a table in a format that is not read raises DataError.
+    Empty if `place` is "". A client has its file's name without the ending. Hidden files and
+    Excel's lock files are skipped; a table in a format that is not read raises DataError.
     """
     if not place:
         return {}
-    path = _there(place)
+    path = _existing_path(place)
     found: dict[str, Path] = {}
-    for file in [path] if path.is_file() else filter(Path.is_file, _shown(path)):
+    for file in [path] if path.is_file() else filter(Path.is_file, _list_visible(path)):
         if file.suffix.lower() in UNREAD:
             raise DataError(f"{file}: {file.suffix} files are not read: {REMEDY}", "other-format")
         if file.suffix.lower() not in ENDINGS and file != path:
@@ -42,20 +40,19 @@ def files_in(place: str) -> dict[str, Path]:
             )
             raise DataError(f"data-dir = {place!r}: {why}", "same-name")
     if not found:
-        there = f"there is no {', '.join(ENDINGS)} file in it, but {_contents(path)}"
-        raise DataError(f"data-dir = {place!r}: {there}", "no-file")
+        why = f"there is no {', '.join(ENDINGS)} file in it, but {_contents(path)}"
+        raise DataError(f"data-dir = {place!r}: {why}", "no-file")
     return found
 
 
 def folders_in(place: str) -> dict[str, Path]:
-    """Return the folders below a folder by their names, in the order of names.
-
-    Hidden ones are passed over.
-    """
+    """Return the subfolders of a folder by name, sorted; hidden ones are skipped."""
     if not place:
         return {}
-    path = _there(place)
-    found = {each.name: each for each in _shown(path) if each.is_dir()} if path.is_dir() else {}
+    path = _existing_path(place)
+    found: dict[str, Path] = {}
+    if path.is_dir():
+        found = {each.name: each for each in _list_visible(path) if each.is_dir()}
     if not found:
         raise DataError(
             f"data-dir = {place!r}: there is no folder in it, but {_contents(path)}", "no-file"
@@ -63,7 +60,7 @@ def folders_in(place: str) -> dict[str, Path]:
     return found
 
 
-def _there(place: str) -> Path:
+def _existing_path(place: str) -> Path:
     path = Path(place).expanduser()
     if not path.exists():
         raise DataError(
@@ -72,10 +69,13 @@ def _there(place: str) -> Path:
     return path
 
 
-def _shown(folder: Path) -> Iterable[Path]:
+def _list_visible(folder: Path) -> Iterable[Path]:
     return sorted(path for path in folder.iterdir() if not path.name.startswith((".", "~$")))
 
 
 def _contents(path: Path) -> str:
-    names = [each.name for each in _shown(path)] if path.is_dir() else [path.name]
-    return f"{', '.join(names[:5])}{' …' * (len(names) > 5)}" if names else "nothing at all"
+    names = [each.name for each in _list_visible(path)] if path.is_dir() else [path.name]
+    if not names:
+        return "nothing at all"
+    more = " …" if len(names) > 5 else ""
+    return ", ".join(names[:5]) + more

@@ -1,4 +1,4 @@
-"""A schema, as files suggest it: what a person then reads and corrects."""
+"""Infer a schema from files, as a draft that a person reads and corrects."""
 
 import json
 import re
@@ -31,17 +31,17 @@ from .targets import join_names, sort_classes
 from .warnings import find_remarks
 
 TARGETS = ("target", "label", "y")
-"""One of these columns is the target where none is named, in any case of letters."""
+"""The names, in any case of letters, by which a target is found if no setting names it."""
 
 MAX_NUMBERED_CLASSES = 100
-"""A target of more different whole numbers is a quantity, unless csv.kind says otherwise."""
+"""A target with more distinct whole numbers is a quantity, unless csv.kind is set."""
 
 MISSING = {each.casefold() for each in MISSING_VALUES}
 
 NUMBERED = re.compile(
     r"(.*[_ -])?(id|ids|mrn|nr|no|number|index|key|patient|case|person|record)", re.IGNORECASE
 )
-"""Names of columns whose whole numbers, each of which is there once, are no quantities."""
+"""Names of columns of identifiers, if their numbers are whole and all different."""
 
 MONTH = r"(jan|feb|mar|m[aä]r|apr|ma[iy]|jun|jul|aug|sep|o[ck]t|nov|de[cz])[^\W\d_]*\.?"
 TIME = r"([T ]+[0-9]{1,2}:[0-9]{2}.*)?"
@@ -61,16 +61,16 @@ IDENTIFIER = re.compile(
     r"|(?=(.*[0-9]){9})(?![0-9]{1,8} ?[-–] ?[0-9]{1,8}$)[+(]?[0-9][0-9 ()/.:-]*",
     re.IGNORECASE,
 )
-"""Numbers of persons or cases."""
+"""Identifiers of persons or cases."""
 
 
 @dataclass(frozen=True)
-class Look:
-    """A column as one site has it: how many cells hold a value, and those that are numbers but for a unit.
+class ColumnSummary:
+    """A summary of one site's column.
 
-    `texts` are its different texts and how often each is there; none where it has more than
-    MAX_CATEGORIES different numbers. `signs` cells are numbers but for their minus. `unit` stands
-    behind every number, "": none does.
+    `present` cells have a value; `numbers` has the numeric ones, without their units. `texts`
+    counts the distinct texts; empty for more than MAX_CATEGORIES distinct numbers. `signs` cells
+    would be numbers with a hyphen as their minus. `unit` follows every number; "" if none does.
     """
 
     texts: Counter[str]
@@ -81,17 +81,17 @@ class Look:
 
     @property
     def are_numbers(self) -> bool:
-        """Whether it is of numbers, for the most part."""
+        """Whether most values are numbers."""
         return 2 * (len(self.numbers) + self.signs) > self.present
 
 
 @dataclass
 class Draft:
-    """A schema in the making: lines of fields, reasons of ignored columns, and how many cells have no value."""
+    """An unfinished schema: lines of fields, reasons to ignore columns, count of missing values."""
 
     fields: dict[str, list[str]] = field(default_factory=dict)
     ignored: dict[str, str] = field(default_factory=dict)
-    lacking: int = 0
+    missing: int = 0
 
 
 def infer_schema(
@@ -99,17 +99,17 @@ def infer_schema(
 ) -> str:
     """Return the schema that files suggest, as TOML with comments.
 
-    Raise DataError where no file can be read.
+    Raise DataError if no file can be read.
 
     Parameters
     ----------
     paths
         The files by client.
     target, client
-        The column to predict, by default the one called target, label or y; and the one that names
-        each row's client, where there is one file.
+        The column to predict, by default the one called target, label or y; and the column that
+        names each row's client, for a single file.
     kind
-        "classification", "regression", or "auto", which goes by the target's values.
+        "classification", "regression", or "auto", which decides by the target's values.
     """
     tables = _read_all(paths)
     first = next(iter(tables.values()))
@@ -118,7 +118,7 @@ def infer_schema(
     if client:
         rows = rows_of_clients(first.find(_find(first, client, "csv.client")))
         sites = {name: first.take(each) for name, each in rows.items() if name}
-    names: dict[str, str] = {}  # as they are written first
+    names: dict[str, str] = {}  # folded name → its first spelling
     for table in sites.values():
         for name in table.columns:
             names.setdefault(fold(name), normalise(name))
@@ -138,11 +138,11 @@ def infer_schema(
 
 
 def _read_all(paths: Mapping[str, Path]) -> dict[str, Table]:
-    """Return the tables by client, without those that cannot be read, unless that is all of them."""
+    """Return the tables by client, without unreadable ones; raise DataError if all are."""
     tables: dict[str, Table] = {}
     errors: list[DataError] = []
     for name, path in paths.items():
-        for encoding in ("utf-8", "cp1252"):  # the second as Windows writes in Western Europe
+        for encoding in ("utf-8", "cp1252"):  # cp1252: Windows in Western Europe
             try:
                 tables[name] = read_file(path, File(encoding=encoding))
             except DataError as error:
@@ -156,53 +156,53 @@ def _read_all(paths: Mapping[str, Path]) -> dict[str, Table]:
 
 
 def _find(table: Table, name: str, setting: str, usual: Collection[str] = ()) -> str:
-    """Return a column's name, or where none is named that of the one called as usual.
+    """Return the name of the column that `name` means, or if it is "", of the only `usual` one.
 
-    DataError where it is not one.
+    Raise DataError if there is no such column, or several.
     """
     usable = [each for each, values in table.columns.items() if values is not None]
-    found = [
-        each for each in usable if (fold(each) == fold(name) if name else each.lower() in usual)
-    ]
+    if name:
+        found = [each for each in usable if fold(each) == fold(name)]
+        hint = did_you_mean(name, table.columns)
+    else:
+        found = [each for each in usable if each.lower() in usual]
+        hint = "the first line must name the columns; "
     if len(found) == 1:
         return normalise(found[0])
-    problem = (
-        f"has the columns {join_names(found)}"
-        if found
-        else f"has no column {name or join_names([*usual])}"
-    )
-    hint = did_you_mean(name, table.columns) if name else "the first line must name the columns; "
-    there = join_names([*table.columns], most=100)  # any of them may be the one that is needed
-    raise DataError(f"{table.path} {problem}: {hint}name one of {there} by {setting}")
+    problem = f"has no column {name or join_names([*usual])}"
+    if found:
+        problem = f"has the columns {join_names(found)}"
+    known = join_names([*table.columns], most=100)  # any of them may be the one that is needed
+    raise DataError(f"{table.path} {problem}: {hint}name one of {known} by {setting}")
 
 
 # Columns ------------------------------------------------------------------------------------------
 
 
-def _look(table: Table, values: Values) -> Look:
+def _summarise(table: Table, values: Values) -> ColumnSummary:
     numbers, wrong, gone = parse_numbers(values, table.file, (), MISSING)
-    there = numbers[~wrong & ~gone]
-    if not wrong.any() and len(np.unique(there)) > MAX_CATEGORIES:
-        return Look(Counter(), there, len(there))
+    present = numbers[~wrong & ~gone]
+    if not wrong.any() and len(np.unique(present)) > MAX_CATEGORIES:
+        return ColumnSummary(Counter(), present, len(present))
     cells, codes = different_cells(values)
     texts: Counter[str] = Counter()
     for cell, count in zip(cells, np.bincount(codes, minlength=len(cells)).tolist(), strict=True):
         if count and normalise(cell).casefold() not in MISSING:
             texts[canonical(normalise(cell), table.decimal)] += count
-    typographic = [text for text in texts if MINUS.search(text)]
-    signs = [
-        text
-        for text in typographic
+    with_minus = [text for text in texts if MINUS.search(text)]
+    signs = sum(
+        texts[text]
+        for text in with_minus
         if parse_number(MINUS.sub("-", text).replace(",", ".")) is not None
-    ]
-    with_unit = {text: found["unit"] for text in texts if (found := WITH_UNIT.fullmatch(text))}
-    unit = ""
-    if len({*with_unit.values()}) == 1:
-        unit = next(iter(with_unit.values())) if len(with_unit) == len(texts) else ""
-        numbers, wrong, gone = parse_numbers(values, table.file, {*with_unit.values()}, MISSING)
-    return Look(
-        texts, numbers[~wrong & ~gone], texts.total(), sum(texts[text] for text in signs), unit
     )
+    unit_of = {text: found["unit"] for text in texts if (found := WITH_UNIT.fullmatch(text))}
+    units = {*unit_of.values()}
+    unit = ""
+    if len(units) == 1:
+        numbers, wrong, gone = parse_numbers(values, table.file, units, MISSING)
+        if len(unit_of) == len(texts):
+            (unit,) = units
+    return ColumnSummary(texts, numbers[~wrong & ~gone], texts.total(), signs, unit)
 
 
 def _draft_column(
@@ -215,15 +215,16 @@ def _draft_column(
         if (values := table.find(name)) is not None
     }
     if not is_target and 2 * len(columns) <= len(sites) and len(columns) < len(sites):
-        draft.ignored[name] = (
-            f"only at {join_names([*columns])}" if columns else "lists, bytes or other values"
-        )
+        draft.ignored[name] = "lists, bytes or other values"
+        if columns:
+            draft.ignored[name] = f"only at {join_names([*columns])}"
         return
-    looks = {site: _look(*each) for site, each in columns.items()}
-    filled = {site: look for site, look in looks.items() if look.present}
+    summaries = {site: _summarise(*each) for site, each in columns.items()}
+    filled = {site: summary for site, summary in summaries.items() if summary.present}
     numeric = 2 * sum(each.are_numbers for each in filled.values()) >= len(filled)
-    lacking = join_names([site for site in sites if site not in columns])
-    comments = [f"not at {lacking}"] if lacking else []
+    comments = []
+    if without := [site for site in sites if site not in columns]:
+        comments.append(f"not at {join_names(without)}")
     if is_target:
         lines = _draft_target(name, filled, kind, numeric, comments)
     elif reason := _why_ignored(name, filled, numeric):
@@ -231,45 +232,41 @@ def _draft_column(
         return
     elif numeric:
         units = [each.unit for each in filled.values() if each.unit]
-        lines = ['type = "number"', *(f"unit = {quote(unit)}" for unit in units[:1])]
+        lines = ['type = "number"']
+        if units:
+            lines.append(f"unit = {quote(units[0])}")
     else:
-        lines = _category_lines(_add(filled.values()))
+        lines = _category_lines(_count_texts(filled.values()))
     about = Field.model_validate(tomllib.loads("\n".join(lines)))
-    values = {
-        site: (
-            np.array([about.places.get(text, -1) for text in each.texts])
-            if about.categories
-            else each.numbers
-        )
-        for site, each in filled.items()
-    }
-    comments += [
-        f"{site}: {remark}" if site else remark
-        for site, remark in find_remarks(name, about, values)
-    ]
+    values = {site: each.numbers for site, each in filled.items()}
+    if about.categories:
+        values = {
+            site: np.array([about.places.get(text, -1) for text in each.texts])
+            for site, each in filled.items()
+        }
+    for site, remark in find_remarks(name, about, values):
+        comments.append(f"{site}: {remark}" if site else remark)
     draft.fields[name] = [
         *(f"# {_printable(each)}" for each in comments),
         f"[fields.{_key(name)}]",
         *lines,
     ]
-    draft.lacking += sum(len(sites[site]) - look.present for site, look in looks.items())
+    draft.missing += sum(len(sites[site]) - each.present for site, each in summaries.items())
 
 
-def _why_ignored(name: str, looks: Mapping[str, Look], numeric: bool) -> str:
-    """Return why a column is left out, "" where it is a quantity, or its texts may be categories."""
+def _why_ignored(name: str, summaries: Mapping[str, ColumnSummary], numeric: bool) -> str:
+    """Return why a column is left out; "" if it is a quantity, or its texts may be categories."""
     if numeric:
-        are_own = [
+        are_identifiers = all(
             len(each.numbers) >= 20
             and len(np.unique(each.numbers)) == len(each.numbers)
             and bool((each.numbers == np.round(each.numbers)).all())
-            for each in looks.values()
-        ]
-        return (
-            "it looks like numbers of persons or cases"
-            if NUMBERED.fullmatch(name) and all(are_own)
-            else ""
+            for each in summaries.values()
         )
-    texts = _add(looks.values())
+        if NUMBERED.fullmatch(name) and are_identifiers:
+            return "it looks like numbers of persons or cases"
+        return ""
+    texts = _count_texts(summaries.values())
     if len(texts) > MAX_CATEGORIES:
         return f"it has {len(texts):,} different texts"
     if (longest := max(map(len, texts), default=0)) > MAX_TEXT:
@@ -278,51 +275,43 @@ def _why_ignored(name: str, looks: Mapping[str, Look], numeric: bool) -> str:
     for kind, pattern in kinds.items():
         if 2 * sum(pattern.fullmatch(each) is not None for each in texts) > len(texts):
             return f"it looks like {kind}"
-    if any(nearly_all_differ(len(each.texts), each.present) for each in looks.values()):
+    if any(nearly_all_differ(len(each.texts), each.present) for each in summaries.values()):
         return "nearly every row has a different text, which may say who it is about"
     return ""
 
 
 def _draft_target(
-    name: str, looks: Mapping[str, Look], kind: str, numeric: bool, comments: list[str]
+    name: str,
+    summaries: Mapping[str, ColumnSummary],
+    kind: str,
+    numeric: bool,
+    comments: list[str],
 ) -> list[str]:
     """Return the lines of the target, a quantity or classes.
 
-    Add a comment where sites share no class.
+    Append to `comments` if a site has only classes that the others do not have.
     """
-    if not looks:
+    if not summaries:
         raise DataError(
             f"the target, column {name!r}, has no value: name the right column by csv.target"
         )
-    numbers = [each for text in _add(looks.values()) if (each := parse_number(text)) is not None]
+    texts = _count_texts(summaries.values())
+    numbers = [number for text in texts if (number := parse_number(text)) is not None]
     is_quantity = numeric and (
-        not all(each.texts for each in looks.values())
+        not all(each.texts for each in summaries.values())
         or len(numbers) > MAX_NUMBERED_CLASSES
         or any(abs(each) >= 2**53 or each != round(each) for each in numbers)
     )
     if kind == "regression" or (kind == "auto" and is_quantity):
-        center, scale = measure_moments(
-            np.concatenate([each.numbers for each in looks.values()])
-        ) or (0.0, 1.0)
+        moments = measure_moments(np.concatenate([each.numbers for each in summaries.values()]))
+        center, scale = moments or (0.0, 1.0)
         return ['type = "number"', f"center = {center!r}", f"scale = {scale or 1.0!r}"]
-    if kind == "auto":  # a text among numbers is a fault
-        looks = {
-            site: (
-                replace(
-                    each,
-                    texts=Counter(
-                        {t: count for t, count in each.texts.items() if parse_number(t) is not None}
-                    ),
-                )
-                if each.are_numbers
-                else each
-            )
-            for site, each in looks.items()
-        }
-    classes = _add(looks.values())
+    if kind == "auto":
+        summaries = {site: _without_stray_texts(each) for site, each in summaries.items()}
+    classes = _count_texts(summaries.values())
     of_texts = [
         each.texts
-        for each in looks.values()
+        for each in summaries.values()
         if any(parse_number(text) is None for text in each.texts)
     ]
     problem = ""
@@ -339,32 +328,47 @@ def _draft_target(
         raise DataError(
             f"the target, column {name!r}, {problem}: name the right column by csv.target"
         )
-    sets = {site: frozenset(text.casefold() for text in each.texts) for site, each in looks.items()}
+    sets = {
+        site: frozenset(text.casefold() for text in each.texts) for site, each in summaries.items()
+    }
     known = set(Counter(sets.values()).most_common(1)[0][0])
-    for _ in sets:  # whoever shares a class with those that share one
+    for _ in sets:  # as often as there are sites: then all that are linked by shared classes
         known |= set().union(*(each for each in sets.values() if each & known))
-    if strange := [site for site, each in sets.items() if each and not each & known]:
+    strange = [site for site, each in sets.items() if each and not each & known]
+    if strange:
         comments.append(
             f"the classes at {join_names(strange)} are none of these: add them as spellings"
         )
-    return _category_lines(_add(each for site, each in looks.items() if site not in strange))
+    usual = [each for site, each in summaries.items() if site not in strange]
+    return _category_lines(_count_texts(usual))
 
 
-def _add(looks: Iterable[Look]) -> Counter[str]:
-    return sum((each.texts for each in looks), Counter())
+def _without_stray_texts(summary: ColumnSummary) -> ColumnSummary:
+    """Return the summary without texts among numbers, which are faults and not classes."""
+    if not summary.are_numbers:
+        return summary
+    numbers = {
+        text: count for text, count in summary.texts.items() if parse_number(text) is not None
+    }
+    return replace(summary, texts=Counter(numbers))
+
+
+def _count_texts(summaries: Iterable[ColumnSummary]) -> Counter[str]:
+    return sum((each.texts for each in summaries), Counter())
 
 
 def _category_lines(texts: Counter[str]) -> list[str]:
-    """Return the categories of a column, with texts that differ in case alone as spellings of one."""
+    """Return the categories of a column; texts that differ only in case are spellings of one."""
     alike: dict[str, list[str]] = {}
     for text in sorted(texts, key=lambda each: (-texts[each], each)):
         alike.setdefault(text.casefold(), []).append(text)
     names = sort_classes([spellings[0] for spellings in alike.values()])
-    of_numbers = all(re.fullmatch("[0-9]+", name) for name in names) and bool(names)
-    written = ", ".join(
-        names if of_numbers and names == [str(int(each)) for each in names] else map(quote, names)
-    )
-    lines = [f'type = "{"integer" if of_numbers else "string"}"', f"categories = [{written}]"]
+    of_numbers = bool(names) and all(re.fullmatch("[0-9]+", name) for name in names)
+    kind = "integer" if of_numbers else "string"
+    written = [quote(name) for name in names]
+    if of_numbers and names == [str(int(name)) for name in names]:
+        written = names
+    lines = [f'type = "{kind}"', f"categories = [{', '.join(written)}]"]
     more = sorted(spellings for spellings in alike.values() if spellings[1:])
     if more:
         spelled = (f"{_key(name)} = [{', '.join(map(quote, others))}]" for name, *others in more)
@@ -373,7 +377,7 @@ def _category_lines(texts: Counter[str]) -> list[str]:
 
 
 def nearly_all_differ(different: int, rows: int) -> bool:
-    """Return whether nearly every row has a different text, as with names, addresses or remarks."""
+    """Return whether nearly every row has another text, as in columns of names or remarks."""
     return rows >= 20 and different >= 0.9 * rows
 
 
@@ -390,21 +394,25 @@ def _lines(draft: Draft, target: str, client: str, tables: Mapping[str, Table]) 
             f"    {quote(name)},  # {_printable(reason)}" for name, reason in draft.ignored.items()
         )
         yield "]"
-    have = "1 cell has" if draft.lacking == 1 else f"{draft.lacking} cells have"
-    remark = (
-        f'  # {have} no value: "drop" leaves such rows out, "fill" takes the mean or no category'
-    )
-    yield f'missing = "error"{remark if draft.lacking else ""}'
+    comment = ""
+    if draft.missing:
+        cells = "1 cell has" if draft.missing == 1 else f"{draft.missing} cells have"
+        remedy = '"drop" leaves such rows out, "fill" takes the mean or no category'
+        comment = f"  # {cells} no value: {remedy}"
+    yield f'missing = "error"{comment}'
     for lines in draft.fields.values():
         yield from ("", *lines)
     written = {table.path.name: (table.file.encoding, table.decimal) for table in tables.values()}
     if len({*written.values()}) == 1:
         written = {EVERY_FILE: next(iter(written.values()))}
     for file, (encoding, decimal) in written.items():
-        about = [f"encoding = {quote(encoding)}"] if encoding != "utf-8" else []
-        about += [f"decimalChar = {quote(decimal)}"] if decimal != "." else []
-        if about:
-            yield from ("", f"[files.{_key(file)}]", *about)
+        lines = []
+        if encoding != "utf-8":
+            lines.append(f"encoding = {quote(encoding)}")
+        if decimal != ".":
+            lines.append(f"decimalChar = {quote(decimal)}")
+        if lines:
+            yield from ("", f"[files.{_key(file)}]", *lines)
 
 
 def quote(text: str) -> str:

@@ -1,6 +1,6 @@
-"""Tables in files: CSV and Parquet by pyarrow, workbooks by calamine.
+"""Read tables from files: CSV and Parquet by pyarrow, workbooks by calamine.
 
-An error names file and line, and what to do.
+An error names the file, the line and the remedy.
 """
 
 import codecs
@@ -10,7 +10,7 @@ import re
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache, reduce
+from functools import cached_property, lru_cache
 from io import StringIO
 from pathlib import Path
 from typing import Any, Literal
@@ -25,18 +25,16 @@ from .folders import REMEDY
 from .reasons import MAX_FAULTS, DataError, Known, raise_faults
 
 Values = Any
-"""A column as pyarrow holds it: a ChunkedArray of texts, or of numbers where the file's columns
-have types."""
+"""A column of pyarrow: a ChunkedArray of texts, or of numbers if the file's columns have types."""
 
 STATE = (
     'state encoding = "{}" under [files.{!r}] in the schema, or save it in UTF-8 (in Excel: CSV'
     " UTF-8)"
 )
-"""What to do about a text in another encoding: a likely one and the file's name stand in the
-braces."""
+"""The remedy for a text in another encoding; the braces take a likely one and the file's name."""
 
 MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
-"""What texts in these encodings may begin with."""
+"""Byte order marks that a text may begin with, and their encodings."""
 
 STARTS = {
     b"PAR1": ".parquet",
@@ -44,38 +42,39 @@ STARTS = {
     b"\x1f\x8b": ".gz",
     b"\xd0\xcf\x11\xe0": ".xls",
 }
-"""What files of these formats begin with, whatever their names end with."""
+"""The first bytes of files of these formats, for any file name."""
 
 MAX_ROW = 2**20
-"""The bytes that pyarrow parses at a time, and thus a row may have."""
+"""Bytes of a row: pyarrow parses as many at a time."""
 
 MAX_CELLS = 2**31
-"""A larger Parquet file is refused: a few bytes of a hostile one may stand for any number of
-rows."""
+"""Cells of a Parquet file: a few bytes of a hostile file may stand for any number of rows."""
 
 MAX_SHEET_CELLS = 20_000_000
+"""Cells between the first and the last one of a sheet: calamine holds all of them in memory."""
+
 MAX_UNPACKED = 2**30
-"""The cells between the first and the last one of a sheet, which calamine holds in memory; a
-workbook's bytes."""
+"""Bytes of an unpacked workbook."""
 
 REFERENCE = re.compile(rb"""\br=["']([A-Z]{1,3})([0-9]{1,7})["']""", re.IGNORECASE)
-"""Where a cell of a sheet stands, as in r="B7"."""
+"""The position of a cell in a sheet, as in r="B7"."""
 
 POINT = re.compile(r"[+-]?[0-9]*\.[0-9]+([eE][+-]?[0-9]+)?")
+"""A number with a decimal point."""
+
 COMMA = re.compile(r"(?![+-]?[0-9]{1,3}(,[0-9]{3})+$)[+-]?[0-9]*,[0-9]+")
-"""Numbers with a decimal point, and those with a decimal comma that are not ones with commas
-between thousands."""
+"""A number with a decimal comma, unless its commas can separate thousands."""
 
 LINE_END, QUOTE = b'\n"'
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """A file's columns by name; None for one that holds neither numbers nor texts.
+    """A file's columns by name; None for a column that holds neither numbers nor texts.
 
-    `lines` has the line in which each row ends, the row of a sheet, or the number of the record,
-    from 1; `unit` says which. `header` is the line of names, 0 where they are in none. `file` says
-    how the file is written.
+    `lines` has the line in which each row ends (`unit` "line"), or the row of a sheet or the number
+    of a record ("row"), from 1. `header` is the line of the names, 0 if the names are in no line.
+    `file` describes how the file is written.
     """
 
     path: Path
@@ -96,24 +95,19 @@ class Table:
 
     @cached_property
     def by_name(self) -> dict[str, str]:
-        """The columns' names by what they are compared by."""
+        """The columns' names by their folded forms, which are compared."""
         return {fold(name): name for name in self.columns}
 
     def find(self, name: str) -> Values:
-        """Return a column, by its name in any case of letters.
-
-        None where there is none that can be used.
-        """
+        """Return a column by its name, upper or lower case; None if missing or not usable."""
         return self.columns.get(self.by_name.get(fold(name), ""))
 
     def show_cell(self, name: str, row: int) -> str:
-        """Return a cell of a column, which the schema calls so, as an error shows it."""
-        value = self.find(self.file.called(name))[row].as_py()
-        return (
-            ""
-            if value is None
-            else shorten(format_number(value) if isinstance(value, float) else str(value))
-        )
+        """Return a cell as an error shows it; `name` is the column's name in the schema."""
+        value = self.find(self.file.column_name(name))[row].as_py()
+        if value is None:
+            return ""
+        return shorten(format_number(value) if isinstance(value, float) else str(value))
 
     def take(self, rows: NDArray[np.intp]) -> "Table":
         """Return some of the rows."""
@@ -124,16 +118,16 @@ class Table:
 
 
 class CellError(DataError):
-    """What is wrong with one cell of a table, or with a column where `row` is None.
+    """A fault of one cell of a table, or of a whole column if `row` is None.
 
     Attributes
     ----------
     file, row, line
-        Where it is: the row counted from 0, and its line in the file, 0 for a whole column.
+        The position: `row` counts from 0; `line` is the line in the file, 0 for a whole column.
     column, value
-        The column's name, in the schema where it has one, and what the cell holds.
+        The column's name, in the schema if it has one, and the cell's content.
     problem, remedy
-        What is wrong, and what would do.
+        The fault, and how to correct it.
     """
 
     def __init__(
@@ -151,11 +145,14 @@ class CellError(DataError):
         self.column = column
         self.problem = problem
         self.remedy = remedy
-        self.line, self.value = (
-            (0, "") if row is None else (int(table.lines[row]), table.show_cell(column, row))
-        )
+        self.line = 0
+        self.value = ""
+        cell = ""
+        if row is not None:
+            self.line = int(table.lines[row])
+            self.value = table.show_cell(column, row)
+            cell = f", {table.unit} {self.line}, column {column!r} holds {self.value!r},"
         position = Known(f"{table.unit} {self.line}")
-        cell = "" if row is None else f", {position}, column {column!r} holds {self.value!r},"
         super().__init__(
             f"{table.path}{cell} {problem}: {remedy}",
             why,
@@ -166,10 +163,7 @@ class CellError(DataError):
 
 
 def read_file(path: Path, file: File) -> Table:
-    """Return the columns of a file of any format, by its ending.
-
-    It is read again only where it has changed.
-    """
+    """Return the table of a file, by its ending; read it again only if it has changed."""
     try:
         status = path.stat()
         return _read(path, status.st_mtime_ns, status.st_size, file.model_dump_json())
@@ -184,7 +178,8 @@ def _read(path: Path, changed: int, size: int, how: str) -> Table:
     with path.open("rb") as content:
         start = content.read(4)
     found = next((kind for begin, kind in STARTS.items() if start.startswith(begin)), "")
-    if found != (ending if ending in readers else ""):
+    expected = ending if ending in readers else ""
+    if found != expected:
         begins = f"begins like {found}" if found else "does not begin like one"
         raise DataError(f"{path} is no {ending} file: it {begins}: {REMEDY}", "other-format")
     return readers.get(ending, _read_text)(path, File.model_validate_json(how))
@@ -193,7 +188,7 @@ def _read(path: Path, changed: int, size: int, how: str) -> Table:
 def _by_names(
     path: Path, names: Sequence[str], columns: Sequence[Values | None]
 ) -> dict[str, Values | None]:
-    """Return columns by their names; raise DataError where they have none, or the same."""
+    """Return columns by their names; raise DataError if one has no name, or two have the same."""
     seen: dict[str, int] = {}
     for place, name in enumerate(names, start=1):
         if not normalise(name):
@@ -241,33 +236,39 @@ def _read_text(path: Path, file: File) -> Table:
         name.strip() for name in next(csv.reader(StringIO(first, newline=""), delimiter=delimiter))
     ]
     columns = _parse_rows(path, content, end + 1, delimiter, len(names), lines)
-    decimal = file.decimalChar
-    if not decimal and file.groupChar in (".", ","):
-        decimal = "," if file.groupChar == "." else "."
-    elif (
-        not decimal
-    ):  # a comma where the first 1,000 rows have numbers with decimal commas, and none with points
-        cells = [cell.strip() for values in columns for cell in values.slice(0, 1000).to_pylist()]
-        decimal = (
-            ","
-            if any(map(COMMA.fullmatch, cells)) and not any(map(POINT.fullmatch, cells))
-            else "."
-        )
+    decimal = file.decimalChar or _infer_decimal(file, columns)
     file = file.model_copy(update={"decimalChar": decimal})
     return Table(path, _by_names(path, names, columns), lines[1:], header=int(lines[0]), file=file)
+
+
+def _infer_decimal(file: File, columns: Sequence[Values]) -> Decimal:
+    """Return the decimal mark: the one that does not separate thousands, or else by the cells."""
+    if file.groupChar == ".":
+        return ","
+    if file.groupChar == ",":
+        return "."
+    cells = [cell.strip() for values in columns for cell in values.slice(0, 1000).to_pylist()]
+    if any(map(COMMA.fullmatch, cells)) and not any(map(POINT.fullmatch, cells)):
+        return ","
+    return "."
 
 
 def _read_content(path: Path, given: str) -> bytes:
     """Return a text in UTF-8 with lines that end in LF.
 
-    It is in the encoding of its mark, in UTF-8, or as given.
+    The file's encoding is that of its byte order mark, or else UTF-8, or else the `given` one.
     """
     content = path.read_bytes()
     if not content.isascii() or b"\0" in content:
         marked = next((name for mark, name in MARKS.items() if content.startswith(mark)), "")
+        encodings = ["utf-8", given]
+        if marked:
+            encodings = [marked]
+        elif b"\0" in content:  # UTF-8 would read it, as a text with zero bytes
+            encodings = [given]
         text = ""
         wrong = None
-        for encoding in [marked] if marked else [given] if b"\0" in content else ["utf-8", given]:
+        for encoding in encodings:
             try:
                 text = content.decode(encoding)
                 wrong = None
@@ -292,9 +293,9 @@ def _read_content(path: Path, given: str) -> bytes:
 
 
 def _find_rows(content: bytes) -> tuple[int, NDArray[np.int64]]:
-    """Return where the first row ends that is not blank, and the line in which each such row ends, from 1.
+    """Return where the first row ends, and the line in which each row ends, from 1.
 
-    A line that ends within quotation marks does not end a row.
+    Blank rows are left out. A line that ends within quotation marks does not end a row.
     """
     text = np.frombuffer(content, np.uint8)
     ends = np.flatnonzero(text == LINE_END)
@@ -306,11 +307,12 @@ def _find_rows(content: bytes) -> tuple[int, NDArray[np.int64]]:
         ends = ends[outside]
         lines = lines[outside]
     filled = np.diff(ends, prepend=-1) > 1
-    return int(ends[filled][0]) if filled.any() else 0, lines[filled]
+    first_end = int(ends[filled][0]) if filled.any() else 0
+    return first_end, lines[filled]
 
 
 def _check_quotes(path: Path, content: bytes, delimiter: str) -> None:
-    """Raise DataError where a quotation mark neither opens nor closes a value, nor is doubled within one."""
+    """Raise DataError if a quotation mark neither opens, closes nor is doubled in a value."""
     text = np.frombuffer(content, np.uint8)
     marks = np.flatnonzero(text == QUOTE)
     opening = marks[::2]
@@ -323,7 +325,9 @@ def _check_quotes(path: Path, content: bytes, delimiter: str) -> None:
         closing == len(text) - 1
     )
     closes[: len(opening) - 1] |= doubled
-    wrong = [*opening[~opens][:1], *closing[~closes][:1], *(opening[-1:] if len(marks) % 2 else [])]
+    wrong = [*opening[~opens][:1], *closing[~closes][:1]]
+    if len(marks) % 2:
+        wrong.append(opening[-1])
     if wrong:
         line = content.count(b"\n", 0, min(wrong)) + 1
         why = (
@@ -336,9 +340,9 @@ def _check_quotes(path: Path, content: bytes, delimiter: str) -> None:
 def _parse_rows(
     path: Path, content: bytes, start: int, delimiter: str, width: int, lines: NDArray[np.int64]
 ) -> list[Values]:
-    """Return the columns from a byte on.
+    """Return the columns of the rows that begin at byte `start`.
 
-    Raise DataError where a row has more or fewer values than `width`.
+    Raise DataError if a row has more or fewer values than `width`.
     """
     import pyarrow as pa  # imported late: a server reads no tables
     from pyarrow import csv as arrow_csv
@@ -369,7 +373,7 @@ def _parse_rows(
     try:
         table = arrow_csv.read_csv(
             pa.BufferReader(pa.py_buffer(content).slice(start)),
-            # to number the rows
+            # Threads would not number the rows.
             arrow_csv.ReadOptions(column_names=[*texts], block_size=MAX_ROW, use_threads=False),
             arrow_csv.ParseOptions(
                 delimiter=delimiter, newlines_in_values=quoted, invalid_row_handler=note
@@ -409,7 +413,7 @@ def _read_parquet(path: Path, file: File) -> Table:
                     " most"
                 )
                 raise DataError(f"{path} has {many}: take a part of it")
-            # of pandas
+            # pandas writes its index as such a column
             shown = [each for each in kinds if not each.name.startswith("__index_level_")]
             plain = [each.name for each in shown if _is_plain(each.type)]
             table = content.read(columns=plain, use_threads=False)
@@ -437,7 +441,8 @@ def _is_plain(kind: Any) -> bool:
     """Return whether a column holds numbers or texts: no lists, structures or bytes."""
     from pyarrow import types
 
-    kind = kind.value_type if types.is_dictionary(kind) else kind
+    if types.is_dictionary(kind):
+        kind = kind.value_type
     others = (
         types.is_null,
         types.is_decimal,
@@ -449,7 +454,7 @@ def _is_plain(kind: Any) -> bool:
 
 
 def _to_numbers_or_texts(values: Values, decimal: Decimal) -> Values:
-    """Return a column of numbers as it is, and any other one as the texts that a CSV file would have."""
+    """Return a column of numbers unchanged, and any other one as the texts of a CSV file."""
     import pyarrow as pa
     from pyarrow import compute, types
 
@@ -458,23 +463,25 @@ def _to_numbers_or_texts(values: Values, decimal: Decimal) -> Values:
     kind = values.type
     if types.is_integer(kind) or types.is_floating(kind):
         return values
-    texts = (
-        compute.if_else(values, "True", "False")
-        if types.is_boolean(kind)
-        else values.cast(pa.string())
-    )
+    if types.is_boolean(kind):
+        texts = compute.if_else(values, "True", "False")
+    else:
+        texts = values.cast(pa.string())
     if types.is_timestamp(kind):
         texts = compute.replace_substring_regex(texts, r"\.0+(Z?)$", r"\1")
-    return (
-        compute.replace_substring(texts, ".", decimal) if types.is_decimal(kind) else texts
-    ).fill_null("")
+    elif types.is_decimal(kind):
+        texts = compute.replace_substring(texts, ".", decimal)
+    return texts.fill_null("")
 
 
 # Workbooks ----------------------------------------------------------------------------------------
 
 
 def _read_workbook(path: Path, file: File) -> Table:
-    """Return the cells of the only visible sheet that holds values, without empty rows, as the texts of a CSV file."""
+    """Return the only visible sheet that holds values, as a CSV file would have it.
+
+    Empty rows are left out.
+    """
     if importlib.util.find_spec("python_calamine") is None:
         raise DataError(
             f"{path} is read by python-calamine: pip install 'fairbloom[excel]'", "no-extra"
@@ -523,8 +530,9 @@ def _read_workbook(path: Path, file: File) -> Table:
     decimal = file.decimalChar or "."
 
     def as_text(cell: Any) -> str:
-        is_number = isinstance(cell, int | float) and not isinstance(cell, bool)
-        return format_number(cell, decimal) if is_number else str(cell).strip()
+        if isinstance(cell, int | float) and not isinstance(cell, bool):
+            return format_number(cell, decimal)
+        return str(cell).strip()
 
     texts = [[as_text(cell) for cell in row] for cells in sheets.values() for row in cells]
     (header, names), *rows = [
@@ -540,7 +548,10 @@ def _read_workbook(path: Path, file: File) -> Table:
 
 
 def _check_extent(path: Path) -> None:
-    """Raise DataError where a workbook needs too much memory: a stray last cell stands for billions of empty ones."""
+    """Raise DataError if a workbook needs too much memory.
+
+    A stray last cell stands for billions of empty ones.
+    """
     remedy = "delete the rows and columns around the table, or save it as .csv"
     with ZipFile(path) as archive:
         if sum(each.file_size for each in archive.infolist()) > MAX_UNPACKED:
@@ -552,10 +563,17 @@ def _check_extent(path: Path) -> None:
                 for cell in REFERENCE.finditer(archive.read(name)):
                     letters.add(cell[1].upper())
                     numbers.add(cell[2])
-                last = max(letters, key=lambda each: (len(each), each))
-                row = max(map(int, numbers))
-                column = reduce(lambda number, letter: 26 * number + letter - 64, last, 0)
+                row = max(int(number) for number in numbers)
+                column = max(_column_number(name) for name in letters)
                 if row * column > MAX_SHEET_CELLS:
                     raise DataError(
                         f"{path} has values as far as row {row:,} and column {column:,}: {remedy}"
                     )
+
+
+def _column_number(letters: bytes) -> int:
+    """Return the number of a sheet's column, from 1: A is 1, Z is 26, AA is 27; "" is 0."""
+    number = 0
+    for letter in letters:
+        number = 26 * number + letter - ord("A") + 1
+    return number

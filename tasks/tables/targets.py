@@ -1,4 +1,4 @@
-"""What is predicted from the inputs of a user's own files: classes, or a quantity."""
+"""The target of a user's own files: classes, or a quantity."""
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -34,7 +34,7 @@ Measure = Callable[[Tensor, Tensor], Tensor | float]
 
 @dataclass(frozen=True)
 class Target:
-    """What a model's outputs stand for: `classes` in their order, or a quantity where there are none.
+    """The meaning of a model's outputs: `classes` in their order, or a quantity if that is ().
 
     A quantity is learned in units of `scale` around `center`, as the schema states them, so that
     learning rates do not depend on its unit; scores are in its own unit.
@@ -46,7 +46,7 @@ class Target:
 
     @property
     def outputs(self) -> int:
-        """How many numbers a model gives for an example."""
+        """The number of outputs for an example."""
         return len(self.classes) or 1
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -58,20 +58,18 @@ class Target:
     def scores(self) -> Mapping[Score, Measure]:
         """Return the scores, the one that fairness is measured in first."""
         if not self.classes:
-            of: dict[Score, Measure] = {
+            return {
                 MAE: lambda outputs, targets: self.scale * absolute_error(outputs, targets),
                 R2: r2,
                 RMSE: lambda outputs, targets: self.scale * rmse(outputs, targets),
             }
-            return of
-        both: dict[Score, Measure] = {ACCURACY: is_highest, BALANCED_ACCURACY: balanced_accuracy}
-        return both | {AUC: auc} if len(self.classes) == 2 else both
+        scores: dict[Score, Measure] = {ACCURACY: is_highest, BALANCED_ACCURACY: balanced_accuracy}
+        if len(self.classes) == 2:
+            scores[AUC] = auc
+        return scores
 
     def group_scores(self, positive: int) -> Mapping[GroupScore, OfEach]:
-        """Return what is measured in groups.
-
-        Of two classes `positive` is the place of the positive one.
-        """
+        """Return the scores of groups; `positive` is the index of the positive class of two."""
         if self.classes:
             return group_scores_of_classes(len(self.classes), positive)
         score = GroupScore(MAE.name, higher_is_better=MAE.higher_is_better)
@@ -87,7 +85,7 @@ class Target:
 
 
 def sort_classes(classes: Collection[str]) -> list[str]:
-    """Return classes in the order of their numbers where all are numbers, else in that of the alphabet."""
+    """Return classes in ascending order: as numbers if all of them are, else as texts."""
     values = {name: parse_number(name) for name in classes}
     if all(value is not None and math.isfinite(value) for value in values.values()):
         return sorted(classes, key=lambda name: (values[name], name))
@@ -95,13 +93,14 @@ def sort_classes(classes: Collection[str]) -> list[str]:
 
 
 def join_names(classes: Sequence[str], most: int = 12) -> str:
-    """Return classes, or other names, joined for a sentence; of many, the first few."""
+    """Return classes, or other names, joined for a sentence; at most the first `most`."""
+    joined = ", ".join(classes[:most])
     rest = len(classes) - most
-    return ", ".join(classes[:most]) + (f" and {rest} more" if rest > 0 else "")
+    return f"{joined} and {rest} more" if rest > 0 else joined
 
 
 def as_targets(values: Any, target: Target) -> Tensor:
-    """Return the places of classes, or a quantity in its units, as tensors that a loss takes."""
+    """Return indices of classes, or a quantity in units of its scale, as the loss expects them."""
     if target.classes:
         return torch.as_tensor(values, dtype=torch.int64)
     return torch.as_tensor((values - target.center) / target.scale, dtype=torch.float32)

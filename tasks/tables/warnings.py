@@ -1,4 +1,4 @@
-"""What in the columns of several sites a person should look at, although it is no fault."""
+"""Remarks on columns: peculiarities that are not faults, but that a person should look at."""
 
 from collections.abc import Iterator, Mapping
 
@@ -15,21 +15,23 @@ SENTINELS = np.array(
 """Numbers that often stand for a missing value: 9, 99, -9, -1, 88 and so on."""
 
 OTHER_UNIT = 4.0
-"""A site's median that is so many times those of the others, or such a part of them, may be in
-another unit."""
+"""If a site's median is 4 times the other sites' medians, or a quarter, it may be in another
+unit."""
 
 
 def present_values(values: ColumnValues) -> ColumnValues:
-    """Return the values of a column that are there, and are as the schema says."""
-    return values[np.isfinite(values) if values.dtype.kind == "f" else values >= 0]
+    """Return the values of a column that are neither missing nor faulty."""
+    if values.dtype.kind == "f":
+        return values[np.isfinite(values)]
+    return values[values >= 0]
 
 
 def find_remarks(
     name: str, field: Field, sites: Mapping[str, ColumnValues]
 ) -> Iterator[tuple[str, str]]:
-    """Yield (site, remark) pairs on a column, which each site has in the schema's values.
+    """Yield (site, remark) pairs on a column; the site "" stands for all sites.
 
-    "" is all sites.
+    `sites` has the column's values of each site, encoded by the schema.
     """
     present = {site: present_values(values) for site, values in sites.items()}
     present = {site: values for site, values in present.items() if len(values)}
@@ -40,7 +42,7 @@ def find_remarks(
         held = repr(field.categories[together[0]]) if field.categories else f"{together[0]:g}"
         yield "", f"it is {held} in every row, so that it says nothing"
     elif field.categories:
-        yield from _on_categories(field, present)
+        yield from _compare_categories(field, present)
     else:
         for site, values in [*present.items()]:
             for code in (values.min(), values.max()):
@@ -51,20 +53,17 @@ def find_remarks(
                         f'if it means a missing value, add "{code:g}" to missingValues of'
                         f" fields.{name}"
                     )
-                    yield (
-                        site,
-                        (
-                            f"{code:g} in {len(values) - len(others)} rows, far from the others:"
-                            f" {remedy}"
-                        ),
-                    )
+                    rows = len(values) - len(others)
+                    yield site, f"{code:g} in {rows} rows, far from the others: {remedy}"
                     present[site] = others
                     break
-        yield from _on_units(name, present)
+        yield from _compare_units(name, present)
 
 
-def _on_units(name: str, sites: Mapping[str, NDArray[np.float64]]) -> Iterator[tuple[str, str]]:
-    """Yield the sites with a median many times those of the others, of numbers above 0."""
+def _compare_units(
+    name: str, sites: Mapping[str, NDArray[np.float64]]
+) -> Iterator[tuple[str, str]]:
+    """Yield the sites with a median far from the others', if all numbers are positive."""
     medians = {site: float(np.median(values)) for site, values in sites.items()}
     if len(medians) < 2 or min(values.min() for values in sites.values()) <= 0.0:
         return
@@ -80,16 +79,14 @@ def _on_units(name: str, sites: Mapping[str, NDArray[np.float64]]) -> Iterator[t
             yield site, f"median {median:.4g}, and {usual:.4g} elsewhere: {remedy}"
 
 
-def _on_categories(field: Field, sites: Mapping[str, ColumnValues]) -> Iterator[tuple[str, str]]:
-    there = {site: set(values.tolist()) for site, values in sites.items()}
-    for site, places in there.items():
-        others = set().union(*(each for other, each in there.items() if other != site))
+def _compare_categories(
+    field: Field, sites: Mapping[str, ColumnValues]
+) -> Iterator[tuple[str, str]]:
+    """Yield the sites that share no category with any other site."""
+    categories_of = {site: set(values.tolist()) for site, values in sites.items()}
+    for site, places in categories_of.items():
+        others = set().union(*(each for other, each in categories_of.items() if other != site))
         if others and not places & others:
             own = join_names([field.categories[place] for place in sorted(places)], 5)
-            yield (
-                site,
-                (
-                    f"its categories, {own}, are at no other site: if they mean the same, make them"
-                    " spellings of one"
-                ),
-            )
+            remedy = "if they mean the same, make them spellings of one"
+            yield site, f"its categories, {own}, are at no other site: {remedy}"
