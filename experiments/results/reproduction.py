@@ -1,4 +1,4 @@
-"""A published experiment that was run: what was measured beside what was printed."""
+"""A published experiment that was run: the measured numbers next to the printed ones."""
 
 import itertools
 import math
@@ -21,7 +21,7 @@ from .run import OpenedRuns, Run, final_of
 from .search import choose, judge_arms
 
 ROUNDING = 1e-9
-"""What floating-point numbers may be off, so that a difference of exactly the tolerance agrees."""
+"""Allowance for rounding, so that a difference of exactly the tolerance agrees."""
 
 Spread = tuple[float, float]
 """Mean and sample standard deviation over seeds."""
@@ -29,27 +29,26 @@ Spread = tuple[float, float]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came out of a row of a recipe.
+    """The results of a row of a recipe.
 
     Attributes
     ----------
     row
         The row.
     name
-        What tables call it: its label with its parameters.
+        Its label in tables, with its parameters.
     parameters
-        Its settings beside those that rows share, with what its grid has found.
+        Its own settings, with the chosen point of its grid.
     published
         The numbers that were printed, by measure.
     runs
-        The finished runs of the arm that its grid has found, by their seeds.
+        The finished runs of the chosen arm, by their seeds.
     measured
-        The measures over the seeds that are finished; empty where none is, or with a fault.
+        The measures over the finished seeds; empty without finished seeds, or with a fault.
     unfinished
-        The folders of the runs that are missing, of the grid too; those that failed are not
-        counted.
+        The folders of the missing runs, also those of the grid; failed runs are not counted.
     fault
-        Why a run failed or could not be measured; "" where all went well.
+        Why a run failed or could not be measured, "" without a fault.
     """
 
     row: Row
@@ -63,25 +62,25 @@ class Outcome:
 
     @property
     def seconds(self) -> float:
-        """How long the rounds of the finished runs took to compute, together."""
+        """The total computing time of the finished runs' rounds."""
         return float(sum(run.rounds["seconds"].sum() for run in self.runs.values()))
 
 
 @dataclass(frozen=True)
 class Reproduction(Shown):
-    """What was measured beside what was printed.
+    """The measured numbers of a recipe next to the printed ones.
 
     Attributes
     ----------
     recipe
-        What is reproduced.
+        The recipe that is reproduced.
     study
         Its runs: the rows, the seeds, the settings that the user has set, and whether the runs are
         cut short.
     outcomes
-        What came out, row by row.
+        The results, row by row.
     folder
-        Where table, figure and runs lie.
+        The folder of table, figure and runs.
     """
 
     recipe: Recipe
@@ -96,12 +95,12 @@ class Reproduction(Shown):
 
     @property
     def printed(self) -> bool:
-        """Whether there are printed numbers to compare with: a study of one's own has none."""
+        """Whether there are printed numbers to compare with; a user's study has none."""
         return any(outcome.published for outcome in self.outcomes)
 
     @property
     def comparable(self) -> bool:
-        """Whether the runs are as the recipe has them: neither cut short nor with other settings."""
+        """Whether the runs are as in the recipe, neither cut short nor with other settings."""
         free = {*may_differ(finished=True), *marked(Mark.PLACE, Mark.ROUNDING)}
         return not self.study.quick and not self.study.overrides.keys() - free
 
@@ -110,10 +109,7 @@ class Reproduction(Shown):
         return list(self.outcomes[index].runs.values())
 
     def agreements(self, outcome: Outcome) -> Mapping[str, bool]:
-        """Return whether what was measured agrees, by measure that was printed.
-
-        Nothing where runs are missing.
-        """
+        """Return whether each printed measure agrees with the runs; {} if runs are missing."""
         if not outcome.measured or outcome.unfinished:
             return {}
         return {
@@ -124,9 +120,9 @@ class Reproduction(Shown):
         }
 
     def agrees(self, outcome: Outcome) -> bool | None:
-        """Return whether all measures agree that the recipe judges by.
+        """Return whether all measures that the recipe judges by agree.
 
-        None where none was printed and measured.
+        None if no such measure was both printed and measured.
         """
         found = self.agreements(outcome)
         judged = [
@@ -138,7 +134,7 @@ class Reproduction(Shown):
 
     @property
     def as_json(self) -> dict[str, Any]:
-        """What --json prints."""
+        """The output of --json."""
         return {
             "recipe": self.recipe.name,
             "title": self.recipe.title,
@@ -147,59 +143,52 @@ class Reproduction(Shown):
             "quick": self.study.quick,
             "set": dict(self.study.overrides),
             "seeds": list(self.study.seeds),
-            "rows": [
-                {
-                    "method": each.row.label,
-                    "parameters": dict(each.parameters),
-                    "published": {
-                        measure: number.mean for measure, number in each.published.items()
-                    },
-                    "published_spread": {
-                        m: of.spread for m, of in each.published.items() if of.spread is not None
-                    },
-                    "measured": {measure: mean for measure, (mean, _) in each.measured.items()},
-                    "spread": {measure: spread for measure, (_, spread) in each.measured.items()},
-                    "agrees": self.agrees(each),
-                    "disagrees_in": [
-                        measure for measure, agrees in self.agreements(each).items() if not agrees
-                    ],
-                    "note": each.row.note,
-                    "fault": each.fault,
-                    "seeds": len(each.runs),
-                    "unfinished": len(each.unfinished),
-                    "seconds": round(each.seconds, 3),
-                }
-                for each in self.outcomes
-            ],
+            "rows": [self._row_as_json(outcome) for outcome in self.outcomes],
             "notes": self.recipe.notes,
             "folder": str(self.folder),
         }
 
+    def _row_as_json(self, outcome: Outcome) -> dict[str, Any]:
+        published = outcome.published
+        spreads = {measure: number.spread for measure, number in published.items()}
+        return {
+            "method": outcome.row.label,
+            "parameters": dict(outcome.parameters),
+            "published": {measure: number.mean for measure, number in published.items()},
+            "published_spread": {m: spread for m, spread in spreads.items() if spread is not None},
+            "measured": {measure: mean for measure, (mean, _) in outcome.measured.items()},
+            "spread": {measure: spread for measure, (_, spread) in outcome.measured.items()},
+            "agrees": self.agrees(outcome),
+            "disagrees_in": [m for m, agrees in self.agreements(outcome).items() if not agrees],
+            "note": outcome.row.note,
+            "fault": outcome.fault,
+            "seeds": len(outcome.runs),
+            "unfinished": len(outcome.unfinished),
+            "seconds": round(outcome.seconds, 3),
+        }
+
     def rows(self) -> list[dict[str, Any]]:
         """Return the rows of results.csv: one a row of the table and measure."""
-        found = []
+        words = {True: "yes", False: "no", None: ""}
+        rows = []
         for outcome, measure in itertools.product(self.outcomes, self.recipe.measures):
-            printed = outcome.published.get(measure)
-            mean, spread = outcome.measured.get(measure, ("", ""))
-            row = {
+            parameters = outcome.parameters.items()
+            row: dict[str, Any] = {
                 "method": outcome.row.label,
-                "parameters": " ".join(
-                    f"{key}={format_value(value)}" for key, value in outcome.parameters.items()
-                ),
+                "parameters": " ".join(f"{key}={format_value(value)}" for key, value in parameters),
                 "measure": measure,
-                "published": "" if printed is None else printed.mean,
-                "published_spread": (
-                    "" if printed is None or printed.spread is None else printed.spread
-                ),
-                "measured": mean,
-                "spread": spread,
-                "agrees": {True: "yes", False: "no", None: ""}[
-                    self.agreements(outcome).get(measure)
-                ],
-                "seeds": len(outcome.runs),
+                "published": "",
+                "published_spread": "",
             }
-            found.append(row)
-        return found
+            if printed := outcome.published.get(measure):
+                row["published"] = printed.mean
+                if printed.spread is not None:
+                    row["published_spread"] = printed.spread
+            row["measured"], row["spread"] = outcome.measured.get(measure, ("", ""))
+            row["agrees"] = words[self.agreements(outcome).get(measure)]
+            row["seeds"] = len(outcome.runs)
+            rows.append(row)
+        return rows
 
     def __repr__(self) -> str:
         """Return the reproduction in a line."""
@@ -211,18 +200,20 @@ class Reproduction(Shown):
 
 
 def agree(recipe: Recipe, measure: str, printed: Printed, found: Spread, seeds: int) -> bool:
-    """Return whether a measure is within two combined standard errors of what was printed, or within a tolerance.
+    """Return whether a measure agrees with the printed number.
 
-    Where no spread was printed, or not over how many seeds, it may differ by one percentage point,
-    or by 0.01 of what is no percentage. A single seed is assumed to have the printed spread.
+    It agrees within two combined standard errors, or within the recipe's tolerance. Without a
+    printed spread or number of seeds it may differ by one percentage point, or by 0.01 if it is not
+    a percentage. A single seed is assumed to have the printed spread.
     """
     mean, spread = found
     if printed.spread is None or not recipe.published_seeds:
         most = 1.0 if find_measure(measure).unit else 0.01
     else:
-        here = printed.spread if seeds == 1 else spread
+        if seeds == 1:
+            spread = printed.spread
         most = 2.0 * math.hypot(
-            printed.spread / math.sqrt(recipe.published_seeds), here / math.sqrt(seeds)
+            printed.spread / math.sqrt(recipe.published_seeds), spread / math.sqrt(seeds)
         )
     return abs(printed.mean - mean) <= max(most, recipe.tolerance.get(measure, 0.0)) + ROUNDING
 
@@ -233,9 +224,9 @@ def agree(recipe: Recipe, measure: str, printed: Printed, found: Spread, seeds: 
 def read_reproduction(
     recipe: Recipe, study: Study, folder: Path, opened: OpenedRuns | None = None
 ) -> Reproduction:
-    """Return what the finished runs of a study measure, row by row.
+    """Return the results of a study's finished runs, row by row.
 
-    Those that are `opened` are not read again.
+    Runs that are already `opened` are not read again.
     """
     rows = {recipe.name_of(row): row for row in recipe.rows}
     if gone := [name for name in study.groups if name not in rows]:
@@ -251,15 +242,14 @@ def read_reproduction(
 
 
 def seeds_of(recipe: Recipe, arms: Sequence[Arm], study: Study) -> Sequence[int]:
-    """Return the seeds with which a row's grid is searched: all of a row without one."""
-    return study.seeds if len(arms) == 1 else study.seeds[: recipe.grid_seeds or len(study.seeds)]
+    """Return the seeds with which a row's grid is searched; all seeds for a row without a grid."""
+    if len(arms) == 1 or not recipe.grid_seeds:
+        return study.seeds
+    return study.seeds[: recipe.grid_seeds]
 
 
 def choose_arm(recipe: Recipe, arms: Sequence[Arm], runs: OpenedRuns) -> tuple[Arm | None, str]:
-    """Return the best arm of a row.
-
-    None, and why as far as scores say it, where the runs do not tell.
-    """
+    """Return the best arm of a row and ""; or None and the reason, "" if it is unknown."""
     if len(arms) == 1:
         return arms[0], ""
     measure = find_measure(recipe.criterion)
@@ -268,48 +258,34 @@ def choose_arm(recipe: Recipe, arms: Sequence[Arm], runs: OpenedRuns) -> tuple[A
     judged = judge_arms(measure, arms, by_arm)
     scored = next((run.score for by_seed in by_arm for run in by_seed if run is not None), None)
     best = None if scored is None else choose(measure, scored, judged)
-    fault = next((f"{each.arm.label}: {each.fault}" for each in judged if each.fault), "")
-    return (None, fault) if best is None else (best.arm, "")
+    if best is not None:
+        return best.arm, ""
+    return None, next((f"{each.arm.label}: {each.fault}" for each in judged if each.fault), "")
 
 
 def _read_row(
     recipe: Recipe, row: Row, arms: Sequence[Arm], study: Study, opened: OpenedRuns
 ) -> Outcome:
-    """Return what came out of a row.
-
-    What cannot be measured is a fault of this row, and ends no other.
-    """
+    """Return the results of a row; an error in measuring is a fault of this row only."""
     best, fault = choose_arm(recipe, arms, opened)
     searched = [(arm, seed) for arm in arms for seed in seeds_of(recipe, arms, study)]
     chosen = [] if best is None else [(best, seed) for seed in study.seeds]
-    fault = next(
-        (reason for key in chosen or searched if (reason := study.failed.get(study.folder(*key)))),
-        fault,
-    )
+    reasons = [study.failed.get(study.folder(*key)) for key in chosen or searched]
+    fault = next(filter(None, reasons), fault)
     runs = {seed: run for arm, seed in chosen if (run := opened.get(arm, seed)) is not None}
     missing = {study.folder(*key) for key in (*searched, *chosen) if opened.get(*key) is None}
     measured: Mapping[str, Spread] = {}
     try:
-        by_seed = (
-            []
-            if fault
-            else [measures_of(run, recipe.measures, row.evaluated) for run in runs.values()]
-        )
-        measured = (
-            {m: mean_and_deviation([each[m] for each in by_seed]) for m in by_seed[0]}
-            if by_seed
-            else {}
-        )
+        if runs and not fault:
+            by_seed = [measures_of(run, recipe.measures, row.evaluated) for run in runs.values()]
+            measured = {m: mean_and_deviation([each[m] for each in by_seed]) for m in by_seed[0]}
     except FairbloomError as error:
         fault = str(error)
-    except (
-        Exception
-    ) as error:  # a mistake of this program, which must not take hours of other rows with it
+    except Exception as error:  # a bug of ours must not lose hours of other rows
         fault = f"it cannot be measured: {type(error).__name__}: {error}"
-    tried = {key for point in recipe.points(row) for key in point}
-    point = (
-        {} if best is None else {key: value for key, value in best.settings.items() if key in tried}
-    )
+    varied = {key for point in recipe.points(row) for key in point}
+    settings = {} if best is None else best.settings
+    point = {key: value for key, value in settings.items() if key in varied}
     name = recipe.name_of(row, point)
     parameters = recipe.parameters(row, point)
     unfinished = frozenset(missing - study.failed.keys())
@@ -317,15 +293,14 @@ def _read_row(
 
 
 def measures_of(run: Run, measures: Sequence[str], evaluated: str) -> dict[str, float]:
-    """Return measures of a run under the models that are evaluated.
+    """Return measures of a run under the models that are evaluated, attackers included.
 
-    Raise FairbloomError where it lacks one.
-
-    Attackers are among the clients, as papers print them.
+    Papers print numbers over all clients. Raise FairbloomError if a measure is missing.
     """
-    if not (values := run.final(model=evaluated, hostile=True)):
+    values = run.final(model=evaluated, hostile=True)
+    if not values:
         if evaluated == "global":
-            final_of(run)  # which raises
+            final_of(run)  # raises
         raise FairbloomError(
             f"{run.folder} has no personal models: leave evaluated out, or take a method that has"
             " some"

@@ -1,4 +1,4 @@
-"""A run as its folder tells of it: settings, tables, how the model serves each client, and how far it is."""
+"""A run, read from its folder: settings, progress, tables, and the scores of each client."""
 
 import contextlib
 import math
@@ -17,7 +17,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.imports import is_import_string
 from fairbloom.protocol.scores import WHY_UNDEFINED, Score
 from fairbloom.protocol.settings import Mark, Value
-from fairbloom.rounds.roster import usual_fraction
+from fairbloom.rounds.sampling import usual_fraction
 from fairbloom.server.fairness import summarize
 from fairbloom.server.run_folder.csv_rows import ABSENT, HOSTILE, parse_absent, parse_names
 from fairbloom.server.run_folder.errors import RunFolderError
@@ -58,22 +58,20 @@ if TYPE_CHECKING:
     from fairbloom.tasks.split import Split
 
 REPORT = "report.html"
-"""The name of a report, in the folder of what it is about."""
+"""The name of a report in the folder of its run or study."""
 
 LABELLED = frozenset(
     key for key, setting in COMMON.items() if Mark.SENT_TO_CLIENTS not in setting.marks
 )
-"""The settings of every method that are part of its label; those of clients' work, as the learning
-rate, are not."""
+"""The settings of every method that are part of its label, without those of the clients' training,
+such as the learning rate."""
 
 
 def load(folder: str | os.PathLike[str]) -> "Run":
     """Return the run in a folder, finished or not.
 
-    Raise FairbloomError where it holds none, or cannot be read.
-
     It may be the run folder of `fairbloom run`, of a comparison, of a deployed run, or of a user's
-    ServerApp.
+    ServerApp. Raise FairbloomError if the folder holds no run or cannot be read.
     """
     path = Path(folder).absolute()
     if study := find_study(path):
@@ -100,11 +98,11 @@ class Run(Shown):
     Attributes
     ----------
     folder
-        Where it lies.
+        The run folder.
     settings
         Every setting, by its name on the command line.
     scores
-        What clients measure on their test sets; fairness is measured in the first.
+        The scores that clients measure on their test sets; fairness is measured in the first.
     """
 
     folder: Path
@@ -118,7 +116,7 @@ class Run(Shown):
 
     @property
     def label(self) -> str:
-        """The method with those of its parameters that are not at their defaults: `QFedAvg (q=1)`."""
+        """The method with its parameters that are not at their defaults: `QFedAvg (q=1)`."""
         name = title(str(self.settings.get("method", "?")))
         defaults = default_config()
         parameters = {
@@ -131,15 +129,15 @@ class Run(Shown):
 
     @property
     def task(self) -> TaskInfo | None:
-        """What is known of its task.
+        """The catalogue entry of its task.
 
-        None of a user-defined one, which is not imported, or one that is gone.
+        None for a user-defined task, which is not imported, and for one that no longer exists.
         """
         return TASKS.get(str(self.settings.get("task", "")))
 
     @property
     def serves(self) -> str:
-        """The model that serves the clients: "global", or "personal" under one of our methods that trains no other."""
+        """The clients' model: "global", or "personal" if the method trains no other."""
         return served_model(str(self.settings.get("method", "")))
 
     @property
@@ -159,9 +157,9 @@ class Run(Shown):
 
     @property
     def engine(self) -> Mapping[str, Any] | None:
-        """How the clients are computed: the engine, the reason of its choice, and how many processes compute.
+        """The engine, the reason for its choice, and the number of processes.
 
-        It is None where the clients are other machines.
+        None if the clients are other machines.
         """
         return ENGINE.read(self.folder)
 
@@ -172,12 +170,12 @@ class Run(Shown):
 
     @property
     def stopped(self) -> str:
-        """Why it has stopped before its last round, though it is finished; "" where it has not."""
+        """The reason why a finished run stopped before its last round, "" if it did not."""
         return read_stop(self.folder) if self.rounds_done < self.num_rounds else ""
 
     @property
     def state(self) -> str:
-        """What it is doing: finished, running or interrupted."""
+        """Its state: finished, running or interrupted."""
         return state_of(self.folder)
 
     @cached_property
@@ -192,37 +190,30 @@ class Run(Shown):
 
     @cached_property
     def groups(self) -> "pandas.DataFrame":
-        """The table groups.csv: a row a client, evaluated round, model and group.
-
-        Empty where there are no groups.
-        """
+        """The table groups.csv: a row a client, evaluated round, model and group; may be empty."""
         return read_frame(GROUPS, self.folder) if GROUPED.exists_in(self.folder) else frame([])
 
     @cached_property
     def metrics(self) -> "pandas.DataFrame":
-        """The table metrics.csv: a row per metric that a user's app reported; empty of other runs.
+        """The table metrics.csv: a row per metric of a user's app; empty for other runs.
 
         The columns are `round`, `phase` (train, evaluate, or server for `evaluate_fn`), `client`
-        ("" where a number is of all together), `metric` and `value`.
+        ("" for a number over all clients), `metric` and `value`.
         """
         return read_frame(METRICS, self.folder) if METRICS.exists_in(self.folder) else frame([])
 
     @cached_property
     def gaps(self) -> "pandas.DataFrame":
-        """A row a gap between groups after the last evaluated round: of all clients together, and of each."""
-        return frame(
-            [
-                {"model": model, **row}
-                for model in self.models
-                if (report := self.by_group(model)) is not None
-                for row in report.gap_rows()
-            ]
-        )
+        """A row a gap between groups after the last evaluated round, also over all clients."""
+        rows = list[Mapping[str, Any]]()
+        for model in self.models:
+            report = self.by_group(model)
+            if report is not None:
+                rows += [{"model": model, **row} for row in report.gap_rows()]
+        return frame(rows)
 
     def by_group(self, model: str = "", split: str = "test") -> GroupReport | None:
-        """Return counts, scores and gaps of groups after the last evaluated round.
-
-        None where there are no groups.
+        """Return the groups after the last evaluated round, None if there are none.
 
         Parameters
         ----------
@@ -247,7 +238,7 @@ class Run(Shown):
 
     @property
     def summary(self) -> dict[str, Any]:
-        """How the model serves the clients after the last evaluated round, and where that stands.
+        """The measures of fairness after the last evaluated round, with the settings and the state.
 
         The measures are those of `fairbloom.server.fairness.summarize`; there are none before the
         first evaluation.
@@ -264,8 +255,9 @@ class Run(Shown):
             "higher_is_better": self.score.higher_is_better,
             "percent": self.score.percent,
         }
-        final = self.final()
-        return about | (measures(final, self.score) if final else {})
+        if final := self.final():
+            about |= measures(final, self.score)
+        return about
 
     def final(
         self,
@@ -289,7 +281,7 @@ class Run(Shown):
         split
             "test", or "validation" for the examples that a validation share sets apart.
         hostile
-            Whether clients that attack in an experiment are among them.
+            Whether clients that attack in an experiment are included.
         """
         score = score or self.score
         model = model or self.serves
@@ -305,77 +297,71 @@ class Run(Shown):
         values = self.column(column, hostile=hostile)
         for value in values.values():
             if not math.isfinite(value) or (score.percent and not 0.0 <= value <= 100.0):
-                what = f"{score.words} in percent" if score.percent else score.words
+                unit = " in percent" if score.percent else ""
                 raise RunFolderError(
-                    f"{path} has {value:g} for {what}: restore it from a copy, or run again with"
-                    " another folder (--out)"
+                    f"{path} has {value:g} for {score.words}{unit}: restore it from a copy, or run"
+                    " again with another folder (--out)"
                 )
         return values
 
     @property
     def known(self) -> set[str]:
-        """The clients of the last evaluated round, but for attackers.
+        """The clients of the last evaluated round, except attackers.
 
-        Where all are to evaluate, those of any round.
+        If all clients evaluate, it includes the clients of other rounds.
         """
         last = self._evaluated(hostile=True)
         names = set(last["client"])
         if float(self.settings.get("fraction-evaluate", 1.0)) == 1.0:
             names.update(self.clients["client"].unique())
-            names.update(
-                *self._absent(self.rounds[self.rounds["round"].isin(last["round"])]).values()
-            )
+            rounds = self.rounds[self.rounds["round"].isin(last["round"])]
+            names.update(*self._absent(rounds).values())
         return names.difference(self.attackers)
 
     def without(self, score: Score, model: str = "global") -> tuple[str, ...]:
-        """Return the clients that have no such score after the last evaluated round.
+        """Return the clients without a score after the last evaluated round.
 
-        They have none where it cannot be measured, as an AUC over a single class, or where they
-        have no test examples, were refused, missing or offline. Where a share of the clients
-        evaluates, others than these are not counted.
+        Either the score is undefined, such as an AUC over a single class, or they have no test
+        examples, or were refused, missing or offline. Clients that were not asked to evaluate are
+        not among them.
         """
         return tuple(sorted(self.known.difference(self.final(score, model))))
 
     @property
     def unasked(self) -> int:
-        """How many known clients were not asked to evaluate the last evaluated round, as a share of them does."""
+        """The number of known clients that were not asked in the last evaluated round."""
         last = self.rounds[self.rounds["round"].isin(self._last["round"])]
         known = int(last["clients"].max()) if "clients" in last and last["clients"].any() else 0
-        there = set(self._evaluated()["client"]).union(self.without(self.score, self.serves))
-        return max(0, known - len(there))
+        asked = set(self._evaluated()["client"]).union(self.without(self.score, self.serves))
+        return max(0, known - len(asked))
 
     def test_examples(self, *, hostile: bool = False) -> dict[str, int]:
-        """Return how many examples each client was tested on after the last evaluated round.
-
-        See `final`.
-        """
+        """Return the clients' numbers of test examples in the last evaluated round; see `final`."""
         return {
             client: int(count)
             for client, count in self.column("test_examples", hostile=hostile).items()
         }
 
     def column(self, name: str, *, hostile: bool = False) -> dict[str, float]:
-        """Return the numbers of a column of `clients` after the last evaluated round, by client.
+        """Return a column of `clients` for the last evaluated round, by client; see `final`.
 
-        See `final`.
-
-        There is none of a client without a number, and none at all where there is no such column.
+        Clients without a number are left out; {} without the column.
         """
         rows = self._evaluated(hostile=hostile)
-        pairs = (
-            zip(rows["client"].tolist(), rows[name].tolist(), strict=True) if name in rows else ()
-        )
+        if name not in rows:
+            return {}
+        pairs = zip(rows["client"].tolist(), rows[name].tolist(), strict=True)
         return {client: value for client, value in pairs if not math.isnan(value)}
 
     def absences(self) -> dict[str, list[tuple[str, int]]]:
-        """Return who was refused, missing, offline, each with the number of rounds, the most frequent first."""
+        """Return refused, missing and offline clients, most frequent first, with their rounds."""
         return {
             kind: Counter(names).most_common() for kind, names in self._absent(self.rounds).items()
         }
 
     @staticmethod
     def _absent(rounds: "pandas.DataFrame") -> dict[str, list[str]]:
-        """Return who was refused, missing, offline in some rounds, as often as they were."""
+        """Return refused, missing and offline clients of some rounds, once for each round."""
         return {
             kind: [
                 name for cell in rounds.get(kind, ()) for name in parse_absent({kind: cell}, kind)
@@ -384,16 +370,16 @@ class Run(Shown):
         }
 
     def left_out(self) -> list[tuple[str, int]]:
-        """Return whom the defence left out, each with the number of rounds, the most frequent first."""
+        """Return the clients that the defence left out and how often, most frequent first."""
         return Counter(
             name for cell in self.rounds.get("left_out", ()) for name in parse_names(cell)
         ).most_common()
 
     def differing(self) -> dict[str, Value]:
-        """Return the settings that are not at their defaults: what a task or a strategy chooses is a default too."""
+        """Return the settings that differ from the defaults, also those of task and strategy."""
         usual = dict(default_config())
         method = str(self.settings.get("method", ""))
-        # what is not known here any more, or has no defaults
+        # A task or method may no longer exist, or have no defaults.
         with contextlib.suppress(FairbloomError, TypeError):
             if "task" in self.settings:
                 setup = (self.task or TaskInfo("", "", "", "")).setup({})
@@ -416,13 +402,13 @@ class Run(Shown):
     def predictor(
         self, client: str = "", model: str = "last", *, trust: bool = False
     ) -> "Predictor":
-        """Return what predicts with the run's model for new data: the module, and how data become its inputs.
+        """Return a predictor for new data: the trained module with its preprocessing.
 
         Parameters
         ----------
         client
-            The client whose personal model is wanted, or by whose means and deviations numbers are
-            standardised.
+            The client that has the personal model, or the means and deviations by which numbers
+            are standardised.
         model
             "last" for the model after the last round, "best" for the one with the best mean score,
             or "personal".
@@ -432,7 +418,7 @@ class Run(Shown):
         Raises
         ------
         FairbloomError
-            When there is no such model, a client must be named, there is none of that name, or the
+            When there is no such model, a client must be named, no client has that name, or the
             settings name a module that may not be imported.
         """
         # imported late, as PyTorch is with it
@@ -447,12 +433,10 @@ class Run(Shown):
     def predict(
         self, frame: "pandas.DataFrame", client: str = "", model: str = "last"
     ) -> "pandas.DataFrame":
-        """Return a data frame with all of its columns, then a prediction for each row.
+        """Return a data frame with columns of predictions added; see `predictor`.
 
-        See `predictor`.
-
-        The columns of inputs may be in any order, and the target may be there or not. Added are
-        `predicted_TARGET` and, where classes are predicted, `probability_CLASS` for each of them.
+        The columns of inputs may be in any order, and the target is optional. Added are
+        `predicted_TARGET` and, for a classifier, `probability_CLASS` for each class.
         """
         return self.predictor(client, model).predict(frame)
 
@@ -464,32 +448,30 @@ class Run(Shown):
         out: str | os.PathLike[str] | None = None,
         trust: bool = False,
     ) -> Path:
-        """Export the trained model with its preprocessing as ONNX.
+        """Export the trained model with its preprocessing as ONNX; return the file.
 
-        Return the file, by default one in exports/.
-
-        `client`, `model` and `trust` are as in `predictor`. An earlier file is replaced. What was
-        written is tried: its predictions are compared with the model's own.
+        By default the file is in exports/. `client`, `model` and `trust` are as in `predictor`. An
+        earlier file is replaced. The predictions of the exported file are compared with the
+        model's.
 
         Raises
         ------
         FairbloomError
-            When there is no such model, it cannot be exported, or predicts something else; nothing
-            is written then.
+            When there is no such model, it cannot be exported, or the export predicts something
+            else; nothing is written then.
         """
         from fairbloom.prediction.export import export_onnx  # imported late, as PyTorch is with it
 
-        return export_onnx(
-            self.predictor(client, model, trust=trust), None if out is None else Path(out)
-        )
+        path = None if out is None else Path(out)
+        return export_onnx(self.predictor(client, model, trust=trust), path)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """Return the global model after the last round: arrays by the names of the module's state dict.
+        """Return the global model after the last round as a state dict of arrays.
 
         Raises
         ------
         FairbloomError
-            When no round is finished yet, or the model is damaged.
+            When no round is finished, or the model is damaged.
         """
         model = read_model(self.folder)
         if model is None:
@@ -497,7 +479,7 @@ class Run(Shown):
         return model
 
     def split(self) -> "Split":
-        """Return who had which examples of a data set that was dealt to clients on one machine.
+        """Return the partition of a data set that was split among clients on this machine.
 
         Raises
         ------
@@ -513,8 +495,9 @@ class Run(Shown):
         return split
 
     def shown_name(self, client: str) -> str:
-        """Return a client's name as it is shown, with what sets it apart in the data set behind it."""
-        return f"{client} ({mark})" if (mark := self._marks.get(client)) else client
+        """Return a client's display name: the name, and its mark in the data set if it has one."""
+        mark = self._marks.get(client)
+        return f"{client} ({mark})" if mark else client
 
     @cached_property
     def _marks(self) -> Mapping[str, str]:
@@ -527,25 +510,27 @@ class Run(Shown):
         final = self.final()
         if final:
             measured = measures(final, self.score)
-            mean, worst = (self.score.written(measured[key]) for key in ("mean", "worst_10"))
+            mean = self.score.written(measured["mean"])
+            worst = self.score.written(measured["worst_10"])
             about += f", {self.score.words}: mean {mean}, worst 10 % {worst}"
         return f"Run({str(self.folder)!r}: {about})"
 
     @cached_property
     def attackers(self) -> frozenset[str]:
-        """The clients that attack in an experiment, as far as they were evaluated: no measure counts them."""
+        """The evaluated clients that attack in an experiment; no measure counts them."""
         table = self.clients
-        return frozenset(table["client"][table[HOSTILE] == 1].unique() if HOSTILE in table else ())
+        if HOSTILE not in table:
+            return frozenset()
+        return frozenset(table["client"][table[HOSTILE] == 1].unique())
 
     @cached_property
     def _last(self) -> "pandas.DataFrame":
-        """The rows of clients.csv of the last round of a finished run.
-
-        Of others, of the last evaluated one.
-        """
+        """The rows of clients.csv for the last round of a finished run, else the last evaluated."""
         table = self.clients
-        done = self.finished and not self.stopped
-        return table[table["round"] == (self.rounds_done if done else table["round"].max())]
+        last = table["round"].max()
+        if self.finished and not self.stopped:
+            last = self.rounds_done
+        return table[table["round"] == last]
 
     def _evaluated(self, *, hostile: bool = False) -> "pandas.DataFrame":
         """Return the rows of clients.csv of the last evaluated round; see `final`."""
@@ -554,38 +539,34 @@ class Run(Shown):
 
 
 class OpenedRuns:
-    """The runs of a study, of which each is opened once, when it is finished."""
+    """The finished runs of a study, each opened once."""
 
     def __init__(self, study: Study, folder: Path) -> None:
         self.study = study
         self._folder = folder
-        self._found: dict[str, Run] = {}
+        self._opened: dict[str, Run] = {}
 
     def get(self, arm: Arm, seed: int) -> Run | None:
-        """Return a run; None where it is not finished."""
+        """Return a run, None if it is not finished."""
         name = self.study.folder(arm, seed)
-        if name not in self._found and self.study.is_done(arm, seed, self._folder):
-            self._found[name] = load(self._folder / name)
-        return self._found.get(name)
+        if name not in self._opened and self.study.is_done(arm, seed, self._folder):
+            self._opened[name] = load(self._folder / name)
+        return self._opened.get(name)
 
 
 def final_of(run: Run) -> dict[str, float]:
-    """Return the score of each client under the final model.
-
-    Raise RunFolderError when no client has one.
-    """
+    """Return the score of each client under the final model; raise RunFolderError without any."""
     final = run.final()
     if not final:
         raise RunFolderError(
             f"{CLIENTS.path_in(run.folder)} has no test {run.score.words} after the last round:"
-            f" {ROUNDS.path_in(run.folder)} says in its columns refused and missing what became of"
-            " the clients' replies"
+            f" see the columns refused and missing in {ROUNDS.path_in(run.folder)}"
         )
     return final
 
 
 def measures(values: Mapping[str, float], score: Score) -> dict[str, float]:
-    """Return the measures of fairness of a score, one of each client."""
+    """Return the measures of fairness of the clients' scores."""
     return summarize(values, lower_is_better=not score.higher_is_better)
 
 
@@ -598,7 +579,7 @@ def frame(rows: Sequence[Mapping[str, Any]]) -> "pandas.DataFrame":
     )
 
 
-# Over which clients each score is a mean, and why it lacks the others -----------------------------
+# The clients that have each score, and why others do not ------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -608,16 +589,16 @@ class Scored:
     score: Score
     model: str  # "global" or "personal"
     values: Mapping[str, float]  # by client
-    lacking: Mapping[str, str]  # why the other clients lack it
-    unasked: int = 0  # how many more there are, which were not asked to evaluate
+    lacking: Mapping[str, str]  # by client without the score, the reason
+    unasked: int = 0  # the number of other clients, not asked to evaluate
 
     @property
     def clients(self) -> int:
-        """How many clients there are, with the score or without."""
+        """The number of clients, with the score or without."""
         return len(self.values) + len(self.lacking) + self.unasked
 
     def as_row(self) -> dict[str, Any]:
-        """Return it in plain values: its measures of fairness, and over which clients they are."""
+        """Return its measures of fairness and its clients in plain values."""
         return {
             "score": self.score.name,
             "model": self.model,
@@ -629,36 +610,33 @@ class Scored:
 
 
 def scores_of(run: Run) -> list[Scored]:
-    """Return each score that a client has after the last evaluated round, under each kind of model that serves it."""
+    """Return the scores after the last evaluated round, under each kind of model."""
     found = []
     tested = run.test_examples()
     for score in run.scores:
+        undefined = WHY_UNDEFINED.get(score.name, "it has no finite value there")
         for model in run.models:
-            if values := run.final(score, model):
-                why = WHY_UNDEFINED.get(score.name, "it has no finite value there")
-                # A client without test examples, or one that was refused, missing or offline, has
-                # no score at all.
-                untested = "not tested in the last round"
-                lacking = {
-                    name: why if name in tested else untested for name in run.without(score, model)
-                }
-                found.append(Scored(score, model, values, lacking, run.unasked))
+            values = run.final(score, model)
+            if not values:
+                continue
+            # Clients that were refused, missing or offline have no test examples either.
+            lacking = dict.fromkeys(run.without(score, model), "not tested in the last round")
+            lacking |= {name: undefined for name in lacking if name in tested}
+            found.append(Scored(score, model, values, lacking, run.unasked))
     return found
 
 
 def sentences_of(found: Sequence[Scored]) -> list[str]:
-    """Return over which clients each score is a mean, a sentence a reason.
+    """Return sentences on the clients without a score, one for each reason.
 
-    Nothing of one that all have.
-
-    It is said once where personal models lack it for the same clients.
+    Personal models that miss the score for the same clients are not repeated.
     """
     shown: list[str] = []
-    for place, each in enumerate(found):
-        if any(
-            (each.score, each.lacking) == (before.score, before.lacking) for before in found[:place]
-        ):
+    seen = list[tuple[Score, Mapping[str, str]]]()
+    for each in found:
+        if (each.score, each.lacking) in seen:
             continue
+        seen.append((each.score, each.lacking))
         words = each.score.words
         of = words if each.model == "global" else f"{words} of personal models"
         over = f"{of} is the mean of {len(each.values)} of {each.clients} clients"

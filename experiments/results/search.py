@@ -1,4 +1,4 @@
-"""A search: arms judged on validation examples, and the best of each method tested with fresh seeds."""
+"""A search: arms compared on validation examples, and the best of each method tested."""
 
 import math
 import statistics
@@ -20,19 +20,19 @@ from .presentation import Shown
 from .run import OpenedRuns, Run
 
 NAMED = 3
-"""Of at most so many arms that failed a sentence says why."""
+"""The number of failed arms that notes explain one by one."""
 
 # How arms are judged ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class ArmScore:
-    """What an arm is worth by a measure, over the seeds by which it is judged."""
+    """The value of an arm by a measure, over the seeds by which it is judged."""
 
     arm: Arm
-    values: Sequence[float] = ()  # the measure by seed; empty where it cannot be chosen
+    values: Sequence[float] = ()  # the measure by seed; empty if it cannot be chosen
     means: Sequence[float] = ()  # the mean over the clients by seed
-    # why it cannot be chosen though its runs are finished, or which of them failed; "" where it can
+    # why it cannot be chosen although its runs are finished, or which run failed
     fault: str = ""
 
     @property
@@ -50,64 +50,70 @@ class ArmScore:
 def judge_arms(
     measure: Measure, arms: Sequence[Arm], runs: Sequence[Sequence[Run | None]]
 ) -> list[ArmScore]:
-    """Return what arms are worth by a measure on validation examples.
+    """Return the value of arms by a measure on validation examples; `runs` has one a seed for each.
 
-    `runs` has those of each arm, one a seed.
-
-    An arm that lacks a run, or the score of a client that others have, cannot be chosen. Test
-    examples are read only of runs that set no validation examples apart, as recipes of papers do
-    that say no more.
+    An arm cannot be chosen if a run is missing, or a client's score that others have. Test examples
+    are used only if a run sets no validation examples apart, as in recipes of papers that mention
+    none.
     """
     served = list[list[ClientScores]]()
     faults = list[str]()
     for arm, by_seed in zip(arms, runs, strict=True):
+        of_arm = list[ClientScores]()
+        fault = ""
         try:
-            served.append([serve(run, arm.evaluated) for run in by_seed if run is not None])
-            faults.append("")
+            of_arm = [read_scores(run, arm.evaluated) for run in by_seed if run is not None]
         except FairbloomError as error:
-            served.append([])
-            faults.append(str(error))
-        if len(served[-1]) < len(by_seed):
-            served[-1] = []
+            fault = str(error)
+        served.append(of_arm if len(of_arm) == len(by_seed) else [])
+        faults.append(fault)
     wanted = [
-        set[str]().union(*(each.values for each in of))
-        for of in zip(*filter(None, served), strict=True)
+        set[str]().union(*(each.values for each in of_seed))
+        for of_seed in zip(*filter(None, served), strict=True)
     ]
     judged = []
+    compute_mean = find_measure("mean").of
     for arm, mine, fault in zip(arms, served, faults, strict=True):
         values = [measure.of(each) for each in mine]
-        lacking = {
-            name
-            for each, names in zip(mine, wanted, strict=False)
-            for name in names.difference(each.values)
-        }
-        if lacking:
-            what = (
-                f"the validation {mine[0].score.words} of {', '.join(sorted(lacking))}, which"
-                " others have"
-            )
-            fault = f"it lacks {what}: see what was refused or missing in {ROUNDS.name} of its runs"
-        elif not all(map(math.isfinite, values)):
-            fault = f"there is no {measure.name} of so few validation examples"
-        mean = find_measure("mean").of
-        judged.append(
-            ArmScore(arm, fault=fault)
-            if fault
-            else ArmScore(arm, values, [mean(each) for each in mine])
-        )
+        fault = fault or _find_fault(measure, values, mine, wanted)
+        if fault:
+            judged.append(ArmScore(arm, fault=fault))
+        else:
+            judged.append(ArmScore(arm, values, [compute_mean(each) for each in mine]))
     return judged
 
 
-def serve(run: Run, evaluated: str) -> ClientScores:
-    """Return how a run serves its clients on validation examples, or on test examples where it set none apart."""
+def _find_fault(
+    measure: Measure,
+    values: Sequence[float],
+    served: Sequence[ClientScores],
+    wanted: Sequence[set[str]],
+) -> str:
+    """Return why an arm cannot be chosen, "" if it can; `wanted` has the clients of each seed."""
+    lacking = set[str]()
+    for each, names in zip(served, wanted, strict=False):
+        lacking |= names.difference(each.values)
+    if lacking:
+        names = ", ".join(sorted(lacking))
+        return (
+            f"it lacks the validation {served[0].score.words} of {names}, which others have: see"
+            f" what was refused or missing in {ROUNDS.name} of its runs"
+        )
+    if not all(map(math.isfinite, values)):
+        return f"there is no {measure.name} of so few validation examples"
+    return ""
+
+
+def read_scores(run: Run, evaluated: str) -> ClientScores:
+    """Return a run's scores on validation examples, or on test examples if it has no others."""
     tests = not float(run.settings.get("validation-share", 0.0)) > 0.0
     model = run.serves if evaluated == "global" else evaluated
     split = "test" if tests else "validation"
     scores = run.final(model=model, split=split, hostile=tests)
     if not scores:
-        of_which = " of personal models" if model == "personal" else ""
+        of_models = " of personal models" if model == "personal" else ""
         raise FairbloomError(
-            f"{CLIENTS.path_in(run.folder)} has no {split} {run.score.words}{of_which}: give"
+            f"{CLIENTS.path_in(run.folder)} has no {split} {run.score.words}{of_models}: give"
             " clients more examples, so that validation-share leaves each of them some, or set"
             " validation-share = 0 where a recipe has it"
         )
@@ -121,14 +127,12 @@ def choose(
     within: float | None = None,
     base: ArmScore | None = None,
 ) -> ArmScore | None:
-    """Return the best of the arms that can be chosen, of equals the first.
+    """Return the best of the arms that can be chosen, the first of equals; None without any.
 
-    None where there is none.
-
-    With `within`, the mean over the clients may be at most so many points below that of `base`.
+    `within` is the largest loss in the mean over the clients against `base`, in points.
     """
     best: ArmScore | None = None
-    for each in (each for each in among if each.values):
+    for each in filter(lambda arm: arm.values, among):
         if within is not None and base is not None:
             lost = score.better(statistics.fmean(base.means), statistics.fmean(each.means))
             if lost > within:
@@ -138,28 +142,28 @@ def choose(
     return best
 
 
-# What was found -----------------------------------------------------------------------------------
+# The outcome --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Search(Shown):
-    """What a search has found.
+    """The outcome of a search.
 
     Attributes
     ----------
     study
-        What was searched.
+        The arms and seeds that were searched.
     judged
-        What each arm is worth by the criterion on validation examples.
+        Each arm's value by the criterion on validation examples.
     score
         The score that fairness is measured in.
     comparison
         The best arm of each method on the test examples of fresh seeds; None while runs are
         missing.
     folder
-        Where tables, figure and runs lie.
+        The folder of tables, figure and runs.
     notes
-        What limits the search, in sentences.
+        Sentences on the limits of the search.
     """
 
     study: Study
@@ -171,7 +175,7 @@ class Search(Shown):
 
     @property
     def found(self) -> SearchOutcome:
-        """Which arms were chosen, by which seeds, and with which they are tested; empty before."""
+        """The chosen arms, and the seeds by which they were chosen and are tested; empty before."""
         return self.study.found or SearchOutcome()
 
     @property
@@ -181,15 +185,12 @@ class Search(Shown):
 
     @property
     def best(self) -> str:
-        """The label of the arm that is best on validation examples.
-
-        "" before anything was chosen.
-        """
+        """The label of the best arm on validation examples, "" before the choice."""
         return next(iter(self.found.best), "")
 
     @property
     def baseline(self) -> str:
-        """The label of the arm that the others are compared with; "" before anything was chosen."""
+        """The label of the arm that the others are compared with, "" before the choice."""
         if self.study.reference and self.best:
             return self.study.reference.label
         methods = {arm.label: arm.method for arm in self.study.arms}
@@ -198,23 +199,21 @@ class Search(Shown):
         )
 
     def of(self, label: str) -> ArmScore:
-        """Return what an arm is worth."""
+        """Return the value of an arm."""
         return next(each for each in self.judged if each.arm.label == label)
 
     def promise(self, label: str) -> float:
-        """Return by how much better than the baseline an arm is on validation examples."""
+        """Return an arm's gain over the baseline on validation examples."""
         return self.measure.better(self.of(label).mean, self.of(self.baseline).mean, self.score)
 
     def tested(self, label: str) -> str:
-        """Return what the comparison calls an arm: its personal models where these are judged."""
-        personal = self.comparison.personal_row(label) if self.comparison else ""
-        return personal if personal and self.of(label).arm.evaluated == "personal" else label
+        """Return an arm's label in the comparison, which may be that of its personal models."""
+        if self.comparison is None or self.of(label).arm.evaluated != "personal":
+            return label
+        return self.comparison.personal_row(label) or label
 
     def difference(self, label: str) -> Difference | None:
-        """Return by how much better than the baseline an arm is on test examples.
-
-        None where it was not tested.
-        """
+        """Return an arm's gain over the baseline on test examples, None if it was not tested."""
         method = self.tested(label)
         if (
             self.comparison is None
@@ -226,56 +225,33 @@ class Search(Shown):
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """Which arm is best, and what it gains, and what limits that."""
+        """Which arm is best, its gain, and the notes."""
         if not self.best:
             return ("Nothing is chosen yet: the same command continues.", *self.notes)
         measure = self.measure
         title = measure.title(self.comparison.client_count if self.comparison else 0)
-        said = f"{self.best} is best by the {title} on validation examples"
-        if (found := self.difference(self.best)) is None:
-            return (
-                f"{said}{'' if self.best == self.baseline else ': it is not tested yet'}.",
-                *self.notes,
-            )
+        sentence = f"{self.best} is best by the {title} on validation examples"
+        found = self.difference(self.best)
+        if found is None:
+            if self.best != self.baseline:
+                sentence += ": it is not tested yet"
+            return (f"{sentence}.", *self.notes)
         unit = f" {self.score.unit}" if measure.unit and self.score.unit else ""
         differs = "does not clearly differ from"
         if found.low > 0.0 or found.high < 0.0:
             verb = "loses" if found.mean < 0.0 else "gains"
             interval = f"({found.low:+.3g} to {found.high:+.3g})"
             differs = f"{verb} {abs(found.mean):.3g}{unit} {interval} against"
-        said += (
+        sentence += (
             f"; on the test examples of {len(self.found.fresh)} fresh seeds it {differs}"
-            f" {self.baseline}"
+            f" {self.baseline}, where validation had promised"
+            f" {self.promise(self.best):+.3g}{unit}."
         )
-        return (
-            f"{said}, where validation had promised {self.promise(self.best):+.3g}{unit}.",
-            *self.notes,
-        )
+        return (sentence, *self.notes)
 
     @property
     def as_json(self) -> dict[str, Any]:
-        """What --json prints: of each arm what it is worth on validation examples, and what it gains on test ones."""
-        arms = []
-        for each in self.judged:
-            label = each.arm.label
-            worth = each if each.values else None
-            chosen = label in self.found.best
-            found = self.difference(label) if chosen else None
-            about: dict[str, Any] = {
-                "arm": label,
-                "method": each.arm.method,
-                "settings": dict(each.arm.settings),
-            }
-            about |= {
-                "validation": worth and worth.mean,
-                "error": worth and worth.error,
-                "chosen": chosen,
-            }
-            about |= {
-                "promised": self.promise(label) if chosen else None,
-                "gained": found and found.mean,
-            }
-            arms.append(about | {"fault": each.fault})
+        """The output of --json, with each arm's validation value and its gain on test examples."""
         return {
             "criterion": self.study.criterion,
             "best": self.best,
@@ -283,10 +259,31 @@ class Search(Shown):
             "judged": list(self.found.judged),
             "fresh": list(self.found.fresh),
             "sentences": list(self.sentences),
-            "arms": arms,
+            "arms": [self._arm_as_json(each) for each in self.judged],
             "comparison": None if self.comparison is None else self.comparison.as_json,
             "folder": str(self.folder),
         }
+
+    def _arm_as_json(self, judged: ArmScore) -> dict[str, Any]:
+        label = judged.arm.label
+        described: dict[str, Any] = {
+            "arm": label,
+            "method": judged.arm.method,
+            "settings": dict(judged.arm.settings),
+            "validation": None,
+            "error": None,
+            "chosen": label in self.found.best,
+            "promised": None,
+            "gained": None,
+            "fault": judged.fault,
+        }
+        if judged.values:
+            described |= {"validation": judged.mean, "error": judged.error}
+        if described["chosen"]:
+            described["promised"] = self.promise(label)
+            if tested := self.difference(label):
+                described["gained"] = tested.mean
+        return described
 
     def __repr__(self) -> str:
         """Return the search in a line."""
@@ -299,24 +296,29 @@ def read_search(folder: Path, study: Study) -> Search:
     found = study.found or SearchOutcome(study.seeds)
     opened = OpenedRuns(study, folder)
     runs = [[opened.get(arm, seed) for seed in found.judged] for arm in study.arms]
-    judged = [
-        ArmScore(arm, fault=next(iter(failed.values())))
-        if (failed := study.failures(arm))
-        else each
-        for arm, each in zip(
-            study.arms, judge_arms(find_measure(study.criterion), study.arms, runs), strict=True
-        )
-    ]
+    judged = judge_arms(find_measure(study.criterion), study.arms, runs)
+    for place, arm in enumerate(study.arms):
+        if failed := study.failures(arm):
+            judged[place] = ArmScore(arm, fault=next(iter(failed.values())))
     first = next((run for by_seed in runs for run in by_seed if run is not None), None)
     if first is None:
         return Search(study, judged, ACCURACY, folder=folder)
-    # What limits it: seeds that time did not allow, arms that failed, clients that had no part in
-    # the choice.
+    search = Search(study, judged, first.score, None, folder, _notes(study, judged, first))
+    tested = study.of(found.best, found.fresh)
+    if not search.best or tested.unfinished(folder):
+        return search
+    plan = replace(tested, kind="compare", baseline=search.baseline)
+    return replace(search, comparison=read_comparison(folder, plan))
+
+
+def _notes(study: Study, judged: Sequence[ArmScore], first: Run) -> tuple[str, ...]:
+    """Return the limits of a search: skipped seeds, failed arms, clients without a score."""
+    found = study.found or SearchOutcome(study.seeds)
     notes = []
     if study.found and len(found.judged) < len(study.seeds):
         notes.append(
             f"Judged by {len(found.judged)} of {len(study.seeds)} seeds, begun in {study.minutes:g}"
-            " minutes: the same command goes on."
+            " minutes: the same command continues."
         )
     failing = [each for each in judged if each.fault]
     notes += [f"{each.arm.label} was not judged: {each.fault}." for each in failing[:NAMED]]
@@ -329,9 +331,4 @@ def read_search(folder: Path, study: Study) -> Search:
             f"Without a validation {first.score.words}, and so without a part in the choice:"
             f" {', '.join(lacking)}. Give more examples, or raise validation-share."
         )
-    search = Search(study, judged, first.score, None, folder, tuple(notes))
-    tested = study.of(found.best, found.fresh)
-    if not search.best or tested.unfinished(folder):
-        return search
-    plan = replace(tested, kind="compare", baseline=search.baseline)
-    return replace(search, comparison=read_comparison(folder, plan))
+    return tuple(notes)
