@@ -15,7 +15,7 @@ from fairbloom.protocol import names as wire
 from fairbloom.protocol.parameters import Parameter, parameters_of
 from fairbloom.protocol.settings import Value
 from fairbloom.protocol.terms import Terms
-from fairbloom.rounds.updates import FloatArray, Model
+from fairbloom.rounds.arrays import FloatArray, Model
 from fairbloom.server.checkpoint import load_checkpoint, save_checkpoint
 from fairbloom.strategies import FairStrategy
 

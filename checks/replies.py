@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from fairbloom.client.metrics import OF_TRAINING
 from fairbloom.protocol import names as wire
-from fairbloom.rounds.updates import FloatArray
+from fairbloom.rounds.arrays import FloatArray
 
 SAME = {each.pattern.format(wire.ACCURACY): wire.ACCURACY for each in OF_TRAINING} | {
     wire.DISPARITY_HARD: wire.DISPARITY

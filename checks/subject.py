@@ -22,13 +22,15 @@ from fairbloom.errors import FairbloomError
 from fairbloom.protocol import names as wire
 from fairbloom.protocol.settings import Value
 from fairbloom.rounds.aggregation import cohort_of, compute_coefficients, rows_after
+from fairbloom.rounds.arrays import FloatArray, Model
 from fairbloom.rounds.clients import TrainReplies
 from fairbloom.rounds.cohort import Cohort, Kept
 from fairbloom.rounds.loop import Rounds
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.refusals import Refusals
 from fairbloom.rounds.round import Round
-from fairbloom.rounds.updates import FloatArray, Model, Updates, Vectors
+from fairbloom.rounds.updates import Updates
+from fairbloom.rounds.vectors import Vectors
 from fairbloom.server.checkpoint import load_checkpoint, save_checkpoint
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.clients import LocalClients

@@ -20,8 +20,8 @@ from fairbloom.errors import FairbloomError
 from fairbloom.logs import log_from
 from fairbloom.protocol.parameters import parameters_of
 from fairbloom.protocol.scores import ACCURACY
+from fairbloom.rounds.arrays import FloatArray
 from fairbloom.rounds.loop import Rounds
-from fairbloom.rounds.updates import FloatArray
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.clients import LocalClients
 from fairbloom.strategies import METHODS, FairStrategy

@@ -106,6 +106,24 @@ def failure_reason(error: Exception) -> str:
     return f"{type(error).__name__}: {error} ({place or innermost_place(error)})"
 
 
+MAX_LISTED = 20
+"""How many names a message lists; it counts the others."""
+
+
+def join_names(names: Iterable[str]) -> str:
+    """Return names with commas, the first MAX_LISTED and the number of others; "others" for none."""
+    names = list(names)
+    if not names:
+        return "others"
+    more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
+    return ", ".join(names[:MAX_LISTED]) + more
+
+
+def describe_online(online: int, of: int) -> str:
+    """Return as text how many clients are online, and of how many."""
+    return f"{online} of {of} clients {'is' if online == 1 else 'are'} online"
+
+
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
     """Return a question for the choice nearest to a name, "did you mean fedfv? ", or "" where none is near.
 

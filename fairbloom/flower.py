@@ -13,6 +13,8 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 from httpx import HTTPStatusError, TransportError  # what Flower's grid raises; it comes with Flower
 
+from fairbloom.errors import FairbloomError, describe_online
+
 __all__ = [
     "ErrorCode", "HTTPStatusError", "NodeInfo", "ObjectPushError", "Run", "TransportError", "address", "deserialize",
     "identify", "is_simulated", "log_start", "serialize", "set_created_at", "set_message_id",
@@ -39,6 +41,16 @@ def identify(*, run_id: int, node_id: int, task_id: int) -> None:
 def is_simulated(grid: object) -> bool:
     """Return whether a grid is that of Flower's simulation, or says that it wraps one: no further nodes will come."""
     return bool(getattr(grid, "simulated", type(grid).__name__ == "InMemoryGrid"))
+
+
+class SimulationError(FairbloomError):
+    """A simulation has too few nodes; `remedy` names a setting with which these are enough."""
+
+    def __init__(self, online: int, wanted: int, remedy: str) -> None:
+        super().__init__(
+            f"{describe_online(online, wanted)}, and no others come in Flower's simulation: run it"
+            f" with --federation-config num-supernodes={wanted}, or {remedy}"
+        )
 
 
 def set_message_id(message: Message, message_id: str) -> None:

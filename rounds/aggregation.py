@@ -5,12 +5,14 @@ from types import MappingProxyType
 
 import numpy as np
 
+from .arrays import FloatArray
 from .clients import TrainReplies
 from .cohort import Cohort, Kept, MethodError, Needed
 from .compatibility import EXACT_GRAM, GRAM, GRAM_BY_ARRAY, ROSTER
 from .defences import mixed
+from .layout import Layout
 from .method import Method
-from .updates import FloatArray, Layout, Vectors, combine
+from .vectors import Vectors, combine
 
 LARGEST_METRIC = 1e150
 """A metric beyond this is out of all measure: its square may be beyond the range of numbers."""
@@ -44,7 +46,7 @@ def cohort_of(
     second = (
         [trained.second.vectors] if method.has_second_rows and trained.second is not None else []
     )
-    vectors = Vectors.below([updates.vectors, *second, *kept.values()])
+    vectors = Vectors.concat([updates.vectors, *second, *kept.values()])
 
     def gram_of() -> FloatArray:
         if GRAM_BY_ARRAY in method.requires:
@@ -182,7 +184,7 @@ def absurd_metric(cohort: Cohort) -> str:
 
 def _finite(products: FloatArray, trained: TrainReplies) -> FloatArray:
     if not np.isfinite(products).all():
-        lengths = trained.updates.lengths
+        lengths = trained.updates.norms
         place = int(np.argmax(lengths))
         raise NoStepError(
             "inner products of the updates are not finite; the longest update, of the length "

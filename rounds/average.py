@@ -6,7 +6,7 @@ from typing import Self
 
 import numpy as np
 
-from .updates import FloatArray, Model
+from .arrays import FloatArray, Model
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,11 @@ from numpy.typing import NDArray
 from fairbloom.protocol.names import SNAPSHOT
 from fairbloom.protocol.terms import Terms
 
+from .arrays import FloatArray, Model
+from .layout import Layout
 from .refusals import Refusals
-from .updates import FloatArray, Layout, Model, Updates, Vectors
+from .updates import Updates
+from .vectors import Vectors
 
 Reports = dict[str, dict[str, float]]
 """What each client reports, by its name, in the order of names: finite numbers by the metric's name

@@ -7,7 +7,7 @@ from functools import cached_property
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.names import LOSS_BEFORE
 
-from .updates import FloatArray
+from .arrays import FloatArray
 
 LARGEST_COEFFICIENT = 1e150
 """Methods take it for a larger coefficient, as losses or learning rates near 0 give: no model can

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .arrays import FloatArray
 from .cohort import Cohort
-from .updates import FloatArray, Vectors
+from .vectors import Vectors
 
 NONE = "none"
 TRIMMED_MEAN = "trimmed-mean"
@@ -221,6 +222,6 @@ def trimmed_mean(vectors: Vectors, tolerance: int) -> tuple[FloatArray, FloatArr
             used += equal * (ends * (middle == end).sum(axis=0) / equal.sum(axis=0))
         return np.asarray(used.sum(axis=1))
 
-    for weight in vectors.each_chunk(True, take):
+    for weight in vectors.map_chunks(True, take):
         weights += weight
     return mean, weights / (vectors.size * (m - 2 * tolerance))

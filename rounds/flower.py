@@ -15,16 +15,18 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from fairbloom.flower import is_simulated
+from fairbloom.flower import SimulationError, is_simulated
 from fairbloom.protocol.advice import ADVICE
 from fairbloom.protocol.frozen import digest_arrays
 from fairbloom.protocol.names import FROZEN, PROTOCOL, TRAIN_LOSS
 from fairbloom.protocol.terms import Terms
 
 from .aggregation import screen_updates
+from .arrays import Model
 from .clients import NOTHING, Replies, Reports, TrainReplies
+from .layout import Layout
 from .method import Method
-from .quorum import Quorum, SimulationError
+from .quorum import Quorum
 from .records import (
     check_honoured,
     examples_in,
@@ -43,7 +45,6 @@ from .records import (
 from .refusals import Refusals
 from .roster import Roster
 from .screening import usable_evaluation, usable_metrics
-from .updates import Layout, Model
 
 FLOWER = logging.getLogger("flwr")
 log = FLOWER.getChild("fairbloom")
@@ -133,7 +134,7 @@ class FlowerClients:
     def online(self, fewest: int) -> Sequence[str]:
         """Return the names of the clients online, in order, after waiting for `fewest` of them until the timeout."""
         self._look()
-        while not self._quorum.holds(self._roster.online):
+        while not self._quorum.is_met(self._roster.online):
             time.sleep(WAIT_SECONDS)
             self._look()
         deadline = time.monotonic() + (math.inf if self._timeout is None else self._timeout)
@@ -153,12 +154,12 @@ class FlowerClients:
 
         Late replies are looked for first.
         """
-        if owed := self._roster.owed:
+        if owed := self._roster.pending:
             with suppress(NotImplementedError):  # a grid that answers by send_and_receive alone
                 late = [
                     reply for reply in self._grid().pull_messages(owed) if not is_expired(reply)
                 ]
-                self._roster.strike_off(reply.metadata.reply_to_message_id for reply in late)
+                self._roster.clear(reply.metadata.reply_to_message_id for reply in late)
         return self._roster.free
 
     def wait_until_free(self, fewest: int) -> None:
@@ -168,7 +169,7 @@ class FlowerClients:
         """
         of_training = min(fewest, len(self._method.training_clients) or fewest)
         while (
-            not self._quorum.holds_without_debts(self.free(), of_training)
+            not self._quorum.is_met_by_free(self.free(), of_training)
             or len(self._roster.online) < fewest
         ):
             time.sleep(WAIT_SECONDS)
@@ -177,7 +178,7 @@ class FlowerClients:
     def _look(self) -> None:
         nodes = {node.node_id: node.name for node in self._grid().get_nodes()}
         self._roster.refresh(nodes, self._ask_names)
-        self._quorum.met(self._roster.online)
+        self._quorum.observe(self._roster.online)
 
     def _ask_names(self, node_ids: list[int]) -> dict[int, str]:
         """Return new nodes' client names.
@@ -482,10 +483,12 @@ class FlowerClients:
             asked = exchange.messages[name].metadata
             # a hook may have held its reply back
             if asked.message_id and asked.message_id not in self._delivered:
-                self._roster.owe(asked.message_id, asked.dst_node_id, asked.created_at, asked.ttl)
+                self._roster.expect_reply(
+                    asked.message_id, asked.dst_node_id, asked.created_at, asked.ttl
+                )
         for name in exchange.answered:
-            self._roster.heard(exchange.messages[name].metadata.dst_node_id)
-        self._roster.strike_off(exchange.strays)
+            self._roster.reset_backoff(exchange.messages[name].metadata.dst_node_id)
+        self._roster.clear(exchange.strays)
 
     def _grid(self) -> Grid:
         if self.grid is None:

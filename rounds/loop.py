@@ -22,14 +22,15 @@ from .aggregation import (
     rows_after,
     single_coefficients,
 )
+from .arrays import FloatArray, Model, norm
 from .clients import ClientPool, Replies, Reports, TrainReplies
 from .cohort import Cohort, MethodError, Probed
 from .compatibility import ROSTER
 from .defences import trimmed_mean
 from .method import Method
 from .refusals import NotFiniteMetricError
-from .roster import sample, share
 from .round import Round
+from .sampling import sample, share
 from .screening import (
     NormBounds,
     check_model,
@@ -41,7 +42,7 @@ from .screening import (
     usable_sizes,
 )
 from .server_optimizer import Moments
-from .updates import FloatArray, Model, Vectors, length, total
+from .vectors import Vectors, weighted_sum
 
 Metrics = dict[str, Any]
 
@@ -481,11 +482,9 @@ class Rounds:
         if trimmed := method.defence.trimmed(cohort.size) if method.defence else 0:
             down, of_clients = trimmed_mean(trained.updates.vectors, trimmed)
             coefficients = np.concatenate([of_clients, np.zeros(cohort.rows - cohort.size)])
-        lengths = trained.updates.lengths
+        lengths = trained.updates.norms
         rows = (
-            [trained.second.lengths]
-            if method.has_second_rows and trained.second is not None
-            else []
+            [trained.second.norms] if method.has_second_rows and trained.second is not None else []
         )
         longest = max(float(each.max()) for each in (lengths, *rows))
         try:
@@ -507,9 +506,7 @@ class Rounds:
             }
         method.progress.kept = rows_after(method, remembered, vectors)
         method.progress.moments = moments
-        method.progress.lengths = method.progress.lengths.plus(
-            number, lengths / usual.allowances, step
-        )
+        method.progress.norms = method.progress.norms.plus(number, lengths / usual.allowances, step)
         of_clients = single_coefficients(cohort, coefficients)[: cohort.size]
         self._left_out = (
             method.defence.left_out(cohort.names, mixing, of_clients) if method.defence else ()
@@ -539,8 +536,8 @@ class Rounds:
             step = layout.distance(after, layout.trainable)
             check_step(method, layout, step, longest_update)
             return after, step, None
-        down = total(coefficients, vectors, ends=layout.ends) if down is None else down
-        step = length(down)
+        down = weighted_sum(coefficients, vectors, ends=layout.ends) if down is None else down
+        step = norm(down)
         check_step(method, layout, step, longest_update)
         if method.server_optimizer is None:
             return updates.model_with(layout.flat - down, cohort.prior, cohort.counts), step, None

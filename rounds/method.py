@@ -12,6 +12,8 @@ from fairbloom.protocol.names import ARRAYS_DISPARITY, BETWEEN_GROUPS, SNAPSHOT
 from fairbloom.protocol.terms import Terms
 
 from . import compatibility
+from .arrays import FloatArray as FloatArray
+from .arrays import Model
 from .average import Average
 from .cohort import LARGEST_COEFFICIENT as LARGEST_COEFFICIENT
 from .cohort import Cohort as Cohort
@@ -20,15 +22,15 @@ from .cohort import MethodError as MethodError
 from .cohort import Probed as Probed
 from .compatibility import REQUIREMENTS
 from .defences import NONE, WEIGHING, Defence
+from .layout import Layout
 from .options import OPTIONS, checking
 from .options import Options as Options
 from .progress import SERVER_OPTIMIZER, NormHistory, Progress
 from .ranges import names_in, one_of, pairs_in, whole
-from .roster import sample
+from .sampling import sample
 from .server_optimizer import AVGM, LR, ServerOptimizer, moments_of, state_of
 from .states import States
-from .updates import FloatArray as FloatArray
-from .updates import Layout, Model, Vectors
+from .vectors import Vectors
 
 WEIGHTS_PAIR = ("fixed_weights", "weigh")
 """What says whether weights are the prior, and what computes them."""
@@ -426,7 +428,7 @@ class Method:
             {
                 "key": kept.key,
                 "round": kept.round,
-                "extreme": row.extreme,
+                "extreme": row.needs_float64,
                 "values": row.blocks[0][0].copy(),
             }
             for kept, row in self.progress.kept.items()
@@ -439,7 +441,7 @@ class Method:
             "rows": rows,
             "memory": copy.deepcopy(self.memory),
             "first-counts": dict(self.progress.first_counts),
-            "lengths": self.progress.lengths.state_dict(),
+            "lengths": self.progress.norms.state_dict(),
         }
         state |= {"average": dict(vars(self.progress.average))} if self.average_models else {}
         state |= (
@@ -471,11 +473,11 @@ class Method:
             steps=state["steps"],
             skipped=state["skipped"],
             kept={
-                Kept(row["key"], row["round"]): Vectors.of(row["values"], extreme=row["extreme"])
+                Kept(row["key"], row["round"]): Vectors.of(row["values"], needs_float64=row["extreme"])
                 for row in state["rows"]
             },
             first_counts=dict(state["first-counts"]),
-            lengths=NormHistory.of_state(state["lengths"]),
+            norms=NormHistory.of_state(state["lengths"]),
             average=(
                 Average(**state["average"])
                 if self.average_models and "average" in state

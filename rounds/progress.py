@@ -6,11 +6,12 @@ from typing import Any, Self
 
 import numpy as np
 
+from .arrays import FloatArray
 from .average import Average
 from .cohort import Kept
 from .server_optimizer import Moments
 from .states import States
-from .updates import FloatArray, Vectors
+from .vectors import Vectors
 
 ROUNDS_BACK = 5
 """How many earlier rounds a round is compared with, by their numbers; a skipped one has nothing to
@@ -80,7 +81,7 @@ class Progress:
     kept: dict[Kept, Vectors] = field(default_factory=dict)
     first_counts: dict[str, float] = field(default_factory=dict)
     average: Average = field(default_factory=Average)
-    lengths: NormHistory = field(default_factory=NormHistory)
+    norms: NormHistory = field(default_factory=NormHistory)
     roster: dict[str, float] = field(default_factory=dict)
     moments: Moments | None = None
     states: States = field(default_factory=States)

@@ -23,9 +23,11 @@ from fairbloom.protocol.names import (
     is_usable_name,
 )
 
+from .arrays import Model
+from .layout import Layout
 from .refusals import one_line
 from .screening import LARGEST_COUNT
-from .updates import Layout, Model, Updates
+from .updates import Updates
 
 EXPIRED = (3, 4)
 """Flower's error codes for a message, or a reply, that has outlived its deadline."""

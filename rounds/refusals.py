@@ -2,10 +2,10 @@
 
 import re
 
+from fairbloom.errors import join_names
 from fairbloom.logs import log
 from fairbloom.protocol.advice import advice_on
 
-from .quorum import listed
 from .updates import NotFiniteError
 
 MAX_REASON_CHARACTERS = 2000
@@ -55,7 +55,7 @@ class Refusals:
                 if len(names) == 1
                 else f"the replies of {len(names)} clients"
             )
-            them = f" ({listed(names)})" if len(names) > 1 else ""
+            them = f" ({join_names(names)})" if len(names) > 1 else ""
             log.warning("refused %s%s: %s", who, them, reason)
 
     @property

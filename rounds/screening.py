@@ -36,10 +36,11 @@ from fairbloom.protocol.names import (
     VALIDATION,
 )
 
+from .arrays import FloatArray, Model
 from .clients import TrainReplies
+from .layout import DTYPES, STATISTICS, Layout
 from .method import Method
 from .refusals import lacking_metric
-from .updates import DTYPES, STATISTICS, FloatArray, Layout, Model
 
 LARGEST = sys.float_info.max
 
@@ -400,7 +401,7 @@ def screen_lengths(method: Method, trained: TrainReplies, server_round: int) -> 
     with each other: a gradient of something else than the loss has another length.
     """
     layout = trained.updates.layout
-    past = method.progress.lengths.before(server_round)
+    past = method.progress.norms.before(server_round)
 
     def refuse(
         lengths: FloatArray, what: str, longest: FloatArray | None = None
@@ -409,27 +410,27 @@ def screen_lengths(method: Method, trained: TrainReplies, server_round: int) -> 
         counts = trained.column(NUM_EXAMPLES)
         compared = lengths if longest is None else longest
         refused, found = find_outlier_norms(
-            lengths, counts, past, lambda: layout.length, method.update_limit, longest
+            lengths, counts, past, lambda: layout.norm, method.update_limit, longest
         )
         reasons: dict[str, str] = {}
         for place, bound in refused.items():
             which = what if longest is None or lengths[place] <= bound else "update"
             reasons[names[place]] = (
                 f"its {which} has the length {compared[place]:g}, beyond {bound:g}: the larger of"
-                f" the received model's length ({layout.length:g}) and {method.update_limit:g}"
+                f" the received model's length ({layout.norm:g}) and {method.update_limit:g}"
                 " times (update_limit) what is usual for its number of examples"
             )
         trained.refuse(reasons)
         return found
 
     second = trained.second
-    lengths = trained.updates.lengths
+    lengths = trained.updates.norms
     if second is None:
         return refuse(lengths, "update")
     if not method.has_second_rows:
-        return refuse(lengths, method.second, np.maximum(lengths, second.lengths))
-    refuse(second.lengths, method.second)
-    return refuse(trained.updates.lengths, "update")
+        return refuse(lengths, method.second, np.maximum(lengths, second.norms))
+    refuse(second.norms, method.second)
+    return refuse(trained.updates.norms, "update")
 
 
 # Steps --------------------------------------------------------------------------------------------
@@ -443,11 +444,11 @@ def check_step(method: Method, layout: Layout, step: float, longest_update: floa
     steps; the user's step size says how long.
     """
     limit = method.update_limit
-    known = max(longest_update, method.progress.lengths.longest_step)
-    if step > limit * known and step > limit * layout.length:
+    known = max(longest_update, method.progress.norms.longest_step)
+    if step > limit * known and step > limit * layout.norm:
         raise ValueError(
             f"the step has the length {step:g}, beyond {limit:g} times (update_limit) the largest"
-            f" of the received model's length ({layout.length:g}), the longest update's and the"
+            f" of the received model's length ({layout.norm:g}), the longest update's and the"
             f" longest step's so far ({known:g})"
         )
 

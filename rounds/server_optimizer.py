@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from fairbloom.protocol.options import Beta1, Beta2, Tau, default_of
 
+from .arrays import FloatArray, column_chunks
 from .ranges import within
-from .updates import FloatArray, places
 
 NONE = "none"
 AVGM = "avgm"
@@ -138,7 +138,7 @@ class ServerOptimizer:
         first = np.empty_like(before.first)
         second = None if before.second is None else np.empty_like(before.second)
         with np.errstate(over="ignore", invalid="ignore"):
-            for place in places(down.size):  # in float64, a chunk at a time
+            for place in column_chunks(down.size):  # in float64, a chunk at a time
                 d = down[place]
                 a = before.first[place].astype(np.float64)
                 if second is None or before.second is None:

@@ -11,7 +11,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from torch.nn import Module
 
-from fairbloom.errors import FairbloomError
+from fairbloom.errors import FairbloomError, join_names
 from fairbloom.flower import is_simulated
 from fairbloom.logs import log
 from fairbloom.protocol.names import DISPARITY, DISPARITY_HARD, LOSS_BEFORE, TRAIN_LOSS
@@ -19,14 +19,14 @@ from fairbloom.protocol.scores import Score, put_first
 from fairbloom.protocol.settings import split_names
 from fairbloom.protocol.terms import Terms
 from fairbloom.protocol.version import PROTOCOL
+from fairbloom.rounds.arrays import Model
 from fairbloom.rounds.clients import ClientPool
 from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.loop import NothingLearnedError, Rounds
 from fairbloom.rounds.method import Method
-from fairbloom.rounds.quorum import Quorum, listed
+from fairbloom.rounds.quorum import Quorum
 from fairbloom.rounds.round import StopRun
 from fairbloom.rounds.screening import BrokenModelError
-from fairbloom.rounds.updates import Model
 from fairbloom.strategies import FairStrategy
 from fairbloom.tasks import digests, load_task
 from fairbloom.tasks.groups import find_two_groups
@@ -129,7 +129,8 @@ def send_final_model(folder: Path, settings: Settings, grid: Grid) -> None:
         known = set(drop_revoked(KNOWN.read(folder).known)) - seen
         if lacking := [name for name in clients.online(0) if name in known]:
             log.info(
-                "sending the final model to those that have not evaluated it: %s", listed(lacking)
+                "sending the final model to those that have not evaluated it: %s",
+                join_names(lacking),
             )
             method.frozen = frozen_parameters(load_task(settings.run_config()).model())
             terms = Terms(server_round=last, local_only=method.terms(last).local_only)

@@ -177,7 +177,7 @@ class PollingGrid(Grid):
         while pending:
             online = set(self.get_node_ids())
             replies += self._strike_off(pending, online)
-            enough = not working or self._quorum is None or self._quorum.holds_by_nodes(online)
+            enough = not working or self._quorum is None or self._quorum.is_met_by_nodes(online)
             elapsed = watch.measure(counts=enough)
             if enough and watch.stood:
                 self._send_again(pending, left)
@@ -200,7 +200,7 @@ class PollingGrid(Grid):
                     extended
                     or not working
                     or self._quorum is None
-                    or self._quorum.would_hold(online - silent)
+                    or self._quorum.would_be_met(online - silent)
                 ):
                     break
                 extended = True
@@ -243,7 +243,7 @@ class PollingGrid(Grid):
         """
         away = {message.metadata.dst_node_id for message in pending.values()} - online
         gone = (
-            self._quorum.strike_off(away, self._enrolled)
+            self._quorum.forget(away, self._enrolled)
             if self._quorum is not None and away
             else set()
         )

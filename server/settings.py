@@ -24,7 +24,7 @@ from fairbloom.protocol.settings import (
 )
 from fairbloom.rounds.compatibility import CLIENT_MOMENTUM, OTHER_STEPS, PLAIN_SGD, WEIGHT_DECAY
 from fairbloom.rounds.options import OPTIONS, Options
-from fairbloom.rounds.roster import usual_fraction
+from fairbloom.rounds.sampling import usual_fraction
 from fairbloom.strategies import METHODS, FairStrategy, canonical, find_method
 from fairbloom.strategies.torchjd import TORCHJD, by_name
 from fairbloom.tasks import TASKS, find_task

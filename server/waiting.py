@@ -6,17 +6,15 @@ import tomllib
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
-from fairbloom.errors import FairbloomError
+from fairbloom.errors import FairbloomError, describe_online, join_names
+from fairbloom.flower import SimulationError
 from fairbloom.logs import log
 from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.quorum import (
     Quorum,
     QuorumError,
-    SimulationError,
     Wait,
-    listed,
     quorum_of,
-    some,
 )
 from fairbloom.rounds.screening import beyond_others
 
@@ -94,13 +92,13 @@ def wait_for_clients(
                 else f"set clients = {len(online)}"
             )
             raise SimulationError(len(online), wanted, instead)
-        words = f"{some(len(online), wanted or enough)}; awaited: {listed(named)}"
+        words = f"{describe_online(len(online), wanted or enough)}; awaited: {join_names(named)}"
         remedy = (
             f"A shorter wait-for-clients goes on without them, if min-clients = {enough} are there"
         )
         if expected and not awaited:
             remedy += f"; clients = {max(1, len(online))} begins a run of those who are there"
-        if not wait.goes_on(f"{words}. {remedy}"):
+        if not wait.should_continue(f"{words}. {remedy}"):
             if there < enough:
                 raise QuorumError(
                     f"after {patience:g} s (wait-for-clients) {words}, and at least {enough} are"

@@ -24,7 +24,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import RunSettings, split_names
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.method import Method
-from fairbloom.rounds.roster import share
+from fairbloom.rounds.sampling import share
 from fairbloom.tasks import Task
 from fairbloom.tasks.task import AnyExamples
 

@@ -16,19 +16,20 @@ from fairbloom.client.device import check_device, choose_device
 from fairbloom.client.guard.evaluated_model import keep_preprocessing
 from fairbloom.client.local import LocalClient, Metrics, Update, load_task_and_model
 from fairbloom.client.states import ClientStates, StateDict, folder_name, state_folder
-from fairbloom.errors import FairbloomError, did_you_mean, failure_reason
+from fairbloom.errors import FairbloomError, did_you_mean, failure_reason, join_names
 from fairbloom.protocol.attacks import share_in
 from fairbloom.protocol.settings import RunSettings, split_names
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.aggregation import screen_updates
+from fairbloom.rounds.arrays import Model
 from fairbloom.rounds.clients import NOTHING, Replies, Reports, TrainReplies, layout_of_second
+from fairbloom.rounds.layout import Layout
 from fairbloom.rounds.method import Method
-from fairbloom.rounds.quorum import listed
 from fairbloom.rounds.refusals import Refusals
-from fairbloom.rounds.roster import share
 from fairbloom.rounds.round import size_on_the_wire
+from fairbloom.rounds.sampling import share
 from fairbloom.rounds.screening import usable_evaluation, usable_metrics
-from fairbloom.rounds.updates import Layout, Model, Updates
+from fairbloom.rounds.updates import Updates
 from fairbloom.simulation.memory import empty_matrix
 from fairbloom.tasks import Task, load_task
 from fairbloom.tasks.models import arrays_of
@@ -335,7 +336,7 @@ def check_names(key: str, named: Sequence[str], clients: Sequence[str]) -> None:
         if name not in there:
             raise FairbloomError(
                 f"{key} names {name!r}, which is none of the clients:"
-                f" {did_you_mean(name, clients)}there are {listed(clients)}"
+                f" {did_you_mean(name, clients)}there are {join_names(clients)}"
             )
 
 

@@ -26,10 +26,12 @@ from fairbloom.errors import FairbloomError
 from fairbloom.logs import log
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
+from fairbloom.rounds.arrays import Model
 from fairbloom.rounds.clients import NOTHING, Replies, TrainReplies, layout_of_second
+from fairbloom.rounds.layout import Layout
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.refusals import Refusals
-from fairbloom.rounds.updates import Layout, Model, Updates
+from fairbloom.rounds.updates import Updates
 from fairbloom.tasks.models import arrays_of
 
 from .clients import LocalClients, Reply, call_client, refuse_failed, store_reply

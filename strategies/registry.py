@@ -5,10 +5,10 @@ from collections.abc import Mapping
 
 from fairbloom.errors import FairbloomError, find_nearest
 from fairbloom.imports import imported, is_import_string
+from fairbloom.rounds.arrays import FloatArray
 from fairbloom.rounds.cohort import Cohort, Kept
 from fairbloom.rounds.options import Options
 from fairbloom.rounds.round import Round
-from fairbloom.rounds.updates import FloatArray
 
 from .aaggff import AAggFF
 from .adafed import AdaFed

@@ -28,10 +28,10 @@ from flwr.supercore.run import Run
 from numpy.typing import NDArray
 
 from fairbloom.protocol.terms import WORK, Terms
+from fairbloom.rounds.arrays import FloatArray, Model
 from fairbloom.rounds.clients import NOTHING, Replies, TrainReplies
 from fairbloom.rounds.loop import Rounds
 from fairbloom.rounds.refusals import Refusals
-from fairbloom.rounds.updates import FloatArray, Model
 from fairbloom.strategies import METHODS, FairStrategy, FedDyn, Round
 
 from .strategies.helpers import ARGUMENTS, Arrays, group_counts_of, make

@@ -39,10 +39,11 @@ from fairbloom.logs import log
 from fairbloom.protocol import names as wire
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
+from fairbloom.rounds.arrays import Model
 from fairbloom.rounds.clients import NOTHING, Replies, TrainReplies
+from fairbloom.rounds.layout import Layout
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.refusals import Refusals
-from fairbloom.rounds.updates import Layout, Model
 from fairbloom.tasks import Examples, Task
 from fairbloom.tasks.optimizers import OF_PYTORCH, SGD
 

@@ -9,10 +9,10 @@ import pytest
 
 from fairbloom.protocol.settings import key_of
 from fairbloom.rounds import screening
+from fairbloom.rounds.arrays import FloatArray
 from fairbloom.rounds.loop import Rounds
 from fairbloom.rounds.round import Round
 from fairbloom.rounds.screening import NormBounds
-from fairbloom.rounds.updates import FloatArray
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.clients import LocalClients
 from fairbloom.simulation.run import simulate

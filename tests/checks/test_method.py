@@ -22,10 +22,10 @@ from fairbloom.checks.subject import MethodUnderTest
 from fairbloom.cli.check import arguments_of
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import Value
+from fairbloom.rounds.arrays import FloatArray
 from fairbloom.rounds.cohort import Cohort, Kept
 from fairbloom.rounds.options import Options
 from fairbloom.rounds.ranges import within
-from fairbloom.rounds.updates import FloatArray
 from fairbloom.strategies import METHODS, FairStrategy
 from fairbloom.strategies.torchjd import by_name
 from tests.strategies.helpers import ARGUMENTS

@@ -15,7 +15,7 @@ from fairbloom.client.local import LocalClient, Update
 from fairbloom.client.rules.disparity import count_hits, logits_of, measure_disparity, step_down
 from fairbloom.errors import ReportableError
 from fairbloom.protocol.terms import DEMOGRAPHIC_PARITY, EQUAL_OPPORTUNITY, Terms
-from fairbloom.rounds.updates import FloatArray
+from fairbloom.rounds.arrays import FloatArray
 from fairbloom.server.settings import Settings
 from fairbloom.tasks import Examples, Setup, Splits, Task
 from fairbloom.tasks.groups import OTHER

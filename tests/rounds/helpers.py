@@ -4,14 +4,10 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from fairbloom.rounds.updates import (
-    FloatArray,
-    Layout,
-    Updates,
-    Vectors,
-    gram_matrices,
-    squares_and_products,
-)
+from fairbloom.rounds.arrays import FloatArray
+from fairbloom.rounds.layout import Layout
+from fairbloom.rounds.updates import Updates
+from fairbloom.rounds.vectors import Vectors, gram_matrices, squares_and_products
 
 
 def taken_in(layout: Layout, replies: Iterable[Mapping[str, np.ndarray]]) -> Updates:

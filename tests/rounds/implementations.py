@@ -14,12 +14,13 @@ import pytest
 
 from fairbloom.client.app import app
 from fairbloom.protocol.names import BETWEEN_GROUPS
+from fairbloom.rounds.arrays import Model
 from fairbloom.rounds.clients import ClientPool, Replies, TrainReplies
 from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.loop import Rounds
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.round import Round
-from fairbloom.rounds.updates import Model, Updates
+from fairbloom.rounds.updates import Updates
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.clients import LocalClients
 from fairbloom.simulation.grid import InProcessGrid

@@ -12,7 +12,8 @@ import pytest
 
 from fairbloom.protocol.streams import generator
 from fairbloom.rounds import defences
-from fairbloom.rounds.updates import FloatArray, Vectors
+from fairbloom.rounds.arrays import FloatArray
+from fairbloom.rounds.vectors import Vectors
 from fairbloom.simulation.adversaries import UPDATES, Sight
 
 aggregators = pytest.importorskip("byzfl.aggregators", reason="needs ByzFL", exc_type=ImportError)

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from fairbloom.rounds import defences
+from fairbloom.rounds.arrays import FloatArray
 from fairbloom.rounds.cohort import Cohort
 from fairbloom.rounds.defences import MIXING, WEIGHING, Defence, mixed
-from fairbloom.rounds.updates import FloatArray, Vectors
+from fairbloom.rounds.vectors import Vectors
 
 SIZES = [(3, 1), (4, 1), (7, 2), (10, 3), (11, 5)]
 

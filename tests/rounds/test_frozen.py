@@ -13,9 +13,9 @@ from fairbloom.client.local import load_task_and_model
 from fairbloom.protocol.names import CLIENT, FROZEN
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.rounds.flower import FlowerClients
+from fairbloom.rounds.layout import Layout
 from fairbloom.rounds.loop import Rounds
 from fairbloom.rounds.round import Round, size_on_the_wire
-from fairbloom.rounds.updates import Layout
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.strategies import FedAvg

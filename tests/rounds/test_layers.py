@@ -9,19 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairbloom.rounds import updates
+from fairbloom.rounds import arrays, vectors
 from fairbloom.rounds.aggregation import NoStepError, cohort_of, compute_coefficients
+from fairbloom.rounds.arrays import CHUNK_COLUMNS, FloatArray
 from fairbloom.rounds.clients import TrainReplies
 from fairbloom.rounds.cohort import Cohort, Kept, MethodError, Probed
+from fairbloom.rounds.layout import Layout
 from fairbloom.rounds.refusals import Refusals
-from fairbloom.rounds.updates import (
-    CHUNK_COLUMNS,
-    FloatArray,
-    Layout,
-    Updates,
-    Vectors,
-    gram_matrices,
-)
+from fairbloom.rounds.updates import Updates
+from fairbloom.rounds.vectors import Vectors, gram_matrices
 from fairbloom.strategies import FairStrategy, FedMGDA
 from tests.federation import BUFFERS, flat, initial_model, quadratics, run, unpack
 
@@ -79,8 +75,8 @@ def test_inner_products_are_those_of_the_trained_entries(drawn: Any, chunk: int,
     layout, replies, _ = drawn
     rounding, tiny = (1e-12, 1e-300) if few else (1e-6, 1e-36)  # the least square of float32
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(updates, "CHUNK_COLUMNS", chunk)
-        patch.setattr(updates, "EXACT_NUMBERS", 10**9 if few else 0)
+        patch.setattr(arrays, "CHUNK_COLUMNS", chunk)
+        patch.setattr(vectors, "EXACT_NUMBERS", 10**9 if few else 0)
         stored = taken_in(layout, replies)
         assert stored.screen(gram=False) == {}
         grams = stored.grams(stored.vectors, exact=False)
@@ -113,8 +109,8 @@ def test_equal_updates_have_equal_products_in_every_array(
 ) -> None:
     U = np.random.default_rng(0).normal(size=(5, 2 * CHUNK_COLUMNS + 3)).astype(np.float32)
     U[3] = U[1]
-    monkeypatch.setattr(updates, "EXACT_NUMBERS", 0)
-    products = updates.squares_and_products
+    monkeypatch.setattr(vectors, "EXACT_NUMBERS", 0)
+    products = vectors.squares_and_products
 
     def uneven(vectors: Vectors, ends: Sequence[int], *, exact: bool) -> Any:
         """The products as a processor may make them whose rounding goes by the place of a row."""
@@ -122,7 +118,7 @@ def test_equal_updates_have_equal_products_in_every_array(
         error = np.random.default_rng(1).normal(scale=1e-7, size=(5, 5))
         return squares, found * (1.0 + error + error.T)
 
-    monkeypatch.setattr(updates, "squares_and_products", uneven)
+    monkeypatch.setattr(vectors, "squares_and_products", uneven)
     grams = gram_matrices(Vectors((U,)), (4, CHUNK_COLUMNS + 9, 2 * CHUNK_COLUMNS + 3))
     for gram in grams:
         with subtests.test(gram=gram):
@@ -154,8 +150,8 @@ def test_each_array_is_stepped_by_its_own_coefficients(
     with the most."""
     layout, replies, rng = drawn
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(updates, "CHUNK_COLUMNS", chunk)
-        patch.setattr(updates, "EXACT_NUMBERS", 10**9 if few else 0)
+        patch.setattr(arrays, "CHUNK_COLUMNS", chunk)
+        patch.setattr(vectors, "EXACT_NUMBERS", 10**9 if few else 0)
         stored = taken_in(layout, replies)
         assert stored.screen(gram=False) == {}
         C = rng.normal(size=(len(layout.trainable), len(replies)) if by_array else len(replies))

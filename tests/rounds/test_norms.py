@@ -12,10 +12,10 @@ from flwr.app import ArrayRecord
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fairbloom.rounds.arrays import FloatArray, norm
 from fairbloom.rounds.cohort import Cohort, Kept, Probed
 from fairbloom.rounds.progress import NormHistory
 from fairbloom.rounds.screening import BrokenModelError, find_outlier_norms
-from fairbloom.rounds.updates import FloatArray, length
 from fairbloom.strategies import FairStrategy, FedAvg, FedFV, Round
 from tests.federation import Answer, assert_resumes, record, replying, run, unpack
 from tests.strategies.helpers import Arrays
@@ -91,8 +91,8 @@ def test_norms_neither_overflow_nor_vanish(subtests: pytest.Subtests) -> None:
         with subtests.test(dtype=dtype, sizes=sizes):
             for size in sizes:
                 values = np.full(9, size, dtype)
-                assert length(values) == pytest.approx(3.0 * float(values[0]), rel=1e-6)
-                assert length(values, values) == 0.0
+                assert norm(values) == pytest.approx(3.0 * float(values[0]), rel=1e-6)
+                assert norm(values, values) == 0.0
 
 
 # Clients whose updates have lengths as they are told ----------------------------------------------
@@ -175,7 +175,7 @@ def test_replies_of_the_last_five_rounds_count_by_their_number() -> None:
 def test_a_skipped_round_leaves_no_length_behind() -> None:
     strategy = Leap(unused_rounds=0, factors={2: 1e9})
     rounds_of(strategy, {"a": always(1.0), "b": always(1.0)}, 3)
-    assert sorted(strategy.progress.lengths.used) == [1, 3]
+    assert sorted(strategy.progress.norms.used) == [1, 3]
 
 
 def test_norms_survive_a_kill_to_the_bit() -> None:

@@ -12,10 +12,10 @@ from flwr.app.error import Error
 from flwr.clientapp import ClientApp
 
 from fairbloom.protocol.advice import ADVICE
+from fairbloom.rounds.arrays import FloatArray
 from fairbloom.rounds.cohort import Cohort
 from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.loop import Rounds
-from fairbloom.rounds.updates import FloatArray
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.strategies import FairStrategy, FedAvg, Round
 from tests.federation import (

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairbloom.rounds.roster import Roster, sample, share
+from fairbloom.rounds.roster import Roster
+from fairbloom.rounds.sampling import sample, share
 
 NAMES = [f"client-{k:02d}" for k in range(100)]
 
@@ -131,7 +132,7 @@ def test_a_node_that_owes_a_reply_keeps_its_name_while_away() -> None:
     """It is asked nothing before its time is over, so nobody could learn its name again."""
     roster = Roster()
     roster.refresh({3: "", 5: ""}, lambda nodes: {node: f"site-{node}" for node in nodes})
-    roster.owe("message", 3, time.time(), 1000.0)
+    roster.expect_reply("message", 3, time.time(), 1000.0)
     roster.refresh({5: ""}, never)
     assert roster.online == {"site-5": 5}
     roster.refresh({3: "", 5: ""}, never)
@@ -173,20 +174,20 @@ def test_a_node_cannot_take_the_id_of_another_for_its_name() -> None:
 def test_a_client_that_owes_a_reply_is_online_but_not_free() -> None:
     roster = Roster()
     roster.refresh({3: "a", 4: "b"}, never)
-    roster.owe("first", 3, 0.0, math.inf)
-    roster.owe("second", 3, 0.0, math.inf)
-    assert roster.owed == ["first", "second"]
-    roster.strike_off(["first", "of another run"])
+    roster.expect_reply("first", 3, 0.0, math.inf)
+    roster.expect_reply("second", 3, 0.0, math.inf)
+    assert roster.pending == ["first", "second"]
+    roster.clear(["first", "of another run"])
     assert list(roster.online) == ["a", "b"]
     assert roster.free == ["b"]
-    roster.strike_off(["second"])
+    roster.clear(["second"])
     assert roster.free == ["a", "b"]
 
 
 def silent_for(roster: Roster, now: list[float]) -> float:
     """Return for how long a node is asked nothing that does not answer a message of ten seconds."""
     made = now[0]
-    roster.owe("message", 3, made, 10.0)
+    roster.expect_reply("message", 3, made, 10.0)
     while not roster.free:
         now[0] += 1.0
     return now[0] - made
@@ -198,10 +199,10 @@ def test_the_pause_doubles_and_restarts_after_an_answer(monkeypatch: pytest.Monk
     roster = Roster()
     roster.refresh({3: "a"}, never)
     assert [silent_for(roster, now) for _ in range(4)] == [20.0, 30.0, 50.0, 90.0]
-    roster.heard(3)
+    roster.reset_backoff(3)
     assert silent_for(roster, now) == 20.0
-    roster.owe("late", 3, now[0], 10.0)
-    roster.strike_off(["late"])
+    roster.expect_reply("late", 3, now[0], 10.0)
+    roster.clear(["late"])
     assert (roster.free, silent_for(roster, now)) == (["a"], 20.0)
 
 
@@ -211,6 +212,6 @@ def test_the_longest_pause_is_a_day(monkeypatch: pytest.MonkeyPatch) -> None:
     roster = Roster()
     roster.refresh({3: "a"}, never)
     for number in range(2000):
-        roster.owe(str(number), 3, now[0], 10.0)
+        roster.expect_reply(str(number), 3, now[0], 10.0)
     now[0] = 10.0 + 86400.0
     assert roster.free == ["a"]

@@ -12,8 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairbloom.errors import FairbloomError
-from fairbloom.rounds import updates
-from fairbloom.rounds.updates import Layout, Updates, Vectors, combine, gram_matrices
+from fairbloom.rounds import arrays, updates, vectors
+from fairbloom.rounds.layout import Layout
+from fairbloom.rounds.updates import Updates
+from fairbloom.rounds.vectors import Vectors, combine, gram_matrices
 from fairbloom.simulation.memory import GIGABYTE, empty_matrix
 
 from .helpers import gram_matrix, squared_norms
@@ -81,7 +83,7 @@ def contents(stored: Updates) -> list[Any]:
         {name: (str(array.dtype), array.tobytes()) for name, array in model.items()}
         for model in steps
     ]
-    return [np.asarray(vectors.blocks[0]).tobytes(), vectors.extreme, after]
+    return [np.asarray(vectors.blocks[0]).tobytes(), vectors.needs_float64, after]
 
 
 def drawn(
@@ -132,9 +134,9 @@ def test_models_in_a_matrix_have_the_bits_of_borrowed_ones(
         return
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(updates, "CACHED_NUMBERS", cache)
-        patch.setattr(updates, "CHUNK_COLUMNS", chunk)
+        patch.setattr(arrays, "CHUNK_COLUMNS", chunk)
         # of 30, products are made in float64 once few are left
-        patch.setattr(updates, "EXACT_NUMBERS", 0 if large else 30)
+        patch.setattr(vectors, "EXACT_NUMBERS", 0 if large else 30)
         stored = written(layout, models, cut, gigabytes)
         expected = borrowed(layout, models)
         wrong = screened(stored, gram=large)
@@ -142,7 +144,7 @@ def test_models_in_a_matrix_have_the_bits_of_borrowed_ones(
         np.testing.assert_array_equal(
             stored.gram(stored.vectors, exact=False), expected.gram(expected.vectors, exact=False)
         )
-        np.testing.assert_array_equal(stored.lengths, expected.lengths)
+        np.testing.assert_array_equal(stored.norms, expected.norms)
         if len(expected) > 2:  # those that are left are as if the others had not come
             usable = [model for k, model in enumerate(models) if k not in wrong]
             expected = borrowed(
@@ -179,7 +181,7 @@ def small(count: int) -> tuple[Layout, list[dict[str, np.ndarray]]]:
 def test_one_pass_screens_updates_and_multiplies_kept_rows(
     monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
 ) -> None:
-    monkeypatch.setattr(updates, "EXACT_NUMBERS", 0)
+    monkeypatch.setattr(vectors, "EXACT_NUMBERS", 0)
     layout, models = small(9)
     for by_array in (False, True):
         with subtests.test(by_array=by_array):
@@ -187,7 +189,7 @@ def test_one_pass_screens_updates_and_multiplies_kept_rows(
             stored = borrowed(layout, models[4:])
             kept = [combine(np.eye(4)[k], earlier.vectors) for k in (1, 3)]
             assert stored.screen(gram=True, by_array=by_array, below=kept) == {}
-            rows = Vectors.below([stored.vectors, *kept])
+            rows = Vectors.concat([stored.vectors, *kept])
             expected = gram_matrices(rows, layout.ends if by_array else (layout.size,))
             with monkeypatch.context() as patch:
                 patch.setattr(updates.Borrowed, "read", None)  # no number is read again

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from fairbloom.protocol.names import ARRAYS_DISPARITY
 from fairbloom.protocol.terms import Terms
+from fairbloom.rounds.arrays import FloatArray
 from fairbloom.rounds.cohort import Cohort, Kept, Probed
 from fairbloom.rounds.round import Round, size_on_the_wire
-from fairbloom.rounds.updates import FloatArray
 from fairbloom.strategies import FairStrategy
 from tests.federation import (
     BUFFERS,

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairbloom.rounds import updates
+from fairbloom.rounds import arrays
+from fairbloom.rounds.arrays import CHUNK_COLUMNS, FloatArray
 from fairbloom.rounds.server_optimizer import Moments, ServerOptimizer
-from fairbloom.rounds.updates import CHUNK_COLUMNS, FloatArray
 from fairbloom.strategies import FairStrategy, FedAvg
 from tests.federation import (
     BUFFERS,
@@ -172,7 +172,7 @@ def test_every_step_in_float64_is_the_formula(
             continue
         expected = reference.step(expected, -d)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(updates, "CHUNK_COLUMNS", chunk)
+            patch.setattr(arrays, "CHUNK_COLUMNS", chunk)
             w, moments = optimizer.step(w, d, moments)
         np.testing.assert_allclose(w, expected, rtol=1e-9, atol=1e-9 * scale)
 
@@ -255,7 +255,7 @@ def test_the_limit_compares_with_the_methods_longest_step() -> None:
     assert all(
         each.coefficients for each in rounds_of(leaping, {"a": always(1.0), "b": always(1.0)}, 3)
     )
-    assert leaping.progress.lengths.longest_step == pytest.approx(90.0)
+    assert leaping.progress.norms.longest_step == pytest.approx(90.0)
 
 
 def test_a_step_whose_square_is_beyond_the_range_is_not_taken(

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fairbloom.rounds.arrays import FloatArray
 from fairbloom.rounds.cohort import Cohort, Kept, Probed
-from fairbloom.rounds.updates import FloatArray
 from fairbloom.strategies import FedAvg, FedFV
 from tests.federation import KINDS, OPTIONS, assert_resumes, bits, run
 from tests.strategies.helpers import ARGUMENTS, CASES, make

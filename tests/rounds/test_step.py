@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, Message, MessageType, MetricRecord, RecordDict
 
+from fairbloom.rounds.arrays import FloatArray
 from fairbloom.rounds.cohort import Cohort, Kept, Probed
-from fairbloom.rounds.updates import FloatArray, Layout
+from fairbloom.rounds.layout import Layout
 from fairbloom.strategies import FairStrategy, Round
 from tests.federation import (
     KINDS,

@@ -5,8 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairbloom.rounds import updates
-from fairbloom.rounds.updates import CHUNK_COLUMNS, Layout, Updates, Vectors, combine, weighted_sum
+from fairbloom.rounds import vectors
+from fairbloom.rounds.arrays import CHUNK_COLUMNS
+from fairbloom.rounds.layout import Layout
+from fairbloom.rounds.updates import Updates
+from fairbloom.rounds.vectors import Vectors, combine, subtract_sum
 
 from .helpers import gram_matrix, squared_norms, taken_in
 
@@ -40,7 +43,7 @@ def drawn(seed: int, m: int, d: int, dtype: str = "float32") -> np.ndarray:
 
 def below(U: np.ndarray) -> Vectors:
     """The rows of U, each a vector that came by itself."""
-    return Vectors.below(list(map(Vectors.of, U)))
+    return Vectors.concat(list(map(Vectors.of, U)))
 
 
 # Gram matrix and sums -----------------------------------------------------------------------------
@@ -62,7 +65,7 @@ def test_gram_norms_and_sum_equal_the_direct_products(
     np.testing.assert_allclose(squared_norms(rows), np.sum(exact**2, axis=1), rtol=1e-12)
     c = np.arange(1.0, m + 1)
     into = np.ones(d)
-    weighted_sum(c, rows, into=into)
+    subtract_sum(c, rows, into=into)
     np.testing.assert_allclose(into, 1.0 - c @ exact, rtol=1e-12, atol=1e-12)
 
 
@@ -72,7 +75,7 @@ def test_large_work_is_multiplied_in_float32_within_1_5e_minus_7(
     U = drawn(0, 5, 10 * CHUNK_COLUMNS + 3)
     rows = below(U)
     exact = U.astype(np.float64) @ U.T.astype(np.float64)
-    monkeypatch.setattr(updates, "EXACT_NUMBERS", 0)
+    monkeypatch.setattr(vectors, "EXACT_NUMBERS", 0)
     norms = np.sqrt(np.diag(exact))
     assert np.abs((gram_matrix(rows) - exact) / np.outer(norms, norms)).max() <= 1.5e-7
     np.testing.assert_allclose(gram_matrix(rows, exact=True), exact, rtol=1e-12, atol=1e-8)
@@ -91,7 +94,7 @@ def test_huge_and_tiny_updates_have_exact_products_and_steps(
     stored = added(model(w=np.zeros(20, np.float32)), *replies)
     exact = np.array([-reply["w"] for reply in replies], np.float64)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(updates, "EXACT_NUMBERS", 0 if fast else updates.EXACT_NUMBERS)
+        patch.setattr(vectors, "EXACT_NUMBERS", 0 if fast else vectors.EXACT_NUMBERS)
         G = gram_matrix(stored.vectors)
     norms = np.linalg.norm(exact, axis=1)
     assert (np.abs(G - exact @ exact.T) <= 1e-6 * np.outer(norms, norms)).all()
@@ -114,9 +117,9 @@ def test_no_updates_and_empty_models_have_empty_products() -> None:
 
 def test_combining_with_one_coefficient_of_one_is_that_row(subtests: pytest.Subtests) -> None:
     U = drawn(0, 3, 5)
-    for vectors in (below(U), Vectors((U,)), Vectors((U[:1], U[1:]))):
-        with subtests.test(vectors=vectors):
-            combined = combine(np.array([0.0, 1.0, 0.0]), vectors)
+    for rows in (below(U), Vectors((U,)), Vectors((U[:1], U[1:]))):
+        with subtests.test(rows=rows):
+            combined = combine(np.array([0.0, 1.0, 0.0]), rows)
             assert combined.blocks[0].tobytes() == U[1].tobytes()
             assert not np.shares_memory(combined.blocks[0], U)
             assert len(combined) == 1
@@ -128,12 +131,12 @@ def test_rows_in_several_blocks_have_the_bits_of_those_in_one(
 ) -> None:
     U = drawn(seed, 5, CHUNK_COLUMNS + 7)
     one = Vectors((U,))
-    two = Vectors.below([Vectors((U[:cut],)), Vectors((U[cut:],))])
+    two = Vectors.concat([Vectors((U[:cut],)), Vectors((U[cut:],))])
     np.testing.assert_array_equal(gram_matrix(one, exact=exact), gram_matrix(two, exact=exact))
     np.testing.assert_array_equal(squared_norms(one), squared_norms(two))
     into = np.zeros((2, CHUNK_COLUMNS + 7), np.float32)
-    weighted_sum(np.arange(1.0, 6.0), one, into=into[0])
-    weighted_sum(np.arange(1.0, 6.0), two, into=into[1])
+    subtract_sum(np.arange(1.0, 6.0), one, into=into[0])
+    subtract_sum(np.arange(1.0, 6.0), two, into=into[1])
     np.testing.assert_array_equal(into[0], into[1])
 
 

@@ -9,11 +9,11 @@ from flwr.app import MessageType
 
 from fairbloom.protocol.names import CONTROL
 from fairbloom.rounds.aggregation import MethodError
+from fairbloom.rounds.arrays import FloatArray, Model
 from fairbloom.rounds.cohort import Cohort, Kept, Probed
 from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.loop import Rounds
 from fairbloom.rounds.round import size_on_the_wire
-from fairbloom.rounds.updates import FloatArray, Model
 from fairbloom.strategies import FairStrategy
 from tests.federation import BUFFERS, TRAINABLE, MemoryGrid, initial_model, quadratics, run, unpack
 

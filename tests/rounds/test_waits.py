@@ -342,10 +342,10 @@ def test_each_wait_has_the_whole_patience(clock: Day, subtests: pytest.Subtests)
     quorum = wanting(2, patience=10.0)
     for _ in range(5):
         with subtests.test():
-            assert not quorum.holds(["site-0"])
+            assert not quorum.is_met(["site-0"])
             clock.sleep(9.0)
-            assert not quorum.holds(["site-0"])
-            assert quorum.holds(["site-0", "site-1"])
+            assert not quorum.is_met(["site-0"])
+            assert quorum.is_met(["site-0", "site-1"])
 
 
 def test_where_some_clients_train_these_are_the_ones_that_count(clock: Day) -> None:
@@ -367,15 +367,15 @@ def test_a_client_that_owes_a_reply_counts_as_online(clock: Day) -> None:
 
 def test_a_node_without_a_name_counts_by_its_number(clock: Day) -> None:
     quorum = wanting(2)
-    quorum.met({"site-0": 5})
-    assert not quorum.holds_by_nodes([5])
-    assert quorum.holds_by_nodes([5, 77])
+    quorum.observe({"site-0": 5})
+    assert not quorum.is_met_by_nodes([5])
+    assert quorum.is_met_by_nodes([5, 77])
 
 
 def test_of_many_absent_clients_twenty_are_named(clock: Day) -> None:
     quorum = Quorum(0.0, known=[f"site-{k:03d}" for k in range(100)])
     quorum.fewest = 50
     with pytest.raises(QuorumError, match=r"site-018, site-019 and 80 more") as ended:
-        quorum.holds([])
+        quorum.is_met([])
     assert "site-020" not in str(ended.value)
     assert "min-clients = 0" not in str(ended.value)

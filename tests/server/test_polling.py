@@ -287,7 +287,7 @@ def with_quorum(
     )
     quorum = Quorum(patience)
     quorum.fewest = fewest
-    quorum.met({f"client-{node}": node for node in nodes})
+    quorum.observe({f"client-{node}": node for node in nodes})
     timeout = options.get("timeout", 600.0)
     min_replies = options.get("min_replies", 0)
     what = options.get("what", "train")

@@ -22,7 +22,7 @@ from fairbloom.protocol.settings import (
     parsed,
 )
 from fairbloom.rounds.ranges import Choices, NonNegative, Range
-from fairbloom.rounds.roster import share
+from fairbloom.rounds.sampling import share
 from fairbloom.rounds.server_optimizer import ServerOptimizer
 from fairbloom.server.settings import (
     Settings,

@@ -12,8 +12,9 @@ from flwr.app import Context, Message, RecordDict
 
 from fairbloom.client.app import app
 from fairbloom.errors import FairbloomError
+from fairbloom.flower import SimulationError
 from fairbloom.rounds.flower import FlowerClients
-from fairbloom.rounds.quorum import Quorum, QuorumError, SimulationError
+from fairbloom.rounds.quorum import Quorum, QuorumError
 from fairbloom.server import waiting
 from fairbloom.server.app import main
 from fairbloom.server.run_folder.files import ROUNDS

@@ -15,9 +15,9 @@ import pytest
 from safetensors.numpy import load_file
 
 from fairbloom.protocol.terms import Terms
+from fairbloom.rounds.arrays import Model
 from fairbloom.rounds.clients import ClientPool, Replies
 from fairbloom.rounds.round import Round
-from fairbloom.rounds.updates import Model
 from fairbloom.server import app
 from fairbloom.server.run_folder import recorder
 from fairbloom.server.run_folder.csv_rows import Row

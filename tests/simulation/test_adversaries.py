@@ -17,8 +17,8 @@ from fairbloom.experiments.results.presentation import page_of
 from fairbloom.protocol.attacks import ATTACKS, LABEL_FLIP, LOSS, attackers_of
 from fairbloom.protocol.settings import RunSettings, SettingsError
 from fairbloom.protocol.streams import generator
+from fairbloom.rounds.arrays import FloatArray
 from fairbloom.rounds.defences import MIXING, WEIGHING
-from fairbloom.rounds.updates import FloatArray
 from fairbloom.server.app import main
 from fairbloom.simulation.adversaries import UPDATES, Sight
 from fairbloom.simulation.grid import InProcessGrid

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fairbloom.rounds.roster import sample
+from fairbloom.rounds.sampling import sample
 from tests.tasks import mine
 
 from .helpers import ROOT, run, table

@@ -22,7 +22,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.cohort import Kept
 from fairbloom.rounds.method import Method
-from fairbloom.rounds.updates import Vectors, combine
+from fairbloom.rounds.vectors import Vectors, combine
 from fairbloom.simulation import processes
 from fairbloom.simulation.clients import LocalClients
 from fairbloom.simulation.processes import shared_array

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fairbloom.protocol.parameters import parameters_of
+from fairbloom.rounds.arrays import FloatArray
 from fairbloom.rounds.cohort import Cohort, Kept
 from fairbloom.rounds.method import Method
-from fairbloom.rounds.updates import FloatArray
 from fairbloom.strategies import METHODS, FairStrategy
 
 Arrays = dict[str, NDArray[Any]]

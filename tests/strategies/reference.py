@@ -10,7 +10,7 @@ import numpy as np
 from scipy.optimize import linprog, nnls
 
 from fairbloom.protocol.streams import generator
-from fairbloom.rounds.updates import FloatArray
+from fairbloom.rounds.arrays import FloatArray
 
 Vectors = Mapping[str, FloatArray]
 

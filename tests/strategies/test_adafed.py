@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairbloom.rounds import updates
-from fairbloom.rounds.updates import FloatArray
+from fairbloom.rounds import vectors
+from fairbloom.rounds.arrays import FloatArray
 from fairbloom.strategies import AdaFed, FedMGDA
 from tests.federation import record, replying, run, unpack
 
@@ -81,7 +81,7 @@ def test_nearly_parallel_updates_of_a_large_model_are_told_apart(
 ) -> None:
     """Gram–Schmidt takes differences of inner products: they are float64 products however large the
     work."""
-    monkeypatch.setattr(updates, "EXACT_NUMBERS", 0)
+    monkeypatch.setattr(vectors, "EXACT_NUMBERS", 0)
     u, v = np.random.default_rng(7).normal(size=(2, 20_000)).astype(np.float32)
     sent = {"a": u, "b": u + np.float32(0.01) * v}
     losses = {"a": {"loss-before": 1.0}, "b": {"loss-before": 1.1}}

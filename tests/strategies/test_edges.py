@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fairbloom.rounds.arrays import FloatArray
 from fairbloom.rounds.cohort import Cohort
-from fairbloom.rounds.updates import FloatArray
 from fairbloom.strategies import (
     AFL,
     EAGLE,

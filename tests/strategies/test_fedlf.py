@@ -7,8 +7,8 @@ from flwr.app import ConfigRecord
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from fairbloom.rounds.arrays import FloatArray
 from fairbloom.rounds.cohort import Cohort
-from fairbloom.rounds.updates import FloatArray
 from fairbloom.server.settings import Settings
 from fairbloom.strategies import FedLF
 from tests.federation import BUFFERS, MemoryGrid, initial_model, quadratics, record

@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairbloom.rounds.aggregation import rows_after
+from fairbloom.rounds.arrays import FloatArray
 from fairbloom.rounds.cohort import Kept, MethodError
-from fairbloom.rounds.updates import FloatArray, Vectors
+from fairbloom.rounds.vectors import Vectors
 from fairbloom.strategies import FedMDFG
 
 from .helpers import cohort_of

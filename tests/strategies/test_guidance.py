@@ -3,7 +3,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from fairbloom.rounds.updates import FloatArray
+from fairbloom.rounds.arrays import FloatArray
 from fairbloom.strategies.guidance import Guidance, guidance
 
 

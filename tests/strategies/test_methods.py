@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from fairbloom.protocol.names import ARRAYS_DISPARITY
 from fairbloom.rounds.aggregation import rows_after
-from fairbloom.rounds.updates import FloatArray, Vectors
+from fairbloom.rounds.arrays import FloatArray
+from fairbloom.rounds.vectors import Vectors
 from fairbloom.strategies import METHODS
 from tests.federation import MemoryGrid, quadratics, run
 

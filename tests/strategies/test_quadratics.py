@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from fairbloom.rounds.updates import FloatArray
+from fairbloom.rounds.arrays import FloatArray
 from fairbloom.strategies import METHODS, FromTorchJD
 from tests.federation import Bowl, descend
 

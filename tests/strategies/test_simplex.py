@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from fairbloom.rounds.updates import FloatArray
+from fairbloom.rounds.arrays import FloatArray
 from fairbloom.strategies.simplex import min_norm_weights, project
 
 from .helpers import edgy_updates
@@ -183,10 +183,10 @@ def test_twins_among_updates_of_other_lengths_get_equal_weights() -> None:
 WEIGHTS = """
 import json
 import numpy as np
-from fairbloom.rounds import updates
+from fairbloom.rounds import vectors
 from fairbloom.strategies.simplex import min_norm_weights
 
-updates.EXACT_NUMBERS = 0
+vectors.EXACT_NUMBERS = 0
 rng = np.random.default_rng(0)
 found = []
 for d in (3, 40, 5000):
@@ -197,8 +197,8 @@ for d in (3, 40, 5000):
         U[6] = 0.0 if d == 40 else 2.0 * U[5]
         p = np.full(9, 1 / 9)
         found.append(min_norm_weights(U @ U.T, p, 1.0).tolist())
-        single = updates.Vectors((U.astype(np.float32),))
-        x = min_norm_weights(updates.gram_matrices(single, (single.size,))[0], p, 1.0)
+        single = vectors.Vectors((U.astype(np.float32),))
+        x = min_norm_weights(vectors.gram_matrices(single, (single.size,))[0], p, 1.0)
         assert np.ptp(x[:3]) < 1e-9, x
         found.append(min_norm_weights(U @ U.T, p, 0.05).tolist())
 print(json.dumps(found))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from fairbloom.rounds.updates import FloatArray
+from fairbloom.rounds.arrays import FloatArray
 from fairbloom.strategies import METHODS, FromTorchJD
 from fairbloom.strategies.torchjd import by_name
 

@@ -1,0 +1,191 @@
+"""Which arrays of a model are updates, which are buffers, and where each is in the flat vector."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .arrays import Model, norm
+
+DTYPES = "float, integer and bool"
+"""The kinds of arrays that a model may have."""
+
+STATISTICS = ("running_mean", "running_var")
+"""How the names of BatchNorm's statistics end in PyTorch."""
+
+UNFROZEN = "let its client leave it untrained (requires_grad = False), or out of the reply"
+"""The remedy when a client replies other values of a frozen array."""
+
+
+class Layout:
+    """Which arrays of a model are averaged as updates, and which as buffers.
+
+    It also knows where each trainable array is in the flat vector.
+
+    Parameters
+    ----------
+    buffers
+        Float arrays (BatchNorm statistics) that are averaged and are not part of the update; None:
+        found by their names. A buffer that is not finite, such as a mask, is frozen.
+    shared
+        Arrays that are the same parameter as another one, by name: the update has that one, and
+        they get its values.
+    frozen
+        Arrays that no client trains: they stay unchanged, and are not part of the update.
+    """
+
+    def __init__(
+        self,
+        arrays: Model,
+        buffers: Sequence[str] | None = None,
+        shared: Mapping[str, str] | None = None,
+        frozen: Collection[str] = (),
+    ) -> None:
+        shared = shared or {}
+        named = frozenset(frozen)
+        self.arrays = arrays
+        self.frozen = named | {name for name, first in shared.items() if first in named}
+        self.shared = {name: first for name, first in shared.items() if name not in self.frozen}
+        if buffers is None:
+            buffers = [
+                name
+                for name, array in arrays.items()
+                if name not in self.shared
+                and name not in self.frozen
+                and name.endswith(STATISTICS)
+                and array.dtype.kind == "f"
+            ]
+        self._check_names(buffers)
+        # A mask with entries of −inf is such a buffer.
+        self.frozen |= {name for name in buffers if not np.isfinite(arrays[name]).all()}
+        self.buffers = tuple(name for name in arrays if name in buffers and name not in self.frozen)
+        changing = {name: array for name, array in arrays.items() if name not in self.frozen}
+        self.integers = tuple(name for name, array in changing.items() if array.dtype.kind != "f")
+        self.trainable = tuple(
+            name
+            for name, array in changing.items()
+            if array.dtype.kind == "f" and name not in buffers and name not in self.shared
+        )
+        for name in self.trainable:
+            if not np.isfinite(arrays[name]).all():
+                raise ValueError(f"array {name!r} of the global model is not finite")
+        self._check_shared()
+        floats = [arrays[name].dtype for name in self.trainable]
+        self.dtype = np.result_type(np.float32, *floats)
+        self.size = sum(arrays[name].size for name in self.trainable)
+
+    def _check_names(self, buffers: Sequence[str]) -> None:
+        arrays = self.arrays
+        for name in buffers:
+            if name not in arrays or arrays[name].dtype.kind != "f":
+                raise ValueError(
+                    f"buffers names {name!r}, which is no float array of the model"
+                    f" ({', '.join(arrays)})"
+                )
+        for name in self.frozen:
+            if name not in arrays or name in buffers:
+                raise ValueError(
+                    f"frozen names {name!r}, which is no parameter of the model"
+                    f" ({', '.join(arrays)})"
+                )
+        for name, array in arrays.items():
+            if array.dtype.kind not in "fiub":
+                raise ValueError(
+                    f"array {name!r} has dtype {array.dtype}; only {DTYPES} are supported"
+                )
+
+    def _check_shared(self) -> None:
+        for name, first in self.shared.items():
+            pair = f"shared = {{{name!r}: {first!r}}}"
+            wrong = None
+            if first not in self.trainable:
+                wrong = first
+            elif name not in self.arrays or name in self.buffers:
+                wrong = name
+            if wrong is not None:
+                raise ValueError(f"{pair}: {wrong!r} is no parameter of the model to train")
+            array = self.arrays[name]
+            other = self.arrays[first]
+            if array.dtype != other.dtype or not np.array_equal(array, other):
+                raise ValueError(f"{pair}: the two arrays of the model differ")
+
+    @cached_property
+    def ends(self) -> tuple[int, ...]:
+        """The end of each trainable array in the flat vector."""
+        return tuple(accumulate(self.arrays[name].size for name in self.trainable))
+
+    @property
+    def slices(self) -> Iterator[tuple[str, slice]]:
+        """Each trainable array's name and its slice of the flat vector."""
+        for name, start, stop in zip(self.trainable, (0, *self.ends), self.ends, strict=False):
+            yield name, slice(start, stop)
+
+    @cached_property
+    def flat(self) -> NDArray[Any]:
+        """The trainable part of w as one vector of `size` entries."""
+        if not self.trainable:
+            return np.empty(0, self.dtype)
+        parts = [self.arrays[name].ravel() for name in self.trainable]
+        return np.concatenate(parts).astype(self.dtype, copy=False)
+
+    @cached_property
+    def trainable_part(self) -> Layout:
+        """The layout of a model that has only the trainable arrays; their slices are the same."""
+        return Layout({name: self.arrays[name] for name in self.trainable}, buffers=())
+
+    @cached_property
+    def norm(self) -> float:
+        """‖w‖, over the trainable part."""
+        return self.distance(None, self.trainable)
+
+    def distance(self, other: Model | None, names: Sequence[str]) -> float:
+        """Return the distance of these arrays, as one vector, to another model's, or to zero."""
+        norms = []
+        for name in names:
+            less = None if other is None else other[name].ravel()
+            norms.append(norm(self.arrays[name].ravel(), less))
+        return math.hypot(*norms)
+
+    def arrays_of(self, flat: NDArray[Any]) -> Model:
+        """Return a flat vector as the trainable arrays, in their shapes and dtypes."""
+        arrays = {}
+        for name, place in self.slices:
+            like = self.arrays[name]
+            arrays[name] = flat[place].reshape(like.shape).astype(like.dtype)
+        return arrays
+
+    def mismatch(self, arrays: Model) -> str | None:
+        """Return how `arrays` differs from the model in names, shapes or kinds of dtype, or None.
+
+        Frozen arrays may be missing; if one is there, it must have the model's values.
+        """
+        for name, array in self.arrays.items():
+            if name in self.frozen:
+                if name in arrays and not _is_equal(arrays[name], array):
+                    return (
+                        f"array {name!r} is frozen, and the reply holds other values of it:"
+                        f" {UNFROZEN}"
+                    )
+                continue
+            if name not in arrays:
+                return f"array {name!r} is missing"
+            if arrays[name].shape != array.shape:
+                return f"array {name!r} has shape {arrays[name].shape}, the model has {array.shape}"
+            if arrays[name].dtype.kind != array.dtype.kind:
+                return f"array {name!r} has dtype {arrays[name].dtype}, the model has {array.dtype}"
+        for name in arrays:
+            if name not in self.arrays:
+                return f"array {name!r} is not in the model"
+        return None
+
+
+def _is_equal(replied: NDArray[Any], array: NDArray[Any]) -> bool:
+    """Return whether two arrays are equal; NaN counts as equal to NaN."""
+    floats = replied.dtype.kind == array.dtype.kind == "f"
+    return np.array_equal(replied, array, equal_nan=floats)

@@ -1,0 +1,34 @@
+"""How many clients take part in a round, and which ones are drawn."""
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+
+from fairbloom.protocol.streams import generator
+
+
+def usual_fraction(clients: int) -> float:
+    """Return the default share of clients that train: half, or all of up to 9 clients."""
+    return 1.0 if clients <= 9 else 0.5
+
+
+def share(fraction: float, of: int, minimum: int) -> int:
+    """Return ⌈`fraction` · `of`⌉, at least `minimum` and at most `of`.
+
+    The fraction is read in decimal: 0.29 of 100 is 29.
+    """
+    return min(max(math.ceil(Fraction(str(fraction)) * of), minimum), of)
+
+
+def sample(names: Sequence[str], wanted: int, seed: int, purpose: str, number: int) -> list[str]:
+    """Draw `wanted` names uniformly without replacement, from (seed, purpose, round).
+
+    `names`, and what is returned, are in ascending order. The work grows with `wanted`, not with
+    the number of names, because places are drawn and not names.
+    """
+    if wanted >= len(names):
+        return list(names)
+    places = generator(seed, purpose, number).choice(
+        len(names), wanted, replace=False, shuffle=False
+    )
+    return [names[place] for place in sorted(places.tolist())]
