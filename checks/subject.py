@@ -21,7 +21,7 @@ from fairbloom.client.metrics import OF_TRAINING, WORK_METRICS
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol import names as wire
 from fairbloom.protocol.settings import Value
-from fairbloom.rounds.aggregation import cohort_of, compute_coefficients, rows_after
+from fairbloom.rounds.aggregation import build_cohort, compute_coefficients, update_kept_rows
 from fairbloom.rounds.arrays import FloatArray, Model
 from fairbloom.rounds.clients import TrainReplies
 from fairbloom.rounds.cohort import Cohort, Kept
@@ -294,7 +294,7 @@ class MethodUnderTest(Subject):
                     f"sends returned {sends!r}, and no row is kept as {unknown[0]}: it must return"
                     " {record: (row of self.progress.kept, factor)}."
                 )
-            cohort, vectors = cohort_of(
+            cohort, vectors = build_cohort(
                 method,
                 trained,
                 server_round=number,
@@ -353,7 +353,7 @@ class MethodUnderTest(Subject):
                         " row}, where a row has one finite number for each update and kept row,"
                         f" shape {(cohort.rows,)}, and {{}} to keep none."
                     )
-                method.progress.kept = rows_after(method, rows, seen.vectors)
+                method.progress.kept = update_kept_rows(method, rows, seen.vectors)
             method.progress.finished_rounds = number
 
 

@@ -1,30 +1,73 @@
-"""From the replies of a round to the coefficients of its step."""
+"""From the replies of a round to the model after its step."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
 
-from .arrays import FloatArray
-from .clients import TrainReplies
-from .cohort import Cohort, Kept, MethodError, Needed
+from fairbloom.logs import log
+from fairbloom.protocol.names import SNAPSHOT, TRAIN_LOSS
+
+from .arrays import FloatArray, Model, norm
+from .clients import Metrics, Replies, TrainReplies
+from .cohort import Cohort, Kept, MethodError, Needed, Probed
 from .compatibility import EXACT_GRAM, GRAM, GRAM_BY_ARRAY, ROSTER
-from .defences import mixed
+from .defences import mixed, trimmed_mean
 from .layout import Layout
 from .method import Method
-from .vectors import Vectors, combine
+from .screening import NormBounds, check_step, out_of_proportion
+from .server_optimizer import Moments
+from .vectors import Vectors, combine, weighted_sum
 
 LARGEST_METRIC = 1e150
-"""A metric beyond this is out of all measure: its square may be beyond the range of numbers."""
+"""Metrics beyond this are absurd: their squares may be beyond the range of numbers."""
 
 
 class NoStepError(Exception):
     """A round without a step, because the step is beyond the range of numbers."""
 
 
-def cohort_of(
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """The outcome of a round's aggregation.
+
+    Attributes
+    ----------
+    model
+        The model after the step.
+    metrics
+        The metrics that the method reports.
+    coefficients
+        c_k of the step, by client.
+    left_out
+        The clients that the defence left out.
+    """
+
+    model: Model
+    metrics: Metrics
+    coefficients: Mapping[str, float]
+    left_out: tuple[str, ...]
+
+
+# Replies ------------------------------------------------------------------------------------------
+
+
+def screen_updates(method: Method, replies: TrainReplies, server_round: int) -> None:
+    """Refuse replies that are not finite.
+
+    The same pass computes the inner products that the method needs.
+    """
+    if GRAM not in method.requires or method.has_second_rows:
+        replies.screen()
+        return
+    kept = recall_rows(method, replies, server_round).values()
+    replies.screen(gram=True, by_array=GRAM_BY_ARRAY in method.requires, below=[*kept])
+
+
+def build_cohort(
     method: Method,
-    trained: TrainReplies,
+    replies: TrainReplies,
     *,
     server_round: int,
     num_rounds: int | None,
@@ -32,83 +75,77 @@ def cohort_of(
     draws: Mapping[str, int],
     sent: Mapping[str, float] = MappingProxyType({}),
 ) -> tuple[Cohort, Vectors]:
-    """Return what the method sees of the replies, and its rows: the updates, the second ones, and the kept ones.
+    """Return the cohort that the method sees, and its rows: updates, second updates, kept rows.
 
-    The cohort raises NoStepError when it is asked for inner products that are not finite: no method
-    can weigh by them.
+    Inner products that are not finite raise NoStepError when the method reads them: no method can
+    use them.
     """
-    updates = trained.updates
-    counts = trained.column(method.weighted_by_key)
-    names = trained.names
-    kept = recalled_rows(method, trained, server_round)
+    updates = replies.updates
+    counts = replies.column(method.weighted_by_key)
+    kept = recall_rows(method, replies, server_round)
     if method.progress.moments is not None:
         check_row(method, "a server momentum", method.progress.moments.first.size, updates.layout)
-    second = (
-        [trained.second.vectors] if method.has_second_rows and trained.second is not None else []
-    )
+    second = second_rows(method, replies)
     vectors = Vectors.concat([updates.vectors, *second, *kept.values()])
+    exact = EXACT_GRAM in method.requires
+    if method.weighting == "examples":
+        prior = counts / counts.sum()
+    else:
+        prior = np.full(len(counts), 1.0 / len(counts))
 
-    def gram_of() -> FloatArray:
+    def compute_gram() -> FloatArray:
         if GRAM_BY_ARRAY in method.requires:
-            return _finite(cohort.grams.sum(axis=0), trained)
-        return _finite(updates.gram(vectors, exact=EXACT_GRAM in method.requires), trained)
+            return _check_finite(cohort.grams.sum(axis=0), replies)
+        return _check_finite(updates.gram(vectors, exact=exact), replies)
 
-    def grams_of() -> FloatArray:
-        return _finite(updates.grams(vectors, exact=EXACT_GRAM in method.requires), trained)
+    def compute_grams() -> FloatArray:
+        return _check_finite(updates.grams(vectors, exact=exact), replies)
 
     cohort = Cohort(
         round=server_round,
         num_rounds=num_rounds,
-        names=names,
+        names=replies.names,
         online=tuple(online),
         counts=counts,
-        prior=(
-            counts / counts.sum()
-            if method.weighting == "examples"
-            else np.full(len(counts), 1.0 / len(counts))
-        ),
-        draws=np.array([draws[name] for name in trained.names], np.float64),
+        prior=prior,
+        draws=np.array([draws[name] for name in replies.names], np.float64),
         metrics=Needed(
-            type(method).__name__, {metric: trained.column(metric) for metric in method.needs}
+            type(method).__name__, {metric: replies.column(metric) for metric in method.needs}
         ),
         memory=tuple(kept),
         declared_roster=method.progress.roster if ROSTER in method.requires else None,
         second=bool(second),
         sent=sent,
         arrays=updates.layout.trainable,
-        gram_of=gram_of,
-        grams_of=grams_of,
-        squared_norms_of=lambda: _finite(updates.squared_norms, trained),
+        gram_of=compute_gram,
+        grams_of=compute_grams,
+        squared_norms_of=lambda: _check_finite(updates.squared_norms, replies),
     )
     return cohort, vectors
 
 
-def screen_updates(method: Method, trained: TrainReplies, server_round: int) -> None:
-    """Refuse replies that are not finite.
-
-    The same pass computes the inner products that the method needs.
-    """
-    if GRAM not in method.requires or method.has_second_rows:
-        trained.screen()
-        return
-    kept = recalled_rows(method, trained, server_round).values()
-    trained.screen(gram=True, by_array=GRAM_BY_ARRAY in method.requires, below=[*kept])
+def second_rows(method: Method, replies: TrainReplies) -> list[Vectors]:
+    """Return the second updates, in a list, if they are rows of the method; else an empty list."""
+    if not method.has_second_rows or replies.second is None:
+        return []
+    return [replies.second.vectors]
 
 
-def recalled_rows(method: Method, trained: TrainReplies, server_round: int) -> dict[Kept, Vectors]:
+def recall_rows(method: Method, replies: TrainReplies, server_round: int) -> dict[Kept, Vectors]:
     """Return the kept rows that the method weighs together with a round's replies."""
-    kept = method.progress.kept
-    names = trained.names
+    names = replies.names
     recalled = {
-        key: row for key, row in kept.items() if names and method.recalls(key, names, server_round)
+        key: row
+        for key, row in method.progress.kept.items()
+        if names and method.recalls(key, names, server_round)
     }
     for key, row in recalled.items():
-        check_row(method, f"an update of round {key.round}", row.size, trained.updates.layout)
+        check_row(method, f"an update of round {key.round}", row.size, replies.updates.layout)
     return recalled
 
 
 def check_row(method: Method, what: str, numbers: int, layout: Layout) -> None:
-    """Raise MethodError when a vector that is kept has not as many numbers as the model that is trained."""
+    """Raise MethodError if a kept vector does not have the size of the trainable model."""
     if numbers != layout.size:
         raise MethodError(
             f"{type(method).__name__} keeps {what} with {numbers} numbers, and {layout.size} are"
@@ -117,10 +154,64 @@ def check_row(method: Method, what: str, numbers: int, layout: Layout) -> None:
         )
 
 
-def compute_coefficients(method: Method, cohort: Cohort) -> FloatArray:
-    """Return the method's coefficients, one for each row, all finite.
+def _check_finite(products: FloatArray, replies: TrainReplies) -> FloatArray:
+    if not np.isfinite(products).all():
+        norms = replies.updates.norms
+        place = int(np.argmax(norms))
+        raise NoStepError(
+            "inner products of the updates are not finite; the longest update, of the length "
+            f"{norms[place]:g}, is that of client {replies.names[place]}"
+        )
+    return products
 
-    Or such ones for each of the model's arrays.
+
+# Coefficients -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Weighting:
+    """The coefficients of a round's rows.
+
+    Attributes
+    ----------
+    coefficients
+        Those of the rows as they came: `weights` times the mixing matrix.
+    weights
+        Those of the rows that the method saw, which a defence may have mixed.
+    cohort
+        The cohort that the method saw.
+    mixing_matrix
+        The matrix by which the defence mixed the rows; None if they are unchanged.
+    """
+
+    coefficients: FloatArray
+    weights: FloatArray
+    cohort: Cohort
+    mixing_matrix: FloatArray | None
+
+
+def weigh_rows(method: Method, cohort: Cohort) -> Weighting:
+    """Return the coefficients of the method, or of a defence that replaces them.
+
+    Errors are those of `compute_coefficients`.
+    """
+    defence = method.defence
+    if defence is None:
+        weights = compute_coefficients(method, cohort)
+        return Weighting(weights, weights, cohort, None)
+    mixing_matrix = defence.mixing(cohort)
+    mixed_cohort = cohort if mixing_matrix is None else mixed(cohort, mixing_matrix)
+    weights_of_defence = defence.weights(cohort)
+    if weights_of_defence is None:
+        weights = compute_coefficients(method, mixed_cohort)
+    else:
+        weights = weights_of_defence
+    coefficients = weights if mixing_matrix is None else weights @ mixing_matrix
+    return Weighting(coefficients, weights, mixed_cohort, mixing_matrix)
+
+
+def compute_coefficients(method: Method, cohort: Cohort) -> FloatArray:
+    """Return the method's coefficients, all finite: one for each row, or a row for each array.
 
     Raises
     ------
@@ -140,7 +231,7 @@ def compute_coefficients(method: Method, cohort: Cohort) -> FloatArray:
         )
     finite = np.asarray(np.isfinite(np.atleast_2d(coefficients)).all(axis=0))
     if not finite.all():
-        if absurd := absurd_metric(cohort):
+        if absurd := find_absurd_metric(cohort):
             raise NoStepError(f"the coefficients are beyond the range of numbers, since {absurd}")
         wrong = ", ".join(
             name for name, good in zip(cohort.names, finite, strict=False) if not good
@@ -152,26 +243,8 @@ def compute_coefficients(method: Method, cohort: Cohort) -> FloatArray:
     return coefficients.astype(np.float64, copy=False)
 
 
-def defended(
-    method: Method, cohort: Cohort
-) -> tuple[FloatArray, FloatArray, Cohort, FloatArray | None]:
-    """Return the coefficients of a round's rows; those of the mixed rows.
-
-    The cohort that the method saw; the mixing.
-
-    The last is the matrix by which a defence mixed the rows, None where they are not mixed. Errors
-    are those of `compute_coefficients`.
-    """
-    defence = method.defence
-    mixing = defence.mixing(cohort) if defence else None
-    seen = cohort if mixing is None else mixed(cohort, mixing)
-    replaced = defence.weights(cohort) if defence else None
-    own = compute_coefficients(method, seen) if replaced is None else replaced
-    return own if mixing is None else own @ mixing, own, seen, mixing
-
-
-def absurd_metric(cohort: Cohort) -> str:
-    """Return in words which number of a client is out of all measure, "" where none is."""
+def find_absurd_metric(cohort: Cohort) -> str:
+    """Return as text which number of a client is absurdly large, "" if all are plausible."""
     for metric, values in cohort.metrics.items():
         place = int(np.argmax(np.abs(values)))
         if abs(values[place]) > LARGEST_METRIC:
@@ -182,21 +255,161 @@ def absurd_metric(cohort: Cohort) -> str:
     return ""
 
 
-def _finite(products: FloatArray, trained: TrainReplies) -> FloatArray:
-    if not np.isfinite(products).all():
-        lengths = trained.updates.norms
-        place = int(np.argmax(lengths))
-        raise NoStepError(
-            "inner products of the updates are not finite; the longest update, of the length "
-            f"{lengths[place]:g}, is that of client {trained.names[place]}"
+def average_over_arrays(cohort: Cohort, coefficients: FloatArray) -> FloatArray:
+    """Return one coefficient for each row.
+
+    Coefficients by array are averaged, weighted by each array's share in ‖u_k‖².
+    """
+    if coefficients.ndim == 1:
+        return coefficients
+    squares = np.diagonal(cohort.grams, axis1=1, axis2=2)
+    whole = squares.sum(axis=0)
+    # A row of zeros has no shares.
+    shares = np.divide(squares, whole, out=np.zeros_like(squares), where=whole > 0.0)
+    return np.asarray((coefficients * shares).sum(axis=0))
+
+
+# The step -----------------------------------------------------------------------------------------
+
+
+def aggregate(
+    method: Method,
+    replies: TrainReplies,
+    norm_bounds: NormBounds,
+    cohort: Cohort,
+    vectors: Vectors,
+    evaluate_probe: Callable[[Model], Replies],
+) -> Step:
+    """Weigh a round's rows, take the step, and store what the method keeps in its progress.
+
+    `evaluate_probe` makes a second sample of clients report their loss at a model.
+
+    Raises
+    ------
+    NoStepError
+        When the step is beyond the range of numbers; then nothing is stored.
+    """
+    defence = method.defence
+    weighting = weigh_rows(method, cohort)
+    coefficients = weighting.coefficients
+    direction: FloatArray | None = None
+    if defence is not None and (trimmed := defence.trimmed(cohort.size)):
+        direction, of_clients = trimmed_mean(replies.updates.vectors, trimmed)
+        coefficients = np.concatenate([of_clients, np.zeros(cohort.rows - cohort.size)])
+    norms = replies.updates.norms
+    try:
+        model, step_norm, moments = _apply_step(
+            method, replies, cohort, vectors, coefficients, direction
         )
-    return products
+    except ValueError as reason:
+        with np.errstate(over="ignore"):
+            parts = np.abs(average_over_arrays(cohort, coefficients)[: cohort.size]) * norms
+        client = cohort.names[int(np.argmax(parts))]
+        raise NoStepError(
+            f"{reason}; the largest part of it is that of client {client}"
+        ) from reason
+    # From here on, the step is taken. The probe comes first: `remember` gets its losses.
+    losses = _probe(method, replies, weighting, evaluate_probe)
+    remembered = method.remember(weighting.cohort, weighting.weights, losses)
+    if weighting.mixing_matrix is not None:
+        remembered = {
+            key: None if mix is None else mix @ weighting.mixing_matrix
+            for key, mix in remembered.items()
+        }
+    progress = method.progress
+    progress.kept = update_kept_rows(method, remembered, vectors)
+    progress.moments = moments
+    progress.norms = progress.norms.plus(cohort.round, norms / norm_bounds.allowances, step_norm)
+    of_clients = average_over_arrays(cohort, coefficients)[: cohort.size]
+    left_out: tuple[str, ...] = ()
+    if defence is not None:
+        left_out = defence.left_out(cohort.names, weighting.mixing_matrix, of_clients)
+    return Step(
+        model=model,
+        metrics=method.own_metrics(cohort, coefficients),
+        coefficients=dict(zip(cohort.names, of_clients.tolist(), strict=True)),
+        left_out=left_out,
+    )
 
 
-def rows_after(
+def _apply_step(
+    method: Method,
+    replies: TrainReplies,
+    cohort: Cohort,
+    vectors: Vectors,
+    coefficients: FloatArray,
+    direction: FloatArray | None,
+) -> tuple[Model, float, Moments | None]:
+    """Return the model after the step, the norm of the method's step, and the optimizer's moments.
+
+    The step is −`direction`, that of a trimmed mean, or −Σ c_k u_k if that is None; a server
+    optimizer may change it. Raise ValueError if the step is too long.
+    """
+    updates = replies.updates
+    layout = updates.layout
+    max_norm = float(updates.norms.max())
+    if method.has_second_rows and replies.second is not None:
+        max_norm = max(max_norm, float(replies.second.norms.max()))
+    if method.server_optimizer is None and direction is None:
+        model = updates.model_after(coefficients, vectors, cohort.prior, cohort.counts)
+        step_norm = layout.distance(model, layout.trainable)
+        check_step(method, layout, step_norm, max_norm)
+        return model, step_norm, None
+    if direction is None:
+        direction = weighted_sum(coefficients, vectors, ends=layout.ends)
+    step_norm = norm(direction)
+    check_step(method, layout, step_norm, max_norm)
+    moments: Moments | None = None
+    if method.server_optimizer is None:
+        flat = layout.flat - direction
+    else:
+        flat, moments = method.server_optimizer.step(
+            layout.flat, direction, method.progress.moments
+        )
+    return updates.model_with(flat, cohort.prior, cohort.counts), step_norm, moments
+
+
+def _probe(
+    method: Method,
+    replies: TrainReplies,
+    weighting: Weighting,
+    evaluate_probe: Callable[[Model], Replies],
+) -> Probed:
+    """Return other clients' losses at the combination of snapshots that the method probes.
+
+    Snapshots are mixed as the updates are. Unusable answers are refused.
+    """
+    cohort = weighting.cohort
+    mix = method.probe(cohort, weighting.weights)
+    snapshots = replies.second if method.second == SNAPSHOT else None
+    if mix is None or snapshots is None:
+        return {}
+    if weighting.mixing_matrix is not None:
+        mix = mix @ weighting.mixing_matrix[: cohort.size, : cohort.size]
+    try:
+        model = snapshots.model_after(mix, snapshots.vectors, cohort.prior, cohort.counts)
+    except ValueError as reason:
+        log.warning("no losses at the snapshots of round %d: %s", cohort.round, reason)
+        return {}
+    answers = evaluate_probe(model)
+    losses = {
+        name: {TRAIN_LOSS: report[TRAIN_LOSS]}
+        for name, report in answers.metrics.items()
+        if TRAIN_LOSS in report
+    }
+    missing = f"metric {TRAIN_LOSS!r} is missing or no finite number"
+    silent = answers.metrics.keys() - losses.keys()
+    too_large = out_of_proportion(losses, {TRAIN_LOSS}, method.loss_limit)
+    reasons = {**answers.refused.reasons, **dict.fromkeys(silent, missing), **too_large}
+    for name, reason in reasons.items():
+        replies.refused.add(name, f"loss at the snapshot: {reason}")
+    return {name: report[TRAIN_LOSS] for name, report in losses.items() if name not in too_large}
+
+
+def update_kept_rows(
     method: Method, remembered: Mapping[Kept, FloatArray | None], vectors: Vectors
 ) -> dict[Kept, Vectors]:
-    """Return the rows that a method keeps after a round, as its `remember` says."""
+    """Return the rows that a method keeps after a round: `remembered` is from its `remember`."""
     kept = method.progress.kept
     if missing := [key for key, mix in remembered.items() if mix is None and key not in kept]:
         raise MethodError(
@@ -206,14 +419,3 @@ def rows_after(
     return {
         key: kept[key] if mix is None else combine(mix, vectors) for key, mix in remembered.items()
     }
-
-
-def single_coefficients(cohort: Cohort, coefficients: FloatArray) -> FloatArray:
-    """Return one coefficient for each row: of those by array their mean, weighted by the array's share in ‖u_k‖²."""
-    if coefficients.ndim == 1:
-        return coefficients
-    squares = np.diagonal(cohort.grams, axis1=1, axis2=2)
-    whole = squares.sum(axis=0)
-    # 0 in a row of zeros
-    shares = np.divide(squares, whole, out=np.zeros_like(squares), where=whole > 0.0)
-    return np.asarray((coefficients * shares).sum(axis=0))

@@ -1,7 +1,9 @@
-"""The seam between a round and those who compute it: Flower's nodes, or clients in this process."""
+"""The interface between a round and its clients: Flower's nodes, or clients in this process."""
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from types import MappingProxyType
 from typing import Any, Protocol, Self
 
@@ -17,9 +19,12 @@ from .refusals import Refusals
 from .updates import Updates
 from .vectors import Vectors
 
+Metrics = dict[str, Any]
+"""A round's metrics, by name."""
+
 Reports = dict[str, dict[str, float]]
-"""What each client reports, by its name, in the order of names: finite numbers by the metric's name
-on the wire."""
+"""The metrics of each client, by client name in ascending order: finite numbers by their name on
+the wire."""
 
 NOTHING: Mapping[str, Model] = MappingProxyType({})
 """Only the model is sent, and no vectors."""
@@ -27,11 +32,22 @@ NOTHING: Mapping[str, Model] = MappingProxyType({})
 
 @dataclass(frozen=True, kw_only=True)
 class Replies:
-    """The replies of a round's evaluation: what the usable ones report, and why others cannot be used, by name.
+    """The replies of a round's evaluation.
 
-    `bytes_sent` is the size of all arrays that went out, `sizes` that of those in each reply, as
-    messages hold them. `hostile` are the clients that attack in an experiment: means leave them
-    out.
+    Attributes
+    ----------
+    metrics
+        The metrics of the usable replies.
+    refused
+        Why the other replies cannot be used, by client.
+    missing
+        The clients that did not answer.
+    bytes_sent
+        The size of all arrays that went out, as messages hold them.
+    sizes
+        The size of the arrays in each reply, as messages hold them.
+    hostile
+        The clients that attack in an experiment: means leave them out.
     """
 
     metrics: Reports
@@ -51,12 +67,23 @@ class Replies:
         """The size of the arrays in the usable replies."""
         return sum(self.sizes.get(name, 0) for name in self.metrics)
 
+    def summarize(self, asked: int, weight_key: str) -> Metrics:
+        """Return the means over honest clients, and how many clients were asked and replied."""
+        honest = {name: report for name, report in self.metrics.items() if name not in self.hostile}
+        return {
+            **average_metrics(honest, weight_key),
+            "participants": asked,
+            "replies-used": len(self.metrics),
+            "replies-refused": self.refused.count,
+            "replies-missing": len(self.missing),
+        }
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainReplies(Replies):
     """The replies of a round's training.
 
-    `second` are their second models as updates, None where none were requested.
+    `second` has the updates of their second models, None if none were requested.
     """
 
     updates: Updates
@@ -75,24 +102,36 @@ class TrainReplies(Replies):
     ) -> Self:
         """Return an object without replies yet.
 
-        `second` names the record of each reply's second model.
-
-        Flat models are written into the rows of the `matrices`, where there are some; else models
-        are added as they are.
+        `second` names the record of each reply's second model. With `matrices`, flat models are
+        written into their rows; without, each model is added with its own arrays.
         """
-        first = matrices or (None,)
-        other = matrices[1:] or (None,)
+        matrix = matrices[0] if matrices else None
+        second_updates = None
+        if second:
+            second_matrix = matrices[1] if len(matrices) > 1 else None
+            second_updates = Updates(layout_of_second(layout, second), second_matrix, second)
         return cls(
             metrics={},
             refused=refused,
             missing=tuple(missing),
             hostile=hostile,
-            updates=Updates(layout, first[0]),
-            second=Updates(layout_of_second(layout, second), other[0], second) if second else None,
+            updates=Updates(layout, matrix),
+            second=second_updates,
+        )
+
+    def without_updates(self) -> Replies:
+        """Return the same replies without the updates; later refusals show in both."""
+        return Replies(
+            metrics=self.metrics,
+            refused=self.refused,
+            missing=self.missing,
+            bytes_sent=self.bytes_sent,
+            sizes=self.sizes,
+            hostile=self.hostile,
         )
 
     def add(self, name: str, report: dict[str, float], arrays: Model, second: Model) -> None:
-        """Take in a reply, in ascending order of names."""
+        """Add a reply; names come in ascending order."""
         self.updates.add(arrays)
         if self.second is not None:
             self.second.add(second)
@@ -101,11 +140,11 @@ class TrainReplies(Replies):
     def add_rows(
         self, reports: Reports, others: Sequence[Model], others_of_second: Sequence[Model] = ()
     ) -> None:
-        """Take in replies whose flat models lie in the rows of `updates.matrix` after those in use.
+        """Add replies with flat models in the rows of `updates.matrix` after those in use.
 
-        The `reports` are in ascending order of names, which is that of the rows. `others` has the
-        buffers and integer arrays of each row's model, `others_of_second` those of the models in
-        the rows of `second.matrix`.
+        The `reports` are in ascending order of names, and so are the rows. `others` has the buffers
+        and integer arrays of each row's model, `others_of_second` those of the models in the rows
+        of `second.matrix`.
         """
         self.updates.add_rows(others)
         if self.second is not None:
@@ -115,7 +154,7 @@ class TrainReplies(Replies):
     def screen(
         self, *, gram: bool = False, by_array: bool = False, below: Sequence[Vectors] = ()
     ) -> None:
-        """Refuse the replies that are not finite, once all are taken in; see `Updates.screen`."""
+        """Refuse the replies that are not finite, once all are added; see `Updates.screen`."""
         wrong = {**self.updates.screen(gram=gram, by_array=by_array, below=below)}
         if self.second is not None:
             wrong = self.second.screen(gram=False) | wrong
@@ -128,7 +167,7 @@ class TrainReplies(Replies):
         return np.array([report[metric] for report in self.metrics.values()], np.float64)
 
     def refuse(self, reasons: Mapping[str, ValueError | str]) -> None:
-        """Leave replies out that were taken for usable, by client name."""
+        """Remove replies that were added as usable, by client name."""
         if not reasons:
             return
         places = [place for place, name in enumerate(self.names) if name in reasons]
@@ -141,46 +180,70 @@ class TrainReplies(Replies):
 
 
 def layout_of_second(layout: Layout, record: str) -> Layout:
-    """Return the layout of second models: a snapshot is a whole model, any other record counts for its update alone."""
+    """Return the layout of second models: only a snapshot is a whole model."""
     return layout if record == SNAPSHOT else layout.trainable_part
+
+
+def average_metrics(reports: Reports, weight_key: str) -> Metrics:
+    """Return the mean of each metric that at least half of the reports have.
+
+    A mean is over the reports that have the metric, weighted by `weight_key`. Rarer metrics are
+    left out, so that a single client adds none.
+    """
+    counts = Counter(chain.from_iterable(reports.values()))
+    del counts[weight_key]
+    averaged: Metrics = {}
+    for key, count in counts.items():
+        if 2 * count < len(reports):
+            continue
+        used = [report for report in reports.values() if key in report]
+        values = np.array([report[key] for report in used], np.float64)
+        weights = np.array([report[weight_key] for report in used], np.float64)
+        # A client may report any float64.
+        with np.errstate(over="ignore"):
+            averaged[key] = float(values @ (weights / weights.sum()))
+    return averaged
 
 
 class ClientPool(Protocol):
     """The clients of a run, which train and evaluate."""
 
     def online(self, fewest: int) -> Sequence[str]:
-        """Return the names of the clients online, in ascending order, after waiting a while for this many."""
+        """Wait a while for `fewest` clients; return those online, in ascending order of names."""
 
     def free(self) -> Sequence[str]:
-        """Return the names of those online, in ascending order, that can be asked now: they owe no earlier reply."""
+        """Return the clients online that owe no earlier reply, in ascending order of names."""
 
     def wait_until_free(self, fewest: int) -> None:
         """Wait until this many training clients are online and owe nothing.
 
-        QuorumError says that the wait was in vain.
+        Raises
+        ------
+        QuorumError
+            When the wait was in vain.
         """
 
     def sizes(self, names: Sequence[str]) -> Mapping[str, float]:
-        """Return how many training examples each of these clients has, of those where that is known or can be asked."""
+        """Return the training examples of those of these clients that report them."""
 
     def train(
         self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING
     ) -> TrainReplies:
-        """Let these clients train the model on the terms, each on its data.
+        """Train the model on each of these clients, on the given terms.
 
-        Vectors are `sent` to each, by record.
+        `sent` holds the vectors that each client gets in addition, by record.
         """
 
     def evaluate(
         self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]
     ) -> Replies:
-        """Let these clients evaluate the model.
+        """Evaluate the model on each of these clients.
 
-        Of `participants` alone is asked what the terms ask to measure.
+        Only `participants` report the metrics in `terms.measure`.
         """
 
     def keep(self, since: int) -> None:
-        """Store what clients keep, before a checkpoint is written.
+        """Store the clients' state, before a checkpoint is written.
 
         The run may go back to round `since`.
         """

@@ -1,6 +1,6 @@
-"""Clients behind a Flower grid: messages, and what becomes of them.
+"""Clients behind a Flower grid: messages to them, and their replies.
 
-The one file of this package that knows Flower.
+With `records`, the only file of this package that imports Flower.
 """
 
 import logging
@@ -28,19 +28,19 @@ from .layout import Layout
 from .method import Method
 from .quorum import Quorum
 from .records import (
-    check_honoured,
-    examples_in,
-    frozen_digest,
+    check_supported,
     has_no_query,
     is_expired,
     model_of,
-    name_in,
-    read_honoured,
+    read_arrays,
+    read_examples,
+    read_frozen_digest,
+    read_metrics,
+    read_name,
+    read_second,
+    read_supported,
     record_of,
-    reported,
     size_of,
-    usable_arrays,
-    usable_second,
 )
 from .refusals import Refusals
 from .roster import Roster
@@ -50,17 +50,17 @@ FLOWER = logging.getLogger("flwr")
 log = FLOWER.getChild("fairbloom")
 
 WAIT_SECONDS = 0.5
-"""Seconds between two looks at the roster while too few clients are online."""
+"""Seconds between two queries of the nodes online while too few clients are."""
 
 PATIENCE_SECONDS = 3600.0
-"""How long a user's own ServerApp waits, where all clients were silent, until they are online and
-owe nothing."""
+"""How long a user's own ServerApp waits for clients that are online and owe no reply, if none has
+answered."""
 
 UNNAMED = (
     "clients are named by their node ids, so a seed does not determine which are drawn; for names,"
     f" {ADVICE}"
 )
-"""What it means that an app answers no QUERY, and what to do about it."""
+"""The consequence of an app that answers no QUERY, and the remedy."""
 
 FAILED_QUERY = (
     "%d nodes fail when they are asked for their name. They are named by their node ids, so a seed"
@@ -74,22 +74,22 @@ FAILED_QUERY = (
 class FlowerClients:
     """The nodes behind a grid, as clients.
 
-    `train` and `evaluate` send messages and read the replies. Flower's hooks do the halves of it
-    one by one: `ask_to_train`, `trained`, `ask_to_evaluate`, `evaluated`.
+    `train` and `evaluate` send messages and read the replies. Flower's hooks do both halves one by
+    one: `write_train_messages`, `read_train_replies`, `write_evaluate_messages`,
+    `read_evaluate_replies`.
 
     Parameters
     ----------
     grid
         Carries the messages; it may be given later.
     timeout
-        Seconds that clients have to reply; messages live no longer. None: as long as Flower lets
-        them.
+        Seconds that clients have to reply; messages live no longer. None: Flower's limit.
     quorum
         How many must be online, and how long a round waits for them. None: as many as a round asks
         for, until the timeout.
     protocol
-        The version that every message with content names. None: none, since the clients' app may be
-        anybody's.
+        The version that every message with content names. None: no version, because the clients'
+        app may be a user's own.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class FlowerClients:
         protocol: int | None = None,
     ) -> None:
         self.grid = grid
-        self._fits: Mapping[str, Any] = {} if protocol is None else {PROTOCOL: protocol}
+        self._version: Mapping[str, Any] = {} if protocol is None else {PROTOCOL: protocol}
         self._method = method
         self._timeout = timeout
         self._quorum = quorum or Quorum(
@@ -114,29 +114,28 @@ class FlowerClients:
         self._evaluation = Exchange()
         self._sent_to_train: Mapping[str, Any] = {}
         self._work: Mapping[str, Any] = {}
-        # the messages that were answered when some were delivered last, by id
+        # The ids of the messages that were answered at the last delivery.
         self._delivered = set[str]()
-        self._answers_query: bool | None = None  # not known before a node has answered
+        self._answers_query: bool | None = None  # None before a node has answered
         self._digest = ""  # of the model's frozen parameters, once it is known
-        self._have_frozen = set[int]()  # the nodes that have said that they have these
-        # by node, the terms that it says it honours when asked
-        self._honours: dict[int, frozenset[str]] = {}
-        # by node, the examples that it says it trains on when asked; 0: none
+        self._have_frozen = set[int]()  # the nodes that have reported this digest
+        # By node, the terms that it declares to support, and its training examples (0 if unknown).
+        self._supported_terms: dict[int, frozenset[str]] = {}
         self._sizes: dict[int, int] = {}
 
     @property
     def simulated(self) -> bool:
-        """Whether the nodes are those of Flower's simulation: no further ones will come."""
+        """Whether the nodes are those of Flower's simulation, which gets no further ones."""
         return is_simulated(self.grid)
 
-    # Who is there ---------------------------------------------------------------------------------
+    # Clients online -------------------------------------------------------------------------------
 
     def online(self, fewest: int) -> Sequence[str]:
-        """Return the names of the clients online, in order, after waiting for `fewest` of them until the timeout."""
-        self._look()
+        """Wait for `fewest` clients until the timeout; return the names of all that are online."""
+        self._refresh_nodes()
         while not self._quorum.is_met(self._roster.online):
             time.sleep(WAIT_SECONDS)
-            self._look()
+            self._refresh_nodes()
         deadline = time.monotonic() + (math.inf if self._timeout is None else self._timeout)
         before = 0
         while (online := len(self._roster.online)) < fewest and time.monotonic() < deadline:
@@ -146,16 +145,16 @@ class FlowerClients:
             before = online
             log.info("waiting for clients: %d of %d are online", online, fewest)
             time.sleep(WAIT_SECONDS)
-            self._look()
+            self._refresh_nodes()
         return list(self._roster.online)
 
     def free(self) -> Sequence[str]:
-        """Return the names of those online that owe no reply, in order.
+        """Return the names of the clients online that owe no reply, in order.
 
-        Late replies are looked for first.
+        Late replies are collected first.
         """
         if owed := self._roster.pending:
-            with suppress(NotImplementedError):  # a grid that answers by send_and_receive alone
+            with suppress(NotImplementedError):  # a grid that only has send_and_receive
                 late = [
                     reply for reply in self._grid().pull_messages(owed) if not is_expired(reply)
                 ]
@@ -165,7 +164,10 @@ class FlowerClients:
     def wait_until_free(self, fewest: int) -> None:
         """Wait until this many training clients are online and owe nothing.
 
-        QuorumError ends a wait that takes longer than the patience.
+        Raises
+        ------
+        QuorumError
+            When the wait takes longer than the quorum's patience.
         """
         of_training = min(fewest, len(self._method.training_clients) or fewest)
         while (
@@ -173,9 +175,9 @@ class FlowerClients:
             or len(self._roster.online) < fewest
         ):
             time.sleep(WAIT_SECONDS)
-            self._look()
+            self._refresh_nodes()
 
-    def _look(self) -> None:
+    def _refresh_nodes(self) -> None:
         nodes = {node.node_id: node.name for node in self._grid().get_nodes()}
         self._roster.refresh(nodes, self._ask_names)
         self._quorum.observe(self._roster.online)
@@ -183,13 +185,11 @@ class FlowerClients:
     def _ask_names(self, node_ids: list[int]) -> dict[int, str]:
         """Return new nodes' client names.
 
-        One that answers with an error, or without a name, is called after its node id.
-
-        One node is asked first: if its app answers no QUERY, the others are not asked, since each
-        would log a traceback.
+        A node that answers with an error, or without a name, gets its node id as its name.
         """
         replies: dict[int, Message] = {}
         if self._answers_query is None:
+            # One node first: if its app answers no QUERY, the others would each log a traceback.
             first = node_ids[:1]
             node_ids = node_ids[1:]
             with quiet_simulation():
@@ -197,8 +197,8 @@ class FlowerClients:
             if any(map(has_no_query, replies.values())):
                 self._answers_query = False
                 log.info("the clients' app answers no QUERY: %s", UNNAMED)
-            else:
-                self._answers_query = True if replies else None
+            elif replies:
+                self._answers_query = True
         if self._answers_query is False:
             return {node_id: str(node_id) for node_id in (*replies, *node_ids)}
         replies |= self._query(node_ids)
@@ -210,37 +210,38 @@ class FlowerClients:
         if failed:
             node_id, reply = next(iter(failed.items()))
             log.warning(FAILED_QUERY, len(failed), node_id, str(reply.error.reason)[:500])
-        return {node_id: name_in(reply) or str(node_id) for node_id, reply in replies.items()}
+        return {node_id: read_name(reply) or str(node_id) for node_id, reply in replies.items()}
 
     def _query(self, node_ids: list[int]) -> dict[int, Message]:
         """Ask nodes for their names.
 
-        Return their replies by node, and note which terms they honour.
+        Return their replies by node, and note their supported terms and examples.
         """
-        asked = Exchange()
+        exchange = Exchange()
         for node_id in node_ids:
-            asked.messages[str(node_id)] = Message(
+            exchange.messages[str(node_id)] = Message(
                 RecordDict(), node_id, MessageType.QUERY, ttl=self._timeout
             )
         replies = dict[int, Message]()
-        delivered = self.deliver(asked.messages.values())
-        sender = asked.senders()  # by the ids that the grid has given the messages
+        delivered = self.deliver(exchange.messages.values())
+        find_sender = exchange.senders()  # after delivery: the grid sets the messages' ids
         for reply in delivered:
-            node = sender(reply)
+            node = find_sender(reply)
             if node is not None and not is_expired(reply):
                 replies.setdefault(int(node), reply)
-        asked.answered = set(map(str, replies))
-        self._note_debts(asked)
+        exchange.answered = set(map(str, replies))
+        self._note_pending(exchange)
         for node_id, reply in replies.items():
-            if reply.has_content() or has_no_query(reply):
-                self._honours[node_id] = (
-                    read_honoured(reply.content) if reply.has_content() else frozenset()
-                )
-            self._sizes[node_id] = examples_in(reply.content) if reply.has_content() else 0
+            self._sizes[node_id] = 0
+            if reply.has_content():
+                self._supported_terms[node_id] = read_supported(reply.content)
+                self._sizes[node_id] = read_examples(reply.content)
+            elif has_no_query(reply):
+                self._supported_terms[node_id] = frozenset()
         return replies
 
     def sizes(self, names: Sequence[str]) -> Mapping[str, float]:
-        """Return how many training examples these clients say they have, of those online that say it when asked.
+        """Return the training examples that online clients report.
 
         A node that an operator has named was not asked for its name, so it is asked now, once.
         """
@@ -259,18 +260,18 @@ class FlowerClients:
             if (size := self._sizes.get(node_id))
         }
 
-    def _take(
-        self, asked: "Exchange", replies: Iterable[Message], refused: Refusals
+    def _read_contents(
+        self, exchange: "Exchange", replies: Iterable[Message], refused: Refusals
     ) -> list[tuple[str, RecordDict]]:
         """Return client and content of each reply, in the order of names.
 
-        Note who owes one, and the frozen arrays.
+        Note who owes a reply, and who has the frozen arrays.
         """
-        contents = asked.sort(replies, self._roster.online, refused)
+        contents = exchange.sort(replies, self._roster.online, refused)
         for name, content in contents:
-            if self._digest and frozen_digest(content) == self._digest:
-                self._have_frozen.add(asked.messages[name].metadata.dst_node_id)
-        self._note_debts(asked)
+            if self._digest and read_frozen_digest(content) == self._digest:
+                self._have_frozen.add(exchange.messages[name].metadata.dst_node_id)
+        self._note_pending(exchange)
         return contents
 
     # Training -------------------------------------------------------------------------------------
@@ -278,80 +279,82 @@ class FlowerClients:
     def train(
         self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING
     ) -> TrainReplies:
-        """Let these clients train the model on the terms, each on its data.
+        """Train the model on each of these clients, on the given terms.
 
-        Vectors are `sent` to each, by record.
+        `sent` holds the vectors that each client gets in addition, by record.
         """
-        self.ask_to_train(names, record_of(model), terms, sent)
+        self.write_train_messages(names, record_of(model), terms, sent)
         self._leave_out_frozen(self._training, model)
-        return self.trained(self.deliver(self._training.messages.values()))
+        return self.read_train_replies(self.deliver(self._training.messages.values()))
 
-    def ask_to_train(
+    def write_train_messages(
         self,
         names: Sequence[str],
         arrays: ArrayRecord,
         terms: Terms,
         sent: Mapping[str, Model] = NOTHING,
     ) -> list[Message]:
-        """Return a message to each of the clients, with the vectors that are `sent` next to the model, by record."""
+        """Return a message to each client, with the `sent` vectors by record."""
         self._layout = self._method.layout_of(model_of(arrays))
-        vectors = {record: record_of(each) for record, each in sent.items()}
+        vectors = {record: record_of(vector) for record, vector in sent.items()}
         self._training = Exchange(terms.server_round)
         self._sent_to_train = terms.others
         self._work = terms.work
         for name in names:
-            asked = terms.of_client(name).to_config()
+            config = terms.of_client(name).to_config()
             self._training.messages[name] = self._message(
-                MessageType.TRAIN, name, arrays, asked, vectors
+                MessageType.TRAIN, name, arrays, config, vectors
             )
         return list(self._training.messages.values())
 
-    def trained(self, replies: Iterable[Message]) -> TrainReplies:
-        """Return what is usable of the replies to the last `ask_to_train`."""
-        asked = self._training
+    def read_train_replies(self, replies: Iterable[Message]) -> TrainReplies:
+        """Return the usable replies to the last `write_train_messages`."""
+        exchange = self._training
         method = self._method
-        refused = Refusals(self._training.server_round)
-        if not asked.server_round:
+        refused = Refusals(exchange.server_round)
+        if not exchange.server_round:
             raise RuntimeError(
                 "there are no messages that these could be replies to: call configure_train first;"
                 " your own calls super().configure_train and changes what that returns"
             )
-        contents = self._take(asked, replies, refused)
-        honours = self._honoured_by(contents)
+        contents = self._read_contents(exchange, replies, refused)
+        supported = self._find_supported_terms(contents)
         trained = TrainReplies.empty(
-            self._layout, refused=refused, missing=asked.missing, second=method.second
+            self._layout, refused=refused, missing=exchange.missing, second=method.second
         )
         for name, content in contents:
             try:
-                check_honoured(self._work, honours[name])
-                report = usable_metrics(reported(content), method.weighted_by_key, method.needs)
-                second = usable_second(content, method.second, trained.second)
-                arrays = usable_arrays(content, method.arrayrecord_key, self._layout, method.second)
+                check_supported(self._work, supported[name])
+                report = usable_metrics(read_metrics(content), method.weighted_by_key, method.needs)
+                second = read_second(content, method.second, trained.second)
+                arrays = read_arrays(content, method.arrayrecord_key, self._layout, method.second)
                 trained.add(name, report, arrays, second)
             except ValueError as reason:
                 refused.add(name, reason)
-        screen_updates(method, trained, asked.server_round)
+        screen_updates(method, trained, exchange.server_round)
         sizes = {name: size_of(content) for name, content in contents}
-        return replace(trained, bytes_sent=asked.bytes_sent, sizes=sizes)
+        return replace(trained, bytes_sent=exchange.bytes_sent, sizes=sizes)
 
-    def _honoured_by(self, contents: Sequence[tuple[str, RecordDict]]) -> dict[str, frozenset[str]]:
-        """Return which terms each client honours, by its reply and by what its node answers when asked.
+    def _find_supported_terms(
+        self, contents: Sequence[tuple[str, RecordDict]]
+    ) -> dict[str, frozenset[str]]:
+        """Return the terms that each client supports, by its reply and its node's answer to QUERY.
 
         A node that an operator has named was not asked for its name, so it is asked now if its
-        reply does not say it.
+        reply does not declare them.
         """
         nodes = {name: self._training.messages[name].metadata.dst_node_id for name, _ in contents}
-        says = {name: read_honoured(content) for name, content in contents}
+        declared = {name: read_supported(content) for name, content in contents}
         silent = [
             nodes[name]
-            for name, honours in says.items()
-            if not honours and nodes[name] not in self._honours
+            for name, terms in declared.items()
+            if not terms and nodes[name] not in self._supported_terms
         ]
         if self._work and silent and self.grid is not None and self._answers_query is not False:
             self._query(silent)
         return {
-            name: honours | self._honours.get(nodes[name], frozenset())
-            for name, honours in says.items()
+            name: terms | self._supported_terms.get(nodes[name], frozenset())
+            for name, terms in declared.items()
         }
 
     # Evaluation -----------------------------------------------------------------------------------
@@ -359,108 +362,105 @@ class FlowerClients:
     def evaluate(
         self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]
     ) -> Replies:
-        """Let these clients evaluate the model.
+        """Evaluate the model on each of these clients.
 
-        Of `participants` alone is asked what the terms ask to measure.
+        Only `participants` report the metrics in `terms.measure`.
         """
-        self.ask_to_evaluate(names, record_of(model), terms, participants)
+        self.write_evaluate_messages(names, record_of(model), terms, participants)
         self._leave_out_frozen(self._evaluation, model)
-        return self.evaluated(self.deliver(self._evaluation.messages.values()))
+        return self.read_evaluate_replies(self.deliver(self._evaluation.messages.values()))
 
-    def ask_to_evaluate(
+    def write_evaluate_messages(
         self, names: Sequence[str], arrays: ArrayRecord, terms: Terms, participants: Collection[str]
     ) -> list[Message]:
-        """Return a message to each of the clients.
-
-        A client that measures its training loss gets the user's own config values as well: it may
-        need them to load its data.
-        """
+        """Return a message to each of the clients."""
         self._evaluation = Exchange(terms.server_round)
-        asked = terms.to_config()
-        plain = {key: value for key, value in asked.items() if key != "measure"}
+        measuring = terms.to_config()
+        plain = {key: value for key, value in measuring.items() if key != "measure"}
         if TRAIN_LOSS in terms.measure:
-            asked = {**self._sent_to_train, **asked}
+            # A client may need the user's own config values to load its training data.
+            measuring = {**self._sent_to_train, **measuring}
         for name in names:
-            config = asked if terms.measure and name in participants else plain
+            config = measuring if terms.measure and name in participants else plain
             self._evaluation.messages[name] = self._message(
                 MessageType.EVALUATE, name, arrays, config
             )
         return list(self._evaluation.messages.values())
 
-    def evaluated(self, replies: Iterable[Message]) -> Replies:
-        """Return what is usable of the replies to the last `ask_to_evaluate`."""
-        asked = self._evaluation
-        refused = Refusals(self._evaluation.server_round)
+    def read_evaluate_replies(self, replies: Iterable[Message]) -> Replies:
+        """Return the usable replies to the last `write_evaluate_messages`."""
+        exchange = self._evaluation
+        refused = Refusals(exchange.server_round)
         reports: Reports = {}
-        for name, content in self._take(asked, replies, refused):
+        weight_key = self._method.weighted_by_key
+        for name, content in self._read_contents(exchange, replies, refused):
             try:
-                reports[name] = usable_evaluation(reported(content), self._method.weighted_by_key)
+                reports[name] = usable_evaluation(read_metrics(content), weight_key)
             except ValueError as reason:
                 refused.add(name, reason)
         return Replies(
             metrics=reports,
             refused=refused,
-            missing=tuple(asked.missing),
-            bytes_sent=asked.bytes_sent,
+            missing=tuple(exchange.missing),
+            bytes_sent=exchange.bytes_sent,
         )
 
     def keep(self, since: int) -> None:
-        """Do nothing: deployed clients store what they keep before they reply."""
+        """Do nothing: deployed clients store their state before they reply."""
 
     # Messages -------------------------------------------------------------------------------------
 
     def contents(self, replies: Iterable[Message], names: Collection[str]) -> list[RecordDict]:
-        """Return what these clients replied to the last question of its kind, in the order of names."""
+        """Return the contents of these clients' replies to the last messages, by name."""
         senders = {
             MessageType.TRAIN: self._training.senders(),
             MessageType.EVALUATE: self._evaluation.senders(),
         }
-        found: dict[str, RecordDict] = {}
+        contents: dict[str, RecordDict] = {}
         for reply in replies:
             name = senders[reply.metadata.message_type](reply)
-            if name is not None and name in names and name not in found and reply.has_content():
-                found[name] = reply.content
-        return [found[name] for name in sorted(found)]
+            if name is not None and name in names and name not in contents and reply.has_content():
+                contents[name] = reply.content
+        return [contents[name] for name in sorted(contents)]
 
     def _message(
         self,
         message_type: str,
         name: str,
         arrays: ArrayRecord,
-        asked: Mapping[str, Any],
+        config: Mapping[str, Any],
         vectors: Mapping[str, ArrayRecord] = MappingProxyType({}),
     ) -> Message:
-        config = ConfigRecord({**asked, **self._fits})
         records: dict[str, Any] = {
             self._method.arrayrecord_key: arrays,
-            self._method.configrecord_key: config,
+            self._method.configrecord_key: ConfigRecord({**config, **self._version}),
         }
         content = RecordDict({**records, **vectors})
         node_id = self._roster.online[name]
         return Message(content, dst_node_id=node_id, message_type=message_type, ttl=self._timeout)
 
     def deliver(self, messages: Iterable[Message]) -> list[Message]:
-        """Send messages and return the replies that come in time; no messages need no grid."""
+        """Send messages and return the replies that come in time."""
         messages = list(messages)
         if not messages:
-            return []
+            return []  # before a grid is needed
         replies = list(self._grid().send_and_receive(messages, timeout=self._timeout))
         self._delivered = {
             reply.metadata.reply_to_message_id for reply in replies if not is_expired(reply)
         }
         for reply in replies:
-            if reply.has_error():  # it may lack what a message has left out
+            if reply.has_error():  # perhaps because it lacks the frozen parameters
                 self._have_frozen.discard(reply.metadata.src_node_id)
         return replies
 
     # Frozen parameters ----------------------------------------------------------------------------
 
-    def _leave_out_frozen(self, asked: "Exchange", model: Model) -> None:
-        """Leave the frozen parameters out of the messages to nodes that have said that they have the very same ones.
+    def _leave_out_frozen(self, exchange: "Exchange", model: Model) -> None:
+        """Leave the frozen parameters out of the messages to nodes that have the same ones.
 
         Each message names their digest. The first message to a node has all arrays, and its reply
-        says what it has then. A node that has lost them refuses a message without them by an error,
-        and the next one has all.
+        names the digest of what the node holds then. A node that has lost them replies with an
+        error to a message without them, and the next message has all.
         """
         if not self._method.frozen:
             return
@@ -468,23 +468,22 @@ class FlowerClients:
         self._digest = self._digest or digest_arrays({name: model[name] for name in frozen})
         arrays = self._method.arrayrecord_key
         config = self._method.configrecord_key
-        for message in asked.messages.values():
+        for message in exchange.messages.values():
             content = message.content
             whole = content.array_records[arrays]
             named = ConfigRecord({**content.config_records[config], FROZEN: self._digest})
             message.content = RecordDict({**content, config: named})
             if message.metadata.dst_node_id in self._have_frozen:
-                message.content[arrays] = ArrayRecord(
-                    {n: each for n, each in whole.items() if n not in frozen}
-                )
+                changing = {name: array for name, array in whole.items() if name not in frozen}
+                message.content[arrays] = ArrayRecord(changing)
 
-    def _note_debts(self, exchange: "Exchange") -> None:
+    def _note_pending(self, exchange: "Exchange") -> None:
         for name in exchange.missing:
-            asked = exchange.messages[name].metadata
-            # a hook may have held its reply back
-            if asked.message_id and asked.message_id not in self._delivered:
+            sent = exchange.messages[name].metadata
+            # A reply that was delivered and is missing here was held back by a hook.
+            if sent.message_id and sent.message_id not in self._delivered:
                 self._roster.expect_reply(
-                    asked.message_id, asked.dst_node_id, asked.created_at, asked.ttl
+                    sent.message_id, sent.dst_node_id, sent.created_at, sent.ttl
                 )
         for name in exchange.answered:
             self._roster.reset_backoff(exchange.messages[name].metadata.dst_node_id)
@@ -527,36 +526,35 @@ class Exchange:
 
         Refuse the others.
         """
-        sender = self.senders()
+        find_sender = self.senders()
         contents: dict[str, RecordDict] = {}
         for reply in replies:
-            name = sender(reply)
+            name = find_sender(reply)
             if name is None:
                 self.strays.add(reply.metadata.reply_to_message_id)
                 node_id = reply.metadata.src_node_id
                 known = (client for client, node in online.items() if node == node_id)
                 refused.add(next(known, f"node {node_id}"), "it answers no message of this round")
-            elif is_expired(reply):
                 continue
-            elif name in self.answered:
+            if is_expired(reply):
+                continue
+            if name in self.answered:
                 refused.add(name, "a second reply to the same message")
+                continue
+            self.answered.add(name)
+            if reply.has_error():
+                refused.add(name, f"error {reply.error.code}: {reply.error.reason}")
             else:
-                self.answered.add(name)
-                if reply.has_error():
-                    refused.add(name, f"error {reply.error.code}: {reply.error.reason}")
-                    continue
                 contents[name] = reply.content
         return sorted(contents.items())
 
     def senders(self) -> Callable[[Message], str | None]:
-        """Return a look-up of the client whose message a reply answers, None for a message of another round.
-
-        It goes by message id, since Flower reports a lost node with the server's id; without one,
-        it goes by node id.
-        """
+        """Return a function that maps a reply to its client, a reply of another round to None."""
+        # By message id, because Flower reports a lost node with the server's id; by node id if the
+        # messages have no ids.
         sent = {
-            (m.metadata.message_id or m.metadata.dst_node_id): name
-            for name, m in self.messages.items()
+            (message.metadata.message_id or message.metadata.dst_node_id): name
+            for name, message in self.messages.items()
         }
         return lambda reply: sent.get(
             reply.metadata.reply_to_message_id or reply.metadata.src_node_id
@@ -565,7 +563,7 @@ class Exchange:
 
 @contextmanager
 def quiet_simulation() -> Iterator[None]:
-    """Hide what Flower's simulation, which may run in this process, logs meanwhile of an app that answers no QUERY."""
+    """Hide the errors that Flower's simulation logs of an app that answers no QUERY."""
     level = FLOWER.level
     FLOWER.setLevel(logging.CRITICAL)
     try:

@@ -1,4 +1,4 @@
-"""Arrays and numbers as Flower's records, and what a reply must hold to be usable."""
+"""Arrays and numbers as Flower's records, and the checks that make a reply usable."""
 
 from collections.abc import Collection, Mapping
 from io import BytesIO
@@ -30,17 +30,17 @@ from .screening import LARGEST_COUNT
 from .updates import Updates
 
 EXPIRED = (3, 4)
-"""Flower's error codes for a message, or a reply, that has outlived its deadline."""
+"""Flower's error codes for a message, or a reply, that has exceeded its deadline."""
 
 NO_QUERY = ("No query function registered", "Invalid message type: query")
 """An app without a query function answers with an error that has one of these texts; the second is
 of a NumPyClient."""
 
 
-def frozen_digest(content: RecordDict) -> str:
-    """Return the digest that a client says its frozen parameters have, "" where it says nothing that can be one."""
-    said = content.config_records.get(CLIENT, ConfigRecord()).get(FROZEN)
-    return said if isinstance(said, str) else ""
+def read_frozen_digest(content: RecordDict) -> str:
+    """Return the digest that a client reports of its frozen parameters, "" without a text."""
+    digest = content.config_records.get(CLIENT, ConfigRecord()).get(FROZEN)
+    return digest if isinstance(digest, str) else ""
 
 
 def size_of(content: RecordDict) -> int:
@@ -50,40 +50,42 @@ def size_of(content: RecordDict) -> int:
     )
 
 
-def name_in(reply: Message) -> str:
-    """Return the name that a client gives itself in its answer to a QUERY, "" where there is none that can be used.
+def read_name(reply: Message) -> str:
+    """Return the client name in an answer to QUERY, "" without a usable one.
 
-    It stands in logs and tables, so it has printable characters alone, and not too many.
+    Names appear in logs and tables, so they are short and have only printable characters.
     """
     client = reply.content.config_records.get(CLIENT) if reply.has_content() else None
     name = str(client[NAME]) if client and client.get(NAME) else ""
     if is_usable_name(name):
         return name
     if name:
-        words = (
+        log.warning(
             "the client of node %d calls itself %s: a name has printable characters, at most %d; it"
-            " is called by %s"
+            " is called by its node's number",
+            reply.metadata.src_node_id,
+            one_line(name[:LONGEST_NAME]),
+            LONGEST_NAME,
         )
-        node = reply.metadata.src_node_id
-        log.warning(words, node, one_line(name[:LONGEST_NAME]), LONGEST_NAME, "its node's number")
     return ""
 
 
-def examples_in(content: RecordDict) -> int:
-    """Return how many training examples a client says it has in its answer to a QUERY, 0 where that is no number."""
-    said = content.config_records.get(CLIENT, ConfigRecord()).get(NUM_EXAMPLES)
-    return said if type(said) is int and 1 <= said <= LARGEST_COUNT else 0
+def read_examples(content: RecordDict) -> int:
+    """Return the training examples that a client reports in its answer to QUERY, 0 if unknown."""
+    examples = content.config_records.get(CLIENT, ConfigRecord()).get(NUM_EXAMPLES)
+    # Not isinstance: True is an int, too.
+    return examples if type(examples) is int and 1 <= examples <= LARGEST_COUNT else 0
 
 
-def read_honoured(content: RecordDict) -> frozenset[str]:
-    """Return the terms of local work on which a client says that it acts."""
+def read_supported(content: RecordDict) -> frozenset[str]:
+    """Return the terms of local work that a client declares to support."""
     keys = content.config_records.get(CLIENT, ConfigRecord()).get(HONOURS)
     return frozenset(map(str, keys)) if isinstance(keys, list) else frozenset()
 
 
-def check_honoured(work: Mapping[str, Any], honours: Collection[str]) -> None:
-    """Raise ValueError, with the remedy, where a client does not say that it acts on all terms of its local work."""
-    lacking = [key for key in work if key not in honours]
+def check_supported(work: Mapping[str, Any], supported: Collection[str]) -> None:
+    """Raise ValueError, with the remedy, if a client does not support a term of its local work."""
+    lacking = [key for key in work if key not in supported]
     if lacking:
         terms = ", ".join(f"{key} = {work[key]}" for key in lacking)
         raise ValueError(
@@ -94,7 +96,7 @@ def check_honoured(work: Mapping[str, Any], honours: Collection[str]) -> None:
 
 
 def is_expired(reply: Message) -> bool:
-    """Return whether a reply is the grid's word that no answer came in time."""
+    """Return whether Flower reports that the deadline passed."""
     return not reply.has_content() and reply.error.code in EXPIRED
 
 
@@ -109,59 +111,58 @@ def record_of(model: Model) -> ArrayRecord:
 
 
 def model_of(arrays: ArrayRecord) -> Model:
-    """Return the arrays of a model that came from Flower, without a copy and read-only."""
+    """Return the arrays of a model from Flower, without a copy and read-only."""
     return {name: view(array) for name, array in arrays.items()}
 
 
-def reported(content: RecordDict) -> MetricRecord:
+def read_metrics(content: RecordDict) -> MetricRecord:
     """Return the metrics of a reply."""
-    record: MetricRecord = _only(content.metric_records, METRICS, "MetricRecord")
+    record: MetricRecord = _find_record(content.metric_records, METRICS, "MetricRecord")
     return record
 
 
-def usable_arrays(content: RecordDict, key: str, layout: Layout, second: str = "") -> Model:
-    """Return a reply's arrays, if their names, shapes and kinds of dtype are the model's.
+def read_arrays(content: RecordDict, key: str, layout: Layout, second: str = "") -> Model:
+    """Return a reply's arrays; raise ValueError if they do not fit the layout.
 
-    The record may have another name than `key`, if it is the only one apart from that of a `second`
+    The record may have another name than `key` if it is the only one besides that of a `second`
     model.
     """
-    return _readable(_only(content.array_records, key, "ArrayRecord", second), layout)
+    record = _find_record(content.array_records, key, "ArrayRecord", second)
+    return _read_model(record, layout)
 
 
-def usable_second(content: RecordDict, record: str, into: Updates | None) -> Model:
-    """Return the second model of a reply, checked as a first one is.
+def read_second(content: RecordDict, record: str, into: Updates | None) -> Model:
+    """Return the second model of a reply, checked like a first one.
 
-    Of a record that is no snapshot, arrays that are no part of an update are ignored.
+    Unless the record is a snapshot, arrays that are not part of an update are ignored.
     """
     if into is None:
         return {}
-    if record not in content.array_records:
-        which = (
-            ", the model after `snapshot-step` of the `local-steps` steps"
-            if record == SNAPSHOT
-            else ""
-        )
-        raise ValueError(f"ArrayRecord {record!r} is missing{which}: {advice_on([record])}")
-    received = content.array_records[record]
     layout = into.layout
+    is_snapshot = record == SNAPSHOT
+    if record not in content.array_records:
+        which = ""
+        if is_snapshot:
+            which = ", the model after `snapshot-step` of the `local-steps` steps"
+        raise ValueError(f"ArrayRecord {record!r} is missing{which}: {advice_on([record])}")
     used = {
         name: array
-        for name, array in received.items()
-        if record == SNAPSHOT or name in layout.arrays
+        for name, array in content.array_records[record].items()
+        if is_snapshot or name in layout.arrays
     }
     try:
-        return _readable(used, layout)
+        return _read_model(used, layout)
     except ValueError as error:
         raise ValueError(f"ArrayRecord {record!r}: {error}") from error
 
 
-def _readable(record: Mapping[str, Array], layout: Layout) -> Model:
-    """Return the arrays of a record, if their names, shapes and kinds of dtype are those of a layout."""
+def _read_model(record: Mapping[str, Array], layout: Layout) -> Model:
+    """Return a record's arrays; raise ValueError if names, shapes or kinds of dtype do not fit."""
     arrays = {}
     for name, array in record.items():
         try:
             arrays[name] = view(array)
-        except Exception as error:  # nothing bounds what a client's bytes make NumPy raise
+        except Exception as error:  # a client's bytes can make NumPy raise anything
             raise ValueError(f"array {name!r} can't be read: {error}") from error
     if (mismatch := layout.mismatch(arrays)) is not None:
         raise ValueError(mismatch)
@@ -169,9 +170,9 @@ def _readable(record: Mapping[str, Array], layout: Layout) -> Model:
 
 
 def view(array: Array) -> NDArray[Any]:
-    """Return the values of a Flower Array, read-only: its bytes are a file as numpy.save writes it.
+    """Return the values of a Flower Array, read-only: its bytes are a file of numpy.save.
 
-    They are a copy only where their byte order is not this machine's.
+    They are copied only if their byte order is not this machine's.
     """
     if array.stype != "numpy.ndarray":
         raise ValueError(f"serialised as {array.stype!r}, not as 'numpy.ndarray'")
@@ -183,13 +184,12 @@ def view(array: Array) -> NDArray[Any]:
     if dtype.hasobject:
         raise ValueError("it holds Python objects")
     values = np.frombuffer(array.data, dtype, offset=file.tell())
-    return values.astype(dtype.newbyteorder("="), copy=False).reshape(
-        shape, order="F" if fortran else "C"
-    )
+    values = values.astype(dtype.newbyteorder("="), copy=False)
+    return values.reshape(shape, order="F" if fortran else "C")
 
 
-def _only(records: Mapping[str, Any], key: str, kind: str, second: str = "") -> Any:
-    """Return the record named `key`, or the only one there is: foreign clients choose its name."""
+def _find_record(records: Mapping[str, Any], key: str, kind: str, second: str = "") -> Any:
+    """Return the record named `key`, or the only record: users' clients may choose its name."""
     if key in records:
         return records[key]
     others = [record for name, record in records.items() if name not in (SNAPSHOT, second)]

@@ -1,12 +1,12 @@
-"""Which replies of a round are used, and whether its step is taken: reports, then buffers, lengths and the step.
+"""Checks of a round's replies (reports, buffers, norms) and of its step.
 
 Every check of a report raises ValueError with the reason for which the reply is refused.
 
-The usual length r of a round is the larger of two lower medians: that of ‖u_k‖ over the round's
-updates that are not zero, where there are at least two of them; and that of ‖u_k‖/e_k over the
-replies that were used in the rounds t − 5 to t − 1. Where there is neither, or both are zero, r is
-the larger of the received model's length and 1. The allowance e_k is a client's number of examples
-over their lower median in the round, at least 1 and at most 1000: who has more rows takes more
+The usual norm r of a round is the larger of two lower medians: that of ‖u_k‖ over the round's
+updates that are not zero, if there are at least two of them; and that of ‖u_k‖/e_k over the replies
+that were used in the rounds t − 5 to t − 1. If there is neither, or both are zero, r is the larger
+of the received model's norm and 1. The allowance e_k is a client's number of examples over their
+lower median in the round, at least 1 and at most 1000: a client with more examples takes more
 steps.
 """
 
@@ -45,28 +45,26 @@ from .refusals import lacking_metric
 LARGEST = sys.float_info.max
 
 LARGEST_COUNT = 2**53
-"""No client counts more examples; up to here every integer is a float64 of its own."""
+"""The largest count of examples that is accepted: float64 holds every integer up to here."""
 
 ACCURACIES = tuple(
     f"{ACCURACY}{of}" for of in ("", f"-{PERSONAL}", f"-{VALIDATION}", f"-{VALIDATION}-{PERSONAL}")
 )
-"""What a client may tell of its test and validation splits as a share of the examples."""
+"""The metrics of a client's test and validation splits that are shares of the examples."""
 
 LOSSES = frozenset({LOSS_BEFORE, LOSS_AFTER, LOSS_BASELINE, TRAIN_LOSS})
 
 GROUP_COUNTS = frozenset({*POSITIVES, *HITS})
 
 SMALLEST_STEP_SUM = 1e-12
-"""Sums of learning rates below this are no client's: updates divided by them could leave the range
-of numbers."""
+"""The smallest sum of learning rates above 0 that is accepted: updates are divided by it, and could
+leave the range of numbers."""
 
 USUAL_LOSS = 1.0
-"""Where the median loss is smaller, losses are compared with this: one client may well be far from
-the others' zero."""
+"""The least loss that others are compared with: a client may well be far from a median near 0."""
 
 LARGEST_ALLOWANCE = 1000.0
-"""However many examples a client has, its update may be longer than others' by no more than
-this."""
+"""The largest factor by which a client's update may be longer because it has more examples."""
 
 
 class BrokenModelError(FairbloomError):
@@ -79,16 +77,19 @@ class BrokenModelError(FairbloomError):
 def usable_metrics(
     record: Mapping[str, Any], weight_key: str, needs: frozenset[str] = frozenset()
 ) -> dict[str, float]:
-    """Return the finite numbers among a reply's metrics, if count, weight and the needed ones are there."""
+    """Return the finite numbers among a reply's metrics.
+
+    Raise ValueError if the count, the weight or a needed metric is missing or wrong.
+    """
     count = record.get(NUM_EXAMPLES)
     if not isinstance(count, int) or count < 1:
         raise ValueError(f"num-examples must be an integer of at least 1, got {count!r}")
     if count > LARGEST_COUNT:
         raise ValueError(f"num-examples must be at most 2**53, got {count!r}")
     finite = {
-        key: each
-        for key, each in record.items()
-        if isinstance(each, (int, float)) and abs(each) <= LARGEST
+        key: value
+        for key, value in record.items()
+        if isinstance(value, (int, float)) and abs(value) <= LARGEST
     }
     if not 0 < finite.get(weight_key, 0) <= LARGEST_COUNT:
         raise ValueError(
@@ -97,23 +98,27 @@ def usable_metrics(
         )
     if missing := sorted(needs - finite.keys()):
         raise lacking_metric(missing[0], record.get(missing[0]))
-    _check_shares(
-        finite, (name for name in needs if name.startswith(ACCURACY) or name == DISPARITY)
-    )
+    shares = [name for name in needs if name.startswith(ACCURACY) or name == DISPARITY]
+    _check_shares(finite, shares)
     if LEARNING_RATE in needs and finite[LEARNING_RATE] <= 0.0:
         raise ValueError(
             f"metric 'learning-rate' must be positive, got {finite['learning-rate']!r}"
         )
     if GROUP_COUNTS.intersection(needs):
         _check_group_counts(finite)
-    if STEP_SUM in needs and not (finite[STEP_SUM] == 0.0 or finite[STEP_SUM] >= SMALLEST_STEP_SUM):
-        words = f"metric {STEP_SUM!r} must be 0 or at least {SMALLEST_STEP_SUM:g}"
-        raise ValueError(f"{words}, got {finite[STEP_SUM]!r}")
+    if STEP_SUM in needs and finite[STEP_SUM] != 0.0 and finite[STEP_SUM] < SMALLEST_STEP_SUM:
+        raise ValueError(
+            f"metric {STEP_SUM!r} must be 0 or at least {SMALLEST_STEP_SUM:g}, got"
+            f" {finite[STEP_SUM]!r}"
+        )
     return finite
 
 
 def usable_evaluation(record: Mapping[str, Any], weight_key: str) -> dict[str, float]:
-    """Return the finite numbers among what a client measured, if its count is one and its accuracies are shares."""
+    """Return the finite numbers among a client's evaluation metrics.
+
+    Raise ValueError if the count is not positive, or if an accuracy is not a share.
+    """
     if record.get(NUM_EXAMPLES) == 0:
         raise ValueError("it has no test examples, so it counts in no measure")
     metrics = usable_metrics(record, weight_key)
@@ -123,7 +128,8 @@ def usable_evaluation(record: Mapping[str, Any], weight_key: str) -> dict[str, f
 
 def _check_shares(metrics: Mapping[str, float], names: Iterable[str]) -> None:
     for name in sorted(names):
-        if not (lowest := -1.0 if name == DISPARITY else 0.0) <= metrics[name] <= 1.0:
+        lowest = -1.0 if name == DISPARITY else 0.0
+        if not lowest <= metrics[name] <= 1.0:
             raise ValueError(f"metric {name!r} must lie in [{lowest:g}, 1], got {metrics[name]!r}")
 
 
@@ -155,30 +161,30 @@ def implausible_counts(
     max_growth: float,
     first_limit: float = math.inf,
 ) -> dict[str, str]:
-    """Return why some clients' counts are refused: more examples than `enrolled`, or a weight far above the `first`.
+    """Return the clients with implausible counts, with the reason.
 
-    A client that joins is compared with the others: see `beyond_others`.
+    A client may have at most its `enrolled` examples, and a weight of at most `max_growth` times
+    its `first`. A client that joins is compared with the others: see `beyond_others`.
     """
     reasons: dict[str, str] = {}
     for name, report in reports.items():
         examples = report[NUM_EXAMPLES]
         weight = report[weight_key]
+        is_new = name not in enrolled and name not in first
         if name in enrolled and examples > enrolled[name]:
             most = f"the {enrolled[name]} examples that it was enrolled with"
             reasons[name] = f"num-examples {examples} is more than {most}"
         elif name in first and weight > max_growth * first[name]:
             most = f"{max_growth:g} times (max_growth) the {first[name]} that it said at first"
             reasons[name] = f"{weight_key} {weight} is more than {most}"
-        elif name not in {*enrolled, *first} and (
-            words := beyond_others(name, examples, first, first_limit)
-        ):
+        elif is_new and (words := beyond_others(name, examples, first, first_limit)):
             reasons[name] = f"num-examples {examples} is {words}"
     return reasons
 
 
 def beyond_others(name: str, size: float, sizes: Mapping[str, float], limit: float) -> str:
-    """Return in words that a client has more than `limit` times the median of the others' examples, "" if not."""
-    others = [each for other, each in sizes.items() if other != name]
+    """Return as text that `size` exceeds `limit` times the median of the others, "" if not."""
+    others = [other_size for other, other_size in sizes.items() if other != name]
     if not others or size <= limit * median(others):
         return ""
     return (
@@ -191,11 +197,11 @@ def beyond_others(name: str, size: float, sizes: Mapping[str, float], limit: flo
 def out_of_proportion(
     replies: Mapping[str, Mapping[str, float]], needs: Collection[str], limit: float
 ) -> dict[str, str]:
-    """Return the clients with needed losses or rates out of all proportion to the others', with the reason."""
+    """Return the clients with needed losses or rates far beyond the others', with the reason."""
     reasons: dict[str, str] = {}
     for metric in sorted(LOSSES & set(needs)):
         losses = {name: metrics[metric] for name, metrics in replies.items() if name not in reasons}
-        # the least that the bound can be
+        # The bound is at least this. The test saves the sort in a round of plausible replies.
         if max(map(abs, losses.values()), default=0.0) <= limit * USUAL_LOSS:
             continue
         most = largest_in_proportion(map(abs, losses.values()), limit, USUAL_LOSS)
@@ -224,17 +230,17 @@ def out_of_proportion(
 
 
 def largest_in_proportion(sizes: Iterable[float], limit: float, floor: float) -> float:
-    """Return `limit` times the lower median of the sizes, or of `floor` where that is more.
+    """Return `limit` times the lower median of the sizes, or of `floor` if that is larger.
 
-    As long as the largest size is beyond, it is left out and the median taken again: the bound is
-    that of the sizes within it alone, whatever the others are. Of two sizes the smaller one is the
-    median.
+    While the largest size is beyond the bound, it is left out and the median is taken again. So
+    only the sizes within the bound determine it.
     """
     ascending = sorted(sizes)
     bound = math.inf
-    while ascending and ascending[-1] > (
-        bound := limit * max(floor, ascending[(len(ascending) - 1) // 2])
-    ):
+    while ascending:
+        bound = limit * max(floor, ascending[(len(ascending) - 1) // 2])
+        if ascending[-1] <= bound:
+            break
         ascending.pop()
     return bound
 
@@ -242,20 +248,18 @@ def largest_in_proportion(sizes: Iterable[float], limit: float, floor: float) ->
 def proportionate_rates(rates: Iterable[float], limit: float) -> tuple[float, float]:
     """Return the lower median divided, and multiplied, by `limit`.
 
-    Of two rates, either may be the wrong one.
-
-    QFedSGD divides by the rate, and control variates by the sum of the steps' rates: one near zero
-    would stop every client's step, or be the control variate of all.
+    QFedSGD divides by the rate, and control variates by the sum of the steps' rates. So one rate
+    near zero would stop every client's step, or dominate the control variate.
     """
     ascending = sorted(rates)
     if len(ascending) < 3:
-        return 0.0, math.inf
+        return 0.0, math.inf  # of two rates, either may be the wrong one
     median = ascending[(len(ascending) - 1) // 2]
     return median / limit, median * limit
 
 
 def screen_reports(method: Method, trained: TrainReplies, first_limit: float = math.inf) -> None:
-    """Leave out replies with implausible counts, or with losses out of proportion to the others.
+    """Refuse replies with implausible counts, or with losses out of proportion to the others.
 
     A client's first count may be `first_limit` times the others' median.
     """
@@ -274,31 +278,30 @@ def screen_reports(method: Method, trained: TrainReplies, first_limit: float = m
 def usable_sizes(
     method: Method, sizes: Mapping[str, float], first_limit: float = math.inf
 ) -> dict[str, float]:
-    """Return which of the sizes that clients say they have can be the weights of their replies.
+    """Return those of the clients' reported sizes that can be the weights of their replies.
 
-    Where replies are weighted by another metric, none can; a client that was enrolled with fewer
-    examples, or says that it has far more than the others, says in its first usable reply how many
-    it has.
+    If replies are weighted by another metric, no size can. Sizes above the enrolled one, or far
+    above the others, are left out: the count in the client's first usable reply decides.
     """
     if method.weighted_by_key != NUM_EXAMPLES:
         return {}
     first = method.progress.first_counts
     enrolled = method.enrolled_sizes
-    return {
-        name: size
-        for name, size in sizes.items()
-        if (
-            size <= enrolled[name]
-            if name in enrolled
-            else not beyond_others(name, size, first, first_limit)
-        )
-    }
+    usable: dict[str, float] = {}
+    for name, size in sizes.items():
+        if name in enrolled:
+            is_usable = size <= enrolled[name]
+        else:
+            is_usable = not beyond_others(name, size, first, first_limit)
+        if is_usable:
+            usable[name] = size
+    return usable
 
 
 def screen_buffers(method: Method, trained: TrainReplies) -> None:
-    """Leave out replies with buffers that change out of proportion to the global model's and to the others' changes.
+    """Refuse replies with buffers that change far more than the others', or than the model's size.
 
-    Buffers are no part of the update; but they are averaged, and one absurd variance would spoil
+    Buffers are not part of the update. But they are averaged, and one absurd variance would spoil
     every evaluation.
     """
     layout = trained.updates.layout
@@ -320,136 +323,170 @@ def screen_buffers(method: Method, trained: TrainReplies) -> None:
     )
 
 
-# NormHistory of updates -------------------------------------------------------------------------------
+# Norms of updates ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class NormBounds:
-    """What is usual among the replies that are left: the length r, and each client's e_k."""
+    """The usual norm r of the usable updates, and the allowance e_k of each."""
 
-    length: float
+    norm: float
     allowances: FloatArray
 
     def times(self, factor: float) -> FloatArray:
         """Return `factor` · e_k · r for each reply."""
         with np.errstate(over="ignore"):
-            return factor * self.length * self.allowances
+            return factor * self.norm * self.allowances
 
 
-def usual(
-    lengths: FloatArray, counts: FloatArray, past: FloatArray, model_length: Callable[[], float]
+def compute_norm_bounds(
+    norms: FloatArray, counts: FloatArray, past: FloatArray, model_norm: Callable[[], float]
 ) -> NormBounds:
-    """Return the usual length of a round's updates, and each client's allowance, by ‖u_k‖ and n_k, shape (m,).
+    """Return the norm bounds of a round by ‖u_k‖ and n_k, shape (m,).
 
-    `past` is what `NormHistory.before` returns; `model_length` computes ‖w‖ where it is needed.
+    `past` is what `NormHistory.before` returns; `model_norm` computes ‖w‖ if it is needed.
     """
-    moving = lengths[lengths > 0.0]
-    medians = [
-        lower_median(each)
-        for each in (moving[:0] if len(moving) == 1 else moving, past)
-        if len(each)
-    ]
-    length = max(medians, default=0.0)
+    moving = norms[norms > 0.0]
+    usual_norm = 0.0
+    if len(moving) > 1:
+        usual_norm = lower_median(moving)
+    if len(past):
+        usual_norm = max(usual_norm, lower_median(past))
+    if usual_norm <= 0.0:
+        usual_norm = max(model_norm(), 1.0)
     allowances = np.clip(counts / lower_median(counts), 1.0, LARGEST_ALLOWANCE)
-    return NormBounds(length if length > 0.0 else max(model_length(), 1.0), allowances)
+    return NormBounds(usual_norm, allowances)
 
 
 def find_outlier_norms(
-    lengths: FloatArray,
+    norms: FloatArray,
     counts: FloatArray,
     past: FloatArray,
-    model_length: Callable[[], float],
+    model_norm: Callable[[], float],
     limit: float,
-    longest: FloatArray | None = None,
+    compared: FloatArray | None = None,
 ) -> tuple[dict[int, float], NormBounds | None]:
-    """Return the updates longer than ‖w‖ and than `limit` · e_k · r, by place with their bounds, and what is usual.
+    """Return the updates beyond ‖w‖ and `limit` · e_k · r, by place with their bounds.
 
-    The one furthest beyond its bound is left out first; then r and e are computed again without it.
-    Nothing is usual where no update is left. `longest` replaces ‖u_k‖ in the comparison where a
-    reply has another model as well.
+    Also return the norm bounds of the others, None if none remain. The update furthest beyond its
+    bound is left out first; then r and e are computed again without it. `compared` replaces ‖u_k‖
+    in the comparison if a reply has another model as well.
     """
-    compared = lengths if longest is None else longest
-    left = np.arange(len(lengths))
+    if compared is None:
+        compared = norms
+    left = np.arange(len(norms))
     refused = dict[int, float]()
     while len(left):
-        found = usual(lengths[left], counts[left], past, model_length)
-        bounds = found.times(limit)
-        if (compared[left] <= bounds).all():  # all that a round of plausible replies needs
-            return refused, found
-        # an update as long as the model, but for rounding, is never refused
-        bounds = np.maximum(bounds, model_length() * (1.0 + 1e-6))
+        norm_bounds = compute_norm_bounds(norms[left], counts[left], past, model_norm)
+        bounds = norm_bounds.times(limit)
+        if (compared[left] <= bounds).all():  # a round of plausible replies needs no more
+            return refused, norm_bounds
+        # An update with the model's norm is never refused; the factor allows for rounding.
+        bounds = np.maximum(bounds, model_norm() * (1.0 + 1e-6))
         excess = compared[left] / bounds
         furthest = int(np.argmax(excess))
         if excess[furthest] <= 1.0:
-            return refused, found
+            return refused, norm_bounds
         refused[int(left[furthest])] = float(bounds[furthest])
         left = np.delete(left, furthest)
     return refused, None
 
 
 def lower_median(values: FloatArray) -> float:
-    """Return the median, of an even number of values the lower one of the two in the middle."""
+    """Return the median; of an even number of values, the lower one of the two in the middle."""
     return float(np.sort(values)[(len(values) - 1) // 2])
 
 
-def screen_lengths(method: Method, trained: TrainReplies, server_round: int) -> NormBounds | None:
-    """Leave out replies whose update is too long.
+def screen_norms(method: Method, trained: TrainReplies, server_round: int) -> NormBounds | None:
+    """Refuse replies whose update norm exceeds the limit.
 
-    Return what is usual among the others, None where none is left.
+    Return the norm bounds of the others, None if none remain.
 
     A snapshot keeps to the bound of its client's update. Second updates that are rows are compared
-    with each other: a gradient of something else than the loss has another length.
+    with each other: a gradient of something other than the loss has another norm.
     """
     layout = trained.updates.layout
     past = method.progress.norms.before(server_round)
 
     def refuse(
-        lengths: FloatArray, what: str, longest: FloatArray | None = None
+        norms: FloatArray, kind: str, compared: FloatArray | None = None
     ) -> NormBounds | None:
         names = trained.names
         counts = trained.column(NUM_EXAMPLES)
-        compared = lengths if longest is None else longest
-        refused, found = find_outlier_norms(
-            lengths, counts, past, lambda: layout.norm, method.update_limit, longest
+        refused, norm_bounds = find_outlier_norms(
+            norms, counts, past, lambda: layout.norm, method.update_limit, compared
         )
         reasons: dict[str, str] = {}
         for place, bound in refused.items():
-            which = what if longest is None or lengths[place] <= bound else "update"
+            which = kind
+            excessive = norms[place]
+            if compared is not None:
+                which = kind if norms[place] <= bound else "update"
+                excessive = compared[place]
             reasons[names[place]] = (
-                f"its {which} has the length {compared[place]:g}, beyond {bound:g}: the larger of"
+                f"its {which} has the length {excessive:g}, beyond {bound:g}: the larger of"
                 f" the received model's length ({layout.norm:g}) and {method.update_limit:g}"
                 " times (update_limit) what is usual for its number of examples"
             )
         trained.refuse(reasons)
-        return found
+        return norm_bounds
 
     second = trained.second
-    lengths = trained.updates.norms
+    norms = trained.updates.norms
     if second is None:
-        return refuse(lengths, "update")
+        return refuse(norms, "update")
     if not method.has_second_rows:
-        return refuse(lengths, method.second, np.maximum(lengths, second.norms))
+        return refuse(norms, method.second, np.maximum(norms, second.norms))
     refuse(second.norms, method.second)
+    # Replies may have left since, so the norms are read again.
     return refuse(trained.updates.norms, "update")
+
+
+def screen_replies(
+    method: Method, trained: TrainReplies, server_round: int, first_limit: float = math.inf
+) -> NormBounds | None:
+    """Refuse a round's implausible replies, and note the first counts of the other clients.
+
+    Return the norm bounds of the others, None if none remain.
+    """
+    screen_reports(method, trained, first_limit)
+    screen_buffers(method, trained)
+    norm_bounds = screen_norms(method, trained, server_round)
+    first = method.progress.first_counts
+    new = {
+        name: report[method.weighted_by_key]
+        for name, report in trained.metrics.items()
+        if name not in first
+    }
+    if new:
+        method.progress.first_counts = {**first, **new}
+    return norm_bounds
 
 
 # Steps --------------------------------------------------------------------------------------------
 
 
-def check_step(method: Method, layout: Layout, step: float, longest_update: float) -> None:
-    """Raise ValueError where a step of this length is too long for the received model, the updates and earlier steps.
+def check_step(method: Method, layout: Layout, step_norm: float, max_norm: float) -> None:
+    """Raise ValueError if a step is too long for the model, the updates and the earlier steps.
 
-    With a server optimizer it is the method's step: that an update is absurd shows there. An
-    adaptive step is no longer for a longer update, and one with momentum is as long as several
-    steps; the user's step size says how long.
+    With a server optimizer, the step is the method's: it shows whether an update is absurd. The
+    optimizer's own step does not: an adaptive one is not longer for a longer update, and one with
+    momentum is as long as several steps.
+
+    Parameters
+    ----------
+    step_norm
+        The norm of the step.
+    max_norm
+        The norm of the round's longest update.
     """
     limit = method.update_limit
-    known = max(longest_update, method.progress.norms.longest_step)
-    if step > limit * known and step > limit * layout.norm:
+    known = max(max_norm, method.progress.norms.longest_step)
+    if step_norm > limit * known and step_norm > limit * layout.norm:
         raise ValueError(
-            f"the step has the length {step:g}, beyond {limit:g} times (update_limit) the largest"
-            f" of the received model's length ({layout.norm:g}), the longest update's and the"
-            f" longest step's so far ({known:g})"
+            f"the step has the length {step_norm:g}, beyond {limit:g} times (update_limit) the"
+            f" largest of the received model's length ({layout.norm:g}), the longest update's and"
+            f" the longest step's so far ({known:g})"
         )
 
 
@@ -457,7 +494,7 @@ def check_step(method: Method, layout: Layout, step: float, longest_update: floa
 
 
 def check_model(method: Method, model: Model) -> None:
-    """Raise BrokenModelError where what is trained of the first model is not finite, or where it has integers alone."""
+    """Raise BrokenModelError if the first model has no floats, or trains values not finite."""
     if model and all(array.dtype.kind in "iub" for array in model.values()):
         arrays = ", ".join(f"{name} ({array.dtype})" for name, array in model.items())
         raise BrokenModelError(
@@ -471,12 +508,8 @@ def check_model(method: Method, model: Model) -> None:
             )
     statistics = [name for name in model if name.endswith(STATISTICS)]
     untrained = {*method.frozen, *(statistics if method.buffers is None else method.buffers)}
-    finite = {
-        name: array[np.isfinite(array)] if name in untrained else array
-        for name, array in model.items()
-    }
-    for name, array in finite.items():
-        if not np.isfinite(array).all():
+    for name, array in model.items():
+        if name not in untrained and not np.isfinite(array).all():
             raise BrokenModelError(
                 f"no client can train: array {name!r} has an entry of"
                 f" {array[~np.isfinite(array)][0]:g}. A constant that nobody trains, as a mask, is"

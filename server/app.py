@@ -294,7 +294,7 @@ def _run_rounds(
             if recorder.stopped:
                 break
             started = time.perf_counter()
-    recorder.finish(rounds.averaged(model))
+    recorder.finish(rounds.mean_model(model))
 
 
 def _resume(recorder: RunRecorder, method: FairStrategy, module: Module) -> Model:

@@ -4,42 +4,48 @@ from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 BYTES = "bytes"
-"""A value of bytes is, in a checkpoint, a mapping with this key."""
+"""In a checkpoint, bytes are a mapping with this key."""
 
 
 class ChangingConfig:
-    """A config of the user's that messages carry, and the changes that hooks have made in it since the run began."""
+    """A user's config for messages, and the hooks' changes to it since the run began."""
 
     def __init__(self, config: MutableMapping[str, Any]) -> None:
         self._config = config
         self._given = {**config}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is other than as given, {} where nothing is; bytes as texts in a mapping."""
+        """Return the changes, {} if there are none; bytes become a mapping with their hex text."""
         changed = {
-            key: _as_text(value)
+            key: _encode_bytes(value)
             for key, value in self._config.items()
             if self._given.get(key) != value
         }
         removed = [key for key in self._given if key not in self._config]
-        return {"changed": changed, "removed": removed} if changed or removed else {}
+        if not changed and not removed:
+            return {}
+        return {"changed": changed, "removed": removed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Change the config as it had been."""
+        """Repeat the changes that `state_dict` returned."""
         self._config.update(
-            {key: _as_bytes(value) for key, value in state.get("changed", {}).items()}
+            {key: _decode_bytes(value) for key, value in state.get("changed", {}).items()}
         )
         for key in state.get("removed", ()):
             self._config.pop(key, None)
 
 
-def _as_text(value: Any) -> Any:
+def _encode_bytes(value: Any) -> Any:
     if isinstance(value, list):
-        return [_as_text(each) for each in value]
-    return {BYTES: value.hex()} if isinstance(value, bytes) else value
+        return [_encode_bytes(item) for item in value]
+    if isinstance(value, bytes):
+        return {BYTES: value.hex()}
+    return value
 
 
-def _as_bytes(value: Any) -> Any:
+def _decode_bytes(value: Any) -> Any:
     if isinstance(value, list):
-        return [_as_bytes(each) for each in value]
-    return bytes.fromhex(value[BYTES]) if isinstance(value, Mapping) else value
+        return [_decode_bytes(item) for item in value]
+    if isinstance(value, Mapping):
+        return bytes.fromhex(value[BYTES])
+    return value

@@ -1,6 +1,6 @@
-"""A method as Flower's users know it: a `Strategy` with its hooks.
+"""A method as a Flower `Strategy` with its hooks.
 
-The one file of this package that knows Flower.
+The only file of this package that imports Flower.
 """
 
 import time
@@ -18,9 +18,9 @@ from fairbloom.logs import log
 from fairbloom.protocol.names import FROZEN, PROTOCOL
 from fairbloom.protocol.parameters import Value
 from fairbloom.protocol.terms import RULES
-from fairbloom.rounds.clients import Replies
+from fairbloom.rounds.clients import Metrics, Replies, average_metrics
 from fairbloom.rounds.flower import FlowerClients
-from fairbloom.rounds.loop import Metrics, Rounds, means
+from fairbloom.rounds.loop import Rounds
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.options import Aggregate, Options
 from fairbloom.rounds.ranges import whole
@@ -30,20 +30,21 @@ from fairbloom.rounds.screening import check_model
 from fairbloom.strategies.message_configs import ChangingConfig
 
 Tries = Sequence[Mapping[str, Value]]
-"""Values of parameters that are tried, by their names in Python."""
+"""Values of parameters to try, by their names in Python."""
 
 
 class FairStrategy(Method, Strategy):
     """A method as a Flower strategy; parameters are those of Method.
 
-    Flower's hooks take the steps of a round one by one, for wrappers such as Flower's for
-    differential privacy; `start` calls them in turn. A user-defined method is a subclass with a
-    `weigh`.
+    Flower's hooks take the steps of a round one by one, so that strategies such as Flower's for
+    differential privacy can wrap them; `start` calls them in turn. A user-defined method is a
+    subclass with a `weigh`.
     """
 
     tries: ClassVar[Tries] = ({},)
-    """The parameters with which `fairbloom search` tries a method that is named without some: by
-    default as they are. () leaves it out of `--methods all`. A subclass does not inherit it."""
+    """The parameters with which `fairbloom search` tries a method that is named without parameters:
+    by default their defaults. () leaves it out of `--methods all`. A subclass does not inherit
+    it."""
 
     def __init__(self, **options: Unpack[Options]) -> None:
         super().__init__(**options)
@@ -80,33 +81,33 @@ class FairStrategy(Method, Strategy):
             Seconds that clients have to reply in a round; its messages live no longer.
         train_config, evaluate_config
             Sent with each message and read again in every round: what `configure_train` changes in
-            one stays changed, and is part of the state. A list `measure` asks for metrics beside
-            what the method needs; in evaluation, of the round's participants.
+            one stays changed, and is part of the state. A list `measure` requests metrics besides
+            those that the method needs; in evaluation, of the round's participants.
         on_round
             Called with every finished Round before the next one starts. StopRun, raised there or by
-            `evaluate_fn`, ends the run as finished after that round; what else it raises ends the
+            `evaluate_fn`, ends the run as finished after that round; any other exception ends the
             run.
         resume
             A state from `state_dict()`; `initial_arrays` are then the `arrays` of that Round.
         wrapper
             A strategy around this one, such as Flower's for differential privacy: its hooks are
-            called, which call those of this one.
+            called, and they call the hooks of this one.
         all_evaluate_last
-            Whether all clients evaluate the last round's model, whatever `fraction_evaluate` above
-            0 says.
+            Whether all clients evaluate the last round's model, even if `fraction_evaluate` is
+            below 1; 0 still switches evaluation off.
 
         Returns
         -------
-        Flower's Result; where models are averaged (`average_models`), its arrays are the mean,
-        which `evaluate_fn` gets after each round as well.
+        Flower's Result. If models are averaged (`average_models`), its arrays are the mean, which
+        `evaluate_fn` gets after each round as well.
 
         Raises
         ------
         NothingLearnedError, MethodError
-            When the rounds take no step, or the method returns what cannot be coefficients: see
-            Rounds.train.
+            When the rounds take no step, or the method does not return coefficients: see
+            Rounds.aggregate_train.
         BrokenModelError
-            When what is trained of `initial_arrays` is not finite, or nothing could be trained.
+            When a trainable array of `initial_arrays` is not finite, or none can be trained.
         """
         check_keys({"train_config": train_config, "evaluate_config": evaluate_config})
         train_config = ConfigRecord() if train_config is None else train_config
@@ -135,7 +136,7 @@ class FairStrategy(Method, Strategy):
         log_start(num_rounds, initial_arrays, train_config, evaluate_config)
         outer.summary()
         began = time.monotonic()
-        result = Result(arrays=self._averaged(initial_arrays))
+        result = Result(arrays=self._mean_arrays(initial_arrays))
         first = self.progress.finished_rounds + 1
         stopped: StopRun | None = None
         if evaluate_fn and first == 1:
@@ -148,9 +149,10 @@ class FairStrategy(Method, Strategy):
             log.info("")
             log.info("[ROUND %s/%s]", number, num_rounds)
             after, trained = self._train_round(number, arrays, train_config, grid)
-            arrays = arrays if after is None else after
+            if after is not None:
+                arrays = after
             evaluated = self._evaluate_round(number, arrays, evaluate_config, grid)
-            result.arrays = self._averaged(arrays)
+            result.arrays = self._mean_arrays(arrays)
             if trained is not None:
                 result.train_metrics_clientapp[number] = trained
             if evaluated is not None:
@@ -160,9 +162,7 @@ class FairStrategy(Method, Strategy):
                 stopped = evaluate_centrally(evaluate_fn, number, result.arrays, result)
                 log.info("\t└──> MetricRecord: %s", result.evaluate_metrics_serverapp.get(number))
             if on_round is not None:
-                finished = self._loop.finished_round(
-                    number,
-                    model_of(arrays),
+                finished = self._loop.current.finish(
                     arrays,
                     dict(trained or {}),
                     result.arrays if self.average_models else None,
@@ -183,7 +183,7 @@ class FairStrategy(Method, Strategy):
         return result
 
     def record_by(self, recording: "Recording") -> None:
-        """Let the next `start` be recorded so."""
+        """Record the next `start` by `recording`."""
         self._recording = recording
 
     def _train_round(
@@ -191,7 +191,7 @@ class FairStrategy(Method, Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Call the hooks of training.
 
-        Return the model, None where it stays as it is, and the means of metrics.
+        Return the model, None if it is unchanged, and the mean metrics.
         """
         replies = self._flower.deliver(self._outer.configure_train(number, arrays, config, grid))
         after, metrics = self._outer.aggregate_train(number, replies)
@@ -203,7 +203,7 @@ class FairStrategy(Method, Strategy):
     def _evaluate_round(
         self, number: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> MetricRecord | None:
-        """Call the hooks of evaluation; return the means of metrics."""
+        """Call the hooks of evaluation; return the mean metrics."""
         replies = self._flower.deliver(self._outer.configure_evaluate(number, arrays, config, grid))
         metrics = self._outer.aggregate_evaluate(number, replies)
         if metrics is not None:
@@ -211,24 +211,30 @@ class FairStrategy(Method, Strategy):
         return metrics
 
     def _note_skipped(self, number: int, replies: Collection[Message]) -> None:
-        """Count a round as skipped in which a wrapper, as Flower's do after an error, has passed no replies on."""
+        """Count a round as skipped if a wrapper has not passed its replies on.
+
+        Flower's wrappers do this after an error.
+        """
         if self.progress.finished_rounds < number:
-            trained = self._flower.trained(replies)
-            by = type(self._outer).__name__
-            passed_on = f"{by} has passed no replies on, as wrappers do where one is an error"
-            trained.refuse(dict.fromkeys(trained.names, passed_on))
-            self._loop.train(number, trained)
+            trained = self._flower.read_train_replies(replies)
+            wrapper = type(self._outer).__name__
+            reason = f"{wrapper} has passed no replies on, as wrappers do where one is an error"
+            trained.refuse(dict.fromkeys(trained.names, reason))
+            self._loop.aggregate_train(number, trained)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the method, what hooks have changed in the configs of messages, and wrappers' numbers."""
+        """Return the state of the method, of its wrappers, and the hooks' changes to configs."""
+        state = super().state_dict()
         configs = {
             name: changes
             for name, config in self._configs.items()
             if (changes := config.state_dict())
         }
-        wrappers = [plain_values(each) for each in layers(self._outer)[:-1]]
-        added = {"configs": configs, "wrappers": wrappers}
-        return super().state_dict() | {name: value for name, value in added.items() if value}
+        if configs:
+            state["configs"] = configs
+        if wrappers := [plain_values(layer) for layer in layers(self._outer)[:-1]]:
+            state["wrappers"] = wrappers
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state_dict` returned."""
@@ -239,66 +245,64 @@ class FairStrategy(Method, Strategy):
             vars(layer).update(values)
 
     def summary(self) -> None:
-        """Log the options that Flower's strategies log too, and the method with what else is not at its default."""
-        usual = {**vars(Method()), "weighting": self.default_weighting or "uniform"}
-        found = {
-            # a large model has hundreds
-            name: f"{len(self.frozen)} arrays" if name == "frozen" else each
-            for name, each in vars(self).items()
-            if not name.startswith("_") and name not in ("memory", "progress", *AS_FLOWERS)
-            if name not in usual or each != usual[name]
-        }
-        for head, options in (
-            ("Sampling and keys", {n: getattr(self, n) for n in AS_FLOWERS}),
-            (type(self).__name__, found),
-        ):
-            log.info(
-                "\t├──> %s: %s",
-                head,
-                ", ".join(f"{name} = {each!r}" for name, each in options.items()),
-            )
+        """Log the options that Flower's strategies log, and all others with changed values."""
+        defaults = {**vars(Method()), "weighting": self.default_weighting or "uniform"}
+        changed: dict[str, Any] = {}
+        for name, value in vars(self).items():
+            if name.startswith("_") or name in ("memory", "progress", *FLOWER_OPTIONS):
+                continue
+            if name not in defaults or value != defaults[name]:
+                changed[name] = value
+        if "frozen" in changed:  # a large model has hundreds
+            changed["frozen"] = f"{len(self.frozen)} arrays"
+        options = {name: getattr(self, name) for name in FLOWER_OPTIONS}
+        _log_options("Sampling and keys", options)
+        _log_options(type(self).__name__, changed)
 
     # One round, as Flower's hooks -----------------------------------------------------------------
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Draw the round's clients from (seed, round) and write a message to each."""
+        """Draw the round's clients from (seed, round), and return a message to each."""
         self._flower.grid = grid
         if self._recording is not None:
             raise LoopOfOwnError(self._recording.outer)
-        names, terms, sent = self._loop.ask(server_round, model_of(arrays), *_asked(config))
+        measure, others = _split_config(config)
+        current = self._loop.configure_train(server_round, model_of(arrays), measure, others)
+        names = current.names
         log.info(
             "configure_train: Sampled %s nodes (out of %s)", len(names), len(self._loop.online)
         )
-        return self._flower.ask_to_train(names, arrays, terms, sent)
+        return self._flower.write_train_messages(names, arrays, current.terms, current.vectors)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Screen the replies, weigh the updates and take the step.
 
-        No arrays (the model stays) in a skipped round.
+        A skipped round returns no arrays: the model is unchanged.
         """
         replies = list(replies)
         log_replies("aggregate_train", replies)
-        trained = self._flower.trained(replies)
-        model, metrics = self._loop.train(server_round, trained)
+        trained = self._flower.read_train_replies(replies)
+        model, metrics = self._loop.aggregate_train(server_round, trained)
         if self.train_metrics_aggr_fn is not None and trained.names:
-            metrics = self._with_own(self.train_metrics_aggr_fn, metrics, trained, replies)
+            metrics = self._replace_means(self.train_metrics_aggr_fn, metrics, trained, replies)
         after = None if model is None else record_of(model)
         return after, MetricRecord(metrics)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Draw the clients that evaluate, where the round is evaluated, and write a message to each.
+        """Draw the clients that evaluate, if the round is evaluated, and return a message to each.
 
-        Where models are averaged, `arrays` are taken into the mean, which is what the clients get.
+        If models are averaged, `arrays` are added to the mean, which the clients get.
         """
         self._flower.grid = grid
-        names, terms, _ = self._loop.ask_to_evaluate(
-            server_round, model_of(arrays), *_asked(config)
+        measure, others = _split_config(config)
+        names, terms, _ = self._loop.configure_evaluate(
+            server_round, model_of(arrays), measure, others
         )
         if names:
             log.info(
@@ -306,30 +310,37 @@ class FairStrategy(Method, Strategy):
                 len(names),
                 len(self._loop.online),
             )
-            arrays = self._averaged(arrays)
-        return self._flower.ask_to_evaluate(names, arrays, terms, self._loop.participants)
+            arrays = self._mean_arrays(arrays)
+        participants = self._loop.current.participants
+        return self._flower.write_evaluate_messages(names, arrays, terms, participants)
 
-    def _averaged(self, arrays: ArrayRecord) -> ArrayRecord:
-        """Return what is evaluated and saved where `arrays` are the last global model: these, or the mean of all."""
-        return record_of(self._loop.averaged(model_of(arrays))) if self.average_models else arrays
+    def _mean_arrays(self, arrays: ArrayRecord) -> ArrayRecord:
+        """Return the mean of all global models if they are averaged, else `arrays`, the last."""
+        if not self.average_models:
+            return arrays
+        return record_of(self._loop.mean_model(model_of(arrays)))
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Return the means of the clients' metrics, weighted by examples, None where no client was asked."""
+        """Return the clients' mean metrics, weighted by examples; None if no client was asked."""
         replies = list(replies)
         log_replies("aggregate_evaluate", replies)
-        evaluated = self._flower.evaluated(replies)
-        metrics: Metrics | None = self._loop.evaluate(evaluated)
-        if metrics is not None and self.evaluate_metrics_aggr_fn is not None and evaluated.names:
-            metrics = self._with_own(self.evaluate_metrics_aggr_fn, metrics, evaluated, replies)
-        return None if metrics is None else MetricRecord(metrics)
+        evaluated = self._flower.read_evaluate_replies(replies)
+        metrics = self._loop.aggregate_evaluate(evaluated)
+        if metrics is None:
+            return None
+        if self.evaluate_metrics_aggr_fn is not None and evaluated.names:
+            metrics = self._replace_means(
+                self.evaluate_metrics_aggr_fn, metrics, evaluated, replies
+            )
+        return MetricRecord(metrics)
 
-    def _with_own(
+    def _replace_means(
         self, aggregate: Aggregate, metrics: Metrics, used: Replies, replies: Collection[Message]
     ) -> Metrics:
-        """Return a round's metrics with those that the user's function makes in place of the means."""
-        averaged = means(used.metrics, self.weighted_by_key)
+        """Return a round's metrics with those of the user's function instead of the means."""
+        averaged = average_metrics(used.metrics, self.weighted_by_key)
         others = {name: value for name, value in metrics.items() if name not in averaged}
         return {
             **aggregate(self._flower.contents(replies, used.names), self.weighted_by_key),
@@ -339,18 +350,18 @@ class FairStrategy(Method, Strategy):
 
 @dataclass
 class Recording:
-    """How a `start` is recorded that a user's own may call with Flower's arguments alone.
+    """Records a `start`, which a user's own `start` may call with only Flower's arguments.
 
     Attributes
     ----------
     outer
-        The strategy that is started, which is or wraps the one of ours.
+        The strategy that is started: the FairStrategy, or one that wraps it.
     on_round, resume
         As in `FairStrategy.start`.
     arrays
         The model of a run that is continued.
     result
-        What `FairStrategy.start` returned; None where it was not called.
+        The result of `FairStrategy.start`; None if it was not called.
     """
 
     outer: Strategy
@@ -361,7 +372,7 @@ class Recording:
 
 
 class LoopOfOwnError(FairbloomError):
-    """A `start` that calls the hooks itself: its rounds could be neither recorded nor continued."""
+    """A `start` that calls the hooks itself, so that its rounds cannot be recorded or continued."""
 
     def __init__(self, strategy: Strategy) -> None:
         super().__init__(
@@ -372,22 +383,22 @@ class LoopOfOwnError(FairbloomError):
 
 
 def layers(strategy: Strategy) -> list[Strategy]:
-    """Return a strategy, the one that it wraps, and so on; the last one wraps none."""
-    found = [strategy]
-    while not isinstance(found[-1], FairStrategy):
+    """Return a strategy, the one that it wraps, and so on down to one that wraps no other."""
+    wrapped = [strategy]
+    while not isinstance(wrapped[-1], FairStrategy):
         inside = [
-            each
-            for each in vars(found[-1]).values()
-            if isinstance(each, Strategy) and each not in found
+            value
+            for value in vars(wrapped[-1]).values()
+            if isinstance(value, Strategy) and value not in wrapped
         ]
         if not inside:
             break
-        found.append(inside[0])
-    return found
+        wrapped.append(inside[0])
+    return wrapped
 
 
 def plain_values(strategy: Strategy) -> dict[str, bool | int | float | str]:
-    """Return the public attributes of a strategy that are numbers, words or flags."""
+    """Return the public attributes of a strategy that are numbers, texts or flags."""
     return {
         name: value
         for name, value in vars(strategy).items()
@@ -398,13 +409,13 @@ def plain_values(strategy: Strategy) -> dict[str, bool | int | float | str]:
 OUR_KEYS = frozenset({"server-round", "state-round", "seed", FROZEN, PROTOCOL}).union(
     *(rule.keys for rule in RULES)
 )
-"""The keys of a config by which the strategy itself tells clients what to do."""
+"""The keys of a config by which the strategy itself instructs clients."""
 
 
 def check_keys(configs: Mapping[str, ConfigRecord | None]) -> None:
-    """Raise FairbloomError where a user's config has a key of ours, by which clients would do other work.
+    """Raise FairbloomError if a user's config has a key of ours, which would change the work.
 
-    `measure` is for users, too: a list of names.
+    Only `measure` is for users too: a list of names.
     """
     for name, config in configs.items():
         if config is None:
@@ -426,10 +437,7 @@ def evaluate_centrally(
     arrays: ArrayRecord,
     result: Result,
 ) -> StopRun | None:
-    """Enter what the user's function makes of the model into the result.
-
-    Return its request that the run stop.
-    """
+    """Enter the metrics of the user's function into the result; return its request to stop."""
     stopped: StopRun | None = None
     try:
         central = evaluate_fn(number, arrays)
@@ -443,27 +451,32 @@ def evaluate_centrally(
 
 AGGREGATED = "\t└──> Aggregated MetricRecord: %s"
 
-AS_FLOWERS = (
-    *(
-        "fraction_train",
-        "fraction_evaluate",
-        "min_train_nodes",
-        "min_evaluate_nodes",
-        "min_available_nodes",
-    ),
-    *("weighted_by_key", "arrayrecord_key", "configrecord_key"),
+FLOWER_OPTIONS = (
+    "fraction_train",
+    "fraction_evaluate",
+    "min_train_nodes",
+    "min_evaluate_nodes",
+    "min_available_nodes",
+    "weighted_by_key",
+    "arrayrecord_key",
+    "configrecord_key",
 )
 """The options that Flower's strategies have too."""
 
 
-def log_replies(what: str, replies: Collection[Message]) -> None:
+def _log_options(title: str, options: Mapping[str, Any]) -> None:
+    values = ", ".join(f"{name} = {value!r}" for name, value in options.items())
+    log.info("\t├──> %s: %s", title, values)
+
+
+def log_replies(hook: str, replies: Collection[Message]) -> None:
     """Log how many replies came, as Flower's strategies do.
 
-    What is wrong with one is logged where it is refused.
+    `Refusals` logs the errors.
     """
     if replies:
         failures = sum(reply.has_error() for reply in replies)
-        log.info("%s: Received %s results and %s failures", what, len(replies) - failures, failures)
+        log.info("%s: Received %s results and %s failures", hook, len(replies) - failures, failures)
 
 
 def log_result(result: Result, seconds: float) -> None:
@@ -478,8 +491,10 @@ def log_result(result: Result, seconds: float) -> None:
     log.info("")
 
 
-def _asked(config: ConfigRecord) -> tuple[list[str], dict[str, Any]]:
-    """Return the metrics that a config asks for, and what else it holds for the clients."""
+def _split_config(config: ConfigRecord) -> tuple[list[str], dict[str, Any]]:
+    """Return the metrics that a config requests, and its other values."""
     measure = config.get("measure")
     others = {key: value for key, value in config.items() if key != "measure"}
-    return list(map(str, measure)) if isinstance(measure, list) else [], others
+    if not isinstance(measure, list):
+        return [], others
+    return list(map(str, measure)), others

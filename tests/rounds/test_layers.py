@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairbloom.rounds import arrays, vectors
-from fairbloom.rounds.aggregation import NoStepError, cohort_of, compute_coefficients
+from fairbloom.rounds.aggregation import NoStepError, build_cohort, compute_coefficients
 from fairbloom.rounds.arrays import CHUNK_COLUMNS, FloatArray
 from fairbloom.rounds.clients import TrainReplies
 from fairbloom.rounds.cohort import Cohort, Kept, MethodError, Probed
@@ -234,7 +234,7 @@ def made(method: FairStrategy, U: FloatArray, sizes: Sequence[int]) -> Cohort:
         parts = dict(zip(model, np.split(-u, np.cumsum(sizes)[:-1]), strict=True))
         trained.add(name, {"num-examples": 1.0}, parts, {})
     draws = dict.fromkeys(names, 1)
-    return cohort_of(method, trained, server_round=1, num_rounds=2, online=names, draws=draws)[0]
+    return build_cohort(method, trained, server_round=1, num_rounds=2, online=names, draws=draws)[0]
 
 
 def test_a_layerwise_gram_matrix_is_the_sum_to_the_bit() -> None:

@@ -74,7 +74,7 @@ def test_the_rule_is_the_one_by_the_letter(
     assert [*refused] == expected
     assert (found is None) == (len(expected) == len(replies))
     if found is not None:
-        assert found.length == r
+        assert found.norm == r
         left = [k for k in range(len(replies)) if k not in expected]
         alone = find_outlier_norms(u[left], n[left], np.array(past), lambda: model, limit)
         assert alone[0] == {}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flwr.app import MessageType
 
-from fairbloom.rounds.loop import means
+from fairbloom.rounds.clients import average_metrics
 from fairbloom.rounds.round import size_on_the_wire
 from fairbloom.strategies import FedAvg, Round
 from tests.federation import (
@@ -88,14 +88,14 @@ def test_means_are_weighted_and_of_what_half_of_them_report() -> None:
         "a": {"num-examples": 1, "loss": 4.0, "own": 1.0},
         "b": {"loss": 8.0, "num-examples": 3},
     }
-    assert means(reports, "num-examples") == {"loss": pytest.approx(7.0), "own": 1.0}
-    assert means({**reports, "c": reports["b"]}, "num-examples") == {
+    assert average_metrics(reports, "num-examples") == {"loss": pytest.approx(7.0), "own": 1.0}
+    assert average_metrics({**reports, "c": reports["b"]}, "num-examples") == {
         "loss": pytest.approx(52.0 / 7.0)
     }
-    assert means({"a": {"num-examples": 3}}, "num-examples") == means({}, "num-examples") == {}
+    assert average_metrics({"a": {"num-examples": 3}}, "num-examples") == average_metrics({}, "num-examples") == {}
     largest = np.finfo(np.float64).max
     most = {str(k): {"num-examples": k, "loss": largest} for k in range(1, 50)}
-    assert means(most, "num-examples")["loss"] >= largest * (1.0 - 1e-12)  # without a warning
+    assert average_metrics(most, "num-examples")["loss"] >= largest * (1.0 - 1e-12)  # without a warning
 
 
 def test_a_metric_that_is_no_number_at_one_client_is_averaged() -> None:

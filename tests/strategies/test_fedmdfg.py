@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairbloom.rounds.aggregation import rows_after
+from fairbloom.rounds.aggregation import update_kept_rows
 from fairbloom.rounds.arrays import FloatArray
 from fairbloom.rounds.cohort import Kept, MethodError
 from fairbloom.rounds.vectors import Vectors
@@ -40,7 +40,7 @@ class Run:
         rows = np.vstack([U, *memory.values()])
         c = self.strategy.weigh(cohort)
         remembered = self.strategy.remember(cohort, c, {})
-        progress.kept = rows_after(self.strategy, remembered, Vectors((rows,)))
+        progress.kept = update_kept_rows(self.strategy, remembered, Vectors((rows,)))
         return c @ rows
 
 
@@ -124,7 +124,7 @@ def test_a_row_that_is_not_there_cannot_stay_as_it_is() -> None:
     with pytest.raises(
         MethodError, match=r"FedMDFG.remember returned None for .*key='a'.*no kept row"
     ):
-        rows_after(FedMDFG(), {Kept("a", 1): None}, Vectors.of(np.ones((1, 2))))
+        update_kept_rows(FedMDFG(), {Kept("a", 1): None}, Vectors.of(np.ones((1, 2))))
 
 
 # Edge cases ---------------------------------------------------------------------------------------

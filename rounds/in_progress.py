@@ -1,0 +1,162 @@
+"""One round, from the choice of its clients to its record."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fairbloom.protocol.terms import Terms
+
+from .arrays import Model
+from .clients import Replies
+from .round import Round
+
+
+@dataclass(kw_only=True)
+class RoundInProgress:
+    """What is known of a round so far; `finish` returns its record.
+
+    Attributes
+    ----------
+    number
+        t, from 1.
+    draws
+        The clients that were drawn for training, each with how often it was drawn.
+    offline
+        The known clients that were offline then, in the order of names.
+    known_clients
+        How many clients the run has known up to now.
+    terms
+        The terms of the clients' local work.
+    state_rounds
+        The round of the state from which each client continues, if clients keep states.
+    vectors, factors
+        The vectors that each client gets in addition to the model, and the factors by which the
+        kept rows were multiplied for that, by record.
+    replies
+        The replies of training, without the updates; None before the clients have trained.
+    lost_states
+        The clients that have lost their state.
+    coefficients
+        c_k of the step, by client; empty without a step.
+    left_out
+        The clients that the defence left out.
+    bytes_of_probe
+        The size of the arrays that went out for losses at the snapshots.
+    evaluators
+        The clients that were drawn for evaluation.
+    evaluation
+        Their replies; None before they have evaluated.
+    """
+
+    number: int
+    draws: Counter[str] = field(default_factory=Counter)
+    offline: tuple[str, ...] = ()
+    known_clients: int = 0
+    terms: Terms = field(default_factory=lambda: Terms(server_round=0))
+    state_rounds: Mapping[str, int] = field(default_factory=dict)
+    vectors: Mapping[str, Model] = field(default_factory=dict)
+    factors: Mapping[str, float] = field(default_factory=dict)
+    replies: Replies | None = None
+    lost_states: tuple[str, ...] = ()
+    coefficients: Mapping[str, float] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
+    bytes_of_probe: int = 0
+    evaluators: Sequence[str] = ()
+    evaluation: Replies | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """The clients that were drawn for training, in the order of names."""
+        return list(self.draws)
+
+    @property
+    def participants(self) -> tuple[str, ...]:
+        """The clients with updates that the round uses."""
+        return self.replies.names if self.replies else ()
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether a client has answered in time; otherwise the round has no participants."""
+        return self.replies is not None and len(self.replies.missing) < len(self.draws)
+
+    def explain_no_update(self, training_clients: Sequence[str]) -> str:
+        """Return as text why no reply can be used; `training_clients` is empty if all train."""
+        asked = len(self.draws)
+        if not asked:
+            among = ""
+            if training_clients:
+                names = ", ".join(training_clients)
+                among = f"of those that train (training_clients = {names}), "
+            return f"{among}too few clients were online that owed no earlier reply"
+        if self.replies is None:
+            return ""
+        parts: list[str] = []
+        if self.replies.missing:
+            missing = len(self.replies.missing)
+            parts.append(f"{missing} of {asked} clients did not answer in time")
+        reasons = self.replies.refused.reasons
+        if reasons:
+            name, reason = next(iter(reasons.items()))
+            same = len(reasons) > 1 and set(reasons.values()) == {reason}
+            which = "all" if same else f"that of {name}"
+            parts.append(f"{len(reasons)} of {asked} replies were refused, {which} since {reason}")
+        return " and ".join(parts)
+
+    def finish(
+        self,
+        arrays: Any,
+        metrics: Mapping[str, Any],
+        average: Any = None,
+        *,
+        evaluation_metrics: Mapping[str, Any] | None = None,
+        server_metrics: Mapping[str, Any] | None = None,
+    ) -> Round:
+        """Return the record of the round.
+
+        Parameters
+        ----------
+        arrays, average
+            The model after the round, and the mean of the models if they are averaged, in the form
+            that `on_round` gets them.
+        metrics, evaluation_metrics, server_metrics
+            As in Round.
+        """
+        replies = self.replies
+        if replies is None:
+            raise RuntimeError(
+                f"round {self.number} has no replies of training: call aggregate_train first"
+            )
+        evaluation = self.evaluation
+        refused = dict(replies.refused.reasons)
+        evaluations: Mapping[str, Mapping[str, float]] = {}
+        hostile = replies.hostile
+        bytes_sent = replies.bytes_sent + self.bytes_of_probe
+        if evaluation is not None:
+            for name, reason in evaluation.refused.reasons.items():
+                reason = f"evaluation: {reason}"
+                refused[name] = f"{refused[name]}; {reason}" if name in refused else reason
+            evaluations = evaluation.metrics
+            hostile = hostile.union(evaluation.hostile)
+            bytes_sent += evaluation.bytes_sent
+        return Round(
+            number=self.number,
+            participants=tuple(self.draws) if self.is_answered else (),
+            refused=dict(sorted(refused.items())),
+            missing=replies.missing,
+            offline=self.offline,
+            coefficients=self.coefficients,
+            left_out=self.left_out,
+            lost_states=self.lost_states,
+            arrays=arrays,
+            average=average,
+            metrics=dict(metrics),
+            evaluation_metrics=dict(evaluation_metrics or {}),
+            server_metrics=dict(server_metrics or {}),
+            train_metrics=replies.metrics,
+            evaluations=evaluations,
+            hostile=hostile,
+            clients=self.known_clients - len(hostile),
+            bytes_sent=bytes_sent,
+            bytes_received=replies.bytes_received,
+        )
