@@ -11,10 +11,11 @@ from torch import Tensor
 
 from fairbloom.client.generators import all_seeded
 from fairbloom.client.rules.arrays import check_finite
-from fairbloom.client.rules.base import Arrays, StepsTaken
+from fairbloom.client.rules.base import Arrays
 from fairbloom.client.rules.own import OwnRule
 from fairbloom.client.rules.rule_round import RuleRound
 from fairbloom.client.states import Version, load_version, save_version
+from fairbloom.client.work import StepsTaken
 from fairbloom.imports import imported, is_import_string
 from fairbloom.protocol.settings import Value
 from fairbloom.protocol.terms import Terms

@@ -1,7 +1,7 @@
-"""The ClientApp: Flower's messages, handed to the client that is behind them.
+"""The ClientApp: it maps Flower's messages to the work of a client.
 
-PyTorch and the data are imported and loaded late, once a process: a deployed SuperNode may start a
-new process for every message.
+PyTorch and the data are imported and loaded late, once per process, because a deployed SuperNode
+may start a new process for every message.
 """
 
 from __future__ import annotations
@@ -27,23 +27,19 @@ from fairbloom.tasks import find_task, forget_tasks, load_task
 from fairbloom.tasks.schema import with_files
 
 from .guard.audit_log import recording
-from .guard.limits import FEWEST_ROWS, LIMIT_ROWS
+from .guard.limits import DEFAULT_MIN_ROWS
 
 if TYPE_CHECKING:
     from .local import LocalClient
     from .states import StateDict
 
 KEPT = "kept"
-"""A record of Flower's context that holds a version of what a client keeps is called by this, the
-name of what is kept, and the round that made it: kept:personal:3."""
-
-FILES = "files"
-"""Key of Flower's node config for how the device's files are written: tables `files` of a schema,
-as JSON."""
+"""Prefix of the records in Flower's context that hold a client's stored states. The state's name
+and the round that made it follow: kept:personal:3."""
 
 PLACES = marked(Mark.DEVICE)
-"""Where this device keeps things: its owner says it in the node config, which wins over a run's
-settings."""
+"""Settings that are paths on this device. The owner sets them in the node config, which overrides a
+run's settings."""
 
 
 app = ClientApp(mods=[recording])
@@ -51,7 +47,7 @@ app = ClientApp(mods=[recording])
 
 @contextmanager
 def redact_data_errors(context: Context) -> Iterator[None]:
-    """Let no error of a deployed client quote its data or places: the server gets words that were written for it."""
+    """Raise errors of a deployed client as ReportableError, which quotes no data and no paths."""
     try:
         yield
     except Exception as error:
@@ -67,42 +63,43 @@ def redact_data_errors(context: Context) -> Iterator[None]:
 
 @app.query()
 def query(message: Message, context: Context) -> Message:
-    """Reply this client's name, that it honours all terms, and its number of training examples."""
-    from .local import SUPPORTED, find_client_key
+    """Reply this client's name, the terms that it supports, and its number of training examples."""
+    from .local import find_client_key
+    from .local_round import SUPPORTED
 
-    config = message.content.config_records.get(wire.CONFIG, ConfigRecord())
-    check_protocol(config)
+    check_protocol(message.content.config_records.get(wire.CONFIG, ConfigRecord()))
     with redact_data_errors(context):
-        told, partition, name = _who(context)
-        settings = RunSettings.of(told)
+        config, partition, name = _own_config(context)
+        settings = RunSettings.of(config)
         task = load_task(settings)
         key = find_client_key(settings, task, partition, name)
         examples = len(task.splits(key).train)
-    answer = ConfigRecord(
-        {wire.NAME: name or key, wire.NUM_EXAMPLES: examples, wire.HONOURS: SUPPORTED.keys}
+    client = ConfigRecord(
+        {wire.NAME: name or key, wire.NUM_EXAMPLES: examples, wire.HONOURS: SUPPORTED.wire_keys}
     )
-    return Message(RecordDict({wire.CLIENT: answer}), reply_to=message)
+    return Message(RecordDict({wire.CLIENT: client}), reply_to=message)
 
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Train the received model on the local training set.
 
-    Reply with it and the metrics that were asked for.
+    Reply with the trained model and the metrics that the terms ask for.
     """
-    from .local import SUPPORTED
+    from .local_round import SUPPORTED, train_client
 
     def work(local: LocalClient, received: StateDict, terms: Terms) -> RecordDict:
         records = message.content.array_records.items()
         vectors = {name: _state(each) for name, each in records if name != wire.ARRAYS}
-        update = local.train(received, terms, vectors)
+        update = train_client(local, received, terms, vectors)
         save_states(context, local.states.in_memory)
         metrics = MetricRecord({**update.metrics})
-        content = RecordDict({wire.ARRAYS: _reply(update.arrays, message), wire.METRICS: metrics})
+        arrays = _as_sent(update.arrays, message)
+        content = RecordDict({wire.ARRAYS: arrays, wire.METRICS: metrics})
         if update.second:
-            content[update.record] = _reply(update.second, message)
+            content[update.record] = _as_sent(update.second, message)
         if terms.work:
-            content[wire.CLIENT] = ConfigRecord({wire.HONOURS: SUPPORTED.keys})
+            content[wire.CLIENT] = ConfigRecord({wire.HONOURS: SUPPORTED.wire_keys})
         return content
 
     return _answer(message, context, work)
@@ -110,7 +107,10 @@ def train(message: Message, context: Context) -> Message:
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
-    """Measure the received model on the local test set, and on the training set where that is asked for; keep it."""
+    """Measure the received model on the local test set, and store it on a device.
+
+    The terms may also ask for measurements on the training set.
+    """
 
     def work(local: LocalClient, received: StateDict, terms: Terms) -> RecordDict:
         metrics = MetricRecord({**local.evaluate(received, terms)})
@@ -123,9 +123,9 @@ def evaluate(message: Message, context: Context) -> Message:
 def _answer(
     message: Message, context: Context, work: Callable[[LocalClient, StateDict, Terms], RecordDict]
 ) -> Message:
-    """Reply with what a client makes of the received model, and which frozen parameters it has then, if it is asked.
+    """Reply with the client's result and, if asked, its frozen-parameter digest.
 
-    The client's own frozen parameters stand for those that the message leaves out.
+    Frozen parameters that the message leaves out are taken from the client's own model.
     """
     from fairbloom.tasks.models import frozen_parameters
 
@@ -136,42 +136,41 @@ def _answer(
         config = message.content.config_records[wire.CONFIG]
         check_protocol(config)
         terms = Terms.of(config)
-        told, partition, name = _who(context)
-        if told.get("pooled"):
+        settings, partition, name = _own_config(context)
+        if settings.get("pooled"):
             raise ReportableError(
                 "pooled = true: the training data of all clients lie together in one process only:"
                 " leave it out with deployed clients, or use fairbloom run"
             )
-        local = LocalClient.of(told, partition, name, load_states(context))
+        local = LocalClient.of(settings, partition, name, load_states(context), _min_rows(context))
         received = _state(message.content.array_records[wire.ARRAYS])
         digest = config.get(wire.FROZEN)
         if digest is not None and not received.keys() >= set(frozen_parameters(local.model)):
             received = complete(received, local.model, str(digest))
         content = work(local, received, terms)
         if digest is not None:
-            said = content.config_records.get(wire.CLIENT, ConfigRecord())
-            content[wire.CLIENT] = ConfigRecord({**said, wire.FROZEN: digest_frozen(local.model)})
+            client = content.config_records.get(wire.CLIENT, ConfigRecord())
+            content[wire.CLIENT] = ConfigRecord({**client, wire.FROZEN: digest_frozen(local.model)})
         return Message(content, reply_to=message)
 
 
 @lru_cache(maxsize=1)
 def begin_run(run_id: int) -> None:
-    """Load tasks again for the first message of another run: their files may have changed since the last."""
+    """Forget loaded tasks at the first message of another run, as their files may have changed."""
     forget_tasks()
 
 
 def is_deployed(context: Context) -> bool:
-    """Return whether a client works on a device of its own, so that what it replies leaves the device.
+    """Return whether a client runs on its own device, so that its replies leave the device.
 
-    Flower's simulation is one process on one machine. It numbers its clients and gives them no
-    folder of their own.
+    Flower's simulation runs on one machine. It numbers its clients, and gives them no folders.
     """
     node = context.node_config
     return "num-partitions" not in node or any(node.get(key) for key in PLACES)
 
 
 def load_states(context: Context) -> dict[str, dict[int, StateDict]]:
-    """Return what a client keeps in its context, by name and the round that made each version."""
+    """Return the states that a client stores in its context, by name and the round that made each."""
     states: dict[str, dict[int, StateDict]] = {}
     for record, arrays in context.state.array_records.items():
         kind, _, rest = record.partition(":")
@@ -182,7 +181,7 @@ def load_states(context: Context) -> dict[str, dict[int, StateDict]]:
 
 
 def save_states(context: Context, states: Mapping[str, Mapping[int, StateDict]]) -> None:
-    """Keep these versions in a client's context, and no others."""
+    """Store these versions in a client's context, and remove all others."""
     wanted = {
         f"{KEPT}:{name}:{made}": state
         for name, versions in states.items()
@@ -196,7 +195,7 @@ def save_states(context: Context, states: Mapping[str, Mapping[int, StateDict]])
 
 
 def keep_evaluated(context: Context, local: LocalClient, received: StateDict, terms: Terms) -> None:
-    """Keep the evaluated model on a device with a state folder; why it is not kept is logged."""
+    """Store the evaluated model on a device with a state folder; log the reason if it fails."""
     from fairbloom.tasks.models import arrays_of
 
     from .guard.evaluated_model import keep_model
@@ -205,11 +204,11 @@ def keep_evaluated(context: Context, local: LocalClient, received: StateDict, te
         return
     if any(bool(tensor.isnan().any()) for tensor in received.values()):
         log.warning(
-            "the model of round %d is not kept, because it has values that are no numbers",
+            "the model of round %d is not kept, because it has values that are not numbers",
             terms.server_round,
         )
         return
-    config, _, _ = _who(context)
+    config, _, _ = _own_config(context)
     serves = wire.PERSONAL if terms.local_only else "global"
     try:
         keep_model(
@@ -230,31 +229,37 @@ def keep_evaluated(context: Context, local: LocalClient, received: StateDict, te
         )
 
 
-def _who(context: Context) -> tuple[dict[str, Any], object, str | None]:
-    """Return the settings on this device, which partition of the data is its own, and what the client calls itself."""
+def _min_rows(context: Context) -> int | None:
+    """Return the owner's limit on rows behind a number that leaves the device; None if none does."""
+    if not is_deployed(context):
+        return None
+    return int(context.node_config.get(wire.MIN_ROWS, DEFAULT_MIN_ROWS))
+
+
+def _own_config(context: Context) -> tuple[dict[str, Any], object, str | None]:
+    """Return the run's settings on this device, the client's partition, and its name."""
     begin_run(context.run_id)
     node = context.node_config
     config = {**context.run_config, **{key: place for key in PLACES if (place := node.get(key))}}
     config[wire.DEPLOYED] = is_deployed(context)
-    config[wire.FLOOR] = node.get(LIMIT_ROWS, FEWEST_ROWS)
-    if files := node.get(FILES):
+    if files := node.get(wire.FILES):
         config["schema"] = with_files(str(config.get("schema", "")), json.loads(str(files)))
     partition = node.get("partition-id")
     name = node.get("name")
     if "num-partitions" not in node and find_task(str(config["task"])).reads:
-        # a device's data are its own: a number that it was enrolled with chooses nothing there
+        # A device reads its own data, so its enrolment number chooses no partition of them.
         partition = None
     return config, partition, None if name is None else str(name)
 
 
-def _reply(state: StateDict, message: Message) -> ArrayRecord:
-    """Return a model with the arrays that the message had."""
+def _as_sent(state: StateDict, message: Message) -> ArrayRecord:
+    """Return those arrays of a model that the message had."""
     sent = message.content.array_records[wire.ARRAYS]
     return _record({name: tensor for name, tensor in state.items() if name in sent})
 
 
 def _state(arrays: ArrayRecord) -> StateDict:
-    """Return arrays as tensors; Flower refuses to make them before PyTorch is imported."""
+    """Return arrays as tensors. PyTorch must be imported before, or Flower refuses to make them."""
     return dict(arrays.to_torch_state_dict())
 
 

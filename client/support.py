@@ -29,7 +29,7 @@ class Support:
     rules: frozenset[type[Rule]] | None = None
 
     @property
-    def keys(self) -> list[str]:
+    def wire_keys(self) -> list[str]:
         """What a client says on the wire that it honours: of the keys that must be said, those of its rules."""
         followed = {key for rule in RULES if self.follows(rule) for key in rule.wire_keys()}
         return [key for key in WORK if key in followed]

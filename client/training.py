@@ -1,4 +1,4 @@
-"""Local work of one client: stochastic gradient descent from the received model, and its measures."""
+"""Local training of one client, and the measurement of models."""
 
 import copy
 import itertools
@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -29,24 +30,19 @@ from fairbloom.tasks.task import AnyExamples, is_of_model
 
 from .device import in_double
 from .group_metrics import measure_groups
-from .linear import linear_step
-from .rules.base import Copy, StepsTaken
-from .work import LocalWork, descend
+from .linear import Step, linear_step
+from .work import Copy, LocalWork, StepsTaken, descend
 
 StateDict = dict[str, Tensor]
 
 EVALUATION_BATCH = 4096
-"""Examples that are measured at once; bounds memory, not the result."""
+"""Examples per forward pass in evaluation. It bounds memory; the result does not depend on it."""
 
 
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Let PyTorch's global generators, from which dropout draws, begin with `seed`.
-
-    Restore their state at the end.
-    """
-    # Generator by generator: torch.manual_seed takes 100 times as long, and seeds every CUDA
-    # device.
+    """Seed PyTorch's global generators, from which dropout draws; restore them at the end."""
+    # One by one: torch.manual_seed takes 100 times as long, and seeds every CUDA device.
     generators = [torch.default_generator]
     if device.type == "cuda":
         generators.append(torch.cuda.default_generators[device.index or 0])
@@ -63,11 +59,12 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
 
 
 CorrectStep = Callable[[Sequence[Tensor], int], Sequence[Tensor]]
-"""(gradients, number of the step, from 1) → those that it goes down, both in the model's order."""
+"""Maps the gradients of a step, and its number from 1, to the corrected gradients; both lists are in
+the model's order."""
 
 AfterStep = Callable[[int, Copy, bool], None]
-"""(number of the step, from 1, returns a copy of the model after it, whether it was the last):
-looks at the model."""
+"""Called after each step with its number from 1, a function that copies the model, and whether it
+was the last step."""
 
 
 def train(
@@ -80,11 +77,11 @@ def train(
     correct: CorrectStep | None = None,
     after_step: AfterStep | None = None,
 ) -> StepsTaken:
-    """Run the local steps on `model` in place; return which they were.
+    """Run the local steps on `model` in place, and return them.
 
-    Each step is that of an optimizer of torch.optim. Frozen parameters stay as they are, and so do
-    those that the loss does not touch, unless gradients are corrected. The pull goes to `anchor`,
-    the trainable parameters in the model's order, or to where training starts.
+    Each step is the one of an optimizer of torch.optim. Frozen parameters are left unchanged, and
+    so are parameters that the loss does not touch, unless gradients are corrected. The pull goes to
+    `anchor`, the trainable parameters in the model's order; None: to the parameters at the start.
     """
     if work.idle:
         return StepsTaken()
@@ -95,17 +92,19 @@ def train(
             f"the model, {type(model).__name__}, has no parameter to train: all are frozen"
             " (requires_grad)"
         )
-    pulled_to = (parameters if anchor is None else anchor) if work.pull > 0.0 else []
-    received = [tensor.detach().clone() for tensor in pulled_to]
+    received: list[Tensor] = []
+    if work.pull > 0.0:
+        pulled_to = parameters if anchor is None else anchor
+        received = [tensor.detach().clone() for tensor in pulled_to]
     optimizer = work.make_optimizer(parameters)
     has_velocity = optimizer is None and work.momentum > 0.0
     velocity = [torch.zeros_like(parameter) for parameter in parameters] if has_velocity else []
     ends = time.monotonic() + work.time_budget
-    # BatchNorm takes the variance of a batch, which one example has not.
-    fewest = 1 + any(
+    # BatchNorm needs the variance of a batch, and one example has none.
+    min_batch = 1 + any(
         isinstance(module, _BatchNorm) and module.training for module in model.modules()
     )
-    steps = count_steps(len(examples), work, fewest)
+    steps = count_steps(len(examples), work, min_batch)
     taken = 0
 
     def by_autograd(inputs: Inputs, targets: Tensor) -> None:
@@ -129,23 +128,21 @@ def train(
                 correct=corrected,
             )
 
-    step_at_once = None
-    if (
-        not isinstance(examples, CollatedExamples)
-        and isinstance(examples.inputs, Tensor)
-        and correct is None
-    ):
-        step_at_once = linear_step(model, task, work, received, velocity, examples.all_targets)
-    take = step_at_once or by_autograd
-    order = batches(len(examples), work, fewest)
+    take_step: Step = by_autograd
+    in_tensor = not isinstance(examples, CollatedExamples) and isinstance(examples.inputs, Tensor)
+    if in_tensor and correct is None:
+        closed_form = linear_step(model, task, work, received, velocity, examples.all_targets)
+        take_step = closed_form or by_autograd
+    order = batches(len(examples), work, min_batch)
     with seeded(work.draws, parameters[0].device):
         for inputs, targets in fetch_batches(examples, order):
-            take(inputs, targets)
+            take_step(inputs, targets)
             taken += 1
-            over = time.monotonic() > ends
+            is_late = time.monotonic() > ends
             if after_step is not None:
-                after_step(taken, lambda: copy.deepcopy(model.state_dict()), over or taken == steps)
-            if over:
+                last = is_late or taken == steps
+                after_step(taken, lambda: copy.deepcopy(model.state_dict()), last)
+            if is_late:
                 break
     return StepsTaken((work.learning_rate,) * taken)
 
@@ -153,10 +150,7 @@ def train(
 def fetch_batches(
     examples: AnyExamples, order: Iterator[Tensor]
 ) -> Iterator[tuple[Inputs, Tensor]]:
-    """Yield inputs and targets of each batch of indices.
-
-    Small ones in tensors are gathered several at once.
-    """
+    """Yield inputs and targets of each batch of indices; several small batches are gathered at once."""
     if isinstance(examples, CollatedExamples):
         yield from (examples[batch] for batch in order)
         return
@@ -165,7 +159,7 @@ def fetch_batches(
         + examples.targets[:1].nbytes
     )
     for first in order:
-        many = 2**19 // (size * len(first))  # bytes that are gathered at once
+        many = 2**19 // (size * len(first))  # about 0.5 MB are gathered at once
         several = [first, *itertools.islice(order, max(0, many - 1))]
         inputs, targets = examples[torch.cat(several).to(examples.targets.device)]
         lengths = [len(batch) for batch in several]
@@ -173,14 +167,13 @@ def fetch_batches(
 
 
 def gradients_of(loss: Tensor, parameters: Sequence[Tensor]) -> list[Tensor | None]:
-    """Return the gradient by each parameter, None where the loss does not touch it.
+    """Return the gradient by each parameter, None if the loss does not touch it.
 
-    The caller may change them.
-
-    By `backward`, since torch.autograd.grad may return one tensor for several parameters.
+    The caller may change the gradients in place.
     """
     for parameter in parameters:  # an earlier step may have failed
         parameter.grad = None
+    # Not torch.autograd.grad, which may return one tensor for several parameters.
     torch.autograd.backward(loss)
     gradients = [parameter.grad for parameter in parameters]
     for parameter in parameters:
@@ -188,16 +181,17 @@ def gradients_of(loss: Tensor, parameters: Sequence[Tensor]) -> list[Tensor | No
     return gradients
 
 
-def batches(count: int, work: LocalWork, fewest: int = 1) -> Iterator[Tensor]:
-    """Yield the indices of each step's examples: a new random order in every epoch, none where a step takes all.
+def batches(count: int, work: LocalWork, min_batch: int = 1) -> Iterator[Tensor]:
+    """Yield the indices of each step's examples.
 
-    A last batch of fewer than `fewest` is left out; other examples are in it in the next epoch.
+    Every epoch has a new random order; if each step takes all examples, they keep their order. A
+    last batch of fewer than `min_batch` is left out; it has other examples in the next epoch.
     """
     size = batch_of(count, work)
-    if size < fewest:
+    if size < min_batch:
         raise ReportableError(
             f"a batch has {size} example here, of {count} to train on, and the model's BatchNorm"
-            f" needs {fewest}: raise batch-size, leave out clients with a single example, or put"
+            f" needs {min_batch}: raise batch-size, leave out clients with a single example, or put"
             " GroupNorm or LayerNorm in its place"
         )
     random = work.random
@@ -206,30 +200,29 @@ def batches(count: int, work: LocalWork, fewest: int = 1) -> Iterator[Tensor]:
             f"batches of {size} of {count} examples need an order: give the work a random generator"
         )
     epochs = range(work.epochs) if work.steps is None else itertools.count()
-    orders = (
-        (
-            torch.arange(count)
-            if random is None or size == count
-            else torch.from_numpy(random.permutation(count))
-        )
-        for _ in epochs
-    )
+    orders = (_draw_order(count, None if size == count else random) for _ in epochs)
     steps = (
-        batch for order in orders for batch in torch.split(order, size) if len(batch) >= fewest
+        batch for order in orders for batch in torch.split(order, size) if len(batch) >= min_batch
     )
     return itertools.islice(steps, work.steps)
 
 
-def count_steps(count: int, work: LocalWork, fewest: int = 1) -> int:
-    """Return how many steps `batches` has."""
+def _draw_order(count: int, random: np.random.Generator | None) -> Tensor:
+    if random is None:
+        return torch.arange(count)
+    return torch.from_numpy(random.permutation(count))
+
+
+def count_steps(count: int, work: LocalWork, min_batch: int = 1) -> int:
+    """Return the number of steps of `batches`."""
     if work.steps is not None:
         return work.steps
     whole, rest = divmod(count, batch_of(count, work))
-    return work.epochs * (whole + (rest >= fewest))
+    return work.epochs * (whole + (rest >= min_batch))
 
 
 def batch_of(count: int, work: LocalWork) -> int:
-    """Return how many of `count` examples a step takes, but for the last of an epoch."""
+    """Return the batch size with `count` examples; the last batch of an epoch may be smaller."""
     if not count:
         raise ReportableError(
             "there is no training example here, so nothing can be trained: leave this client out"
@@ -238,37 +231,36 @@ def batch_of(count: int, work: LocalWork) -> int:
 
 
 def outputs_of(model: nn.Module, inputs: Inputs, output: str = "") -> Tensor:
-    """Return a model's outputs, called as model(x), model(**inputs) or model(*inputs).
+    """Return a model's outputs; the call is model(x), model(**inputs) or model(*inputs).
 
-    Of several outputs by name, that of the name `output` is taken; "": `logits`, or the only
-    tensor.
+    Of several outputs by name, return the one called `output`; "": `logits`, or the only tensor.
     """
-    return choose_output(model, _answer(model, inputs), output)
+    return choose_output(model, _forward(model, inputs), output)
 
 
 def losses_of(model: nn.Module, task: Task, inputs: Inputs, targets: Tensor) -> Tensor:
-    """Return the loss of each example, shape (n,): the task's of the model's outputs, or the model's own."""
-    answer = _answer(model, inputs)
+    """Return the loss of each example, shape (n,): the task's, or the one that the model returns."""
+    returned = _forward(model, inputs)
     if is_of_model(task.loss):
-        return _own_losses(model, answer, len(targets))
-    return task.loss(choose_output(model, answer, task.output), targets)
+        return _own_losses(model, returned, len(targets))
+    return task.loss(choose_output(model, returned, task.output), targets)
 
 
-def _answer(model: nn.Module, inputs: Inputs) -> object:
-    """Return whatever a model returns, called as its inputs ask for."""
-    if (
-        isinstance(inputs, Tensor)
-        and inputs.dim() == 4
-        and any(each.dim() == 4 and not each.is_contiguous() for each in model.parameters())
-    ):  # its channels lie side by side
+def _forward(model: nn.Module, inputs: Inputs) -> object:
+    """Call a model with inputs; return its result."""
+    if isinstance(inputs, Tensor) and inputs.dim() == 4 and _has_channels_last(model):
         inputs = inputs.contiguous(memory_format=torch.channels_last)
     positional, named = arguments_of(inputs)
     return model(*positional, **named)
 
 
-def _own_losses(model: nn.Module, answer: object, count: int) -> Tensor:
-    """Return the loss of each of `count` examples that a model returns with its outputs."""
-    losses = answer.get(LOSS) if isinstance(answer, Mapping) else None
+def _has_channels_last(model: nn.Module) -> bool:
+    return any(each.dim() == 4 and not each.is_contiguous() for each in model.parameters())
+
+
+def _own_losses(model: nn.Module, returned: object, count: int) -> Tensor:
+    """Return the loss of each of `count` examples that a model returned with its outputs."""
+    losses = returned.get(LOSS) if isinstance(returned, Mapping) else None
     if not isinstance(losses, Tensor):
         raise ReportableError(
             f"the task takes the loss of the model, {type(model).__name__}, and there is none among"
@@ -286,10 +278,10 @@ def _own_losses(model: nn.Module, answer: object, count: int) -> Tensor:
 
 
 def with_channels_last(model: nn.Module, examples: AnyExamples) -> nn.Module:
-    """Let the channels of a pixel lie side by side in a model's convolutions: the processor is faster with that.
+    """Store a model's convolutions in PyTorch's channels_last format, which is faster on the CPU.
 
-    A model stays as it is if it cannot take such images (it calls `view` on them, for example), has
-    GroupNorm, which is slower with that, or is on another device.
+    A model is left unchanged if it cannot take such images (because it calls `view` on them, for
+    example), has GroupNorm, which is slower in that format, or is on another device.
     """
     weights = [module.weight for module in model.modules() if isinstance(module, nn.Conv2d)]
     slower = any(isinstance(module, nn.GroupNorm) for module in model.modules())
@@ -298,15 +290,17 @@ def with_channels_last(model: nn.Module, examples: AnyExamples) -> nn.Module:
     try:
         inputs, _ = examples[slice(0, 2)]
         with torch.no_grad(), seeded(0, device_of(inputs)):
-            tried = _turn(copy.deepcopy(model))
-            _answer(tried.eval(), inputs)
-    except Exception:  # whatever a model raises: training by itself tells
+            tried = _in_channels_last(copy.deepcopy(model))
+            _forward(tried.eval(), inputs)
+    except Exception:  # any error of the user's model: training reports it if it is a real one
         return model
-    return _turn(model)
+    return _in_channels_last(model)
 
 
-def _turn(model: nn.Module) -> nn.Module:
-    move: Callable[..., nn.Module] = model.to  # not every PyTorch declares this argument of it
+def _in_channels_last(model: nn.Module) -> nn.Module:
+    move: Callable[..., nn.Module] = (
+        model.to
+    )  # some versions of PyTorch do not declare the argument
     return move(memory_format=torch.channels_last)
 
 
@@ -314,41 +308,46 @@ def _turn(model: nn.Module) -> nn.Module:
 def measure(
     model: nn.Module, task: Task, examples: AnyExamples, smallest_group: int = 0
 ) -> dict[str, float]:
-    """Return the mean loss and the task's scores of `model`, in eval mode, over all `examples`, by their names.
+    """Return the mean loss and the task's scores of `model` in eval mode, by their names.
 
-    A score that is not finite is left out: an AUC of a single class has no meaning. With
-    `smallest_group`, what `measure_groups` returns is there too, where the examples have groups.
+    A score that is not finite is left out, such as the AUC of a single class. If `smallest_group`
+    is above 0 and the examples have groups, the results of `measure_groups` are included.
     """
-    answers = answer(model, task, examples)
-    found = {LOSS: answers.losses} | {
-        score.name: answers.measured(score.name, of) for score, of in task.scores.items()
+    outputs = predict(model, task, examples)
+    values: dict[str, Tensor | float] = {LOSS: outputs.losses}
+    for score, compute in task.scores.items():
+        values[score.name] = outputs.compute_score(score.name, compute)
+    means = {
+        name: in_double(torch.as_tensor(value)).mean().item() for name, value in values.items()
     }
-    means = {name: in_double(torch.as_tensor(value)).mean().item() for name, value in found.items()}
     scores = {name: value for name, value in means.items() if name == LOSS or math.isfinite(value)}
     groups = examples.group_places() if smallest_group else None
     if groups is None:
         return scores
-    return scores | measure_groups(
-        task,
-        {score: answers.measured(score.name, of) for score, of in task.group_scores.items()},
-        groups,
-        smallest_group,
-    )
+    by_score = {
+        score: outputs.compute_score(score.name, compute)
+        for score, compute in task.group_scores.items()
+    }
+    return scores | measure_groups(task, by_score, groups, smallest_group)
 
 
 @torch.no_grad()
-def answer(model: nn.Module, task: Task, examples: AnyExamples) -> "Answers":
-    """Return what `model`, in eval mode, makes of all `examples`."""
+def predict(model: nn.Module, task: Task, examples: AnyExamples) -> "Outputs":
+    """Return the outputs and losses of `model`, in eval mode, on all `examples`."""
     model.eval()
     size = BATCH if isinstance(examples, CollatedExamples) else EVALUATION_BATCH
     batches = (examples[start : start + size] for start in range(0, len(examples), size))
-    # a model may draw in evaluation too, and then always the same
+    # Seeded, because a model may draw random numbers in evaluation, too.
     with seeded(0, examples.device):
-        return Answers.of(model, task, batches)
+        return Outputs.of(model, task, batches)
 
 
-class Answers(NamedTuple):
-    """What a model makes of examples: each one's loss, and outputs with targets, by batch where shapes differ."""
+class Outputs(NamedTuple):
+    """A model's losses and outputs on a set of examples.
+
+    `batches` has pairs of outputs and targets: one pair, or several if their shapes differ. `losses`
+    has the loss of each example.
+    """
 
     batches: Sequence[tuple[Tensor, Tensor]]
     losses: Tensor
@@ -356,31 +355,31 @@ class Answers(NamedTuple):
     @classmethod
     def of(
         cls, model: nn.Module, task: Task, batches: Iterable[tuple[Inputs, Tensor]]
-    ) -> "Answers":
-        """Return what a model makes of some batches."""
+    ) -> "Outputs":
+        """Return the losses and outputs of a model on batches of inputs and targets."""
         of_model = is_of_model(task.loss)
         outputs = list[Tensor]()
         targets = list[Tensor]()
         losses = list[Tensor]()
         for inputs, wanted in batches:
-            answer = _answer(model, inputs)
-            outputs.append(choose_output(model, answer, task.output))
+            returned = _forward(model, inputs)
+            outputs.append(choose_output(model, returned, task.output))
             targets.append(wanted)
-            losses += [_own_losses(model, answer, len(wanted))] if of_model else []
-        alike = all(len({each.shape[1:] for each in parts}) == 1 for parts in (outputs, targets))
-        answered = (
-            [(_joined(outputs), _joined(targets))]
-            if alike
-            else list(zip(outputs, targets, strict=True))
-        )
-        return cls(answered, _joined(losses or [task.loss(*batch) for batch in answered]))
+            if of_model:
+                losses.append(_own_losses(model, returned, len(wanted)))
+        pairs = list(zip(outputs, targets, strict=True))
+        if all(len({each.shape[1:] for each in parts}) == 1 for parts in (outputs, targets)):
+            pairs = [(_join(outputs), _join(targets))]
+        return cls(pairs, _join(losses or [task.loss(*pair) for pair in pairs]))
 
-    def measured(self, name: str, of: Callable[[Tensor, Tensor], Tensor | float]) -> Tensor | float:
-        """Return a score of all examples: one number, or one of each."""
+    def compute_score(
+        self, name: str, compute: Callable[[Tensor, Tensor], Tensor | float]
+    ) -> Tensor | float:
+        """Return a score of all examples: one number, or one for each example."""
         if len(self.batches) == 1:
-            return of(*self.batches[0])
-        found = [torch.as_tensor(of(*batch)) for batch in self.batches]
-        for values, (_, targets) in zip(found, self.batches, strict=True):
+            return compute(*self.batches[0])
+        parts = [torch.as_tensor(compute(*batch)) for batch in self.batches]
+        for values, (_, targets) in zip(parts, self.batches, strict=True):
             if values.shape != targets.shape[:1]:
                 raise ReportableError(
                     f"the score {name} cannot be measured: batches of {len(targets)} examples have"
@@ -388,8 +387,8 @@ class Answers(NamedTuple):
                     " let it give a number of each example, or fill up all batches to one length"
                     " in collate_fn"
                 )
-        return torch.cat(found)
+        return torch.cat(parts)
 
 
-def _joined(parts: Sequence[Tensor]) -> Tensor:
+def _join(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat(list(parts)) if len(parts) > 1 else parts[0]

@@ -1,9 +1,10 @@
-"""Local work, said once: its fields, where settings and terms set them, and what they mean for a step."""
+"""Local work: the settings of a client's training, and one step of it."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
+from math import fsum
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,10 @@ from fairbloom.protocol.streams import generator
 from fairbloom.tasks.optimizers import SGD, make_optimizer, optimizer_in
 
 Transform = Callable[[Tensor], Tensor]
-"""(mean loss of a minibatch, or of several) → what is minimised, of each by itself."""
+"""Maps the mean loss of a minibatch to the loss that is minimised, elementwise for several."""
+
+Copy = Callable[[], Any]
+"""Returns a copy of a model in the middle of its steps, or of the models of several clients."""
 
 
 def unchanged(loss: Tensor) -> Tensor:
@@ -27,33 +31,35 @@ def unchanged(loss: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class LocalWork:
-    """How a client trains; `descend` says what it means for a step, `fairbloom.client.training` which steps there are.
+    """How a client trains.
+
+    `descend` takes one step by these settings; `fairbloom.client.training` chooses the steps.
 
     Attributes
     ----------
     batch_size
-        Examples a step; 0: all of them.
+        Examples per step; 0: all of them.
     nesterov
-        Whether SGD's momentum is Nesterov's.
+        Whether SGD uses Nesterov momentum.
     optimizer
         A name of `fairbloom.tasks.optimizers`, or an import string.
     gradient_clip
-        Largest Euclidean norm of a step's gradient over all parameters, with the pull's and without
-        weight decay's; longer ones are shortened to it. 0: none is.
+        Largest Euclidean norm of a step's gradient over all parameters, including the pull and
+        without weight decay. Longer gradients are scaled down to it. 0 disables clipping.
     pull
         Strength of (pull/2)‖x − w‖², w the received model.
     in_full
-        Whether a straggler does all of it as well.
+        Whether a straggler does all of it, too.
     idle
         Whether no step is taken.
     steps
-        How many steps are taken, whatever the epochs; None: as many as the epochs have.
+        Number of steps, regardless of `epochs`; None: `epochs` passes over the examples.
     time_budget
         Seconds after which no further step begins.
     random
-        Draws the order of the examples in each epoch; a step that takes all of them needs none.
+        Draws the order of the examples in each epoch. Steps on all examples need no order.
     draws
-        Seed of what the model itself draws: dropout.
+        Seed for the model's own random numbers, for example those of dropout.
     """
 
     epochs: int
@@ -74,12 +80,8 @@ class LocalWork:
     draws: int = 0
 
     def make_optimizer(self, parameters: Sequence[Tensor]) -> Optimizer | None:
-        """Return the optimizer of these parameters.
-
-        None where `descend` takes the steps by itself, as it does SGD's.
-
-        The first optimizer object of a process imports PyTorch's compiler, which takes a second.
-        """
+        """Return the optimizer of these parameters, or None for SGD, which `descend` computes."""
+        # The first optimizer object of a process imports PyTorch's compiler: that takes a second.
         if self.optimizer == SGD:
             return None
         return make_optimizer(
@@ -94,38 +96,58 @@ class LocalWork:
 NON_STEP_FIELDS = frozenset(
     {"epochs", "batch_size", "in_full", "idle", "steps", "time_budget", "random", "draws"}
 )
-"""The fields that say which steps are taken, and when; all others say what a step does."""
+"""The fields that choose which steps are taken, and when. All others change the step itself."""
+
+
+@dataclass(frozen=True)
+class StepsTaken:
+    """The local steps of a round, by the learning rate of each."""
+
+    learning_rates: Sequence[float] = ()
+
+    @property
+    def count(self) -> int:
+        """K, the number of steps."""
+        return len(self.learning_rates)
+
+    @property
+    def rate_sum(self) -> float:
+        """H, the sum of their learning rates."""
+        return fsum(self.learning_rates)
 
 
 def set_fields(of: Any) -> Mapping[str, Any]:
-    """Return the fields of local work, or of terms, that are not at the default with which they have no effect."""
+    """Return the fields of a LocalWork, or of Terms, that differ from their defaults."""
     defaults = _defaults(type(of))  # type: ignore[arg-type] # mypy takes a class for unhashable
     return {
         name: value for name, default in defaults.items() if (value := getattr(of, name)) != default
     }
 
 
-@cache  # each client of each round asks
+@cache  # called once per client and round
 def _defaults(kind: Any) -> Mapping[str, Any]:
-    return {
-        each.name: each.default if each.default_factory is MISSING else each.default_factory()
-        for each in fields(kind)
-    }
+    defaults = {}
+    for each in fields(kind):
+        if each.default_factory is MISSING:
+            defaults[each.name] = each.default
+        else:
+            defaults[each.name] = each.default_factory()
+    return defaults
 
 
 def step_fields(work: LocalWork) -> frozenset[str]:
-    """Return the fields that change what a step does: code that does not step by `descend` has to know them."""
+    """Return the set fields that change a step; code that replaces `descend` must support them."""
     return frozenset(set_fields(work)) - NON_STEP_FIELDS
 
 
 def learning_rate_in(settings: RunSettings, number: int) -> float:
-    """Return the learning rate of round `number`, from 1: by the run's decay, and by its schedule."""
+    """Return the learning rate of round `number`, from 1, with the run's decay and schedule."""
     factor = Schedule(settings.schedule, settings.warmup).factor(number - 1, settings.num_rounds)
     return settings.learning_rate * settings.learning_rate_decay ** (number - 1) * factor
 
 
 def run_work(settings: RunSettings, number: int) -> LocalWork:
-    """Return the work of round `number` by the run's settings alone."""
+    """Return the work of round `number` by the run's settings only."""
     return LocalWork(
         epochs=settings.local_epochs,
         batch_size=settings.batch_size,
@@ -142,12 +164,13 @@ def run_work(settings: RunSettings, number: int) -> LocalWork:
 def batch_order(
     settings: RunSettings, number: int, client: str, *, personal: bool = False
 ) -> np.random.Generator:
-    """Return the stream that draws the order of a client's examples in round `number`."""
-    return generator(settings.seed, "personal batches" if personal else "batches", number, client)
+    """Return the random stream for the order of a client's examples in round `number`."""
+    purpose = "personal batches" if personal else "batches"
+    return generator(settings.seed, purpose, number, client)
 
 
 Correct = Callable[[Sequence[Tensor]], Sequence[Tensor]]
-"""(gradients) → those that a step goes down, both in the model's order."""
+"""Maps the gradients of a step to the corrected gradients, both in the model's order."""
 
 
 def descend(
@@ -161,15 +184,15 @@ def descend(
     correct: Correct | None = None,
     stacked: bool = False,
 ) -> None:
-    """Take one step in place, by an optimizer or as torch.optim.SGD does, with the pull to `received` in the gradient.
+    """Take one step in place, by `optimizer` or, if it is None, as torch.optim.SGD does.
 
-    The gradient, including the pull, is clipped as torch.nn.utils.clip_grad_norm_ does it; weight
-    decay, corrections and momentum come after. A parameter without a gradient stays as it is, and
-    so does its velocity; where gradients are corrected, it has one of 0. SGD is written out because
-    the first optimizer object of a process imports PyTorch's compiler.
+    The pull to `received` is part of the gradient. The gradient, including the pull, is clipped as
+    torch.nn.utils.clip_grad_norm_ does it; weight decay, corrections and momentum come after. A
+    parameter without a gradient is left unchanged, and so is its velocity; if gradients are
+    corrected, its gradient is 0. SGD is written out because the first optimizer object of a process
+    imports PyTorch's compiler.
 
-    Gradients and velocity are changed too. `stacked` arrays have several clients' side by side,
-    along the first dimension.
+    Gradients and velocity are changed, too. `stacked` arrays hold one client per row.
     """
     if correct is not None:
         gradients = [
@@ -185,10 +208,8 @@ def descend(
         away = torch._foreach_sub(touched, [received[place] for place in places])
         torch._foreach_add_(directions, away, alpha=work.pull)
     if work.gradient_clip > 0.0:
-        clip_norms(
-            directions if stacked else [each.unsqueeze(0) for each in directions],
-            work.gradient_clip,
-        )
+        rows = directions if stacked else [each.unsqueeze(0) for each in directions]
+        clip_norms(rows, work.gradient_clip)
     if optimizer is not None:
         step_by(optimizer, touched, directions, work.learning_rate)
         return
@@ -200,11 +221,10 @@ def descend(
         moving = [velocity[place] for place in places]
         torch._foreach_mul_(moving, work.momentum)
         torch._foreach_add_(moving, directions)
-        directions = (
-            list(torch._foreach_add(directions, moving, alpha=work.momentum))
-            if work.nesterov
-            else moving
-        )
+        if work.nesterov:
+            directions = list(torch._foreach_add(directions, moving, alpha=work.momentum))
+        else:
+            directions = moving
     torch._foreach_add_(touched, directions, alpha=-work.learning_rate)
 
 
@@ -214,10 +234,7 @@ def step_by(
     gradients: Sequence[Tensor],
     learning_rate: float,
 ) -> None:
-    """Let an optimizer take a step with these gradients.
-
-    Its other parameters have none, and stay as they are.
-    """
+    """Take one step of an optimizer with these gradients; leave its other parameters unchanged."""
     for group in optimizer.param_groups:
         if "lr" in group:
             group["lr"] = learning_rate
@@ -228,12 +245,15 @@ def step_by(
         parameter.grad = None
 
 
-def clip_norms(gradients: Sequence[Tensor], longest: float) -> None:
-    """Shorten the gradients of k clients, shape (k, …) each, in place, to this norm over all arrays of a client."""
+def clip_norms(gradients: Sequence[Tensor], max_norm: float) -> None:
+    """Clip the gradients of k clients, shape (k, …) each, in place.
+
+    The norm of a client's gradient over all arrays is at most `max_norm` afterwards.
+    """
     norms = torch.stack(
         [torch.linalg.vector_norm(each.reshape(len(each), -1), dim=1) for each in gradients]
     )
-    # as PyTorch has it
-    factors = (longest / (torch.linalg.vector_norm(norms, dim=0) + 1e-6)).clamp(max=1.0)
+    # 1e-6 as in torch.nn.utils.clip_grad_norm_
+    factors = (max_norm / (torch.linalg.vector_norm(norms, dim=0) + 1e-6)).clamp(max=1.0)
     for each in gradients:
         each.mul_(factors.view(-1, *[1] * (each.dim() - 1)))

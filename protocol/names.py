@@ -1,4 +1,7 @@
-"""The names of records and metrics on the wire, each spelled here alone."""
+"""The names of records, keys and metrics on the wire, each spelled only here.
+
+This module imports nothing: the client loop of a device uses it, and has to stay small.
+"""
 
 ARRAYS = "arrays"
 METRICS = "metrics"
@@ -36,9 +39,13 @@ DEPLOYED = "deployed"
 """A client's settings say by this whether what it reports about its data leaves the machine; no run
 can set it."""
 
-FLOOR = "floor"
-"""A deployed client's settings say by this how many rows its owner wants behind a number; no run
-can set it."""
+MIN_ROWS = "limit-rows"
+"""Key of a device's node config: the fewest rows behind a number that leaves the device, which its
+owner sets (limits rows, in owner.toml)."""
+
+FILES = "files"
+"""Key of a device's node config: the tables `files` of a schema, as JSON, which declare how the
+device's files are written."""
 
 FROZEN = "frozen"
 """The digest of a model's frozen parameters: a QUERY with it in the config asks a client for that

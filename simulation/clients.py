@@ -14,7 +14,8 @@ from torch.nn import Module
 
 from fairbloom.client.device import check_device, choose_device
 from fairbloom.client.guard.evaluated_model import keep_preprocessing
-from fairbloom.client.local import LocalClient, Metrics, Update, load_task_and_model
+from fairbloom.client.local import LocalClient, Metrics, load_task_and_model
+from fairbloom.client.local_round import Update, train_client
 from fairbloom.client.states import ClientStates, StateDict, folder_name, state_folder
 from fairbloom.errors import FairbloomError, did_you_mean, failure_reason, join_names
 from fairbloom.protocol.attacks import share_in
@@ -260,7 +261,7 @@ class LocalClients:
 
         def train(row: int, name: str) -> Reply:
             self.on_trained(row, len(names))
-            update = self.local(name).train(received, terms.of_client(name), vectors)
+            update = train_client(self.local(name), received, terms.of_client(name), vectors)
             return store_reply(trained.updates, trained.second, row, update)
 
         answers = {name: self._answer(train, row, name) for row, name in enumerate(names)}

@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from fairbloom.client.local import LocalClient, Metrics
+from fairbloom.client.local_round import train_client
 from fairbloom.client.rules.registry import kinds_of
 from fairbloom.client.states import ClientStates, StateDict, Version
 from fairbloom.errors import FairbloomError
@@ -204,7 +205,7 @@ class Workers:
         local = replace(self._find_client(job.name), states=ClientStates(None, kept))
         if work == "evaluate":
             return Reply(job.row, local.evaluate(received, job.terms), {}, {})
-        update = local.train(received, job.terms, vectors)
+        update = train_client(local, received, job.terms, vectors)
         reply = store_reply(self.buffers.updates, self.buffers.second, job.row, update)
         made = local.states.made_in(job.terms.server_round)
         return reply._replace(

@@ -171,7 +171,7 @@ def name_of(context: Context) -> str:
 
 def introduce(message: Message, context: Context) -> Message:
     """Reply this client's name, and which terms it honours."""
-    about = ConfigRecord({wire.NAME: name_of(context), wire.HONOURS: SUPPORTED.keys})
+    about = ConfigRecord({wire.NAME: name_of(context), wire.HONOURS: SUPPORTED.wire_keys})
     return Message(RecordDict({wire.CLIENT: about}), reply_to=message)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from fairbloom.errors import FairbloomError
 from fairbloom.imports import is_import_string
-from fairbloom.protocol.names import DEPLOYED, FLOOR
+from fairbloom.protocol.names import DEPLOYED
 from fairbloom.protocol.parameters import Choices, Parameter
 from fairbloom.protocol.settings import (
     OWN_SETTINGS,
@@ -135,10 +135,8 @@ def fingerprint(config: Mapping[str, Any]) -> str:
         *marked(Mark.FREE, Mark.LIMIT, Mark.PLACE, Mark.EXTENDABLE),
         OWN_SETTINGS,
         DEPLOYED,
-        FLOOR,
+        "score",  # it changes no client's work, and is decided after the clients have begun
     }
-    # which changes no client's work, and is decided after the clients have begun theirs
-    others.add("score")
     defaults = {key: each.default for key, each in SETTINGS.items()}
     about = {key: value for key, value in expand_own_settings(config).items() if key not in others}
     return digest({key: value for key, value in about.items() if value != defaults.get(key)})

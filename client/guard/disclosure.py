@@ -19,10 +19,10 @@ CLASS_SCORES = frozenset(
 
 
 class Gate:
-    """What a client may send of its examples: `floor` is the fewest rows behind a number."""
+    """Decides which numbers may leave the device: those with at least `min_rows` rows behind them."""
 
-    def __init__(self, floor: int, task: Task, splits: Splits) -> None:
-        self.floor = floor
+    def __init__(self, min_rows: int, task: Task, splits: Splits) -> None:
+        self.min_rows = min_rows
         self._task = task
         self._splits = splits
 
@@ -42,9 +42,9 @@ class Gate:
         examples: AnyExamples = getattr(self._splits, part)
         if measurement in OF_TRAINING:
             self._check("few-to-measure", len(examples))
-        if len(examples) < self.floor:
+        if len(examples) < self.min_rows:
             hold_back(
-                f"loss and scores of its {part} examples, because there are fewer than {self.floor}"
+                f"loss and scores of its {part} examples, because there are fewer than {self.min_rows}"
             )
             return {}
         of_classes = {name for name in scores if name.partition("-at-")[0] in CLASS_SCORES}
@@ -56,13 +56,13 @@ class Gate:
             counts = torch.bincount(
                 targets, minlength=self._task.classes or len(self._task.class_names) or 2
             )
-            if int(counts.min()) >= self.floor:
+            if int(counts.min()) >= self.min_rows:
                 return dict(scores)
-            why = f"a class has fewer than {self.floor} of them"
+            why = f"a class has fewer than {self.min_rows} of them"
         hold_back(f"{', '.join(sorted(of_classes))} of its {part} examples, because {why}")
         return {name: score for name, score in scores.items() if name not in of_classes}
 
     def _check(self, why: str, rows: int) -> None:
-        if rows < self.floor:
-            reason = DataError("", why, floor=self.floor).reportable
-            raise DataError(f"{rows} training rows: {reason}", why, floor=self.floor)
+        if rows < self.min_rows:
+            reason = DataError("", why, min_rows=self.min_rows).reportable
+            raise DataError(f"{rows} training rows: {reason}", why, min_rows=self.min_rows)

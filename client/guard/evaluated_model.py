@@ -15,7 +15,7 @@ from typing import Any
 import tomli_w
 
 from fairbloom.logs import log
-from fairbloom.protocol.names import DEPLOYED, FLOOR
+from fairbloom.protocol.names import DEPLOYED
 from fairbloom.protocol.settings import Mark, marked
 from fairbloom.protocol.version import RUN_FOLDER_FORMAT
 from fairbloom.system.files import make_folder, sync_folder, write_private
@@ -64,8 +64,8 @@ def keep_model(
     draft, kept, before = (state_dir / name for name in (DRAFT, KEPT, BEFORE))
     shutil.rmtree(draft, ignore_errors=True)
     make_folder(draft)
-    # of which who predicts would import it
-    left_out = {DEPLOYED, FLOOR, "method", *marked(Mark.DEVICE)}
+    # Whoever predicts would import a method of the user's, and need not have it.
+    left_out = {DEPLOYED, "method", *marked(Mark.DEVICE)}
     settings = {key: value for key, value in sorted(config.items()) if key not in left_out}
     content = tomli_w.dumps(
         {"run-folder-format": RUN_FOLDER_FORMAT, **settings}, multiline_strings=True

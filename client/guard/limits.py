@@ -1,7 +1,7 @@
-"""The limits that a device's owner sets in owner.toml, which no run passes."""
+"""The limits that a device's owner sets in owner.toml, and which no run can exceed."""
 
 from collections.abc import Mapping
-from dataclasses import field, fields
+from dataclasses import field
 from threading import TIMEOUT_MAX
 from typing import Annotated, Any, Literal, Self
 
@@ -16,37 +16,44 @@ from fairbloom.tasks.schema import shorten_value
 
 from .accepted_settings import SettingRefusedError, work_settings
 
-LIMIT_ROWS = "limit-rows"
-"""Key of Flower's node config, which belongs to the device, for `rows`."""
-
-FEWEST_ROWS = 5
-"""Fewest rows behind a number that leaves a device, unless its owner says otherwise."""
+DEFAULT_MIN_ROWS = 5
+"""Fewest rows behind a number that leaves a device, unless the owner sets another limit."""
 
 
 class LimitsError(FairbloomError):
-    """Limits that make no sense; the message names the key, its value and what would do."""
+    """Impossible limits; the message names the key, its value and the remedy."""
+
+
+KEYS = {
+    "rows": "min_rows",
+    "tasks": "tasks",
+    "schema": "schema",
+    "settings": "settings",
+    "round-seconds": "round_seconds",
+}
+"""The field of each key of the table."""
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(strict=True))
 class Limits:
-    """The table `limits` of owner.toml, with hyphens there.
+    """The table `limits` of owner.toml; `KEYS` has the key of each field.
 
     Attributes
     ----------
-    rows
+    min_rows
         Fewest rows behind any number that leaves the device: a loss, a score, a count, an update.
     tasks
         The tasks that a run may have; None: any.
     schema
-        "accepted": the device reads its tables by the schemas alone that its owner has accepted;
-        "any": by any.
+        "accepted": the device reads its tables only by schemas that its owner has accepted; "any":
+        by any schema.
     settings
         The values that a run may give to a setting, by its key: one, or a list of several.
     round_seconds
-        Seconds after which the device drops its work on a message of a round; 0: it never does.
+        Seconds after which the device drops its work on a message of a round; 0: never.
     """
 
-    rows: Annotated[int, Ge(1)] = FEWEST_ROWS
+    min_rows: Annotated[int, Ge(1)] = DEFAULT_MIN_ROWS
     tasks: list[str] | None = None
     schema: Literal["accepted", "any"] = "accepted"
     settings: dict[str, Any] = field(default_factory=dict)
@@ -66,23 +73,22 @@ class Limits:
     def of(cls, table: Mapping[str, Any]) -> Self:
         """Return the limits of a table.
 
-        Raise LimitsError where a key is unknown, or its value impossible.
+        Raise LimitsError if a key is unknown, or its value impossible.
         """
-        keys = [each.name.replace("_", "-") for each in fields(cls)]
         for key, value in table.items():
-            if key not in keys:
-                raise LimitsError(f"limits has {key} = {value!r}: its keys are {', '.join(keys)}")
+            if key not in KEYS:
+                raise LimitsError(f"limits has {key} = {value!r}: its keys are {', '.join(KEYS)}")
         try:
-            return cls(**{key.replace("-", "_"): value for key, value in table.items()})
+            return cls(**{KEYS[key]: value for key, value in table.items()})
         except ValidationError as error:
             fault = error.errors()[0]
-            key = str(fault["loc"][0]).replace("_", "-")
+            (key,) = (key for key, name in KEYS.items() if name == fault["loc"][0])
             raise LimitsError(f"limits has {key} = {fault['input']!r}: {fault['msg']}") from error
 
     def check(self, config: Mapping[str, Any]) -> None:
-        """Raise SettingRefusedError where a run passes a limit.
+        """Raise SettingRefusedError if a run exceeds a limit.
 
-        `config` are its settings, `own-settings` expanded.
+        `config` has the run's settings, with `own-settings` expanded.
         """
         known = work_settings(config)
         allowed = self.settings if self.tasks is None else {"task": self.tasks, **self.settings}
@@ -100,9 +106,8 @@ def _flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return nested settings with dotted names: `csv.group = "sex"` is a table in TOML."""
     flat: dict[str, Any] = {}
     for key, value in table.items():
-        flat |= (
-            _flatten(value, f"{prefix}{key}.")
-            if isinstance(value, Mapping)
-            else {prefix + key: value}
-        )
+        if isinstance(value, Mapping):
+            flat |= _flatten(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
     return flat

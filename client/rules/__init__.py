@@ -1,1 +1,1 @@
-"""Client halves of methods: each is a rule in its own file, which changes a client's plain local steps."""
+"""The client halves of methods: each rule changes a client's plain local training."""

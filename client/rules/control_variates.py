@@ -7,15 +7,16 @@ from fairbloom.protocol.names import CONTROL
 from fairbloom.protocol.terms import CONTROL_VARIATES
 
 from ..device import in_double
+from ..work import StepsTaken
 from .arrays import check_arrays, like, update_of
-from .base import Arrays, GradientOffset, StepsTaken
+from .base import Arrays, GradientOffset
 
 
 class ControlVariates(GradientOffset):
-    """SCAFFOLD's local work: y ← y − η (g(y) − c_k + c), and then c_k ← c_k − c + u_k / H with H = Σ η.
+    """SCAFFOLD's local work: y ← y − η (g(y) − c_k + c), then c_k ← c_k − c + u_k / H with H = Σ η.
 
-    c is the server's control variate, sent as the record `control` (zero where there is none), and
-    c_k the client's.
+    c is the server's control variate, sent as the record `control` (zero if there is no record),
+    and c_k the client's.
 
     Source: Karimireddy et al., ICML 2020, Algorithm 1, option II.
     """
@@ -38,7 +39,7 @@ class ControlVariates(GradientOffset):
     def finish(
         self, received: Arrays, trained: Arrays, state: "Control", steps: StepsTaken
     ) -> tuple[Arrays, Arrays]:
-        """Return the trained parameters and the new c_k, which is the old one where no step went anywhere."""
+        """Return the trained parameters and the new c_k, the old one if no step moved the model."""
         if not steps.rate_sum:
             return trained, state.own
         updates = update_of(received, trained)
@@ -52,7 +53,7 @@ class ControlVariates(GradientOffset):
 
 
 class Control(NamedTuple):
-    """The control variates of a round: c_k of the client, c of the server, and the shift c − c_k of each gradient."""
+    """The control variates of a round: c_k (client), c (server), and the shift c − c_k."""
 
     own: Arrays
     of_server: Arrays

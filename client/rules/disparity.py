@@ -1,13 +1,13 @@
-"""FCFL's and FairFed's client halves: how differently a model treats two groups of a client's training examples.
+"""FCFL's and FairFed's client halves: the disparity between two groups of training examples.
 
-The groups are those of the task's first grouping, and an example of its group "other" belongs to
-neither. Where one of them has too few examples to be reported on, nothing is said of either: the
-disparity is 0, and so are its gradient and all counts.
+The groups are those of the task's first grouping; an example of its group "other" belongs to
+neither. If a group has too few examples to be reported, the disparity is 0, and so are its gradient
+and all counts.
 """
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,17 +21,15 @@ from fairbloom.tasks.collated import BATCH, CollatedExamples
 from fairbloom.tasks.groups import find_two_groups
 from fairbloom.tasks.task import AnyExamples
 
+from ..local import LocalClient
 from ..metrics import GROUP_COUNTS
 from ..training import EVALUATION_BATCH, StateDict, outputs_of, seeded
 from ..work import LocalWork, descend
 from .base import Rule, Scores
 
-if TYPE_CHECKING:
-    from ..local import LocalClient
-
 
 class DisparityStep(Rule):
-    """Replies the received model after one step down the disparity as well, and what the disparity is.
+    """Replies the disparity, and the received model after one step down the disparity.
 
     Source: Cui et al., NeurIPS 2021 (FCFL).
     """
@@ -46,13 +44,13 @@ class DisparityStep(Rule):
         if not terms.disparity:
             asked = next(name for name in terms.measure if name in self.reports)
             raise ReportableError(
-                f"measure = {asked}: the terms do not say which disparity: let the method's terms"
-                " have one, as in replace(super().terms(server_round),"
+                f"measure = {asked}: the terms do not say which disparity: set one in the method's"
+                " terms, as in replace(super().terms(server_round),"
                 f" disparity={DEMOGRAPHIC_PARITY!r})"
             )
 
     def check(self, settings: RunSettings) -> None:
-        """Raise FairbloomError where steps have weight decay, which the disparity's gradient lacks."""
+        """Raise FairbloomError if steps have weight decay, which the disparity's step has not."""
         if settings.weight_decay:
             raise ReportableError(
                 f"{self} goes with the gradient of the plain loss: leave out weight-decay ="
@@ -60,7 +58,7 @@ class DisparityStep(Rule):
             )
 
     def make_second_model(
-        self, client: "LocalClient", received: StateDict, learning_rate: float
+        self, client: LocalClient, received: StateDict, learning_rate: float
     ) -> Scores:
         """Take the step from the received model; return the disparity."""
         disparity = measure_disparity(
@@ -70,20 +68,20 @@ class DisparityStep(Rule):
         client.model.load_state_dict(received)
         return disparity.metrics
 
-    def second(self) -> StateDict:
+    def second_model(self) -> StateDict:
         """Return the model after the step."""
         return self._stepped
 
 
 class GroupCounts(Rule):
-    """Reports how many positive examples each of two groups has, and how many of them the received model finds.
+    """Reports each group's positive examples, and how many of them the received model finds.
 
     Source: Ezzeldin et al., AAAI 2023 (FairFed).
     """
 
     reports = GROUP_COUNTS
 
-    def report(self, client: "LocalClient") -> Scores:
+    def report(self, client: LocalClient) -> Scores:
         """Return the counts."""
         examples = client.splits.train
         return count_hits(client.model, client.task, examples, client.smallest_group)
@@ -92,9 +90,10 @@ class GroupCounts(Rule):
 class Disparity(NamedTuple):
     """A disparity between two groups.
 
-    `smooth` is Δ, the mean of σ(sharpness · z) in the second group less that in the first, z the
-    logit of the positive class; `hard` is the same of the decisions, 1 where z ≥ 0. `gradient` is
-    that of |Δ| by each trainable parameter, None where there is none; empty where Δ is 0.
+    `smooth` is Δ, the mean of σ(sharpness · z) in the second group minus the mean in the first, z
+    the logit of the positive class; `hard` is the same for the decisions, 1 if z ≥ 0. `gradient` is
+    the gradient of |Δ| by each trainable parameter, None if the loss does not touch it; [] if Δ is
+    0.
     """
 
     smooth: float
@@ -112,10 +111,8 @@ def measure_disparity(
 ) -> Disparity:
     """Return the disparity that the terms ask for, of a model in eval mode.
 
-    Δ is summed batch by batch.
-
-    `smallest` is the fewest examples that each group must have, positive ones with equal
-    opportunity.
+    Δ is summed batch by batch. Each group must have at least `smallest` examples; with equal
+    opportunity, positive examples.
     """
     members = find_members(task, examples)
     if terms.disparity == EQUAL_OPPORTUNITY:
@@ -131,23 +128,23 @@ def measure_disparity(
     counts = members.sum(dim=1)
     if counts.min() < smallest:
         return Disparity(0.0, 0.0, [])
-    of_each = members.double()
-    first, second = of_each / counts[:, None]
+    membership = members.double()
+    first, second = membership / counts[:, None]
     weights = second - first
     sums = torch.zeros(2, 2, dtype=torch.float64)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in parameters:
         parameter.grad = None
-    # a model may draw in evaluation too, and then always the same
+    # Seeded, because a model may draw random numbers in evaluation, too.
     with seeded(0, examples.device):
         for place, logits in _logits_of(model, task, examples):
             decisions = torch.sigmoid(sharpness * logits)
             if decisions.requires_grad:
                 torch.autograd.backward((weights[place].to(decisions) * decisions).sum())
-            sums += of_each[:, place] @ torch.stack(
-                [_in_double(decisions), _in_double(logits >= 0.0)], dim=1
-            )
-    of_first, of_second = sums / counts[:, None]  # no mean is beyond 1, as a sum of shares may be
+            numbers = torch.stack([_in_double(decisions), _in_double(logits >= 0.0)], dim=1)
+            sums += membership[:, place] @ numbers
+    # Divided only here: a sum of rounded shares may exceed 1, a mean does not.
+    of_first, of_second = sums / counts[:, None]
     smooth, hard = (of_second - of_first).tolist()
     gradient = [parameter.grad for parameter in parameters]
     for parameter in parameters:
@@ -161,18 +158,14 @@ def measure_disparity(
 def step_down(
     model: nn.Module, received: StateDict, gradient: Sequence[Tensor | None], learning_rate: float
 ) -> StateDict:
-    """Take one plain gradient step in place.
+    """Take one plain gradient step in place; return a copy of the model with the received buffers.
 
-    Return a copy of the model after it, the buffers as they were received.
+    An empty gradient leaves the model unchanged.
     """
-    parameters = (
-        [parameter for parameter in model.parameters() if parameter.requires_grad]
-        if gradient
-        else []
-    )
-    descend(
-        parameters, gradient, [], [], LocalWork(epochs=1, batch_size=0, learning_rate=learning_rate)
-    )
+    if gradient:
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        work = LocalWork(epochs=1, batch_size=0, learning_rate=learning_rate)
+        descend(parameters, gradient, [], [], work)
     state = model.state_dict(keep_vars=True).items()
     return {
         name: tensor.detach().clone() if tensor.requires_grad else received[name]
@@ -184,7 +177,10 @@ def step_down(
 def count_hits(
     model: nn.Module, task: Task, examples: AnyExamples, smallest: int
 ) -> dict[str, int]:
-    """Return each group's positive examples, and how many of them a model in eval mode predicts as positive."""
+    """Return each group's number of positive examples, and of those predicted as positive.
+
+    The model predicts in eval mode.
+    """
     members = find_members(task, examples) & find_positive(task, examples)
     if members.sum(dim=1).min() < smallest:
         members = torch.zeros_like(members)
@@ -192,9 +188,9 @@ def count_hits(
         found = torch.cat(
             [(logits >= 0.0).cpu() for _, logits in _logits_of(model, task, examples)]
         )
-    counts = {name: int(mine.sum()) for name, mine in zip(wire.POSITIVES, members, strict=True)}
+    counts = {name: int(group.sum()) for name, group in zip(wire.POSITIVES, members, strict=True)}
     return counts | {
-        name: int((mine & found).sum()) for name, mine in zip(wire.HITS, members, strict=True)
+        name: int((group & found).sum()) for name, group in zip(wire.HITS, members, strict=True)
     }
 
 
@@ -211,7 +207,7 @@ def find_members(task: Task, examples: AnyExamples) -> Tensor:
 
 
 def find_positive(task: Task, examples: AnyExamples) -> Tensor:
-    """Return which examples are of the positive class, shape (n,), on the CPU."""
+    """Return which examples belong to the positive class, shape (n,), on the CPU."""
     targets = examples.all_targets
     if targets.numel() != len(examples):
         raise _no_two_classes(f"it has targets of shape {tuple(targets.shape)}")
@@ -221,7 +217,7 @@ def find_positive(task: Task, examples: AnyExamples) -> Tensor:
 def _logits_of(
     model: nn.Module, task: Task, examples: AnyExamples
 ) -> Iterator[tuple[slice, Tensor]]:
-    """Yield the places of each batch of examples, and their logits of the positive class."""
+    """Yield the slice of each batch of examples, and its logits of the positive class."""
     model.eval()
     size = BATCH if isinstance(examples, CollatedExamples) else EVALUATION_BATCH
     for start in range(0, len(examples), size):
@@ -231,7 +227,7 @@ def _logits_of(
 
 
 def logits_of(outputs: Tensor, positive: int) -> Tensor:
-    """Return the logit z of the positive class, shape (n,): of two outputs z₁ − z₀, or the only one."""
+    """Return the logit of the positive class, shape (n,): z₁ − z₀ of two outputs, or the only one."""
     if outputs.dim() == 2 and outputs.shape[1] == 2:
         return outputs[:, positive] - outputs[:, 1 - positive]
     if outputs.numel() != len(outputs):

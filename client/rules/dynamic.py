@@ -5,14 +5,15 @@ from collections.abc import Mapping
 from fairbloom.protocol.terms import DYNAMIC
 
 from ..device import in_double
+from ..work import StepsTaken
 from .arrays import like, update_of
-from .base import Arrays, GradientOffset, StepsTaken
+from .base import Arrays, GradientOffset
 
 
 class DynamicRegularizer(GradientOffset):
-    """FedDyn's local work on F_k(x) − ⟨h_k, x⟩ + (alpha/2)‖x − w‖², and then h_k ← h_k + alpha u_k.
+    """FedDyn's local work on F_k(x) − ⟨h_k, x⟩ + (alpha/2)‖x − w‖², then h_k ← h_k + alpha u_k.
 
-    The quadratic term is part of the gradient, as that of a proximal term is.
+    The quadratic term is part of the gradient, like a proximal term.
 
     Source: Acar et al., ICLR 2021, Algorithm 1.
     """
@@ -37,6 +38,8 @@ class DynamicRegularizer(GradientOffset):
         """Return the trained parameters and the new h_k."""
         alpha = self.pull()
         updates = update_of(received, trained)
-        return trained, {
-            n: (alpha * updates[n] - in_double(minus_h)).to(minus_h) for n, minus_h in state.items()
+        kept = {
+            name: (alpha * updates[name] - in_double(minus_h)).to(minus_h)
+            for name, minus_h in state.items()
         }
+        return trained, kept

@@ -22,13 +22,14 @@ class PersonalModel(Rule):
 
     @classmethod
     def kept_version(cls, states: ClientStates, terms: Terms, *, training: bool) -> Version | None:
-        """Return the last personal model; an evaluation is of that of its own round."""
+        """Return the last personal model; an evaluation measures the one of its own round."""
         return states.find(PERSONAL, before=terms.server_round + (not training))
 
     def after(self, work: LocalWork) -> LocalWork:
-        """Return the work on the personal model: as on the global one, but pulled to it, and on the plain loss.
+        """Return the work on the personal model: the run's, pulled to the global model.
 
-        SGD is plain: without momentum and weight decay, which other optimizers keep.
+        The loss is the plain one. SGD has neither momentum nor weight decay; other optimizers keep
+        theirs.
         """
         kept = 0.0 if work.optimizer == SGD else 1.0
         return replace(

@@ -12,7 +12,7 @@ from .base import Rule
 
 
 class PropFairLoss(Rule):
-    """Minimises −log(M − f) in place of each mean loss f."""
+    """Minimises −log(M − f) instead of each mean loss f."""
 
     reads = LOSS_TRANSFORM
 
@@ -31,14 +31,14 @@ class PropFairLoss(Rule):
 
 
 def propfair(loss: Tensor, baseline: float, epsilon: float) -> Tensor:
-    """Return −log(M − f) of each mean loss, continued below M − f = ε by its tangent.
+    """Return −log(M − f) of each mean loss f, continued below M − f = ε by its tangent.
 
-    M is `baseline`.
+    M is `baseline`, ε is `epsilon`.
 
     Source: Zhang et al., Proportional Fairness in Federated Learning, TMLR 2023.
     """
     utility = baseline - loss
     tangent = -math.log(epsilon) - (utility - epsilon) / epsilon
-    # Where the tangent is taken, the logarithm must still have a finite gradient, which is
-    # multiplied by zero.
+    # The clamp keeps the gradient of the logarithm finite where the tangent is used: there it is
+    # multiplied by zero, and 0 × inf is NaN.
     return torch.where(utility >= epsilon, -torch.log(utility.clamp(min=epsilon)), tangent)

@@ -1,4 +1,4 @@
-"""The proximal term of FedProx, and of every other method that is asked for one."""
+"""The proximal term of FedProx, which other methods may add as well."""
 
 from fairbloom.protocol.terms import PROXIMAL
 

@@ -24,19 +24,22 @@ from .snapshot import SnapshotRule
 from .steps import ClientMomentum, FullBatchStep, LocalOnly, StepCount
 
 RULES: tuple[type[Rule], ...] = (
-    *(
-        ProximalTerm,
-        PersonalModel,
-        ClientMomentum,
-        FullBatchStep,
-        StepCount,
-        LocalOnly,
-        SnapshotRule,
-        PropFairLoss,
-    ),
-    *(GroupCounts, DisparityStep, Baseline, ControlVariates, DynamicRegularizer, OwnRule),
+    ProximalTerm,
+    PersonalModel,
+    ClientMomentum,
+    FullBatchStep,
+    StepCount,
+    LocalOnly,
+    SnapshotRule,
+    PropFairLoss,
+    GroupCounts,
+    DisparityStep,
+    Baseline,
+    ControlVariates,
+    DynamicRegularizer,
+    OwnRule,
 )
-"""The rules in their order: where several have the same hook, that of the first is called first."""
+"""All rules, in the order in which a hook that several have is called."""
 
 _BY_PARAMETERS: Mapping[Request | None, type[Rule]] = {
     rule.reads: rule for rule in RULES if rule.reads
@@ -47,7 +50,7 @@ Rules = tuple[Rule, ...]
 
 
 def rules_of(settings: RunSettings, terms: Terms) -> Rules:
-    """Return the rules of a client's round, as the server's terms and the run's settings ask for them."""
+    """Return the rules of a client's round that the server's terms and the run's settings ask for."""
     check_rule(settings, terms)
     kinds = kinds_of(terms, settings.client_rule)
     rules = tuple(
@@ -65,20 +68,21 @@ def rules_of(settings: RunSettings, terms: Terms) -> Rules:
 
 
 def kinds_of(terms: Terms, client_rule: str = "") -> list[type[Rule]]:
-    """Return which rules terms ask for, and whether the user's own is one where the settings name it."""
+    """Return the rules that terms ask for, and the user's own if `client_rule` names one."""
     asked = {_BY_PARAMETERS[each] for each in terms.rules}
     asked |= {_BY_METRIC[name] for name in terms.measure if name in _BY_METRIC}
-    asked |= {OwnRule} if client_rule else set()
+    if client_rule:
+        asked.add(OwnRule)
     return [rule for rule in RULES if rule in asked] if asked else []
 
 
 def transform_of(rules: Rules) -> Transform:
-    """Return what rules make of the mean loss of a minibatch."""
+    """Return the function by which rules transform the mean loss of a minibatch."""
     changing = tuple(rule for rule in rules if "loss" in rule.hooks())
-    return partial(_transformed, changing) if changing else unchanged
+    return partial(_transform, changing) if changing else unchanged
 
 
-def _transformed(rules: Rules, loss: Tensor) -> Tensor:
+def _transform(rules: Rules, loss: Tensor) -> Tensor:
     for rule in rules:
         loss = rule.loss(loss)
     return loss

@@ -7,14 +7,15 @@ from torch import Tensor
 from fairbloom.errors import ReportableError
 
 from ..states import Version
+from ..work import StepsTaken
 from .arrays import check_arrays, check_finite, copies
-from .base import Arrays, GradientOffset, Rule, StepsTaken
+from .base import Arrays, GradientOffset, Rule
 
 
 class RuleRound:
     """A rule with the hooks `start`, `correct` and `finish`, in one round of one client.
 
-    `origin` is the round of the version that it goes on from, 0 where the client begins again.
+    `origin` is the round of the stored state that it resumes from, 0 if it begins without state.
     """
 
     def __init__(
@@ -23,19 +24,19 @@ class RuleRound:
         self._rule = rule
         self._received = received
         self.origin = kept.made
-        # the other clients are sent them, too
+        # copies, because all clients of a process share the sent vectors
         vectors = {record: copies(arrays) for record, arrays in sent.items()}
         self._state = self._rule.start(copies(received), copies(kept.state), vectors)
 
     @property
     def shift(self) -> Arrays:
-        """What is added to the gradient of each step, empty where the rule corrects it in another way."""
+        """The offset of each step's gradient, empty if the rule corrects gradients in another way."""
         return self._rule.shift(self._state) if isinstance(self._rule, GradientOffset) else {}
 
     def correct(self, gradients: Sequence[Tensor], step: int) -> list[Tensor]:
         """Return the corrected gradients, both in the model's order.
 
-        Raise FairbloomError where the rule returns others.
+        Raise FairbloomError if their names or shapes differ.
         """
         by_name = dict(zip(self._received, gradients, strict=True))
         corrected = self._rule.correct(by_name, self._state, step)
@@ -44,28 +45,26 @@ class RuleRound:
         return [corrected[name] for name in self._received]
 
     def finish(self, trained: Arrays, steps: StepsTaken) -> tuple[Arrays, dict[str, Tensor]]:
-        """Return the trainable parameters to reply, and what is kept.
+        """Return the trainable parameters to reply, and the state to store.
 
-        Raise FairbloomError where these are not finite.
+        Raise FairbloomError if they are malformed or not finite.
         """
         finished = self._rule.finish(copies(self._received), trained, self._state, steps)
-        if not (isinstance(finished, tuple) and len(finished) == 2):
+        if not isinstance(finished, tuple) or len(finished) != 2:
             raise ReportableError(
                 f"{self._rule}: finish must return two, the arrays to reply and those to keep"
             )
         replied, kept = finished
         if replied is not trained:
-            check_arrays(replied, self._received, f"{self._rule}: what finish has the client reply")
-            check_finite(replied, f"{self._rule}: what finish has the client reply")
+            called = f"{self._rule}: what finish has the client reply"
+            check_arrays(replied, self._received, called)
+            check_finite(replied, called)
+        called = f"{self._rule}: what finish has the client keep"
         if not isinstance(kept, Mapping) or not all(
             isinstance(each, Tensor) for each in kept.values()
         ):
-            raise ReportableError(
-                f"{self._rule}: what finish has the client keep must be tensors by name"
-            )
+            raise ReportableError(f"{called} must be tensors by name")
         if not all(isinstance(name, str) for name in kept):
-            raise ReportableError(
-                f"{self._rule}: what finish has the client keep must have words for names"
-            )
-        check_finite(kept, f"{self._rule}: what finish has the client keep")
+            raise ReportableError(f"{called} must have words for names")
+        check_finite(kept, called)
         return replied, dict(kept)

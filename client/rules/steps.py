@@ -1,4 +1,4 @@
-"""Rules that ask for other steps than the run's: a momentum, a full batch, a number of steps, or none."""
+"""Rules that replace the run's steps: another momentum, a full batch, a number of steps, or none."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ from .base import Rule
 
 
 class LocalOnly(Rule):
-    """Takes no step on the global model, as with Local."""
+    """Takes no step on the global model, as the method Local asks."""
 
     reads = LOCAL_ONLY
 
@@ -21,7 +21,7 @@ class LocalOnly(Rule):
 
 
 class ClientMomentum(Rule):
-    """Has SGD take the method's momentum in place of the run's, as FedFa's clients do."""
+    """Gives SGD the method's momentum instead of the run's, as FedFa asks."""
 
     reads = CLIENT_MOMENTUM
 
@@ -36,15 +36,15 @@ class ClientMomentum(Rule):
 
 
 class FullBatchStep(Rule):
-    """Takes one plain step on all examples: its length is the gradient's times the learning rate.
+    """Takes one plain step on all examples: the update is the gradient times the learning rate.
 
-    q-FedSGD and FCFL read the gradient off it.
+    q-FedSGD and FCFL compute the gradient from it.
     """
 
     reads = FULL_BATCH
 
     def check(self, settings: RunSettings) -> None:
-        """Raise FairbloomError where steps are not those of plain SGD."""
+        """Raise FairbloomError if steps are not those of plain SGD."""
         if beyond := settings.beyond_plain_sgd:
             raise ReportableError(f"{self} is a step of plain SGD: leave out {beyond}")
 
@@ -54,10 +54,10 @@ class FullBatchStep(Rule):
 
 
 class StepCount(Rule):
-    """Takes a number of steps in place of epochs."""
+    """Takes a number of steps instead of epochs."""
 
     reads = STEP_COUNT
 
     def replace_steps(self, work: LocalWork) -> LocalWork:
-        """Return this many steps."""
+        """Return the steps of the terms' number."""
         return replace(work, steps=self.terms.local_steps)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import re
 import ssl
 import sys
 import tomllib
@@ -13,6 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
+
+from fairbloom.imports import is_import_string
+from fairbloom.protocol.names import FILES, MIN_ROWS
 
 from ..errors import DeployError
 from ..processes import split_address
@@ -28,17 +30,9 @@ PATHS = ("ca", "key", "certificate", "data-dir", "state-dir")
 OWNERS_FILE = "owner.toml"
 """The file of the device's owner beside client.toml, which no bundle brings: it is read last, key
 by key."""
-LIMIT_ROWS = "limit-rows"
-"""Key of the node config for the owner's limit `rows`, as `fairbloom.client.guard.limits` calls it."""
-
-FILES = "files"
-"""Key of the node config for how the device's files are written, as JSON; `fairbloom.client.app`
-calls it so."""
 
 NODE_CONFIG = ("partition-id", "name", "data-dir", "state-dir", FILES)
 """Keys of Flower's node config that are settings of client.toml."""
-
-IMPORT_STRING = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +63,7 @@ class ClientSettings:
             split_address(self.server)
         except ValueError as error:
             raise DeployError(f"server = {error}") from None
-        if not IMPORT_STRING.fullmatch(self.app):
+        if not is_import_string(self.app):
             raise DeployError(f"app = {self.app!r}: write it as module:attribute, {APP} say")
         if self.node_config and self.app == APP:
             raise DeployError(
@@ -77,7 +71,7 @@ class ClientSettings:
             )
         for key, value in self.node_config.items():
             setting = f"node-config has {key} = {value!r}"
-            if key == LIMIT_ROWS:
+            if key == MIN_ROWS:
                 raise DeployError(f"{setting}: write rows into the table limits")
             if key in NODE_CONFIG:
                 raise DeployError(f"{setting}: write {key} outside node-config")
@@ -198,7 +192,8 @@ class ClientSettings:
             json.dumps(self.files) if self.files else "",
         )
         node = {**dict(zip(NODE_CONFIG, own, strict=True)), **self.node_config}
-        node |= {LIMIT_ROWS: self.limits["rows"]} if "rows" in self.limits else {}
+        if (min_rows := self.limits.get("rows")) is not None:
+            node[MIN_ROWS] = min_rows
         return {key: value for key, value in node.items() if value != ""}
 
     def worker(self, pipe: int) -> list[str]:

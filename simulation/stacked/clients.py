@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fairbloom.client.local import Metrics, report_all
+from fairbloom.client.local_round import finish_rule, start_rule, train_client
 from fairbloom.client.metrics import (
     ALL_METRICS,
     BEFORE,
@@ -27,13 +28,13 @@ from fairbloom.client.metrics import (
 )
 from fairbloom.client.plan import epochs_in_time, global_work, personal_works
 from fairbloom.client.round import ClientRound
-from fairbloom.client.rules.base import Copy, GradientOffset, StepsTaken
+from fairbloom.client.rules.base import GradientOffset
 from fairbloom.client.rules.registry import Rules, rules_of
 from fairbloom.client.rules.rule_round import RuleRound
 from fairbloom.client.states import StateDict
 from fairbloom.client.support import Support
 from fairbloom.client.training import measure
-from fairbloom.client.work import LocalWork, batch_order
+from fairbloom.client.work import Copy, LocalWork, StepsTaken, batch_order
 from fairbloom.errors import failure_reason
 from fairbloom.logs import log
 from fairbloom.protocol import names as wire
@@ -402,7 +403,9 @@ class _RoundTraining:
         """Train one client, as it would by itself."""
         name = member.local.name
         trained = self.trained
-        update = member.local.train(self.received, self.terms.of_client(name), self.sent)
+        update = train_client(
+            member.local, self.received, self.terms.of_client(name), self.sent
+        )
         self.replies[name] = store_reply(trained.updates, trained.second, member.place, update)
 
 
@@ -458,7 +461,7 @@ class _Block(ClientRound):
                 sent = self._training.sent
                 clients = [member.local for member in self._block]
                 self._started = [
-                    each.start_rule(rule, received, self._terms.of_client(each.name), sent)
+                    start_rule(each, rule, received, self._terms.of_client(each.name), sent)
                     for each in clients
                 ]
 
@@ -494,7 +497,7 @@ class _Block(ClientRound):
     def finish(self) -> None:
         for row, (member, started) in enumerate(zip(self._block, self._started, strict=False)):
             steps = StepsTaken((self._work.learning_rate,) * member.steps)
-            member.local.finish_rule(started, self._rows.trained(row), steps, self._terms)
+            finish_rule(member.local, started, self._rows.trained(row), steps, self._terms)
 
     def reply(self) -> None:
         training = self._training
@@ -504,7 +507,7 @@ class _Block(ClientRound):
         if training.trained.second is not None:
             for rule in self._rules:
                 if rule.replies:
-                    (rule.second() or self._rows).write(training.trained.second.matrix, places)
+                    (rule.second_model() or self._rows).write(training.trained.second.matrix, places)
         layout = training.layout
         others = {name: layout.arrays[name] for name in (*layout.buffers, *layout.integers)}
         keeps_states = bool(terms.state_rounds) or terms.state_round is not None

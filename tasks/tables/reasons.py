@@ -75,12 +75,12 @@ REASONS = {
         "it has {rows} rows, {kept} of them without a missing value: at least {fewest} are needed"
     ),
     "few-to-train": (
-        "a model needs at least {floor} training rows to leave the device, and there are fewer:"
+        "a model needs at least {min_rows} training rows to leave the device, and there are fewer:"
         " hold out less by test-share, or add rows; the owner of the device may lower the floor"
         " (limits.rows in owner.toml)"
     ),
     "few-to-measure": (
-        "a loss needs at least {floor} training rows to leave the device, and there are fewer: hold"
+        "a loss needs at least {min_rows} training rows to leave the device, and there are fewer: hold"
         " out less by test-share, or add rows; the owner of the device may lower the floor"
         " (limits.rows in owner.toml)"
     ),

@@ -14,8 +14,8 @@ from torch import Tensor
 from fairbloom.client import training
 from fairbloom.client.device import choose_device
 from fairbloom.client.metrics import WorkDone
-from fairbloom.client.rules.base import StepsTaken
 from fairbloom.client.rules.control_variates import ControlVariates
+from fairbloom.client.work import StepsTaken
 from fairbloom.errors import FairbloomError
 from fairbloom.logs import log
 from fairbloom.protocol.terms import Terms

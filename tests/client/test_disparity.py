@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fairbloom.client.local import LocalClient, Update
+from fairbloom.client.local import LocalClient
+from fairbloom.client.local_round import Update, train_client
 from fairbloom.client.rules.disparity import count_hits, logits_of, measure_disparity, step_down
 from fairbloom.errors import ReportableError
 from fairbloom.protocol.terms import DEMOGRAPHIC_PARITY, EQUAL_OPPORTUNITY, Terms
@@ -113,7 +114,7 @@ def terms_of(kind: str = DEMOGRAPHIC_PARITY, **changes: Any) -> Terms:
 
 def trained(terms: Terms, **settings: Any) -> tuple[LocalClient, Update]:
     local = LocalClient.of(settings_of(**settings), 0)
-    update = local.train(dict(local.task.model().state_dict()), terms)
+    update = train_client(local, dict(local.task.model().state_dict()), terms)
     # of a model that clients share
     arrays = {name: tensor.clone() for name, tensor in update.arrays.items()}
     return local, replace(update, arrays=arrays)

@@ -193,7 +193,7 @@ def test_the_page_says_what_each_term_asks_and_fair_lacks() -> None:
     served = words[
         words.index("those made by `fair`") : words.index("methods that send none take any client")
     ]
-    assert set(re.findall(r"`([\w-]+)`", served)) - {"fair"} == set(SUPPORTED.keys)
+    assert set(re.findall(r"`([\w-]+)`", served)) - {"fair"} == set(SUPPORTED.wire_keys)
 
 
 def test_a_run_resumes_although_the_loader_shuffles_globally(quickstart: Modules) -> None:

@@ -577,7 +577,7 @@ def test_a_client_is_called_by_its_name_partition_or_node(subtests: pytest.Subte
             content = ask(app_of(), kind=MessageType.QUERY, where=context(**node))
             assert dict(content.config_records["client"]) == {
                 "name": name,
-                "honours": SUPPORTED.keys,
+                "honours": SUPPORTED.wire_keys,
             }
 
 

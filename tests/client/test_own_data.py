@@ -36,7 +36,8 @@ def test_a_devices_only_file_is_its_own_whatever_its_number(tmp_path: Path) -> N
     assert asked(device(tmp_path)).content["client"]["name"] == "lund"
     (tmp_path / "oslo.csv").write_text(csv_of(20))
     with pytest.raises(
-        FairbloomError, match=r"holds the data of 2 clients, .*: name the one .* client\.toml"
+        FairbloomError,
+        match=r"holds the data of 2 clients, none with this client's name: .* client\.toml",
     ):
         asked(device(tmp_path))
 

@@ -11,11 +11,12 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 
 from fairbloom.client.app import app
-from fairbloom.client.guard.limits import LIMIT_ROWS
-from fairbloom.client.local import LocalClient, Update
+from fairbloom.client.local import LocalClient
+from fairbloom.client.local_round import Update, train_client
 from fairbloom.client.states import save_version
 from fairbloom.client.work import descend
 from fairbloom.errors import FairbloomError, ReportableError, reportable
+from fairbloom.protocol.names import MIN_ROWS
 from fairbloom.protocol.terms import Terms
 from fairbloom.server.settings import Settings
 
@@ -56,8 +57,8 @@ def reply(
     local: LocalClient, model: Vector, control: Vector | None = None, number: int = 1, **terms: Any
 ) -> tuple[Vector, Update]:
     sent = {} if control is None else {"control": split(control)}
-    update = local.train(
-        split(model), Terms(server_round=number, measure=("step-sum",), **terms), sent
+    update = train_client(
+        local, split(model), Terms(server_round=number, measure=("step-sum",), **terms), sent
     )
     return joined(update.arrays), update
 
@@ -155,7 +156,8 @@ def test_a_control_variate_of_other_arrays_is_refused_by_name(subtests: pytest.S
     ):
         with subtests.test(control=control, words=words):
             with pytest.raises(FairbloomError, match=f"the record 'control' .*{words}"):
-                client().train(
+                train_client(
+                    client(),
                     split([0, 0, 0]),
                     Terms(server_round=1, control_variates=True),
                     {"control": control},
@@ -187,7 +189,7 @@ def test_a_client_goes_on_from_the_state_that_was_used_last(subtests: pytest.Sub
 
 
 def where(**node: Any) -> Context:
-    return context(0, config_of(), **{LIMIT_ROWS: 1, **node})  # its clients have few rows
+    return context(0, config_of(), **{MIN_ROWS: 1, **node})  # its clients have few rows
 
 
 def tell(place: Context, number: int, state_round: int, **asked: Any) -> RecordDict:
@@ -326,7 +328,7 @@ def test_its_reply_is_what_it_makes_of_the_trained_model() -> None:
     model = np.ones(3)
     local = own("Half", local_epochs=2)
     trained, _ = reply(client(local_epochs=2), model)
-    update = local.train(split(model), Terms(server_round=1, measure=("update-norm",)))
+    update = train_client(local, split(model), Terms(server_round=1, measure=("update-norm",)))
     np.testing.assert_allclose(joined(update.arrays), 0.5 * (model + trained), rtol=1e-12)
     assert update.metrics["update-norm"] == pytest.approx(
         0.5 * np.linalg.norm(trained - model), rel=1e-12
@@ -349,7 +351,7 @@ def test_a_rule_that_changes_what_it_is_given_harms_nobody(subtests: pytest.Subt
     for number in (1, 2):
         with subtests.test(number=number):
             terms = Terms(server_round=number, measure=("update-norm",), state_round=number - 1)
-            update = local.train(received, terms, {"control": control})
+            update = train_client(local, received, terms, {"control": control})
             assert math.isfinite(update.metrics["update-norm"])
     assert [kept(local, number).tolist() for number in (1, 2)] == [[2.0] * 3, [3.0] * 3]
     assert [joined(arrays).tolist() for arrays in (received, control)] == [

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from fairbloom.client.fair.training import SUPPORTED as BY_FAIR
-from fairbloom.client.local import SUPPORTED as BY_A_CLIENT
+from fairbloom.client.local_round import SUPPORTED as BY_A_CLIENT
 from fairbloom.client.metrics import BY_GROUP, OF_EVALUATION, OF_TRAINING, WORK_METRICS
 from fairbloom.client.plan import global_work, work_of_client
 from fairbloom.client.rules.registry import RULES

@@ -1,0 +1,206 @@
+"""One client's round of training on a server's terms, with the rules that the terms ask for.
+
+It knows neither Flower nor messages.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from types import MappingProxyType
+
+import torch
+
+from fairbloom.logs import log
+from fairbloom.protocol import names as wire
+from fairbloom.protocol.terms import Terms
+from fairbloom.tasks.models import sendable
+
+from .frozen import check_frozen_unchanged
+from .local import LocalClient, Metrics
+from .metrics import ALL_METRICS, Measurement, WorkDone, requested_metrics
+from .plan import global_work, personal_works, work_of_client
+from .round import ClientRound
+from .rules.base import HOOKS, Arrays, Corrector, GradientOffset, Rule
+from .rules.registry import rules_of
+from .rules.rule_round import RuleRound
+from .states import RULE, StateDict, Version
+from .support import Support
+from .training import train
+from .work import Copy, LocalWork, StepsTaken
+
+SUPPORTED = Support(
+    hooks=frozenset(HOOKS) | {"shift"},
+    work=frozenset(each.name for each in fields(LocalWork)),
+    metrics=ALL_METRICS,
+)
+"""Everything: each engine that computes clients one by one supports it."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """A client's reply to the terms of a round.
+
+    `arrays` may share memory with the client's model. A rule may reply a `second` model, in the
+    record of the name `record`.
+    """
+
+    arrays: StateDict
+    metrics: Metrics
+    second: StateDict
+    record: str = ""
+
+
+def train_client(
+    client: LocalClient,
+    received: StateDict,
+    terms: Terms,
+    sent: Mapping[str, StateDict] = MappingProxyType({}),
+) -> Update:
+    """Train the received model on a client, and its personal model if the terms ask for one.
+
+    `sent` has the further vectors of the message, by record.
+
+    Raises StragglerError when this client is a straggler in this round and stragglers are dropped.
+    """
+    if client.gate is not None:
+        client.gate.check_training()
+    training = _ClientTraining(client, received, terms, sent)
+    training.run()
+    return training.update
+
+
+def start_rule(
+    client: LocalClient,
+    rule: Rule,
+    received: StateDict,
+    terms: Terms,
+    sent: Mapping[str, StateDict],
+) -> RuleRound:
+    """Return the round of a rule that corrects steps, begun from the client's stored state."""
+    version = client.states.of_rule(terms)
+    trainable = {name: received[name] for name, _ in client.trainable()}
+    expected = {name: array.shape for name, array in trainable.items()}
+    stored = {name: array.shape for name, array in version.state.items()}
+    if version.made and isinstance(rule, GradientOffset) and stored != expected:
+        log.warning(
+            "the state that client %s keeps belongs to another model: the client begins again"
+            " without state",
+            client.name,
+        )
+        version = Version(0, {})
+    return RuleRound(rule, trainable, version, sent)
+
+
+def finish_rule(
+    client: LocalClient, started: RuleRound, trained: Arrays, steps: StepsTaken, terms: Terms
+) -> Arrays:
+    """Finish a rule's round: store the client's new state, return the parameters to reply."""
+    replied, kept = started.finish(trained, steps)
+    client.states.keep(RULE, terms.server_round, kept, started.origin)
+    return replied
+
+
+class _ClientTraining(ClientRound):
+    """The round of one client."""
+
+    def __init__(
+        self, client: LocalClient, received: StateDict, terms: Terms, sent: Mapping[str, StateDict]
+    ) -> None:
+        self._client = client
+        self._received = received
+        self._terms = terms
+        self._sent = sent
+        self._rules = rules_of(client.settings, terms)
+        work = global_work(client.settings, terms, self._rules)
+        self._work = work_of_client(work, client.settings, terms, client.key)
+        self._scores: dict[str, float] = {}
+        self._started: RuleRound | None = None
+        self._steps = StepsTaken()
+        client.model.load_state_dict(received)
+
+    def before(self) -> None:
+        for rule in self._rules:
+            self._scores |= rule.before(self._client)
+
+    def measure(self, measurement: Measurement) -> None:
+        if measurement.applies(self._terms, self._client.splits):
+            self._scores |= self._client.measured(measurement, self._terms)
+
+    def report(self) -> None:
+        for rule in self._rules:
+            self._scores |= rule.report(self._client)
+        for rule in self._rules:
+            self._scores |= rule.make_second_model(
+                self._client, self._received, self._work.learning_rate
+            )
+
+    def start(self) -> None:
+        for rule in self._rules:
+            if isinstance(rule, Corrector):
+                self._started = start_rule(
+                    self._client, rule, self._received, self._terms, self._sent
+                )
+
+    def take_steps(self) -> None:
+        client = self._client
+        started = self._started
+        correct = None if started is None else started.correct
+        watching = [rule for rule in self._rules if "after_step" in rule.hooks()]
+
+        def after_step(step: int, copy: Copy, last: bool) -> None:
+            for rule in watching:
+                rule.after_step(step, copy, last=last)
+
+        with check_frozen_unchanged(client.model):
+            self._steps = train(
+                client.model,
+                client.task,
+                client.splits.train,
+                self._work,
+                correct=correct,
+                after_step=after_step if watching else None,
+            )
+
+    def finish(self) -> None:
+        client = self._client
+        if self._started is None:
+            return
+        trained = sendable({name: parameter.detach() for name, parameter in client.trainable()})
+        replied = finish_rule(client, self._started, trained, self._steps, self._terms)
+        if replied is not trained:
+            client.model.load_state_dict({**client.model.state_dict(), **replied})
+
+    def reply(self) -> None:
+        client = self._client
+        terms = self._terms
+
+        def changes() -> list[tuple[torch.Tensor, torch.Tensor]]:
+            return [(self._received[name], each) for name, each in client.trainable()]
+
+        done = WorkDone(lambda: self._work.learning_rate, changes, lambda: self._steps.rate_sum)
+        metrics: Metrics = {wire.NUM_EXAMPLES: len(client.splits.train)}
+        metrics |= requested_metrics(terms.measure, self._scores, done)
+        if terms.state_round is not None:
+            metrics[wire.STATE_ROUND] = 0 if self._started is None else self._started.origin
+        record = ""
+        second: StateDict = {}
+        for rule in self._rules:
+            if rule.replies:  # one rule at most, see rules_of
+                record = rule.replies
+                second = rule.second_model() or {}
+        self.update = Update(client.model.state_dict(), metrics, second, record)
+
+    def after(self) -> None:
+        client = self._client
+        terms = self._terms
+        works = personal_works(client.settings, terms, self._rules)
+        if works:
+            # the personal models overwrite the one that the reply shares memory with
+            arrays = {name: tensor.clone() for name, tensor in self.update.arrays.items()}
+            self.update = replace(self.update, arrays=arrays)
+        for work in works:
+            client.model.load_state_dict(self._received)
+            anchor = [each.detach().clone() for _, each in client.trainable()]
+            client.load_personal(before=terms.server_round)
+            own = work_of_client(work, client.settings, terms, client.key, personal=True)
+            train(client.model, client.task, client.splits.train, own, anchor)
+            client.keep_personal(terms.server_round, client.model.state_dict())
