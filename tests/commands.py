@@ -23,7 +23,7 @@ PRELOADED = [
     "tests.environment",
     "fairbloom.cli.main",
     "fairbloom.experiments.api",
-    "fairbloom.client.local",
+    "fairbloom.client.local_round",
 ]
 STARTED.set_forkserver_preload(PRELOADED)
 

@@ -15,7 +15,6 @@ import fairbloom as api
 from fairbloom.client.local import LocalClient
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.results.presentation import write_report
-from fairbloom.protocol.names import FLOOR
 from fairbloom.protocol.scores import F1, Score
 from fairbloom.server.fairness import summarize
 from fairbloom.server.run_folder.files import CONFIG, SCHEMA
@@ -261,9 +260,8 @@ def test_a_device_says_nothing_of_a_class_with_few_examples(
         "schema": SCHEMA.read(tmp_path / "run"),
         "state-dir": "",
     }
-    here, deployed = (
-        LocalClient.of({**settings, **more}, 1, "b") for more in ({}, {"deployed": True, FLOOR: 20})
-    )
+    here = LocalClient.of(settings, 1, "b")
+    deployed = LocalClient.of(settings, 1, "b", min_rows=20)
     smaller, _ = count_classes(here.splits.test) or (0, 0)
     assert smaller < 5
     assert "larger-class" in here.describe_tests()

@@ -399,8 +399,8 @@ def test_a_client_honours_all_that_any_engine_honours(subtests: pytest.Subtests)
             assert others.hooks <= BY_A_CLIENT.hooks
             assert others.work <= BY_A_CLIENT.work
             assert others.metrics <= BY_A_CLIENT.metrics
-    assert BY_A_CLIENT.keys == list(WORK)
-    assert BY_FAIR.keys == ["proximal-mu", "client-momentum"]
+    assert BY_A_CLIENT.wire_keys == list(WORK)
+    assert BY_FAIR.wire_keys == ["proximal-mu", "client-momentum"]
 
 
 def test_every_key_of_the_work_is_read_by_one_rule() -> None:

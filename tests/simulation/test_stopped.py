@@ -10,7 +10,8 @@ from flwr.app import Context, RecordDict
 from safetensors.torch import load_file
 
 from fairbloom.client.app import app
-from fairbloom.client.local import LocalClient, Metrics, Update
+from fairbloom.client.local import LocalClient, Metrics
+from fairbloom.client.local_round import Update, train_client
 from fairbloom.client.states import StateDict
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.loop import NothingLearnedError
@@ -66,15 +67,13 @@ def test_the_command_line_says_that_nothing_is_learned(capfd: pytest.CaptureFixt
 
 
 def test_a_run_goes_on_from_its_folder_after_a_repair(monkeypatch: pytest.MonkeyPatch) -> None:
-    train = LocalClient.train
-
-    def broken(self: LocalClient, received: StateDict, terms: Terms, sent: Any) -> Update:
+    def broken(local: LocalClient, received: StateDict, terms: Terms, sent: Any) -> Update:
         if terms.server_round < 3:
-            return train(self, received, terms, sent)
+            return train_client(local, received, terms, sent)
         raise OSError("the sensors of all clinics are off")
 
     with monkeypatch.context() as patch, checkpoints_every(1):
-        patch.setattr(LocalClient, "train", broken)
+        patch.setattr("fairbloom.simulation.clients.train_client", broken)
         with pytest.raises(
             NothingLearnedError, match=r"in round 5, .*: the sensors of all clinics are off"
         ):
@@ -112,12 +111,12 @@ def test_a_run_that_diverges_names_its_learning_rate(tmp_path: Path, rate: float
 def test_a_torn_file_of_a_client_is_told_without_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def torn(self: LocalClient, received: StateDict, terms: Terms, sent: Any) -> Update:
+    def torn(local: LocalClient, received: StateDict, terms: Terms, sent: Any) -> Update:
         load_file(tmp_path / "torn.safetensors")
         raise AssertionError("it can be read")
 
     (tmp_path / "torn.safetensors").write_bytes(b"torn")
-    monkeypatch.setattr(LocalClient, "train", torn)
+    monkeypatch.setattr("fairbloom.simulation.clients.train_client", torn)
     run(tmp_path / "a", engine="loop", unused_rounds=0)
     told = [row["refused"] for row in rounds(tmp_path / "a")]
     assert all("SafetensorError" in refused and ".py, line" in refused for refused in told)
@@ -142,20 +141,19 @@ def test_a_client_that_raises_is_refused_and_the_run_goes_on(
     subtests: pytest.Subtests,
 ) -> None:
     """One client fails in the second round, and another one whenever it evaluates."""
-    train = LocalClient.train
     evaluate = LocalClient.evaluate
 
-    def fails_once(self: LocalClient, received: StateDict, terms: Terms, sent: Any) -> Update:
-        if self.name == "client-2" and terms.server_round == 2:
+    def fails_once(local: LocalClient, received: StateDict, terms: Terms, sent: Any) -> Update:
+        if local.name == "client-2" and terms.server_round == 2:
             raise RuntimeError("the disk of clinic 2 is gone")
-        return train(self, received, terms, sent)
+        return train_client(local, received, terms, sent)
 
     def fails(self: LocalClient, received: StateDict, terms: Terms) -> Metrics:
         if self.name == "client-3":
             raise ValueError("no test data")
         return evaluate(self, received, terms)
 
-    monkeypatch.setattr(LocalClient, "train", fails_once)
+    monkeypatch.setattr("fairbloom.simulation.clients.train_client", fails_once)
     monkeypatch.setattr(LocalClient, "evaluate", fails)
     folder = run(tmp_path / "run", fraction=1.0, num_rounds=3, engine="loop")
     assert used(folder) == ["5", "4", "5"]

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fairbloom.client.local import LocalClient
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.cohort import Kept
@@ -130,7 +129,7 @@ def busy_run(folder: Path) -> int:
             time.sleep(60.0)
 
         with pytest.MonkeyPatch.context() as patch, closing(workers_of()) as clients:
-            patch.setattr(LocalClient, "train", stay)
+            patch.setattr("fairbloom.simulation.workers.train_client", stay)
             clients.train(FIVE, model_of(config_of()), Terms(server_round=1))
     except KeyboardInterrupt:
         status = 88
