@@ -1,4 +1,4 @@
-"""Arms: what is run in a study, a method with settings of its own, written as in qfedavg(q=1)."""
+"""Arms of a study: methods with their own settings, written as qfedavg(q=1)."""
 
 import hashlib
 import json
@@ -15,7 +15,7 @@ from fairbloom.strategies import METHODS, FairStrategy, canonical, find_method, 
 from fairbloom.strategies.torchjd import TORCHJD
 
 COMMON = {key: setting for key, setting in SETTINGS.items() if Mark.VARIANT in setting.marks}
-"""The settings of every method that an arm may have of its own."""
+"""The settings of every method that may differ between arms."""
 
 LONGEST_NAME = 100
 """The most characters of a run folder's name before its seed; file systems take 255."""
@@ -23,31 +23,31 @@ LONGEST_NAME = 100
 
 QUOTED = r"\"[^\"]*\"|'[^']*'"
 PART = rf"(?:[^,()\"']|{QUOTED}|\((?:[^()\"']|{QUOTED})*\))*"
-"""What commas separate: a method with its parameters, or a parameter with its value."""
+"""A part between commas: a method with its parameters, or a parameter with its value."""
 
 
 @dataclass(frozen=True)
 class Arm:
-    """A method with settings of its own, next to those that all runs of a study share."""
+    """A method with its own settings, which are added to those that all runs of a study share."""
 
-    label: str  # what tables call it: `QFedAvg (q=1)`
-    method: str  # as settings have it
+    label: str  # in tables: `QFedAvg (q=1)`
+    method: str  # as in settings
     settings: Mapping[str, Value] = field(default_factory=dict)  # its own, by their run-config keys
-    evaluated: Literal["global", "personal"] = "global"  # which models are judged
-    # in a reproduction, the name of its row, whose other arms are the other points of its grid
+    evaluated: Literal["global", "personal"] = "global"  # the models that are judged
+    # in a reproduction, the name of its row; the row's other arms are other points of its grid
     row: str = ""
 
     @property
     def config(self) -> dict[str, Value]:
-        """What a run config has of it."""
+        """Its part of a run config."""
         return {"method": self.method, **self.settings}
 
     @property
     def folder(self) -> str:
-        """A name for its run folders that every file system takes: `qfedavg-q=1`.
+        """A name for its run folders that is valid in every file system: `qfedavg-q=1`.
 
-        It depends on nothing but the arm. Where characters had to give way, or upper case, which
-        some file systems do not distinguish, a digest separates it from others.
+        It depends only on the arm. A digest distinguishes it from others if characters were
+        replaced, or if it has upper case, which some file systems ignore.
         """
         words = [
             self.method,
@@ -55,24 +55,21 @@ class Arm:
         ]
         exact = "-".join(words)
         plain = exact.replace(":", "-", 1)
-        odd = any(
-            re.search(r"[^\w.]|[A-Z]", v, re.ASCII)
-            for v in self.settings.values()
-            if isinstance(v, str)
-        )
+        texts = [value for value in self.settings.values() if isinstance(value, str)]
+        odd = any(re.search(r"[^\w.]|[A-Z]", text, re.ASCII) for text in texts)
         safe = re.sub(r"[^\w.=+-]", "-", plain, flags=re.ASCII)[:LONGEST_NAME]
         if safe == plain and not odd:
             return safe
         return f"{safe}-{hashlib.sha256(exact.encode()).hexdigest()[:8]}"
 
     def is_same(self, other: "Arm") -> bool:
-        """Return whether both say the same, one perhaps by a default."""
+        """Return whether both have the same settings, including defaults."""
         return self.method == other.method and complete(self) == complete(other)
 
 
 def complete(arm: Arm) -> dict[str, Value | None]:
-    """Return the settings of an arm with the defaults of those that it does not set."""
-    return {key: each.default for key, each in _may_have(arm.method).items()} | dict(arm.settings)
+    """Return the settings of an arm, with defaults for those that it does not set."""
+    return {key: each.default for key, each in _options(arm.method).items()} | dict(arm.settings)
 
 
 Named = str | type[FairStrategy]
@@ -82,14 +79,16 @@ Named = str | type[FairStrategy]
 def parse_arms(
     words: Named | Iterable[Named], shared: Mapping[str, Value] | None = None
 ) -> list[Arm]:
-    """Return the methods that words name, each once, with labels that tell them apart.
+    """Return the methods that words name, each once, with distinct labels.
 
-    "fedavg, qfedavg(q=1), my_module:Mine(share=0.3)" names three; a class stands for its name. No
-    method may set what `shared` has.
+    "fedavg, qfedavg(q=1), my_module:Mine(share=0.3)" names three; a class can replace its name. No
+    method may set a key of `shared`.
     """
-    texts = [name_of(each) for each in ([words] if isinstance(words, str | type) else words)]
+    if isinstance(words, str | type):
+        words = [words]
+    texts = [name_of(each) for each in words]
     found: list[Arm] = []
-    for text in (part for each in texts for part in split_parts(each)):
+    for text in [part for each in texts for part in split_parts(each)]:
         arm = parse_arm(text)
         for key in arm.settings:
             if shared and key in shared:
@@ -99,18 +98,14 @@ def parse_arms(
         if not any(arm.is_same(other) for other in found):
             found.append(arm)
     if not found:
-        said = ", ".join(texts)
         raise SettingsError(
-            f"methods = {said!r} names no method: write them as in fedavg,qfedavg(q=1)"
+            f"methods = {', '.join(texts)!r} names no method: write them as in fedavg,qfedavg(q=1)"
         )
     return label_arms(found)
 
 
 def settings_of_method(method: Named | None, config: Mapping[str, Value]) -> Mapping[str, Value]:
-    """Return a run's method and its parameters, as in qfedavg(q=1), as settings.
-
-    None without a method.
-    """
+    """Return a run's method and its parameters, as in qfedavg(q=1), as settings; {} without one."""
     if method is None:
         return {}
     found = parse_arms([method], config)
@@ -122,14 +117,14 @@ def settings_of_method(method: Named | None, config: Mapping[str, Value]) -> Map
 
 
 def parse_arm(text: str) -> Arm:
-    """Return the method that one of the words names; see `parse_arms`."""
+    """Return the arm of one word; see `parse_arms`."""
     match = re.fullmatch(r"([^\s(),=]+)\s*(?:\((.*)\))?", text.strip(), re.DOTALL)
     if match is None:
         raise SettingsError(
             f"methods: {text!r} is no method with parameters: write it as in qfedavg(q=1)"
         )
     method = canonical(match[1])
-    known = _may_have(method)
+    known = _options(method)
     given: dict[str, Value] = {}
     for assignment in split_parts(match[2] or ""):
         name, equals, value = (part.strip() for part in assignment.partition("="))
@@ -152,9 +147,9 @@ def parse_arm(text: str) -> Arm:
                 f" in {', '.join(COMMON)}"
             )
         if key is None:
-            there = ", ".join(map(short_key, method_parameters(method))) or "none of its own"
+            own = ", ".join(map(short_key, method_parameters(method))) or "none of its own"
             raise SettingsError(
-                f"{text}: {title(method)} has no parameter {name}; there are {there}, and for all"
+                f"{text}: {title(method)} has no parameter {name}; there are {own}, and for all"
                 f" {', '.join(COMMON)}"
             )
         if key in given:
@@ -164,30 +159,29 @@ def parse_arm(text: str) -> Arm:
 
 
 def make_arm(method: str, given: Mapping[str, Value]) -> Arm:
-    """Return a method with settings of its own, by their run-config keys, its parameters in their order first."""
-    ordered = {key: given[key] for key in (*_may_have(method), *given) if key in given}
+    """Return a method with its own settings, its parameters first, in their order."""
+    ordered = {key: given[key] for key in (*_options(method), *given) if key in given}
     return Arm(label_of(title(method), ordered), method, ordered)
 
 
 def baseline_of(name: str, among: Sequence[Arm]) -> str:
-    """Return the label of the arm that a name means.
-
-    Without a name that of FedAvg, or the first.
-    """
+    """Return the label of the arm with a name; by default of FedAvg, or else of the first arm."""
     if not name:
         plain = [arm for arm in among if arm.method == "fedavg"]
         return min(plain or among[:1], key=lambda arm: len(arm.settings)).label
-    by_label = [arm.label for arm in among if arm.label.casefold() == name.strip().casefold()]
-    wanted = None if by_label else parse_arm(name)
-    same = by_label or [arm.label for arm in among if wanted and arm.is_same(wanted)]
-    if not same:
-        there = ", ".join(arm.label for arm in among)
-        raise SettingsError(f"baseline = {name!r} is not among the methods: there are {there}")
-    return same[0]
+    for arm in among:
+        if arm.label.casefold() == name.strip().casefold():
+            return arm.label
+    wanted = parse_arm(name)
+    for arm in among:
+        if arm.is_same(wanted):
+            return arm.label
+    labels = ", ".join(arm.label for arm in among)
+    raise SettingsError(f"baseline = {name!r} is not among the methods: there are {labels}")
 
 
 def owner_of(method: str) -> str:
-    """Return what the keys of a method's parameters begin with."""
+    """Return the prefix of the keys of a method's parameters."""
     return find_method(method).__name__.lower()
 
 
@@ -201,17 +195,17 @@ def method_parameters(method: str) -> Mapping[str, Parameter]:
 
 
 def find_key(name: str, known: Iterable[str]) -> str | None:
-    """Return the one of these run-config keys that a name means: as in Python, as a setting, or with its method."""
+    """Return the run-config key of a name: as in Python, as a setting, or without its method."""
     return next((key for key in known if key_of(name) in (key, short_key(key))), None)
 
 
-def _may_have(method: str) -> dict[str, Parameter]:
-    """Return what an arm of a method may set: the parameters of the method, and settings of every method."""
+def _options(method: str) -> dict[str, Parameter]:
+    """Return the keys that an arm of a method may set: its parameters, and common settings."""
     return {**method_parameters(method), **COMMON}
 
 
 def label_arms(found: Sequence[Arm]) -> list[Arm]:
-    """Return arms with labels that tell them apart: classes of one name are distinguished by their modules."""
+    """Return arms with distinct labels: classes with the same name get their modules."""
     labelled = []
     for arm in found:
         alike = {other.method for other in found if title(other.method) == title(arm.method)}
@@ -230,30 +224,30 @@ def split_parts(text: str) -> list[str]:
     return [part.strip() for part in re.findall(PART, text) if part.strip()]
 
 
-# What tables call them ----------------------------------------------------------------------------
+# Names in tables ----------------------------------------------------------------------------------
 
 
 def title(name: str) -> str:
-    """Return a method's name in tables and figures: that of its class.
+    """Return a method's name in tables and figures: the name of its class.
 
-    Names that are neither among our methods nor import strings, as TorchJD's, stay as they are.
+    Names that are neither methods of ours nor import strings, such as TorchJD's, are unchanged.
     """
     if canonical(name) in METHODS:
         return METHODS[canonical(name)].__name__
-    return (
-        name.rpartition(":")[2] if is_import_string(name) and not name.startswith(TORCHJD) else name
-    )
+    if is_import_string(name) and not name.startswith(TORCHJD):
+        return name.rpartition(":")[2]
+    return name
 
 
 def format_value(value: Value | None) -> str:
-    """Return a parameter's value as a user writes it: 5 for 5.0, true for True."""
+    """Return a parameter's value as users write it: 5 for 5.0, true for True."""
     if isinstance(value, bool):
         return str(value).lower()
     return repr(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
 def label_of(name: str, given: Mapping[str, Value]) -> str:
-    """Return a name with parameters as tables have it: `QFedAvg (q=1)`."""
+    """Return a name with parameters for tables: `QFedAvg (q=1)`."""
     words = []
     for key, value in given.items():
         text = format_value(value)
@@ -263,5 +257,5 @@ def label_of(name: str, given: Mapping[str, Value]) -> str:
 
 
 def short_key(key: str) -> str:
-    """Return a parameter's name without that of its method."""
+    """Return a parameter's name without its method."""
     return key.rpartition(".")[2]

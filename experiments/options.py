@@ -1,4 +1,4 @@
-"""The options that runs and studies have in common."""
+"""The options that runs and studies share."""
 
 import inspect
 import os
@@ -12,11 +12,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class CommonOptions(TypedDict, total=False):
-    """Settings that a run, and every study of several runs, takes by name.
+    """Settings that a run and every study take by name; None keeps the default.
 
-    One that is None keeps its default.
-
-    `fairbloom.run` says what each means.
+    `fairbloom.run` describes each.
     """
 
     data_dir: str | os.PathLike[str] | None
@@ -33,7 +31,7 @@ class CommonOptions(TypedDict, total=False):
 
 
 def expand_options(function: Function) -> Function:
-    """Let a function's signature name the common options in place of `**options`, and let it refuse all other names."""
+    """Replace `**options` in a function's signature by the common options; refuse other names."""
     types = get_type_hints(CommonOptions)
     signature = inspect.signature(function)
     own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
@@ -57,19 +55,18 @@ def expand_options(function: Function) -> Function:
 
 
 def as_settings(options: Mapping[str, Any]) -> dict[str, Value | None]:
-    """Return the settings that options stand for, which have their names in Python."""
-    return {
-        "num-rounds" if name == "rounds" else key_of(name): os.fspath(value)
-        if isinstance(value, os.PathLike)
-        else value
-        for name, value in options.items()
-    }
+    """Return the settings of options, which are given by their names in Python."""
+    settings = {}
+    for name, value in options.items():
+        key = "num-rounds" if name == "rounds" else key_of(name)
+        settings[key] = os.fspath(value) if isinstance(value, os.PathLike) else value
+    return settings
 
 
 def merge_settings(
     options: Mapping[str, Value | None], settings: Mapping[str, Value]
 ) -> dict[str, Value]:
-    """Return all settings together; raise SettingsError when one is given two values."""
+    """Return options and settings together; raise SettingsError if a key has two values."""
     config = {key: value for key, value in options.items() if value is not None}
     for key, value in settings.items():
         if key in config and config[key] != value:

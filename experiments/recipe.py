@@ -1,4 +1,4 @@
-"""Recipes: published tables as TOML files, which say what is to be run and what was printed."""
+"""Recipes: published tables as TOML files, with the runs and the printed numbers."""
 
 import itertools
 import re
@@ -19,21 +19,21 @@ from .arms import find_key, label_of, method_parameters, owner_of, short_key
 from .results.measures import find_measure
 
 FOLDER = Path(__file__).parent / "recipes"
-"""Where the recipes of published tables lie."""
+"""The folder of the recipes of published tables."""
 
 
 @dataclass(frozen=True)
 class Printed:
-    """A printed number; `spread` is what follows its ±, None where nothing does."""
+    """A printed number; `spread` is the number after ±, None without one."""
 
     mean: float
     spread: float | None = None
 
     @classmethod
     def of(cls, text: str) -> "Printed | None":
-        """Return the number of a text such as "80.42 ± 0.76", None of an empty one.
+        """Return the number of a text such as "80.42 ± 0.76", None for an empty text.
 
-        Raise ValueError for others.
+        Raise ValueError for any other text.
         """
         number = r"(-?\d*\.?\d+)"
         match = re.fullmatch(rf"\s*(?:{number}(?:\s*±\s*{number})?)?\s*", text)
@@ -43,29 +43,29 @@ class Printed:
                 " none"
             )
         mean, spread = match.groups()
-        return None if mean is None else cls(float(mean), None if spread is None else float(spread))
+        if mean is None:
+            return None
+        return cls(float(mean), None if spread is None else float(spread))
 
 
 def _flatten(settings: object) -> object:
-    """Return settings by their keys; TOML reads a dotted key as a table within the table."""
+    """Return settings by their dotted keys, which TOML reads as tables within the table."""
     if not isinstance(settings, dict):
         return settings
-    return {
-        name: value
-        for key, inner in settings.items()
-        for name, value in (
-            ((f"{key}.{rest}", value) for rest, value in inner.items())
-            if isinstance(inner, dict)
-            else ((key, inner),)
-        )
-    }
+    flat: dict[str, object] = {}
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            flat |= {f"{key}.{rest}": inner for rest, inner in value.items()}
+        else:
+            flat[key] = value
+    return flat
 
 
 Config = Annotated[dict[str, Value], BeforeValidator(_flatten)]
 """Settings of a run by their keys."""
 
 Axes = Annotated[dict[str, Annotated[list[Value], Field(min_length=1)]], BeforeValidator(_flatten)]
-"""The values of settings that are tried in every combination."""
+"""Values of settings, tried in every combination."""
 
 Numbers = list[str]
 """Printed numbers, in the order of the recipe's measures."""
@@ -84,9 +84,9 @@ class Section(BaseModel):
 
 
 class Row(Section):
-    """A row of the table: a method with its settings, and what was printed.
+    """A row of the table: a method with its settings and the printed numbers.
 
-    Its grid replaces the axes of the recipe's that it names, and is crossed with the others.
+    Its grid replaces axes of the recipe's grid with the same names, and is crossed with the others.
     """
 
     label: str = Field(min_length=1)
@@ -98,20 +98,17 @@ class Row(Section):
 
 
 class Recipe(Section):
-    """A published table, or a study of one's own, and how it is run.
-
-    Docs/measured.md has the keys.
-    """
+    """A published table or a user's study, and its runs; docs/measured.md describes the keys."""
 
     name: str = ""
     title: str = ""
     what: str = ""
     source: str = ""
-    # 0: the source does not say over how many seeds its spreads are
+    # the number of seeds behind the printed spreads; 0 if the source does not give it
     published_seeds: int = Field(0, ge=0)
     seeds: int = Field(5, ge=1)
     measures: list[str] = Field(default=["mean", "std", "worst_10", "best_10"], min_length=1)
-    # the measures that must agree for a row to agree; none: all
+    # the measures that must agree for a row to agree; empty for all
     judged: list[str] = Field(default_factory=list)
     tolerance: dict[str, Annotated[float, Field(gt=0.0, allow_inf_nan=False)]] = Field(
         default_factory=dict
@@ -120,13 +117,13 @@ class Recipe(Section):
     settings: Config = Field(default_factory=dict)
     grid: Axes = Field(default_factory=dict)
     criterion: str = "mean"
-    # with how many seeds, the first ones, the grid is searched; 0: all
+    # the grid is searched with this many of the first seeds; 0 for all
     grid_seeds: int = Field(0, ge=0)
     rows: list[Row] = Field(min_length=1)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        """Raise ValueError where one part of the recipe names something that another does not have."""
+        """Raise ValueError if parts of the recipe do not fit together."""
         for key, names in (("measures", self.measures), ("criterion", [self.criterion])):
             try:
                 for measure in names:
@@ -150,10 +147,9 @@ class Recipe(Section):
             find_method(self.method(row))
             if row.published and len(row.published) != len(self.measures):
                 raise ValueError(
-                    f"row {row.label!r}: published has {len(row.published)} numbers, and there are "
-                    f'{len(self.measures)} measures ({", ".join(self.measures)}): give one each, ""'
-                    " where none was "
-                    "printed"
+                    f"row {row.label!r}: published has {len(row.published)} numbers, and there are"
+                    f" {len(self.measures)} measures ({', '.join(self.measures)}): give one each,"
+                    ' "" where none was printed'
                 )
             self.published(row)
             self._check_grid(row.grid, [row])
@@ -164,44 +160,45 @@ class Recipe(Section):
         return self
 
     def _check_grid(self, grid: Axes, rows: Sequence[Row]) -> None:
-        """Raise ValueError where a grid has a setting that neither every run has nor a row's method."""
+        """Raise ValueError if a name is neither a setting nor a parameter of the rows' methods."""
         for name in grid:
-            if (
-                "." not in name
-                and key_of(name) not in SETTINGS
-                and not any(self._axis(name, row) for row in rows)
-            ):
-                methods = [*dict.fromkeys(map(self.method, rows))]
-                there = [short_key(key) for method in methods for key in method_parameters(method)]
-                hint = did_you_mean(name, [*SETTINGS, *there]).rstrip(": ")
-                raise ValueError(
-                    f"grid: {name} is neither a setting nor a parameter of {', '.join(methods)}:"
-                    f" {hint}".rstrip(": ")
-                )
+            is_setting = "." in name or key_of(name) in SETTINGS
+            if is_setting or any(self._axis(name, row) for row in rows):
+                continue
+            methods = [*dict.fromkeys(map(self.method, rows))]
+            parameters = [short_key(key) for method in methods for key in method_parameters(method)]
+            hint = did_you_mean(name, [*SETTINGS, *parameters]).rstrip(": ")
+            raise ValueError(
+                f"grid: {name} is neither a setting nor a parameter of {', '.join(methods)}:"
+                f" {hint}".rstrip(": ")
+            )
 
     @property
     def tasks(self) -> list[str]:
-        """The tasks whose data it needs."""
+        """The tasks of its rows."""
         return list(dict.fromkeys(map(self.task, self.rows)))
 
     @cached_property
     def owners(self) -> frozenset[str]:
-        """What the keys of methods' parameters begin with: of all methods, and of user-defined ones in the rows."""
+        """The prefixes of parameters' keys, of our methods and of user-defined ones in the rows."""
         return frozenset({*METHODS, *(owner_of(self.method(row)) for row in self.rows)})
 
     @property
     def runs(self) -> int:
-        """How many runs it takes with the recipe's number of seeds."""
+        """The number of runs with the recipe's number of seeds."""
         searched = self.grid_seeds or self.seeds
-        counts = [len(self.points(row)) for row in self.rows]
-        return sum(
-            count * searched + self.seeds - searched if count > 1 else self.seeds
-            for count in counts
-        )
+        total = 0
+        for row in self.rows:
+            points = len(self.points(row))
+            if points > 1:
+                total += points * searched + self.seeds - searched
+            else:
+                total += self.seeds
+        return total
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What --list --json prints of it."""
+        """Its entry in the output of --list --json."""
         about = {"name": self.name, "title": self.title, "what": self.what, "source": self.source}
         return about | {
             "tasks": self.tasks,
@@ -217,32 +214,31 @@ class Recipe(Section):
         return str((self.settings | row.settings).get("task", SETTINGS["task"].default))
 
     def method(self, row: Row) -> str:
-        """Return a row's method as settings call it."""
+        """Return a row's method by its name in settings."""
         return canonical(str((self.settings | row.settings).get("method", "fedavg")))
 
     def name_of(self, row: Row, point: Mapping[str, Value] | None = None) -> str:
-        """Return a row's label with the settings that only it has, and what its grid found: `FedMGDA+ (epsilon=1)`."""
+        """Return a row's label with its own settings and grid point: `FedMGDA+ (epsilon=1)`."""
         return label_of(row.label, self.parameters(row, point or {}))
 
     def parameters(self, row: Row, point: Mapping[str, Value]) -> dict[str, Value]:
-        """Return what a row sets, and what was chosen of the grid, without the name of the method before it."""
-        settings = {key: value for key, value in row.settings.items() if key != "method"} | dict(
-            point
-        )
+        """Return a row's settings and grid point, by keys without the method's prefix."""
+        settings = {key: value for key, value in row.settings.items() if key != "method"}
+        settings |= point
         owner = owner_of(self.method(row))
         return {key.removeprefix(f"{owner}."): value for key, value in settings.items()}
 
     def published(self, row: Row) -> dict[str, Printed]:
-        """Return the numbers that were printed of a row, by measure."""
+        """Return the printed numbers of a row, by measure."""
         numbers = zip(self.measures, row.published, strict=False)
         return {
             measure: number for measure, text in numbers if (number := Printed.of(text)) is not None
         }
 
     def points(self, row: Row) -> list[dict[str, Value]]:
-        """Return the combinations of a row's grid, [{}] without one.
+        """Return the combinations of a row's grid, [{}] without a grid.
 
-        A setting that the row sets is not varied.
+        Settings of the row itself are not varied.
         """
         shared = {
             key: values for name, values in self.grid.items() if (key := self._axis(name, row))
@@ -254,27 +250,23 @@ class Recipe(Section):
         ]
 
     def _axis(self, name: str, row: Row) -> str | None:
-        """Return the run-config key of a grid's setting.
-
-        None where it belongs to another row's method.
-        """
-        mine = method_parameters(self.method(row))
-        key = (
-            name
-            if "." in name
-            else key_of(name)
-            if key_of(name) in SETTINGS
-            else find_key(name, mine)
-        )
+        """Return the run-config key of a grid's setting, None if it is of another row's method."""
+        key: str | None = name
+        if "." not in name:
+            key = key_of(name)
+            if key not in SETTINGS:
+                key = find_key(name, method_parameters(self.method(row)))
         owner, dot, _ = (key or "").partition(".")
-        return None if dot and owner in self.owners and owner != owner_of(self.method(row)) else key
+        if dot and owner in self.owners and owner != owner_of(self.method(row)):
+            return None
+        return key
 
 
 # Files --------------------------------------------------------------------------------------------
 
 
 def names() -> list[str]:
-    """Return the names of the recipes that come with the library; Table 8 comes before Table 10."""
+    """Return the names of the library's recipes, in which Table 8 comes before Table 10."""
 
     def words_and_numbers(name: str) -> list[tuple[str, int]]:
         return [(word, int(number or 0)) for word, number in re.findall(r"(\D+)(\d*)", name)]
@@ -283,22 +275,21 @@ def names() -> list[str]:
 
 
 def load_shipped() -> Iterator[Recipe]:
-    """Yield the recipes that come with the library."""
+    """Yield the library's recipes."""
     for name in names():
         yield load_recipe(name)
 
 
 def load_recipe(name: str) -> Recipe:
-    """Return a recipe by its name, or by the path of a file.
-
-    Errors name the recipe, the key and the remedy.
-    """
-    path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
-    if not name.endswith(".toml") and name not in names():
-        hint = did_you_mean(name, names())
-        raise FairbloomError(
-            f"unknown recipe {name!r}: {hint}fairbloom reproduce --list names them, or give a .toml"
-        )
+    """Return a recipe by its name, or by the path of a file."""
+    path = Path(name)
+    if not name.endswith(".toml"):
+        path = FOLDER / f"{name}.toml"
+        if name not in names():
+            raise FairbloomError(
+                f"unknown recipe {name!r}: {did_you_mean(name, names())}fairbloom reproduce --list"
+                " names them, or give a .toml"
+            )
     try:
         text = tomllib.loads(path.read_bytes().decode())
         if "name" in text:
@@ -321,14 +312,13 @@ def load_recipe(name: str) -> Recipe:
 
 
 def _explain(error: Mapping[str, Any]) -> str:
-    """Return a fault that pydantic found: the key, its value, and what would do."""
+    """Return pydantic's error as text: the key, its value and the remedy."""
     where = ".".join(str(part + 1) if isinstance(part, int) else str(part) for part in error["loc"])
     reason = str(error["msg"]).removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
-        part = Row if error["loc"][0] == "rows" and len(error["loc"]) > 1 else Recipe
-        known = [
-            name.replace("_", "-") for name in part.model_fields if (part, name) != (Recipe, "name")
-        ]
+        is_row = error["loc"][0] == "rows" and len(error["loc"]) > 1
+        fields = [*Row.model_fields] if is_row else [*Recipe.model_fields]
+        known = [name.replace("_", "-") for name in fields if name != "name"]
         key = str(error["loc"][-1])
         return f"unknown key {where}: {did_you_mean(key, known)}there are {', '.join(known)}"
     if error["type"] == "missing":

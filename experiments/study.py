@@ -1,4 +1,4 @@
-"""A study: arms that are each run with several seeds, as study.json in its folder has them."""
+"""A study: arms that are each run with several seeds, recorded in study.json in its folder."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,7 +23,7 @@ from fairbloom.system.values import decode_as
 from .arms import Arm, owner_of
 
 STUDY = "study.json"
-"""The file that makes a folder that of a study."""
+"""The file that marks the folder of a study."""
 
 Kind = Literal["compare", "search", "reproduce"]
 
@@ -32,20 +32,20 @@ NOUNS: Mapping[str, str] = {
     "search": "search",
     "reproduce": "reproduction",
 }
-"""What sentences call a study of each kind."""
+"""The noun for a study of each kind, in sentences."""
 
 Runs = Mapping[str, Settings]
-"""The settings of runs by their folders in the study's."""
+"""The settings of runs by their folders within the study's folder."""
 
 
 @dataclass(frozen=True)
 class SearchOutcome:
-    """What a search has found on validation examples."""
+    """The choices of a search on validation examples."""
 
-    judged: Sequence[int] = ()  # the seeds that all arms have finished, by which they were judged
+    judged: Sequence[int] = ()  # the seeds that all arms have finished
     # the labels of the best arm of each method, the best of all first, with the baseline's
     best: Sequence[str] = ()
-    fresh: Sequence[int] = ()  # the seeds with which these are tested
+    fresh: Sequence[int] = ()  # the seeds with which the best arms are tested
 
 
 @dataclass(frozen=True)
@@ -57,45 +57,43 @@ class Study:
     seeds: Sequence[int]
     # the label of the arm that the others are compared with; in a search, the name of its method
     baseline: str = ""
-    # of all runs, but for the seed and the folder
+    # of all runs, without the seed and the folder
     settings: Mapping[str, Value] = field(default_factory=dict)
-    # why runs failed, by their folders in the study's
+    # the reasons of failed runs, by their folders within the study's
     failed: Mapping[str, str] = field(default_factory=dict)
 
-    # Of a search: the name of the measure by which arms are judged, how many points their mean may
-    # be below the baseline's, after how many minutes no further seed is begun, and what was found;
-    # None before it has ended.
+    # Of a search: the measure by which arms are judged, the largest loss in the mean against the
+    # baseline in points, the minutes after which no further seed is begun, and the outcome, None
+    # until the search ends.
     criterion: str = ""
     mean_within: float | None = None
     minutes: float | None = None
     found: SearchOutcome | None = None
 
-    # Of a reproduction: the name or file of the recipe, whether its runs are cut short, and what
-    # the user has set.
+    # Of a reproduction: the name or file of the recipe, whether its runs are cut short, and the
+    # user's settings.
     recipe: str = ""
     quick: bool = False
     overrides: Mapping[str, Value] = field(default_factory=dict)
 
     @property
     def reference(self) -> Arm | None:
-        """In a search within one method: its first arm, with which the best is compared.
+        """In a search within one method, the first arm: the best arm is compared with it.
 
-        None where there are several.
-
-        With several, the best arm of each method is compared with the best of the baseline's.
+        None with several methods: each method's best arm is compared with the baseline's best.
         """
         return self.arms[0] if len({arm.method for arm in self.arms}) == 1 else None
 
     @property
     def groups(self) -> Mapping[str, Sequence[Arm]]:
-        """The arms of which one is chosen: in a reproduction those of a row, by its name, else those of a method."""
+        """The arms among which one is chosen, by method, or by row in a reproduction."""
         found: dict[str, list[Arm]] = {}
         for arm in self.arms:
             found.setdefault(arm.row or arm.method, []).append(arm)
         return found
 
     def write(self, folder: Path) -> None:
-        """Write it into its folder, which is made if it is not there."""
+        """Write it into its folder, which is created if necessary."""
         file = folder / STUDY
         content = json.dumps(asdict(self), indent=2, ensure_ascii=False).encode()
         with explain_write_errors(f"the {NOUNS[self.kind]}", folder):
@@ -105,17 +103,14 @@ class Study:
 
     @staticmethod
     def read(folder: Path) -> "Study":
-        """Return what was written.
-
-        Raise RunFolderError when the folder holds no study or its file is damaged.
-        """
+        """Return the study of a folder; raise RunFolderError if it has none or it is damaged."""
         study = find_study(folder)
         if study is None:
             raise RunFolderError(f"{folder} holds no study: it has no {STUDY}")
         return study
 
     def of(self, labels: Iterable[str], seeds: Sequence[int]) -> Self:
-        """Return the study of some of its arms with these seeds, the arms in the order of their labels."""
+        """Return the study with only some arms and seeds, the arms in the order of `labels`."""
         by_label = {arm.label: arm for arm in self.arms}
         return replace(self, arms=[by_label[label] for label in labels], seeds=list(seeds))
 
@@ -123,44 +118,44 @@ class Study:
         """Return the settings of an arm's runs, without those of other methods."""
         mine = owner_of(arm.method)
         others = {*METHODS, *(owner_of(each.method) for each in self.arms)} - {mine}
-        return {
-            key: v for key, v in self.settings.items() if key.partition(".")[0] not in others
-        } | arm.config
+        shared = {k: v for k, v in self.settings.items() if k.partition(".")[0] not in others}
+        return shared | arm.config
 
     def folder(self, arm: Arm, seed: int) -> str:
-        """Return the folder of a run in the study's."""
+        """Return the folder of a run within the study's folder."""
         return f"runs/{arm.folder}-seed{seed}"
 
     def run(self, arm: Arm, seed: int, out: Path) -> Settings:
-        """Return the settings of a run, where the study lies in `out`."""
+        """Return the settings of a run of the study in folder `out`."""
         return Settings.of(
             {**self.config(arm), "seed": seed, "out": str(out / self.folder(arm, seed))}
         )
 
     def is_done(self, arm: Arm, seed: int, out: Path) -> bool:
-        """Return whether a run is finished, with as many rounds as it is to have.
-
-        Nothing is imported for this.
-        """
+        """Return whether a run is finished with all its rounds; nothing is imported for this."""
         default = Settings.model_fields["num_rounds"].default
         rounds = arm.settings.get("num-rounds", self.settings.get("num-rounds", default))
         return _has_rounds(out / self.folder(arm, seed), rounds)
 
     def runs(self, out: Path, keys: Iterable[tuple[Arm, int]] | None = None) -> dict[str, Settings]:
-        """Return runs of arms with seeds: by default all, seed by seed, so that every arm has a number early on."""
-        wanted = ((arm, seed) for seed in self.seeds for arm in self.arms) if keys is None else keys
-        once = {self.folder(arm, seed): (arm, seed) for arm, seed in wanted}
-        return {name: self.run(*key, out) for name, key in once.items()}
+        """Return runs of arms with seeds, by default all.
+
+        They are ordered seed by seed, so that every arm has a result early.
+        """
+        if keys is None:
+            keys = [(arm, seed) for seed in self.seeds for arm in self.arms]
+        by_folder = {self.folder(arm, seed): (arm, seed) for arm, seed in keys}
+        return {name: self.run(*key, out) for name, key in by_folder.items()}
 
     def failures(self, arm: Arm) -> dict[int, str]:
-        """Return why runs of an arm failed, by their seeds."""
+        """Return the reasons of an arm's failed runs, by their seeds."""
         folders = {seed: self.folder(arm, seed) for seed in self.seeds}
         return {
             seed: self.failed[folder] for seed, folder in folders.items() if folder in self.failed
         }
 
     def unfinished(self, out: Path) -> list[Path]:
-        """Return the run folders that hold no finished run, but for those of runs that failed."""
+        """Return the folders of runs that are neither finished nor failed."""
         folders = dict.fromkeys(self.folder(arm, seed) for seed in self.seeds for arm in self.arms)
         return [
             out / each
@@ -170,10 +165,9 @@ class Study:
 
     @property
     def finished(self) -> Self:
-        """The study without the seeds that the baseline failed with, and without arms that failed with others.
+        """The study without seeds with which the baseline failed, and without other failed arms.
 
-        A method is not compared over the seeds that it happens to have survived, which would
-        flatter it.
+        A method is not compared over only the seeds that it survived: that would flatter it.
         """
         base = next(arm for arm in self.arms if arm.label == self.baseline)
         lost = self.failures(base)
@@ -192,7 +186,7 @@ class Study:
 
 
 def is_done(run: Settings) -> bool:
-    """Return whether a run is finished, with as many rounds as it is to have."""
+    """Return whether a run is finished with all its rounds."""
     return _has_rounds(Path(run.out), run.num_rounds)
 
 
@@ -201,13 +195,10 @@ def _has_rounds(folder: Path, rounds: Value) -> bool:
 
 
 def find_study(folder: Path) -> Study | None:
-    """Return the study that a folder holds, None where it holds none.
-
-    Raise RunFolderError when it is damaged.
-    """
+    """Return the study of a folder, None if it has none; raise RunFolderError if it is damaged."""
     with explain_access_errors(folder):
-        there = (folder / STUDY).exists()
-    if not there:
+        exists = (folder / STUDY).exists()
+    if not exists:
         return None
     with explain_read_errors(folder / STUDY, "Run the same command again, which writes it again"):
         return decode_as(Study, json.loads((folder / STUDY).read_bytes()), finite=False)

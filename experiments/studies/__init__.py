@@ -1,1 +1,1 @@
-"""How several runs are planned and carried out: a comparison, or a published experiment."""
+"""Plan and carry out several runs: comparisons, searches and published experiments."""

@@ -1,4 +1,4 @@
-"""A comparison: arms that are each run with the same seeds, on the same clients, draws and batches."""
+"""A comparison: arms run with the same seeds, and so the same clients, draws and batches."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,15 +17,14 @@ from .progress import StudyBar
 from .running import carry_out, fix_score, write_tables
 
 OPTIONS = {"method": "--methods", "seed": "--seed and --seeds", "out": "--out"}
-"""The settings that differ from run to run of a study, and the options that say which values they
-take."""
+"""The settings that differ between the runs of a study, with the options that set their values."""
 
 
 def compare_arms(study: Study, out: Path, place: int | OnRay, bar: StudyBar) -> Comparison:
-    """Run what is missing of a comparison, and write its tables, figure and report into `out`.
+    """Run the missing runs of a comparison, and write its tables, figure and report into `out`.
 
-    A run that fails ends no other; the same call tries it again. No run is started where an error
-    can be known before.
+    A failed run does not end others; the same call tries it again. Errors that can be known before
+    are raised before any run starts.
     """
     out = out.absolute()
     study = prepare(study, out)
@@ -42,10 +41,7 @@ def compare_arms(study: Study, out: Path, place: int | OnRay, bar: StudyBar) -> 
 
 
 def prepare(study: Study, out: Path) -> Study:
-    """Return a study whose runs all go by one score.
-
-    Raise SettingsError where a shared setting has no use.
-    """
+    """Return a study with one score for all runs; raise SettingsError for an unused setting."""
     for key, value in study.settings.items():
         if key in OPTIONS:
             raise SettingsError(

@@ -1,4 +1,4 @@
-"""The runs of a study on an existing Ray cluster: each is a task of its own, on whichever host has room."""
+"""The runs of a study on an existing Ray cluster, each a task on any host with room."""
 
 import logging
 import os
@@ -19,7 +19,7 @@ from .pool import Ended
 
 @dataclass(frozen=True)
 class OnRay:
-    """Where a study's runs go in place of this machine's processes, and how many GPUs, or parts of one, each gets."""
+    """Run a study on a Ray cluster, with a number of GPUs, or a part of one, for each run."""
 
     gpus_per_run: float = 0.0
 
@@ -28,7 +28,7 @@ Pool = Literal["processes", "ray"]
 
 
 def place_of(jobs: int | None, pool: Pool, gpus_per_run: float) -> int | OnRay:
-    """Return where runs go: how many go on at a time on this machine, or a cluster."""
+    """Return where runs are computed: the number of processes on this machine, or a cluster."""
     if pool == "ray":
         return OnRay(gpus_per_run)
     if gpus_per_run:
@@ -37,9 +37,9 @@ def place_of(jobs: int | None, pool: Pool, gpus_per_run: float) -> int | OnRay:
 
 
 def run_on_cluster(runs: Runs, place: OnRay, log_level: int, ended: Ended) -> None:
-    """Run on a Ray cluster; all its hosts have the folders under the same path.
+    """Run on a Ray cluster, on which all hosts have the folders under the same path.
 
-    A run whose host is lost goes on from its folder on another one.
+    If a host is lost, its runs continue from their folders on another host.
     """
     ray = connect(place.gpus_per_run)
     given = (log_level, str(Path.cwd()), sys.path)
@@ -56,26 +56,25 @@ def run_on_cluster(runs: Runs, place: OnRay, log_level: int, ended: Ended) -> No
                     raise FairbloomError(
                         "its folder is not here: put --out on storage that all hosts share"
                     )
-            except (
-                FairbloomError
-            ) as error:  # of the run, it is a RayTaskError as well, with the cause
+            except FairbloomError as error:
+                # an error of the run is also a RayTaskError, with the original as its cause
                 failed = getattr(error, "cause", error)
             except (ray.exceptions.WorkerCrashedError, ray.exceptions.NodeDiedError) as error:
                 failed = FairbloomError(
                     f"its host was lost ({type(error).__name__}): the same command continues"
                 )
             ended(name, failed)
-    finally:  # with an error, Ctrl-C too, this ends the tasks that are left
+    finally:  # after an error or Ctrl-C, this ends the remaining tasks
         ray.shutdown()
 
 
 def connect(gpus: float) -> Any:
-    """Join the Ray cluster that runs here, or at RAY_ADDRESS.
+    """Join the Ray cluster on this machine or at RAY_ADDRESS.
 
-    FairbloomError where no host has so many GPUs.
+    Raise FairbloomError if no host has enough GPUs.
     """
     try:
-        import ray  # imported late: it takes a second, and not everyone has it
+        import ray  # imported late: it takes a second, and is optional
     except ModuleNotFoundError as error:
         raise FairbloomError(
             "pool = 'ray': Ray is not installed: pip install 'fairbloom[ray]'"
@@ -96,7 +95,7 @@ def connect(gpus: float) -> Any:
 
 
 def run_on_host(settings: Settings, log_level: int, here: str, paths: Sequence[str]) -> None:
-    """Run on a host of the cluster, with one core, in the driver's working directory and with its module paths."""
+    """Run on a host of the cluster, with one core and the driver's folder and module paths."""
     os.chdir(here)
     sys.path += [path for path in paths if path not in sys.path]
     logging.getLogger("flwr").setLevel(log_level)

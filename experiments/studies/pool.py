@@ -1,4 +1,4 @@
-"""Several runs at a time, each in a process of its own."""
+"""Several runs at a time, each in its own process."""
 
 import contextlib
 import logging
@@ -28,7 +28,7 @@ from ..study import Runs
 
 
 def check_runs(runs: Runs) -> None:
-    """Raise FairbloomError where a run cannot be started or continued, as far as that can be known before."""
+    """Raise FairbloomError if it is already known that a run cannot start or continue."""
     read: dict[tuple[str, str], Mapping[str, str]] = {}
     for run in runs.values():
         for key in ("task", "model", "method", "partition", "optimizer", "client-rule"):
@@ -46,28 +46,30 @@ Ended = Callable[[str, FairbloomError | None], None]
 
 
 def run_in_processes(runs: Runs, jobs: int, log_level: int, ended: Ended) -> None:
-    """Run at most `jobs` runs at a time; an error but those of runs ends the runs that go on.
+    """Run at most `jobs` runs at a time; any error that is not of a run ends the others.
 
-    What the processes log from a level on is printed by this one.
+    This process prints what the others log from a level on.
     """
     context = multiprocessing.get_context("spawn")
     at_a_time = min(jobs, len(runs))
     with contextlib.ExitStack() as opened:
-        over, held_open = (opened.enter_context(end) for end in context.Pipe(duplex=False))
-        records, sent = (opened.enter_context(end) for end in context.Pipe(duplex=False))
+        over, held_open = context.Pipe(duplex=False)
+        records, sent = context.Pipe(duplex=False)
+        for end in (over, held_open, records, sent):
+            opened.enter_context(end)
         printer = threading.Thread(target=print_records, args=(records, over), daemon=True)
         printer.start()
-        # seconds, as a worker that was killed may leave half a record
+        # in seconds: a killed worker may leave half a record, which the printer waits for
         opened.callback(printer.join, 5.0)
-        # to these workers, and to no other process of the caller's
+        # ends these workers only, and no other process of the caller
         opened.callback(held_open.send_bytes, b"end")
         begin = (over, sent, context.Lock())
         pool = ProcessPoolExecutor(
             at_a_time, mp_context=context, initializer=begin_worker, initargs=begin
         )
         try:
-            # Ctrl-C goes to all processes of a terminal: one that still imports would print its
-            # traceback.
+            # Ctrl-C goes to all processes of a terminal: a worker that is still importing would
+            # print its traceback.
             with hide_main(), hold_signals(signal.SIGINT):
                 started = {
                     pool.submit(run_quietly, run, at_a_time, log_level): name
@@ -98,7 +100,7 @@ def _error_of(done: Future[None]) -> FairbloomError | None:
 
 @contextlib.contextmanager
 def hide_main() -> Iterator[None]:
-    """Hide the script that calls us from processes that are spawned, which would run it once more."""
+    """Hide the calling script from spawned processes, which would run it again."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:
@@ -108,9 +110,10 @@ def hide_main() -> Iterator[None]:
 
 
 def begin_worker(over: Connection, records: Connection, turn: Lock) -> None:
-    """Prepare a worker process: its driver prints its log records, and ends it by a pipe, or as it is killed itself.
+    """Prepare a worker process: its driver prints its log records and ends it through a pipe.
 
-    Ctrl-C ends it at once and in silence: the driver says what there is to say.
+    The pipe also ends it when the driver is killed. Ctrl-C ends it at once and silently: the driver
+    prints the message.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     release_signals(signal.SIGINT)  # it has waited since the process began
@@ -119,13 +122,13 @@ def begin_worker(over: Connection, records: Connection, turn: Lock) -> None:
 
 
 def _end_with_pipe(over: Connection) -> None:
-    # nobody reads what is sent, so all workers see it; it returns when the other end is closed, too
+    # No worker reads the message, so all see it; poll also returns when the other end closes.
     over.poll(None)
-    os._exit(1)  # a run that is cut off continues with the same command
+    os._exit(1)  # an interrupted run continues with the same command
 
 
 def run_quietly(settings: Settings, at_a_time: int, log_level: int) -> None:
-    """Run in a worker process, beside others, with no log lines below a level."""
+    """Run in a worker process, one of several, without log lines below a level."""
     logging.getLogger("flwr").setLevel(log_level)
     from fairbloom.simulation.run import simulate  # imported late, as PyTorch is with it
 
@@ -136,9 +139,9 @@ def run_quietly(settings: Settings, at_a_time: int, log_level: int) -> None:
 
 
 def send_records(pipe: Connection, turn: Lock) -> None:
-    """Let another process print what this one logs, and Python's warnings.
+    """Send this process's log records and Python's warnings to another process.
 
-    `turn` is held by the one that sends.
+    A process holds the lock `turn` while it sends.
     """
     logging.captureWarnings(True)
     for name in ("flwr", "py.warnings"):
@@ -160,14 +163,15 @@ class _Sender(QueueHandler):
 
 
 def print_records(pipe: Connection, ended: Connection) -> None:
-    """Print the log records of other processes as if they were of this one, until something comes through `ended`.
+    """Print the log records of other processes here, until a message comes through `ended`.
 
-    On a terminal, what several processes say in the same words stands once.
+    On a terminal, equal lines of several processes are printed once.
     """
-    said: set[str] = set()
+    printed: set[str] = set()
     while pipe in wait([pipe, ended]):
         record: logging.LogRecord = pipe.recv()
         record.msg = str(record.msg).rstrip("\n")  # Python's warnings end a line
-        if record.msg not in said or not os.isatty(2):  # `sys.stderr` may be that of a progress bar
+        # `sys.stderr` may be that of a progress bar, so the descriptor is asked
+        if record.msg not in printed or not os.isatty(2):
             logging.getLogger(record.name).handle(record)
-        said.add(record.msg)
+        printed.add(record.msg)

@@ -1,4 +1,4 @@
-"""Progress bars, in a terminal and in a notebook, and silence of the log meanwhile."""
+"""Progress bars in a terminal and in a notebook, with a quiet log while they are shown."""
 
 import logging
 import time
@@ -19,12 +19,10 @@ from ..results.measures import measure_title
 
 @contextmanager
 def progress(*, shown: bool = True) -> Iterator[Progress]:
-    """Show progress bars with what each has `measured` beside its count.
+    """Show progress bars, each with its text `measured` next to its count.
 
-    Nothing is drawn where nobody watches.
-
-    An error that the user can correct takes the bar away, so that its line stands alone. A notebook
-    draws it with ipywidgets, and nothing without them.
+    They are drawn only in a terminal, and in a notebook with ipywidgets. A FairbloomError removes
+    the bar, so that only the line of the error remains.
     """
     console = Terminal(stderr=True)
     bar = Progress(
@@ -48,7 +46,7 @@ def progress(*, shown: bool = True) -> Iterator[Progress]:
 
 
 class RunBar:
-    """The bar of a run: its rounds, how the last evaluated one serves the clients, and how far a long one is."""
+    """The bar of a run: its rounds, the last scores, and the progress within a long round."""
 
     def __init__(self, bar: Progress, title: str, num_rounds: int) -> None:
         self._bar = bar
@@ -61,22 +59,22 @@ class RunBar:
     def count(self, recorded: RecordedRound, score: Score) -> None:
         """Count a recorded round."""
         if recorded.scores:
-            mean, worst = (score.written(recorded.measures[name]) for name in ("mean", "worst_10"))
-            self._measured = (
-                f"mean {mean}, {measure_title('worst_10', len(recorded.scores))} {worst}"
-            )
+            mean = score.written(recorded.measures["mean"])
+            worst = score.written(recorded.measures["worst_10"])
+            title = measure_title("worst_10", len(recorded.scores))
+            self._measured = f"mean {mean}, {title} {worst}"
         self._rounds = recorded.number
         self._began = time.monotonic()
         self._bar.update(self._task, completed=recorded.number, measured=self._measured)
 
     def show_within(self, done: int, of: int) -> None:
-        """Show how many of a round's clients have trained, where the round takes long."""
+        """Show how many of a round's clients have trained, if the round takes long."""
         if time.monotonic() - self._began >= 2.0:  # seconds
             words = f"{self._measured}  {done} of {of} clients trained".strip()
             self._bar.update(self._task, completed=self._rounds + done / (of + 1), measured=words)
 
     def end(self) -> None:
-        """Show that all rounds are done, those of a finished run too."""
+        """Show that all rounds are done."""
         self._bar.update(self._task, completed=self._num_rounds, measured=self._measured)
 
 
@@ -95,7 +93,7 @@ class StudyBar:
         self._study = bar.add_task(title, total=None, measured="runs done")
 
     def expect(self, total: int) -> None:
-        """Take in how many runs there will be, as far as it is known."""
+        """Set the number of runs, as far as it is known."""
         self._bar.update(self._study, total=total)
 
     def count(self) -> None:

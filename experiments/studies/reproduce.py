@@ -1,4 +1,4 @@
-"""A recipe is run, what is missing of it, and what was measured stands beside what was printed."""
+"""Run a recipe's missing runs and compare them with the published numbers."""
 
 import contextlib
 import math
@@ -40,10 +40,8 @@ def reproduce(
 ) -> Reproduction:
     """Repeat a published experiment, and print its numbers next to the published ones.
 
-    The same call continues what was interrupted. Table and figure are written where no rows are
-    left out.
-
-    The parameters that are not described here are those of `compare`.
+    The same call continues an interrupted one. Table and figure are written unless rows are left
+    out. The other parameters are those of `compare`.
 
     Parameters
     ----------
@@ -52,11 +50,11 @@ def reproduce(
     seeds
         The number of seeds, from 0; by default the recipe's, and one with `quick`.
     quick
-        Run a tenth of the rounds, at most 20: a trial, whose numbers cannot be compared.
+        Run a tenth of the rounds, at most 20, as a trial; its numbers cannot be compared.
     rows
         Parts of names: only rows whose name has one of them are run.
     settings
-        Settings of all runs, in place of the recipe's.
+        Settings of all runs, which replace the recipe's.
     data_dir
         The folder of the data.
     out
@@ -69,26 +67,29 @@ def reproduce(
         cannot be used, or no run succeeds.
     """
     recipe = load_recipe(name)
-    count = seeds if seeds is not None else 1 if quick else recipe.seeds
+    count = seeds
+    if count is None:
+        count = 1 if quick else recipe.seeds
     if count < 1:
         raise SettingsError(f"seeds = {count}: a reproduction takes at least one")
-    overrides = dict(settings or {}) | (
-        {} if data_dir is None else {"data-dir": os.fspath(data_dir)}
-    )
+    overrides = dict(settings or {})
+    if data_dir is not None:
+        overrides["data-dir"] = os.fspath(data_dir)
     study = study_of(
         recipe, choose_rows(recipe, rows), range(count), quick=quick, overrides=overrides
     )
-    study = replace(study, recipe=str(Path(name).absolute()) if name.endswith(".toml") else name)
-    folder = Path(
-        out or Path("runs", "reproduce", f"{recipe.name}-quick" if quick else recipe.name)
-    ).absolute()
+    if name.endswith(".toml"):
+        name = str(Path(name).absolute())
+    study = replace(study, recipe=name)
+    default = Path("runs", "reproduce", f"{recipe.name}-quick" if quick else recipe.name)
+    folder = Path(out or default).absolute()
     place = place_of(jobs, pool, gpus_per_run)
     with study_progress(recipe.name, shown=progress) as bar:
         return _carry_out(recipe, study, folder, place, bar)
 
 
 def choose_rows(recipe: Recipe, words: Sequence[str]) -> list[Row]:
-    """Return the rows whose name has one of the words, all without words."""
+    """Return the rows with one of the words in their names; all rows without words."""
     names = {recipe.name_of(row): row for row in recipe.rows}
     wanted = [
         row
@@ -116,10 +117,8 @@ def study_of(
 ) -> Study:
     """Return the study of a recipe's rows.
 
-    What the user has set goes before all others, and is not varied.
-
-    Raises FairbloomError, with the row's name, where a run would have an unknown, impossible or
-    unused setting.
+    The user's `overrides` replace all other values, and are not varied. Raise FairbloomError, with
+    the row's name, for an unknown, impossible or unused setting.
     """
     overrides = overrides or {}
     _check_overrides(overrides, recipe, rows)
@@ -140,7 +139,7 @@ def study_of(
                 )
         except FairbloomError as error:
             raise FairbloomError(f"recipe {recipe.name}: row {arm.row!r}: {error}") from error
-    if not shared.get("score"):  # a recipe that names it is shown without the data
+    if not shared.get("score"):  # if the recipe names it, no data are needed
         first = _first_of_tasks(study)
         scores = {
             task: fix_score(study.run(arm, study.seeds[0], Path())) for task, arm in first.items()
@@ -148,10 +147,10 @@ def study_of(
         if len(scores) == 1:
             study = replace(study, settings={**next(iter(scores.values())), **shared})
         else:
-            arms = [
-                replace(a, settings={**scores[_task_of(study, a)], **a.settings})
-                for a in study.arms
-            ]
+            arms = []
+            for arm in study.arms:
+                score = scores[_task_of(study, arm)]
+                arms.append(replace(arm, settings={**score, **arm.settings}))
             study = replace(study, arms=arms)
     return study
 
@@ -176,21 +175,22 @@ def _arms(recipe: Recipe, row: Row, overrides: Mapping[str, Value], quick: bool)
     }
     for whole_point in recipe.points(row):
         point = {key: value for key, value in whole_point.items() if key not in overrides}
-        at = ", ".join(f"{key} = {format_value(value)}" for key, value in point.items())
         settings = own | point
         if quick and "num-rounds" in settings:
             settings = _shorten(settings)
         name = recipe.name_of(row)
-        arm = Arm(
-            f"{name} at {at}" if at else name, recipe.method(row), settings, row.evaluated, name
-        )
+        label = name
+        if point:
+            values = ", ".join(f"{key} = {format_value(value)}" for key, value in point.items())
+            label = f"{name} at {values}"
+        arm = Arm(label, recipe.method(row), settings, row.evaluated, name)
         if not any(arm.settings == other.settings for other in arms):
             arms.append(arm)
     return arms
 
 
 def _check_overrides(overrides: Mapping[str, Value], recipe: Recipe, rows: Sequence[Row]) -> None:
-    """Raise SettingsError when a setting of all runs is none, or no run has a use for it."""
+    """Raise SettingsError for an unknown override, or one that no run uses."""
     options = {"seed": "--seeds", "out": "--out", "method": "--rows"}
     for key, value in overrides.items():
         if key in options:
@@ -198,34 +198,31 @@ def _check_overrides(overrides: Mapping[str, Value], recipe: Recipe, rows: Seque
                 f"{key} = {value!r}: a recipe sets {key} run by run: use {options[key]}"
             )
     methods = [recipe.method(row) for row in recipe.rows]
+    kept = {key: value for key, value in recipe.settings.items() if key not in overrides}
     for task in recipe.tasks:
-        check_used(
-            {key: value for key, value in recipe.settings.items() if key not in overrides},
-            methods,
-            task,
-        )
+        check_used(kept, methods, task)
     for task in {str(overrides.get("task", recipe.task(row))) for row in rows}:
         check_used(overrides, [recipe.method(row) for row in rows], task)
 
 
 def _shorten(config: Mapping[str, Value]) -> dict[str, Value]:
-    """Return settings with a tenth of the rounds, at most 20, and no fewer evaluations than one a round has."""
+    """Return settings with a tenth of the rounds, at most 20, evaluated in each round if at all."""
     full = config.get("num-rounds", Settings.model_fields["num_rounds"].default)
     rounds = min(20, math.ceil(int(full) / 10))
     every = min(1, int(config.get("evaluate-every", 1)))
     return {**config, "num-rounds": rounds, "evaluate-every": every}
 
 
-# How it is run ------------------------------------------------------------------------------------
+# The runs -----------------------------------------------------------------------------------------
 
 
 def _carry_out(
     recipe: Recipe, study: Study, out: Path, place: int | OnRay, bar: StudyBar
 ) -> Reproduction:
-    """Run what is missing of a recipe, and write what came out, where no rows are left out."""
+    """Run the missing runs of a recipe, and write the results unless rows are left out."""
     kept = study
     if len(study.groups) < len(recipe.rows):
-        with contextlib.suppress(RunFolderError):  # which says how all rows are run
+        with contextlib.suppress(RunFolderError):  # a study of all rows is kept
             kept = Study.read(out)
     for arm in _first_of_tasks(study).values():
         check_measures(
@@ -234,18 +231,19 @@ def _carry_out(
     seeds = {
         arm.label: seeds_of(recipe, arms, study) for arms in study.groups.values() for arm in arms
     }
-    first = study.runs(
-        out, [(arm, seed) for seed in study.seeds for arm in study.arms if seed in seeds[arm.label]]
-    )
-    # where grids end
+    searched = [
+        (arm, seed) for seed in study.seeds for arm in study.arms if seed in seeds[arm.label]
+    ]
+    first = study.runs(out, searched)
+    # the chosen arm of each grid runs with the other seeds
     later = sum(len(study.seeds) - len(seeds[arms[0].label]) for arms in study.groups.values())
     bar.expect(len(first) + later)
     with carry_out(kept if kept.kind == study.kind else study, out, place, bar, QUIET) as work:
         work.run(first, some=True)
         opened = OpenedRuns(study, out)
-        found = [choose_arm(recipe, arms, opened)[0] for arms in study.groups.values()]
+        chosen = [choose_arm(recipe, arms, opened)[0] for arms in study.groups.values()]
         best = study.runs(
-            out, [(arm, seed) for seed in study.seeds for arm in found if arm is not None]
+            out, [(arm, seed) for seed in study.seeds for arm in chosen if arm is not None]
         )
         work.run({name: run for name, run in best.items() if name not in first})
         whole = kept is study
@@ -263,7 +261,7 @@ def _carry_out(
 
 
 def load_reproduction(folder: Path, study: Study, *, trust: bool) -> Reproduction:
-    """Return what a reproduction has measured; nothing is run."""
+    """Return a reproduction from its finished runs; nothing is run."""
     try:
         with only_trusted_imports(trust):
             return read_reproduction(load_recipe(study.recipe), study, folder)

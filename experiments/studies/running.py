@@ -1,4 +1,4 @@
-"""How a study is carried out: what it measures is there, its folder is its own, and its runs go through the pool."""
+"""Carry out a study: check its measures and its folder, and run its runs in a pool."""
 
 import contextlib
 import logging
@@ -30,16 +30,16 @@ from .pool import check_runs, run_in_processes
 from .progress import StudyBar
 
 QUIET = logging.ERROR
-"""From which level on log lines are printed: hundreds of runs have too many warnings; rounds.csv
-has what they say."""
+"""The lowest level of log lines that are printed: the warnings of hundreds of runs would be too
+many, and rounds.csv has them."""
 
 
 @dataclass
 class StudyRunner:
-    """What carries out the runs of a study: processes of this machine, so many at a time, or a Ray cluster.
+    """Carries out the runs of a study in processes of this machine or on a Ray cluster.
 
-    The bar counts each run, and each that was finished before; `failed` has why runs failed, by
-    their folders in the study's.
+    `place` is the number of processes or the cluster. The bar also counts runs that were finished
+    before. `failed` has the reasons of failed runs, by their folders within the study's.
     """
 
     place: int | OnRay
@@ -48,7 +48,7 @@ class StudyRunner:
     failed: dict[str, str] = field(default_factory=dict)
 
     def run(self, runs: Runs, *, some: bool = False) -> None:
-        """Run what is not finished; raise FairbloomError if `some` must succeed and all fail."""
+        """Run the unfinished runs; raise FairbloomError if `some` must succeed and all fail."""
         unfinished = {name: run for name, run in runs.items() if not is_done(run)}
         for _ in range(len(runs) - len(unfinished)):
             self.bar.count()
@@ -71,38 +71,35 @@ class StudyRunner:
 def carry_out(
     study: Study, out: Path, place: int | OnRay, bar: StudyBar, log_level: int = logging.WARNING
 ) -> Iterator[StudyRunner]:
-    """Check and lock the folder of a study, write study.json, and yield what carries out its runs.
+    """Check and lock the folder of a study, write study.json, and yield the runner of its runs.
 
-    The folder is made if it is not there, and removed if no run came into it. Lines that runs log
-    are printed from `log_level` on.
+    The folder is created if necessary, and removed if no run was started. Log lines of runs are
+    printed from `log_level` on.
     """
     check_runs(study.runs(out))
     check_place(out)
     if is_run_folder(out):  # its clients.csv would be replaced
         raise RunFolderError(f"{out} is the folder of a single run: choose another folder (--out)")
     with explain_access_errors(out):
-        made = not out.exists()
-        there = (
-            set()
-            if made
-            else {each.name for each in out.iterdir() if not each.name.startswith(".")}
-        )
-    with contextlib.suppress(RunFolderError):  # none, or a damaged one, which is written again
-        # its tables would be replaced, or stay beside others
+        created = not out.exists()
+        names = set[str]() if created else {path.name for path in out.iterdir()}
+    visible = {name for name in names if not name.startswith(".")}
+    with contextlib.suppress(RunFolderError):  # no study, or a damaged one, which is written again
+        # the tables of another kind would be replaced, or remain among the new ones
         if (kind := Study.read(out).kind) != study.kind:
             raise FairbloomError(
                 f"{out} holds a {NOUNS[kind]}: choose another folder for the {NOUNS[study.kind]}"
                 " (--out)"
             )
     # files of the same names would be replaced
-    if there and STUDY not in there and "runs" not in there:
+    if visible and STUDY not in visible and "runs" not in visible:
         raise RunFolderError(f"{out} exists and holds no study: choose another folder (--out)")
     try:
         with locked_folder(out, wait=False):
             study.write(out)
             yield StudyRunner(place, bar, log_level)
     finally:
-        if made and not (out / "runs").exists():
+        if created and not (out / "runs").exists():
             (out / STUDY).unlink(missing_ok=True)
             with contextlib.suppress(OSError):
                 out.rmdir()
@@ -111,7 +108,7 @@ def carry_out(
 def write_tables(folder: Path, tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
     """Write tables into a study's folder, by the names of their files.
 
-    A table without rows has no file any more.
+    The file of a table without rows is removed.
     """
     with explain_write_errors("the tables", folder):
         for name, rows in tables.items():
@@ -125,14 +122,10 @@ def write_tables(folder: Path, tables: Mapping[str, Sequence[Mapping[str, Any]]]
 
 
 def fix_score(settings: Settings) -> dict[str, Value]:
-    """Return the setting that all runs of a study need to go by one score.
+    """Return the setting that gives all runs of a study the same score, {} if none is needed.
 
-    None where they do without.
-
-    Other seeds test other examples, by which another score might fit the data: one run decides for
-    all.
-
-    The settings are those of the run with the first seed.
+    Seeds test different examples, for which different scores might be chosen, so the run with the
+    first seed decides for all. Its settings are `settings`.
     """
     # imported late, as PyTorch is with it
     from fairbloom.tasks.score import decide_score, has_natural_clients
@@ -143,7 +136,7 @@ def fix_score(settings: Settings) -> dict[str, Value]:
 
 
 def load_checked(settings: Settings) -> Task:
-    """Return the task, with data of its clients that can be used."""
+    """Return the task of a run after checking the data of its clients."""
     config = settings.run_config()
     check_data(config)
     return load_task(config)
@@ -152,10 +145,10 @@ def load_checked(settings: Settings) -> Task:
 # The measures -------------------------------------------------------------------------------------
 
 
-def check_measures(names: Iterable[str], settings: Settings, told: str) -> None:
-    """Raise SettingsError where the task of a run has not the client or the groups that measures name.
+def check_measures(names: Iterable[str], settings: Settings, option: str) -> None:
+    """Raise SettingsError if measures name a client or groups that the task of a run does not have.
 
-    `told` begins the message, and is what the user has written the measures in.
+    `option` is where the user gave the measures; the message begins with it.
     """
     named = [name for name in names if name.startswith((CLIENT, GAP))]
     if not named:
@@ -163,17 +156,21 @@ def check_measures(names: Iterable[str], settings: Settings, told: str) -> None:
     task = load_checked(settings)
     groups = [each.name for each in task.group_scores if task.groupings]
     for name in named:
-        score, client = parse_gap(name) if name.startswith(GAP) else ("", name.removeprefix(CLIENT))
+        score = ""
+        client = name.removeprefix(CLIENT)
+        if name.startswith(GAP):
+            score, client = parse_gap(name)
         if score and not groups:
             raise SettingsError(
-                f"{told} = {name!r}: the task has no groups of examples: name a column {NAMING}"
+                f"{option} = {name!r}: the task has no groups of examples: name a column {NAMING}"
             )
-        for word, what, there in (
-            (score, "a score of groups", groups),
-            (client, "a client", task.clients),
-        ):
-            if word and word not in there:
-                hint = did_you_mean(word, there)
-                raise SettingsError(
-                    f"{told} = {name!r}: {word} is not {what}: {hint}there are {', '.join(there)}"
-                )
+        if score and score not in groups:
+            raise SettingsError(
+                f"{option} = {name!r}: {score} is not a score of groups:"
+                f" {did_you_mean(score, groups)}there are {', '.join(groups)}"
+            )
+        if client and client not in task.clients:
+            raise SettingsError(
+                f"{option} = {name!r}: {client} is not a client:"
+                f" {did_you_mean(client, task.clients)}there are {', '.join(task.clients)}"
+            )

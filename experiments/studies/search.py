@@ -1,4 +1,7 @@
-"""A search: a grid of arms is judged on validation examples, and the best of each method tested with fresh seeds."""
+"""A search: judge arms on validation examples, then test the best of each method.
+
+The tests are on fresh seeds.
+"""
 
 import itertools
 import math
@@ -27,6 +30,7 @@ from ..arms import (
     method_parameters,
     owner_of,
     parse_arms,
+    short_key,
 )
 from ..results.measures import GAP
 from ..results.presentation import write_report
@@ -39,35 +43,32 @@ from .progress import StudyBar
 from .running import QUIET, carry_out, check_measures, write_tables
 
 ALL = "all"
-"""What names all methods."""
+"""The name for all methods."""
 
 VALIDATION_SHARE = 0.2
-"""The share of each client's examples to choose by, where nobody has set one."""
+"""The default share of each client's examples by which arms are chosen."""
 
 FRESH_FROM = 1000
-"""Fresh seeds begin so many after the first seed of the search."""
+"""The first fresh seed is this far after the first seed of the search."""
 
 Grid = Mapping[str, Sequence[Value]]
-"""The values that are tried of settings."""
+"""The values to try of each setting."""
 
 OTHER_EXAMPLES = {
-    *(
-        "task",
-        "data-dir",
-        "clients",
-        "partition",
-        "pooled",
-        "test-share",
-        "validation-share",
-        "score",
-    ),
-    *(key for key, setting in SETTINGS.items() if setting.partitions),
-}
-"""Settings with other values of which arms would be judged by other examples, or by another
-score."""
+    "task",
+    "data-dir",
+    "clients",
+    "partition",
+    "pooled",
+    "test-share",
+    "validation-share",
+    "score",
+} | {key for key, setting in SETTINGS.items() if setting.partitions}
+"""Settings that change the examples or the score by which arms are judged, so that arms with
+different values could not be compared."""
 
 
-# What is tried ------------------------------------------------------------------------------------
+# The arms -----------------------------------------------------------------------------------------
 
 
 def arms_of(
@@ -80,19 +81,20 @@ def arms_of(
     """Return the arms of a search: each method at each point of the grid, and the baseline's.
 
     "all" names all methods that can be run with the shared settings; those that measure groups are
-    among them where the criterion does. A method tries the axes of the grid that are its own or
-    common to all methods; one that is written without parameters, and has no axis of its own, tries
-    the values that it declares in `tries`. Where no other method than the baseline's is searched,
-    the baseline as it is written comes first.
+    included if the criterion measures groups. A method tries the axes of the grid that are its own
+    or common to all methods. A method that is written without parameters and has no axis of its own
+    tries the values that it declares in `tries`. If only the baseline's method is searched, the
+    baseline as written comes first.
     """
     texts = [words] if isinstance(words, str | type) else list(words)
     gaps = criterion.startswith(GAP)
-    every = [
-        name
-        for name, cls in METHODS.items()
-        if _declared(cls) and (gaps or not cls.needs & BETWEEN_GROUPS)
-    ]
-    named = parse_arms(every if texts == [ALL] else texts, shared)
+    if is_all := texts == [ALL]:
+        texts = [
+            name
+            for name, cls in METHODS.items()
+            if _declared(cls) and (gaps or not cls.needs & BETWEEN_GROUPS)
+        ]
+    named = parse_arms(texts, shared)
     (base,) = parse_arms([baseline], shared)
     if not any(base.method == arm.method for arm in named):
         named.append(base)
@@ -104,7 +106,9 @@ def arms_of(
         used |= tried.keys()
         axes = dict(tried.values())
         own = bool(arm.settings) or any(key in method_parameters(arm.method) for key in axes)
-        starts = [arm.settings] if own else _tries(arm, shared)
+        starts: Sequence[Mapping[str, Value]] = [arm.settings]
+        if not own:
+            starts = _tries(arm, shared)
         for start, values in itertools.product(starts, itertools.product(*axes.values())):
             point = make_arm(arm.method, {**start, **dict(zip(axes, values, strict=True))})
             if any(point.is_same(other) for other in arms):
@@ -112,7 +116,7 @@ def arms_of(
             try:
                 arms.append(replace(point, evaluated=_evaluated(point, shared)))
             except SettingsError as error:
-                if texts != [ALL] or arm.method == base.method:
+                if not is_all or arm.method == base.method:
                     raise
                 log.warning("%s is left out: %s", point.label, error)
     if unused := [name for name in grid if name not in used]:
@@ -126,9 +130,9 @@ def arms_of(
 
 
 def parse_grid(words: Iterable[str]) -> dict[str, list[Value]]:
-    """Return the settings and values of texts as alpha=0,0.1,0.5.
+    """Return the settings and values of texts such as alpha=0,0.1,0.5.
 
-    Raise SettingsError for one that has none.
+    Raise SettingsError for a text of another form.
     """
     grid: dict[str, list[Value]] = {}
     for text in [words] if isinstance(words, str) else words:
@@ -147,9 +151,10 @@ def parse_grid(words: Iterable[str]) -> dict[str, list[Value]]:
 
 
 def _axes(arm: Arm, grid: Grid) -> dict[str, tuple[str, list[Value]]]:
-    """Return by their names in the grid the run-config keys and values that an arm tries: of what it has and leaves.
+    """Return the run-config keys and values that an arm tries, by their names in the grid.
 
-    Raises SettingsError for an impossible value, or one given twice.
+    Settings that the arm does not have, or sets itself, are left out. Raise SettingsError for an
+    impossible value, or one given twice.
     """
     own = method_parameters(arm.method)
     found = dict[str, tuple[str, list[Value]]]()
@@ -173,7 +178,7 @@ def _axes(arm: Arm, grid: Grid) -> dict[str, tuple[str, list[Value]]]:
 
 
 def _explain_unused(name: str, named: Sequence[Arm]) -> str:
-    """Return why no method tries values of a setting."""
+    """Return why no method tries the values of a setting."""
     key = key_of(name)
     if key in OTHER_EXAMPLES:
         return (
@@ -184,21 +189,17 @@ def _explain_unused(name: str, named: Sequence[Arm]) -> str:
         return f"grid: a search sets {key} run by run: give {OPTIONS[key]} instead"
     if key in SETTINGS:
         return f"grid: {key} is given twice, here and by the methods: give it in one place"
-    there = [each.rpartition(".")[2] for arm in named for each in method_parameters(arm.method)]
+    parameters = [short_key(key) for arm in named for key in method_parameters(arm.method)]
     methods = ", ".join(dict.fromkeys(arm.label for arm in named))
-    return (
-        f"grid: {name} is no parameter of {methods}: {did_you_mean(name, [*there, *SETTINGS])}leave"
-        " it out"
-    )
+    hint = did_you_mean(name, [*parameters, *SETTINGS])
+    return f"grid: {name} is no parameter of {methods}: {hint}leave it out"
 
 
 def _tries(arm: Arm, shared: Mapping[str, Value]) -> list[dict[str, Value]]:
-    """Return the parameters that a method declares to be worth trying.
+    """Return the combinations of parameters that a method declares to try.
 
-    One that the settings have is not varied.
-
-    The step size of q-FedAvg follows from the clients' learning rate, as in its paper, and FCFL has
-    half of the rounds for each of its two stages.
+    Parameters in the shared settings are not varied. The step size of q-FedAvg follows from the
+    clients' learning rate, as in its paper, and FCFL has half of the rounds for each of its stages.
     """
     known: Mapping[str, Parameter] = method_parameters(arm.method)
     needed = {key: each.example for key, each in known.items() if each.default is None}
@@ -216,24 +217,24 @@ def _tries(arm: Arm, shared: Mapping[str, Value]) -> list[dict[str, Value]]:
 
 
 def _declared(cls: type[FairStrategy]) -> Tries:
-    """Return the values of parameters that a method itself declares to be worth trying."""
+    """Return the values of parameters that a method itself declares to try."""
     found: Tries = vars(cls).get("tries", FairStrategy.tries)
     return found
 
 
 def _evaluated(arm: Arm, shared: Mapping[str, Value]) -> Literal["global", "personal"]:
-    """Return by which model an arm is judged: personal ones where its clients have some."""
+    """Return the models by which an arm is judged: personal models if its clients have some."""
     config = Study("search", [arm], [], settings=shared).config(arm)
     return "personal" if Settings.of(config).strategy().terms(1).has_personal_models else "global"
 
 
-# How it is searched -------------------------------------------------------------------------------
+# The runs -----------------------------------------------------------------------------------------
 
 
 def search_arms(study: Study, out: Path, place: int | OnRay, bar: StudyBar) -> Search:
-    """Run what is missing of a search, and write its tables and report into `out`.
+    """Run the missing runs of a search, and write its tables and report into `out`.
 
-    No run is started where an error can be known before.
+    Errors that can be known before are raised before any run starts.
     """
     share = study.settings.get("validation-share")
     if share == 0:
@@ -250,7 +251,10 @@ def search_arms(study: Study, out: Path, place: int | OnRay, bar: StudyBar) -> S
     with carry_out(study, out, place, bar, QUIET) as work:
         until = time.monotonic() + 60.0 * (study.minutes or math.inf)
         judged = list[int]()
-        for seeds in [study.seeds] if study.minutes is None else [[seed] for seed in study.seeds]:
+        batches: list[Sequence[int]] = [study.seeds]
+        if study.minutes is not None:
+            batches = [[seed] for seed in study.seeds]
+        for seeds in batches:
             if judged and time.monotonic() >= until:
                 break
             arms = [
@@ -278,30 +282,25 @@ def search_arms(study: Study, out: Path, place: int | OnRay, bar: StudyBar) -> S
 
 
 def _choose(search: Search) -> list[str]:
-    """Return the labels of the best arm of each method, the best of all first.
-
-    What they are compared with is there.
-    """
+    """Return the labels of each method's best arm, also the baseline's, best of all first."""
     study = search.study
     measure = search.measure
     score = search.score
     methods: dict[str, list[ArmScore]] = {}
     for each in search.judged:
         methods.setdefault(each.arm.method, []).append(each)
-    base = choose(
-        measure, score, search.judged[:1] if study.reference else methods.pop(study.baseline)
-    )
+    candidates = search.judged[:1] if study.reference else methods.pop(study.baseline)
+    base = choose(measure, score, candidates)
     if base is None:
-        faults = [
-            each.fault for each in search.judged if each.arm.method == study.baseline and each.fault
-        ]
+        of_baseline = [each for each in search.judged if each.arm.method == study.baseline]
+        faults = [f": {each.fault}" for each in of_baseline if each.fault]
         raise FairbloomError(
-            f"no arm of the baseline can be judged{f': {faults[0]}' if faults else ''}: choose"
-            " another --baseline"
+            f"no arm of the baseline can be judged{''.join(faults[:1])}: choose another --baseline"
         )
-    found = [choose(measure, score, among, study.mean_within, base) for among in methods.values()]
-    kept = [base, *(each for each in found if each is not None and each is not base)]
-    return [
-        each.arm.label
-        for each in sorted(kept, key=lambda each: measure.better(0.0, each.mean, score))
-    ]
+    best = [base]
+    for among in methods.values():
+        chosen = choose(measure, score, among, study.mean_within, base)
+        if chosen is not None and chosen is not base:
+            best.append(chosen)
+    best.sort(key=lambda each: measure.better(0.0, each.mean, score))
+    return [each.arm.label for each in best]
