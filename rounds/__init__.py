@@ -1,1 +1,1 @@
-"""The rounds of federated learning: who is drawn, what a method makes of their updates, and who computes them."""
+"""The rounds of federated learning: drawing clients, screening replies, weighing updates."""

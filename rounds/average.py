@@ -17,20 +17,18 @@ class Average:
     sums: Mapping[str, FloatArray] = field(default_factory=dict)
 
     def plus(self, model: Model) -> Self:
-        """Return the sum with one model more."""
-        floats = {name: array for name, array in model.items() if array.dtype.kind == "f"}
-        added = {
-            name: np.add(self.sums.get(name, 0.0), array, dtype=np.float64)
-            for name, array in floats.items()
-        }
-        return type(self)(
-            self.rounds + 1, {name: np.asarray(array) for name, array in added.items()}
-        )
+        """Return the sum with one more model."""
+        sums = {}
+        for name, array in model.items():
+            if array.dtype.kind == "f":
+                total = np.add(self.sums.get(name, 0.0), array, dtype=np.float64)
+                sums[name] = np.asarray(total)
+        return type(self)(self.rounds + 1, sums)
 
     def mean(self, last: Model) -> Model:
-        """Return the mean in the dtypes of the last model, with that one's integer arrays.
+        """Return the mean, in the dtypes of the last model and with its integer arrays.
 
-        Of no models, the last.
+        It is the last model itself if no model was added.
         """
         if not self.rounds:
             return last

@@ -1,4 +1,4 @@
-"""What a method sees of a round: its usable replies as small arrays, and the rows that it has kept."""
+"""What a method sees of a round: the usable replies as small arrays, and its kept rows."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -10,29 +10,32 @@ from fairbloom.protocol.names import LOSS_BEFORE
 from .arrays import FloatArray
 
 LARGEST_COEFFICIENT = 1e150
-"""Methods take it for a larger coefficient, as losses or learning rates near 0 give: no model can
+"""Methods clip larger coefficients, which follow from losses or learning rates near 0: no model can
 take such a step."""
 
 Probed = Mapping[str, float]
-"""Losses at a probe's model, by the name of the client that reported it."""
+"""Losses at the probe's model, by client name."""
 
 
 @dataclass(frozen=True)
 class Kept:
-    """A row of a method's memory: its key, a client's name say, and the round in which it was an update."""
+    """The label of a row that a method kept: a key, such as a client's name, and a round.
+
+    The round is the one in which the row was an update.
+    """
 
     key: str
     round: int
 
 
 class MethodError(FairbloomError):
-    """A method that returns what cannot be a round's coefficients, or reads what it has not declared."""
+    """A method returns impossible coefficients, or reads something that it has not declared."""
 
 
 class Needed(dict[str, FloatArray]):
     """The metrics that a method needs, by their name on the wire.
 
-    Another one is an error that says how to ask for it.
+    Reading any other metric raises MethodError, which says how to declare it.
     """
 
     def __init__(self, method: str, metrics: Mapping[str, FloatArray]) -> None:
@@ -56,39 +59,39 @@ class Cohort:
     round
         t, the server round, from 1.
     num_rounds
-        T, the rounds of the whole run; None where Flower's hooks are called without it.
+        T, the rounds of the whole run; None if Flower's hooks are called without it.
     names
         Client names in ascending order, m of them.
     online
         The names of all clients that were online when the round's clients were drawn, in ascending
-        order; of those that train, where `training_clients` names them.
+        order; with the option `training_clients`, only those of training clients.
     counts
         n_k, the training examples of each client, shape (m,).
     prior
         p_k, the aggregation prior within the round, shape (m,), summing to 1.
     draws
-        How often each client was drawn, shape (m,); 1 for all where clients are drawn without
+        How often each client was drawn, shape (m,); always 1 if clients are drawn without
         replacement.
     metrics
         The metrics that the method needs, by their name on the wire, each of shape (m,).
     memory
-        The rows that the method kept, r of them.
+        The labels of the rows that the method kept, r of them.
     declared_roster
-        What `roster` returns; None where the method does not ask for it.
+        The value of `roster`; None if the method does not require it.
     second
-        Whether each reply has a second update (`Method.second`), which is a row as well.
+        Whether each reply has a second update (`Method.second`), which is also a row.
     sent
-        What the kept rows that went out to the round's clients were multiplied by, by the name of
-        the record.
+        The factors of the kept rows that were sent to the round's clients, by the name of their
+        record.
     arrays
         The names of the model's arrays that are trained, in its order, L of them.
     gram_of
-        Computes the Gram matrix of the m updates, followed by the m second updates, if any, and the
-        r kept rows.
+        Computes the Gram matrix of the m updates, the m second updates, if any, and the r kept
+        rows, in this order.
     grams_of
-        Computes the same of each array alone.
+        Computes the Gram matrix within each array.
     squared_norms_of
-        Computes the squared norms of the m updates alone.
+        Computes only the squared norms of the m updates.
     """
 
     round: int
@@ -115,33 +118,37 @@ class Cohort:
 
     @property
     def rows(self) -> int:
-        """How many rows there are: m + r, or 2m + r with second updates."""
+        """The number of rows: m + r, or 2m + r with second updates."""
         return (1 + self.second) * self.size + len(self.memory)
 
     @cached_property
     def gram(self) -> FloatArray:
-        """G, the inner products of all rows, shape (m + r, m + r).
-
-        Computed when first asked for.
-        """
+        """G, the inner products of all rows, shape (m + r, m + r); computed on first use."""
         return self.gram_of()
 
     @cached_property
     def grams(self) -> FloatArray:
-        """G_l, the inner products within each array, shape (L, m + r, m + r): they sum to G, and cost what G does."""
+        """G_l, the inner products within each array, shape (L, m + r, m + r).
+
+        They sum to G, and cost as much as G.
+        """
         return self.grams_of()
 
     @cached_property
     def squared_norms(self) -> FloatArray:
-        """‖u_k‖², shape (m,); cheaper than the Gram matrix where a method needs no more."""
+        """‖u_k‖², shape (m,); cheaper than the Gram matrix."""
         return self.squared_norms_of()
 
     @property
     def roster(self) -> Mapping[str, float]:
-        """n_k of every training client known up to now, absent ones too, by name in ascending order.
+        """n_k of every training client known so far, online or not, by name in ascending order.
 
-        It is as first known, 0 where nothing is known yet; an error unless "roster" is in
-        `Method.requires`.
+        Each number is the first that the server knew, and 0 if it knows none yet.
+
+        Raises
+        ------
+        MethodError
+            If "roster" is not in `Method.requires`.
         """
         if self.declared_roster is None:
             raise MethodError(

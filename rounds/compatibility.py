@@ -1,8 +1,8 @@
-"""What fits with what: what a method needs of a round, what an option changes of one, and one comparison of the two.
+"""Which options are compatible with which methods.
 
-A method declares what it needs in `Method.requires`; some needs follow from what it is. An option
-that changes something which a method needs is refused, with the reason. The table in
-docs/training.md is made from both lists.
+A method declares its needs in `Method.requires`; others follow from its attributes. An option that
+changes something a method needs is refused, with the reason. docs/compatibility.py writes the table
+in docs/training.md from both lists.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -13,18 +13,18 @@ GRAM = "gram"
 GRAM_BY_ARRAY = "gram by array"
 EXACT_GRAM = "exact gram"
 ROSTER = "roster"
-"""What `weigh` reads: the inner products of all rows, those within each array, in float64 however
-large the work, and all training clients that the server has known. No option changes these."""
+"""Inputs of `weigh`: the inner products of all rows, those within each array, those in float64 for
+any number of rows, and all training clients that the server has known. No option changes these."""
 
 PLAIN_SGD = "plain sgd"
 ONE_MOMENTUM = "one momentum"
 WHOLE_UPDATES = "whole updates"
-"""What a method may need of the steps of clients and server, and of updates: see `NEEDS`."""
+"""Needs that concern the steps of clients and server, and the updates: see `NEEDS`."""
 
 REQUIREMENTS = frozenset(
     {GRAM, GRAM_BY_ARRAY, EXACT_GRAM, ROSTER, PLAIN_SGD, ONE_MOMENTUM, WHOLE_UPDATES}
 )
-"""What a class may name in `requires`."""
+"""The values that `requires` may contain."""
 
 PRIOR_FREE = "no prior"
 VARYING_WEIGHTS = "varying weights"
@@ -32,16 +32,19 @@ CORRECTED_SGD = "corrected sgd"
 PLAIN_LOSS = "plain loss"
 CLIENT_MOMENTUM = "client momentum"
 OWN_WEIGHTS = "own weights"
-"""What a method needs by what it is: see `Method.all_needs`."""
+"""Needs that follow from a method's attributes: see `Method.all_needs`."""
 
 
 @dataclass(frozen=True)
 class Requirement:
-    """Something that methods need of a round: what the table says, an error's text, and whether a Method needs it."""
+    """Something that methods need of a round."""
 
     why: str
+    """The reason in the table of docs/training.md: "it ..."."""
     refusal: str
+    """The error's text, with {method}, {option} and {value}."""
     applies_to: Callable[[Any], bool]
+    """Whether a Method has this need."""
 
 
 NEEDS: Mapping[str, Requirement] = {
@@ -99,7 +102,7 @@ NEEDS: Mapping[str, Requirement] = {
         lambda method: not method.weighs_by_prior,
     ),
 }
-"""Each need that an option can change."""
+"""The needs that an option can change, by name."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +125,8 @@ OTHER_WEIGHTS = Option('defence="krum"', frozenset({WHOLE_UPDATES, OWN_WEIGHTS})
 
 
 def find_conflict(needs: Collection[str], option: Option) -> Requirement | None:
-    """Return what a method needs and an option changes, None where the two fit."""
-    return next(
-        (need for name, need in NEEDS.items() if name in option.changes and name in needs), None
-    )
+    """Return the first of a method's needs that an option changes, or None."""
+    for name, need in NEEDS.items():
+        if name in option.changes and name in needs:
+            return need
+    return None

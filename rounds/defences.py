@@ -1,10 +1,10 @@
-"""Defences against hostile updates, computed from inner products alone.
+"""Defences against hostile updates, computed from inner products.
 
 Only the trimmed mean reads the updates.
 
 A mixing defence replaces each update by a combination of all, before the method weighs them: x'_i =
-Σ_k M_ik u_k. The method sees M G Mᵀ in place of G, and its coefficients c' are Mᵀ c' for the
-updates as they came. So a defence composes with every method. It mixes no losses, counts or
+Σ_k M_ik u_k. The method sees M G Mᵀ instead of G, and its coefficients c' become Mᵀ c' for the
+received updates. So a defence composes with every method. It does not mix losses, counts or
 accuracies: it does not help against clients that lie about these. A weighing defence replaces the
 weights of the average.
 """
@@ -35,20 +35,20 @@ class Defence:
     name
         One of MIXING or WEIGHING.
     tolerance
-        f, how many of a round's clients may be hostile; 0: a quarter, and at least one.
+        f, the number of a round's clients that may be hostile; 0: a quarter, and at least one.
     """
 
     name: str
     tolerance: int
 
     def tolerated(self, m: int) -> int:
-        """Return f for a round with m updates: below m/2, whatever was asked for."""
+        """Return f for a round with m updates; it is always below m/2."""
         return min(self.tolerance or max(1, m // 4), (m - 1) // 2)
 
     def mixing(self, cohort: Cohort) -> FloatArray | None:
-        """Return M for all rows of a round, None where the updates stay as they came.
+        """Return M for all rows of a round, or None if this defence mixes no updates.
 
-        Kept rows always do.
+        M leaves kept rows unchanged.
         """
         m = cohort.size
         f = self.tolerated(cohort.size)
@@ -62,19 +62,15 @@ class Defence:
         return whole
 
     def trimmed(self, m: int) -> int:
-        """Return how many values the trimmed mean leaves out at either end.
-
-        0 with any other defence.
-        """
+        """Return how many values the trimmed mean drops at either end; 0 with other defences."""
         return self.tolerated(m) if self.name == TRIMMED_MEAN else 0
 
     def left_out(
         self, names: Sequence[str], mixing: FloatArray | None, weights: FloatArray
     ) -> tuple[str, ...]:
-        """Return the clients whose update counts in the mean behind this defence for less than half of its share.
+        """Return the clients that count for less than half of an equal share of the mean.
 
-        `mixing` is M for all rows, None with a defence that replaces the weights, which `weights`
-        are then.
+        `mixing` is M for all rows. It is None with a weighing defence, which gives `weights`.
         """
         m = len(names)
         if not self.tolerated(m):
@@ -83,21 +79,17 @@ class Defence:
         return tuple(name for name, share in zip(names, shares, strict=True) if share < 0.5)
 
     def weights(self, cohort: Cohort) -> FloatArray | None:
-        """Return what replaces the method's coefficients, 0 for kept rows.
-
-        None where nothing does.
-        """
+        """Return the coefficients that replace the method's, 0 for kept rows, or None."""
         m = cohort.size
         f = self.tolerated(cohort.size)
         if self.name not in WEIGHERS or not f:
             return None
-        return np.concatenate(
-            [WEIGHERS[self.name](cohort.gram[:m, :m], f), np.zeros(cohort.rows - m)]
-        )
+        weights = WEIGHERS[self.name](cohort.gram[:m, :m], f)
+        return np.concatenate([weights, np.zeros(cohort.rows - m)])
 
 
 def mixed(cohort: Cohort, mixing: FloatArray) -> Cohort:
-    """Return the cohort that a method sees of mixed updates."""
+    """Return the cohort of the mixed updates, which the method sees."""
 
     def mix(gram: FloatArray) -> FloatArray:
         after = mixing @ gram @ mixing.T
@@ -112,7 +104,7 @@ def mixed(cohort: Cohort, mixing: FloatArray) -> Cohort:
 
 
 def squared_distances(gram: FloatArray) -> FloatArray:
-    """Return ‖u_i − u_j‖², shape (m, m), from the Gram matrix; none is below 0."""
+    """Return ‖u_i − u_j‖² ≥ 0, shape (m, m), from the Gram matrix."""
     squares = np.diagonal(gram)
     return np.asarray(np.maximum(squares[:, None] + squares[None, :] - 2.0 * gram, 0.0))
 
@@ -121,23 +113,21 @@ def squared_distances(gram: FloatArray) -> FloatArray:
 
 
 def clip(gram: FloatArray, _tolerance: int = 0) -> FloatArray:
-    """Return the matrix that shortens updates to the lower median of the lengths."""
-    lengths = np.sqrt(np.diagonal(gram))
-    longest = float(np.sort(lengths)[(len(lengths) - 1) // 2])
-    return np.diag(
-        np.where(lengths > longest, longest / np.where(lengths > 0.0, lengths, 1.0), 1.0)
-    )
+    """Return the matrix that shortens updates to the lower median of their norms."""
+    norms = np.sqrt(np.diagonal(gram))
+    median = float(np.sort(norms)[(len(norms) - 1) // 2])
+    return np.diag(np.where(norms > median, median / np.where(norms > 0.0, norms, 1.0), 1.0))
 
 
 def nearest_neighbours(gram: FloatArray, tolerance: int) -> FloatArray:
-    """Return the matrix that replaces each update by the mean of itself and its m − f − 1 nearest, ties by name.
+    """Return the matrix that averages each update with its m − f − 1 nearest, ties by name.
 
     Source: Allouah et al., Fixing by Mixing: A Recipe for Optimal Byzantine ML under Heterogeneity,
     AISTATS 2023, Algorithm 2.
     """
     m = len(gram)
     distances = squared_distances(gram)
-    np.fill_diagonal(distances, -1.0)  # each is its own nearest, before those that are equal to it
+    np.fill_diagonal(distances, -1.0)  # an update is its own nearest, before any equal one
     nearest = np.argsort(distances, axis=1, kind="stable")[:, : m - tolerance]
     mixing = np.zeros((m, m))
     np.put_along_axis(mixing, nearest, 1.0 / (m - tolerance), axis=1)
@@ -148,7 +138,9 @@ def nearest_neighbours(gram: FloatArray, tolerance: int) -> FloatArray:
 
 
 def krum(gram: FloatArray, tolerance: int) -> FloatArray:
-    """Return the weights that choose the update with the nearest m − f − 1 others, the first of several.
+    """Return the weights that choose the update with the nearest m − f − 1 others.
+
+    Of several such updates, the first is chosen.
 
     Source: Blanchard et al., Machine Learning with Adversaries: Byzantine Tolerant Gradient
     Descent, NeurIPS 2017. Departures: the m − f − 1 nearest as in ByzFL, not m − f − 2, so that
@@ -169,10 +161,10 @@ def geometric_median(gram: FloatArray, _tolerance: int = 0) -> FloatArray:
     """
     m = len(gram)
     weights = np.full(m, 1.0 / m)
-    # smooths: a distance of 0 would have all the weight
+    # Without a least distance, an update at distance 0 would have all the weight.
     least = 1e-6 * float(np.sqrt(np.median(np.diagonal(gram))))
     for _ in range(200):
-        distances = np.sqrt(np.maximum(_to(weights, gram), 0.0))
+        distances = np.sqrt(np.maximum(_squared_distances_to(weights, gram), 0.0))
         closer = 1.0 / np.maximum(distances, least or 1.0)
         before = weights
         weights = closer / closer.sum()
@@ -181,7 +173,7 @@ def geometric_median(gram: FloatArray, _tolerance: int = 0) -> FloatArray:
     return weights
 
 
-def _to(weights: FloatArray, gram: FloatArray) -> FloatArray:
+def _squared_distances_to(weights: FloatArray, gram: FloatArray) -> FloatArray:
     """Return the squared distance of each update to Σ w_k u_k."""
     products = gram @ weights
     return np.asarray(np.diagonal(gram) - 2.0 * products + weights @ products)
@@ -195,16 +187,15 @@ WEIGHERS: Mapping[str, Callable[[FloatArray, int], FloatArray]] = {
     "krum": krum,
     "geometric-median": geometric_median,
 }
-"""The defences that need the Gram matrix and the tolerance alone."""
+"""The defences that need only the Gram matrix and the tolerance."""
 
 
 def trimmed_mean(vectors: Vectors, tolerance: int) -> tuple[FloatArray, FloatArray]:
-    """Return the mean of each number's middle values, without the f smallest and the f largest.
+    """Return the mean of each entry without its f smallest and f largest values, shape (d,).
 
-    And the coefficients.
-
-    A client's coefficient is the mean, over all numbers, of the weight that its value has in
-    theirs. Equal values at an end of the middle share what is left of it.
+    It also returns the clients' coefficients, shape (m,): the weight of a client's value in the
+    mean of an entry, averaged over all entries. Equal values at an end of the middle share the rest
+    of the weight there.
 
     Source: Yin et al., Byzantine-Robust Distributed Learning, ICML 2018, Definition 2.
     """
@@ -216,7 +207,7 @@ def trimmed_mean(vectors: Vectors, tolerance: int) -> tuple[FloatArray, FloatArr
         middle = np.sort(values, axis=0)[tolerance : m - tolerance]
         mean[place] = middle.mean(axis=0)
         used = ((middle[0] < values) & (values < middle[-1])).astype(np.float64)
-        ends = 1.0 - 0.5 * (middle[0] == middle[-1])  # which are then one value, met twice
+        ends = 1.0 - 0.5 * (middle[0] == middle[-1])  # a single value is both ends, and met twice
         for end in (middle[0], middle[-1]):
             equal = values == end
             used += equal * (ends * (middle == end).sum(axis=0) / equal.sum(axis=0))

@@ -1,4 +1,4 @@
-"""A method: what it asks of the clients, and how it weighs their updates.
+"""A federated method: the clients' work, and the weights of their updates.
 
 It knows neither Flower nor messages.
 """
@@ -32,23 +32,20 @@ from .server_optimizer import AVGM, LR, ServerOptimizer, moments_of, state_of
 from .states import States
 from .vectors import Vectors
 
-WEIGHTS_PAIR = ("fixed_weights", "weigh")
-"""What says whether weights are the prior, and what computes them."""
-
 NEGATIVE_WEIGHTS = "negative-weights"
-"""A method that declares this in `reports` reports how many of its coefficients are negative."""
+"""The number of negative coefficients: a metric of methods that declare it in `reports`."""
 
 
 class DeclarationError(FairbloomError, TypeError):
-    """A class of a method declares what no method knows; the message names class and attribute."""
+    """A method's class declares an unknown value; the message names class and attribute."""
 
 
 class Method:
     """A federated method: it maps a cohort of updates to one coefficient per update.
 
-    Subclasses implement `weigh`; they name the metrics they need in `needs`, their prior in
-    `default_weighting` (None: the method has none), and what they keep between rounds in `remember`
-    and `memory`.
+    Subclasses implement `weigh`. They name the metrics that they need in `needs`, and their prior
+    in `default_weighting` (None: the method has none). What they keep between rounds is in
+    `memory`, and in the rows that `remember` returns.
 
     Parameters
     ----------
@@ -57,90 +54,93 @@ class Method:
     fraction_evaluate
         The same for evaluation; 0 switches it off.
     min_train_nodes
-        Fewest clients to draw for training.
+        Minimum number of clients to draw for training.
     min_evaluate_nodes
-        Fewest clients to draw for evaluation.
+        Minimum number of clients to draw for evaluation.
     min_available_nodes
-        Clients to wait for before a round starts.
+        Number of clients to wait for before a round starts.
     evaluate_every
-        Clients evaluate each time this many rounds are over, and after the last; 0: only after the
-        last.
+        Clients evaluate after every round that is a multiple of this, and after the last; 0: only
+        after the last.
     seed
-        Clients are drawn by name from (seed, round) alone.
+        Clients are drawn by name, from (seed, round) only.
     weighting
         The prior p_k: n_k / Σ n or 1/m. Methods without a prior refuse it.
     proximal_mu
         Clients add (mu/2)‖x − w‖² to their loss.
     personal_lambda
-        Above 0, clients also train a personal model that is pulled to w with this strength.
+        Above 0, clients also train a personal model, which is pulled towards w with this strength.
     server_optimizer
-        "avgm", "adagrad", "adam" or "yogi": the server takes the method's step as a gradient, and
-        steps by momentum or adaptively, as `rounds.server_optimizer` has it. A skipped round, or a
-        method that takes no step, leaves its momentum as it is. "none": the method's step is taken.
+        "avgm", "adagrad", "adam" or "yogi": the server uses the method's step as the gradient of a
+        momentum or adaptive step (see `rounds.server_optimizer`). A skipped round, or a round
+        without a step, leaves the momentum unchanged. "none": no server optimizer.
     server_optimizer_lr : float above 0 or None, default None
-        Its step size; None: 1 for "avgm". The others need one.
+        Step size of the server optimizer. None: 1 for "avgm"; the others need a value.
     server_optimizer_beta1
         Share of the momentum that is kept from round to round.
     server_optimizer_beta2
         Share of the mean squared step that "adam" and "yogi" keep.
     server_optimizer_tau
-        What "adagrad", "adam" and "yogi" add to the root of the squared steps.
+        Number that "adagrad", "adam" and "yogi" add to the root of the squared steps.
     control_variates
         Whether clients correct their steps by control variates, which they and the server keep, as
-        in SCAFFOLD. Methods whose weights change from round to round refuse it: the correction
-        presumes the weights that it was made with.
+        in SCAFFOLD. Methods with weights that change from round to round refuse it: the correction
+        assumes the weights that it was computed with.
     client_rule : import string, default none
-        Names a class of the user's, as my_module:MyRule, that corrects clients' local steps by what
-        they keep between rounds. The run's setting of the same name must say the same.
+        A class of your own, such as my_module:MyRule, that corrects clients' local steps by a state
+        that they keep between rounds. The run's setting of the same name must have the same value.
     max_growth
-        A reply is refused if its num-examples (or what `weighted_by_key` names) is more than this
-        many times that of the client's first usable reply in this run. It may shrink.
+        A reply is refused if its num-examples (or the metric that `weighted_by_key` names) is more
+        than this many times that of the client's first usable reply in this run. It may shrink.
     loss_limit
         A reply is refused if the absolute value of a needed loss is more than this many times the
         larger of 1 and the lower median of the round's otherwise usable replies. The limit is wide,
-        because a badly served client does have a high loss; and it refuses, because a liar with a
-        capped loss would keep the largest weight. The same limit applies to reported learning rates
-        and their sums, relative to the median of at least three clients.
+        because a badly served client does have a high loss. The reply is refused and the loss not
+        capped, because a liar with a capped loss would keep the largest weight. The same limit
+        applies to reported learning rates and their sums, relative to the median of at least three
+        clients.
     update_limit
-        A reply is refused if its update is longer than the received model and longer than this many
-        times the usual length, which is r of `rounds.screening`, times the client's examples over
-        the round's lower median of these (at least 1 and at most 1000). A step is not taken if it
-        is longer than this many times the largest of the received model, the round's longest used
-        update and the longest step so far. With a server optimizer, this applies to the method's
-        step and not to the optimizer's, which follows from its step size. inf allows any.
+        A reply is refused if the norm of its update exceeds that of the received model, and this
+        many times the usual norm. The usual norm is r of `rounds.screening`, times the client's
+        examples over the round's lower median of these (at least 1 and at most 1000). A step is not
+        taken if its norm exceeds this many times the largest of the received model, the round's
+        longest used update and the longest step so far. With a server optimizer, this applies to
+        the method's step and not to the optimizer's, which follows from its step size. inf: no
+        limit.
     defence
         "clip" or "nnm": updates are changed before the method sees them; "krum", "trimmed-mean" or
-        "geometric-median": FedAvg's weights are replaced. See `rounds.defences`. "none": neither.
+        "geometric-median": FedAvg's weights are replaced. See `rounds.defences`. "none": no
+        defence.
     defence_tolerance
-        How many hostile clients of a round the defence tolerates, less than half of them; 0: a
-        quarter, and at least one.
+        Number of hostile clients of a round that the defence tolerates, less than half of the
+        clients; 0: a quarter, and at least one.
     enrolled_sizes : mapping of client names to int at least 1, default none
         A reply is refused if its num-examples is more than the client's entry here; clients without
         an entry are not limited.
     unused_rounds
         The run stops with an error after this many rounds in a row without a step, because no reply
-        could be used or each step was beyond the model's range; 0: it never does.
+        could be used or each step was beyond the model's range; 0: it never stops for this.
     training_clients : names, default none
-        Only these train: clients are drawn among them alone, and fractions are shares of them. All
-        clients evaluate. A round in which none of them is online is skipped. None: all train.
+        Only these clients train: they are drawn among these, and fractions are shares of them. All
+        clients evaluate. A round with none of them online is skipped. Without names, all train.
     average_models
-        Whether the mean of the global models after each round up to now, which a skipped round
-        leaves as it is, is evaluated and saved in place of the last one. Training goes on from the
-        last one.
+        Whether the mean of the global models after each round so far is evaluated and saved instead
+        of the last one. A skipped round leaves it unchanged. Training continues from the last
+        model.
     buffers : names of float arrays or None, default None
-        BatchNorm statistics: averaged by p_k and no part of the update. None: the float arrays
-        whose names end in running_mean or running_var; an empty sequence: none.
+        BatchNorm statistics: averaged by p_k and not part of the update. None: the float arrays
+        with names that end in running_mean or running_var; an empty sequence: no buffers.
     shared : mapping of names of arrays to names of arrays, default none
         Arrays that are the same parameter as another one (tied weights), which counts once.
     frozen : names of arrays, default none
-        Parameters that no client trains: they stay as they are, and are no part of the update. A
-        reply may leave them out, and is refused if it has other values of them.
+        Parameters that no client trains: they stay unchanged, and are not part of the update. A
+        reply may omit them, and is refused if it has other values of them.
     weighted_by_key, arrayrecord_key, configrecord_key
         As in Flower's FedAvg, with its defaults.
     train_metrics_aggr_fn, evaluate_metrics_aggr_fn : function or None, default None
         As in Flower's FedAvg: called with the contents of the used replies, in the order of client
-        names, and `weighted_by_key`. What it returns takes the place of the means; None: the means
-        of what all replies report.
+        names, and `weighted_by_key`. Its result replaces the means of the metrics; None: the means
+        of the metrics of all replies.
 
     Raises
     ------
@@ -153,20 +153,19 @@ class Method:
     own_terms: ClassVar[frozenset[str]] = frozenset()
     """Common options that the method sets by another parameter and therefore refuses."""
     lost_to_server_optimizers: ClassVar[str] = ""
-    """What the method says of its step, and no longer holds where a server optimizer turns or
-    stretches it."""
+    """A property of the method's step that a server optimizer breaks, as it turns or stretches the
+    step."""
     serves: ClassVar[str] = "global"
-    """The model that serves the clients: "global", or "personal" where the global one is not
-    trained."""
+    """The model that clients use: "global", or "personal" if the global one is not trained."""
     reports: ClassVar[tuple[str, ...]] = ()
     """The names of the metrics that the method itself reports."""
     requires: frozenset[str] = frozenset()
-    """What it needs of a round: some of `compatibility.REQUIREMENTS`, which say what each means."""
+    """The method's needs of a round, from `compatibility.REQUIREMENTS`."""
     second: ClassVar[str] = ""
-    """The name of the ArrayRecord with a second model that each reply has: "snapshot", the model in
-    the midst of local work, of which `probe` makes one; or another, whose update is a row too. The
-    rows are then m updates, the m second updates and the r kept ones, and `weigh` returns 2m + r
-    numbers. The record holds at least the trainable arrays."""
+    """The name of the ArrayRecord with a second model in each reply: "snapshot", the model in the
+    midst of local work, from which `probe` combines a model; or another name. The update of another
+    one is a row too: the rows are then m updates, m second updates and r kept rows, and `weigh`
+    returns 2m + r numbers. The record has at least the trainable arrays."""
 
     def __init__(self, **options: Unpack[Options]) -> None:
         for name in options:
@@ -225,17 +224,15 @@ class Method:
         self.progress = Progress()
 
     def __init_subclass__(cls, **others: Any) -> None:
-        """Refuse options and unknown needs as declarations.
-
-        Let the constructor check parameters by annotations.
-        """
+        """Refuse options and unknown needs as declarations; check the constructor's parameters."""
         super().__init_subclass__(**others)
-        if option := next((name for name in vars(cls) if name in Options.__optional_keys__), None):
-            raise DeclarationError(
-                f"{cls.__name__}.{option} = {vars(cls)[option]!r}: this is an option, whose value"
-                " comes from the constructor: give it there, as in"
-                f" super().__init__({option}={vars(cls)[option]!r})"
-            )
+        for option, value in vars(cls).items():
+            if option in Options.__optional_keys__:
+                raise DeclarationError(
+                    f"{cls.__name__}.{option} = {value!r}: this is an option, whose value comes"
+                    " from the constructor: give it there, as in"
+                    f" super().__init__({option}={value!r})"
+                )
         if unknown := sorted(cls.requires - REQUIREMENTS):
             raise DeclarationError(
                 f"{cls.__name__}.requires has {unknown[0]!r}, which is none of"
@@ -247,28 +244,31 @@ class Method:
     def _checked_weighting(self, weighting: str | None) -> str:
         if weighting is not None:
             self.check_fit(compatibility.WEIGHTING, "weighting", weighting)
-        default = self.default_weighting or "uniform"
-        return one_of(
-            ("examples", "uniform"), weighting=default if weighting is None else weighting
-        )
+        else:
+            weighting = self.default_weighting or "uniform"
+        return one_of(("examples", "uniform"), weighting=weighting)
 
     def _checked_defence(self, plain: Mapping[str, Any]) -> Defence | None:
         name = plain["defence"]
-        if name != NONE:
-            self.check_fit(
-                compatibility.OTHER_WEIGHTS if name in WEIGHING else compatibility.MIXED_UPDATES,
-                "defence",
-                name,
-            )
-        if name == NONE and plain["defence_tolerance"]:
-            raise ValueError(
-                f"defence_tolerance = {plain['defence_tolerance']} has no effect: name a defence by"
-                " defence, as in nnm"
-            )
-        return None if name == NONE else Defence(name, plain["defence_tolerance"])
+        tolerance = plain["defence_tolerance"]
+        if name == NONE:
+            if tolerance:
+                raise ValueError(
+                    f"defence_tolerance = {tolerance} has no effect: name a defence by defence, as"
+                    " in nnm"
+                )
+            return None
+        if name in WEIGHING:
+            self.check_fit(compatibility.OTHER_WEIGHTS, "defence", name)
+        else:
+            self.check_fit(compatibility.MIXED_UPDATES, "defence", name)
+        return Defence(name, tolerance)
 
     def check_fit(self, option: compatibility.Option, name: str, value: object) -> None:
-        """Raise ValueError where an option, given under this name with this value, changes what the method needs."""
+        """Raise ValueError if an option changes something that the method needs.
+
+        The error has this name and value of the option.
+        """
         needs = {need for need in option.changes if compatibility.NEEDS[need].applies_to(self)}
         if (need := compatibility.find_conflict(needs, option)) is not None:
             raise ValueError(
@@ -277,14 +277,14 @@ class Method:
 
     @property
     def all_needs(self) -> frozenset[str]:
-        """What it needs of a round: what it requires, and what follows from what it is."""
+        """The method's needs of a round: those in `requires`, and those that follow from it."""
         return self.requires | {
             name for name, need in compatibility.NEEDS.items() if need.applies_to(self)
         }
 
     @property
     def corrects_clients(self) -> bool:
-        """Whether its clients correct their steps by what they keep of whole updates."""
+        """Whether clients correct their steps by a state that follows from their whole updates."""
         terms = self.terms(1)
         return terms.control_variates or terms.dynamic_alpha is not None
 
@@ -295,93 +295,88 @@ class Method:
 
     @property
     def fixed_weights(self) -> bool:
-        """Whether its weights are the prior in every round, so that clients may use control variates."""
+        """Whether the weights are the prior in every round: control variates are then possible."""
         return False
 
     @property
     def weighs_by_prior(self) -> bool:
-        """Whether `fixed_weights` is True of `weigh` as it is: a subclass that weighs otherwise has to say so again."""
+        """Whether `fixed_weights` is True for this `weigh`.
+
+        A subclass that overrides only `weigh` does not inherit the declaration: it must repeat it.
+        """
         order = type(self).__mro__
-        says, weighs = (
-            next(n for n, each in enumerate(order) if name in vars(each)) for name in WEIGHTS_PAIR
-        )
-        return self.fixed_weights and says <= weighs
+        declared = next(n for n, base in enumerate(order) if "fixed_weights" in vars(base))
+        weighing = next(n for n, base in enumerate(order) if "weigh" in vars(base))
+        return self.fixed_weights and declared <= weighing
 
     @property
     def keeps_states(self) -> bool:
-        """Whether clients keep a state between rounds, from which a rule of theirs goes on."""
+        """Whether clients keep a state between rounds, from which their rule continues."""
         terms = self.terms(1)
         return terms.control_variates or terms.dynamic_alpha is not None or bool(terms.client_rule)
 
     @property
     def paced(self) -> bool:
-        """Whether its steps depend on how many rounds there are in all, so that a finished run cannot be extended."""
+        """Whether steps depend on the number of rounds; a finished run then cannot be extended."""
         return False
 
     @property
     def compares_groups(self) -> bool:
-        """Whether clients compare two groups of their training examples for it: their task must have groups."""
+        """Whether clients compare two groups of their examples; the task must then have groups."""
         return self.second == ARRAYS_DISPARITY or bool(BETWEEN_GROUPS.intersection(self.needs))
 
     def layout_of(self, arrays: Model) -> Layout:
-        """Return which of a model's arrays are updates, which buffers, and which stay as they are."""
+        """Return which of a model's arrays are updates, which are buffers, and which are frozen."""
         return Layout(arrays, self.buffers, self.shared, self.frozen)
 
-    # What a method says ---------------------------------------------------------------------------
+    # The hooks of a method ------------------------------------------------------------------------
 
     def weigh(self, cohort: Cohort) -> FloatArray:
         """Return the coefficients c: one per update, then one per kept row, shape (m + r,).
 
-        Changes nothing.
-
-        A method that weighs layer by layer returns such a row for each array, shape (L, m + r).
+        A method that weighs layer by layer returns a row for each array, shape (L, m + r). `weigh`
+        changes nothing.
         """
         raise NotImplementedError(f"{type(self).__name__} has no weigh, which a method needs")
 
     def probe(self, cohort: Cohort, coefficients: FloatArray) -> FloatArray | None:
-        """Return how the snapshots are combined to the model at which others measure their loss.
+        """Return the coefficients that combine the snapshots to a model, or None for no probe.
 
-        None: no probe.
-
-        The sample is drawn uniformly of the clients that are free, as many as were drawn for
-        training.
+        A second sample of clients reports its loss at that model. It is drawn uniformly from the
+        free clients, and is as large as the sample that trained.
         """
         return None
 
     def remember(
         self, cohort: Cohort, coefficients: FloatArray, probed: Probed
     ) -> Mapping[Kept, FloatArray | None]:
-        """Update `memory` after the step.
+        """Update `memory` after the step, and return the rows to keep.
 
-        Return the rows to keep, each as a combination of shape (m + r,).
-
-        None in its place keeps a row of `progress.kept` as it is, also one that this round did not
-        recall. `coefficients` are those that `weigh` has returned; `probed` holds the losses at the
-        probe's model by client, of those that could be used.
+        A row is a combination of shape (m + r,), or None, which keeps a row of `progress.kept`
+        unchanged, even if this round did not recall it. `coefficients` are those that `weigh`
+        returned; `probed` has the usable losses at the probe's model.
         """
         return {}
 
     def recalls(self, kept: Kept, names: Collection[str], server_round: int) -> bool:
-        """Return whether `weigh` needs a kept row in a round with the replies of `names`.
+        """Return whether `weigh` needs a kept row in a round with replies of `names`.
 
-        Others are dropped.
+        Rows that are not needed are dropped.
         """
         return True
 
     def sends(self) -> Mapping[str, tuple[Kept, float]]:
-        """Return which kept rows go to a round's clients with the model, by record: the row, and its factor there."""
+        """Return the kept rows that clients get with the model, and their factors, by record."""
         return {}
 
     def own_metrics(self, cohort: Cohort, coefficients: FloatArray) -> dict[str, float]:
-        """Return the metrics that the method itself reports of the round.
+        """Return the method's own metrics of the round.
 
         NEGATIVE_WEIGHTS is counted here.
         """
-        return (
-            {NEGATIVE_WEIGHTS: float((coefficients < 0.0).sum())}
-            if NEGATIVE_WEIGHTS in self.reports
-            else {}
-        )
+        if NEGATIVE_WEIGHTS not in self.reports:
+            return {}
+        return {NEGATIVE_WEIGHTS: float((coefficients < 0.0).sum())}
 
     def terms(self, server_round: int) -> Terms:
         """Return the terms of the clients' local work."""
@@ -396,9 +391,9 @@ class Method:
         )
 
     def choose(self, names: Sequence[str], wanted: int, server_round: int) -> list[str]:
-        """Draw the clients that train, of those that are free, in ascending order.
+        """Return the clients that train, drawn from the free ones, in ascending order.
 
-        A name may come more than once.
+        A name may occur more than once.
         """
         return sample(names, wanted, self.seed, "train", server_round)
 
@@ -410,20 +405,17 @@ class Method:
         self.progress = Progress()
 
     def forget(self) -> None:
-        """Clear the method's memory in the midst of a run."""
+        """Clear the method's memory during a run."""
         self.memory = {}
         self.progress.kept = {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the last finished round, how many took a step, the method's memory and each client's first count.
+        """Return the state of the method and its progress, for a checkpoint.
 
-        How many rounds in a row took none is there, too.
-
-        The lengths of the last rounds' updates, and of the longest step, are there too. Where
-        models are averaged, so is their sum; where the method uses it, the roster; what a server
-        optimizer keeps; and where clients keep states, from which rounds these are. All is made of
-        str, numbers, None, arrays, lists and dicts.
+        It consists of str, numbers, None, arrays, lists and dicts. The mean of the models, the
+        roster, the moments and the clients' states are only in it if the method uses them.
         """
+        progress = self.progress
         rows = [
             {
                 "key": kept.key,
@@ -431,35 +423,36 @@ class Method:
                 "extreme": row.needs_float64,
                 "values": row.blocks[0][0].copy(),
             }
-            for kept, row in self.progress.kept.items()
+            for kept, row in progress.kept.items()
         ]
         state = {
             "method": type(self).__name__,
-            "round": self.progress.finished_rounds,
-            "steps": self.progress.steps,
-            "skipped": self.progress.skipped,
+            "round": progress.finished_rounds,
+            "steps": progress.steps,
+            "skipped": progress.skipped,
             "rows": rows,
             "memory": copy.deepcopy(self.memory),
-            "first-counts": dict(self.progress.first_counts),
-            "lengths": self.progress.norms.state_dict(),
+            "first-counts": dict(progress.first_counts),
+            "lengths": progress.norms.state_dict(),
         }
-        state |= {"average": dict(vars(self.progress.average))} if self.average_models else {}
-        state |= (
-            {"roster": dict(self.progress.roster)} if compatibility.ROSTER in self.requires else {}
-        )
+        if self.average_models:
+            state["average"] = dict(vars(progress.average))
+        if compatibility.ROSTER in self.requires:
+            state["roster"] = dict(progress.roster)
         if self.server_optimizer is not None:
-            state[SERVER_OPTIMIZER] = state_of(self.server_optimizer, self.progress.moments)
-        state |= {"states": dict(vars(self.progress.states))} if self.keeps_states else {}
+            state[SERVER_OPTIMIZER] = state_of(self.server_optimizer, progress.moments)
+        if self.keeps_states:
+            state["states"] = dict(vars(progress.states))
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state_dict` returned.
+        """Continue from a state that `state_dict` returned.
 
         Raises
         ------
         ValueError
-            When the state is another method's, of a run with another server optimizer, or of one
-            whose models were not averaged, and these are to be.
+            If it is the state of another method, or of a run with another server optimizer, or if
+            models must be averaged and it has no mean.
         """
         if state["method"] != type(self).__name__:
             raise ValueError(f"the state is of {state['method']}, not of {type(self).__name__}")
@@ -468,21 +461,22 @@ class Method:
                 "the state is of a run without average_models, whose earlier models are lost: leave"
                 " it out"
             )
+        average = Average()
+        if self.average_models and "average" in state:
+            average = Average(**state["average"])
         self.progress = Progress(
             finished_rounds=whole(0, round=state["round"]),
             steps=state["steps"],
             skipped=state["skipped"],
             kept={
-                Kept(row["key"], row["round"]): Vectors.of(row["values"], needs_float64=row["extreme"])
+                Kept(row["key"], row["round"]): Vectors.of(
+                    row["values"], needs_float64=row["extreme"]
+                )
                 for row in state["rows"]
             },
             first_counts=dict(state["first-counts"]),
             norms=NormHistory.of_state(state["lengths"]),
-            average=(
-                Average(**state["average"])
-                if self.average_models and "average" in state
-                else Average()
-            ),
+            average=average,
             roster=dict(state.get("roster", {})),
             moments=moments_of(state.get(SERVER_OPTIMIZER), self.server_optimizer),
             states=States(**state["states"]) if "states" in state else States(),

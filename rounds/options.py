@@ -15,9 +15,9 @@ Aggregate = Callable[[list[Any], str], Any]
 
 
 class OptionsWithoutPrior(TypedDict, total=False):
-    """The options of every method; see Method for what each means, and OPTIONS.
+    """The options of every method, which Method describes.
 
-    Those that `protocol.options` declares are settings of runs as well.
+    The options that `protocol.options` declares are also settings of runs.
     """
 
     fraction_train: Annotated[float, Range("(0, 1]"), Default(1.0)]
@@ -56,7 +56,7 @@ class OptionsWithoutPrior(TypedDict, total=False):
 
 
 class Options(OptionsWithoutPrior, total=False):
-    """What every method takes that has a prior."""
+    """The options of every method that has a prior."""
 
     weighting: str | None
 
@@ -66,19 +66,22 @@ OPTIONS: Mapping[str, Parameter] = {
     for name, annotation in get_type_hints(OptionsWithoutPrior, include_extras=True).items()
     if (option := annotated(name, annotation, None))
 }
-"""The common options that are numbers, words or flags, by their names in Python."""
+"""The common options that are numbers, strings or flags, by their names in Python."""
 
 
 def checking(construct: Callable[..., None]) -> Callable[..., None]:
-    """Return a constructor that gets its parameters checked, and each in its type: 1.0 where 1 is given for a float.
+    """Return a constructor that gets its parameters checked and in their types: 1.0 for a float 1.
 
-    It raises FairbloomError where it does not call the one of its base.
+    Raises
+    ------
+    FairbloomError
+        If the constructor does not call that of its base.
     """
 
     @wraps(construct)
     def checked(self: object, *values: Any, **named: Any) -> None:
         declared = arguments_of(construct)
-        # none by its place, where all have to be named
+        # Raises TypeError for positional values of keyword-only parameters, before any check.
         inspect.signature(construct).bind_partial(self, *values)
 
         def check(name: str, value: Any) -> Any:
@@ -87,12 +90,8 @@ def checking(construct: Callable[..., None]) -> Callable[..., None]:
 
         _, *names = declared or ("self",)
         first = [check(name, value) for name, value in zip(names, values, strict=False)]
-        construct(
-            self,
-            *first,
-            *values[len(first) :],
-            **{name: check(name, value) for name, value in named.items()},
-        )
+        others = {name: check(name, value) for name, value in named.items()}
+        construct(self, *first, *values[len(first) :], **others)
         if not hasattr(self, "progress"):
             raise FairbloomError(
                 f"{type(self).__name__} is no method yet, since a constructor of it does not call "

@@ -14,65 +14,86 @@ from .states import States
 from .vectors import Vectors
 
 ROUNDS_BACK = 5
-"""How many earlier rounds a round is compared with, by their numbers; a skipped one has nothing to
-compare."""
+"""A round is compared with this many earlier rounds, by number; skipped rounds have no norms."""
 
 SERVER_OPTIMIZER = "server-optimizer"
-"""Where a state has the server optimizer and what it keeps."""
+"""The key of the server optimizer and its moments in a state."""
 
 
 @dataclass(frozen=True)
 class NormHistory:
-    """What a run remembers of the lengths of its updates and steps.
+    """The norms of a run's updates and steps.
 
-    `used` has ‖u_k‖/e_k of the used replies, by round, of the last ROUNDS_BACK rounds;
-    `longest_step` is the length of the run's longest step.
+    `used` has ‖u_k‖/e_k of the used replies by round, for the last ROUNDS_BACK rounds;
+    `longest_step` is the norm of the run's longest step.
     """
 
     used: Mapping[int, FloatArray] = field(default_factory=dict)
     longest_step: float = 0.0
 
     def before(self, server_round: int) -> FloatArray:
-        """Return ‖u_k‖/e_k of all replies that were used in the rounds that this one is compared with."""
+        """Return ‖u_k‖/e_k of all used replies in the rounds that this one is compared with."""
         recent = [
-            found
-            for number, found in self.used.items()
+            norms
+            for number, norms in self.used.items()
             if server_round - ROUNDS_BACK <= number < server_round
         ]
         return np.concatenate(recent) if recent else np.empty(0)
 
     def plus(self, server_round: int, used: FloatArray, step: float) -> Self:
-        """Return the same with one more round: ‖u_k‖/e_k of its used replies, and the length of its step."""
+        """Return the history with one more round.
+
+        `used` has ‖u_k‖/e_k of its used replies, and `step` is the norm of its step.
+        """
         kept = {
-            number: found
-            for number, found in self.used.items()
+            number: norms
+            for number, norms in self.used.items()
             if number > server_round - ROUNDS_BACK
         }
         return type(self)({**kept, server_round: used}, max(step, self.longest_step))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return it as str, numbers, arrays and dicts."""
+        """Return the history as str, numbers, arrays and dicts."""
         return {
-            "used": {str(number): found for number, found in self.used.items()},
+            "used": {str(number): norms for number, norms in self.used.items()},
             "longest-step": self.longest_step,
         }
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any]) -> Self:
-        """Return what `state_dict` returned."""
+        """Return the history of a state that `state_dict` returned."""
         used = {
-            int(number): np.asarray(found, np.float64) for number, found in state["used"].items()
+            int(number): np.asarray(norms, np.float64) for number, norms in state["used"].items()
         }
         return cls(used, float(state["longest-step"]))
 
 
 @dataclass
 class Progress:
-    """How far a run has come, and what it knows of its clients, in addition to the method's own memory.
+    """How far a run has come, and what it knows of its clients.
 
-    `finished_rounds` is the number of the last one; `steps` counts those that took a step, and
-    `skipped` those in a row without one up to now; `first_counts` has the weight of each client's
-    first usable reply, or what it said before.
+    Attributes
+    ----------
+    finished_rounds
+        The number of the last finished round.
+    steps
+        How many rounds took a step.
+    skipped
+        How many rounds in a row, up to the last one, took none.
+    kept
+        The rows of the method's memory.
+    first_counts
+        The weight that each client stated first: in its first usable reply, or before it.
+    average
+        The mean of the global models, if the method averages them.
+    norms
+        The norms of the last rounds' updates, and of the longest step.
+    roster
+        Training examples of every known client, if the method requires them.
+    moments
+        The moments of the server optimizer.
+    states
+        The rounds of the clients' states.
     """
 
     finished_rounds: int = 0

@@ -1,7 +1,8 @@
-"""Ranges of parameters, and checks that return the one named value, or raise ValueError with its name, value and range.
+"""Ranges of parameters, and functions that check one named value and return it.
 
-A method's parameters are checked by their annotations, as `share: Annotated[float, Range("(0, 1]")]
-= 0.5`. The functions are for what cannot be annotated.
+They raise ValueError with the name, the value and the range. A method's parameters are checked by
+their annotations, as `share: Annotated[float, Range("(0, 1]")] = 0.5`. The functions are for values
+that cannot be annotated.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,13 +17,13 @@ from fairbloom.protocol.parameters import Range as Range
 
 
 def within(interval: str, **named: object) -> float:
-    """Return the one named value if it lies in `interval`, written as in mathematics: "[0, 1]", "(0, 1]", "[0, 1)"."""
+    """Return the one named value if it is in `interval`, such as "[0, 1]", "(0, 1]" or "[0, 1)"."""
     value: float = _checked(named, float, Range(interval))
     return value
 
 
 def whole(lowest: int, **named: object) -> int:
-    """Return the one named value if it is an integer and not below `lowest`."""
+    """Return the one named value if it is an integer of at least `lowest`."""
     value: int = _checked(named, int, Range(f"[{lowest}, inf)"))
     return value
 
@@ -34,21 +35,21 @@ def one_of(choices: tuple[str, ...], **named: object) -> str:
 
 
 def names_in(**named: object) -> tuple[str, ...]:
-    """Return the one named value if it is several names, each once; a single string is none."""
+    """Return the one named value, each name once, if it is a sequence of names, not a string."""
     ((name, value),) = named.items()
     if (
         isinstance(value, str)
         or not isinstance(value, Sequence)
-        or not all(each and isinstance(each, str) for each in value)
+        or not all(name and isinstance(name, str) for name in value)
     ):
         raise ValueError(f"{name} must be a list or tuple of names, got {value!r}")
     return tuple(dict.fromkeys(value))
 
 
 def pairs_in(**named: object) -> dict[str, Any] | None:
-    """Return the one named value if it is a mapping of names, or the mapping that a text means.
+    """Return the one named value if it is a mapping of names, or the text of one.
 
-    None for None or "".
+    None and "" give None.
     """
     ((name, value),) = named.items()
     if isinstance(value, str):
@@ -62,16 +63,16 @@ def pairs_in(**named: object) -> dict[str, Any] | None:
 
 
 def amounts_in(lowest: float, **named: object) -> dict[str, float]:
-    """Return the one named value as `pairs_in` does, if it maps names to numbers not below `lowest`; none for None."""
+    """Return the one named value if it maps names to numbers of at least `lowest`.
+
+    It may be a mapping or the text of one, as for `pairs_in`. None and "" give an empty mapping.
+    """
     ((name, _),) = named.items()
-    read = {
-        key: parsed(each) if isinstance(each, str) else each
-        for key, each in (pairs_in(**named) or {}).items()
-    }
-    return {
-        key: within(f"[{lowest!r}, inf)", **{f"{name}[{key!r}]": amount})
-        for key, amount in read.items()
-    }
+    amounts = {}
+    for key, value in (pairs_in(**named) or {}).items():
+        amount = parsed(value) if isinstance(value, str) else value
+        amounts[key] = within(f"[{lowest!r}, inf)", **{f"{name}[{key!r}]": amount})
+    return amounts
 
 
 def _checked(named: dict[str, object], kind: type, allowed: Range | Choices | None) -> Any:

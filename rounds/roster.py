@@ -86,7 +86,7 @@ class Roster:
         unknown = sorted(nodes.keys() - registered.keys() - self._claims.keys() - pending)
         if unknown:
             self._claims |= ask(unknown)
-        # Names that the operator has bound to a key come first, then those held before, then claims.
+        # Names that the operator has bound to a key come first, then held ones, then claims.
         held = {node_id: name for name, node_id in self.online.items() if node_id in nodes}
         names = dict(registered)
         ids = set(map(str, nodes))

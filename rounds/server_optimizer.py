@@ -1,9 +1,9 @@
-"""Server optimizers: the server takes a method's step d as a gradient, and steps by momentum or adaptively.
+"""Server optimizers: a method's step d serves as the gradient of momentum or adaptive steps.
 
-d = Σ c_k u_k, with the kept rows, is what a method subtracts from the model. FedAvgM keeps v ← β₁ v
-+ d and subtracts lr · v. FedAdagrad, FedAdam and FedYogi keep, coordinate by coordinate, a ← β₁ a +
-(1 − β₁) d and a mean or sum v of d², and subtract lr · a / (√v + τ); at first a = 0 and v = τ², and
-no bias is corrected.
+d = Σ c_k u_k, with the kept rows, is the step that a method subtracts from the model. FedAvgM keeps
+v ← β₁ v + d and subtracts lr · v. FedAdagrad, FedAdam and FedYogi keep, coordinate by coordinate, a
+← β₁ a + (1 − β₁) d and a mean or sum v of d², and subtract lr · a / (√v + τ). They start at a = 0
+and v = τ², without bias correction.
 
 Sources: Hsu et al., Measuring the Effects of Non-Identical Data Distribution for Federated Visual
 Classification, 2019, doi:10.48550/arXiv.1909.06335 (FedAvgM); Reddi et al., Adaptive Federated
@@ -11,7 +11,7 @@ Optimization, ICLR 2021, Algorithm 2, doi:10.48550/arXiv.2003.00295.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -27,9 +27,12 @@ AVGM = "avgm"
 ADAGRAD = "adagrad"
 ADAM = "adam"
 YOGI = "yogi"
-"""With "none" the server takes the method's step as it is."""
+"""With "none" the server takes the method's step unchanged."""
 
-LR, BETA1, BETA2, TAU = (f"server_optimizer_{name}" for name in ("lr", "beta1", "beta2", "tau"))
+LR = "server_optimizer_lr"
+BETA1 = "server_optimizer_beta1"
+BETA2 = "server_optimizer_beta2"
+TAU = "server_optimizer_tau"
 
 DEFAULTS = {BETA1: default_of(Beta1), BETA2: default_of(Beta2), TAU: default_of(Tau)}
 
@@ -43,18 +46,16 @@ WITHOUT_EFFECT: Mapping[str, frozenset[str]] = {
 """The options that each optimizer does not read."""
 
 COMMON_DESCENT = "to first order, its step raises no participant's loss"
-"""What methods that seek a common descent direction say of their step, and no longer holds where it
-is turned."""
+"""A property of methods that seek a common descent direction; a server optimizer breaks it, because
+it turns the step."""
 
 
 @dataclass(frozen=True)
 class Moments:
-    """What a server optimizer keeps between rounds, in the dtype of the model and at least float32.
+    """The moments of a server optimizer, in the dtype of the model and at least float32.
 
-    Never changed in place.
-
-    `first` is the momentum: avgm's v, the a of the others. `second` is their v, the sum or mean of
-    squared steps.
+    `first` is the momentum: avgm's v, or the a of the others. `second` is their v, the sum or mean
+    of squared steps. The arrays are never changed in place.
     """
 
     first: NDArray[Any]
@@ -63,7 +64,7 @@ class Moments:
 
 @dataclass(frozen=True)
 class ServerOptimizer:
-    """A server optimizer with its numbers; see the module for what each means."""
+    """A server optimizer with its numbers; the module's docstring explains them."""
 
     name: str
     lr: float
@@ -73,10 +74,12 @@ class ServerOptimizer:
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Self | None:
-        """Return the optimizer that a method's options describe, None where there is none.
+        """Return the optimizer that a method's options describe, or None.
 
-        An option without effect, and a step size that is missing or impossible, raise ValueError. A
-        `server_optimizer_lr` of None is a missing one.
+        Raises
+        ------
+        ValueError
+            If an option has no effect, or the step size is missing (None) or not above 0.
         """
         name = options["server_optimizer"]
         lr = options["server_optimizer_lr"]
@@ -85,10 +88,11 @@ class ServerOptimizer:
             for option, default in DEFAULTS.items()
             if options[option] != default
         }
-        given |= {} if lr is None else {LR: within("(0.0, inf)", server_optimizer_lr=lr)}
+        if lr is not None:
+            given[LR] = within("(0.0, inf)", server_optimizer_lr=lr)
         for option in sorted(WITHOUT_EFFECT[name] & given.keys()):
             reading = ", ".join(
-                each for each, without in WITHOUT_EFFECT.items() if option not in without
+                optimizer for optimizer, without in WITHOUT_EFFECT.items() if option not in without
             )
             raise ValueError(
                 f"{option} = {given[option]!r} has no effect with server_optimizer = {name!r}:"
@@ -101,21 +105,20 @@ class ServerOptimizer:
                 f"server_optimizer = {name!r} needs {LR}, its step size, which has no default: give"
                 " one, such as 0.01, which is about how far a parameter then moves in a round"
             )
-        return cls(name, given.get(LR, 1.0), *(float(options[option]) for option in DEFAULTS))
+        return cls(
+            name,
+            lr=given.get(LR, 1.0),
+            beta1=float(options[BETA1]),
+            beta2=float(options[BETA2]),
+            tau=float(options[TAU]),
+        )
 
     def options(self) -> dict[str, str | float]:
-        """Return the optimizer's numbers by the names of a method's options.
-
-        Those that it does not read are left out.
-        """
-        named = {
-            f"server_optimizer_{field}": value
-            for field, value in asdict(self).items()
-            if field != "name"
-        }
+        """Return the numbers that the optimizer reads, by the names of a method's options."""
+        numbers = {LR: self.lr, BETA1: self.beta1, BETA2: self.beta2, TAU: self.tau}
         read = {
             option: value
-            for option, value in named.items()
+            for option, value in numbers.items()
             if option not in WITHOUT_EFFECT[self.name]
         }
         return {"server_optimizer": self.name, **read}
@@ -123,42 +126,50 @@ class ServerOptimizer:
     def step(
         self, model: NDArray[Any], down: FloatArray, moments: Moments | None
     ) -> tuple[NDArray[Any], Moments | None]:
-        """Return the model after the step d = `down`, and the moments after it.
+        """Return the model and the moments after the step d = `down`.
 
-        Both stay as they are where d is zero.
+        Both stay unchanged if d is zero.
 
-        A moment beyond the range of the dtype raises ValueError.
+        Raises
+        ------
+        ValueError
+            If a moment is beyond the range of its dtype.
         """
         if not down.any():
             return model, moments
-        if (before := moments) is None:
-            zeros = np.zeros(model.shape, np.promote_types(model.dtype, np.float32))
-            before = Moments(zeros, None if self.name == AVGM else np.full_like(zeros, self.tau**2))
+        before = self._start(model) if moments is None else moments
         after = np.empty_like(model)
         first = np.empty_like(before.first)
         second = None if before.second is None else np.empty_like(before.second)
         with np.errstate(over="ignore", invalid="ignore"):
-            for place in column_chunks(down.size):  # in float64, a chunk at a time
-                d = down[place]
-                a = before.first[place].astype(np.float64)
+            for chunk in column_chunks(down.size):  # in float64, a chunk at a time
+                d = down[chunk]
+                a = before.first[chunk].astype(np.float64)
                 if second is None or before.second is None:
-                    step = first[place] = self.beta1 * a + d
+                    step = self.beta1 * a + d
+                    first[chunk] = step
                 else:
-                    a = first[place] = self.beta1 * a + (1.0 - self.beta1) * d
-                    v = second[place] = self._second(
-                        before.second[place].astype(np.float64), np.square(d)
-                    )
+                    a = self.beta1 * a + (1.0 - self.beta1) * d
+                    v = self._next_v(before.second[chunk].astype(np.float64), np.square(d))
+                    first[chunk] = a
+                    second[chunk] = v
                     step = a / (np.sqrt(v) + self.tau)
-                after[place] = model[place] - self.lr * step
+                after[chunk] = model[chunk] - self.lr * step
         for moment in (first, second):
             if moment is not None and not np.isfinite(moment).all():
                 raise ValueError(
-                    f"what the server optimizer {self.name} keeps of the steps is beyond the range"
-                    f" of {moment.dtype}"
+                    f"the server optimizer {self.name} keeps a moment beyond the range of"
+                    f" {moment.dtype}"
                 )
         return after, Moments(first, second)
 
-    def _second(self, v: FloatArray, squares: FloatArray) -> FloatArray:
+    def _start(self, model: NDArray[Any]) -> Moments:
+        zeros = np.zeros(model.shape, np.promote_types(model.dtype, np.float32))
+        if self.name == AVGM:
+            return Moments(zeros, None)
+        return Moments(zeros, np.full_like(zeros, self.tau**2))
+
+    def _next_v(self, v: FloatArray, squares: FloatArray) -> FloatArray:
         if self.name == ADAGRAD:
             return v + squares
         if self.name == ADAM:
@@ -167,24 +178,27 @@ class ServerOptimizer:
 
 
 def state_of(optimizer: ServerOptimizer, moments: Moments | None) -> dict[str, Any]:
-    """Return the optimizer's name and what it keeps, as str, None, arrays and dicts."""
+    """Return the optimizer's name and its moments, as str, None, arrays and dicts."""
     return {"name": optimizer.name, "moments": None if moments is None else dict(vars(moments))}
 
 
 def moments_of(
     state: Mapping[str, Any] | None, optimizer: ServerOptimizer | None
 ) -> Moments | None:
-    """Return the moments in what `state_of` returned.
+    """Return the moments of a state that `state_of` returned.
 
-    Raise ValueError where that is another optimizer's state.
+    Raises
+    ------
+    ValueError
+        If it is the state of another optimizer.
     """
-    there = NONE if state is None else state["name"]
-    here = NONE if optimizer is None else optimizer.name
-    if there != here:
+    stored = NONE if state is None else state["name"]
+    current = NONE if optimizer is None else optimizer.name
+    if stored != current:
         raise ValueError(
-            f"the state is of a run with server_optimizer = {there!r}, got {here!r}: continue with"
-            " that, or begin again"
+            f"the state is of a run with server_optimizer = {stored!r}, got {current!r}: continue"
+            " with that, or begin again"
         )
-    return (
-        Moments(**state["moments"]) if state is not None and state["moments"] is not None else None
-    )
+    if state is None or state["moments"] is None:
+        return None
+    return Moments(**state["moments"])

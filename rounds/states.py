@@ -1,8 +1,8 @@
-"""The states that clients keep between rounds, as the server knows them: from which round each is, and who lost one.
+"""What the server knows of the states that clients keep between rounds.
 
-A client goes on from its state of the round that the terms of its work name, which is that of its
-last reply that was used. So a reply that was refused or lost, and a server that goes back a round,
-leave nothing behind.
+The terms of a client's work name a round: that of its last used reply. The client continues from
+its state of that round. So a refused or lost reply leaves nothing behind, and neither does a server
+that goes back a round.
 """
 
 from collections.abc import Collection, Mapping
@@ -14,7 +14,7 @@ from .clients import TrainReplies
 from .refusals import lacking_metric
 
 MAX_STATE_LOSSES = 2
-"""A client that has lost its state so often is refused from then on."""
+"""A client that has lost its state this many times is refused from then on."""
 
 REMEDY = (
     "give it a folder that stays (state-dir in its client.toml) and begin a new run, or leave the"
@@ -24,7 +24,7 @@ REMEDY = (
 
 @dataclass(frozen=True)
 class States:
-    """From which round each client's state is, and how often a client has lost its state, by name.
+    """The round of each client's state, and how often a client has lost its state, by name.
 
     The round is that of the client's last used reply since the method's memory began.
     """
@@ -33,25 +33,24 @@ class States:
     losses: Mapping[str, int] = field(default_factory=dict)
 
     def of(self, names: Collection[str]) -> dict[str, int]:
-        """Return the round of each of these clients' states, 0 where it has none."""
+        """Return the round of the state of each of these clients, 0 if it has none."""
         return {name: self.rounds.get(name, 0) for name in names}
 
     def after(self, number: int, used: Collection[str]) -> "States":
         """Return the states after a round in which the replies of these clients were used."""
-        return States({**self.rounds, **dict.fromkeys(used, number)}, self.losses) if used else self
+        if not used:
+            return self
+        return States({**self.rounds, **dict.fromkeys(used, number)}, self.losses)
 
     def without_all(self, lost_by: Collection[str]) -> "States":
-        """Return no states, since these clients have lost theirs and all begin again."""
-        return States(
-            {}, {**self.losses, **{name: self.losses.get(name, 0) + 1 for name in lost_by}}
-        )
+        """Return no states: these clients have lost theirs, and all clients begin again."""
+        losses = {name: self.losses.get(name, 0) + 1 for name in lost_by}
+        return States({}, {**self.losses, **losses})
 
     def screen(self, trained: TrainReplies, sent: Mapping[str, int]) -> tuple[str, ...]:
-        """Leave out replies of clients that went on from another state than the `sent` one.
+        """Refuse replies of clients that did not continue from the state of the `sent` round.
 
-        Return the clients that lost it.
-
-        The round of the state is taken out of the replies' metrics.
+        Return the clients that lost it. The round of the state leaves the replies' metrics.
         """
         lost: list[str] = []
         reasons: dict[str, ValueError | str] = {}

@@ -28,9 +28,9 @@ WIDE_COLUMNS = 4096
 """From this many columns on, the squares of each row are summed in a call of its own."""
 
 EXACT_NUMBERS = 2_000_000
-"""Up to this many numbers (rows · columns) are multiplied in float64. Beyond, they are multiplied in
-the model's dtype within a chunk, and summed over chunks in float64: an error of 1.5e-7 in a cosine,
-in a fraction of the time."""
+"""Up to this many numbers (rows · columns) are multiplied in float64. Beyond, they are multiplied
+in the model's dtype within a chunk, and summed over chunks in float64: an error of 1.5e-7 in a
+cosine, in a fraction of the time."""
 
 ALIKE_SHARE = 1e-13, 1e-6
 """Two vectors count as equal up to this squared distance, relative to the smaller of their squared
