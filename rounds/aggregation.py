@@ -85,7 +85,9 @@ def build_cohort(
     kept = recall_rows(method, replies, server_round)
     if method.progress.moments is not None:
         check_row(method, "a server momentum", method.progress.moments.first.size, updates.layout)
-    second = second_rows(method, replies)
+    second: list[Vectors] = []
+    if method.has_second_rows and replies.second is not None:
+        second = [replies.second.vectors]
     vectors = Vectors.concat([updates.vectors, *second, *kept.values()])
     exact = EXACT_GRAM in method.requires
     if method.weighting == "examples":
@@ -122,13 +124,6 @@ def build_cohort(
         squared_norms_of=lambda: _check_finite(updates.squared_norms, replies),
     )
     return cohort, vectors
-
-
-def second_rows(method: Method, replies: TrainReplies) -> list[Vectors]:
-    """Return the second updates, in a list, if they are rows of the method; else an empty list."""
-    if not method.has_second_rows or replies.second is None:
-        return []
-    return [replies.second.vectors]
 
 
 def recall_rows(method: Method, replies: TrainReplies, server_round: int) -> dict[Kept, Vectors]:
@@ -196,16 +191,11 @@ def weigh_rows(method: Method, cohort: Cohort) -> Weighting:
     Errors are those of `compute_coefficients`.
     """
     defence = method.defence
-    if defence is None:
-        weights = compute_coefficients(method, cohort)
-        return Weighting(weights, weights, cohort, None)
-    mixing_matrix = defence.mixing(cohort)
+    mixing_matrix = defence.mixing(cohort) if defence else None
     mixed_cohort = cohort if mixing_matrix is None else mixed(cohort, mixing_matrix)
-    weights_of_defence = defence.weights(cohort)
-    if weights_of_defence is None:
+    weights = defence.weights(cohort) if defence else None
+    if weights is None:
         weights = compute_coefficients(method, mixed_cohort)
-    else:
-        weights = weights_of_defence
     coefficients = weights if mixing_matrix is None else weights @ mixing_matrix
     return Weighting(coefficients, weights, mixed_cohort, mixing_matrix)
 
@@ -359,13 +349,10 @@ def _apply_step(
         direction = weighted_sum(coefficients, vectors, ends=layout.ends)
     step_norm = norm(direction)
     check_step(method, layout, step_norm, max_norm)
-    moments: Moments | None = None
     if method.server_optimizer is None:
         flat = layout.flat - direction
-    else:
-        flat, moments = method.server_optimizer.step(
-            layout.flat, direction, method.progress.moments
-        )
+        return updates.model_with(flat, cohort.prior, cohort.counts), step_norm, None
+    flat, moments = method.server_optimizer.step(layout.flat, direction, method.progress.moments)
     return updates.model_with(flat, cohort.prior, cohort.counts), step_norm, moments
 
 

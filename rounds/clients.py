@@ -105,7 +105,6 @@ class TrainReplies(Replies):
         `second` names the record of each reply's second model. With `matrices`, flat models are
         written into their rows; without, each model is added with its own arrays.
         """
-        matrix = matrices[0] if matrices else None
         second_updates = None
         if second:
             second_matrix = matrices[1] if len(matrices) > 1 else None
@@ -115,7 +114,7 @@ class TrainReplies(Replies):
             refused=refused,
             missing=tuple(missing),
             hostile=hostile,
-            updates=Updates(layout, matrix),
+            updates=Updates(layout, matrices[0] if matrices else None),
             second=second_updates,
         )
 

@@ -9,6 +9,7 @@ from fairbloom.protocol.terms import Terms
 
 from .arrays import Model
 from .clients import Replies
+from .refusals import Refusals
 from .round import Round
 
 
@@ -46,7 +47,7 @@ class RoundInProgress:
     evaluators
         The clients that were drawn for evaluation.
     evaluation
-        Their replies; None before they have evaluated.
+        Their replies; empty before they have evaluated.
     """
 
     number: int
@@ -63,7 +64,9 @@ class RoundInProgress:
     left_out: tuple[str, ...] = ()
     bytes_of_probe: int = 0
     evaluators: Sequence[str] = ()
-    evaluation: Replies | None = None
+    evaluation: Replies = field(
+        default_factory=lambda: Replies(metrics={}, refused=Refusals(server_round=0))
+    )
 
     @property
     def names(self) -> list[str]:
@@ -80,23 +83,19 @@ class RoundInProgress:
         """Whether a client has answered in time; otherwise the round has no participants."""
         return self.replies is not None and len(self.replies.missing) < len(self.draws)
 
-    def explain_no_update(self, training_clients: Sequence[str]) -> str:
+    def explain_no_update(self, replies: Replies, training_clients: Sequence[str]) -> str:
         """Return as text why no reply can be used; `training_clients` is empty if all train."""
         asked = len(self.draws)
         if not asked:
-            among = ""
+            words = "too few clients were online that owed no earlier reply"
             if training_clients:
                 names = ", ".join(training_clients)
-                among = f"of those that train (training_clients = {names}), "
-            return f"{among}too few clients were online that owed no earlier reply"
-        if self.replies is None:
-            return ""
+                words = f"of those that train (training_clients = {names}), {words}"
+            return words
         parts: list[str] = []
-        if self.replies.missing:
-            missing = len(self.replies.missing)
-            parts.append(f"{missing} of {asked} clients did not answer in time")
-        reasons = self.replies.refused.reasons
-        if reasons:
+        if replies.missing:
+            parts.append(f"{len(replies.missing)} of {asked} clients did not answer in time")
+        if reasons := replies.refused.reasons:
             name, reason = next(iter(reasons.items()))
             same = len(reasons) > 1 and set(reasons.values()) == {reason}
             which = "all" if same else f"that of {name}"
@@ -127,18 +126,11 @@ class RoundInProgress:
             raise RuntimeError(
                 f"round {self.number} has no replies of training: call aggregate_train first"
             )
-        evaluation = self.evaluation
         refused = dict(replies.refused.reasons)
-        evaluations: Mapping[str, Mapping[str, float]] = {}
-        hostile = replies.hostile
-        bytes_sent = replies.bytes_sent + self.bytes_of_probe
-        if evaluation is not None:
-            for name, reason in evaluation.refused.reasons.items():
-                reason = f"evaluation: {reason}"
-                refused[name] = f"{refused[name]}; {reason}" if name in refused else reason
-            evaluations = evaluation.metrics
-            hostile = hostile.union(evaluation.hostile)
-            bytes_sent += evaluation.bytes_sent
+        for name, reason in self.evaluation.refused.reasons.items():
+            before = f"{refused[name]}; " if name in refused else ""
+            refused[name] = f"{before}evaluation: {reason}"
+        hostile = replies.hostile.union(self.evaluation.hostile)
         return Round(
             number=self.number,
             participants=tuple(self.draws) if self.is_answered else (),
@@ -154,9 +146,9 @@ class RoundInProgress:
             evaluation_metrics=dict(evaluation_metrics or {}),
             server_metrics=dict(server_metrics or {}),
             train_metrics=replies.metrics,
-            evaluations=evaluations,
+            evaluations=self.evaluation.metrics,
             hostile=hostile,
             clients=self.known_clients - len(hostile),
-            bytes_sent=bytes_sent,
+            bytes_sent=replies.bytes_sent + self.bytes_of_probe + self.evaluation.bytes_sent,
             bytes_received=replies.bytes_received,
         )

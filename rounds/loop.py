@@ -68,8 +68,7 @@ class Rounds:
         self.current = RoundInProgress(number=0)
         """The round in progress, or the last one. Flower's hooks, which are called one by one, find
         it here."""
-        # Known clients that are offline; `self.online` has the others, of which there may be a
-        # million.
+        # Known clients that are offline. `self.online` has the others: there may be a million.
         self._offline = set(known)
         self._method = method
         self._num_rounds = num_rounds
@@ -183,7 +182,7 @@ class Rounds:
         step: Step | None = None
         skip_reason = ""
         if norm_bounds is None:
-            skip_reason = current.explain_no_update(method.training_clients)
+            skip_reason = current.explain_no_update(replies, method.training_clients)
         else:
             try:
                 step = self._aggregate(current, replies, norm_bounds)
@@ -237,9 +236,7 @@ class Rounds:
         if self.evaluates(number):
             last = number == self._num_rounds
             free = self._wait_for_available(method.min_evaluate_nodes, trains=False, waits=last)
-            fraction = method.fraction_evaluate
-            if last and self._all_evaluate_last:
-                fraction = 1.0
+            fraction = 1.0 if last and self._all_evaluate_last else method.fraction_evaluate
             wanted = share(fraction, len(free), method.min_evaluate_nodes)
             current.evaluators = sample(free, wanted, method.seed, "evaluate", number)
         return current.evaluators, terms, self.mean_model(model)

@@ -9,10 +9,10 @@ from fairbloom.protocol.advice import advice_on
 from .updates import NotFiniteError
 
 MAX_REASON_CHARACTERS = 2000
-"""The longest reason that is kept: a client's error may be a whole traceback, or a flood."""
+"""The longest reason that is stored: a client's error may be a whole traceback, or a flood."""
 
 FOLDERS = re.compile(r"(?<![\w/.:])/(?:[^/\s'\"]+/)+")
-"""The folders of an absolute path, which are left out of a reason: they say where a site keeps its
+"""The folders of an absolute path, which reasons leave out: they show where a site keeps its
 files."""
 
 
@@ -21,47 +21,47 @@ class NotFiniteMetricError(NotFiniteError):
 
 
 def lacking_metric(metric: str, value: object = None) -> ValueError:
-    """Return why a reply is refused whose value of a metric that the method needs is no finite number; None: none."""
+    """Return the error of a needed metric that is missing (None) or not a finite number."""
+    reason = f"metric {metric!r} must be a finite number, got {value!r}"
     if isinstance(value, float):
-        return NotFiniteMetricError(f"metric {metric!r} must be a finite number, got {value!r}")
-    remedy = f": {advice_on([metric])}" if value is None else ""
-    return ValueError(f"metric {metric!r} must be a finite number, got {value!r}{remedy}")
+        return NotFiniteMetricError(reason)
+    if value is None:
+        return ValueError(f"{reason}: {advice_on([metric])}")
+    return ValueError(reason)
 
 
 class Refusals:
-    """Why replies of a round are not used, by client name; `log` says each reason once."""
+    """Why replies of a round are not used, by client name; `log` logs each reason once."""
 
     def __init__(self, server_round: int) -> None:
         self.round = server_round
         self._reasons: dict[str, list[str]] = {}
         self.not_finite: dict[str, NotFiniteError] = {}
-        """What is not finite, arrays or a needed metric, by client name."""
+        """The errors of arrays or needed metrics that are not finite, by client name."""
 
     def add(self, name: str, reason: ValueError | str) -> None:
         """Note why a reply of `name` is not used."""
-        words = FOLDERS.sub("", one_line(str(reason)))
-        self._reasons.setdefault(name, []).append(words)
+        text = FOLDERS.sub("", one_line(str(reason)))
+        self._reasons.setdefault(name, []).append(text)
         if isinstance(reason, NotFiniteError):
             self.not_finite[name] = reason
 
     def log(self) -> None:
-        """Log each reason in a line, with the clients that it is about."""
+        """Log each reason in a line, with its clients."""
         clients: dict[str, list[str]] = {}
         for name, reason in self.reasons.items():
             clients.setdefault(reason, []).append(name)
         for reason, names in clients.items():
-            who = (
-                f"a reply of client {names[0]}"
-                if len(names) == 1
-                else f"the replies of {len(names)} clients"
-            )
-            them = f" ({join_names(names)})" if len(names) > 1 else ""
-            log.warning("refused %s%s: %s", who, them, reason)
+            if len(names) == 1:
+                replies = f"a reply of client {names[0]}"
+            else:
+                replies = f"the replies of {len(names)} clients ({join_names(names)})"
+            log.warning("refused %s: %s", replies, reason)
 
     @property
     def reasons(self) -> dict[str, str]:
         """The reasons by client, in the order of names."""
-        return {name: "; ".join(given) for name, given in sorted(self._reasons.items())}
+        return {name: "; ".join(texts) for name, texts in sorted(self._reasons.items())}
 
     @property
     def count(self) -> int:
@@ -70,7 +70,7 @@ class Refusals:
 
 
 def one_line(text: str) -> str:
-    """Return what a client may have written as one line that is safe to print, without its middle where it is long."""
+    """Return a client's text as one line that is safe to print; a long text loses its middle."""
     if len(text) > MAX_REASON_CHARACTERS:
         text = f"{text[: MAX_REASON_CHARACTERS // 2]} … {text[-MAX_REASON_CHARACTERS // 2 :]}"
     return "".join(

@@ -11,15 +11,15 @@ from numpy.lib.format import dtype_to_descr, write_array_header_1_0
 from numpy.typing import NDArray
 
 
-class StopRun(Exception):  # noqa: N818 (it is no error, as StopIteration is none)
-    """Raised by `on_round` or `evaluate_fn` to end a run after the round that it is called with, as finished.
+class StopRun(Exception):  # noqa: N818 (not an error, like StopIteration)
+    """Raised by `on_round` or `evaluate_fn` to finish the run after the current round.
 
     Parameters
     ----------
     reason
-        Why, in words for the log and the run folder.
+        Why, as text for the log and the run folder.
     metrics
-        What `evaluate_fn` would have returned for the round.
+        The metrics that `evaluate_fn` would have returned for the round.
     """
 
     def __init__(self, reason: str = "", metrics: Mapping[str, Any] | None = None) -> None:
@@ -43,39 +43,38 @@ class Round:
     missing
         The participants that did not answer before the deadline.
     offline
-        The clients that the run has known and that were not online when the participants were
-        drawn.
+        The known clients that were offline when the participants were drawn.
     coefficients
-        c_k of the step w ← w − Σ c_k u_k, by name of the clients whose reply was used; empty in a
-        skipped round. Where each array has its own coefficients, their mean, weighted by the
-        array's share in ‖u_k‖².
+        c_k of the step w ← w − Σ c_k u_k, by name of the clients with used replies; empty in a
+        skipped round. If each array has its own coefficients, their mean, weighted by the array's
+        share in ‖u_k‖².
     arrays
-        The global model after the round: NumPy arrays by name, or a Flower ArrayRecord where
-        Flower's `start` calls.
+        The global model after the round: NumPy arrays by name, or a Flower ArrayRecord if Flower's
+        `start` runs the rounds.
     average
-        Where the method averages models, the mean of the global models up to this round, in the
-        same form: the clients evaluated this one. None: they evaluated `arrays`.
+        If the method averages models, the mean of the global models up to this round, in the same
+        form: the clients evaluated this one. None: they evaluated `arrays`.
     left_out
         The clients that the defence left out, in the order of names: in the mean behind it, their
         update counts for less than half of its share.
     lost_states
-        The clients that had lost what they keep between rounds, in the order of names: the method's
-        memory, and what all clients keep, is empty after such a round.
+        The clients that had lost their state, in the order of names. After such a round, the
+        method's memory and the state of all clients are empty.
     hostile
         The clients that attack in an experiment. Measures of fairness leave them out.
     clients
-        How many others the run has known up to now; 0 where that is not known.
+        How many other clients the run has known up to now; 0 if unknown.
     metrics
-        Means over the used replies, or what the user's aggregation makes of them, and the metrics
-        that the method reports.
+        Means over the used replies, or the result of the user's aggregation, and the metrics that
+        the method reports.
     train_metrics
-        What each used client reported of its training.
+        The training metrics of each used client.
     evaluations
-        What each client reported of its test split, where the round was evaluated.
+        The metrics of each client's test split, if the round was evaluated.
     evaluation_metrics
-        Means over the evaluations, or what the user's aggregation makes of them.
+        Means over the evaluations, or the result of the user's aggregation.
     server_metrics
-        What `evaluate_fn` has returned.
+        The metrics that `evaluate_fn` returned.
     bytes_sent, bytes_received
         Size of the arrays that went out and came in, as messages hold them.
     """
@@ -102,12 +101,12 @@ class Round:
 
     @property
     def evaluated(self) -> Any:
-        """The model that is evaluated and saved: the mean of all up to now where models are averaged, else `arrays`."""
+        """The model that is evaluated and saved: `average` if there is one, else `arrays`."""
         return self.arrays if self.average is None else self.average
 
 
 def size_on_the_wire(array: NDArray[Any]) -> int:
-    """Return the bytes of an array in a message, which is in numpy.save's format, also where no message was sent."""
+    """Return the bytes that an array has, or would have, in a message: in numpy.save's format."""
     return _header_size(array.dtype, array.shape, array.flags.fnc) + array.nbytes
 
 

@@ -287,15 +287,12 @@ def usable_sizes(
         return {}
     first = method.progress.first_counts
     enrolled = method.enrolled_sizes
-    usable: dict[str, float] = {}
-    for name, size in sizes.items():
-        if name in enrolled:
-            is_usable = size <= enrolled[name]
-        else:
-            is_usable = not beyond_others(name, size, first, first_limit)
-        if is_usable:
-            usable[name] = size
-    return usable
+    return {
+        name: size
+        for name, size in sizes.items()
+        if size <= enrolled.get(name, math.inf)
+        and (name in enrolled or not beyond_others(name, size, first, first_limit))
+    }
 
 
 def screen_buffers(method: Method, trained: TrainReplies) -> None:
@@ -418,11 +415,8 @@ def screen_norms(method: Method, trained: TrainReplies, server_round: int) -> No
         )
         reasons: dict[str, str] = {}
         for place, bound in refused.items():
-            which = kind
-            excessive = norms[place]
-            if compared is not None:
-                which = kind if norms[place] <= bound else "update"
-                excessive = compared[place]
+            which = kind if compared is None or norms[place] <= bound else "update"
+            excessive = norms[place] if compared is None else compared[place]
             reasons[names[place]] = (
                 f"its {which} has the length {excessive:g}, beyond {bound:g}: the larger of"
                 f" the received model's length ({layout.norm:g}) and {method.update_limit:g}"
@@ -512,7 +506,7 @@ def check_model(method: Method, model: Model) -> None:
         if name not in untrained and not np.isfinite(array).all():
             raise BrokenModelError(
                 f"no client can train: array {name!r} has an entry of"
-                f" {array[~np.isfinite(array)][0]:g}. A constant that nobody trains, as a mask, is"
-                " a buffer (register_buffer) of a model of PyTorch; name others by frozen=(…,) or"
-                " buffers=(…,) of the strategy"
+                f" {array[~np.isfinite(array)][0]:g}. A constant, such as a mask, is a buffer"
+                " (register_buffer) of a PyTorch model; name others by frozen=(…,) or buffers=(…,)"
+                " of the strategy"
             )

@@ -224,17 +224,14 @@ class FairStrategy(Method, Strategy):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the method, of its wrappers, and the hooks' changes to configs."""
-        state = super().state_dict()
         configs = {
             name: changes
             for name, config in self._configs.items()
             if (changes := config.state_dict())
         }
-        if configs:
-            state["configs"] = configs
-        if wrappers := [plain_values(layer) for layer in layers(self._outer)[:-1]]:
-            state["wrappers"] = wrappers
-        return state
+        wrappers = [plain_values(layer) for layer in layers(self._outer)[:-1]]
+        added = {"configs": configs, "wrappers": wrappers}
+        return super().state_dict() | {name: value for name, value in added.items() if value}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state_dict` returned."""
@@ -376,8 +373,8 @@ class LoopOfOwnError(FairbloomError):
 
     def __init__(self, strategy: Strategy) -> None:
         super().__init__(
-            f"{type(strategy).__name__}.start is a loop of its own, whose rounds a run folder"
-            " cannot record: change the hooks (configure_train, aggregate_train, …), and call"
+            f"{type(strategy).__name__}.start is a loop of its own: a run folder cannot record its"
+            " rounds. Change the hooks (configure_train, aggregate_train, …), and call"
             " super().start(…), which is FairStrategy.start"
         )
 

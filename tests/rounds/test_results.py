@@ -92,10 +92,12 @@ def test_means_are_weighted_and_of_what_half_of_them_report() -> None:
     assert average_metrics({**reports, "c": reports["b"]}, "num-examples") == {
         "loss": pytest.approx(52.0 / 7.0)
     }
-    assert average_metrics({"a": {"num-examples": 3}}, "num-examples") == average_metrics({}, "num-examples") == {}
+    assert average_metrics({"a": {"num-examples": 3}}, "num-examples") == {}
+    assert average_metrics({}, "num-examples") == {}
     largest = np.finfo(np.float64).max
     most = {str(k): {"num-examples": k, "loss": largest} for k in range(1, 50)}
-    assert average_metrics(most, "num-examples")["loss"] >= largest * (1.0 - 1e-12)  # without a warning
+    # Without a warning.
+    assert average_metrics(most, "num-examples")["loss"] >= largest * (1.0 - 1e-12)
 
 
 def test_a_metric_that_is_no_number_at_one_client_is_averaged() -> None:
