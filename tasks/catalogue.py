@@ -1,6 +1,6 @@
-"""The tasks that are known by name.
+"""The built-in tasks by name.
 
-Nothing here imports PyTorch, since names are wanted without it.
+Nothing here imports PyTorch, because the command line lists tasks without it.
 """
 
 import tomllib
@@ -14,22 +14,24 @@ from .task_info import DataFile, PictureSet, TaskInfo
 
 
 def _read_info(name: str, tables: Mapping[str, Mapping[str, Any]]) -> TaskInfo:
-    """Return what catalogue.toml says of a task, with what it says of the tables that this one is like."""
-    about = {**tables.get(tables[name].get("like", ""), {}), **tables[name]}
-    about.pop("like", None)
-    settings = []
-    for key, table in about.pop("settings", {}).items():
-        default = table["default"]
-        choices = table.get("choices", ())
-        allowed = (
-            Range(table["range"]) if "range" in table else Choices(*choices) if choices else None
-        )
-        settings.append(Parameter(key, type(default), default, table["description"], allowed))
-    files = tuple(DataFile(*each) for each in about.pop("files", ()))
-    fields = {key: _as_tuple(value) for key, value in about.items()}
-    return (PictureSet if "labels" in about else TaskInfo)(
-        name=name, settings=tuple(settings), files=files, **fields
-    )
+    """Return a task's entry in catalogue.toml; keys that it lacks come from the table `like`."""
+    entry = {**tables.get(tables[name].get("like", ""), {}), **tables[name]}
+    entry.pop("like", None)
+    settings = [_read_setting(key, table) for key, table in entry.pop("settings", {}).items()]
+    files = tuple(DataFile(*each) for each in entry.pop("files", ()))
+    fields = {key: _as_tuple(value) for key, value in entry.items()}
+    kind = PictureSet if "labels" in entry else TaskInfo
+    return kind(name=name, settings=tuple(settings), files=files, **fields)
+
+
+def _read_setting(key: str, table: Mapping[str, Any]) -> Parameter:
+    default = table["default"]
+    allowed: Range | Choices | None = None
+    if "range" in table:
+        allowed = Range(table["range"])
+    elif "choices" in table:
+        allowed = Choices(*table["choices"])
+    return Parameter(key, type(default), default, table["description"], allowed)
 
 
 def _as_tuple(value: Any) -> Any:
@@ -39,4 +41,4 @@ def _as_tuple(value: Any) -> Any:
 TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 TASKS = {name: _read_info(name, TABLES) for name in TABLES if name != "pictures"}
-"""Every task by its name on the command line, in the order in which they are listed."""
+"""The tasks by their names on the command line, in the order of lists."""

@@ -1,4 +1,4 @@
-"""What a user-defined task must give, checked when a client's examples are first asked for."""
+"""Check a user-defined task, and each client's examples when they are first loaded."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -20,14 +20,14 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def guard_task(name: str, task: Task, validation_share: float = 0.0) -> Task:
-    """Return the same task, which says in words what is wrong with its examples and losses."""
-    wanted = {"clients": task.clients, "class_names": task.class_names}
-    wanted |= {f"groupings[{grouping!r}]": groups for grouping, groups in task.groupings.items()}
-    for what, names in wanted.items():
-        if isinstance(names, str):  # whose letters would be the names
+    """Return the task with checks: faulty splits, preprocessing or losses raise FairbloomError."""
+    tuples = {"clients": task.clients, "class_names": task.class_names}
+    tuples |= {f"groupings[{grouping!r}]": groups for grouping, groups in task.groupings.items()}
+    for attribute, names in tuples.items():
+        if isinstance(names, str):  # each letter would be a name
             remedy = f"write ({names!r},) if it is one name"
             raise FairbloomError(
-                f"task = {name!r}: {what} = {names!r} must be a tuple of names: {remedy}"
+                f"task = {name!r}: {attribute} = {names!r} must be a tuple of names: {remedy}"
             )
     if not task.clients:
         raise FairbloomError(f"task = {name!r}: it has no clients: name one at least")
@@ -47,11 +47,9 @@ def guard_task(name: str, task: Task, validation_share: float = 0.0) -> Task:
         if not isinstance(made, Splits) or not all(
             isinstance(each, Examples | CollatedExamples) for each in made
         ):
-            got = (
-                f"Splits of {type(made.train).__name__}"
-                if isinstance(made, Splits)
-                else type(made).__name__
-            )
+            got = type(made).__name__
+            if isinstance(made, Splits):
+                got = f"Splits of {type(made.train).__name__}"
             raise FairbloomError(
                 f"task = {name!r}: splits({client!r}) must return Splits of two Examples, got {got}"
             )
@@ -61,14 +59,13 @@ def guard_task(name: str, task: Task, validation_share: float = 0.0) -> Task:
                 " apart: let it return Splits(train, test, validation), with"
                 " setup.validation_share of the examples"
             )
-        for which, examples in (
-            ("training", made.train),
-            ("test", made.test),
-            ("validation", made.validation),
-        ):
-            for fault in _find_faults(examples, task) if examples is not None else ():
+        parts = {"training": made.train, "test": made.test, "validation": made.validation}
+        for part, examples in parts.items():
+            if examples is None:
+                continue
+            for fault in _find_faults(examples, task):
                 raise FairbloomError(
-                    f"task = {name!r}: the {which} examples of client {client}: {fault}"
+                    f"task = {name!r}: the {part} examples of client {client}: {fault}"
                 )
         return made
 
@@ -77,7 +74,7 @@ def guard_task(name: str, task: Task, validation_share: float = 0.0) -> Task:
         if not isinstance(made, Preprocessing):
             raise FairbloomError(
                 f"task = {name!r}: preprocessing({client!r}) must return a Preprocessing, got"
-                f" {type(made).__name__}; of no client, '', it is what is common to all"
+                f" {type(made).__name__}; preprocessing('') is the one that all clients share"
             )
         return made
 
@@ -86,17 +83,18 @@ def guard_task(name: str, task: Task, validation_share: float = 0.0) -> Task:
 
 
 def guard_loss(name: str, loss: Loss) -> Loss:
-    """Return the same loss, which says when it does not give one number for each example."""
+    """Return the loss with a check that it returns one number for each example."""
     if is_of_model(loss):
         return loss
 
-    @wraps(loss)  # what it is a check of can be seen
+    @wraps(loss)  # others look through it, for example to see a cross-entropy
     def of_each(outputs: Tensor, targets: Tensor) -> Tensor:
         losses = loss(outputs, targets)
         if losses.shape != targets.shape[:1]:
-            place = place_of_function(loss)
+            file_and_line = place_of_function(loss)
+            place = f" ({file_and_line})" if file_and_line else ""
             raise FairbloomError(
-                f"task = {name!r}: its loss{f' ({place})' if place else ''} must return one number"
+                f"task = {name!r}: its loss{place} must return one number"
                 f" for each of {len(targets)} examples, got shape {tuple(losses.shape)}: outputs"
                 f" have shape {tuple(outputs.shape)} and targets {tuple(targets.shape)}; a loss of"
                 " PyTorch takes reduction='none'"
@@ -107,7 +105,7 @@ def guard_loss(name: str, loss: Loss) -> Loss:
 
 
 def _find_faults(examples: AnyExamples, task: Task) -> Iterator[str]:
-    """Yield why examples cannot be learned from, or tested on; of a Dataset two are looked at."""
+    """Yield the faults of examples; only the first two examples of a Dataset are loaded."""
     if isinstance(examples, Examples):
         yield from _find_wrong_tensors(examples, task)
         return
@@ -127,7 +125,7 @@ def _find_faults(examples: AnyExamples, task: Task) -> Iterator[str]:
 
 
 def _find_wrong_tensors(examples: Examples, task: Task) -> Iterator[str]:
-    """Yield what is wrong with the form of inputs and targets, with places, and with numbers, in this order."""
+    """Yield faults of the form of inputs and targets, of row indices, then of numbers."""
     inputs = examples.inputs
     if isinstance(inputs, list):
         yield (
@@ -144,41 +142,43 @@ def _find_wrong_tensors(examples: Examples, task: Task) -> Iterator[str]:
             )
     names = (f"inputs[{name}]" if name else "inputs" for name in names_of(inputs))
     tensors = {**dict(zip(names, tensors_of(inputs), strict=True)), "targets": examples.targets}
-    for what, tensor in tensors.items():
+    for attribute, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
-            yield f"{what} must be a torch.Tensor, got {type(tensor).__name__}"
+            yield f"{attribute} must be a torch.Tensor, got {type(tensor).__name__}"
         if not tensor.dim():
-            yield f"{what} must have examples as their first dimension, got a single number"
+            yield f"{attribute} must have examples as their first dimension, got a single number"
         if len(tensor) != len(examples.targets):
             yield (
-                f"each input needs one target, got {len(tensor)} {what} and {len(examples.targets)}"
-                " targets"
+                f"each input needs one target, got {len(tensor)} {attribute} and"
+                f" {len(examples.targets)} targets"
             )
     yield from _find_wrong_rows(examples, len(examples.targets), task)
-    # which no loss takes for classes
+    # PyTorch's losses accept no other integers as classes.
     if examples.targets.dtype in (torch.int8, torch.int16, torch.int32, torch.uint8):
         yield f"targets are {examples.targets.dtype}: make them torch.int64, by targets.long()"
-    for what, tensor in tensors.items():
-        is_double = tensor.dtype == torch.float64 and what != "targets"
+    for attribute, tensor in tensors.items():
+        is_double = tensor.dtype == torch.float64 and attribute != "targets"
         if is_double and any(each.dtype != torch.float64 for each in task.model().parameters()):
-            yield f"{what} are torch.float64, but the model is not: make them float32 by .float()"
-        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-            strange = int(
-                (~torch.isfinite(tensor.reshape(len(tensor), -1))).any(dim=1).nonzero()[0]
-            )
             yield (
-                f"{what} hold NaN or infinite numbers, first in row {strange}: fill them in, or"
+                f"{attribute} are torch.float64, but the model is not: make them float32 by"
+                " .float()"
+            )
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            is_finite = torch.isfinite(tensor.reshape(len(tensor), -1)).all(dim=1)
+            first = int((~is_finite).nonzero()[0])
+            yield (
+                f"{attribute} hold NaN or infinite numbers, first in row {first}: fill them in, or"
                 " leave such examples out"
             )
 
 
 def _find_wrong_rows(examples: AnyExamples, count: int, task: Task) -> Iterator[str]:
-    """Yield what is wrong with the places of a split's examples among `count`, and with those of their groups."""
+    """Yield faults of a split's row indices among `count` examples, and of its group indices."""
     rows = examples.rows
     groups = examples.groups
     names = task.groupings
     if not len(examples):
-        yield "there is none: give the client some, or leave it out"
+        yield "there are none: give the client some, or leave it out"
     if rows is not None and (
         rows.dtype != torch.int64 or not 0 <= int(rows.min()) <= int(rows.max()) < count
     ):
@@ -193,20 +193,18 @@ def _find_wrong_rows(examples: AnyExamples, count: int, task: Task) -> Iterator[
         or groups.dtype != torch.int64
         or groups.shape != (count, len(names))
     ):
-        got = (
-            f"{groups.dtype} of shape {tuple(groups.shape)}"
-            if isinstance(groups, Tensor)
-            else type(groups).__name__
-        )
+        got = type(groups).__name__
+        if isinstance(groups, Tensor):
+            got = f"{groups.dtype} of shape {tuple(groups.shape)}"
         yield (
             f"the task has groupings, so groups must be a torch.int64 tensor of shape ({count},"
             f" {len(names)}), the place of each example's group, got {got}"
         )
         return
-    for column, (name, there) in zip(groups.unbind(1), names.items(), strict=True):
-        if not 0 <= int(column.min()) <= int(column.max()) < len(there):
+    for column, (name, members) in zip(groups.unbind(1), names.items(), strict=True):
+        if not 0 <= int(column.min()) <= int(column.max()) < len(members):
             yield (
-                f"groups by {name} must be places from 0 to {len(there) - 1}, got"
+                f"groups by {name} must be places from 0 to {len(members) - 1}, got"
                 f" {column.min().item()} to {column.max().item()}: give examples without a group"
                 " one of their own"
             )

@@ -1,4 +1,4 @@
-"""Examples of a Dataset that are made when they are wanted: a batch at a time, put together by a collate_fn."""
+"""Examples of a Dataset, loaded a batch at a time when they are needed."""
 
 from __future__ import annotations
 
@@ -16,21 +16,19 @@ from fairbloom.errors import ReportableError
 from .inputs import Inputs, map_inputs, tensors_of
 
 BATCH = 256
-"""So many examples are made at once where a run does not say how many."""
+"""Examples that are loaded at once if the run sets no number."""
 
 CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, eq=False)
 class CollatedExamples:
-    """The examples of one split of one client, of which no more than a batch is in memory.
-
-    See `Examples.of`.
+    """The examples of one split of one client, at most a batch of them in memory.
 
     Attributes
     ----------
     device
-        Where batches are moved to.
+        The device that batches are moved to. For the other attributes see `Examples.of`.
     """
 
     dataset: Any
@@ -45,11 +43,12 @@ class CollatedExamples:
         return len(self.dataset if self.rows is None else self.rows)
 
     def __getitem__(self, chosen: Tensor | slice) -> tuple[Inputs, Tensor]:
-        """Return inputs and targets of the examples at these places of the split, as one batch."""
+        """Return inputs and targets of the examples at these indices of the split, as one batch."""
         places = torch.arange(len(self))[chosen] if isinstance(chosen, slice) else chosen
         rows = (places if self.rows is None else self.rows[places]).tolist()
-        several = getattr(self.dataset, "__getitems__", None)  # as PyTorch's DataLoader asks
-        batch = self.collate_fn(several(rows) if several else [self.dataset[row] for row in rows])
+        load_several = getattr(self.dataset, "__getitems__", None)  # as PyTorch's DataLoader does
+        loaded = load_several(rows) if load_several else [self.dataset[row] for row in rows]
+        batch = self.collate_fn(loaded)
         inputs: Any = ()
         targets: Any = None
         if isinstance(batch, Mapping):
@@ -57,8 +56,9 @@ class CollatedExamples:
             targets = batch.get(self.target)
         elif isinstance(batch, tuple | list) and len(batch) > 1:
             *first, targets = batch
-            inputs = first[0] if len(first) == 1 else tuple(first)
-            inputs = tuple(inputs) if isinstance(inputs, list) else inputs
+            inputs = first[0] if len(first) == 1 else first
+            if isinstance(inputs, list):
+                inputs = tuple(inputs)
         are_tensors = all(isinstance(each, Tensor) for each in (*tensors_of(inputs), targets))
         if not are_tensors or targets.shape[:1] != (len(rows),):
             got = ", ".join(type(each).__name__ for each in tensors_of(inputs)) or "none"
@@ -73,8 +73,8 @@ class CollatedExamples:
 
     @cached_property
     def all_targets(self) -> Tensor:
-        """The targets of the examples of this split, for which all of them are made once, a batch at a time."""
-        with torch.random.fork_rng(devices=[]):  # a Dataset may draw
+        """The targets of this split; all its examples are loaded once for them, in batches."""
+        with torch.random.fork_rng(devices=[]):  # a Dataset may draw random numbers
             starts = range(0, len(self), BATCH)
             parts = [self[start : start + BATCH][1] for start in starts]
         if len({each.shape[1:] for each in parts}) > 1:
@@ -86,15 +86,13 @@ class CollatedExamples:
         return torch.cat(parts)
 
     def group_places(self) -> Tensor | None:
-        """Return `groups` of the examples of this split, None where they have none."""
-        return (
-            self.groups
-            if self.rows is None or self.groups is None
-            else self.groups.index_select(0, self.rows)
-        )
+        """Return `groups` of the examples of this split; None if they have no groups."""
+        if self.rows is None or self.groups is None:
+            return self.groups
+        return self.groups.index_select(0, self.rows)
 
     def to(self, device: torch.device) -> CollatedExamples:
-        """Return the same examples, the batches of which are moved to `device`."""
+        """Return the same examples, with their batches on `device`."""
         return replace(self, device=device)
 
 

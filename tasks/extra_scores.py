@@ -1,4 +1,4 @@
-"""Scores that a run asks for in addition to its task's: of two classes, or of the probabilities of any."""
+"""Scores that a run adds to its task's: of two classes, or of the classes' probabilities."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -22,40 +22,32 @@ from fairbloom.protocol.scores import (
 from .task import Task
 
 BINS = 10
-"""The number of equal bins of confidence over which the calibration error is taken."""
+"""The number of equal bins of confidence of the calibration error."""
 
 Measure = Callable[[Tensor, Tensor], Tensor | float]
 
 
 @lru_cache(maxsize=4)
 def add_scores(task: Task, names: tuple[str, ...]) -> Task:
-    """Return a task with further scores behind its own.
-
-    Parameters
-    ----------
-    task
-        The task.
-    names
-        Some of `FURTHER`.
-    """
+    """Return a task with the scores of these names, keys of `FURTHER`, after its own."""
     own = {score.name for score in task.scores}
     wanted = [FURTHER[name] for name in dict.fromkeys(names) if name not in own]
     for score in wanted:
         if misfit := find_misfit(task, score):
             raise ReportableError(f"scores = {score.name!r}: {misfit}: leave it out")
-    of: dict[Score, Measure] = {
+    measures: dict[Score, Measure] = {
         BRIER: partial(brier, positive=task.positive),
         CALIBRATION_ERROR: calibration_error,
     }
-    of |= {
+    measures |= {
         score: partial(measure, positive=task.positive) for score, measure in OF_TWO_CLASSES.items()
     }
-    added = {score: of[score] for score in wanted}
+    added = {score: measures[score] for score in wanted}
     return replace(task, scores={**task.scores, **added})
 
 
 def find_misfit(task: Task, score: Score) -> str:
-    """Return why a further score has no meaning with a task, "" where it has one."""
+    """Return why a score is not defined for a task; "" if it is."""
     if task.classes == 0:
         return "it is of classes, and the target is a quantity"
     if score in OF_TWO_CLASSES and task.classes not in (None, 2):
@@ -67,21 +59,21 @@ def find_misfit(task: Task, score: Score) -> str:
 
 
 def f1(outputs: Tensor, targets: Tensor, *, positive: int = 1) -> Tensor:
-    """Return 2 TP / (2 TP + FP + FN), NaN where no example is positive or taken for it."""
+    """Return 2 TP / (2 TP + FP + FN); NaN if no example is positive or predicted as positive."""
     true, false, missed, _ = _count_answers(outputs, targets, positive)
     return _ratio(2 * true, 2 * true + false + missed)
 
 
 def sensitivity(outputs: Tensor, targets: Tensor, *, positive: int = 1) -> Tensor:
-    """Return the share of the positive examples that are taken for positive, NaN where there are none."""
+    """Return the share of positive examples predicted as positive; NaN without such examples."""
     true, _, missed, _ = _count_answers(outputs, targets, positive)
     return _ratio(true, true + missed)
 
 
 def specificity(outputs: Tensor, targets: Tensor, *, positive: int = 1) -> Tensor:
-    """Return the share of the other examples that are not taken for positive, NaN where there are none."""
-    _, false, _, others = _count_answers(outputs, targets, positive)
-    return _ratio(others, others + false)
+    """Return the share of negative examples predicted as negative; NaN without such examples."""
+    _, false, _, negatives = _count_answers(outputs, targets, positive)
+    return _ratio(negatives, negatives + false)
 
 
 OF_TWO_CLASSES: Mapping[Score, Callable[..., Tensor]] = {
@@ -92,20 +84,16 @@ OF_TWO_CLASSES: Mapping[Score, Callable[..., Tensor]] = {
 
 
 def _count_answers(outputs: Tensor, targets: Tensor, positive: int) -> list[int]:
-    """Return TP, FP, FN and TN.
-
-    An example is taken for positive where that class has the higher output.
-    """
+    """Return TP, FP, FN and TN; the class with the higher output is the prediction."""
     _check_outputs(outputs, OF_TWO_CLASSES, outputs.shape[1:] == (2,))
-    taken = outputs.argmax(dim=1) == positive
-    right = targets == positive
-    return [
-        int(each.sum()) for each in (taken & right, taken & ~right, ~taken & right, ~taken & ~right)
-    ]
+    predicted = outputs.argmax(dim=1) == positive
+    true = targets == positive
+    counted = (predicted & true, predicted & ~true, ~predicted & true, ~predicted & ~true)
+    return [int(each.sum()) for each in counted]
 
 
 def _ratio(part: int, whole: int) -> Tensor:
-    """Return a ratio as a tensor that does not round it; NaN of nothing."""
+    """Return a ratio as a float64 tensor; NaN if `whole` is 0."""
     return torch.tensor(part / whole if whole else math.nan, dtype=torch.float64)
 
 
@@ -113,10 +101,10 @@ def _ratio(part: int, whole: int) -> Tensor:
 
 
 def calibration_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the expected calibration error: Σ_b n_b/n |accuracy_b − confidence_b| over `BINS` equal bins.
+    """Return the expected calibration error: Σ_b n_b/n |accuracy_b − confidence_b|, `BINS` bins b.
 
-    The confidence is the probability of the class that is predicted. Source: Guo et al., On
-    Calibration of Modern Neural Networks (arXiv:1706.04599), equation 3, with ten bins.
+    The confidence is the probability of the predicted class. Source: Guo et al., On Calibration of
+    Modern Neural Networks (arXiv:1706.04599), equation 3, with ten bins.
     """
     confidence, predicted = probabilities(outputs).max(dim=1)
     bins = (confidence * BINS).ceil().long().clamp(1, BINS) - 1  # ((b − 1) / BINS, b / BINS]
@@ -127,20 +115,19 @@ def calibration_error(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def brier(outputs: Tensor, targets: Tensor, *, positive: int = 1) -> Tensor:
-    """Return the mean of (p − y)² of the positive one of two classes.
-
-    Of more, its sum over classes.
-    """
-    chances = probabilities(outputs)
-    right = torch.nn.functional.one_hot(targets, chances.shape[1])
-    apart = (chances - right).square()
-    return (apart[:, positive] if chances.shape[1] == 2 else apart.sum(dim=1)).mean()
+    """Return the mean of (p − y)² of the positive class of two, or of its sum over more classes."""
+    predicted = probabilities(outputs)
+    classes = predicted.shape[1]
+    squares = (predicted - torch.nn.functional.one_hot(targets, classes)).square()
+    if classes == 2:
+        return squares[:, positive].mean()
+    return squares.sum(dim=1).mean()
 
 
 def probabilities(outputs: Tensor) -> Tensor:
     """Return the probability of each class, in float64.
 
-    Raise ReportableError where outputs are not of classes.
+    Raise ReportableError if there are not at least two outputs for each example.
     """
     _check_outputs(outputs, (CALIBRATION_ERROR, BRIER), outputs.dim() == 2 and outputs.shape[1] > 1)
     return outputs.double().softmax(dim=1)

@@ -1,4 +1,7 @@
-"""How a schema, or a setting such as adult.group, names groups: by a column's values, a number, or a category."""
+"""Groups of examples, by a column's values, or by comparing it with a number or a category.
+
+They are named by a schema, or by a setting such as adult.group.
+"""
 
 from __future__ import annotations
 
@@ -14,28 +17,31 @@ from fairbloom.errors import ReportableError
 from fairbloom.protocol.settings import split_names
 
 OTHER = "other"
-"""The group of examples that have no value, or one that is not among the groups that the clients
-agreed on."""
+"""The group of examples without a value, or with a value of no group that the clients agreed on."""
 
 MAX_GROUPINGS = 10
+"""Groupings of a run."""
+
 MAX_GROUPS = 50
-"""Bounds of the groupings of a run, and of the groups of each."""
+"""Groups of a grouping."""
 
 NAMING = (
     'by groups in the schema, as groups = ["sex"], by adult.group or heart-disease.group; or give a'
     " task groupings"
 )
-"""How a task that has no groups gets some, in words."""
+"""The remedy in errors about a task without groups."""
 
 COMPARED = re.compile(r"(?P<column>[^<>=]*)(?P<sign>>=|<=|<|>|=+)(?P<number>.*)")
 OPPOSITE: Mapping[str, str] = {">=": "<", ">": "<=", "<=": ">", "<": ">="}
+COMPARE = {">=": np.greater_equal, ">": np.greater, "<=": np.less_equal, "<": np.less}
 
 
 @dataclass(frozen=True)
 class GroupBy:
-    """One way to group examples: by a column's comparison with a number or a category, or by each of its values.
+    """A grouping of examples: by the values of a column, or by comparing it.
 
-    `sign` is "" for the last, "=" for a category, and `to` is then the category.
+    `sign` is "" for a group of each value, "=" to compare with the category `to`, and else compares
+    with the number `to`.
     """
 
     column: str
@@ -44,7 +50,7 @@ class GroupBy:
 
     @property
     def name(self) -> str:
-        """What the grouping is called: "sex", "age>=60", or "race=White"."""
+        """The grouping's name, such as "sex", "age>=60" or "race=White"."""
         return f"{self.column}{self.sign}{self._number}"
 
     @property
@@ -52,10 +58,7 @@ class GroupBy:
         return self.to if isinstance(self.to, str) else f"{self.to:.15g}"
 
     def groups(self, categories: Sequence[str] = ()) -> tuple[str, ...]:
-        """Return the groups of a column with these categories.
-
-        Of numbers those within the bound and beyond it.
-        """
+        """Return the names of the groups, of a column with these categories."""
         if not self.sign:
             return tuple(categories)
         if self.sign == "=":
@@ -63,16 +66,14 @@ class GroupBy:
         return (f"{self.sign}{self._number}", f"{OPPOSITE[self.sign]}{self._number}")
 
     def places(self, values: NDArray[Any], categories: Sequence[str] = ()) -> NDArray[np.int64]:
-        """Return the place of each value's group, that of OTHER behind the others where there is no value.
+        """Return each value's group index; missing values get OTHER's, the last.
 
-        `values` are numbers, NaN for a missing one, or the places of categories, -1 for none.
+        `values` are numbers, NaN if missing, or indices of categories, -1 if missing.
         """
         if isinstance(self.to, float):
-            within = {">=": np.greater_equal, ">": np.greater, "<=": np.less_equal, "<": np.less}[
-                self.sign
-            ]
+            is_within = COMPARE[self.sign](values, self.to)
             missing = np.isnan(values)
-            found = np.where(within(values, self.to), 0, 1)
+            found = np.where(is_within, 0, 1)
         else:
             missing = values < 0
             found = values == categories.index(self.to) if self.sign else values
@@ -80,7 +81,7 @@ class GroupBy:
 
 
 def parse_groups(key: str, text: str) -> tuple[GroupBy, ...]:
-    """Return the groupings that a setting names, as "sex,age>=60" does."""
+    """Return the groupings that a setting names, such as "sex,age>=60"."""
     found = []
     for word in split_names(text):
         compared = COMPARED.fullmatch(word)
@@ -96,11 +97,11 @@ def parse_groups(key: str, text: str) -> tuple[GroupBy, ...]:
         except ValueError:
             bound = np.nan
         if not column or sign not in OPPOSITE or not np.isfinite(bound):
-            example = f"{column or 'age'}{sign if sign in OPPOSITE else '>='}60"
+            usable_sign = sign if sign in OPPOSITE else ">="
             raise ReportableError(
                 f"{key} = {word!r}: compare a column with a number by >=, >, <= or <, as in"
-                f" {example}, or with a category as in race=White; a column's name alone makes a"
-                " group of each of its values"
+                f" {column or 'age'}{usable_sign}60, or with a category as in race=White; a"
+                " column's name alone makes a group of each of its values"
             )
         found.append(GroupBy(column, sign, bound))
     if len(found) > MAX_GROUPINGS:
@@ -119,11 +120,10 @@ def parse_groups(key: str, text: str) -> tuple[GroupBy, ...]:
 
 
 def find_two_groups(groupings: Mapping[str, Sequence[str]], classes: int | None) -> tuple[int, int]:
-    """Return the two groups between which a model is to be fair, of a task's first grouping.
+    """Return the indices of the two groups, `OTHER` left out, of a task's first grouping.
 
-    `OTHER` is neither.
-
-    Groupings and the number of classes are those of `Task`.
+    `groupings` and `classes` are those of `Task`. Raises ReportableError if fairness between two
+    groups is not defined for them.
     """
     if not groupings:
         raise ReportableError(
@@ -133,17 +133,17 @@ def find_two_groups(groupings: Mapping[str, Sequence[str]], classes: int | None)
     (grouping, names), *_ = groupings.items()
     two = [place for place, name in enumerate(names) if name != OTHER]
     if len(two) != 2:
-        there = ", ".join(names[place] for place in two) or "none"
+        listed = ", ".join(names[place] for place in two) or "none"
         raise ReportableError(
-            f"there are {len(two)} groups by {grouping!r} ({there}), and fairness between groups is"
-            " between two: name a column of two values first, or divide the numbers of one, as in"
-            " age>=60, or take one category, as in race=White"
+            f"there are {len(two)} groups by {grouping!r} ({listed}), and fairness between groups"
+            " is between two: name a column of two values first, or divide the numbers of one, as"
+            " in age>=60, or take one category, as in race=White"
         )
     if classes not in (None, 2):
+        predicted = f"one of {classes}" if classes else "a quantity"
         raise ReportableError(
             "fairness between groups is about one of two classes, and the task predicts"
-            f" {f'one of {classes}' if classes else 'a quantity'}: choose a method that does not"
-            " compare groups, or a task of two classes"
+            f" {predicted}: choose a method that does not compare groups, or a task of two classes"
         )
     first, second = two
     return first, second

@@ -1,6 +1,7 @@
-"""Images of a user's own: DIR/CLIENT/CLASS/IMAGE.png, or on a device of one client DIR/CLASS/IMAGE.png.
+"""The task `image-folder`: DIR/CLIENT/CLASS/IMAGE.png, or for one client DIR/CLASS/IMAGE.png.
 
-Pixels are from 0 to 1, as people see them: turned as their camera says, on white where transparent.
+Pixels are from 0 to 1, as people see them: turned by their EXIF orientation, transparent ones on
+white.
 """
 
 from collections import Counter
@@ -35,7 +36,7 @@ T = TypeVar("T")
 
 
 def infer(setup: Setup, *, size: int, grey: bool, classes: str) -> str:
-    """Return the schema that folders of images suggest: all of their classes, and the size of most images."""
+    """Return the schema that folders of images suggest: all classes, and the most common size."""
     found = [_images_by_class(folder) for folder in find_folders(setup.data_dir).values()]
     named = split_names(classes) or sort_classes({name for each in found for name in each})
     if len(named) < 2:
@@ -44,14 +45,20 @@ def infer(setup: Setup, *, size: int, grey: bool, classes: str) -> str:
             " CLIENT/CLASS/1.png"
         )
     files = [file for each in found for images in each.values() for file in images]
-    width, height = (size, size) if size else _usual_size(files)
-    lines = [f"classes = [{', '.join(map(quote, named))}]"]
-    lines += [f"size = [{width}, {height}]  # width and height in pixels"]
-    return "\n".join([*lines, *(["grey = true"] * grey), *(["resize = true"] * (size > 0))]) + "\n"
+    width, height = (size, size) if size else _most_common_size(files)
+    lines = [
+        f"classes = [{', '.join(map(quote, named))}]",
+        f"size = [{width}, {height}]  # width and height in pixels",
+    ]
+    if grey:
+        lines.append("grey = true")
+    if size > 0:
+        lines.append("resize = true")
+    return "\n".join(lines) + "\n"
 
 
-def _usual_size(files: Sequence[Path]) -> tuple[int, int]:
-    """Return width and height of most images; one that cannot be read is a fault of its client."""
+def _most_common_size(files: Sequence[Path]) -> tuple[int, int]:
+    """Return width and height of most images; unreadable ones are left to their clients."""
     sizes: Counter[tuple[int, int]] = Counter()
     for file in files:
         try:
@@ -64,19 +71,20 @@ def _usual_size(files: Sequence[Path]) -> tuple[int, int]:
 
 
 def find_folders(place: str) -> dict[str, Path]:
-    """Return the folder of each client; one with folders of classes alone is of one client."""
+    """Return the folder of each client; a folder of class folders belongs to one client."""
     folders = folders_in(place)
+    if not any(_images_in(folder) for folder in folders.values()):
+        return folders
     own = Path(place).expanduser()
-    return {own.resolve().name: own} if any(map(_images_in, folders.values())) else folders
+    return {own.resolve().name: own}
 
 
 def _images_in(folder: Path) -> list[Path]:
-    there = (
+    return sorted(
         path
         for path in folder.iterdir()
         if path.suffix.lower() in PICTURES and not path.name.startswith(".")
     )
-    return sorted(there)
 
 
 def _images_by_class(folder: Path) -> dict[str, list[Path]]:
@@ -94,15 +102,12 @@ def load(setup: Setup, *, size: int, grey: bool, classes: str) -> Task:
         return _load_client(folders[client], client, setup, schema)
 
     def preprocessing(client: str) -> Preprocessing:
-        classes = schema.classes
-        shape = schema.shape
-        resized = schema.resize
         return Preprocessing(
             form=IMAGES,
             target="class",
-            classes=classes,
-            shape=shape,
-            resized=resized,
+            classes=schema.classes,
+            shape=schema.shape,
+            resized=schema.resize,
             client=client,
         )
 
@@ -120,10 +125,7 @@ def load(setup: Setup, *, size: int, grey: bool, classes: str) -> Task:
 
 
 def _load_client(folder: Path, client: str, setup: Setup, schema: ImageSchema) -> Splits:
-    """Return a client's pixels and classes.
-
-    Raise DataError where its images are not as the schema says.
-    """
+    """Return a client's pixels and classes; raise DataError if its images contradict the schema."""
     found = _images_by_class(folder)
     files = [file for each in found.values() for file in each]
     if len(files) < MIN_EXAMPLES:
@@ -165,10 +167,7 @@ def _load_client(folder: Path, client: str, setup: Setup, schema: ImageSchema) -
 
 
 def image_inputs(files: Sequence[Path], shape: tuple[int, ...]) -> torch.Tensor:
-    """Return the pixels of images from 0 to 1, shape (n, channels, height, width).
-
-    Each is brought to that size.
-    """
+    """Return pixels from 0 to 1, shape (n, channels, height, width); images are resized to it."""
     inputs = np.empty((len(files), *shape), np.float32)
     for place, file in enumerate(files):
         inputs[place] = _open(file, lambda image: _read_pixels(image, shape))
@@ -176,14 +175,14 @@ def image_inputs(files: Sequence[Path], shape: tuple[int, ...]) -> torch.Tensor:
 
 
 def size_of(file: Path) -> tuple[int, int]:
-    """Return width and height of an image; raise DataError where it cannot be read."""
+    """Return width and height of an image; raise DataError if it cannot be read."""
     return _open(file, lambda image: image.size)
 
 
 def _open(file: Path, look: Callable[["Image.Image"], T]) -> T:
-    """Return what a look at an image gives; raise DataError where it cannot be read."""
+    """Return the result of `look` for an image; raise DataError if it cannot be read."""
     try:
-        from PIL import Image, ImageOps  # imported late: an extra brings it
+        from PIL import Image, ImageOps  # imported late: only the extra `images` installs it
     except ImportError as error:
         raise DataError(
             f"{file}: images are read by Pillow: pip install 'fairbloom[images]'", "no-extra"
@@ -200,7 +199,7 @@ def _open(file: Path, look: Callable[["Image.Image"], T]) -> T:
 
 
 def _read_pixels(image: "Image.Image", shape: tuple[int, ...]) -> NDArray[np.float32]:
-    """Return pixels from 0 to 1, shape (channels, height, width), by the range that the image's numbers can have."""
+    """Return pixels from 0 to 1, by the range of the image's mode; shape as `shape`."""
     from PIL import Image
 
     channels, height, width = shape
@@ -209,7 +208,9 @@ def _read_pixels(image: "Image.Image", shape: tuple[int, ...]) -> NDArray[np.flo
     if image.mode.startswith(("I", "F")):  # grey with more than eight bits
         numbers = np.asarray(image, np.float32)
         bits = getattr(image, "tag_v2", {}).get(0x0102, 16)  # TIFF's tag of an image's depth
-        most = np.float32(2 ** min(16, int(bits[0] if isinstance(bits, tuple) else bits)) - 1)
+        if isinstance(bits, tuple):
+            bits = bits[0]
+        most = np.float32(2 ** min(16, int(bits)) - 1)
         least = float(numbers.min())
         largest = float(numbers.max())
         if image.mode == "F" or not 0 <= least <= largest <= most:
@@ -221,12 +222,11 @@ def _read_pixels(image: "Image.Image", shape: tuple[int, ...]) -> NDArray[np.flo
         mode = "F"
     elif image.has_transparency_data:
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
-    elif image.mode in (
-        "1",
-        "P",
-    ):  # whose numbers are no brightness, so that none lies between two of them
-        image = image.convert(mode)
+    elif image.mode in ("1", "P"):
+        image = image.convert(mode)  # before resizing: the numbers of a palette have no mean
     if image.size != (width, height):
         image = image.resize((width, height), Image.Resampling.BILINEAR)
     pixels = np.asarray(image.convert(mode), np.float32) / most
-    return np.broadcast_to(pixels, shape) if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+    if pixels.ndim == 2:
+        return np.broadcast_to(pixels, shape)
+    return pixels.transpose(2, 0, 1)

@@ -1,4 +1,4 @@
-"""What a model takes of some examples: one tensor, several by name or several in order.
+"""A model's inputs: one tensor, several by name, or several in order.
 
 PyTorch is imported late.
 """
@@ -16,26 +16,30 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Inputs: TypeAlias = "Tensor | Mapping[str, Tensor] | tuple[Tensor, ...]"
-"""One tensor, for model(x); by name, for model(**x); or a tuple, for model(*x). Their first
-dimension: the examples."""
+"""One tensor, for model(x); tensors by name, for model(**x); or a tuple, for model(*x). Their first
+dimension is the examples."""
 
 
 def tensors_of(inputs: Inputs) -> tuple[Tensor, ...]:
     """Return the tensors of inputs, in their order."""
     if isinstance(inputs, tuple):
         return inputs
-    return tuple(inputs.values()) if isinstance(inputs, Mapping) else (inputs,)
+    if isinstance(inputs, Mapping):
+        return tuple(inputs.values())
+    return (inputs,)
 
 
 def arguments_of(inputs: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
     """Return the positional and the named arguments that a model is called with."""
     if isinstance(inputs, tuple):
         return inputs, {}
-    return ((), dict(inputs)) if isinstance(inputs, Mapping) else ((inputs,), {})
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    return (inputs,), {}
 
 
 def map_inputs(inputs: Inputs, change: Callable[[Tensor], Tensor]) -> Inputs:
-    """Return the inputs with all their tensors changed."""
+    """Return the inputs with `change` applied to all their tensors."""
     if isinstance(inputs, tuple):
         return tuple(change(each) for each in inputs)
     if isinstance(inputs, Mapping):
@@ -44,10 +48,10 @@ def map_inputs(inputs: Inputs, change: Callable[[Tensor], Tensor]) -> Inputs:
 
 
 def combine_inputs(parts: Sequence[Inputs], combine: Callable[[list[Tensor]], Tensor]) -> Inputs:
-    """Return inputs in which each tensor combines those of all parts, for example by torch.cat or torch.stack."""
+    """Return inputs with the tensors of all parts combined, for example by torch.cat."""
     first = parts[0]
     if len({*map(type, parts)}) == 1 and not isinstance(first, tuple | Mapping):  # one tensor each
-        return combine([*parts])  # type: ignore[list-item] # which all of them are
+        return combine([*parts])  # type: ignore[list-item] # all of them are tensors
     for one, other in pairwise(parts):
         if names_of(one) != names_of(other):
             raise ReportableError(
@@ -59,7 +63,9 @@ def combine_inputs(parts: Sequence[Inputs], combine: Callable[[list[Tensor]], Te
     ]
     if isinstance(first, Mapping):
         return dict(zip(first, combined, strict=True))
-    return tuple(combined) if isinstance(first, tuple) else combined[0]
+    if isinstance(first, tuple):
+        return tuple(combined)
+    return combined[0]
 
 
 def split_inputs(inputs: Inputs, lengths: Sequence[int]) -> Sequence[Inputs]:
@@ -73,17 +79,19 @@ def split_inputs(inputs: Inputs, lengths: Sequence[int]) -> Sequence[Inputs]:
 
 
 def names_of(inputs: Inputs) -> tuple[str, ...]:
-    """Return what the tensors of inputs are called: their names, their places in a tuple, or ("",) for one tensor."""
+    """Return the names of the tensors: keys, positions in a tuple, or ("",) for one tensor."""
     if isinstance(inputs, tuple):
         return tuple(str(place) for place in range(len(inputs)))
-    return tuple(inputs) if isinstance(inputs, Mapping) else ("",)
+    if isinstance(inputs, Mapping):
+        return tuple(inputs)
+    return ("",)
 
 
 def count_bytes(inputs: Inputs) -> int:
-    """Return the memory that inputs take."""
+    """Return the bytes of inputs."""
     return sum(each.nbytes for each in tensors_of(inputs))
 
 
 def device_of(inputs: Inputs) -> torch.device:
-    """Return the device that inputs are on."""
+    """Return the device of inputs."""
     return tensors_of(inputs)[0].device

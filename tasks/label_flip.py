@@ -1,4 +1,4 @@
-"""Hostile clients that train on wrong labels, as a task: class C − 1 − y in place of y."""
+"""Hostile clients that train on wrong labels, as a task: class C − 1 − y instead of y."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ from .task import Examples, Splits, Task
 
 @lru_cache(maxsize=4)
 def flip_labels(task: Task, hostile: tuple[str, ...]) -> Task:
-    """Return a task in which these clients train on flipped labels.
+    """Return a task in which these clients train on flipped labels; tests keep the true ones.
 
-    All are tested on the true ones.
-
-    Raises FairbloomError where targets are no classes.
+    Raises FairbloomError if targets are not classes.
     """
     if not task.classes:
         raise FairbloomError(

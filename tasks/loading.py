@@ -39,12 +39,12 @@ __all__ = [
 
 
 def find_task(name: str) -> TaskInfo:
-    """Return what is known of a task: one of ours by its name, or a user's by its import string.
+    """Return the entry of a task: a built-in one by its name, a user's by its import string.
 
     Raises
     ------
     FairbloomError
-        When there is no such task.
+        If there is no such task.
     """
     if is_import_string(name):
         return TaskInfo.of(name)
@@ -58,22 +58,20 @@ def find_task(name: str) -> TaskInfo:
 
 
 def load_task(settings: RunSettings | Mapping[str, Any]) -> Task:
-    """Return the task of a run.
-
-    The same one again for the same settings, and files where it reads some.
+    """Return the task of a run; the same object for the same settings and unchanged files.
 
     Parameters
     ----------
     settings
-        The run's settings, or its run config, of which this reads the task's name, what `Setup`
-        has, the task's parameters, and whether the clients' training examples are pooled.
+        The run's settings, or its run config. Used are the task's name and parameters, the fields
+        of `Setup`, `scores`, `attack` and `pooled`.
 
     Raises
     ------
     FairbloomError
-        When there is no such task, a parameter of it is impossible, a folder is named that it does
-        not read, or the data cannot be split as asked; the message names the setting and what would
-        do.
+        If there is no such task, one of its parameters is impossible, it does not read the folder
+        that is named, or the data cannot be split as asked; the message names the setting and the
+        remedy.
     """
     settings = RunSettings.of(settings)
     info = find_task(settings.task)
@@ -104,7 +102,7 @@ def load_task(settings: RunSettings | Mapping[str, Any]) -> Task:
 
 
 def check_data(settings: RunSettings | Mapping[str, Any]) -> None:
-    """Raise FairbloomError when clients in this process cannot read their data, are but one, or lack a split.
+    """Raise FairbloomError if clients in this process cannot use their data, or are only one.
 
     A known data set is downloaded and split here, before any client works.
     """
@@ -119,16 +117,15 @@ def check_data(settings: RunSettings | Mapping[str, Any]) -> None:
         return
     task = load_task(settings.model_copy(update={"pooled": False}))
     if len(task.clients) == 1:
-        alone = (
-            f"data-dir = {settings.data_dir!r} holds the data of one client alone,"
-            f" {task.clients[0]}"
-        )
-        one_file = (
-            ", or, for a single file, name the column that names each row's client by csv.client"
-        )
+        remedy = "give a file or folder for each client"
+        if info.name == "csv":
+            remedy += (
+                ", or, for a single file, name the column that names each row's client by"
+                " csv.client"
+            )
         raise FairbloomError(
-            f"{alone}: give a file or folder for each"
-            f" client{one_file if info.name == 'csv' else ''}"
+            f"data-dir = {settings.data_dir!r} holds the data of one client alone,"
+            f" {task.clients[0]}: {remedy}"
         )
     wrong: dict[str, FairbloomError] = {}
     for client in task.clients:
@@ -138,11 +135,10 @@ def check_data(settings: RunSettings | Mapping[str, Any]) -> None:
             wrong[client] = error
     if wrong:
         (first, reason), *others = wrong.items()
-        more = (
-            f" (the data of {', '.join(name for name, _ in others)} cannot be used either)"
-            if others
-            else ""
-        )
+        more = ""
+        if others:
+            names = ", ".join(name for name, _ in others)
+            more = f" (the data of {names} cannot be used either)"
         raise FairbloomError(
             f"the data of client {first} cannot be used: {reason}{more}"
         ) from reason
@@ -151,10 +147,8 @@ def check_data(settings: RunSettings | Mapping[str, Any]) -> None:
 def digests(settings: RunSettings | Mapping[str, Any]) -> dict[str, str]:
     """Return a checksum of each file that a run's clients read in this process.
 
-    None where no folder is named.
-
-    By them a run that is continued, or compared with others, knows whether the data are still the
-    same.
+    Empty if no folder is named. The checksums show whether the data have changed since the run
+    that is continued, or between runs that are compared.
     """
     settings = RunSettings.of(settings)
     info = find_task(settings.task)
@@ -179,9 +173,9 @@ def infer_schema(settings: RunSettings | Mapping[str, Any]) -> str:
 
 
 def describe_data(settings: RunSettings | Mapping[str, Any]) -> Described:
-    """Return what the data of a run hold, as tables: a row of each client, and of whatever else there is.
+    """Return tables that describe the data of a run, with a row for each client.
 
-    A client whose data cannot be used has the reason under `problem`.
+    If a client's data cannot be used, its row has the reason under `problem`.
     """
     settings = RunSettings.of(settings)
     info = find_task(settings.task)
@@ -205,7 +199,7 @@ def describe_data(settings: RunSettings | Mapping[str, Any]) -> Described:
 
 
 def forget_tasks() -> None:
-    """Let tasks be loaded again: nothing says whether files that user-defined ones read elsewhere have changed."""
+    """Empty the cache of tasks, because a user's task may read files that have changed."""
     _load.cache_clear()
 
 
@@ -216,10 +210,10 @@ def _load(
     parameters: tuple[tuple[str, Value], ...],
     stamps: tuple[tuple[Path, int, int], ...],
 ) -> Task:
-    """Return a task; `stamps` are its files, with the times of their last changes and their sizes."""
+    """Return a task; `stamps` has each file with the time of its last change and its size."""
     task = info.load(setup, dict(parameters))
     if not info.is_user_defined:
         return task
-    from .checks import guard_task  # imported late, as PyTorch is with it
+    from .checks import guard_task  # imported late: it needs PyTorch
 
     return guard_task(info.loader, task, setup.validation_share)

@@ -1,7 +1,7 @@
-"""Scores that a task may have in addition to accuracy: each is a function of outputs and targets, for `Task.scores`.
+"""Scores for `Task.scores`, each a function of outputs and targets.
 
-One number, or one of each example, whose mean is the score. A score without meaning, such as the
-AUC of one class, is NaN, and is left out then.
+A function returns the score, or one number for each example, averaged into the score. A score that
+is not defined, such as the AUC of one class, is NaN and left out.
 """
 
 import math
@@ -16,14 +16,14 @@ from fairbloom.protocol.scores import ACCURACY, GroupScore, Score
 from .task import classes_of, is_highest
 
 OfEach = Callable[[Tensor, Tensor], Tensor]
-"""(outputs, targets) → a number of each example."""
+"""(outputs, targets) → a number for each example."""
 
 BALANCED_ACCURACY = Score("balanced-accuracy", percent=True)
 """The share of right answers in each class, averaged over the classes."""
 
 AUC = Score("auc")
-"""The probability that an example of the second class has a higher output than one of the first; a
-tie counts half."""
+"""The probability that an example of the second class has a higher output than one of the first;
+ties count half."""
 
 MAE = Score("mae", higher_is_better=False)
 """The mean absolute error, in the target's unit."""
@@ -36,23 +36,21 @@ R2 = Score("r2")
 targets' mean."""
 
 SELECTION_RATE = GroupScore("selection-rate", percent=True)
-"""The share of a group's examples for which the positive class is predicted, whether it is right or
-not."""
+"""The share of a group's examples for which the positive class is predicted, rightly or not."""
 
 TRUE_POSITIVE_RATE = GroupScore("true-positive-rate", percent=True, over="positives")
 """The share of a group's positive examples for which the positive class is predicted."""
 
 
 def group_scores_of_classes(classes: int, positive: int = 1) -> Mapping[GroupScore, OfEach]:
-    """Return what is measured in groups where classes are predicted.
-
-    Of two, `positive` is the place of one.
-    """
-    accuracy = {GroupScore(ACCURACY.name, percent=ACCURACY.percent): is_highest}
-    if classes != 2:
-        return accuracy
-    selected, found = (partial(of, positive=positive) for of in (is_selected, is_found))
-    return {**accuracy, SELECTION_RATE: selected, TRUE_POSITIVE_RATE: found}
+    """Return the scores of groups for predicted classes; `positive` is an index of two classes."""
+    scores: dict[GroupScore, OfEach] = {
+        GroupScore(ACCURACY.name, percent=ACCURACY.percent): is_highest
+    }
+    if classes == 2:
+        scores[SELECTION_RATE] = partial(is_selected, positive=positive)
+        scores[TRUE_POSITIVE_RATE] = partial(is_found, positive=positive)
+    return scores
 
 
 def is_selected(outputs: Tensor, targets: Tensor, *, positive: int) -> Tensor:
@@ -61,7 +59,7 @@ def is_selected(outputs: Tensor, targets: Tensor, *, positive: int) -> Tensor:
 
 
 def is_found(outputs: Tensor, targets: Tensor, *, positive: int) -> Tensor:
-    """Return for each positive example whether the positive class is predicted, NaN for the others."""
+    """Return for each positive example whether it is predicted as positive; NaN for the others."""
     predicted, true = classes_of(outputs, targets)
     return (predicted == positive).double().masked_fill(true != positive, math.nan)
 
@@ -70,44 +68,42 @@ def balanced_accuracy(outputs: Tensor, targets: Tensor) -> float:
     """Return the share of right answers in each class that occurs, averaged over these classes."""
     predicted, true = classes_of(outputs, targets)
     examples = torch.bincount(true)
-    there = examples > 0
+    occurs = examples > 0
     right = torch.bincount(true, weights=(predicted == true).double())
-    return float((right[there] / examples[there]).mean())
+    return float((right[occurs] / examples[occurs]).mean())
 
 
 def auc(outputs: Tensor, targets: Tensor) -> float:
-    """Return the area under the ROC curve of two classes, by ranks.
-
-    NaN where one of them is missing.
+    """Return the area under the ROC curve of two classes, by ranks; NaN if one does not occur.
 
     Parameters
     ----------
     outputs
-        Shape (n, 2), of which the difference counts; or (n, 1) or (n,), an output that is high for
-        the second class.
+        Shape (n, 2), used by their difference; or (n, 1) or (n,), high for the second class.
     targets
         0 or 1, shape (n,) or (n, 1).
     """
     outputs = outputs.double()
-    margins = (
-        outputs[:, 1] - outputs[:, 0]
-        if outputs.dim() == 2 and outputs.shape[1] == 2
-        else outputs.reshape(-1)
-    )
+    if outputs.dim() == 2 and outputs.shape[1] == 2:
+        margins = outputs[:, 1] - outputs[:, 0]
+    else:
+        margins = outputs.reshape(-1)
     if not margins.isfinite().all():
         return math.nan
     ascending = margins.sort().values
     second = targets.reshape(-1) == 1
     below = torch.searchsorted(ascending, margins)
-    # equal margins share theirs
+    # equal margins share the mean of their ranks
     ranks = (below + torch.searchsorted(ascending, margins, right=True) + 1).double() / 2
     ones = int(second.sum())
     pairs = ones * (len(margins) - ones)
-    return (float(ranks[second].sum()) - ones * (ones + 1) / 2) / pairs if pairs else math.nan
+    if not pairs:
+        return math.nan
+    return (float(ranks[second].sum()) - ones * (ones + 1) / 2) / pairs
 
 
 def absolute_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the absolute error of each example, in float64: the target's unit may be any."""
+    """Return the absolute error of each example, in float64, because targets may be of any size."""
     return (outputs.reshape(targets.shape).double() - targets.double()).abs()
 
 
@@ -119,8 +115,8 @@ def rmse(outputs: Tensor, targets: Tensor) -> float:
 
 
 def r2(outputs: Tensor, targets: Tensor) -> float:
-    """Return the coefficient of determination; NaN where all targets are the same."""
+    """Return the coefficient of determination; NaN if all targets are equal."""
     targets = targets.double()
-    spread = (targets - targets.mean()).square().sum()
-    left = (outputs.reshape(targets.shape).double() - targets).square().sum()
-    return (1.0 - left / spread).item() if spread > 0 else math.nan
+    total = (targets - targets.mean()).square().sum()
+    residual = (outputs.reshape(targets.shape).double() - targets).square().sum()
+    return (1.0 - residual / total).item() if total > 0 else math.nan

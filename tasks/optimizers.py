@@ -19,21 +19,18 @@ if TYPE_CHECKING:
 
 SGD = "sgd"
 OF_PYTORCH = {SGD: "SGD", "adam": "Adam", "adamw": "AdamW"}
-"""The optimizers by name, with their classes in torch.optim. Each moves a number by its own
-gradients alone, and so can move the models of several clients at once."""
+"""The optimizers by name, with their classes in torch.optim. They work elementwise, so that one
+optimizer can train the stacked models of several clients."""
 
 
 def optimizer_in(settings: RunSettings) -> str:
-    """Return the name of the optimizer that a run's settings choose: one of OF_PYTORCH, or an import string."""
-    return (
-        settings.optimizer
-        if is_import_string(settings.optimizer)
-        else settings.optimizer.casefold()
-    )
+    """Return the name of a run's optimizer: a key of OF_PYTORCH, or an import string."""
+    name = settings.optimizer
+    return name if is_import_string(name) else name.casefold()
 
 
 def arguments_of(name: str) -> Collection[str]:
-    """Return the names of what an optimizer takes."""
+    """Return the names of an optimizer's arguments."""
     return inspect.signature(_maker_of(name)).parameters.keys()
 
 
@@ -47,9 +44,8 @@ def make_optimizer(
 ) -> Optimizer:
     """Return a new optimizer.
 
-    It gets momentum and weight decay if it takes them, also when they are 0.
-
-    Raises ReportableError where it lacks one that is not 0, or cannot be made.
+    It gets momentum and weight decay if it has these arguments, also when they are 0. Raises
+    ReportableError if it has no argument for one that is not 0, or cannot be made.
     """
     from torch.optim import Optimizer
 
@@ -72,24 +68,24 @@ def make_optimizer(
 
 
 def _find_rates(name: str, momentum: float, weight_decay: float) -> dict[str, float]:
-    """Return those of the two that an optimizer takes.
+    """Return momentum and weight decay as far as an optimizer has these arguments.
 
-    Raise ReportableError where it lacks one that is not 0.
+    Raise ReportableError if it has no argument for one that is not 0.
     """
-    taken = arguments_of(name)
+    accepted = arguments_of(name)
     rates = {"momentum": momentum, "weight_decay": weight_decay}
     for argument, value in rates.items():
-        if value and argument not in taken:
+        if value and argument not in accepted:
             key = argument.replace("_", "-")
             raise ReportableError(
                 f"{key} = {value:g} has no effect with optimizer = {name!r}, which has no"
                 f" {argument}: leave {key} out, or choose another optimizer, sgd say"
             )
-    return {argument: value for argument, value in rates.items() if argument in taken}
+    return {argument: value for argument, value in rates.items() if argument in accepted}
 
 
 def check_optimizer(settings: RunSettings) -> None:
-    """Raise FairbloomError if there is no such optimizer, or it does not take what the run sets."""
+    """Raise FairbloomError if there is no such optimizer, or it has no use for a setting."""
     name = optimizer_in(settings)
     if settings.nesterov and (name != SGD or not settings.momentum):
         raise SettingsError(
@@ -101,7 +97,10 @@ def check_optimizer(settings: RunSettings) -> None:
 
 
 def usual_learning_rate(settings: RunSettings) -> float | None:
-    """Return the optimizer's own default where the run has SGD's, and that is ten times as high or more; else None."""
+    """Return the optimizer's default learning rate if the run has left SGD's, ten times as high.
+
+    None if the run sets a rate, or if the default is not ten times lower.
+    """
     name = optimizer_in(settings)
     rate = settings.learning_rate
     if name == SGD or rate != SETTINGS["learning-rate"].default:
@@ -112,7 +111,7 @@ def usual_learning_rate(settings: RunSettings) -> float | None:
 
 
 def _maker_of(name: str) -> Callable[..., Any]:
-    """Return what makes an optimizer."""
+    """Return the class, or function, that makes an optimizer."""
     if name in OF_PYTORCH:
         from torch import optim
 

@@ -1,4 +1,4 @@
-"""Centralised training, as a task: every client trains on the examples of all, and is tested on its own."""
+"""Centralised training, as a task: each client trains on all examples, and tests on its own."""
 
 from __future__ import annotations
 
@@ -17,23 +17,20 @@ from .task import AnyExamples, Examples, Splits, Task
 
 @lru_cache(maxsize=4)
 def pool(task: Task) -> Task:
-    """Return a task whose clients all train on the training examples of all, which are put together when needed."""
+    """Return a task in which each client trains on all clients' examples, joined when needed."""
 
     @cache
-    def together() -> AnyExamples:
+    def joined() -> AnyExamples:
         return join([task.splits(client).train for client in task.clients])
 
     def splits(client: str) -> Splits:
-        return replace(task.splits(client), train=together())
+        return replace(task.splits(client), train=joined())
 
     return replace(task, splits=splits)
 
 
 def join(parts: Sequence[AnyExamples]) -> AnyExamples:
-    """Return the examples of all parts, one after the other.
-
-    Tensors that all of them share are not copied.
-    """
+    """Return the examples of all parts, one after the other, without copying shared tensors."""
     collated = [part for part in parts if isinstance(part, CollatedExamples)]
     tensors = [part for part in parts if isinstance(part, Examples)]
     if collated and tensors:
@@ -44,25 +41,18 @@ def join(parts: Sequence[AnyExamples]) -> AnyExamples:
 
 
 def join_tensors(parts: Sequence[Examples]) -> Examples:
-    """Return the examples of all parts, one after the other, in the tensors that they share, or else in a copy."""
+    """Return the examples of all parts, in the tensors that they share, or else in a copy."""
     first = parts[0]
     rows = [part.rows for part in parts if part.rows is not None]
-    held = [
-        (names_of(part.inputs), [*tensors_of(part.inputs), part.targets, part.groups])
-        for part in parts
-    ]
-    if (
-        len(rows) == len(parts)
-        and len({(names, *map(id, tensors)) for names, tensors in held}) == 1
-    ):
+    identities = set()
+    for part in parts:
+        tensors = (*tensors_of(part.inputs), part.targets, part.groups)
+        identities.add((names_of(part.inputs), *map(id, tensors)))
+    if len(rows) == len(parts) and len(identities) == 1:
         return Examples(first.inputs, first.targets, torch.cat(rows), first.groups)
     whole = [(part.inputs, part.targets) if part.rows is None else part[:] for part in parts]
     inputs, targets = zip(*whole, strict=True)
-    groups = [
-        places
-        for part in parts
-        if part.groups is not None and (places := part.group_places()) is not None
-    ]
+    groups = [places for part in parts if (places := part.group_places()) is not None]
     return Examples(
         combine_inputs(inputs, torch.cat),
         torch.cat(targets),

@@ -1,7 +1,7 @@
-"""How a client's raw data become a model's inputs, and a model's outputs predictions: a value, which can be kept.
+"""Turn raw data into a model's inputs, and its outputs into predictions, as a value for a file.
 
-Training and prediction go through the same functions, so that they cannot differ. PyTorch is
-imported late.
+Training and prediction use the same functions, so that they cannot differ. PyTorch is imported
+late.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FORMAT = 2
-"""The number of the form in which a preprocessing is written; a later one is refused."""
+"""The version of the file's format; other versions are refused."""
 
 PREPROCESSING = "preprocessing.json"
-"""The file of a client's preprocessing in its own folder, and of the common one in a run folder."""
+"""The file of a client's preprocessing in its folder, or of the shared one in a run folder."""
 
 NUMBER = "number"
 CATEGORY = "category"
@@ -45,17 +45,17 @@ class InputColumn:
     Attributes
     ----------
     name
-        Of the column, as the files have it.
+        The column's name in the schema.
     kind
         "number" or "category".
     categories
-        Of a column of categories: each has an input, which is 1 where a row has it and else 0.
+        The categories of a column; each has an input, 1 for rows of this category, else 0.
     center, scale
-        Of a column of numbers: its input is (number - center) / scale; 0 where the scale is 0, as
-        the column was constant in training.
+        For a column of numbers: its input is (number - center) / scale. It is 0 if the scale is 0,
+        because the column was constant in training.
     fill
-        Whether a missing value is filled in: a number by the center, a category by none. Where it
-        is not, a row without a value has no prediction.
+        Whether a missing number is replaced by the center, and a missing category has zeros. If
+        not, a row without a value has no prediction.
     """
 
     name: str
@@ -67,25 +67,24 @@ class InputColumn:
 
     @property
     def width(self) -> int:
-        """How many inputs the column becomes."""
+        """The number of inputs of the column."""
         return len(self.categories) if self.kind == CATEGORY else 1
 
     @property
     def field(self) -> Field:
-        """The column as a schema has it."""
+        """The column's entry in a schema."""
         kind: Literal["string", "number"] = "string" if self.kind == CATEGORY else "number"
         return Field(type=kind, categories=self.categories, missing="fill" if self.fill else "drop")
 
     def encode(self, inputs: NDArray[np.float32], values: NDArray[Any]) -> None:
         """Write the column's inputs, shape (rows, width), into an array of zeros.
 
-        `values` are the numbers, NaN where one is missing, or the places of the categories, below 0
-        for none.
+        `values` are numbers, NaN if missing, or indices of categories, below 0 if missing.
         """
         if self.kind == CATEGORY:
             known = np.flatnonzero(values >= 0)
             inputs[known, values[known]] = 1.0
-        elif self.scale > 0.0:  # what is constant in training says nothing, whatever it is later
+        elif self.scale > 0.0:  # a column that was constant in training stays 0
             numbers = values - self.center
             numbers /= self.scale
             numbers[np.isnan(numbers)] = 0.0
@@ -95,26 +94,26 @@ class InputColumn:
 def input_columns(
     schema: Schema, measured: Mapping[str, tuple[float, float] | None]
 ) -> tuple[InputColumn, ...]:
-    """Return the inputs that a schema's columns become.
+    """Return the input columns of a schema.
 
-    Numbers are standardised by its means, or by those measured.
+    Numbers are standardised by the schema's center and scale, or else by those `measured`.
     """
-    found = []
+    columns = []
     for name, field in schema.inputs.items():
         fill = schema.missing_of(name) == "fill"
         if field.categories:
-            found.append(InputColumn(name, CATEGORY, field.categories, fill=fill))
+            columns.append(InputColumn(name, CATEGORY, field.categories, fill=fill))
             continue
-        stated = (
-            None if field.center is None or field.scale is None else (field.center, field.scale)
-        )
-        center, scale = stated or measured.get(name) or (0.0, 0.0)
-        found.append(InputColumn(name, NUMBER, center=center, scale=scale, fill=fill))
-    return tuple(found)
+        center, scale = measured.get(name) or (0.0, 0.0)
+        if field.center is not None and field.scale is not None:
+            center = field.center
+            scale = field.scale
+        columns.append(InputColumn(name, NUMBER, center=center, scale=scale, fill=fill))
+    return tuple(columns)
 
 
 def encode_columns(columns: Sequence[InputColumn], values: Mapping[str, NDArray[Any]]) -> Tensor:
-    """Return the inputs of some rows, shape (rows, width), torch.float32, from the values of their columns."""
+    """Return the inputs of rows, shape (rows, width), torch.float32, from their columns' values."""
     import torch
 
     rows = len(next(iter(values.values())))
@@ -127,14 +126,14 @@ def encode_columns(columns: Sequence[InputColumn], values: Mapping[str, NDArray[
 
 
 class Predictions(NamedTuple):
-    """What a model predicts for some examples.
+    """A model's predictions for some examples.
 
     Attributes
     ----------
     values
-        The predicted class of each, as a text, or the predicted quantity in its own unit.
+        The names of the predicted classes, or the predicted quantities in their own unit.
     probabilities
-        Of each class, shape (examples, classes); None for a quantity.
+        The probabilities of the classes, shape (examples, classes); None for a quantity.
     """
 
     values: NDArray[Any]
@@ -143,35 +142,34 @@ class Predictions(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Preprocessing:
-    """How raw data become inputs, and outputs predictions.
+    """The way from raw data to inputs, and from outputs to predictions.
 
     Attributes
     ----------
     form
-        Of the raw data: "table", "arrays" or "images".
+        The form of the raw data: "table", "arrays" or "images".
     columns
-        The inputs of a table in the order of the model's.
+        The inputs of a table, in the order of the model's inputs.
     ignored
-        The columns that files may have besides, where there is no schema.
+        Further columns that files may have, if there is no schema.
     target
         The column that is predicted.
     classes
         The names of the classes in the order of the model's outputs; () for a quantity.
     target_center, target_scale
-        Of a quantity, which is predicted in units of `target_scale` around `target_center`.
+        A quantity is predicted in units of `target_scale` around `target_center`.
     shape
-        Of one example, as the model takes it; () for a table.
+        The shape of one example as the model's input; () for a table.
     white
-        What bytes of an array are divided by, so that they are from 0 to 1; 0.0 where an array of
-        bytes is refused.
+        The divisor that maps bytes of an array to 0 to 1; 0.0 if arrays of bytes are refused.
     resized
-        Whether images of another size are brought to that of `shape`.
+        Whether images of another size are resized to `shape`.
     client
-        The client whose data it is for; "" where it is for all.
+        The client of these data; "" for all clients.
     per_client
-        Whether each client standardises numbers by those of its own, and these here are none yet.
+        Whether each client standardises numbers by its own means, which are missing here.
     schema
-        The text of the schema by which tables are read; "" where there is none.
+        The text of the schema by which tables are read; "" if there is none.
     """
 
     form: str
@@ -190,11 +188,11 @@ class Preprocessing:
 
     @property
     def width(self) -> int:
-        """How many inputs a row of a table becomes."""
+        """The number of inputs of a table's row."""
         return sum(column.width for column in self.columns)
 
     def inputs(self, values: Mapping[str, NDArray[Any]]) -> Tensor:
-        """Return the inputs of a table's rows, shape (rows, width), torch.float32, from the values of their columns."""
+        """Return the inputs of a table's rows, shape (rows, width), torch.float32."""
         if self.per_client:
             raise FairbloomError(
                 "numbers are standardised by each client's own means and deviations: name the"
@@ -204,24 +202,20 @@ class Preprocessing:
 
     @property
     def dictionary(self) -> Schema:
-        """The schema by which tables are read; of a known data set, it is what its columns say."""
+        """The schema by which tables are read; for a known data set it is built from `columns`."""
         if self.schema:
             return parse_schema(self.schema)
         fields = {each.name: each.field for each in self.columns}
-        target = (
-            Field(type="string", categories=self.classes) if self.classes else Field(type="number")
-        )
-        return Schema(
-            target=self.target, ignore=self.ignored, fields={**fields, self.target: target}
-        )
+        fields[self.target] = Field(type="number")
+        if self.classes:
+            fields[self.target] = Field(type="string", categories=self.classes)
+        return Schema(target=self.target, ignore=self.ignored, fields=fields)
 
     def array_inputs(self, x: NDArray[Any]) -> Tensor:
-        """Return the inputs of an array, torch.float32.
+        """Return the inputs of an array, shape (examples, *`shape`), torch.float32.
 
-        Its first dimension is the examples, each becomes `shape`.
-
-        Bytes are divided by `white`. Raises ValueError where the array holds no numbers as the
-        model takes them.
+        The array's first dimension is the examples. Bytes are divided by `white`. Raises ValueError
+        if the array does not hold numbers, or holds bytes without a `white`.
         """
         import torch
 
@@ -230,11 +224,12 @@ class Preprocessing:
         if x.dtype == np.uint8 and not self.white:
             raise ValueError("must hold floats as the model takes them, got uint8")
         numbers = x.astype(np.float32)
-        scaled = numbers / np.float32(self.white) if x.dtype == np.uint8 else numbers
-        return torch.from_numpy(scaled).reshape(-1, *self.shape)
+        if x.dtype == np.uint8:
+            numbers /= np.float32(self.white)
+        return torch.from_numpy(numbers).reshape(-1, *self.shape)
 
     def decode(self, outputs: Tensor) -> Predictions:
-        """Return what a model's outputs predict: a class, or a quantity in its own unit."""
+        """Return the predictions of a model's outputs: classes, or quantities in their own unit."""
         if not self.classes:
             values = outputs.reshape(len(outputs)).double().numpy()
             return Predictions(values * self.target_scale + self.target_center, None)
@@ -244,12 +239,12 @@ class Preprocessing:
         )
 
     def encode(self) -> bytes:
-        """Return the content of its file, numbers exactly."""
+        """Return the content of the file, with exact numbers."""
         return json.dumps({"format": FORMAT, **asdict(self)}, indent=2, allow_nan=False).encode()
 
     @classmethod
     def decode_file(cls, content: bytes) -> Preprocessing:
-        """Return what `encode` has written; raise ValueError or KeyError for anything else."""
+        """Return the value that `encode` wrote; raise ValueError or KeyError for anything else."""
         written = json.loads(content)
         if not isinstance(written, dict):
             raise ValueError("it is no JSON object")

@@ -1,6 +1,6 @@
-"""The data dictionary of a federation: schema.toml, which says what every site's tables hold.
+"""The data dictionary of a federation: schema.toml, which describes every site's tables.
 
-Its terms are those of Frictionless Table Schema and Table Dialect wherever these have one
+Its keys are those of Frictionless Table Schema and Table Dialect as far as these have them
 (https://datapackage.org/standard/table-schema/).
 """
 
@@ -28,35 +28,39 @@ from fairbloom.errors import ReportableError, did_you_mean
 from .groups import OTHER, GroupBy, parse_groups
 
 Decimal = Literal[".", ","]
-"""What stands between a number's whole part and its decimals."""
+"""The decimal mark of numbers."""
 
 Missing = Literal["error", "drop", "fill"]
-"""What is done with a row that lacks a value."""
+"""The treatment of a row with a missing value."""
 
 MISSING_VALUES = ("", "?", "NA", "NaN", "+NaN", "-NaN", "null", "N/A")
-"""What stands for a missing value, in any case of letters, where a schema does not say it."""
+"""The default markers of a missing value, in any case of letters."""
 
 MAX_TEXT = 200
 """Longest name of a column, category or class, in characters."""
 
 MAX_CATEGORIES = 1_000
+"""Categories of a column."""
+
 MAX_COLUMNS = 10_000
+"""Columns of a schema."""
+
 MAX_BYTES = 2**20
-"""Bounds of a column's categories, of a schema's columns, and of its text."""
+"""Characters of a schema's text."""
 
 SCHEMA = "schema.toml"
-"""The file of a schema in a run folder, and what errors call one that has come as text."""
+"""The file of a schema in a run folder, and its name in errors if it came as text."""
 
 EVERY_FILE = "*"
-"""Under `files`: what holds for every file that has no table of its own."""
+"""The key under `files` for all files that have no table of their own."""
 
 
 class SchemaError(ReportableError):
-    """A schema that cannot be used: the message names its file, the key's path, its value and the remedy."""
+    """A schema that cannot be used; the message names file, key, value and remedy."""
 
 
 def normalise(text: str) -> str:
-    """Return a text as it is compared: in Unicode's form NFKC, without invisible characters, with single spaces."""
+    """Return a text for comparisons: in form NFKC, without invisible characters, single spaces."""
     if not text.isascii():
         text = "".join(
             each
@@ -67,14 +71,14 @@ def normalise(text: str) -> str:
 
 
 def fold(name: str) -> str:
-    """Return the name of a column as it is compared: as `normalise` has it, and in any case of letters."""
+    """Return a column's name for comparisons: normalised, in lower case."""
     return normalise(name).casefold()
 
 
 Name = Annotated[
     str, BeforeValidator(lambda value: str(value) if type(value) in (int, float) else value)
 ]
-"""A text, or a number that stands for it: 1 is "1"."""
+"""A text, or a number that means it: 1 is "1"."""
 
 Category = Annotated[Name, Len(1, MAX_TEXT)]
 
@@ -98,9 +102,9 @@ class _Table(BaseModel):
 
 
 class Constraints(_Table):
-    """What a value must be: from `minimum` to `maximum`, one of `enum`.
+    """Limits of a column's numbers: from `minimum` to `maximum`, one of `enum`.
 
-    `required` makes a missing value a fault.
+    If `required`, a missing value is a fault.
     """
 
     minimum: float = -math.inf
@@ -112,12 +116,12 @@ class Constraints(_Table):
 class Field(_Table):
     """A column.
 
-    `categories` are its values, in the order of the model's inputs or classes, () for a number, and
-    `spellings` other ways to write each. `unit` is that of its numbers; a cell may say it behind
-    the number. `missingValues` stand for a missing value besides what does so in all columns, and
-    `missing` says what is done then, where it is not what the schema says of all. `input`: whether
-    the model sees it; one that only makes groups may be none. Numbers are standardised as (number -
-    center) / scale; None: by each site's own mean and deviation.
+    `categories` are its values, in the order of the model's inputs or classes, () for a number;
+    `spellings` has other ways to write each. `unit` is the unit of its numbers; a cell may have it
+    after the number. `missingValues` adds markers for this column; `missing` overrides the schema's
+    policy. `input`: whether it is an input of the model; a column that only makes groups need not
+    be. Numbers are standardised as (number - center) / scale; None: by each site's own mean and
+    deviation.
     """
 
     type: Literal["number", "integer", "string"]
@@ -133,17 +137,17 @@ class Field(_Table):
 
     @cached_property
     def places(self) -> dict[str, int]:
-        """The place of each spelling among the categories."""
-        found = {normalise(name): place for place, name in enumerate(self.categories)}
+        """The index of the category that each spelling means."""
+        places = {normalise(name): place for place, name in enumerate(self.categories)}
         for place, name in enumerate(self.categories):
-            found |= {normalise(each): place for each in self.spellings.get(name, ())}
-        return found
+            places |= {normalise(each): place for each in self.spellings.get(name, ())}
+        return places
 
 
 class FileField(_Table):
-    """How one file has a column: under another `name`, in another `unit`.
+    """A column that one file has under another `name`, or in another `unit`.
 
-    Times `factor` it is in the schema's.
+    Its numbers, multiplied by `factor`, are in the schema's unit.
     """
 
     name: str = ""
@@ -152,7 +156,7 @@ class FileField(_Table):
 
 
 class File(_Table):
-    """How one file is written; what is not said is found in the file."""
+    """The format of one file; keys that are missing are inferred from the file."""
 
     delimiter: Literal[",", ";", "\t", "|"] | None = None
     decimalChar: Decimal | None = None  # noqa: N815 (Frictionless calls it so)
@@ -166,14 +170,14 @@ class File(_Table):
 
 
 class Schema(_Table):
-    """What the tables of all sites hold: the columns by name, in the order of the model's inputs.
+    """The tables of all sites: their columns by name, in the order of the model's inputs.
 
-    `target` is the column that is predicted: a class where it has categories, of two of which
-    `positive` is the positive one ("": the second), else a quantity. `client` names each row's
-    site, where one file has the rows of several. Rows are grouped by `groups`: columns with
-    categories, or comparisons as "age>=60" and "race=White". Files may have the columns to `ignore`
-    besides. `missing` says what is done with a row that lacks a value, and `missingValues` what
-    stands for one. `files` says how single files are written, by name.
+    `target` is the column that is predicted: a class if it has categories, else a quantity.
+    `positive` is the positive one of two classes ("": the second). `client` is the column of each
+    row's site, if one file has the rows of several. Rows are grouped by `groups`: columns with
+    categories, or comparisons such as "age>=60" and "race=White". Files may also have the columns
+    to `ignore`. `missing` is the treatment of rows with a missing value, `missingValues` are the
+    markers of one. `files` has the formats of single files by name.
     """
 
     target: str
@@ -193,7 +197,7 @@ class Schema(_Table):
 
     @property
     def inputs(self) -> Mapping[str, Field]:
-        """The columns that the model sees."""
+        """The columns that are inputs of the model."""
         return {
             name: field
             for name, field in self.fields.items()
@@ -202,25 +206,22 @@ class Schema(_Table):
 
     @property
     def groupings(self) -> tuple[GroupBy, ...]:
-        """What rows are grouped by."""
+        """The groupings of rows."""
         return parse_groups("groups", ",".join(self.groups))
 
     @property
     def group_names(self) -> dict[str, tuple[str, ...]]:
-        """The groups of each grouping, by its name.
-
-        The last one has the rows that belong to no other.
-        """
+        """The groups of each grouping, by its name; the last has the rows that are in no other."""
         return {
             by.name: (*by.groups(self.fields[by.column].categories), OTHER) for by in self.groupings
         }
 
     def file(self, name: str) -> File:
-        """Return how a file is written."""
+        """Return the format of a file."""
         return self.files.get(name) or self.files.get(EVERY_FILE) or File()
 
     def missing_of(self, name: str) -> Missing:
-        """Return what is done with a row that lacks this column's value."""
+        """Return the treatment of a row in which this column's value is missing."""
         field = self.fields[name]
         if field.constraints.required:
             return "error"
@@ -229,7 +230,7 @@ class Schema(_Table):
 
 
 def read_schema(place: str) -> str:
-    """Return the text of a schema, which a setting names by its file, or which it is already."""
+    """Return the text of a schema; `place` is its file, or the text itself (several lines)."""
     if "\n" in place or not place:
         return place
     try:
@@ -244,7 +245,7 @@ def read_schema(place: str) -> str:
 
 
 def without_client(text: str) -> str:
-    """Return a schema's text for a file of one site: without the column that names each row's client."""
+    """Return a schema's text without its column of clients, for a file of one site."""
     return tomli_w.dumps(
         {key: value for key, value in tomllib.loads(text).items() if key != "client"}
     )
@@ -252,10 +253,7 @@ def without_client(text: str) -> str:
 
 @lru_cache(maxsize=16)
 def parse_schema(text: str, name: str = SCHEMA) -> Schema:
-    """Return the schema that a text holds.
-
-    Raise SchemaError with the key's path, or the line, of its first fault.
-    """
+    """Return the schema in a text; raise SchemaError with the key, or line, of its first fault."""
     schema = _parse(Schema, text, name)
     for fault in _find_contradictions(schema):
         raise SchemaError(f"{name}: {fault}")
@@ -263,7 +261,7 @@ def parse_schema(text: str, name: str = SCHEMA) -> Schema:
 
 
 class ImageSchema(_Table):
-    """What the images of all sites hold: classes, width and height in pixels, whether they are grey, or resized."""
+    """The images of all sites: classes, width and height in pixels, whether grey, or resized."""
 
     classes: Annotated[tuple[str, ...], Len(2)]
     size: tuple[
@@ -279,14 +277,14 @@ class ImageSchema(_Table):
 
 
 def parse_image_schema(text: str, name: str = SCHEMA) -> ImageSchema:
-    """Return the schema of images that a text holds; raise SchemaError with its first fault."""
+    """Return the schema of images in a text; raise SchemaError with its first fault."""
     return _parse(ImageSchema, text, name)
 
 
 def with_files(text: str, files: Mapping[str, Any], name: str = SCHEMA) -> str:
-    """Return a table's schema that says how a device's own files are written, in place of what it says of these.
+    """Return a schema's text with the formats of a device's own files, which replace the schema's.
 
-    `files` is a table as TOML has it, of the file `name`; SchemaError where it is wrong.
+    `files` is a TOML table of the file `name`; raise SchemaError if it has a fault.
     """
     try:
         TypeAdapter(dict[str, File]).validate_python(files)
@@ -317,7 +315,7 @@ def _parse(kind: type[AnyTable], text: str, name: str) -> AnyTable:
 
 
 def _explain(error: ValidationError) -> str:
-    """Return the first fault, an unknown key before all others: the key's path, its value, and the remedy."""
+    """Return the first fault, an unknown key before others, as the key's path, value and remedy."""
     fault = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
     path = ".".join(map(str, fault["loc"]))
     if fault["type"] == "missing":
@@ -332,12 +330,12 @@ def _explain(error: ValidationError) -> str:
             f"{path} is unknown: {did_you_mean(str(fault['loc'][-1]), known)}correct it, or leave"
             " it out"
         )
-    says = fault["msg"].removeprefix("Value error, ")
-    return f"{path} = {shorten_value(fault['input'])}: {says[0].lower()}{says[1:]}"
+    message = fault["msg"].removeprefix("Value error, ")
+    return f"{path} = {shorten_value(fault['input'])}: {message[0].lower()}{message[1:]}"
 
 
 def _find_contradictions(schema: Schema) -> Iterator[str]:
-    """Yield what fits no other part of a schema, each as key, value and remedy."""
+    """Yield contradictions between the parts of a schema, each as key, value and remedy."""
     seen: dict[str, str] = {}
     keys = {
         "fields": [*schema.fields],
@@ -378,8 +376,8 @@ def _find_contradictions(schema: Schema) -> Iterator[str]:
             " others"
         )
     if schema.positive and (len(classes) != 2 or schema.positive not in classes):
-        there = f"the classes are {', '.join(classes)}" if classes else "the target is a quantity"
-        yield f"positive = {schema.positive!r}: it must be one of two classes, and {there}"
+        but = f"the classes are {', '.join(classes)}" if classes else "the target is a quantity"
+        yield f"positive = {schema.positive!r}: it must be one of two classes, and {but}"
     yield from find_wrong_groups(schema)
     for file, about in schema.files.items():
         if about.groupChar and about.groupChar == about.decimalChar:
@@ -393,7 +391,7 @@ def _find_contradictions(schema: Schema) -> Iterator[str]:
 
 
 def _find_faults_of(field: Field) -> Iterator[str]:
-    """Yield what is wrong with one column, each as key, value and remedy."""
+    """Yield the faults of one column, each as key, value and remedy."""
     if field.type == "string" and not field.categories:
         yield "categories is missing: a column of texts needs them; or name the column in ignore"
     seen: dict[str, int] = {}
@@ -419,14 +417,12 @@ def _find_faults_of(field: Field) -> Iterator[str]:
             " exchange them"
         )
     if (field.center is None) != (field.scale is None):
-        yield (
-            f"{'scale' if field.scale is None else 'center'} is missing: center and scale belong"
-            " together"
-        )
+        key = "scale" if field.scale is None else "center"
+        yield f"{key} is missing: center and scale belong together"
 
 
 def find_wrong_groups(schema: Schema, key: str = "groups") -> Iterator[str]:
-    """Yield what is wrong with the groups that a schema names under a key, each as key, value and remedy."""
+    """Yield the faults of a schema's groups, each as `key`, value and remedy."""
     for by in schema.groupings:
         field = schema.fields.get(by.column)
         if field is None:
@@ -440,21 +436,16 @@ def find_wrong_groups(schema: Schema, key: str = "groups") -> Iterator[str]:
                 " target is"
             )
         elif isinstance(by.to, float) == bool(field.categories):
-            remedy = (
-                f"name it alone, {by.column!r}"
-                if field.categories
-                else f"divide it, as in '{by.column}>=60'"
-            )
-            yield (
-                f"{key} = {by.name!r}: the column holds"
-                f" {'categories' if field.categories else 'numbers'}: {remedy}"
-            )
+            problem = f"the column holds numbers: divide it, as in '{by.column}>=60'"
+            if field.categories:
+                problem = f"the column holds categories: name it alone, {by.column!r}"
+            yield f"{key} = {by.name!r}: {problem}"
         elif by.sign == "=" and by.to not in field.categories:
             hint = did_you_mean(str(by.to), field.categories)
             yield f"{key} = {by.name!r}: {hint}the categories are {', '.join(field.categories)}"
 
 
 def shorten_value(value: object) -> str:
-    """Return how a value is written, cut off where it is long."""
+    """Return a value's repr, cut off after 60 characters."""
     written = repr(value)
     return written if len(written) <= 60 else f"{written[:60]}…"

@@ -1,4 +1,4 @@
-"""The split of a data set: who has which of its examples, as it is saved in a run folder and drawn."""
+"""The split of a data set among clients, as run folders save it and figures draw it."""
 
 import io
 import math
@@ -11,18 +11,18 @@ from numpy.typing import NDArray
 from fairbloom.errors import FairbloomError
 
 if TYPE_CHECKING:
-    from .task import Task  # PyTorch is with it, which a file of the split does not need
+    from .task import Task
 
 PARTS = ("train", "test", "validation")
-"""What a client's examples are for, in the order of their numbers in the file."""
+"""The uses of a client's examples, in the order of their numbers in the file."""
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Which client has which example and for what: one entry per example in each array.
+    """Each example's client and use, one entry per example in each array.
 
-    `client` is a place in `clients`, `part` one in PARTS, `row` one in the data set; `label` is the
-    class from 0. `marks` are those of the task, one for each client, "" for most.
+    `client` is an index into `clients`, `part` one into PARTS, `row` one into the data set; `label`
+    is the class from 0. `marks` has the task's mark of each client, "" for most.
     """
 
     clients: tuple[str, ...]
@@ -34,10 +34,7 @@ class Split:
 
     @classmethod
     def of(cls, task: "Task") -> "Split":
-        """Return the split of a task.
-
-        Where it deals no data set, rows count a client's own examples.
-        """
+        """Return the split of a task; without a common data set, rows count a client's examples."""
         columns: list[list[NDArray[np.int64]]] = [[], [], [], []]
         for place, client in enumerate(task.clients):
             parts = _rows_and_labels(task, client) if task.dealt is None else task.dealt(client)
@@ -45,14 +42,19 @@ class Split:
                 values = (np.full(len(rows), place), np.full(len(rows), part), rows, labels)
                 for column, each in zip(columns, values, strict=True):
                     column.append(np.asarray(each, np.int64))
-        client_of, part_of, row, label = (np.concatenate(column) for column in columns)
+        joined = [np.concatenate(column) for column in columns]
         marks = tuple(task.marks.get(client, "") for client in task.clients)
         return cls(
-            task.clients, client_of.astype(np.int32), part_of.astype(np.uint8), row, label, marks
+            task.clients,
+            joined[0].astype(np.int32),
+            joined[1].astype(np.uint8),
+            joined[2],
+            joined[3],
+            marks,
         )
 
     def to_bytes(self) -> bytes:
-        """Return the file split.npz: the arrays by the names of the attributes, and `parts`, compressed."""
+        """Return the compressed file split.npz: `parts`, and arrays with the attributes' names."""
         file = io.BytesIO()
         np.savez_compressed(
             file,
@@ -68,7 +70,7 @@ class Split:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> "Split":
-        """Return what `to_bytes` wrote."""
+        """Return the split that `to_bytes` wrote; raise ValueError for anything else."""
         try:
             with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
                 names = arrays["clients"].tolist()
@@ -77,10 +79,12 @@ class Split:
                 marks = arrays["marks"].tolist()
         except Exception as error:  # another file, or a hostile one, raises nearly anything
             raise ValueError(f"it is no split of a data set ({error})") from error
-        words = [*names, *marks] if isinstance(names, list) and isinstance(marks, list) else [None]
+        # A scalar array has no list: hostile files are read, too.
+        are_lists = isinstance(names, list) and isinstance(marks, list)
         if (
             parts != [*PARTS]
-            or not all(isinstance(word, str) for word in words)
+            or not are_lists
+            or not all(isinstance(word, str) for word in (*names, *marks))
             or len(marks) not in (0, len(names))
         ):
             raise ValueError(
@@ -102,10 +106,7 @@ class Split:
         return cls(tuple(names), client, part, row, label, tuple(marks))
 
     def counts(self) -> NDArray[np.int64]:
-        """Return how many examples of each class each client has, for whatever use.
-
-        Shape (clients, classes).
-        """
+        """Return the number of examples by client and class, shape (clients, classes)."""
         counts = np.zeros((len(self.clients), int(self.label.max(initial=-1)) + 1), np.int64)
         np.add.at(counts, (self.client, self.label), 1)
         return counts

@@ -171,7 +171,7 @@ class TaskInfo:
         }
 
     def check(self, setup: Setup) -> None:
-        """Raise FairbloomError if the task does not accept the model, partition, folder or schema."""
+        """Raise FairbloomError if the task has no use for a model, partition, folder or schema."""
         if self.models and setup.model not in self.models:
             from .models.registry import MODELS, maker_of  # imported late: it needs PyTorch
 

@@ -1,1 +1,1 @@
-"""The data sets that are known by name, one file each; those of pictures share theirs."""
+"""The known data sets, one file each; MNIST, CIFAR and CINIC share pictures.py."""

@@ -1,8 +1,8 @@
-"""Adult: 48,842 people of the US census of 1994, and whether they earn more than 50,000 dollars a year.
+"""Adult: 48,842 people of the US census of 1994; predict who earns over 50,000 dollars a year.
 
-An example is the eight columns of categories, one-hot: 99 binary inputs. Ages, hours and gains are
-left out, and the clients are people with a doctorate and those without, as in AFL, q-FFL and
-FedMGDA+.
+An example has the eight columns of categories, one-hot: 99 binary inputs. As in AFL, q-FFL and
+FedMGDA+, ages, hours and gains are left out, and the two clients are people with a doctorate and
+people without.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,25 +39,29 @@ from .store import locate
 from .uci import describe_columns, read_columns
 
 COLUMNS = (
-    *(
-        "age",
-        "workclass",
-        "fnlwgt",
-        "education",
-        "education-num",
-        "marital-status",
-        "occupation",
-        "relationship",
-    ),
-    *("race", "sex", "capital-gain", "capital-loss", "hours-per-week", "native-country", "income"),
+    "age",
+    "workclass",
+    "fnlwgt",
+    "education",
+    "education-num",
+    "marital-status",
+    "occupation",
+    "relationship",
+    "race",
+    "sex",
+    "capital-gain",
+    "capital-loss",
+    "hours-per-week",
+    "native-country",
+    "income",
 )
-"""The columns of the files, of which `income` is the target."""
+"""The columns of the files; `income` is the target."""
 
 SCHEMA = parse_schema(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-"""What both files hold."""
+"""The schema of both files."""
 
 CATEGORIES = {name: field.categories for name, field in SCHEMA.inputs.items()}
-"""The categories of each column in the order of adult.names, in which the inputs stand."""
+"""The categories of each column in the order of adult.names, which is the order of the inputs."""
 
 INCOMES = SCHEMA.predicted.categories
 """The classes."""
@@ -66,15 +70,14 @@ PHD = "phd"
 """The partition, and the client, of people with a doctorate."""
 
 SLOTS = 2048
-"""The slots of the hash table of a Python set of 413 numbers, which decide the order of
-iteration."""
+"""Slots in the hash table of a Python set of 413 numbers; they decide the order of iteration."""
 
 People = Mapping[str, Labels]
-"""People by column: the place of each one's category, -1 where it is not known, shape (n,)."""
+"""People by column: the index of each person's category, -1 if not known, shape (n,)."""
 
 
 def load(setup: Setup, *, groups: str, group: str, left_out: str) -> Task:
-    """Return the task, with adult.test as the test set, which is split into the same groups as adult.data."""
+    """Return the task; the test set adult.test is split into the same groups as adult.data."""
     if groups == "published" and setup.partition != PHD:
         raise FairbloomError(
             f"adult.groups = 'published': it says who is a client of partition = {PHD}; leave it"
@@ -90,7 +93,8 @@ def load(setup: Setup, *, groups: str, group: str, left_out: str) -> Task:
                 f"{did_you_mean(name, CATEGORIES)}there are {', '.join(CATEGORIES)}"
             )
     fields = {
-        n: each.model_copy(update={"input": n not in without}) for n, each in SCHEMA.fields.items()
+        name: field.model_copy(update={"input": name not in without})
+        for name, field in SCHEMA.fields.items()
     }
     schema = describe_columns(SCHEMA.model_copy(update={"fields": fields}), "adult.group", group)
     if not schema.inputs:
@@ -99,21 +103,20 @@ def load(setup: Setup, *, groups: str, group: str, left_out: str) -> Task:
 
     @cache
     def dealt() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, dict[str, Dealt]]:
-        train, test = (
+        train, test = [
             read_columns(path, COLUMNS, schema) for path in locate(TASKS["adult"], setup)
-        )
-        parts = _deal(train, test, setup, names, groups)
-        beyond = [Dealt(each.examples, each.tested + len(train[schema.target])) for each in parts]
+        ]
+        # Test examples follow the training examples in the joined columns.
+        offset = len(train[schema.target])
+        parts = {
+            name: Dealt(part.examples, part.tested + offset)
+            for name, part in zip(names, _deal(train, test, setup, names, groups), strict=True)
+        }
         people = {name: np.concatenate([train[name], test[name]]) for name in schema.fields}
         targets = torch.from_numpy(people[schema.target].astype(np.int64))
         places = [by.places(people[by.column], CATEGORIES[by.column]) for by in schema.groupings]
         members = torch.from_numpy(np.stack(places, axis=1)) if places else None
-        return (
-            encode_columns(columns, people),
-            targets,
-            members,
-            dict(zip(names, beyond, strict=True)),
-        )
+        return encode_columns(columns, people), targets, members, parts
 
     def parts_of(client: str) -> Parts:
         *_, parts = dealt()
@@ -141,7 +144,7 @@ def load(setup: Setup, *, groups: str, group: str, left_out: str) -> Task:
     )
 
 
-# Who belongs to which client ----------------------------------------------------------------------
+# The people of each client ------------------------------------------------------------------------
 
 
 def _deal(
@@ -152,16 +155,18 @@ def _deal(
             train[SCHEMA.target].astype(np.int64), setup, test[SCHEMA.target].astype(np.int64)
         )
     doctorate = CATEGORIES["education"].index("Doctorate")
-    clients = [
-        people["education"] != doctorate if setup.partition == PHD else people[setup.partition]
-        for people in (train, test)
-    ]
+    if setup.partition == PHD:  # client 0 has the people with a doctorate
+        train_clients = train["education"] != doctorate
+        test_clients = test["education"] != doctorate
+    else:
+        train_clients = train[setup.partition]
+        test_clients = test[setup.partition]
     parts = [
-        Dealt(*(np.flatnonzero(of_each == place) for of_each in clients))
+        Dealt(np.flatnonzero(train_clients == place), np.flatnonzero(test_clients == place))
         for place in range(len(names))
     ]
     if groups == "published":
-        used = published(*(part.examples for part in parts))
+        used = published(parts[0].examples, parts[1].examples)
         parts = [Dealt(examples, part.tested) for examples, part in zip(used, parts, strict=True)]
     for name, part in zip(names, parts, strict=True):
         if len(part.examples) < MIN_EXAMPLES or not len(part.tested):
@@ -174,15 +179,15 @@ def _deal(
 
 
 def published(phd: Indices, others: Indices) -> list[Indices]:
-    """Return the people that the two clients train on in the code behind FedMGDA+'s Table 7 (watml/Fed-MGDA, adult/).
+    """Return the people that the two clients train on in the code behind FedMGDA+'s Table 7.
 
-    It numbers people from 1 and later counts them from 0, so that its PhD client has the person on
-    the line after each doctorate. It trains on the first four fifths of a Python set of these
-    numbers, in the set's own order: ascending for the larger client, by the number modulo `SLOTS`
-    for the smaller one.
+    The code (watml/Fed-MGDA, adult/) numbers people from 1 and later counts them from 0, so that
+    its PhD client has the person on the line after each doctorate. It trains on the first four
+    fifths of a Python set of these numbers, in the set's own order: ascending for the larger
+    client, by the number modulo `SLOTS` for the smaller one.
     """
     numbers = phd + 1
     listed = (numbers[np.argsort(numbers % SLOTS, kind="stable")], others + 1)
-    used = (rows[: len(rows) * 4 // 5] for rows in listed)
-    # the last person has nobody on the next line
+    used = [rows[: len(rows) * 4 // 5] for rows in listed]
+    # No line follows the last person.
     return [rows[rows < len(phd) + len(others)] for rows in used]

@@ -1,4 +1,4 @@
-"""What known data sets have in common: examples of classes, the cross-entropy, clients that come with the data."""
+"""The common parts of known data sets: classes, the cross-entropy, clients that come with them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -29,11 +29,8 @@ def classify(
     dtype: torch.dtype = torch.float32,
     white: float = 0.0,
 ) -> Task:
-    """Return the task of these clients.
-
-    See `Task` for `splits` and `dealt`, `Preprocessing` for `white`.
-    """
-    taken = Preprocessing(
+    """Return a task of classes; for `splits` and `dealt` see `Task`, for `white` Preprocessing."""
+    common = Preprocessing(
         form=ARRAYS, shape=shape, target="class", classes=tuple(classes), white=white
     )
     return Task(
@@ -43,17 +40,17 @@ def classify(
         splits,
         dealt=dealt,
         classes=len(classes),
-        preprocessing=(lambda client: taken) if dtype == torch.float32 else None,
+        preprocessing=(lambda client: common) if dtype == torch.float32 else None,
     )
 
 
 def numbered(classes: int) -> tuple[str, ...]:
-    """Return the names of classes that have none but their numbers."""
+    """Return numbers as the names of classes."""
     return tuple(map(str, range(classes)))
 
 
 def group_rows(owners: Sequence[str]) -> dict[str, Indices]:
-    """Return the examples of each owner, in their order, by the owners' names in ascending order."""
+    """Return the rows of each owner in ascending order; owners are sorted by name."""
     names, numbers = np.unique(np.asarray(owners, np.str_), return_inverse=True)
     rows = np.split(np.argsort(numbers, kind="stable"), np.cumsum(np.bincount(numbers))[:-1])
     return dict(zip(names.tolist(), rows, strict=True))
@@ -62,18 +59,14 @@ def group_rows(owners: Sequence[str]) -> dict[str, Indices]:
 def draw_clients(
     rows: Mapping[str, Indices], setup: Setup, what: str, enough: Callable[[int], bool]
 ) -> dict[str, Indices]:
-    """Return the clients' examples by name, sorted.
+    """Return the rows of the run's clients by name, sorted; draw them if there are more.
 
-    Those with fewer than `enough` are left out and logged.
+    Clients for which `enough` of their number of examples is false are left out, and logged.
     """
     usable = {name: examples for name, examples in sorted(rows.items()) if enough(len(examples))}
     if len(usable) < len(rows):
-        log.info(
-            "%d of %d %s have too few examples and are left out",
-            len(rows) - len(usable),
-            len(rows),
-            what,
-        )
+        left_out = len(rows) - len(usable)
+        log.info("%d of %d %s have too few examples and are left out", left_out, len(rows), what)
     if not usable or setup.clients > len(usable):
         raise FairbloomError(
             f"clients = {setup.clients}: of {len(rows)} {what} {len(usable)} have enough examples:"

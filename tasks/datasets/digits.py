@@ -18,11 +18,8 @@ SIDE = 8
 
 @cache
 def read() -> Pictures:
-    """Return images, shape (1797, 1, 8, 8), from 0 to 16, and labels from scikit-learn's file.
-
-    There is no test set.
-    """
-    # to import it takes a second, a hundred times as long as to read the file
+    """Return images, shape (1797, 1, 8, 8), from 0 to 16, and labels; the test set is empty."""
+    # Importing scikit-learn takes a second, a hundred times as long as reading its file.
     installed = find_spec("sklearn")
     if installed is None or installed.origin is None:
         raise FairbloomError(
@@ -36,8 +33,8 @@ def read() -> Pictures:
 
 
 def load(setup: Setup, *, info: PictureSet, rotated_clients: int) -> Task:
-    """Return the digits, split into clients, some of which have turned images."""
+    """Return the digits, split among clients; some of them have turned images."""
     task = deal_pictures(info, read, setup, rotated_clients)
-    # so that what cannot be dealt is refused here, also by a server: the data are at hand
+    # A server has these data, too: it refuses here a split that is impossible.
     task.splits(task.clients[0])
     return task

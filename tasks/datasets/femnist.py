@@ -1,7 +1,4 @@
-"""FEMNIST: 814,277 hand-written digits and letters of 28×28 pixels, by who has written them.
-
-A part of LEAF.
-"""
+"""FEMNIST, a part of LEAF: 814,277 hand-written digits and letters of 28×28 pixels, by writer."""
 
 from functools import cache
 from pathlib import Path
@@ -31,12 +28,14 @@ WRITER = "writer"
 """The partition that makes a client of each writer."""
 
 SHAPE = (1, 28, 28)
+"""The shape of an image."""
+
 CLASSES = 62
-"""Of an image; and ten digits, capitals and small letters."""
+"""Ten digits, 26 capitals and 26 small letters."""
 
 
 class Characters(NamedTuple):
-    """Undecoded images of characters, labels from 0 to 61 (digits, capitals, small letters) and writers."""
+    """Undecoded images, labels from 0 to 61 (digits, capitals, small letters) and writers."""
 
     path: Path
     images: Any
@@ -45,10 +44,10 @@ class Characters(NamedTuple):
 
 
 def load(setup: Setup) -> Task:
-    """Return the task, with one client per writer, or dealt to any number of clients.
+    """Return the task, with one client per writer, or split among any number of clients.
 
-    Names of writers are read at once where writers are the clients. Images are decoded when a
-    client is asked for: float32 from 0 (black) to 1.
+    The writers' names are read at once if writers are the clients. Images are decoded when a
+    client's splits are needed: float32 from 0 (black) to 1.
     """
 
     @cache
@@ -61,13 +60,9 @@ def load(setup: Setup) -> Task:
     @cache
     def rows() -> dict[str, Indices]:
         if setup.partition == WRITER:
-            return draw_clients(
-                group_rows(characters().writers),
-                setup,
-                "writers",
-                lambda count: count >= MIN_EXAMPLES,
-            )
-        dealt = (each.examples for each in deal(characters().labels, setup))
+            of_writers = group_rows(characters().writers)
+            return draw_clients(of_writers, setup, "writers", lambda count: count >= MIN_EXAMPLES)
+        dealt = [part.examples for part in deal(characters().labels, setup)]
         return dict(zip(number_clients(setup.clients), dealt, strict=True))
 
     @cache

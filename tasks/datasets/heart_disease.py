@@ -1,11 +1,11 @@
-"""Heart disease: 740 patients of four hospitals, each a client, and whether they have a heart disease.
+"""Heart disease: 740 patients of four hospitals, each a client; predict who has the disease.
 
 The patients are prepared as in FLamby's Fed-Heart-Disease (du Terrail et al., NeurIPS 2022): the
-three columns that most hospitals hardly filled in are dropped, then patients who lack a value; two
-columns are one-hot without their first category. That leaves 303, 261, 46 and 130 patients, of whom
-each hospital is tested on 34 %, and 13 inputs.
+three columns that most hospitals hardly filled in are dropped, then patients with a missing value;
+two columns are one-hot without their first category. That leaves 303, 261, 46 and 130 patients,
+34 % of them for testing, and 13 inputs.
 
-A hospital needs no file but its own: categories are constants, and it standardises by its own
+A hospital needs only its own file: categories are constants, and it standardises by its own
 training patients.
 """
 
@@ -37,19 +37,31 @@ HOSPITALS = ("cleveland", "hungarian", "switzerland", "long-beach")
 """The clients, in the order of their files."""
 
 SCHEMA = parse_schema(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-"""What the files hold."""
+"""The schema of the files."""
 
 COLUMNS = (
-    *("age", "sex", "cp", "trestbps", "chol", "fbs", "restecg"),
-    *("thalach", "exang", "oldpeak", "slope", "ca", "thal", "num"),
+    "age",
+    "sex",
+    "cp",
+    "trestbps",
+    "chol",
+    "fbs",
+    "restecg",
+    "thalach",
+    "exang",
+    "oldpeak",
+    "slope",
+    "ca",
+    "thal",
+    "num",
 )
 """The columns of the files."""
 
 ONE_HOT = ("cp", "restecg")
-"""The columns that have an input of each category but the first."""
+"""The columns with an input for each category except the first."""
 
 NUMBERS = tuple(name for name in SCHEMA.inputs if name not in ONE_HOT)
-"""The columns that are inputs as they are."""
+"""The columns that are one input each, unchanged."""
 
 INPUTS = len(NUMBERS) + sum(len(SCHEMA.fields[name].categories) - 1 for name in ONE_HOT)
 """The length of an example, 13."""
@@ -91,41 +103,41 @@ def load(setup: Setup, *, split: int, group: str) -> Task:
     return replace(
         task,
         scores={ACCURACY: is_highest, AUC: auc, BALANCED_ACCURACY: balanced_accuracy},
-        # who lacks a value is left out
+        # without OTHER, the last group: no patient has a missing value
         groupings={name: groups[:-1] for name, groups in schema.group_names.items()},
         group_scores=group_scores_of_classes(2) if schema.groups else {},
     )
 
 
-# Who is trained on --------------------------------------------------------------------------------
+# Splits -------------------------------------------------------------------------------------------
 
 
 def parts_of(targets: Labels, setup: Setup, client: str, random_state: int) -> Parts:
-    """Return a hospital's patients for training, testing and validation, a share of those for training.
+    """Return a hospital's training, test and validation patients.
 
-    The test split is stratified by disease where there are at least three patients with and
-    without; validation is not.
+    The test split is stratified by disease if at least three patients have it and three do not;
+    validation patients are drawn from the training patients, not stratified.
     """
     # imported late: it takes a second, and a server has no data
     selection = import_module("sklearn.model_selection")
     state = random_state or int(generator(setup.seed, "hospital", client).integers(1, 2**32))
-    evenly = np.bincount(targets, minlength=2).min() > 2
+    can_stratify = np.bincount(targets, minlength=2).min() > 2
     train, test = selection.train_test_split(
         np.arange(len(targets)),
         train_size=TRAINED,
         test_size=1.0 - TRAINED,
         random_state=state,
-        stratify=targets if evenly else None,
+        stratify=targets if can_stratify else None,
     )
     return split(train, setup, client, test)
 
 
 def standardise(inputs: NDArray[np.float64], train: Indices) -> NDArray[np.float32]:
-    """Return the inputs by mean and deviation over these patients, 0 where all of them have the same value."""
-    known = inputs[train]
-    deviation = known.std(axis=0, ddof=1)
-    varies = known.min(axis=0) < known.max(axis=0)
-    scaled = (inputs - known.mean(axis=0)) / np.where(varies, deviation, 1.0)
+    """Standardise inputs by mean and deviation of the training patients; constant ones become 0."""
+    trained = inputs[train]
+    deviation = trained.std(axis=0, ddof=1)
+    varies = trained.min(axis=0) < trained.max(axis=0)
+    scaled = (inputs - trained.mean(axis=0)) / np.where(varies, deviation, 1.0)
     return np.where(varies, scaled, 0.0).astype(np.float32)
 
 
@@ -133,7 +145,7 @@ def standardise(inputs: NDArray[np.float64], train: Indices) -> NDArray[np.float
 
 
 def read_patients(path: Path) -> dict[str, ColumnValues]:
-    """Return the columns of a file, as the schema says, for the patients without a missing value."""
+    """Return the columns of a file by the schema, for the patients without a missing value."""
     columns = read_columns(path, COLUMNS, SCHEMA)
     known = ~np.any([is_missing(values) for values in columns.values()], axis=0)
     if not known.any():
@@ -144,7 +156,7 @@ def read_patients(path: Path) -> dict[str, ColumnValues]:
 
 
 def encode_patients(patients: Mapping[str, ColumnValues]) -> tuple[NDArray[np.float64], Labels]:
-    """Return patients' inputs, shape (n, 13), and which of them are ill, shape (n,)."""
+    """Return patients' inputs, shape (n, 13), and whether each is ill, shape (n,)."""
     one_hot = [
         patients[name] == place
         for name in ONE_HOT

@@ -1,4 +1,4 @@
-"""Tables of the Hugging Face hub: parquet files with columns of labels and of images."""
+"""Read tables of the Hugging Face hub: parquet files with columns of labels and images."""
 
 from collections.abc import Mapping, Sequence
 from io import BytesIO
@@ -13,10 +13,7 @@ from fairbloom.errors import FairbloomError
 
 
 def read_columns(path: Path, *names: str) -> Mapping[str, Any]:
-    """Return columns of a parquet file, as Arrow's arrays, by their names.
-
-    Of images, their files' content.
-    """
+    """Return columns of a parquet file by name, as Arrow arrays; images as their files' bytes."""
     try:
         table = parquet.ParquetFile(path).read(columns=names).select(names)
         columns = {name: table.column(name).combine_chunks() for name in names}
@@ -31,7 +28,7 @@ def read_columns(path: Path, *names: str) -> Mapping[str, Any]:
 
 
 def to_labels(path: Path, column: Any, classes: int) -> NDArray[np.int64]:
-    """Return a column of labels."""
+    """Return a column of labels; raise FairbloomError if they are not from 0 to `classes` - 1."""
     labels = column.to_numpy(zero_copy_only=False)
     if (
         labels.dtype.kind not in "iu"
@@ -48,12 +45,9 @@ def to_labels(path: Path, column: Any, classes: int) -> NDArray[np.int64]:
 def decode(
     path: Path, column: Any, rows: Sequence[int], mode: str, shape: tuple[int, int, int]
 ) -> NDArray[np.uint8]:
-    """Return images of a column, shape (n, channels, height, width).
-
-    `mode` is Pillow's, "L" or "RGB".
-    """
+    """Return images of a column, shape (n, channels, height, width); `mode` is "L" or "RGB"."""
     try:
-        from PIL import Image  # imported late: an extra brings it
+        from PIL import Image  # imported late: only the extra `images` installs it
     except ImportError as error:
         raise FairbloomError(
             f"{path}: images are read by Pillow: pip install 'fairbloom[images]'"

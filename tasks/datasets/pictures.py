@@ -1,6 +1,6 @@
-"""Pictures with one label each: files of MNIST, CIFAR and the Hugging Face hub.
+"""Read, split, standardise and rotate pictures with one label each.
 
-Dealt, standardised and turned.
+They come from files of MNIST, of CIFAR and of the Hugging Face hub.
 """
 
 import pickle
@@ -46,7 +46,10 @@ CIFAR = (3, 32, 32)
 
 
 class Pictures(NamedTuple):
-    """Images, shape (n, channels, height, width), and labels from 0, with those of an official test set, if any."""
+    """Images, shape (n, channels, height, width), and labels from 0; and an official test set.
+
+    `tested` is empty if there is no official test set.
+    """
 
     images: NDArray[np.generic]
     labels: Labels
@@ -63,19 +66,16 @@ def load(
     standardise: str,
     rotated_clients: int,
 ) -> Task:
-    """Return the task of a data set.
-
-    Its images are read when those of a client are asked for: a server has none.
-    """
+    """Return the task of a data set; images are read when a client needs them, not by a server."""
     return deal_pictures(
         info, partial(read, info, setup), setup, rotated_clients, classes, test, standardise
     )
 
 
 class _Dealt(NamedTuple):
-    """The images that are kept, official training images first, and which client has which.
+    """The images that are used, official training images first, and each client's rows.
 
-    `scale` standardises images with values from 0 to 1.
+    `scale` standardises images with values from 0 to 1, in place.
     """
 
     images: NDArray[np.generic]
@@ -97,19 +97,19 @@ def deal_pictures(
     test: str = "train",
     standardise: str = "none",
 ) -> Task:
-    """Return the task of a data set of images, split into clients.
+    """Return the task of a data set of images, split among clients.
 
     Parameters
     ----------
     rotated
-        How many clients' images are turned by 90 degrees; the seed draws which.
+        The number of clients with images turned by 90 degrees; the seed draws them.
     classes
-        The classes that are kept, by their numbers, with commas; "" for all. They are renumbered in
+        The numbers of the classes that are used, with commas; "" for all. They are renumbered in
         this order.
     test
-        What clients are tested on: "merged" a share of what they get of all images, "train" of the
-        training images alone, "official" what they get of the official test set, by the same
-        shards, classes or shares.
+        The test images of clients. "merged": a share of their images, which are split from training
+        and test images; "train": a share of their images, which are training images only;
+        "official": their part of the official test set, by the same shards, classes or shares.
     standardise
         "channel": (x − μ)/σ of each channel; "pixel": (x − μ)/(σ + 0.001) of each pixel, from 0 to
         255; "none": x from 0 to 1. Mean and deviation are those of all official training images.
@@ -122,10 +122,11 @@ def deal_pictures(
             f" numbers, from 0 to {len(known) - 1}, with commas"
         )
     kept = tuple(map(int, words))
-    called = [info.labels[number] for number in kept]
-    names = (
-        name_clients(setup, called) if setup.partition == CLASS else number_clients(setup.clients)
-    )
+    class_names = [info.labels[number] for number in kept]
+    if setup.partition == CLASS:
+        names = name_clients(setup, class_names)
+    else:
+        names = number_clients(setup.clients)
     if rotated > len(names):
         raise FairbloomError(
             f"{info.name}.rotated-clients = {rotated}: there are only clients = {len(names)}"
@@ -143,19 +144,22 @@ def deal_pictures(
             tested_labels = tested_labels[:0]
         images = np.concatenate([trained, tested])
         targets = np.concatenate([labels, tested_labels])
-        apart = tested_labels if test == "official" else None
-        dealing = targets if apart is None else labels
+        split_labels = targets
+        official = None
+        if test == "official":
+            split_labels = labels
+            official = tested_labels
         if setup.partition == CLASS:
-            none = np.empty(0, np.int64) if apart is None else apart
+            test_labels = np.empty(0, np.int64) if official is None else official
             parts = [
-                Dealt(np.flatnonzero(dealing == each), np.flatnonzero(none == each))
-                for each in range(len(kept))
+                Dealt(np.flatnonzero(split_labels == label), np.flatnonzero(test_labels == label))
+                for label in range(len(kept))
             ]
         else:
-            parts = deal(dealing, setup, apart)
+            parts = deal(split_labels, setup, official)
         clients = {
-            n: Dealt(each.examples, each.tested + len(labels))
-            for n, each in zip(names, parts, strict=True)
+            name: Dealt(part.examples, part.tested + len(labels))
+            for name, part in zip(names, parts, strict=True)
         }
         inputs = scale(_to_unit(images, info.white))
         return _Dealt(images, inputs, torch.from_numpy(targets), clients, scale)
@@ -171,15 +175,16 @@ def deal_pictures(
             return splits_of(all_dealt.inputs, all_dealt.targets, parts)
         rows = np.concatenate(parts)
         images = torch.rot90(_to_unit(all_dealt.images[rows], info.white), dims=(2, 3)).contiguous()
-        starts = np.cumsum([0, *map(len, parts)])
-        mine = Parts(*(np.arange(start, end) for start, end in pairwise(starts)))
-        return splits_of(all_dealt.scale(images), all_dealt.targets[torch.from_numpy(rows)], mine)
+        ends = np.cumsum([0, *map(len, parts)])
+        train, test, validation = [np.arange(start, end) for start, end in pairwise(ends)]
+        targets = all_dealt.targets[torch.from_numpy(rows)]
+        return splits_of(all_dealt.scale(images), targets, Parts(train, test, validation))
 
     def rows_of(client: str) -> list[tuple[Indices, Labels]]:
         return add_labels(parts_of(client), dealt().targets.numpy())
 
     white = info.white if standardise == "none" else 0.0
-    task = classify(setup, names, info.shape, called, splits, rows_of, white=white)
+    task = classify(setup, names, info.shape, class_names, splits, rows_of, white=white)
     return replace(task, marks=dict.fromkeys(turned, "rotated"))
 
 
@@ -189,27 +194,31 @@ def _keep_classes(
     numbers = np.full(max(max(kept), labels.max(initial=0)) + 1, -1)
     numbers[list(kept)] = np.arange(len(kept))
     new = numbers[labels]
-    return (images, new) if (new >= 0).all() else (images[new >= 0], new[new >= 0])
+    is_kept = new >= 0
+    if is_kept.all():  # no copy of all images
+        return images, new
+    return images[is_kept], new[is_kept]
 
 
 def _to_unit(images: NDArray[np.generic], white: float) -> Tensor:
     unit = images.astype(np.float32)
-    unit /= np.float32(white)  # in place, as all of this: a copy of CINIC-10 takes three gigabytes
+    unit /= np.float32(white)  # in place: a copy of CINIC-10 takes three gigabytes
     return torch.from_numpy(unit)
 
 
 def _make_scaling(
     images: NDArray[np.generic], white: float, standardise: str
 ) -> Callable[[Tensor], Tensor]:
-    """Return what standardises images that are from 0 to 1, in place, by mean and deviation of the training images."""
+    """Return a function that standardises images from 0 to 1, in place, by the training images."""
     if standardise == "none":
         return lambda unit: unit
-    over: tuple[int, ...] = (0, 2, 3) if standardise == "channel" else (0,)
-    mean = images.mean(axis=over, keepdims=True, dtype=np.float64) / white
-    deviation = images.std(axis=over, keepdims=True, dtype=np.float64) / white
+    axes: tuple[int, ...] = (0, 2, 3) if standardise == "channel" else (0,)
+    mean = images.mean(axis=axes, keepdims=True, dtype=np.float64) / white
+    deviation = images.std(axis=axes, keepdims=True, dtype=np.float64) / white
     if standardise == "pixel":
         deviation += 0.001 / white  # some pixels are black in all images
-    center, scale = (torch.from_numpy(each[0]).float() for each in (mean, deviation))
+    center = torch.from_numpy(mean[0]).float()
+    scale = torch.from_numpy(deviation[0]).float()
     return lambda unit: unit.sub_(center).div_(scale)
 
 
@@ -217,10 +226,7 @@ def _make_scaling(
 
 
 def read(info: PictureSet, setup: Setup) -> Pictures:
-    """Return the images of a data set, by the format of its files.
-
-    They are downloaded where they are missing.
-    """
+    """Return the images of a data set, by the format of its files; download missing files."""
     paths = locate(info, setup)
     if paths[0].name.endswith("-ubyte"):
         images, labels, tested, tested_labels = map(read_idx, paths)
@@ -231,8 +237,9 @@ def read(info: PictureSet, setup: Setup) -> Pictures:
             tested_labels.astype(np.int64),
         )
     read_part = _read_table if paths[0].suffix == ".parquet" else read_batch
-    *train, test = (read_part(path, info.target, len(info.labels)) for path in paths)
-    trained, classes = (np.concatenate(parts) for parts in zip(*train, strict=True))
+    *train, test = [read_part(path, info.target, len(info.labels)) for path in paths]
+    trained = np.concatenate([images for images, _ in train])
+    classes = np.concatenate([numbers for _, numbers in train])
     return Pictures(trained, classes, *test)
 
 
@@ -256,7 +263,7 @@ def _read_table(path: Path, target: str, classes: int) -> tuple[NDArray[np.uint8
 
 
 def read_batch(path: Path, target: str, classes: int) -> tuple[NDArray[np.uint8], Labels]:
-    """Return the images, shape (n, 3, 32, 32), and the labels, shape (n,), of a pickled batch of CIFAR."""
+    """Return images, shape (n, 3, 32, 32), and labels, shape (n,), of a pickled batch of CIFAR."""
     with path.open("rb") as content:
         try:
             batch = _Plain(content, encoding="latin1").load()
@@ -269,9 +276,7 @@ def read_batch(path: Path, target: str, classes: int) -> tuple[NDArray[np.uint8]
                 or not 0 <= labels.min() <= labels.max() < classes
             ):
                 raise ValueError(f"{target} must be whole numbers from 0 to {classes - 1}")
-        except (
-            Exception
-        ) as error:  # a pickle that is none, or a hostile one, raises nearly anything
+        except Exception as error:  # another file, or a hostile pickle, raises nearly anything
             raise FairbloomError(
                 f"{path} is no CIFAR batch ({type(error).__name__}: {error}): put the original in"
                 " its place"
@@ -280,10 +285,10 @@ def read_batch(path: Path, target: str, classes: int) -> tuple[NDArray[np.uint8]
 
 
 class _Plain(pickle.Unpickler):
-    """Loads NumPy arrays and Python's plain types, and nothing else: a pickle can name any function to be called."""
+    """Loads only NumPy arrays and Python's plain types, because a pickle can call any function."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return what a pickle of a NumPy array asks for."""
+        """Return a part of a NumPy array; refuse any other name."""
         if (module, name) not in ALLOWED:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no CIFAR batch needs")
         return ALLOWED[module, name]
@@ -305,4 +310,4 @@ ALLOWED = {
     ("numpy", "dtype"): np.dtype,
     ("_codecs", "encode"): _encode,
 }
-"""What a pickle may name: the parts of a NumPy array, under its old and its new module."""
+"""The names that a pickle may use: the parts of a NumPy array, in its old and its new module."""

@@ -1,6 +1,6 @@
-"""Shakespeare's plays, by who speaks: the next character is predicted from 80.
+"""Shakespeare's plays, a client for each speaker: predict the next character from 80 characters.
 
-A million characters of them.
+The text has a million characters.
 """
 
 from collections import defaultdict
@@ -23,20 +23,20 @@ from .classification import classify, draw_clients, numbered
 from .store import locate
 
 LENGTH = 80
-"""The number of characters of an example, after which one is predicted."""
+"""The number of characters of an example; the next one is predicted."""
 
 CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
-"""The 80 characters of LEAF, in its order; any other becomes the last of them, which the plays
-hardly have."""
+"""The 80 characters of LEAF, in its order; any other becomes the last one, which the plays hardly
+have."""
 
 CODES = bytes(CHARACTERS.find(chr(byte)) % len(CHARACTERS) for byte in range(256))
 """The number of each character of Latin-1, as bytes.translate takes it."""
 
 
 class Lines(NamedTuple):
-    """Speakers' examples: `inputs` are characters' numbers, shape (n, 80), `targets` the next character, shape (n,).
+    """Speakers' examples: `inputs`, shape (n, 80), and the next character `targets`, shape (n,).
 
-    `rows` has each speaker's examples in the order of the text.
+    Characters are numbers; `rows` has each speaker's examples in the order of the text.
     """
 
     inputs: Tensor
@@ -45,7 +45,7 @@ class Lines(NamedTuple):
 
 
 def load(setup: Setup) -> Task:
-    """Return the task, a speaker a client."""
+    """Return the task, with one client per speaker."""
     (path,) = locate(TASKS["shakespeare"], setup)
     lines = make_lines(read_speeches(path))
 
@@ -64,23 +64,23 @@ def load(setup: Setup) -> Task:
 
 
 def split_in_time(rows: Indices, setup: Setup) -> Parts:
-    """Return a speaker's examples as LEAF splits them: the first part is for training, the last for testing.
+    """Split a speaker's examples as LEAF does: first training, then validation, then test examples.
 
-    Validation examples lie between. Between parts 79 examples are left out, which share characters
-    with both.
+    Between two parts, 79 examples are left out, which share characters with both.
     """
     test = Fraction(str(setup.test_share))
     validation = Fraction(str(setup.validation_share))
-    chosen = int((1 - test - validation) * len(rows))
-    tested = int((1 - test) * len(rows))
-    return Parts(rows[:chosen], rows[tested + LENGTH - 1 :], rows[chosen + LENGTH - 1 : tested])
+    train_end = int((1 - test - validation) * len(rows))
+    test_start = int((1 - test) * len(rows))
+    gap = LENGTH - 1
+    return Parts(rows[:train_end], rows[test_start + gap :], rows[train_end + gap : test_start])
 
 
 # The files ----------------------------------------------------------------------------------------
 
 
 def read_speeches(path: Path) -> dict[str, str]:
-    """Return what each speaker says, one speech after the other, in a text where NAME: stands above each speech."""
+    """Return each speaker's speeches, joined, of a text with a line NAME: above each speech."""
     speeches = defaultdict(list)
     for number, block in enumerate(path.read_text("latin-1").strip().split("\n\n"), 1):
         name, _, speech = block.strip("\n").partition("\n")
@@ -90,18 +90,16 @@ def read_speeches(path: Path) -> dict[str, str]:
                 " and a colon: put the original in its place"
             )
         speeches[name.removesuffix(":")].append(speech)
-    return {name: "\n".join(filter(None, said)) for name, said in speeches.items()}
+    return {name: "\n".join(filter(None, spoken)) for name, spoken in speeches.items()}
 
 
 def make_lines(texts: Mapping[str, str]) -> Lines:
-    """Return every 80 characters of each speaker's text that one more follows, as windows of one tensor."""
-    text = torch.tensor(
-        list("".join(texts.values()).encode("latin-1").translate(CODES)), dtype=torch.int64
-    )
+    """Return all 80 characters with a next one in each speaker's text, as windows of one tensor."""
+    codes = "".join(texts.values()).encode("latin-1").translate(CODES)
+    text = torch.tensor(list(codes), dtype=torch.int64)
     if len(text) <= LENGTH:
-        return Lines(
-            text.new_empty(0, LENGTH), text.new_empty(0), dict.fromkeys(texts, np.empty(0, np.intp))
-        )
+        no_rows = dict.fromkeys(texts, np.empty(0, np.intp))
+        return Lines(text.new_empty(0, LENGTH), text.new_empty(0), no_rows)
     ends = np.cumsum([0, *map(len, texts.values())])
-    rows = (np.arange(start, max(end - LENGTH, start)) for start, end in pairwise(ends))
+    rows = [np.arange(start, max(end - LENGTH, start)) for start, end in pairwise(ends)]
     return Lines(text.unfold(0, LENGTH, 1)[:-1], text[LENGTH:], dict(zip(texts, rows, strict=True)))

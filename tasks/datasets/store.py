@@ -1,4 +1,4 @@
-"""Where the files of known data sets lie: found below a data folder, downloaded on first use, and checked."""
+"""The files of known data sets: find them in the data folder, download missing ones, check them."""
 
 import gzip
 import math
@@ -19,26 +19,24 @@ from ..task import Setup
 from ..task_info import DataFile, TaskInfo
 
 ENVIRONMENT = "FAIRBLOOM_DATA"
-"""The environment variable that names the folder of known data sets, where no data-dir does."""
+"""The environment variable with the folder of known data sets, if the run sets no data-dir."""
 
 
 def folder_of(setup: Setup) -> Path:
-    """Return the folder below which known data sets lie: data-dir, else FAIRBLOOM_DATA, else a cache."""
+    """Return the folder of known data sets: data-dir, else FAIRBLOOM_DATA, else a cache."""
     return Path(setup.data_dir or os.environ.get(ENVIRONMENT) or "~/.cache/fairbloom").expanduser()
 
 
 def locate(info: TaskInfo, setup: Setup, files: Sequence[DataFile] = ()) -> list[Path]:
-    """Return where some files of a known data set lie, by default all.
-
-    Those that are missing are downloaded.
-    """
+    """Return the paths of files of a known data set, by default all; download missing ones."""
     root = folder_of(setup)
     wanted = files or info.files
     if _missing(root, wanted):
         _download(info.name, root, wanted)
     if setup.verify_data:
-        for path, file in [(root / file.path, file) for file in wanted if file.md5]:
-            if (found := digest_of(path, "md5")) != file.md5:
+        for file in wanted:
+            path = root / file.path
+            if file.md5 and (found := digest_of(path, "md5")) != file.md5:
                 raise FairbloomError(
                     f"{path} is not the original of {info.name}: its md5 is {found}, and the"
                     f" original's {file.md5}. Delete it, and it is downloaded again; or take it as"
@@ -52,7 +50,7 @@ def _missing(root: Path, files: Sequence[DataFile]) -> list[DataFile]:
 
 
 def _download(name: str, root: Path, files: Sequence[DataFile]) -> None:
-    """Download files; each comes into its place whole, and once if several processes want it."""
+    """Download files; each is moved to its path when complete, and once for several processes."""
     try:
         root.mkdir(parents=True, exist_ok=True)
         with (
@@ -61,16 +59,15 @@ def _download(name: str, root: Path, files: Sequence[DataFile]) -> None:
         ):
             for file in _missing(root, files):
                 fetched = Path(place, file.path)
-                if not fetched.is_file():  # it may have come with another file's archive
+                if not fetched.is_file():  # else it came with another file's archive
                     fetch(file, Path(place))
                 (root / file.path).parent.mkdir(parents=True, exist_ok=True)
                 fetched.replace(root / file.path)
-    except (
-        Exception
-    ) as error:  # whatever no network, no such page, half a file or a full disk raises
+    except Exception as error:  # no network, no such page, half a file, a full disk …
         missing = _missing(root, files)
+        lost = missing[0].path if missing else "a file"
         raise FairbloomError(
-            f"task = {name!r}: {missing[0].path if missing else 'a file'} is not in {root} and"
+            f"task = {name!r}: {lost} is not in {root} and"
             f" cannot be downloaded ({type(error).__name__}: {' '.join(str(error).split())[:300]}):"
             f" put the files there ({', '.join(file.path for file in files)}), or name the folder"
             f" that has them by --data-dir or {ENVIRONMENT}"
@@ -78,9 +75,9 @@ def _download(name: str, root: Path, files: Sequence[DataFile]) -> None:
 
 
 def fetch(file: DataFile, place: Path) -> None:
-    """Download a file, or the archive that it is in, to its path below a folder, with a progress bar.
+    """Download a file, or its archive, to its path below a folder, with a progress bar.
 
-    Whatever goes wrong with the connection, the archive or the disk is raised as it is.
+    Exceptions of the connection, the archive or the disk are raised unchanged.
     """
     from urllib.error import HTTPError  # imported late, all of these: most runs download nothing
     from urllib.request import urlopen
@@ -96,26 +93,28 @@ def fetch(file: DataFile, place: Path) -> None:
         error.close()
         raise
     with response:
-        said = f"downloading {path.name}"
         with wrap_file(
-            response, response.length or 0, description=said, console=Console(stderr=True)
+            response,
+            response.length or 0,
+            description=f"downloading {path.name}",
+            console=Console(stderr=True),
         ) as content:
             if file.address.endswith(".tar.gz"):
                 with tarfile.open(fileobj=content, mode="r|gz") as archive:
                     archive.extractall(place, filter="data")
                 return
-            packed = file.address.endswith(".gz")
+            is_packed = file.address.endswith(".gz")
             with (
                 path.open("wb") as written,
-                gzip.open(content) if packed else nullcontext(content) as read,
+                gzip.open(content) if is_packed else nullcontext(content) as read,
             ):
                 shutil.copyfileobj(read, written)
-        if response.length:  # an archive says itself where it ends
+        if response.length:  # archives, which returned above, detect a missing end themselves
             raise ConnectionError(f"the connection ended {response.length} bytes too early")
 
 
 def digest_of(path: Path, algorithm: str) -> str:
-    """Return a file's checksum, computed again when the time of its last change or its size is another."""
+    """Return a file's checksum, computed again if its size or its time of change differs."""
     about = path.stat()
     return _digest(path, algorithm, about.st_mtime_ns, about.st_size)
 
@@ -127,10 +126,7 @@ def _digest(path: Path, algorithm: str, changed: int, size: int) -> str:
 
 
 def digest_files(info: TaskInfo, setup: Setup) -> dict[str, str]:
-    """Return the md5 of each file of a known data set.
-
-    One that has been verified is not read once more.
-    """
+    """Return the md5 of each file of a known data set; verified files are not read again."""
     found = {}
     for file in info.files:
         path = folder_of(setup) / file.path

@@ -1,10 +1,8 @@
 """Synthetic(α, β): devices that differ in their models by α and in their inputs by β.
 
-Nothing to download.
-
 Source: Li et al., Federated Optimization in Heterogeneous Networks (FedProx), MLSys 2020, section
-5.1, which has 30 devices; Li et al., Fair Resource Allocation in Federated Learning (q-FFL), ICLR
-2020, has 100. Both have no fixed data set: their programs draw one, and so does this.
+5.1, with 30 devices; Li et al., Fair Resource Allocation in Federated Learning (q-FFL), ICLR 2020,
+with 100. Both papers' programs draw the data set, and so does this: there is nothing to download.
 """
 
 from functools import cache
@@ -23,17 +21,17 @@ from .classification import classify, numbered
 INPUTS = 60
 CLASSES = 10
 
-LEAST = 50
+MIN_EXAMPLES = 50
 MEAN_LOG = 4.0
 DEVIATION_LOG = 2.0
-"""A device has 50 examples, and as many more as a log-normal number says, rounded down."""
+"""A device has 50 examples plus a log-normal number, rounded down."""
 
 DEVIATIONS = np.arange(1, INPUTS + 1) ** -0.6
 """Standard deviations of the inputs about their means: the variance of the jth is j^(−1.2)."""
 
 
 class Device(NamedTuple):
-    """What one device draws its examples from: the mean of its inputs, (60,), its model W (60, 10) and b (10,)."""
+    """A device's distribution: the mean of its inputs, (60,), and its model W (60, 10), b (10,)."""
 
     mean: NDArray[np.float64]
     W: NDArray[np.float64]
@@ -41,10 +39,10 @@ class Device(NamedTuple):
 
 
 def load(setup: Setup, *, alpha: float, beta: float, iid: bool) -> Task:
-    """Return the task; the seed alone decides a device's examples, whatever the number of devices.
+    """Return the task; a device's examples depend on the seed, not on the number of devices.
 
-    W and b of device k are of N(u_k, 1), and the means of its inputs of N(B_k, 1): alpha is the
-    deviation of u_k, and beta that of B_k.
+    W and b of device k are drawn from N(u_k, 1), and the means of its inputs from N(B_k, 1): alpha
+    is the standard deviation of u_k, beta that of B_k.
     """
     width = len(str(setup.clients - 1))
     names = tuple(f"device-{k:0{width}d}" for k in range(setup.clients))
@@ -64,16 +62,16 @@ def load(setup: Setup, *, alpha: float, beta: float, iid: bool) -> Task:
 def draw_examples(
     seed: int, place: int, alpha: float, beta: float, *, iid: bool
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Return the inputs, shape (n, 60), and classes, shape (n,), of one device: the class with the highest x W + b."""
+    """Return a device's inputs, shape (n, 60), and classes, shape (n,): the highest x W + b."""
     device = draw_common_device(seed) if iid else draw_device(seed, place, alpha, beta)
     random = generator(seed, "synthetic examples", place)
-    count = LEAST + int(random.lognormal(MEAN_LOG, DEVIATION_LOG))
+    count = MIN_EXAMPLES + int(random.lognormal(MEAN_LOG, DEVIATION_LOG))
     inputs = device.mean + DEVIATIONS * random.standard_normal((count, INPUTS))
     return inputs, (inputs @ device.W + device.b).argmax(axis=1)
 
 
 def draw_device(seed: int, place: int, alpha: float, beta: float) -> Device:
-    """Return what a device draws from."""
+    """Draw a device's distribution."""
     random = generator(seed, "synthetic device", place)
     u = alpha * random.standard_normal()
     B = beta * random.standard_normal()
@@ -82,7 +80,7 @@ def draw_device(seed: int, place: int, alpha: float, beta: float) -> Device:
 
 
 def draw_common_device(seed: int) -> Device:
-    """Return what all devices draw from where they are alike."""
+    """Draw the distribution that all devices share if they are alike."""
     random = generator(seed, "synthetic iid")
     return Device(
         np.zeros(INPUTS), random.standard_normal((INPUTS, CLASSES)), random.standard_normal(CLASSES)

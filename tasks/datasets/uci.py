@@ -1,4 +1,4 @@
-"""Tables of the UCI archive: values with commas between, no line of names, and a sign where a value is not known."""
+"""Read tables of the UCI archive: values separated by commas, without a line of names."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,9 +16,9 @@ from ..tables.read import Table
 
 
 def describe_columns(schema: Schema, key: str, group: str) -> Schema:
-    """Return a data set's schema with the groups that a setting names under a key.
+    """Return a data set's schema with the groups that the setting `key` names.
 
-    FairbloomError where it cannot.
+    Raise FairbloomError if it cannot have these groups.
     """
     found = schema.model_copy(update={"groups": tuple(by.name for by in parse_groups(key, group))})
     for fault in find_wrong_groups(found, key):
@@ -27,20 +27,17 @@ def describe_columns(schema: Schema, key: str, group: str) -> Schema:
 
 
 def read_columns(path: Path, columns: Sequence[str], schema: Schema) -> Mapping[str, ColumnValues]:
-    """Return those columns of a file that a schema describes, as it does.
-
-    Lines that begin with | are remarks.
-    """
+    """Return the columns of a file that a schema describes; lines beginning with | are comments."""
     reading = csv.ReadOptions(column_names=columns)
-    remarks = csv.ParseOptions(
+    parsing = csv.ParseOptions(
         invalid_row_handler=lambda row: "skip" if row.text.startswith("|") else "error"
     )
     converting = csv.ConvertOptions(column_types=dict.fromkeys(columns, pa.string()))
     try:
-        table = csv.read_csv(path, reading, remarks, converting)
+        table = csv.read_csv(path, reading, parsing, converting)
     except (OSError, ValueError) as error:
         raise FairbloomError(f"{path}: {error}: put the original in its place") from error
     if not len(table):
         raise FairbloomError(f"{path} has no rows: put the original in its place")
-    there = {name: table.column(name) for name in columns}
-    return encode(Table(path, there, np.arange(1, len(table) + 1), "row", header=0), schema)
+    texts = {name: table.column(name) for name in columns}
+    return encode(Table(path, texts, np.arange(1, len(table) + 1), "row", header=0), schema)

@@ -1,4 +1,4 @@
-"""Models by name: built-in networks, and user-defined ones."""
+"""Models by name: built-in networks, and users' own."""
 
 from .registry import MODELS as MODELS
 from .registry import arrays_of as arrays_of

@@ -1,9 +1,8 @@
-"""The networks that bear a name here: small ones, and those of the papers, with the papers' shapes.
+"""The built-in networks: small ones, and the networks of papers.
 
-Each is made for the shape of an example and a number of outputs. Those of the papers have the
-papers' numbers of parameters where images are as theirs; for images of another size the first
-linear layer is as wide as it must be. A line on departures says where a network differs from the
-code that its paper's numbers come from.
+Each is built for the shape of an example and a number of outputs. A paper's network has the
+paper's number of parameters for images of the paper's size; for other sizes the first linear layer
+has another width. A line "Departures" lists differences from the code behind the paper's numbers.
 """
 
 import math
@@ -30,18 +29,18 @@ GROUPS = 2
 def logistic(shape: Shape, outputs: int) -> nn.Module:
     """Return multinomial logistic regression; for one output linear regression.
 
-    It is FedMGDA+'s and q-FFL's model of Adult: 200 parameters for 99 inputs and two classes.
+    FedMGDA+ and q-FFL use it for Adult: 200 parameters for 99 inputs and two classes.
     """
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), outputs))
 
 
 def softmax(shape: Shape, outputs: int) -> nn.Module:
-    """Return FedFV's model of three classes of Fashion-MNIST (IJCAI 2021, Table 3): 2,355 parameters.
+    """Return FedFV's model of three classes of Fashion-MNIST (IJCAI 2021, Table 3).
 
-    It is linear, its bias begins at 0 and its weights at U(±1/√inputs), and it returns the softmax.
-    The cross-entropy of a task takes the softmax a second time: the published numbers come from
-    this double softmax: its loss for k classes lies between ln(1 + (k − 1)/e) and ln(e + k − 1),
-    however sure the model is.
+    It has 2,355 parameters. It is linear, its bias begins at 0 and its weights at U(±1/√inputs),
+    and it returns the softmax. The cross-entropy of a task takes the softmax a second time, and the
+    published numbers come from this double softmax: its loss for k classes is always between
+    ln(1 + (k − 1)/e) and ln(e + k − 1), even if the model is certain.
     """
     linear = nn.Linear(math.prod(shape), outputs)
     nn.init.zeros_(linear.bias)
@@ -49,7 +48,10 @@ def softmax(shape: Shape, outputs: int) -> nn.Module:
 
 
 def mlp(shape: Shape, outputs: int) -> nn.Module:
-    """Return a perceptron with two hidden layers of 200 units: 199,210 parameters on MNIST, 656,810 on CIFAR-10."""
+    """Return a perceptron with two hidden layers of 200 units.
+
+    It has 199,210 parameters on MNIST, 656,810 on CIFAR-10.
+    """
     return nn.Sequential(nn.Flatten(), *_perceptron(math.prod(shape), 200, 200, outputs))
 
 
@@ -60,11 +62,11 @@ def _perceptron(*widths: int) -> Sequence[nn.Module]:
 
 
 def mlp_softmax(shape: Shape, outputs: int) -> nn.Module:
-    """Return FedFV's model of CIFAR-10 (IJCAI 2021, Table 2): `mlp` and the softmax of its outputs, 656,810 parameters.
+    """Return FedFV's model of CIFAR-10 (IJCAI 2021, Table 2): `mlp` and the softmax of its outputs.
 
-    The cross-entropy of a task takes the softmax a second time, as with `softmax`. The paper's code
-    does so, and the training losses recorded with the published runs of FedAvg, never below 1.84,
-    are those of a double softmax.
+    It has 656,810 parameters. The cross-entropy of a task takes the softmax a second time, as with
+    `softmax`. The paper's code does so, too: the training losses recorded with the published runs
+    of FedAvg, never below 1.84, come from a double softmax.
     """
     return nn.Sequential(*mlp(shape, outputs).children(), nn.Softmax(dim=-1))
 
@@ -73,9 +75,9 @@ def mlp_softmax(shape: Shape, outputs: int) -> nn.Module:
 
 
 def cnn(shape: Shape, outputs: int) -> nn.Module:
-    """Return two convolutions of 16 and 32 channels, each with pooling, and a linear layer: 20,490 parameters on MNIST.
+    """Return two convolutions of 16 and 32 channels, each with pooling, and a linear layer.
 
-    It takes images from 4×4 pixels.
+    It has 20,490 parameters on MNIST, and accepts images from 4×4 pixels.
     """
     channels, height, width = _image("cnn", shape, 4)
     return nn.Sequential(
@@ -93,9 +95,10 @@ def _pooled_convolution(
 
 
 def mnist_cnn(shape: Shape, outputs: int) -> nn.Module:
-    """Return the CNN of FedAvg's paper (AISTATS 2017) for MNIST: 1,663,370 parameters on 28×28 pixels, ten classes.
+    """Return the CNN of FedAvg's paper (AISTATS 2017) for MNIST.
 
-    It takes images from 4×4 pixels. FedFV's library has the same one since 2022.
+    It has 1,663,370 parameters on 28×28 pixels and ten classes, and accepts images from 4×4 pixels.
+    FedFV's library has had the same network since 2022.
 
     Departures: FedFV's code of 2021 convolves without padding, and without activations after it
     (582,026 parameters for ten classes); its outputs are the softmax of activations.
@@ -106,14 +109,14 @@ def mnist_cnn(shape: Shape, outputs: int) -> nn.Module:
 def femnist_cnn(shape: Shape, outputs: int) -> nn.Module:
     """Return LEAF's CNN for FEMNIST (2018): 6,603,710 parameters on 28×28 pixels and 62 classes.
 
-    It is `mnist-cnn` with 2,048 hidden units, and takes images from 4×4 pixels. q-FFL has it for
-    Omniglot.
+    It is `mnist-cnn` with 2,048 hidden units, and accepts images from 4×4 pixels. q-FFL uses it
+    for Omniglot.
     """
     return _two_convolutions("femnist-cnn", shape, outputs, hidden=2048)
 
 
 def _two_convolutions(name: str, shape: Shape, outputs: int, hidden: int) -> nn.Module:
-    """Return padded 5×5 convolutions of 32 and 64 channels, each with pooling, and a layer of hidden units."""
+    """Return two padded 5×5 convolutions, 32 and 64 channels, with pooling, and a hidden layer."""
     channels, height, width = _image(name, shape, 4)
     return nn.Sequential(
         *_pooled_convolution(channels, 32, 5, padding=2),
@@ -124,11 +127,12 @@ def _two_convolutions(name: str, shape: Shape, outputs: int, hidden: int) -> nn.
 
 
 def cifar_cnn(shape: Shape, outputs: int) -> nn.Module:
-    """Return FedMGDA+'s CNN for CIFAR-10: 797,962 parameters on coloured images of 32×32 pixels and ten classes.
+    """Return FedMGDA+'s CNN for CIFAR-10.
 
-    It takes images from 16×16 pixels. Departure: without LocalResponseNorm(2) around the first
-    pooling, which has no parameters, makes a step 1.4 to 2 times as long, and changed outputs by
-    less than 0.1 % after 3,000 images of Fashion-MNIST.
+    It has 797,962 parameters on coloured images of 32×32 pixels and ten classes, and accepts images
+    from 16×16 pixels. Departure: without LocalResponseNorm(2) around the first pooling, which has
+    no parameters, makes a step 1.4 to 2 times as long, and changed outputs by less than 0.1 % after
+    3,000 images of Fashion-MNIST.
     """
     channels, height, width = _image("cifar-cnn", shape, 16)
     return nn.Sequential(
@@ -163,14 +167,15 @@ class Block(nn.Module):
 
 
 def resnet18_gn(shape: Shape, outputs: int) -> nn.Module:
-    """Return a ResNet-18 for small images with GroupNorm: 11,173,962 parameters for colours and ten classes.
+    """Return a ResNet-18 with GroupNorm for small images.
 
-    Its first convolution is 3×3, and no pooling follows it, as usual for 32×32 pixels; it takes
-    images from 8×8. GroupNorm replaces BatchNorm, the statistics of which differ between clients.
-    Semi-VRed's tables are of a ResNet-18 with GroupNorm.
+    It has 11,173,962 parameters for coloured images and ten classes. Its first convolution is 3×3
+    without pooling, as usual for 32×32 pixels; it accepts images from 8×8. GroupNorm replaces
+    BatchNorm because the statistics of BatchNorm differ between clients. Semi-VRed's tables are of
+    a ResNet-18 with GroupNorm.
 
-    Departures: we found no code of Semi-VRed, so its groups and first layers are not known; there
-    are two groups here. FedDyn's code, which has two as well, begins with a 7×7 convolution and
+    Departures: we found no code of Semi-VRed, so that its groups and first layers are not known; we
+    use two groups. FedDyn's code, with two groups as well, begins with a 7×7 convolution and
     pooling, for large images.
     """
     channels, _, _ = _image("resnet18-gn", shape, 8)
@@ -191,15 +196,12 @@ def resnet18_gn(shape: Shape, outputs: int) -> nn.Module:
 
 
 def _left(pixels: int) -> int:
-    """Return the pixels that two 5×5 convolutions without padding leave, each with pooling."""
+    """Return the pixels left by two 5×5 convolutions without padding, each with pooling."""
     return ((pixels - 4) // 2 - 4) // 2
 
 
 def _image(name: str, shape: Shape, least: int) -> Shape:
-    """Return the shape of an image.
-
-    Raise FairbloomError when it is none, or has fewer pixels than `least` each way.
-    """
+    """Return an image's shape; raise FairbloomError if it is not one, or smaller than `least`."""
     if len(shape) != IMAGE or min(shape[1:]) < least:
         raise FairbloomError(
             f"model = {name!r}: it takes images of at least {least}×{least} pixels, (channels,"
@@ -213,12 +215,12 @@ def _image(name: str, shape: Shape, least: int) -> Shape:
 
 
 class LSTM(nn.Module):
-    """LEAF's network for Shakespeare (2018), which q-FFL's code has, too.
+    """LEAF's network for Shakespeare (2018); q-FFL's code has it, too.
 
     An embedding of 8, two LSTM layers of 256, and the next character: 819,920 parameters for LEAF's
-    80 characters. It takes lines of any length: integers of shape (n, length). Departure: PyTorch's
-    cells have two biases each. TensorFlow's, in both papers' code, have one (817,872 parameters),
-    and add 1 to that of the forget gate.
+    80 characters. It accepts lines of any length: integers of shape (n, length). Departure:
+    PyTorch's cells have two biases each. TensorFlow's, in both papers' code, have one (817,872
+    parameters), and add 1 to the bias of the forget gate.
     """
 
     def __init__(self, shape: Shape, outputs: int) -> None:
@@ -228,7 +230,7 @@ class LSTM(nn.Module):
         self.next = nn.Linear(256, outputs)
 
     def forward(self, characters: Tensor) -> Tensor:
-        """Return what follows the last character: a row of numbers, one a character, for each line."""
+        """Return the logits of the character after the last one, shape (n, characters)."""
         read, _ = self.lstm(self.embedding(characters))
         following: Tensor = self.next(read[:, -1])
         return following

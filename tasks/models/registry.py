@@ -1,8 +1,9 @@
-"""Build models by name, built-in and user-defined ones, and read their arrays."""
+"""Build models by name, and read their parameters and buffers."""
 
 import inspect
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,19 +35,14 @@ MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
 def build(
     name: str, shape: Shape, outputs: int, seed: int, dtype: torch.dtype = torch.float32
 ) -> nn.Module:
-    """Return a freshly initialised model for examples of a shape and dtype.
-
-    The seed alone decides its weights.
+    """Return a model for examples of a shape and dtype; its weights depend only on the seed.
 
     `name` is a built-in model or an import string; a dtype of torch.int64 is a line of characters.
     """
+    maker = MODELS.get(name) or partial(build_user_defined, name)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        model = (
-            MODELS[name](shape, outputs)
-            if name in MODELS
-            else build_user_defined(name, shape, outputs)
-        )
+        model = maker(shape, outputs)
         _check_outputs(name, model, torch.zeros(1, *shape, dtype=dtype), outputs)
     check_arrays(model)
     return model
@@ -56,11 +52,10 @@ def build(
 
 
 def build_user_defined(name: str, shape: Shape, outputs: int) -> nn.Module:
-    """Return the model that an import string's class, or function, makes.
+    """Return the model that an import string's class or function makes.
 
-    It gets what its signature asks for.
-
-    Parameters that nothing is known of need a default.
+    It is called with those of the known arguments below that its signature has. Any other parameter
+    needs a default.
     """
     maker = maker_of(name)
     known: dict[str, Any] = {
@@ -69,18 +64,18 @@ def build_user_defined(name: str, shape: Shape, outputs: int) -> nn.Module:
         **dict.fromkeys(("channels", "in_channels") if len(shape) == IMAGE else (), shape[0]),
         "shape": shape,
     }
-    asked = [
-        each
-        for each in inspect.signature(maker).parameters.values()
-        if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
-    ]
-    for each in asked:
-        if each.name not in known and each.default is each.empty:
+    arguments = {}
+    for parameter in inspect.signature(maker).parameters.values():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        if parameter.name in known:
+            arguments[parameter.name] = known[parameter.name]
+        elif parameter.default is parameter.empty:
             raise FairbloomError(
-                f"model = {name!r}: its parameter {each.name} has no default, and nothing says what"
-                f" it should be: it may ask for {', '.join(known)}"
+                f"model = {name!r}: its parameter {parameter.name} has no default, and nothing says"
+                f" what it should be: it may ask for {', '.join(known)}"
             )
-    model = maker(**{each.name: known[each.name] for each in asked if each.name in known})
+    model = maker(**arguments)
     if not isinstance(model, nn.Module):
         raise FairbloomError(
             f"model = {name!r}: it returns a {type(model).__name__}; a model is a torch.nn.Module"
@@ -106,9 +101,9 @@ def maker_of(name: str) -> Callable[..., Any]:
 
 
 def choose_output(model: nn.Module, outputs: object, output: str) -> Tensor:
-    """Return the tensor that a task means of what a model returns.
+    """Return the tensor of a model's outputs that a task uses.
 
-    `output`, `logits`, or the only one.
+    It is the one named `output`, or if that is "", the only one, or `logits`.
     """
     if isinstance(outputs, Tensor):
         return outputs
@@ -120,38 +115,36 @@ def choose_output(model: nn.Module, outputs: object, output: str) -> Tensor:
             " output or a hidden state must be left out"
         )
     tensors = {str(name): each for name, each in outputs.items() if isinstance(each, Tensor)}
-    name = output or ("logits" if "logits" in tensors or len(tensors) != 1 else next(iter(tensors)))
+    name = output or "logits"
+    if not output and len(tensors) == 1:
+        (name,) = tensors
     if name not in tensors:
-        there = ", ".join(tensors) or "no tensor"
-        said = (
-            f"the task asks for {name!r}"
-            if output
-            else "the task does not say which of them are its outputs"
-        )
+        returned = ", ".join(tensors) or "no tensor"
+        problem = "the task does not say which of them are its outputs"
+        if output:
+            problem = f"the task asks for {name!r}"
         raise ReportableError(
-            f"the model, {type(model).__name__}, returns {there} {when}, and {said}: name one by"
-            " Task(output=...)"
+            f"the model, {type(model).__name__}, returns {returned} {when}, and {problem}: name one"
+            " by Task(output=...)"
         )
     return tensors[name]
 
 
-# What every model must be -------------------------------------------------------------------------
+# Requirements of all models -----------------------------------------------------------------------
 
 
 @torch.no_grad()
 def _check_outputs(name: str, model: nn.Module, example: Tensor, outputs: int) -> None:
-    """Raise FairbloomError when a model does not map one example to a row of outputs.
+    """Raise FairbloomError if a model does not map one example to a row of outputs.
 
-    Lazy modules are made by this.
+    The call also initialises lazy modules.
     """
-    remedy = (
-        "choose another model"
-        if name in MODELS
-        else "its parameters outputs, inputs, channels and shape say it"
-    )
+    remedy = "its parameters outputs, inputs, channels and shape say it"
+    if name in MODELS:
+        remedy = "choose another model"
     try:
         answer = model.eval()(example)
-    except Exception as error:  # whatever a user's model raises
+    except Exception as error:  # a user's model may raise anything
         raise FairbloomError(
             f"model = {name!r}: it cannot take an example of this task, a tensor of shape"
             f" {tuple(example.shape)} and dtype {example.dtype} ({type(error).__name__}:"
@@ -162,11 +155,9 @@ def _check_outputs(name: str, model: nn.Module, example: Tensor, outputs: int) -
     except ReportableError:
         chosen = None
     if chosen is None or chosen.shape != (1, outputs):
-        got = (
-            f"a {type(answer).__name__}"
-            if chosen is None
-            else f"a tensor of shape {tuple(chosen.shape)}"
-        )
+        got = f"a {type(answer).__name__}"
+        if chosen is not None:
+            got = f"a tensor of shape {tuple(chosen.shape)}"
         raise FairbloomError(
             f"model = {name!r}: for one example, of shape {tuple(example.shape)}, it returns {got},"
             f" and this task needs a tensor of shape {(1, outputs)}, or tensors by name with logits"
@@ -176,7 +167,7 @@ def _check_outputs(name: str, model: nn.Module, example: Tensor, outputs: int) -
 
 
 def check_arrays(model: nn.Module) -> None:
-    """Raise FairbloomError when a model's state holds what cannot be sent as arrays."""
+    """Raise FairbloomError if a part of a model's state cannot be sent as an array."""
     floats = (torch.float16, torch.float32, torch.float64, torch.bfloat16)
     for name, value in model.state_dict().items():
         if not isinstance(value, Tensor):
@@ -203,7 +194,7 @@ def check_arrays(model: nn.Module) -> None:
 
 @torch.no_grad()
 def _overlaps(value: Tensor) -> bool:
-    """Return whether a tensor cannot be written to, since several of its entries are one."""
+    """Return whether entries of a tensor share memory, so that it cannot be written to."""
     if value.is_contiguous():
         return False
     try:
@@ -214,42 +205,41 @@ def _overlaps(value: Tensor) -> bool:
 
 
 def sendable(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a model's state as it is sent and averaged: bfloat16, which NumPy lacks, as float32, without loss."""
+    """Return a model's state for sending and averaging: bfloat16, unknown to NumPy, as float32."""
     return {
         name: each.float() if each.dtype == torch.bfloat16 else each for name, each in state.items()
     }
 
 
 def arrays_of(state: Mapping[str, Tensor]) -> dict[str, NDArray[Any]]:
-    """Return a model's state as NumPy arrays, which share its memory where that is the processor's and they can."""
+    """Return a model's state as NumPy arrays; they share its memory if that is the processor's."""
     return {name: tensor.numpy() for name, tensor in on_processor(sendable(state)).items()}
 
 
 def on_processor(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a model in the memory of the processor: from a CUDA device by one pinned copy for each dtype."""
-    found = {name: tensor.detach() for name, tensor in state.items()}
+    """Return a state in the processor's memory; from CUDA by one pinned copy for each dtype."""
+    tensors = {name: tensor.detach() for name, tensor in state.items()}
     for kind in {
-        (each.device, each.dtype) for each in found.values() if each.device.type == "cuda"
+        (each.device, each.dtype) for each in tensors.values() if each.device.type == "cuda"
     }:
-        names = [name for name, each in found.items() if (each.device, each.dtype) == kind]
-        flat = torch.cat([found[name].reshape(-1) for name in names])
+        names = [name for name, each in tensors.items() if (each.device, each.dtype) == kind]
+        flat = torch.cat([tensors[name].reshape(-1) for name in names])
         pinned = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True).copy_(flat)
-        parts = torch.split(pinned, [found[name].numel() for name in names])
-        found |= {
-            name: part.view(found[name].shape) for name, part in zip(names, parts, strict=True)
-        }
-    return {name: tensor.cpu() for name, tensor in found.items()}
+        parts = torch.split(pinned, [tensors[name].numel() for name in names])
+        for name, part in zip(names, parts, strict=True):
+            tensors[name] = part.view(tensors[name].shape)
+    return {name: tensor.cpu() for name, tensor in tensors.items()}
 
 
 def float_buffers(model: nn.Module) -> tuple[str, ...]:
-    """Return the names of the buffers that are averaged and are no part of an update: BatchNorm's statistics."""
+    """Return the names of buffers that are averaged outside the update: BatchNorm's statistics."""
     stored = model.state_dict()
     named = model.named_buffers(remove_duplicate=False)
     return tuple(name for name, buffer in named if buffer.is_floating_point() and name in stored)
 
 
 def shared_parameters(model: nn.Module) -> dict[str, str]:
-    """Return the further names of parameters that a model has under several names, each with the first of them."""
+    """Return second and further names of shared parameters, each with the first name."""
     first: dict[nn.Parameter, str] = {}
     stored = model.state_dict(keep_vars=True)
     named = {name: value for name, value in stored.items() if isinstance(value, nn.Parameter)}
@@ -259,7 +249,7 @@ def shared_parameters(model: nn.Module) -> dict[str, str]:
 
 
 def frozen_parameters(model: nn.Module) -> tuple[str, ...]:
-    """Return the names of the parameters that are never trained: their requires_grad is False."""
+    """Return the names of the parameters that are not trained: their requires_grad is False."""
     stored = model.state_dict(keep_vars=True)
     return tuple(
         name

@@ -1,8 +1,8 @@
-"""What the server may know of what is wrong with a client's files: these sentences, and nothing else.
+"""The sentences that the server may receive about faults of a client's files.
 
-An error about files quotes them, so that their owner finds the place. None of that leaves the
-machine: the server gets one of the sentences below, with numbers of lines, rows and columns, and
-with names that the run itself uses.
+On the client's machine, an error quotes the files, so that their owner finds the place. The quotes
+do not leave the machine: the server gets one of the sentences below, with numbers of lines, rows
+and columns, and with names that the run itself uses.
 """
 
 from collections.abc import Sequence
@@ -80,8 +80,8 @@ REASONS = {
         " (limits.rows in owner.toml)"
     ),
     "few-to-measure": (
-        "a loss needs at least {min_rows} training rows to leave the device, and there are fewer: hold"
-        " out less by test-share, or add rows; the owner of the device may lower the floor"
+        "a loss needs at least {min_rows} training rows to leave the device, and there are fewer:"
+        " hold out less by test-share, or add rows; the owner of the device may lower the floor"
         " (limits.rows in owner.toml)"
     ),
     "few-examples": "it has {examples} examples, and at least {fewest} are needed",
@@ -90,28 +90,28 @@ REASONS = {
     ),
     "image-sizes": "its images are not all of the size that the schema states",
 }
-"""Every sentence by its key; what is in braces is a number, or a Known text."""
+"""The sentences by key; braces take a number or a Known text."""
 
 
 MAX_FAULTS = 10
-"""The most faults of a kind that are looked for in a file, and the most that are shown."""
+"""Faults of one kind that are collected in a file, and shown."""
 
 
 class Known(str):
-    """A text that the server may know: the name of a column that the schema has, or the number of a line."""
+    """A text that the server may receive: a column's name in the schema, or a line's number."""
 
     __slots__ = ()
 
 
 class DataError(ReportableError):
-    """What is wrong with a client's files: the message is for their owner, the server gets REASONS[why] alone.
+    """A fault of a client's files: the message is for their owner, the server gets REASONS[why].
 
-    `values` fill that reason's braces: numbers and Known texts, so that no content can leave
-    (TypeError).
+    `values` fill the braces of that sentence. They must be numbers or Known texts (else TypeError),
+    so that no content of the files can leave.
     """
 
     others: Sequence["DataError"] = ()
-    """What else is wrong with the same file; messages name the first fault alone."""
+    """Further faults of the same file; messages name only the first fault."""
 
     def __init__(self, message: str, why: str = "unusable", **values: int | Known) -> None:
         for key, value in values.items():
@@ -124,7 +124,7 @@ class DataError(ReportableError):
 
 
 def raise_faults(faults: Sequence[DataError]) -> None:
-    """Raise the first of these errors, if there is one; it holds the others."""
+    """Raise the first of these errors, if any, with the others attached."""
     if faults:
         faults[0].others = tuple(faults[1:])
         raise faults[0]

@@ -139,10 +139,10 @@ BROKEN: tuple[tuple[Any, tuple[str, ...]], ...] = (
         ("inputs hold NaN", "in row 4"),
     ),
     (Splits(GOOD, Examples(X, X[:, 0] / 0)), ("targets hold NaN or infinite", "in row 0")),
-    (Splits(GOOD, Examples(X[:0], Y[:0])), ("test examples of client site: there is none",)),
+    (Splits(GOOD, Examples(X[:0], Y[:0])), ("test examples of client site: there are none",)),
     (
         Splits(GOOD, Examples(X, Y, torch.arange(0))),
-        ("test examples of client site: there is none",),
+        ("test examples of client site: there are none",),
     ),
     (Splits(GOOD, Examples(X, Y[:5])), ("6 inputs and 5 targets",)),
     (
