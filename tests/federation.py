@@ -72,7 +72,7 @@ def unpack(arrays: ArrayRecord) -> Arrays:
 
 @lru_cache(maxsize=1000)
 def _decode(data: bytes) -> NDArray[Any]:
-    """Return an array that nobody may change: all clients of a round decode the same model."""
+    """Return a read-only array: all clients of a round decode the same model."""
     array: NDArray[Any] = np.load(BytesIO(data))
     array.setflags(write=False)
     return array
@@ -94,13 +94,12 @@ def unflat(vector: FloatArray, arrays: Mapping[str, NDArray[Any]]) -> Arrays:
 
 
 class Quadratic:
-    """A client whose loss is ½ Σ a (w − target)²; a step of its training is one gradient step at
-    its own rate.
+    """A client with the loss ½ Σ a (w − target)², which takes gradient steps at its own rate.
 
-    It takes one step, or `local-steps` where the config says so; then it also replies its model
-    after `snapshot-step` of them. Its disparity is the sine of an inner product, and where the
-    config names one it also replies the model after a step down that. It keeps nothing, and says
-    that it went on from whatever state it is asked for.
+    It takes one step, or the config's `local-steps`; then it also replies its model after
+    `snapshot-step` of them. Its disparity is the sine of an inner product. If the config names a
+    disparity, it also replies the model after a step down that. It keeps no state, and always
+    claims to have continued from the requested one.
     """
 
     def __init__(self, name: str) -> None:
@@ -112,7 +111,7 @@ class Quadratic:
         self.mean = rng.normal(size=2)
         self.rate = float(rng.uniform(0.2, 0.4))
         self.baseline = 0.5 * self.rate
-        """What it claims to reach alone; its least loss is 0."""
+        """The loss that it claims to reach alone; its least loss is 0."""
         self.slope = rng.normal(size=10) / 5.0
 
     def loss(self, arrays: Arrays) -> float:
@@ -191,15 +190,14 @@ class Quadratic:
 
 
 def answering(client: Answer, **others: Answer) -> Answer:
-    """Return a client that answers messages of some kinds, query, train or evaluate, in other
-    ways."""
+    """Return a client with other answers to some kinds of messages: query, train or evaluate."""
     return lambda message: others.get(message.metadata.message_type, client)(message)
 
 
 def about_itself(client: Answer, **about: Any) -> Answer:
-    """Return a client that says this in its answer to QUERY."""
-    told = RecordDict({"client": ConfigRecord(about)})
-    return answering(client, query=lambda message: Message(told, reply_to=message))
+    """Return a client with these values in its answer to QUERY."""
+    content = RecordDict({"client": ConfigRecord(about)})
+    return answering(client, query=lambda message: Message(content, reply_to=message))
 
 
 def replying(
@@ -233,11 +231,11 @@ def quadratics(n: int) -> dict[str, Quadratic]:
 # The grid -----------------------------------------------------------------------------------------
 
 Fault = Callable[[Message, Message], list[Message]]
-"""From an instruction and the good reply to it to what arrives in its place."""
+"""Maps an instruction and the good reply to the replies that arrive instead."""
 
 
 class MemoryGrid(Grid):
-    """A grid whose nodes are functions in this process: random node ids, random order of arrival.
+    """A grid with functions of this process as nodes: random node ids, random order of arrival.
 
     `faults` holds what goes wrong with the reply of a client to the TRAIN message of a round.
     """
@@ -268,7 +266,7 @@ class MemoryGrid(Grid):
         ]
 
     def release(self) -> None:
-        """Let the replies that were held back arrive."""
+        """Deliver the replies that were held back."""
         for reply in self.held:
             self._mailbox.setdefault(reply.metadata.reply_to_message_id, []).append(reply)
         self.held = []
@@ -409,7 +407,7 @@ def run(
     faults: Mapping[tuple[str, int], Fault] | None = None,
     **arguments: Any,
 ) -> tuple[Result, list[Round]]:
-    """Run over a grid, or over that of clients with faults: six quadratics by default."""
+    """Run over a grid, or over one of clients with faults: six quadratics by default."""
     finished: list[Round] = []
     arguments.setdefault("initial_arrays", record(initial_model()))
     grid = (
@@ -459,7 +457,9 @@ def assert_resumes(
             initial_arrays=arrays,
             resume=states[stop - 1],
         )
-        assert [told(each) for each in rest] == [told(each) for each in finished[stop:]], strategy
+        assert [contents_of(each) for each in rest] == [
+            contents_of(each) for each in finished[stop:]
+        ], strategy
         np.testing.assert_equal(again.state_dict(), states[-1])
     return finished
 
@@ -474,8 +474,8 @@ def assert_plain(value: Any) -> None:
         assert all(type(key) is str for key in value)
 
 
-def told(finished: Round) -> dict[str, Any]:
-    """Return all that there is to a round, its arrays to the bit."""
+def contents_of(finished: Round) -> dict[str, Any]:
+    """Return all values of a round, its arrays as bytes."""
     arrays = {
         name: each and bits(each)
         for name, each in (("arrays", finished.arrays), ("average", finished.average))
@@ -502,7 +502,7 @@ def one_faulty(name: str, fault: Fault | None) -> tuple[Result, Round]:
     return result, only
 
 
-# Clients with a quadratic loss each, whose solutions are known ------------------------------------
+# Clients with quadratic losses and known solutions ------------------------------------------------
 
 
 class Bowl:
@@ -571,8 +571,8 @@ class Bowl:
         return path
 
     def from_round(self, config: Mapping[str, Any]) -> int:
-        """Return the round of the state that it goes on from: the one asked for, 0 where it has
-        lost it."""
+        """Return the round of the state from which it continues: 0 if it has lost the requested
+        one."""
         return config["state-round"] if config["state-round"] in self.states else 0
 
     def report(self, w: FloatArray, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -605,8 +605,8 @@ class Bowl:
 
 
 class Bowls:
-    """Such clients without messages; see rounds/clients.py. `joins` has the first round of those
-    that come later."""
+    """Such clients without messages; see rounds/clients.py. `joins` has the first round of later
+    clients."""
 
     def __init__(
         self, method: FairStrategy, clients: Iterable[Bowl], joins: Mapping[str, int]
@@ -666,7 +666,7 @@ def descend(
 
 
 def minimiser_of_means(clients: Iterable[Bowl], *, by_examples: bool) -> FloatArray:
-    """Return where the mean loss is least, weighted by examples or uniformly."""
+    """Return the minimiser of the mean loss, weighted by examples or uniformly."""
     weighted = [(client.examples if by_examples else 1, client) for client in clients]
     return np.linalg.solve(
         sum(n * c.A for n, c in weighted), sum(n * c.A @ c.a for n, c in weighted)
@@ -716,7 +716,7 @@ class Course:
         return {name: client.state(numbers[name]) for name, client in self.clients.items()}
 
     def inconsistency(self) -> float:
-        """Return how far what the clients keep and what the server keeps are from agreeing.
+        """Return how far the clients' states and the server's are from agreeing.
 
         Of FedDyn that is Σ h_k − alpha R; else Σ n_k (c − c_k) / Σ n_k over all clients that the
         server has known.

@@ -11,7 +11,7 @@ from fairbloom.rounds.vectors import Vectors, gram_matrices, squares_and_product
 
 
 def taken_in(layout: Layout, replies: Iterable[Mapping[str, np.ndarray]]) -> Updates:
-    """Return the updates of replies, whose arrays are borrowed."""
+    """Return the updates of replies; their arrays are borrowed."""
     stored = Updates(layout)
     for reply in replies:
         stored.add(reply)

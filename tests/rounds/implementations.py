@@ -1,5 +1,4 @@
-"""Everybody who implements the seam between a round and those who compute it, and what is seen
-there of a run.
+"""All implementations of ClientPool, and what a run shows of them.
 
 A new implementation is one more line of IMPLEMENTATIONS.
 """
@@ -40,8 +39,7 @@ IMPLEMENTATIONS: dict[str, Callable[[Method, Config], ClientPool]] = {
         method, InProcessGrid(app, config, config["clients"]), timeout=60.0
     ),
 }
-"""Each returns the clients of a method and a run config; the first is what the others are compared
-with."""
+"""Each returns the clients of a method and a run config; the others are compared with the first."""
 
 PLAIN: Config = {"clients": 5, "num-rounds": 3, "fraction": 0.6, "device": "cpu", "seed": 2}
 
@@ -130,7 +128,7 @@ CASES: dict[str, Config] = {
     "control variates of a model with buffers": {
         **{"model": "tests.nets:Normed", "method": "scaffold", "batch-size": 20},
     },
-    "control variates beside frozen parameters": {
+    "control variates and frozen parameters": {
         "model": "tests.nets:Adapted",
         "control-variates": True,
     },
@@ -198,7 +196,7 @@ CASES: dict[str, Config] = {
 
 
 def settings_of(case: str, *, in_float64: bool = False) -> Settings:
-    """Return a case's settings; `in_float64` without effect where it has a task of its own."""
+    """Return a case's settings; `in_float64` has no effect on a case with its own task."""
     task = {"task": "tests.nets:doubled"} if in_float64 else {}
     return Settings.of(PLAIN | task | CASES[case])
 
@@ -228,14 +226,13 @@ def rows_of(updates: Updates | None) -> tuple[bytes, ...]:
 
 
 def watch(clients: ClientPool) -> list[tuple[str, dict[str, Any]]]:
-    """Return where the answers of clients will be noted as they are given, before the round has
-    screened them."""
+    """Return a list that gets the clients' replies, before the round screens them."""
     seen: list[tuple[str, dict[str, Any]]] = []
 
     def noting(what: str, ask: Callable[..., Replies]) -> Callable[..., Replies]:
         def asked(names: Sequence[str], *others: Any, **more: Any) -> Replies:
             replies = ask(names, *others, **more)
-            seen.append((what, {**told(replies), "asked": tuple(names)}))
+            seen.append((what, {**contents_of(replies), "asked": tuple(names)}))
             return replies
 
         return asked
@@ -246,9 +243,9 @@ def watch(clients: ClientPool) -> list[tuple[str, dict[str, Any]]]:
     return seen
 
 
-def told(replies: Replies) -> dict[str, Any]:
-    """Return what clients told; reasons are each implementation's own words, so only their clients
-    are compared."""
+def contents_of(replies: Replies) -> dict[str, Any]:
+    """Return the contents of replies. Reasons differ between implementations, so only their clients
+    count."""
     trained = isinstance(replies, TrainReplies)
     return {
         "names": replies.names,
@@ -261,8 +258,7 @@ def told(replies: Replies) -> dict[str, Any]:
 
 
 def assert_same_replies(ours: Replies, expected: Replies, tolerance: float) -> None:
-    """Check that the same clients told the same up to a tolerance: metrics, in their order, and
-    updates."""
+    """Check that metrics, in their order, and updates are equal up to a tolerance."""
     assert ours.refused.reasons.keys() == expected.refused.reasons.keys()
     assert {name: [*report] for name, report in ours.metrics.items()} == {
         name: [*report] for name, report in expected.metrics.items()
@@ -281,7 +277,7 @@ def assert_same_replies(ours: Replies, expected: Replies, tolerance: float) -> N
 
 @dataclass(frozen=True)
 class Outcome:
-    """What is seen of a run at the seam, and its rounds."""
+    """The replies, rounds and state of a run."""
 
     seen: list[tuple[str, dict[str, Any]]]
     rounds: list[Round]

@@ -1,4 +1,4 @@
-"""The mean of all rounds' global models, evaluated and saved in place of the last one."""
+"""The mean of all rounds' global models, evaluated and saved instead of the last one."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What a method has not asked for is an error when it reads it, and so is an option as a class
+"""A method that reads values it has not declared is an error, and so is an option as a class
 attribute."""
 
 from collections.abc import Sequence
@@ -62,11 +62,12 @@ def choosing(*drawn: str) -> type[FairStrategy]:
     return type("Choosing", (FedAvg,), members)
 
 
-def test_a_draw_of_nobody_or_a_stranger_is_an_error_by_name() -> None:
+def test_an_empty_draw_and_a_stranger_are_errors_by_name() -> None:
     with pytest.raises(
-        MethodError, match=r"Choosing\.choose, in round 1, drew 'nobody', .* none of the 6 clients"
+        MethodError,
+        match=r"Choosing\.choose, in round 1, drew 'stranger', .* none of the 6 clients",
     ):
-        run(choosing("site-1", "nobody")(**OPTIONS), rounds=1)
+        run(choosing("site-1", "stranger")(**OPTIONS), rounds=1)
     with pytest.raises(MethodError, match=r"Choosing\.choose, in round 1, drew none of 6 clients"):
         run(choosing()(**OPTIONS), rounds=1)
     assert run(choosing("site-4", "site-1")(**OPTIONS), rounds=1)[1][0].participants == (

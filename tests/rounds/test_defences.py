@@ -106,8 +106,8 @@ def test_a_kept_row_is_no_client_to_a_weighing_defence(subtests: pytest.Subtests
         with subtests.test(name=name):
             rows = updates(5)
             alone = Defence(name, 1).weights(cohort_of(rows))
-            beside = np.vstack([rows, rows.mean(axis=0)])  # which would be the nearest to all
-            cohort = replace(cohort_of(rows), memory=(None,), gram_of=(beside @ beside.T).copy)  # type: ignore[arg-type]
+            more = np.vstack([rows, rows.mean(axis=0)])  # the mean is the nearest to all
+            cohort = replace(cohort_of(rows), memory=(None,), gram_of=(more @ more.T).copy)  # type: ignore[arg-type]
             weights = Defence(name, 1).weights(cohort)
             assert alone is not None
             assert weights is not None

@@ -1,5 +1,4 @@
-"""Who takes part in a round: the same clients for the same seed, and where some train, these
-alone."""
+"""The participants of a round: the same for the same seed, and only training clients."""
 
 from typing import Any
 
@@ -41,7 +40,7 @@ def test_a_seed_draws_the_same_participants_for_every_method() -> None:
 
 
 def test_the_model_is_that_of_those_clients_alone(subtests: pytest.Subtests) -> None:
-    """All of them named, or some: the run is that of a federation of them."""
+    """Whether all or some are named, the run equals one with only these clients."""
     some = {k: v for k, v in quadratics(6).items() if k in SOME}
     for name in ("fedavg", "drfa", "scaffold"):
         with subtests.test(name=name):
@@ -59,7 +58,7 @@ def test_the_model_is_that_of_those_clients_alone(subtests: pytest.Subtests) -> 
 
 
 def test_clients_that_do_not_train_have_no_weight_in_drfa() -> None:
-    """Else its second sample would ask them, and give them a weight that nobody trains for."""
+    """Otherwise its second sample would ask them, and give weight to clients that never train."""
     strategy = DRFA(gamma=0.001, training_clients=SOME, fraction_train=0.7)
     run(strategy)
     assert set(strategy.memory["weights"]) == set(SOME)

@@ -1,8 +1,7 @@
-"""Whatever a client's work, a server's terms or the metrics may be: whoever computes honours it, to
-the same numbers.
+"""Each engine supports every field of the work and the terms and every metric, to the same numbers.
 
-A field of `LocalWork` or `Terms`, or a metric, that is added without a case here fails; so does one
-that an engine neither honours nor is known here to leave to one client after the other.
+A field of `LocalWork` or `Terms`, or a metric, that is added without a case here fails. So does one
+that an engine neither supports nor, as listed here, leaves to one client after the other.
 """
 
 import logging
@@ -34,7 +33,7 @@ from fairbloom.strategies import DRFA, FedAvg
 from fairbloom.tasks import load_task
 from fairbloom.tasks.models import arrays_of
 
-from .implementations import IMPLEMENTATIONS, Config, assert_same_replies, told
+from .implementations import IMPLEMENTATIONS, Config, assert_same_replies, contents_of
 
 PLAIN: Config = {"task": "tests.nets:few", "clients": 4, "partition": "dirichlet", "device": "cpu"}
 NAMES = [f"client-{number}" for number in range(4)]
@@ -57,14 +56,14 @@ TWO_GROUPS: Config = {"task": "tests.nets:even", "smallest-group": 1}
 
 
 class Disparate(FedAvg):
-    """FedAvg whose clients reply the model down their disparity as well."""
+    """FedAvg with clients that also reply the model after a step down their disparity."""
 
     second = ARRAYS_DISPARITY
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is set in a run's config and in the terms of a round."""
+    """The values set in a run's config and in the terms of a round."""
 
     config: Mapping[str, Any] = field(default_factory=dict)
     terms: Terms = field(default_factory=lambda: Terms(server_round=1))
@@ -160,7 +159,7 @@ BOTH: Mapping[str, Case] = {
         {"gradient-clip": 0.1, "momentum": 0.9, "weight-decay": 0.1, "model": "mlp"},
         Terms(server_round=1, proximal_mu=0.5, measure=("update-norm", "loss-after")),
     ),
-    "equal opportunity beside a full batch step and personal models": Case(
+    "equal opportunity with a full batch step and personal models": Case(
         TWO_GROUPS,
         replace(
             PERSONAL,
@@ -169,14 +168,14 @@ BOTH: Mapping[str, Case] = {
             measure=("disparity", "hits-1"),
         ),
     ),
-    "a baseline with all that can be set, beside personal models": Case(
+    "a baseline with all that can be set, and personal models": Case(
         {
             **{"optimizer": "adamw", "learning-rate": 0.01, "weight-decay": 0.1, "model": "mlp"},
             **{"batch-size": 3, "gradient-clip": 0.1, "stragglers": 0.5, "local-epochs": 2},
         },
         replace(PERSONAL, **BASELINE, proximal_mu=0.5, measure=("loss-baseline", "loss-before")),
     ),
-    "adam with all that can be set beside it": Case(
+    "adam with all other values set": Case(
         {
             **{"optimizer": "adam", "learning-rate": 0.01, "gradient-clip": 0.1, "model": "mlp"},
             **{"schedule": "linear", "warmup": 2, "local-epochs": 3, "num-rounds": 9},
@@ -222,15 +221,13 @@ CASES: Mapping[str, Case] = {
 }
 
 ONE_BY_ONE = {"time_budget": "time-budget = 1e-09", "draws": "it draws, as dropout does"}
-"""The fields of the work that stacked clients leave to one after the other, and what the log says
-of it."""
+"""The fields of the work that stacking does not support, and their log line."""
 
 EXPECTED = "local"
 
 
 class Engines:
-    """The clients of each engine for the last config: those of many cases, whose terms alone
-    differ."""
+    """The clients of each engine for the last config: many cases differ only in their terms."""
 
     def __init__(self) -> None:
         self._there: dict[str, tuple[object, LocalClients]] = {}
@@ -271,11 +268,11 @@ def model_of(case: Case) -> dict[str, Any]:
 
 
 Seen = tuple[TrainReplies, Replies]
-"""What came of a round's training and evaluation."""
+"""The replies of a round's training and evaluation."""
 
 
 def of_a_round(clients: ClientPool, case: Case) -> Seen:
-    """Let clients train, with a control variate where they have use for one, and evaluate."""
+    """Train and evaluate, with a control variate if the clients use one."""
     assert list(clients.online(1)) == NAMES
     model = model_of(case)
     control = {name: 0.1 * model[name] for name in case.method.layout_of(model).trainable}
@@ -343,7 +340,7 @@ def test_a_case_of_the_work_sets_its_field(subtests: pytest.Subtests) -> None:
 
 @pytest.mark.slow
 def test_a_case_changes_the_numbers(engines: Engines, subtests: pytest.Subtests) -> None:
-    """Otherwise who overlooks what it sets would not be seen."""
+    """Otherwise no test would notice an engine that ignores its field."""
     plainly: dict[str, Seen] = {}
     for case, chosen in CASES.items():
         with subtests.test(case=case, chosen=chosen):
@@ -374,7 +371,7 @@ def test_a_case_changes_the_numbers(engines: Engines, subtests: pytest.Subtests)
             if str(plain) not in plainly:
                 engines.close(EXPECTED)
                 plainly[str(plain)] = of_a_round(engines.of(EXPECTED, plain), plain)
-            if case != "metric: loss":  # which is measured whatever is asked
+            if case != "metric: loss":  # always measured
                 with pytest.raises(AssertionError):
                     assert_equal(ours, plainly[str(plain)], 1e-9)
 
@@ -420,7 +417,7 @@ def test_what_stacked_clients_do_not_honour_is_known() -> None:
 
 
 OF_NO_RULE = {"server_round", "measure", "state_round", "state_rounds", "seed", "others"}
-"""The fields of the terms that every client acts on."""
+"""The fields of the terms that every client supports."""
 
 
 def without(honoured: Support, name: str) -> Support:
@@ -436,7 +433,7 @@ def without(honoured: Support, name: str) -> Support:
 
 
 def asked_by(name: str) -> str:
-    """Return what a reason says of a field: the key that asks for the rule which reads it."""
+    """Return the key in the reason for a field: it asks for the rule that reads the field."""
     key = name.replace("_", "-")
     return next(
         (str(rule.reads.asked_by) for rule in RULES if rule.reads and key in rule.wire_keys()), name
@@ -474,7 +471,7 @@ SET_AGAIN |= {
     for kind in ("terms", "metric")
     for name in ("disparity", "disparity_sharpness")
 }
-SET_AGAIN |= {"metric: disparity-hard"}  # whose terms are not honoured either
+SET_AGAIN |= {"metric: disparity-hard"}  # its terms are not supported either
 
 
 @pytest.mark.slow
@@ -484,8 +481,7 @@ def test_an_engine_leaves_what_it_does_not_honour_to_the_loop(
     caplog: pytest.LogCaptureFixture,
     subtests: pytest.Subtests,
 ) -> None:
-    """As if this engine had been forgotten when the field, or the metric, was added: equal to the
-    bit, and named."""
+    """As if this engine had been forgotten when the field or metric was added."""
     honoured = stacked.SUPPORTED
     monkeypatch.setattr(StackedClients, "_train_block", None)
     for case in [name for name in CASES if name not in {*BOTH, *SET_AGAIN}]:
@@ -499,8 +495,8 @@ def test_an_engine_leaves_what_it_does_not_honour_to_the_loop(
             expected = of_a_round(engines.of(EXPECTED, CASES[case]), CASES[case])
             # an evaluation is still computed together
             assert_equal(ours, expected, rounding(CASES[case]))
-            if case != "metric: train-loss":  # which is asked of an evaluation alone
-                assert told(ours[0]) == told(expected[0]), case
+            if case != "metric: train-loss":  # only evaluation measures it
+                assert contents_of(ours[0]) == contents_of(expected[0]), case
             assert (
                 row_of(name) if row_of(name) in ALWAYS else asked_by(name).replace("_", "-")
             ) in caplog.text, case
@@ -509,12 +505,12 @@ def test_an_engine_leaves_what_it_does_not_honour_to_the_loop(
 
 @dataclass(frozen=True)
 class Tomorrow(LocalWork):
-    """Local work with a field that nobody knows yet."""
+    """Local work with a field that no engine knows."""
 
     rotation: float = 0.0
 
 
-def test_a_field_that_nobody_knows_yet_is_honoured_by_nobody() -> None:
+def test_a_field_that_no_engine_knows_is_unsupported() -> None:
     work = Tomorrow(1, 10, 0.1)
     terms = Terms(server_round=1)
     assert stacked.SUPPORTED.find_unsupported(terms, (), work) == ""

@@ -1,4 +1,4 @@
-"""Frozen parameters: they are sent once, and nobody changes them."""
+"""Frozen parameters: they are sent once, and never change."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -30,8 +30,7 @@ SETTINGS: dict[str, Any] = {
 }
 
 Node = Callable[[Message, Callable[[Message], Message]], Message]
-"""A client that misbehaves, or works elsewhere: (message, what the honest one answers) → its
-answer."""
+"""A client that misbehaves: maps a message and the honest answer to its answer."""
 
 
 class Grid(InProcessGrid):
@@ -92,11 +91,11 @@ class Elsewhere:
 
 @pytest.fixture(scope="module")
 def plain() -> tuple[Grid, list[Round]]:
-    """A run whose clients have the frozen parameters all by themselves."""
+    """A run with clients that build the frozen parameters themselves."""
     return run()
 
 
-# Who has them -------------------------------------------------------------------------------------
+# Which clients have them --------------------------------------------------------------------------
 
 
 def test_the_first_message_alone_has_them(
@@ -155,11 +154,11 @@ def test_flowers_hooks_send_whole_models() -> None:
     assert [each.bytes_received for each in finished] == [4 * whole] * 2
 
 
-# Who lies -----------------------------------------------------------------------------------------
+# Clients that lie ---------------------------------------------------------------------------------
 
 
 def with_frozen(weight: Any) -> Node:
-    """Return a client whose replies hold another frozen parameter."""
+    """Return a client that replies another frozen parameter."""
 
     def node(message: Message, answer: Callable[[Message], Message]) -> Message:
         reply = answer(message)
@@ -187,15 +186,15 @@ def test_clients_that_reply_others_are_refused_with_a_remedy() -> None:
 
 
 def silent(message: Message, answer: Callable[[Message], Message]) -> Message:
-    """Answer as an app that knows nothing of frozen parameters."""
+    """Answer like an app without support for frozen parameters."""
     config = message.content.config_records.get("config", ConfigRecord())
-    told = ConfigRecord({key: value for key, value in config.items() if key != FROZEN})
-    message.content = RecordDict({**message.content, "config": told})
+    known = ConfigRecord({key: value for key, value in config.items() if key != FROZEN})
+    message.content = RecordDict({**message.content, "config": known})
     return answer(message)
 
 
 def claiming(digest: Any) -> Node:
-    """Return a client that says something else of its frozen parameters."""
+    """Return a client that reports another digest of its frozen parameters."""
 
     def node(message: Message, answer: Callable[[Message], Message]) -> Message:
         reply = answer(message)

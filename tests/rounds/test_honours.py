@@ -1,5 +1,4 @@
-"""Which terms of local work a client acts on: it says so, or its replies are refused where a term
-is sent."""
+"""A client declares the terms of local work that it supports; else its replies are refused."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -23,8 +22,8 @@ def client(
     on_train: Sequence[str] = (),
     asked: list[str] | None = None,
 ) -> Answer:
-    """Return a client that honours these terms by what it says; with `on_query` None it answers
-    QUERY with an error."""
+    """Return a client that declares to support these terms; with `on_query` None it answers QUERY
+    with an error."""
     honest = quadratics(4)[name]
 
     def answer(message: Message) -> Message | None:
@@ -109,7 +108,7 @@ def test_a_named_node_is_asked_once_if_its_reply_says_nothing() -> None:
     assert sorted(asked) == ["site-0", "site-2"]
     asked.clear()
     run(FedAvg(buffers=BUFFERS), MemoryGrid(clients, registered=clients), rounds=2)
-    assert asked == []  # nobody for the sake of a method without terms
+    assert asked == []  # a method without terms asks no client
 
 
 def test_a_client_without_the_users_rule_is_refused_by_its_key() -> None:

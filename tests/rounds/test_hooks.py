@@ -1,4 +1,4 @@
-"""In other hands: Flower's own loop and wrappers, a user's subclass, foreign clients and grids."""
+"""Flower's own loop and wrappers, a user's subclass, and users' clients and grids."""
 
 import inspect
 import logging
@@ -145,7 +145,9 @@ def test_a_subclass_may_change_what_is_sent_and_used() -> None:
     heard: list[list[str]] = []
     grid = MemoryGrid(quadratics(4))
     result, rounds = run(Choosy(buffers=BUFFERS), grid, rounds=2)
-    assert heard == [["site-1", "site-2", "site-3"]] * 2  # a reply that is held back is no debt
+    assert (
+        heard == [["site-1", "site-2", "site-3"]] * 2
+    )  # no reply is expected for one that was held back
     first, last = rounds
     assert list(first.coefficients) == ["site-1", "site-2"]
     assert first.missing == ("site-0", "site-3")
@@ -232,7 +234,7 @@ CLIPPING: dict[str, Any] = {
 def test_flowers_noise_works_with_the_methods_of_the_page(
     monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
 ) -> None:
-    # An error of a mod answers the client's reply in place of the message, so that the client seems
+    # An error of a mod answers the client's reply instead of the message, so that the client seems
     # silent.
     monkeypatch.setattr("fairbloom.rounds.flower.PATIENCE_SECONDS", 0.0)
     mod = LocalDpMod(clipping_norm=1.0, sensitivity=0.01, epsilon=15.0, delta=1e-5)

@@ -113,7 +113,7 @@ def test_equal_updates_have_equal_products_in_every_array(
     products = vectors.squares_and_products
 
     def uneven(vectors: Vectors, ends: Sequence[int], *, exact: bool) -> Any:
-        """The products as a processor may make them whose rounding goes by the place of a row."""
+        """The products of a processor with a rounding that depends on the place of a row."""
         squares, found = products(vectors, ends, exact=exact)
         error = np.random.default_rng(1).normal(scale=1e-7, size=(5, 5))
         return squares, found * (1.0 + error + error.T)

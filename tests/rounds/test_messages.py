@@ -1,4 +1,4 @@
-"""What travels: the records of messages, to the letter."""
+"""The exact records of messages."""
 
 from collections.abc import Callable
 from functools import partial
@@ -33,7 +33,7 @@ MEASURED = {
     "fairfed": ["accuracy-before", "hits-0", "hits-1", "positives-0", "positives-1"],
     "fcfl": ["disparity", "learning-rate", "loss-before"],
 }
-"""What the clients are asked to measure; nothing for the other methods."""
+"""The metrics that clients are asked for; none for the other methods."""
 
 TERMS: dict[str, Callable[..., dict[str, Any]]] = {
     "fedprox": lambda mu: {"proximal-mu": mu},
@@ -64,7 +64,7 @@ TERMS: dict[str, Callable[..., dict[str, Any]]] = {
     },
     "local": lambda: {"personal-lambda": 0.0, "personal-epochs": 1, "local-only": True},
 }
-"""What else the clients are told, from the method's arguments; nothing for the other methods."""
+"""The terms that clients get, from the method's arguments; none for the other methods."""
 
 
 def test_train_messages_hold_arrays_and_config_to_the_letter(subtests: pytest.Subtests) -> None:
@@ -105,7 +105,7 @@ def test_train_messages_hold_arrays_and_config_to_the_letter(subtests: pytest.Su
                     assert bits(content.array_records["arrays"]) == bits(record(initial_model()))
 
 
-def test_common_terms_are_told_where_they_apply(subtests: pytest.Subtests) -> None:
+def test_common_terms_are_sent_where_they_apply(subtests: pytest.Subtests) -> None:
     for name, method in METHODS.items():
         with subtests.test(name=name, method=method):
             options = {"proximal_mu": 0.25, "personal_lambda": 0.5}
@@ -122,7 +122,7 @@ def test_common_terms_are_told_where_they_apply(subtests: pytest.Subtests) -> No
             assert not set(common) & set(without)
 
 
-def test_evaluation_is_told_that_there_is_a_personal_model(subtests: pytest.Subtests) -> None:
+def test_evaluation_messages_name_a_personal_model(subtests: pytest.Subtests) -> None:
     for strategy, expected in (
         (Ditto(lam=0.0), {"personal-lambda": 0.0}),
         (FedAvg(proximal_mu=0.25), {}),
@@ -137,7 +137,7 @@ def test_evaluation_is_told_that_there_is_a_personal_model(subtests: pytest.Subt
                 }
 
 
-def test_terms_of_strength_zero_are_not_told_but_for_ditto() -> None:
+def test_terms_of_strength_zero_are_sent_only_by_ditto() -> None:
     assert told(FedProx(mu=0.0), 1) == told(FedAvg(proximal_mu=0.0, personal_lambda=0.0), 1) == {}
     assert told(MGDAProx(mu=0.0), 1) == {}
     assert told(Ditto(lam=0.0), 1) == {"personal-lambda": 0.0, "personal-epochs": 1}
@@ -147,8 +147,8 @@ def test_the_users_config_and_further_measures_travel_along() -> None:
     grid = MemoryGrid(quadratics(2))
     config = ConfigRecord({"lr": 0.1, "measure": ["accuracy-after"]})
     run(QFedAvg(q=1.0, lipschitz=1.0), grid, rounds=1, train_config=config)
-    told = grid.sent_to(MessageType.TRAIN)[0][1].content.config_records["config"]
-    assert dict(told) == {
+    sent = grid.sent_to(MessageType.TRAIN)[0][1].content.config_records["config"]
+    assert dict(sent) == {
         "lr": 0.1,
         "measure": ["accuracy-after", "loss-before"],
         "server-round": 1,

@@ -1,5 +1,4 @@
-"""How long updates and steps may be: the rule, what it refuses and never refuses, and what a run
-remembers of it."""
+"""The limits on the norms of updates and steps: the rule, its refusals, and a run's memory."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +23,7 @@ INF = math.inf
 SIZE = 16
 
 
-# The rule, by a second hand -----------------------------------------------------------------------
+# The rule, implemented a second time --------------------------------------------------------------
 
 
 def middle(values: Sequence[float]) -> float:
@@ -34,7 +33,7 @@ def middle(values: Sequence[float]) -> float:
 def by_the_letter(
     replies: Mapping[int, tuple[float, float]], past: Sequence[float], model: float, limit: float
 ) -> tuple[list[int], float]:
-    """Return who is refused, in turn, and r in the end; of replies by (‖u‖, n)."""
+    """Return the refused clients, in turn, and the final r, for replies (‖u‖, n)."""
     left = dict(replies)
     refused = list[int]()
     while left:
@@ -95,7 +94,7 @@ def test_norms_neither_overflow_nor_vanish(subtests: pytest.Subtests) -> None:
                 assert norm(values, values) == 0.0
 
 
-# Clients whose updates have lengths as they are told ----------------------------------------------
+# Clients with updates of given lengths ------------------------------------------------------------
 
 Plan = Callable[[int], float]
 
@@ -104,7 +103,7 @@ ZEROS = record({"w": np.zeros(SIZE, np.float32)})
 
 
 def moving(name: str, plan: Plan, examples: int = 10) -> Answer:
-    """Return a client whose update in a round is as long as `plan` says, along (1, 1, …)."""
+    """Return a client with updates along (1, 1, …), of the length that `plan` returns."""
 
     def train(model: Arrays, number: int) -> Arrays:
         return {"w": model["w"] - np.float32(plan(number) / math.sqrt(SIZE))}
@@ -189,8 +188,8 @@ def test_norms_survive_a_kill_to_the_bit() -> None:
 
 
 class Leap(FedAvg):
-    """FedAvg whose coefficients are multiplied in some rounds, and which remembers those that it
-    has seen."""
+    """FedAvg with coefficients multiplied in some rounds; it remembers the rounds that it has
+    seen."""
 
     def __init__(self, *, factors: Mapping[int, float], **options: Any) -> None:
         super().__init__(**options)
@@ -215,10 +214,10 @@ def test_a_step_that_is_too_long_is_not_taken(said: pytest.LogCaptureFixture) ->
     assert two.coefficients == {}
     assert unpack(two.arrays)["w"].tobytes() == unpack(one.arrays)["w"].tobytes()
     assert three.coefficients == {"a": 0.5, "b": 0.5}
-    assert strategy.memory["seen"] == [1, 3]  # what the method remembers is not changed either
-    (told,) = {message for message in said.messages if "round 2 is skipped" in message}
-    assert "the step has the length 1000, beyond 100 times (update_limit)" in told
-    assert "client b" in told
+    assert strategy.memory["seen"] == [1, 3]  # the method's memory is unchanged, too
+    (line,) = {message for message in said.messages if "round 2 is skipped" in message}
+    assert "the step has the length 1000, beyond 100 times (update_limit)" in line
+    assert "client b" in line
     _, two = rounds_of(Leap(factors={2: 500.0}, update_limit=INF), TWO, 2)
     assert set(two.coefficients) == {"a", "b"}
 
@@ -237,7 +236,7 @@ def test_a_model_that_is_not_finite_is_refused_at_once() -> None:
         rounds_of(FedAvg(), TWO, model=record({"w": np.full(SIZE, np.nan, np.float32)}))
 
 
-# With FedFV, what is kept -------------------------------------------------------------------------
+# Kept updates of FedFV ----------------------------------------------------------------------------
 
 
 def test_a_refused_update_is_not_remembered() -> None:

@@ -1,5 +1,4 @@
-"""Numbers that no honest client sends: refused by name, and the round ends as without that
-client."""
+"""Implausible numbers are refused by name, and the round ends as without that client."""
 
 import math
 
@@ -72,15 +71,15 @@ def test_who_keeps_to_the_bound_has_it_by_themselves(
     bound = largest_in_proportion(sizes, limit, 1.0)
     kept = [size for size in sizes if size <= bound]
     assert largest_in_proportion(kept, limit, 1.0) == bound
-    told = lies[: len(kept) // 2]  # fewer than half of all
-    larger = [math.nextafter(bound, INF) * lie for lie in told]
+    few_lies = lies[: len(kept) // 2]  # fewer than half of all
+    larger = [math.nextafter(bound, INF) * lie for lie in few_lies]
     if all(map(math.isfinite, larger)):
         with_lies = largest_in_proportion([*kept, *larger], limit, 1.0)
         assert all(size <= with_lies for size in kept)
 
 
 def test_a_reply_that_is_not_finite_has_no_say_in_the_median() -> None:
-    """Two of five lie about their loss: with a third, whose arrays are broken, they would be the
+    """Two of five lie about their loss: with a third, which has broken arrays, they would be the
     median."""
 
     def broken(sent: Message, reply: Message) -> list[Message]:
@@ -103,7 +102,7 @@ def test_rates_are_compared_with_the_lower_median_of_three(subtests: pytest.Subt
     for rates, bounds in [
         ([], (0.0, INF)),
         ([1e-300], (0.0, INF)),
-        ([0.1, 1e-300], (0.0, INF)),  # nothing tells which one is wrong
+        ([0.1, 1e-300], (0.0, INF)),  # either may be the wrong one
         ([0.5, 1e-300, 0.5], (0.0005, 500.0)),
         ([0.5, 1e300, 0.5], (0.0005, 500.0)),
         ([0.5, 1e300, 1e-300, 2.0], (0.0005, 500.0)),
@@ -117,8 +116,7 @@ def test_rates_are_compared_with_the_lower_median_of_three(subtests: pytest.Subt
 
 
 def counting(*counts: int | None) -> dict[tuple[str, int], Fault]:
-    """Return that site-2 claims so many examples in rounds 1, 2, …; None: it says nothing of
-    them."""
+    """Return faults by which site-2 claims these counts in rounds 1, 2, …; None: no count."""
     return {
         ("site-2", number): metrics({"num-examples": count})
         for number, count in enumerate(counts, start=1)
@@ -141,7 +139,7 @@ def test_a_count_that_jumps_is_refused_and_changes_nothing_else() -> None:
 
 
 def test_a_refused_reply_is_no_first_one() -> None:
-    """Else a broken reply with many examples would open the door for later ones."""
+    """Otherwise a broken reply with many examples would raise the limit for later ones."""
     broken = {("site-2", 1): metrics({"num-examples": 2**50, "loss-before": 1e300})}
     _, rounds = run(QFedAvg(q=1.0, lipschitz=1.0), rounds=3, faults=counting(1, 50, 501) | broken)
     assert [list(r.refused) for r in rounds] == [["site-2"], [], ["site-2"]]
@@ -152,8 +150,8 @@ def test_more_examples_than_enrolled_are_refused_in_round_1() -> None:
     enrolled = {"site-2": 1200, "elsewhere": 1}
     _, rounds = run(FedAvg(enrolled_sizes=enrolled), rounds=3, faults=counting(100_000, 1201, 1200))
     words = "is more than the 1200 examples that it was enrolled with"
-    told = [f"num-examples {count} {words}" for count in (100_000, 1201)]
-    assert [r.refused.get("site-2") for r in rounds] == [*told, None]
+    reasons = [f"num-examples {count} {words}" for count in (100_000, 1201)]
+    assert [r.refused.get("site-2") for r in rounds] == [*reasons, None]
     assert all(len(r.coefficients) >= 5 for r in rounds)
 
 

@@ -1,5 +1,4 @@
-"""What clients are asked by QUERY, their names and examples; apps that answer none; and the roster
-of a method."""
+"""QUERY for names and examples, apps that do not answer it, and the roster of a method."""
 
 import json
 import logging
@@ -38,7 +37,7 @@ EXAMPLES = {name: client.examples for name, client in quadratics(5).items()}
 
 
 class Asking(MemoryGrid):
-    """Notes who is asked for a name, together with whom."""
+    """Notes which nodes are asked for a name, and which together."""
 
     def push_messages(self, messages: Any) -> list[str]:
         messages = list(messages)
@@ -199,9 +198,9 @@ def test_all_training_clients_are_on_the_roster_by_name() -> None:
 def test_the_first_usable_reply_replaces_a_missing_number(subtests: pytest.Subtests) -> None:
     for number in (None, 0, -3, 2.5, 7.0, True, "many", 2**60):
         with subtests.test(number=number):
-            told = {} if number is None else {"num-examples": number}
+            about = {} if number is None else {"num-examples": number}
             clients = {
-                name: about_itself(client, name=name, **told)
+                name: about_itself(client, name=name, **about)
                 for name, client in quadratics(3).items()
             }
             first, second = rosters(
@@ -231,13 +230,12 @@ def test_clients_that_answer_no_query_are_on_it_by_node_ids() -> None:
     assert method.rosters == [
         {str(node): float(EXAMPLES[name]) for node, name in sorted(grid.nodes.items(), key=str)}
     ]
-    # SCAFFOLD divides by what it makes of it
+    # SCAFFOLD divides by a sum over the roster
     assert {type(number) for number in method.rosters[0].values()} == {float}
 
 
 def test_who_was_asked_about_its_data_is_not_asked_again() -> None:
-    """As where clients, whose names an operator registered, agree on something before the first
-    round."""
+    """As when clients with registered names agree on something before the first round."""
     method = Noting()
     grid = Asking(quadratics(3), registered=ALL)
     loop = Rounds(method, FlowerClients(method, grid, 60.0), 2)

@@ -1,5 +1,5 @@
-"""Replies that are not used: each is refused by the name of its client, and the round goes on
-without it."""
+"""Unusable replies: each is refused by the name of its client, and the round continues without
+it."""
 
 import math
 from io import BytesIO
@@ -83,7 +83,7 @@ BROKEN: list[tuple[Fault, str]] = [
     ),
     (metrics({"num-examples": 2**53 + 1}), "num-examples must be at most 2**53"),
 ]
-"""Replies that no method can use, and what the reason for their refusal says."""
+"""Replies that no method can use, with the reason for their refusal."""
 
 
 def check_refused(name: str, fault: Fault, reason: str) -> None:
@@ -182,7 +182,7 @@ IMPLAUSIBLE: list[tuple[str, Fault, str]] = [
     ("fairfed", metrics({"num-examples": 9, **OF_TEN}), "10 together, of 9 exam"),
     ("drfa", snapshot, "its snapshot has the length "),
 ]
-"""What is refused by methods that need it, and by no other."""
+"""Replies that are refused only by methods that need the value."""
 
 
 def test_an_implausible_reply_is_refused_where_it_is_needed(subtests: pytest.Subtests) -> None:
@@ -335,9 +335,9 @@ def test_a_broken_evaluation_is_refused_by_client_name(subtests: pytest.Subtests
         ),
     ):
         with subtests.test(numbers=numbers, reason=reason):
-            told = RecordDict({"metrics": MetricRecord(numbers)})
+            content = RecordDict({"metrics": MetricRecord(numbers)})
             broken = answering(
-                clients["site-1"], evaluate=lambda m, told=told: Message(told, reply_to=m)
+                clients["site-1"], evaluate=lambda m, content=content: Message(content, reply_to=m)
             )
             _, (finished,) = run(FedAvg(), {**clients, "site-1": broken}, rounds=1)
             assert list(finished.evaluations) == ["site-0", "site-2"]
@@ -353,15 +353,15 @@ def test_a_reason_that_several_clients_share_is_one_line(caplog: pytest.LogCaptu
     refused.add("d", "its array is not finite")
     assert caplog.messages == []
     refused.log()
-    told = [each for each in caplog.messages if each.startswith("refused")]
-    assert [("(a, b, c)" in each, "client d" in each) for each in told] == [
+    lines = [line for line in caplog.messages if line.startswith("refused")]
+    assert [("(a, b, c)" in line, "client d" in line) for line in lines] == [
         (True, False),
         (False, True),
     ]
 
 
-def test_a_reason_tells_no_folder_of_a_site(subtests: pytest.Subtests) -> None:
-    for told, noted in [
+def test_a_reason_names_no_folder_of_a_site(subtests: pytest.Subtests) -> None:
+    for reason, noted in [
         (
             "/home/ann/data/ward 3.csv cannot be read: Is a directory",
             "ward 3.csv cannot be read: Is a directory",
@@ -377,7 +377,7 @@ def test_a_reason_tells_no_folder_of_a_site(subtests: pytest.Subtests) -> None:
             "3/4 of the loss, n/a, see https://example.org/a/b",
         ),
     ]:
-        with subtests.test(told=told, noted=noted):
+        with subtests.test(reason=reason, noted=noted):
             refused = Refusals(1)
-            refused.add("site-a", told)
+            refused.add("site-a", reason)
             assert refused.reasons == {"site-a": noted}

@@ -1,4 +1,4 @@
-"""What a round and a run hand on."""
+"""The results of a round and of a run."""
 
 import math
 from io import BytesIO
@@ -120,7 +120,7 @@ def test_the_size_of_an_array_on_the_wire_is_that_of_its_file(subtests: pytest.S
         np.zeros((0, 2), ">i2"),
     ):
         with subtests.test(array=array):
-            for _ in range(2):  # the second time from what is remembered of the first
+            for _ in range(2):  # the second time from the cache
                 file = BytesIO()
                 np.save(file, array)
                 assert size_on_the_wire(array) == file.tell()

@@ -103,7 +103,7 @@ def test_every_client_and_every_pair_is_drawn_equally_often(subtests: pytest.Sub
             assert all(abs(times - rounds * chance) < deviation for times in counted.values())
 
 
-# Who is there -------------------------------------------------------------------------------------
+# Nodes online -------------------------------------------------------------------------------------
 
 
 def test_a_node_is_asked_once_and_again_only_when_it_comes_anew() -> None:
@@ -129,7 +129,7 @@ def test_a_silent_node_is_asked_again_before_it_takes_part() -> None:
 
 
 def test_a_node_that_owes_a_reply_keeps_its_name_while_away() -> None:
-    """It is asked nothing before its time is over, so nobody could learn its name again."""
+    """It is not asked before its time is over, so its name could not be asked for again."""
     roster = Roster()
     roster.refresh({3: "", 5: ""}, lambda nodes: {node: f"site-{node}" for node in nodes})
     roster.expect_reply("message", 3, time.time(), 1000.0)

@@ -62,14 +62,14 @@ def written(
 
 
 def screened(stored: Updates, *, gram: bool = False) -> dict[int, str]:
-    """Leave out the updates that cannot be used; return why, by their places."""
+    """Remove the unusable updates; return the reasons by place."""
     wrong = {**stored.screen(gram=gram)}
     stored.remove(*wrong)
     return {place: str(reason) for place, reason in wrong.items()}
 
 
 def contents(stored: Updates) -> list[Any]:
-    """Return all that a round sees of the updates, to the bit."""
+    """Return everything that a round reads of the updates, to the bit."""
     vectors = stored.vectors
     m = len(stored.vectors)
     counts = np.arange(1.0, m + 1)
@@ -165,7 +165,7 @@ def test_models_in_a_matrix_have_the_bits_of_borrowed_ones(
 
 
 def small(count: int) -> tuple[Layout, list[dict[str, np.ndarray]]]:
-    """Return the layout of a small model, and so many models near it."""
+    """Return the layout of a small model, and this many models near it."""
     rng = np.random.default_rng(3)
     model = {
         "w": rng.normal(size=(50, 3)).astype(np.float32),
@@ -242,7 +242,7 @@ def test_the_file_has_no_name_while_it_is_used(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_disk_without_room_is_told_before_the_round_begins(
+def test_a_full_disk_is_an_error_before_the_round_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

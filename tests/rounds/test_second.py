@@ -33,7 +33,7 @@ from tests.federation import (
 FIRST = 0.25
 SECOND = -0.5
 OLD = 0.125
-"""What the method below weighs its rows by."""
+"""The coefficients of the method below."""
 
 
 class Both(FairStrategy):
@@ -66,8 +66,7 @@ def rounds_of(
 
 
 def changed(factor: float = 1.0, **arrays: NDArray[Any] | None) -> Fault:
-    """Return that a second update is so many times as long, and that its record has other arrays,
-    or lacks some."""
+    """Return a fault that scales a second update, and replaces or removes arrays of its record."""
 
     def fault(sent: Message, reply: Message) -> list[Message]:
         received, after = (

@@ -1,4 +1,4 @@
-"""Server optimizers: the formulas by a second hand, what leaves them alone, what they survive."""
+"""Server optimizers: their formulas, rounds that leave them unchanged, and continued runs."""
 
 from typing import Any
 

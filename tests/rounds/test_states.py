@@ -69,8 +69,7 @@ def test_what_clients_and_server_keep_agrees_after_each_round(subtests: pytest.S
 def test_a_reply_that_is_refused_or_lost_leaves_nothing_behind(
     name: str, subtests: pytest.Subtests
 ) -> None:
-    """As if the client had not been asked: its state goes on from the round of its last used
-    reply."""
+    """As if the client had not been asked: it continues from the state of its last used reply."""
     for fault in (error, no_reply, arrays(w=np.full(3, np.nan)), metrics({"num-examples": 0})):
         with subtests.test(fault=fault):
             clients = keeping(3)
@@ -92,8 +91,7 @@ def test_a_reply_that_is_refused_or_lost_leaves_nothing_behind(
 def losing(
     clients: Mapping[str, Bowl], losses: Mapping[int, str]
 ) -> Callable[[int, MemoryGrid], None]:
-    """Return what makes clients, whose names a text has, lose what they keep, each before a
-    round."""
+    """Return a function that makes clients, named in a text, lose their state before a round."""
 
     def before(number: int, grid: MemoryGrid) -> None:
         for name in losses.get(number, "").split():

@@ -1,4 +1,4 @@
-"""The model after some rounds: where the papers' vectors end, and what a method sees on the way."""
+"""The model after some rounds equals the papers' vectors, and a method sees only small arrays."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -37,7 +37,7 @@ GROUP_COUNTS = ("positives-0", "positives-1", "hits-0", "hits-1")
 
 
 def expected_model(name: str, arguments: dict[str, Any], rounds: Sequence[Round]) -> Arrays:
-    """Run the method on whole float64 vectors, given whose replies were used in each round."""
+    """Run the method on whole float64 vectors, given the used replies of each round."""
     clients = quadratics(6)
     history = []
     if name == "local":  # its clients return what they received
@@ -199,8 +199,7 @@ D = 10_007
 
 
 def test_no_vector_of_the_models_length_reaches_the_method(subtests: pytest.Subtests) -> None:
-    """A method sees m or (m + r)² numbers, however large the model, in its cohort and in what it
-    remembers."""
+    """Its cohort and its memory have m or (m + r)² numbers, regardless of the model's size."""
     clients = {client: large(client) for client in quadratics(4)}
     initial = record({"w": np.zeros(D, np.float32)})
     for name in KINDS:

@@ -1,5 +1,4 @@
-"""No silent failure: a run that learns nothing says so, and so does a method that returns no
-coefficients."""
+"""A run that learns nothing is an error, and so is a method that returns no coefficients."""
 
 import re
 import traceback
@@ -49,7 +48,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def grid_of(
     fault: Fault | None, rounds: Iterable[int] = ALWAYS, sites: Iterable[str] = SITES
 ) -> MemoryGrid:
-    """Return a grid where the fault befalls these sites in these rounds."""
+    """Return a grid with the fault at these sites in these rounds."""
     return MemoryGrid(
         quadratics(4),
         faults={(site, number): fault for site in sites for number in rounds if fault},
@@ -79,8 +78,7 @@ def skipped(rounds: Iterable[Round]) -> list[int]:
 
 
 def returning(value: Any) -> FairStrategy:
-    """Return a method whose `weigh` returns a value, or what a function of the cohort's size
-    returns."""
+    """Return a method with a `weigh` that returns a value, or a function of the cohort's size."""
 
     class Mine(FairStrategy):
         def weigh(self, cohort: Cohort) -> Any:

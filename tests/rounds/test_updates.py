@@ -42,7 +42,7 @@ def drawn(seed: int, m: int, d: int, dtype: str = "float32") -> np.ndarray:
 
 
 def below(U: np.ndarray) -> Vectors:
-    """The rows of U, each a vector that came by itself."""
+    """The rows of U, each in its own Vectors."""
     return Vectors.concat(list(map(Vectors.of, U)))
 
 
@@ -189,7 +189,7 @@ def test_arrays_that_are_not_one_parameter_are_refused_by_name(subtests: pytest.
 
 
 @given(seed=st.integers(0, 99), dtype=st.sampled_from(("float16", "float32", "float64")))
-def test_an_array_that_nobody_changes_keeps_its_bits(seed: int, dtype: str) -> None:
+def test_an_array_that_no_client_changes_keeps_its_bits(seed: int, dtype: str) -> None:
     """Frozen layers: whatever the coefficients, and whatever the dtypes of the others."""
     frozen = drawn(seed, 3, 7).astype(dtype)
     others = drawn(seed, 4, 5, "float64")

@@ -1,4 +1,4 @@
-"""Vectors that a method keeps and sends to its clients beside the model."""
+"""Vectors that a method keeps and sends to its clients in addition to the model."""
 
 from collections.abc import Mapping
 from typing import Any

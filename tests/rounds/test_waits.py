@@ -1,5 +1,5 @@
-"""Clients that are silent, late or away: who owes a reply is not asked, and the run waits for
-enough of the others."""
+"""Silent, late or absent clients: one that owes a reply is not asked, and the run waits for enough
+others."""
 
 import re
 import time
@@ -37,7 +37,7 @@ Times = tuple[tuple[float, float], ...]
 
 
 class Day:
-    """A clock that only sleeping moves, and that says the time of day as well."""
+    """A clock that only sleeping moves; it also has the time of day."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -212,7 +212,7 @@ def test_a_silent_client_is_asked_again_after_as_long_again(
     assert used(rounds)[-1] == 3
 
 
-def test_a_message_lives_twelve_hours_where_nobody_says_how_long(clock: Day) -> None:
+def test_a_message_lives_twelve_hours_by_default(clock: Day) -> None:
     grid = Nodes(clock, {"site-1": ((0.7, 12 * 3600.0 + 5.0),)})
     method = FedAvg(fraction_evaluate=0.0)
     clients = FlowerClients(method, grid)
@@ -238,7 +238,7 @@ def test_an_evaluation_that_is_never_answered_is_a_debt(
     assert (first, second) == (0.0, pytest.approx(0.5 + 2.0 * LIVES, abs=1.1))
 
 
-def test_a_node_that_never_told_its_name_is_asked_for_it_again(clock: Day) -> None:
+def test_a_node_that_never_sent_its_name_is_asked_again(clock: Day) -> None:
     name = (grid := Nodes(clock, registered=())).nodes[max(grid.nodes)]
     grid.asleep = {name: ((0.0, 11.0),)}
     rounds = own(grid, rounds=30)

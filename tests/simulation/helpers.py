@@ -25,7 +25,7 @@ from fairbloom.server.run_folder.recorded import RecordedRound
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
 from fairbloom.tasks import load_task
-from tests.rounds.implementations import told
+from tests.rounds.implementations import contents_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -160,7 +160,7 @@ def model_of(config: dict[str, Any]) -> dict[str, np.ndarray]:
 
 def all_of(replies: Replies) -> dict[str, Any]:
     """Return all that is in replies, the words of refusals too."""
-    return told(replies) | {"refused": replies.refused.reasons}
+    return contents_of(replies) | {"refused": replies.refused.reasons}
 
 
 def both_of(
