@@ -34,8 +34,7 @@ COMMANDS = {
     ),
     "search": Place(
         f"{OURS}.studies:search",
-        "Try methods with several values of their parameters, and test the best of each with fresh"
-        " seeds.",
+        "Try values of methods' parameters, and test the best of each method with fresh seeds.",
         "fairbloom search --methods fedfv,qfedavg --grid alpha=0,0.1,0.5 --budget 10 --out"
         " runs/search",
     ),

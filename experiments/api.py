@@ -1,7 +1,4 @@
-"""What a user calls: a run, and a comparison, as Python functions.
-
-The command line calls these too.
-"""
+"""The functions that users and the command line call: run, compare, search, load and evaluate."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -16,7 +13,7 @@ from fairbloom.server.settings import Settings, check_used
 from fairbloom.strategies import name_of
 from fairbloom.tasks import forget_tasks
 
-from . import pages as pages  # which registers the pages of results
+from . import pages as pages  # registers the pages of results
 from .arms import Named, baseline_of, parse_arms, settings_of_method, title
 from .options import CommonOptions, as_settings, expand_options, merge_settings
 from .results.comparison import Comparison, read_comparison
@@ -49,7 +46,7 @@ __all__ = [
 ]
 
 METHODS = "fedavg,qfedavg,fedmgdaplus,fedfv"
-"""The methods that are compared where none are named."""
+"""The methods that are compared by default."""
 
 
 @expand_options
@@ -67,8 +64,8 @@ def run(
 ) -> Run:
     """Train with one method, all clients on this machine.
 
-    The same call continues a run that was interrupted, returns a finished one, and extends it where
-    `rounds` is higher than before.
+    The same call continues an interrupted run, returns a finished one, and extends it if `rounds`
+    is higher than before.
 
     Parameters
     ----------
@@ -77,7 +74,7 @@ def run(
     data_dir
         The folder that the task reads its data from.
     schema
-        The file that says what the tables in that folder hold; by default it is inferred from them.
+        The file that describes the tables in that folder; by default it is inferred from them.
     method
         The method: a name that `fairbloom methods` lists, your own as "my_module:Mine", or the
         class itself. A name may have parameters in parentheses, as in `compare`:
@@ -87,23 +84,23 @@ def run(
     clients
         The number of clients that the data is split into.
     partition
-        How the data is split among the clients: shards, dirichlet or iid, say.
+        How the data is split among the clients: for example shards, dirichlet or iid.
     rounds
         The number of rounds.
     fraction
         The share of the clients that train in a round.
     score
-        The score that fairness goes by: accuracy, balanced-accuracy, auc, loss or another that the
-        task has; by default the one that fits the data.
+        The score that fairness is measured in: accuracy, balanced-accuracy, auc, loss or another
+        score of the task; by default the one that fits the data.
     seed
         Seed of the data split, initial model, client sampling and batch order.
     engine
         How the clients are computed: "auto" takes what is fastest here, "loop" computes one after
-        the other, "stacked" all of them at once, "workers" several in processes side by side.
+        the other, "stacked" all of them at once, "workers" several in parallel processes.
     device
-        What the clients compute on: auto, cpu, cuda or mps.
+        The device that clients compute on: auto, cpu, cuda or mps.
     memory
-        Gigabytes, at least 0, that the clients' updates may take in memory; more lie in a temporary
+        Gigabytes of memory, at least 0, for the clients' updates; more are kept in a temporary
         file. By default, and with 0, half of the machine's.
     out
         The run folder. The default is a folder below runs/ named after the settings.
@@ -112,14 +109,14 @@ def run(
         "fedfv.alpha": 0.2}.
     on_round
         Called with each round once it is recorded: its number, its row of rounds.csv, the measures
-        of fairness, each client's score, the coefficients. What it raises ends the run; the same
+        of fairness, each client's score, the coefficients. An exception ends the run; the same
         call continues after that round. StopRun ends it as finished.
     progress
         Whether to show a progress bar, in a terminal or notebook.
     debug
         End the run with the traceback of a client's first error. Clients are computed one after the
-        other in this process, whatever the engine, and no progress is shown, so that a debugger
-        works.
+        other in this process, regardless of the engine, and no progress is shown, so that a
+        debugger works.
 
     Returns
     -------
@@ -141,17 +138,16 @@ def run(
     chosen = Settings.of(config)
     check_used(config, [chosen.method], chosen.task)
     folder = choose_run_folder(chosen)
-    forget_tasks()  # a notebook's earlier run may have loaded them from files that have changed
+    forget_tasks()  # a notebook may have loaded them from files that have changed since
     with progress_bar(shown=progress and not debug) as bar:
         shown = RunBar(bar, title(chosen.method), chosen.num_rounds)
 
         def show_round(recorded: RecordedRound) -> None:
-            shown.count(recorded, SCORES.read(folder)[0])  # which is there once a round is
+            shown.count(recorded, SCORES.read(folder)[0])  # written before the first round
             on_round(recorded)
 
-        simulate(
-            chosen, show_round, on_trained=None if bar.disable else shown.show_within, debug=debug
-        )
+        on_trained = None if bar.disable else shown.show_within
+        simulate(chosen, show_round, on_trained=on_trained, debug=debug)
         shown.end()
     return load_run(folder)
 
@@ -175,18 +171,18 @@ def compare(
     """Train with several methods and seeds, and show which clients gain or lose.
 
     With the same seed, all methods have the same clients, draws and batches, so differences are
-    paired. The same call continues what was interrupted, and extends the runs where `rounds` is
+    paired. The same call continues an interrupted comparison, and extends the runs if `rounds` is
     higher than before.
 
-    The parameters that are not described here are those of `run`; all runs share them.
+    The other parameters are those of `run`; all runs share them.
 
     Parameters
     ----------
     methods
         The methods, separated by commas, with their parameters in parentheses:
-        'fedavg,qfedavg(q=1),my_module:Mine'. In Python also a list of such and of classes.
+        'fedavg,qfedavg(q=1),my_module:Mine'. In Python also a list of names and classes.
     baseline
-        The one that the others are compared with; by default FedAvg, or the first.
+        The method that the others are compared with; by default FedAvg, or the first.
     seeds
         The number of seeds.
     seed
@@ -194,14 +190,14 @@ def compare(
     out
         The folder of the tables, the figure and the runs.
     jobs
-        The number of runs at a time, each in a process of its own; by default one a processor. They
-        share the processors, and the numbers do not depend on it.
+        The number of runs at a time, each in its own process; by default one a processor. They
+        share the processors, and the results do not depend on it.
     pool
-        Where runs go on: processes of this machine, or ray, an existing Ray cluster of which each
-        run is a task. As many go on as there is room for; all hosts need the folders under the same
-        path.
+        Where runs are computed: in processes of this machine, or as tasks of an existing Ray
+        cluster (ray). The cluster runs as many at a time as it has room for; all its hosts need the
+        folders under the same path.
     gpus_per_run
-        With the pool ray: how many GPUs each run gets, or which part of one, as 0.25.
+        With the pool ray: the number of GPUs for each run, or a part of one, such as 0.25.
     settings
         Any other settings of all runs, by their names on the command line.
     progress
@@ -210,7 +206,7 @@ def compare(
     Returns
     -------
     Comparison
-        The tables and the figure, which lie in `out` as well.
+        The tables and the figure, which are in `out` as well.
 
     Raises
     ------
@@ -248,36 +244,35 @@ def search(
     progress: bool = True,
     **options: Unpack[CommonOptions],
 ) -> Search:
-    """Try methods with several values of their parameters, and test the best of each with fresh seeds.
+    """Try values of methods' parameters, and test the best of each method with fresh seeds.
 
-    They are judged on validation examples: a fifth of each client's, unless `validation-share` says
-    otherwise. The best of each method and the baseline are then compared on the test examples of as
-    many fresh seeds. The same call continues what was interrupted. With more values, seeds, rounds
-    or time only what is missing is run.
+    They are judged on validation examples: a fifth of each client's, unless `validation-share` is
+    set. The best of each method and the baseline are then compared on the test examples of as many
+    fresh seeds. The same call continues an interrupted search. With more values, seeds, rounds or
+    time, only the missing runs are run.
 
-    The parameters that are not described here are those of `compare`, or of `run`; all runs share
-    them.
+    The other parameters are those of `compare`, or of `run`; all runs share them.
 
     Parameters
     ----------
     methods
-        The methods, as in `compare`, or "all". One without parameters tries the values that it
-        declares in `tries`.
+        The methods, as in `compare`, or "all". A method without parameters tries the values that
+        it declares in `tries`.
     grid
         Values of a parameter or setting: alpha=0,0.1. Every combination of several is tried, by the
-        methods that have them. In Python a list of such, or {"alpha": [0, 0.1]}.
+        methods that have them. In Python a list of such texts, or {"alpha": [0, 0.1]}.
     criterion
         The measure to choose by: mean, worst, worst-10, client:NAME, group-gap:SCORE, 3*mean+worst
-        or another of those that recipes name.
+        or another measure of recipes.
     mean_within
-        How many points the mean over the clients may be below the baseline's, on validation
+        The largest loss in the mean over the clients against the baseline, in points on validation
         examples; by default any.
     baseline
         The method that the others are compared with, by its best arm. In a search within one
         method, the best arm is compared with the baseline as it is written.
     budget
-        After so many minutes no further seed is begun. All methods are tried with one seed after
-        the other; the tests with fresh seeds come on top.
+        The minutes after which no further seed is begun. All methods are tried with one seed after
+        the other; the tests with fresh seeds take additional time.
     seeds
         The number of seeds to choose by, and of fresh ones to test with, which begin 1000 later.
     out
@@ -286,7 +281,7 @@ def search(
     Returns
     -------
     Search
-        What was chosen, what validation promised, and what the test examples say.
+        The choice, the gains promised on validation examples, and those on test examples.
 
     Raises
     ------
@@ -301,13 +296,9 @@ def search(
         raise SettingsError(f"budget = {budget:g}: give a number of minutes above 0")
     if mean_within is not None and not mean_within >= 0.0:
         raise SettingsError(f"mean-within = {mean_within:g}: give a number of points of at least 0")
-    arms = arms_of(
-        methods,
-        grid if isinstance(grid, Mapping) else parse_grid(grid),
-        baseline,
-        config,
-        criterion,
-    )
+    if not isinstance(grid, Mapping):
+        grid = parse_grid(grid)
+    arms = arms_of(methods, grid, baseline, config, criterion)
     (base,) = parse_arms([baseline])
     study = Study(
         "search",
@@ -325,24 +316,24 @@ def search(
 
 
 def load(folder: str | os.PathLike[str], *, trust: bool = False) -> Any:
-    """Return what a folder holds: a run, finished or not, a comparison, a search or a reproduction.
+    """Return the run, comparison, search or reproduction in a folder, finished or not.
 
     Parameters
     ----------
     folder
-        The folder of a run, also of a deployed one or of a user's ServerApp, or that of a study.
+        The folder of a run, also of a deployed one or of a user's ServerApp, or of a study.
     trust
         Import the modules that the settings of the run or study name. Importing runs their code.
 
     Returns
     -------
     Run, Comparison, Search or Reproduction
-        Which it is depends on the folder.
+        The result in the folder.
 
     Raises
     ------
     FairbloomError
-        When the folder holds nothing that can be read, or runs of a comparison are missing.
+        When the folder holds no readable result, or runs of a comparison are missing.
     """
     path = Path(folder).absolute()
     study = find_study(path)
@@ -367,18 +358,18 @@ def evaluate(
 ) -> Evaluation:
     """Evaluate a run's model on the data of a site that did not take part.
 
-    The site's data are split as those of the run's clients were, by `test-share` and the seed, and
-    standardised by its own training rows where theirs were by their own. Nothing is trained.
+    The site's data are split like those of the run's clients, by `test-share` and the seed. They
+    are standardised by the site's training rows if each client used its own. Nothing is trained.
 
     Parameters
     ----------
     run
-        The folder of a finished run, or the folder that a device keeps of one, which lacks the
-        clients' scores.
+        The folder of a finished run, or a device's state folder, which does not have the clients'
+        scores.
     data_dir
         The folder, or file, of the site's data.
     client
-        Which client's data to take, where there are those of several.
+        The client to evaluate, if the data are of several.
     model
         The model after the last round, or the one with the best mean score.
     trust
@@ -393,14 +384,15 @@ def evaluate(
     from fairbloom.prediction.site import evaluate_site  # imported late, as PyTorch is with it
 
     folder = Path(run)
+    data = "" if data_dir is None else os.fspath(data_dir)
     with only_trusted_imports(trust):
-        found = evaluate_site(
-            folder, "" if data_dir is None else os.fspath(data_dir), client, model
-        )
+        found = evaluate_site(folder, data, client, model)
     clients: dict[str, dict[str, float]] = {}
-    if CLIENTS.exists_in(folder):  # a client keeps none of the others' numbers
-        of = load_run(folder)
-        names = {score.name for score in of.scores} & {score.name for score in found.scores}
-        scores = [score for score in found.scores if score.name in names]
-        clients = {score.name: values for score in scores if (values := of.final(score, "global"))}
+    if CLIENTS.exists_in(folder):  # a device does not store other clients' numbers
+        run_of_clients = load_run(folder)
+        names = {score.name for score in run_of_clients.scores}
+        for score in found.scores:
+            values = run_of_clients.final(score, "global") if score.name in names else {}
+            if values:
+                clients[score.name] = values
     return Evaluation(*found, run=folder, model=model, clients=clients)

@@ -1,1 +1,1 @@
-"""What comes after training: a finished run's model, all that predictions need, and the forms it is exported in."""
+"""After training: predict with a finished run's model, evaluate it at a new site, or export it."""

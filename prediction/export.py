@@ -1,4 +1,4 @@
-"""Exports a trained model with its preprocessing as ONNX, and tries what it has written."""
+"""Export a trained model with its preprocessing as ONNX, and check the export's predictions."""
 
 import logging
 import warnings
@@ -26,18 +26,18 @@ from .output_rows import table_of_frame, values_of
 from .predictor import Predictor
 
 ROWS = 256
-"""The number of rows that an export is tried on."""
+"""The number of rows on which an export is checked."""
 
 TOLERANCE = 1e-4
 """Largest difference of a probability, or of a quantity in units of its deviation in training."""
 
 
 def export_onnx(predictor: Predictor, out: Path | None = None) -> Path:
-    """Write a model as an ONNX file and return the file: `out`, or by default one in the run folder.
+    """Write a model as an ONNX file and return the file: `out`, or one in the run folder.
 
-    FairbloomError: a library is missing, the model cannot be exported, the export predicts
-    something else, or the file cannot be written. An earlier file is left as it is then, and else
-    replaced.
+    An earlier file is replaced. Raise FairbloomError, and leave an earlier file unchanged, if a
+    library is missing, the model cannot be exported, the export predicts something else, or the
+    file cannot be written.
     """
     how = predictor.preprocessing
     if how is None:
@@ -56,20 +56,21 @@ def export_onnx(predictor: Predictor, out: Path | None = None) -> Path:
     file = out or EXPORTS.path_in(predictor.run) / f"{'-'.join([predictor.model, *client])}.onnx"
     with _explained():
         raw = _make_rows(how)
-        inputs = (
-            how.inputs(values_of(table_of_frame(raw), how))
-            if how.form == TABLE
-            else torch.from_numpy(raw)
-        )
+        if how.form == TABLE:
+            inputs = how.inputs(values_of(table_of_frame(raw), how))
+        else:
+            inputs = torch.from_numpy(raw)
         content = _convert(predictor, how, inputs)
         session = import_module("onnxruntime").InferenceSession(
             content, providers=["CPUExecutionProvider"]
         )
-        kinds = {
-            column.name: object if column.kind == CATEGORY else np.float64 for column in how.columns
-        }
-        feed = {name: raw[[name]].to_numpy(kind) for name, kind in kinds.items()}
-        values, *probabilities = session.run(None, feed or {session.get_inputs()[0].name: raw})
+        feed = {}
+        for column in how.columns:
+            dtype = object if column.kind == CATEGORY else np.float64
+            feed[column.name] = raw[[column.name]].to_numpy(dtype)
+        if not feed:
+            feed[session.get_inputs()[0].name] = raw
+        values, *probabilities = session.run(None, feed)
         found = Predictions(values, probabilities[0] if probabilities else None)
     _check(found, how.decode(predictor.outputs(inputs)), how)
     with explain_write_errors("the export", file.parent):
@@ -79,7 +80,7 @@ def export_onnx(predictor: Predictor, out: Path | None = None) -> Path:
 
 
 class _Predicting(nn.Module):
-    """A model with the meaning of its outputs: probabilities of classes, or a quantity in its own unit."""
+    """A model that returns probabilities of classes, or a quantity in its own unit."""
 
     def __init__(self, predictor: Predictor, how: Preprocessing) -> None:
         super().__init__()
@@ -88,7 +89,7 @@ class _Predicting(nn.Module):
         self._how = how
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return the probability of each class, shape (n, classes), or the quantity, shape (n,) and torch.float64."""
+        """Return probabilities, shape (n, classes), or the quantity, shape (n,), torch.float64."""
         outputs = choose_output(self.model, self.model(inputs), self._output)
         if self._how.classes:
             return outputs.float().softmax(dim=1)
@@ -100,7 +101,7 @@ def _convert(predictor: Predictor, how: Preprocessing, inputs: Tensor) -> bytes:
     from .onnx_graph import OPSET, surround  # imported late, as ONNX is with it
 
     start = torch.ones(1, requires_grad=True)
-    # the first gradient starts threads, which forked processes would lack
+    # The first gradient starts threads, which a process forked later would not have.
     torch.autograd.grad(start.sum(), start)
     module = _Predicting(predictor, how).eval()
     shapes = ({0: torch.export.Dim("batch")},)
@@ -114,57 +115,63 @@ def _convert(predictor: Predictor, how: Preprocessing, inputs: Tensor) -> bytes:
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """Turn a library's error into an FairbloomError.
+    """Turn a library's error into a FairbloomError.
 
-    Nothing is logged, warned of or printed: PyTorch prints graphs.
+    Logs, warnings and output are suppressed: PyTorch prints graphs.
     """
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
         with warnings.catch_warnings(action="ignore"), redirect_stderr(StringIO()):
             yield
-    except Exception as error:  # whatever a user's module, PyTorch or a runtime raises
+    except Exception as error:  # any error of a user's module, PyTorch or a runtime
         cause = error
         place = place_of(error)
         while isinstance(earlier := cause.__cause__ or cause.__context__, Exception):
             cause = earlier
             place = place_of(earlier) or place
-        said = f"{type(cause).__name__}: {str(cause).strip().partition(chr(10))[0].rstrip('.')}"
+        first_line = str(cause).strip().partition("\n")[0].rstrip(".")
+        at_place = f" ({place})" if place else ""
         raise FairbloomError(
-            f"this model cannot be exported: {said}{f' ({place})' if place else ''}. Change the"
-            " module, or use it in PyTorch: run.model()"
+            f"this model cannot be exported: {type(cause).__name__}: {first_line}{at_place}. Change"
+            " the module, or use it in PyTorch: run.model()"
         ) from error
     finally:
         logging.disable(before)
 
 
 def _make_rows(how: Preprocessing) -> Any:
-    """Return raw data: rows like those of training and slightly beyond, or an array of numbers from 0 to 1."""
+    """Return raw data: rows like the training rows and slightly beyond, or numbers from 0 to 1."""
     random = np.random.default_rng(0)
     if how.form != TABLE:
         return random.random((ROWS, *how.shape), np.float32)
     import pandas  # imported late: it takes a second
 
-    made: dict[str, Any] = {}
+    rows: dict[str, Any] = {}
     for column in how.columns:
-        gone = random.random(ROWS) < (0.1 if column.fill else 0.0)
+        missing = random.random(ROWS) < (0.1 if column.fill else 0.0)
         if column.kind == CATEGORY:
-            made[column.name] = random.choice(np.array(column.categories, object), ROWS)
+            rows[column.name] = random.choice(np.array(column.categories, object), ROWS)
+            rows[column.name][missing] = ""
         else:
-            made[column.name] = random.normal(column.center, 2.0 * (column.scale or 1.0), ROWS)
-        made[column.name][gone] = "" if column.kind == CATEGORY else np.nan
-    return pandas.DataFrame(made)
+            rows[column.name] = random.normal(column.center, 2.0 * (column.scale or 1.0), ROWS)
+            rows[column.name][missing] = np.nan
+    return pandas.DataFrame(rows)
+
+
+def _numbers_of(predictions: Predictions) -> Any:
+    """Return the probabilities of classes, or the values of a quantity."""
+    return predictions.values if predictions.probabilities is None else predictions.probabilities
 
 
 def _check(found: Predictions, own: Predictions, how: Preprocessing) -> None:
-    """Raise FairbloomError where an export predicts something else than the model itself."""
-    numbers, expected = (
-        each.values if each.probabilities is None else each.probabilities for each in (found, own)
-    )
-    apart = np.abs(numbers - expected).reshape(ROWS, -1).max(axis=1) / (
-        1.0 if how.classes else how.target_scale
-    )
-    wrong = ~(apart <= TOLERANCE)  # a NaN is beyond it
+    """Raise FairbloomError if an export predicts something else than the model itself."""
+    numbers = _numbers_of(found)
+    expected = _numbers_of(own)
+    error = np.abs(numbers - expected).reshape(ROWS, -1).max(axis=1)
+    if not how.classes:
+        error = error / how.target_scale
+    wrong = ~(error <= TOLERANCE)  # not `error > TOLERANCE`: NaN is wrong too
     if how.classes:
         top = np.sort(expected, axis=1)
         wrong |= (top[:, -1] - top[:, -2] > 2 * TOLERANCE) & (found.values != own.values)

@@ -1,4 +1,4 @@
-"""New data in files: what is read of them, and the inputs that a model gets, batch by batch."""
+"""Read new data from files, and make the inputs of a model in batches."""
 
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,7 +25,10 @@ IMAGES_AT_ONCE = 256
 
 
 class NewData(NamedTuple):
-    """Batches of inputs, the columns of texts that stand next to the predictions, and the decimal mark of these."""
+    """Batches of inputs, and the columns of text to write next to the predictions.
+
+    `decimal` is the decimal mark of these columns.
+    """
 
     columns: Mapping[str, Iterable[str]]
     batches: Iterator[Tensor]
@@ -33,16 +36,13 @@ class NewData(NamedTuple):
 
 
 def read_new_data(path: Path, preprocessing: Preprocessing) -> NewData:
-    """Return the new data in a file, or of images in a folder."""
+    """Return the new data in a file, or the images in a folder."""
     if preprocessing.form == TABLE:
-        return data_of_table(
-            read_file(path, preprocessing.dictionary.file(path.name)), preprocessing
-        )
-    return (
-        _read_arrays(path, preprocessing)
-        if preprocessing.form == ARRAYS
-        else _read_images(path, preprocessing)
-    )
+        table = read_file(path, preprocessing.dictionary.file(path.name))
+        return data_of_table(table, preprocessing)
+    if preprocessing.form == ARRAYS:
+        return _read_arrays(path, preprocessing)
+    return _read_images(path, preprocessing)
 
 
 def data_of_table(table: Table, preprocessing: Preprocessing) -> NewData:
@@ -81,39 +81,31 @@ def _read_arrays(path: Path, preprocessing: Preprocessing) -> NewData:
         inputs = preprocessing.array_inputs(x)
     except ValueError as error:
         raise FairbloomError(f"{path}: x {error}") from error
-    strange = np.flatnonzero(~np.isfinite(inputs.numpy().reshape(len(x), -1)).all(axis=1))
-    if len(strange):
+    invalid = np.flatnonzero(~np.isfinite(inputs.numpy().reshape(len(x), -1)).all(axis=1))
+    if len(invalid):
         problems = [
             (int(row), f"example {row} holds NaN, or a number that float32 cannot hold")
-            for row in strange
+            for row in invalid
         ]
         raise FairbloomError(list_problems(str(path), problems, len(x), "examples"))
     return NewData({"example": map(str, range(len(x)))}, iter(inputs.split(EVALUATION_BATCH)))  # type: ignore[no-untyped-call]
 
 
 def _read_images(path: Path, preprocessing: Preprocessing) -> NewData:
-    """Return the images in a folder and all below it, hidden ones passed over, by their paths there; or the one.
+    """Return the visible images in a folder and below, by their paths there, or a single image.
 
-    FairbloomError: there is none, or some cannot be read, or are of another size and would not be
-    resized.
+    Raise FairbloomError if there are none, or for images that cannot be read, or that have another
+    size and are not resized.
     """
     if not path.exists():
         raise FairbloomError(f"{path} cannot be read: there is no such folder or image")
-    there = (
-        [path]
-        if path.is_file()
-        else [each for each in path.rglob("*") if each.suffix.lower() in PICTURES]
-    )
-    folder = path.parent if path.is_file() else path
-    named = {each.relative_to(folder).as_posix(): each for each in there if each.is_file()}
-    names = sorted(
-        name
-        for name in named
-        if path.is_file() or not any(part[0] == "." for part in name.split("/"))
-    )
-    if not names:
+    by_name = {path.name: path}
+    if not path.is_file():
+        by_name = _find_images(path)
+    if not by_name:
         raise FairbloomError(f"{path} has no images ({', '.join(PICTURES)})")
-    files = [named[name] for name in names]
+    names = sorted(by_name)
+    files = [by_name[name] for name in names]
     problems = []
     _, height, width = preprocessing.shape
     for place, file in enumerate(files):
@@ -123,12 +115,9 @@ def _read_images(path: Path, preprocessing: Preprocessing) -> NewData:
             problems.append((place, str(error)))
             continue
         if size != (width, height) and not preprocessing.resized:
-            problems.append(
-                (
-                    place,
-                    f"{file} has {size[0]}×{size[1]} pixels, and the model takes {width}×{height}",
-                )
-            )
+            pixels = f"{size[0]}×{size[1]} pixels"
+            problem = f"{file} has {pixels}, and the model takes {width}×{height}"
+            problems.append((place, problem))
     if problems:
         raise FairbloomError(list_problems(str(path), problems, len(files), "images"))
     starts = range(0, len(files), IMAGES_AT_ONCE)
@@ -136,3 +125,14 @@ def _read_images(path: Path, preprocessing: Preprocessing) -> NewData:
         image_inputs(files[start : start + IMAGES_AT_ONCE], preprocessing.shape) for start in starts
     )
     return NewData({"file": names}, batches)
+
+
+def _find_images(folder: Path) -> dict[str, Path]:
+    """Return the visible images in a folder and below, by their paths there."""
+    found = {}
+    for file in folder.rglob("*"):
+        name = file.relative_to(folder).as_posix()
+        hidden = any(part[0] == "." for part in name.split("/"))
+        if file.suffix.lower() in PICTURES and file.is_file() and not hidden:
+            found[name] = file
+    return found

@@ -1,7 +1,8 @@
-"""An ONNX graph around a model's own: raw data go in, predictions come out.
+"""An ONNX graph around a model's own graph, from raw data to predictions.
 
-A table's columns are inputs under their names, each of shape (n, 1): numbers in double precision,
-which are standardised and then rounded to single precision, as in training; categories as strings.
+A table's columns are inputs under their names, each of shape (n, 1). Numbers are in double
+precision; they are standardised and then rounded to single precision, as in training. Categories
+are strings.
 """
 
 import json
@@ -21,29 +22,29 @@ from fairbloom.tasks.schema import Schema
 from fairbloom.tasks.tables.cells import MAX_NUMBER
 
 INPUTS = "inputs"
-"""The graph's input where raw data are no table: an array, as the model takes it."""
+"""The graph's input if raw data are not a table: an array in the model's shape."""
 
 OPSET = 20
 ML_OPSET = 3
 IR_VERSION = 10
-"""Versions of ONNX's operators, of its operators for machine learning, and of the file: of 2024,
-for older runtimes."""
+"""Versions of ONNX's operators, of its operators for machine learning, and of the file. They are
+from 2024, so that older runtimes read the file."""
 
 NO_CATEGORY = -1
 NO_VALUE = -2
-"""Codes of a text that is no known category, and of a missing value."""
+"""Codes of a text that is not a known category, and of a missing value."""
 
 
 def surround(
     core: onnx.ModelProto, how: Preprocessing, about: Mapping[str, str]
 ) -> onnx.ModelProto:
-    """Return a model that takes raw data and returns predictions, of one that takes inputs and returns numbers.
+    """Return a model from raw data to predictions, around one from inputs to numbers.
 
-    `core` returns probabilities of classes, or a quantity in its own unit. `about` is kept in the
+    `core` returns probabilities of classes, or a quantity in its own unit. `about` is stored in the
     file as metadata.
     """
     names = [column.name for column in how.columns] or [INPUTS]
-    # What all names inside begin with, and no column.
+    # a prefix for all names of the graph, with which no column begins
     prefix = "/" * (1 + max(len(name) - len(name.lstrip("/")) for name in names))
     core = compose.add_prefix(core, f"{prefix}model/")
     (asked,) = core.graph.input
@@ -83,7 +84,7 @@ def surround(
 
 @dataclass
 class _Graph:
-    """The nodes and constants around a model's own graph, the names of which begin with `prefix`."""
+    """The nodes and constants around a model's own graph; their names begin with `prefix`."""
 
     prefix: str
     nodes: list[Any] = field(default_factory=list)
@@ -96,66 +97,63 @@ class _Graph:
         return output
 
     def constant(self, values: Any) -> str:
-        """Add a constant, and return its name; texts are strings of ONNX."""
+        """Add a constant, and return its name; texts become ONNX strings."""
         name = f"{self.prefix}constant_{len(self.constants)}"
         array = np.asarray(values)
-        array = array.astype(object) if array.dtype.kind == "U" else array
+        if array.dtype.kind == "U":
+            array = array.astype(object)
         self.constants.append(numpy_helper.from_array(array, name))
         return name
 
     def table(self, columns: Sequence[InputColumn], schema: Schema) -> tuple[str, str]:
         """Add the inputs of a table's columns.
 
-        Return their name, and that of whether a row has no prediction.
+        Return the output with the inputs, and the output that is true for refused rows, which have
+        no prediction.
         """
-        parts = [
-            self.categories(each, schema) if each.kind == CATEGORY else self.numbers(each)
-            for each in columns
-        ]
-        inputs, refused = zip(*parts, strict=True)
-        # As numbers, since not every runtime has the largest of truths.
+        inputs = list[str]()
+        refused = list[str]()
+        for column in columns:
+            is_category = column.kind == CATEGORY
+            parts = self.categories(column, schema) if is_category else self.numbers(column)
+            inputs.append(parts[0])
+            refused.append(parts[1])
+        # Cast to numbers, because not every runtime has ReduceMax of booleans.
         reasons = self.add("Cast", self.add("Concat", *refused, axis=1), to=TensorProto.FLOAT)
         most = self.add("ReduceMax", reasons, self.constant(np.array([1])), keepdims=1)
         return self.add("Concat", *inputs, axis=1), self.add("Cast", most, to=TensorProto.BOOL)
 
     def numbers(self, column: InputColumn) -> tuple[str, str]:
-        """Add the input of a column of numbers.
-
-        Return its name, and that of whether a row has no prediction.
-        """
-        # What was constant in training has the input 0: divided by infinity every number becomes
-        # it.
+        """Add the input of a column of numbers; return its output and that of refused rows."""
+        # A column that was constant in training has the input 0: a number divided by infinity.
         shifted = self.add("Sub", column.name, self.constant(column.center))
         ratio = self.add(
             "Div", shifted, self.constant(column.scale if column.scale > 0.0 else math.inf)
         )
-        gone = self.add("IsNaN", column.name)
-        filled = self.add("Where", gone, self.constant(0.0), ratio)
+        missing = self.add("IsNaN", column.name)
+        filled = self.add("Where", missing, self.constant(0.0), ratio)
         large = self.add("Greater", self.add("Abs", column.name), self.constant(MAX_NUMBER))
-        refused = large if column.fill else self.add("Or", large, gone)
+        refused = large if column.fill else self.add("Or", large, missing)
         return self.add("Cast", filled, to=TensorProto.FLOAT), refused
 
     def categories(self, column: InputColumn, schema: Schema) -> tuple[str, str]:
-        """Add the inputs of a column of categories.
-
-        Return their name, and that of whether a row has no prediction.
-        """
+        """Add the inputs of a column of categories; return its output and that of refused rows."""
         field = schema.fields[column.name]
-        # in every case of their letters; long ones as they are, in small and in capital letters
-        words = set[str]()
+        # Markers of missing values match in any case. Long ones have too many spellings: they match
+        # unchanged, in lower and in upper case.
+        markers = set[str]()
         for word in (*schema.missingValues, *field.missingValues):
-            words |= {word, word.lower(), word.upper()}
+            markers |= {word, word.lower(), word.upper()}
             if len(word) < 8:
-                words |= {
-                    "".join(each) for each in product(*({c.lower(), c.upper()} for c in word))
-                }
-        codes = dict.fromkeys(sorted(words), NO_VALUE)
+                letters = ({letter.lower(), letter.upper()} for letter in word)
+                markers |= {"".join(spelling) for spelling in product(*letters)}
+        codes = dict.fromkeys(sorted(markers), NO_VALUE)
         for text, place in field.places.items():
-            # A whole number has a point, too, where a column was read as numbers.
-            codes |= dict.fromkeys(
-                (text, f"{text}.", f"{text}.0") if re.fullmatch(r"[+-]?[0-9]+", text) else (text,),
-                place,
-            )
+            spellings = [text]
+            # A column that was read as numbers may write whole numbers with a decimal point.
+            if re.fullmatch(r"[+-]?[0-9]+", text):
+                spellings += [f"{text}.", f"{text}.0"]
+            codes |= dict.fromkeys(spellings, place)
         code = self.add(
             "LabelEncoder",
             column.name,
@@ -178,7 +176,7 @@ class _Graph:
     ) -> list[Any]:
         """Add the outputs: classes as strings with probabilities, or a quantity.
 
-        NaN and "" for a row without one.
+        A refused row has NaN and "".
         """
         rows = self.add("Reshape", refused, self.constant(np.array([-1]))) if refused else ""
         if not classes:
@@ -199,11 +197,11 @@ class _Graph:
     def _unless(
         self, refused: str, nothing: float | str, values: str, name: str, dtype: type
     ) -> None:
-        """Add an output that is `nothing` for the rows without a prediction, where there may be such rows."""
-        inputs = (
-            (refused, self.constant(np.array(nothing, dtype)), values) if refused else (values,)
-        )
-        self.add("Where" if refused else "Identity", *inputs, name=name)
+        """Add an output that is `nothing` for refused rows; `refused` is "" if there are none."""
+        if refused:
+            self.add("Where", refused, self.constant(np.array(nothing, dtype)), values, name=name)
+        else:
+            self.add("Identity", values, name=name)
 
 
 def _unused(name: str, taken: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""New rows of a table, from a file or a data frame: checked by the schema of the run."""
+"""New rows of a table, from a file or a data frame, checked by the schema of the run."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,20 +32,15 @@ def table_of_frame(frame: "pandas.DataFrame") -> Table:
 
 
 def texts_of(table: Table, name: str) -> list[str]:
-    """Return the cells of a column as they were read."""
+    """Return the cells of a column as text, unchanged."""
     cells = table.columns[name]
-    return (
-        [""] * len(table)
-        if cells is None
-        else ["" if each is None else str(each) for each in cells.to_pylist()]
-    )
+    if cells is None:
+        return [""] * len(table)
+    return ["" if cell is None else str(cell) for cell in cells.to_pylist()]
 
 
 def values_of(table: Table, preprocessing: Preprocessing) -> dict[str, NDArray[Any]]:
-    """Return the values of the columns that the model takes.
-
-    Raise FairbloomError with all that is wrong.
-    """
+    """Return the values of the model's input columns; raise FairbloomError with all problems."""
     schema = preprocessing.dictionary
     if not len(table):
         raise FairbloomError(
@@ -67,13 +62,17 @@ def values_of(table: Table, preprocessing: Preprocessing) -> dict[str, NDArray[A
 
 
 def list_problems(source: str, problems: Sequence[tuple[int, str]], of: int, what: str) -> str:
-    """Return an error's text from (place, problem) pairs: the first few, and how many of `of` examples follow."""
+    """Return an error text from (place, problem) pairs: the first few, and their number.
+
+    `of` is the number of all examples, and `what` their name.
+    """
     ordered = sorted(problems)
-    shown = [said for _, said in ordered[:20]]
-    rest = [f"and {len(ordered) - len(shown):,} more"] if len(ordered) > len(shown) else []
+    lines = [problem for _, problem in ordered[:20]]
+    if len(ordered) > len(lines):
+        lines.append(f"and {len(ordered) - len(lines):,} more")
     count = len({place for place, _ in ordered})
     them = "it" if count == 1 else "them"
     first = (
         f"{source}: {count:,} of {of:,} {what} cannot be read: correct {them}, or leave {them} out:"
     )
-    return "\n  ".join([first, *shown, *rest])
+    return "\n  ".join([first, *lines])

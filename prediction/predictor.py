@@ -1,4 +1,4 @@
-"""A finished run's model with its preprocessing: what predicts for new data."""
+"""Predict for new data with a finished run's model and its preprocessing."""
 
 import csv
 from collections.abc import Mapping, Sequence
@@ -42,7 +42,7 @@ from fairbloom.tasks import Task, find_task, load_task
 from fairbloom.tasks.inputs import Inputs, split_inputs, tensors_of
 from fairbloom.tasks.models import frozen_parameters
 from fairbloom.tasks.preprocessing import TABLE, Preprocessing
-from fairbloom.tasks.schema import parse_schema
+from fairbloom.tasks.schema import Schema, parse_schema
 from fairbloom.tasks.tables.targets import join_names
 
 from .new_data import NewData, data_of_table, read_new_data
@@ -58,25 +58,26 @@ one."""
 
 @dataclass(frozen=True, eq=False)
 class Predictor:
-    """A model with what makes its inputs of new data.
+    """A model with the preprocessing of new data.
 
     Attributes
     ----------
     run
-        The run folder, or the folder of a device, that it comes from.
+        The run folder, or the folder of a device, that it was read from.
     task_name
-        What is learned.
+        The name of the task.
     client
-        The client whose model it is, or by whose means and deviations numbers are standardised; ""
-        for all.
+        The client that has the model, or the means and deviations by which numbers are
+        standardised; "" for all.
     model
-        Which model it is: "last", "best" or "personal".
+        The kind of model: "last", "best" or "personal".
     module
         The model in eval mode, on the CPU.
     preprocessing
-        How new data become inputs, and outputs predictions; None where the task does not say it.
+        The conversions of new data to inputs, and of outputs to predictions; None if the task does
+        not have them.
     output
-        The name of the output that counts, where the model returns several by name.
+        The name of the output with the predictions, if the model returns several by name.
     """
 
     run: Path
@@ -88,44 +89,39 @@ class Predictor:
     output: str = ""
 
     def outputs(self, inputs: Inputs) -> Tensor:
-        """Return the model's outputs for inputs, in batches, as the clients' evaluations compute them."""
+        """Return the model's outputs, computed in the batches of the clients' evaluations."""
         self.module.eval()
         count = len(tensors_of(inputs)[0])
         lengths = [
             min(EVALUATION_BATCH, count - start) for start in range(0, count, EVALUATION_BATCH)
         ]
         with torch.no_grad(), seeded(0, torch.device("cpu")):
-            return torch.cat(
-                [
-                    outputs_of(self.module, batch, self.output)
-                    for batch in split_inputs(inputs, lengths)
-                ]
-            )
+            batches = split_inputs(inputs, lengths)
+            return torch.cat([outputs_of(self.module, batch, self.output) for batch in batches])
 
     def reading_by(self, schema: str) -> "Predictor":
-        """Return the same model, which reads new tables by another schema: other spellings, units, ways to write files.
+        """Return the same model, which reads new tables by another schema.
 
-        `schema` is its text; FairbloomError where its inputs are others than those of the run.
+        Spellings, units and file formats may differ. `schema` is its text. Raise FairbloomError if
+        its inputs differ from those of the run.
         """
         preprocessing = self._preprocessing()
-        found, known = (
-            {name: field.categories for name, field in each.inputs.items()}
-            for each in (parse_schema(schema), preprocessing.dictionary)
-        )
-        if found != known:
-            differing = sorted(
-                name for name in {*found, *known} if found.get(name) != known.get(name)
-            )
+        given = _categories(parse_schema(schema))
+        known = _categories(preprocessing.dictionary)
+        if given != known:
+            names = {*given, *known}
+            differing = sorted(name for name in names if given.get(name) != known.get(name))
+            verb = "is" if len(differing) == 1 else "are"
             raise FairbloomError(
-                f"schema: {join_names(differing)} {'is' if len(differing) == 1 else 'are'} not as"
-                " in the run: inputs and their categories must be those of the run's schema"
+                f"schema: {join_names(differing)} {verb} not as in the run: inputs and their"
+                " categories must be those of the run's schema"
             )
         return replace(self, preprocessing=replace(preprocessing, schema=schema))
 
     def predict(self, frame: "pandas.DataFrame") -> "pandas.DataFrame":
-        """Return a data frame with all of its columns, then the predictions.
+        """Return a data frame with columns of predictions added.
 
-        These are `predicted_TARGET`, and `probability_CLASS` for each class; a quantity has no
+        They are `predicted_TARGET`, and `probability_CLASS` for each class; a quantity has no
         probabilities.
 
         Raises
@@ -142,26 +138,25 @@ class Predictor:
         return frame.assign(**self._predict(data_of_table(table_of_frame(frame), preprocessing)))
 
     def predict_file(self, path: Path, out: Path) -> int:
-        """Write a CSV file with what stands in a file of new data, then the predictions.
+        """Write a CSV file with new data and the predictions, and return their number.
 
-        Return their number.
-
-        A table comes out with all of its columns, arrays with the number of each example, images
-        with their names.
+        The file has all columns of a table, the number of each example of an array, or the names of
+        images.
 
         Raises
         ------
         FairbloomError
-            When something is not as the model takes it: the message names each line and column,
-            example or image. Or when `out` cannot be written.
+            When data do not fit the model: the message names each line and column, example or
+            image. Or when `out` cannot be written.
         """
         preprocessing = self._preprocessing()
         source = read_new_data(path, preprocessing)
         predictions = self._predict(source)
 
-        def write(value: str | float) -> str:  # a number with the decimal mark of the other columns
-            text = isinstance(value, str)
-            return str(escape_formula(value)) if text else str(value).replace(".", source.decimal)
+        def write(value: str | float) -> str:
+            if isinstance(value, str):
+                return str(escape_formula(value))
+            return str(value).replace(".", source.decimal)  # as in the other columns
 
         texts = {name: map(write, values.tolist()) for name, values in predictions.items()}
         columns = {**source.columns, **texts}
@@ -173,14 +168,13 @@ class Predictor:
         return len(next(iter(predictions.values())))
 
     def describe(self, count: int) -> str:
-        """Return the number of predictions in words, and of which round's model they are where a device keeps it."""
+        """Return the number of predictions as text, with the round of a device's model."""
+        text = f"{count:,} prediction" if count == 1 else f"{count:,} predictions"
         kept = read_kept(self.run) if self.model == LAST else {}
-        by = (
-            f" by the model of round {kept['round']} of {settings_in(self.run)['num-rounds']}"
-            if kept
-            else ""
-        )
-        return f"{count:,} prediction{'s' if count != 1 else ''}{by}"
+        if kept:
+            rounds = settings_in(self.run)["num-rounds"]
+            text += f" by the model of round {kept['round']} of {rounds}"
+        return text
 
     def _preprocessing(self) -> Preprocessing:
         if self.preprocessing is None:
@@ -207,15 +201,18 @@ class Predictor:
         return columns
 
 
+def _categories(schema: Schema) -> dict[str, Any]:
+    """Return the categories of each input of a schema."""
+    return {name: field.categories for name, field in schema.inputs.items()}
+
+
 def load_predictor(
     folder: Path, *, client: str = "", model: str = LAST, trust: bool = False
 ) -> Predictor:
-    """Return what predicts with a run's model.
+    """Return a predictor with a run's model.
 
-    `folder` is a run folder, or the state folder of a device.
-
-    `model` is "last", "best" (by mean score) or "personal"; `trust` lets modules be imported that
-    the run's settings name.
+    `folder` is a run folder, or the state folder of a device. `model` is "last", "best" (by mean
+    score) or "personal". `trust` allows imports of modules that the run's settings name.
     """
     folder = find_model(Path(folder).absolute())
     if model not in MODELS:
@@ -226,9 +223,9 @@ def load_predictor(
     with only_trusted_imports(trust):
         task = _load_task(folder, settings)
         module = task.model()
-        preprocessing = PREPROCESSING.read(folder) or (
-            task.preprocessing("") if task.preprocessing else None
-        )
+        preprocessing = PREPROCESSING.read(folder)
+        if not preprocessing and task.preprocessing:
+            preprocessing = task.preprocessing("")
     per_client = preprocessing is not None and preprocessing.per_client
     need = "each client has a personal model" if model == PERSONAL_MODEL else ""
     if per_client:
@@ -237,11 +234,13 @@ def load_predictor(
             " scale"
         )
     own = _own_folder(folder, settings, client, need)
-    if own is not None and per_client and (preprocessing := PREPROCESSING.read(own)) is None:
-        raise FairbloomError(
-            f"the means and deviations of client {own.name} are not in {folder}: predict on its own"
-            " device, or restore the folder clients from a copy"
-        )
+    if own is not None and per_client:
+        preprocessing = PREPROCESSING.read(own)
+        if preprocessing is None:
+            raise FairbloomError(
+                f"the means and deviations of client {own.name} are not in {folder}: predict on its"
+                " own device, or restore the folder clients from a copy"
+            )
     if preprocessing is not None and client and preprocessing.client not in ("", client):
         raise FairbloomError(
             f"client = {client!r}: {folder} is that of client {preprocessing.client}: leave the"
@@ -267,7 +266,7 @@ def load_predictor(
 
 
 def check_new(out: Path) -> None:
-    """Raise RunFolderError where a file of predictions is there already, or the folder for it is not."""
+    """Raise RunFolderError if a file of predictions already exists, or its folder does not."""
     if out.exists():
         raise RunFolderError(f"{out} is there already: name another file by --out, or delete it")
     if not out.parent.is_dir():
@@ -277,18 +276,18 @@ def check_new(out: Path) -> None:
 
 
 def _load_task(folder: Path, settings: Mapping[str, Any]) -> Task:
-    """Return the task of a run; the files that its clients read need not be there."""
-    reads_files = bool(find_task(str(settings["task"])).reads)
-    here = {"schema": schema_in(folder, settings), **({"data-dir": ""} if reads_files else {})}
-    task = load_task({**settings, **here})
+    """Return the task of a run, without the files that its clients read."""
+    settings_here = {**settings, "schema": schema_in(folder, settings)}
+    if find_task(str(settings["task"])).reads:
+        settings_here["data-dir"] = ""
+    task = load_task(settings_here)
     recorded = MODULES.read(folder)
-    for name, digest in digest_own_code(
-        [str(settings["task"]), str(settings.get("model", ""))]
-    ).items():
+    digests = digest_own_code([str(settings["task"]), str(settings.get("model", ""))])
+    for name, digest in digests.items():
         if recorded.get(name, digest) != digest:
             log.warning(
                 "module %s, from which the run in %s has its task or model, has changed since:"
-                " predictions may be others; put the file of then back",
+                " predictions may differ; restore the earlier file",
                 name,
                 folder,
             )
@@ -296,10 +295,7 @@ def _load_task(folder: Path, settings: Mapping[str, Any]) -> Task:
 
 
 def settings_in(folder: Path) -> Mapping[str, Any]:
-    """Return the settings of the run in a folder.
-
-    Raise FairbloomError where it is no run with a task.
-    """
+    """Return the settings of the run in a folder; raise FairbloomError if it has no task."""
     if not is_run_folder(folder):
         if runs := runs_of_study(folder):
             raise RunFolderError(
@@ -320,45 +316,39 @@ def settings_in(folder: Path) -> Mapping[str, Any]:
 
 
 def read_kept(folder: Path) -> Mapping[str, Any]:
-    """Return what a device notes of a model that it keeps: `round`, `states`, `serves`.
-
-    Empty for a run folder.
-    """
+    """Return a device's notes on a model that it keeps (`round`, `states`, `serves`), else {}."""
     about = MODEL.read_about(folder) if MODEL.exists_in(folder) else {}
     return about if "states" in about else {}
 
 
 def schema_in(folder: Path, settings: Mapping[str, Any]) -> str:
-    """Return the text of the schema of the run in a folder, as given or as inferred.
-
-    "" where it has none.
-    """
+    """Return the text of a run's schema, given or inferred; "" if it has none."""
     return SCHEMA.read(folder) or str(settings.get("schema", ""))
 
 
 def _own_folder(folder: Path, settings: Mapping[str, Any], client: str, need: str) -> Path | None:
-    """Return where a client on this machine keeps what is its own.
+    """Return the folder of a client's state on this machine, None if no client is named.
 
-    None where no client is named, and there is no need.
-
-    `need` is a sentence that says why a client must be named, or empty.
+    `need` is the reason why a client must be named, or "".
     """
     if kept := read_kept(folder):
         return folder.parent / str(kept["states"])
-    names = (
-        tuple(sorted({row["client"] for row in CLIENTS.read(folder)})) or KNOWN.read(folder).known
-    )
+    names = tuple(sorted({row["client"] for row in CLIENTS.read(folder)}))
+    if not names:
+        names = KNOWN.read(folder).known
     if not client and need:
         raise FairbloomError(
             f"{folder}: {need}: name a client by --client with one of {join_names(names)}"
         )
     if client and client not in names:
         raise FairbloomError(
-            f"client = {client!r}: no client of {folder} is called like that:"
+            f"client = {client!r}: no client of {folder} has this name:"
             f" {did_you_mean(client, names)}there are {join_names(names)}"
         )
+    if not client:
+        return None
     state = settings.get("state-dir") or str(PERSONAL.path_in(folder))
-    return folder_of({**settings, "state-dir": state}, client) if client else None
+    return folder_of({**settings, "state-dir": state}, client)
 
 
 def _personal_arrays(folder: Path, own: Path, frozen: Sequence[str]) -> Mapping[str, Any]:
@@ -376,17 +366,14 @@ def _personal_arrays(folder: Path, own: Path, frozen: Sequence[str]) -> Mapping[
 
 
 def global_arrays(folder: Path, model: str, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the last or the best global model of a run with these settings.
-
-    FairbloomError where there is none.
-    """
+    """Return the last or the best global model of a run; raise FairbloomError if it has none."""
     if model == BEST_MODEL and not BEST.exists_in(folder):
         raise FairbloomError(
             f"{folder} has no {BEST.name}: no round was evaluated, or a device keeps it; take last"
         )
     arrays = BEST.read(folder) if model == BEST_MODEL else _last_arrays(folder)
     serves = read_kept(folder).get("serves")
-    if serves is None:  # a device keeps it with the model, and lacks the solver of methods
+    if serves is None:  # a device stores it with the model, as it may not have the methods' solver
         from fairbloom.strategies.registry import served_model  # imported late
 
         serves = served_model(str(settings.get("method", "")))

@@ -1,4 +1,4 @@
-"""A site that took no part in a run: how the run's model serves it on its own data."""
+"""Evaluate a run's model on the data of a site that took no part in the run."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,7 +27,7 @@ MODELS = ("last", "best")
 
 
 class SiteScores(NamedTuple):
-    """How a model serves a site, as `fairbloom.Evaluation` has it."""
+    """The scores of a model at a site; the fields are those of `fairbloom.Evaluation`."""
 
     site: str
     train_examples: int
@@ -40,8 +40,8 @@ class SiteScores(NamedTuple):
 def evaluate_site(run: Path, data_dir: str, client: str, model: str) -> SiteScores:
     """Measure a finished run's model on a site's test examples.
 
-    `run` is a run folder or the state folder of a device; `client` is "" where the data are of one
-    client; `model` is "last" or "best".
+    `run` is a run folder or the state folder of a device. `client` may be "" if the data are of one
+    client. `model` is "last" or "best".
     """
     run = find_model(run.absolute())
     if model not in MODELS:
@@ -60,7 +60,7 @@ def evaluate_site(run: Path, data_dir: str, client: str, model: str) -> SiteScor
     except DataError as error:
         if error.why != "no-column":
             raise
-        # a file without a column of clients is of one
+        # a file without a column of clients has the data of one client
         settings["schema"] = without_client(str(settings["schema"]))
         clients = load_task(settings).clients
     name = _find_client(clients, client, data_dir or "the task")
@@ -87,8 +87,8 @@ def evaluate_site(run: Path, data_dir: str, client: str, model: str) -> SiteScor
 def _find_client(clients: Sequence[str], client: str, where: str) -> str:
     if client and client not in clients:
         raise FairbloomError(
-            f"client = {client!r}: {where} has no data of a client that is called like that: "
-            f"{did_you_mean(client, clients)}there are {join_names(clients)}"
+            f"client = {client!r}: {where} has no data of a client with this name:"
+            f" {did_you_mean(client, clients)}there are {join_names(clients)}"
         )
     if not client and len(clients) != 1:
         raise FairbloomError(
