@@ -1,1 +1,1 @@
-"""What server and client say to each other: the names on the wire, the terms of a round's work, the random streams."""
+"""What server and clients share: names on the wire, settings, terms, and random streams."""

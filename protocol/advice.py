@@ -1,4 +1,4 @@
-"""What users of Flower change in their client app; messages of server and client say it."""
+"""The changes to a user's client app that errors of server and client recommend."""
 
 from collections.abc import Collection
 
@@ -13,18 +13,18 @@ from .names import (
 from .terms import CLIENT_MOMENTUM, PROXIMAL, RULES
 
 HELPER = "app = fair(train_fn, test_fn)"
-"""This line stands in place of `app = ClientApp()`; `train_fn = app.train_fn` follows it."""
+"""This line replaces `app = ClientApp()`; `train_fn = app.train_fn` follows it."""
 
 ADVICE = (
     f"write {HELPER} in the client app, or answer it there without PyTorch as docs/flower.md shows"
 )
-"""What to do where a client does not answer it."""
+"""The remedy if a client does not answer a term."""
 
 OF_A_TASK = (
     "take Fairbloom's own client with a task of yours (docs/your-data.md), which has all methods,"
     " or answer it in the client app as docs/flower.md shows"
 )
-"""What to do where a client lacks what a training function cannot do."""
+"""The remedy if a training function cannot answer a term."""
 
 _BEYOND_FUNCTIONS = frozenset(
     {*BETWEEN_GROUPS, ARRAYS_DISPARITY, LOSS_BASELINE, STATE_ROUND, SNAPSHOT, TRAIN_LOSS}
@@ -33,9 +33,9 @@ _BEYOND_FUNCTIONS = frozenset(
 
 
 def advice_on(lacking: Collection[str], otherwise: str = ADVICE) -> str:
-    """Return what to do where a client does not answer these terms, metrics or records.
+    """Return the remedy if a client does not answer these terms, metrics or records.
 
-    `otherwise`: usual ones.
+    `otherwise` is the remedy for terms that a training function can answer.
     """
     words = {word for each in lacking for word in each.replace("=", " ").split()}
     return OF_A_TASK if words & _BEYOND_FUNCTIONS else otherwise

@@ -1,4 +1,4 @@
-"""Attacks by hostile clients, as experiments set them: their names, usual strengths, and who attacks."""
+"""Simulated attacks by hostile clients: their names, default strengths, and the attackers."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from .streams import generator
 
 LABEL_FLIP = "label-flip"
 LOSS = "loss"
-"""The attacks on data, see tasks.flipped, and on the reported training loss."""
+"""The attacks on data, see fairbloom.tasks.label_flip, and on the reported training loss."""
 
 ATTACKS: Mapping[str, float | None] = {
     "sign-flip": 1.0,
@@ -22,17 +22,19 @@ ATTACKS: Mapping[str, float | None] = {
     "alie": 1.5,
     "ipm": 2.0,
 }
-"""The usual attack-strength of each attack, None where it has none; docs/data/attacks.csv says what
-each does."""
+"""The default attack-strength of each attack, None if it has no strength. docs/data/attacks.csv
+describes the attacks."""
 
 
 def attackers_of(settings: RunSettings, clients: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of a run's hostile clients, in order: those named, or a share of all drawn from the seed.
+    """Return the sorted names of a run's hostile clients.
+
+    They are named by the settings, or drawn from the seed as a share of all clients.
 
     Parameters
     ----------
     settings
-        Of the run; without an attack nobody attacks.
+        Of the run; without an attack, no client is hostile.
     clients
         The names of all clients.
 
@@ -49,20 +51,17 @@ def attackers_of(settings: RunSettings, clients: Sequence[str]) -> tuple[str, ..
     number = floor(share * len(clients))
     if not number:
         raise SettingsError(
-            f"attackers = {settings.attackers!r}: that share of {len(clients)} clients is none:"
-            " raise it, or name them"
+            f"attackers = {settings.attackers!r}: that share of {len(clients)} clients is less than"
+            " one: raise it, or name them"
         )
     drawn = generator(settings.seed, "attackers").permutation(len(clients))[:number]
     return tuple(sorted(sorted(clients)[place] for place in drawn))
 
 
 def share_in(attackers: str) -> Fraction | None:
-    """Return the share of the clients that the setting `attackers` asks for, exactly.
-
-    None where it names them.
+    """Return the exact share of the clients in the setting `attackers`, None if it has names.
 
     A share has a decimal point, so that clients may be called 1 and 2.
     """
-    return (
-        Fraction(attackers.strip()) if re.fullmatch(r"[+-]?\d*\.\d+", attackers.strip()) else None
-    )
+    text = attackers.strip()
+    return Fraction(text) if re.fullmatch(r"[+-]?\d*\.\d+", text) else None

@@ -1,4 +1,4 @@
-"""Frozen parameters are sent once: by this digest a server and a client know whether they have the same ones."""
+"""The digest by which server and client check that they have the same frozen parameters."""
 
 import hashlib
 import json
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 
 def digest_arrays(arrays: Mapping[str, NDArray[Any]]) -> str:
-    """Return a checksum of arrays with their names, dtypes and shapes, whatever their order."""
+    """Return a checksum of arrays with their names, dtypes and shapes, in any order."""
     total = hashlib.sha256()
     for name, array in sorted(arrays.items()):
         total.update(json.dumps([name, array.dtype.str, array.shape]).encode())

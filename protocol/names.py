@@ -9,35 +9,35 @@ CONFIG = "config"
 """These records of a message hold the model, what a client reports, and the terms of its work."""
 
 SNAPSHOT = "snapshot"
-"""This record holds the model that a client had in the midst of its local work."""
+"""This record holds the model that a client had in the middle of its local steps."""
 
 ARRAYS_DISPARITY = "arrays-disparity"
 """This record holds the received model after one step down the disparity between two groups of a
 client's examples."""
+
 CONTROL = "control"
-"""In a message to a client that uses control variates, this record holds the server's, for the
-trainable arrays."""
+"""In a message to a client that uses control variates, this record holds the server's control
+variate of each trainable array."""
 
 CLIENT = "client"
 NAME = "name"
-"""In this record a client says who it is; its name has this key there."""
+"""The record in which a client introduces itself, and the key of its name there."""
 
 LONGEST_NAME = 100
-"""The most characters of a client's name."""
+"""Maximum number of characters of a client's name."""
 
 
 def is_usable_name(name: str) -> bool:
-    """Return whether a client can be called so in logs and tables, where a line end would make another line."""
+    """Return whether a name can be printed in logs and tables, so has no line end, for example."""
     return 1 <= len(name) <= LONGEST_NAME and name.isprintable()
 
 
 HONOURS = "honours"
-"""A client lists under this key, next to its name, the terms of local work that it supports: some
-of `terms.WORK`."""
+"""Key, next to a client's name, of the terms of local work that it supports: some of
+`terms.WORK`."""
 
 DEPLOYED = "deployed"
-"""A client's settings say by this whether what it reports about its data leaves the machine; no run
-can set it."""
+"""Key in a client's settings: whether its reports leave the machine. No run can set it."""
 
 MIN_ROWS = "limit-rows"
 """Key of a device's node config: the fewest rows behind a number that leaves the device, which its
@@ -48,17 +48,17 @@ FILES = "files"
 device's files are written."""
 
 FROZEN = "frozen"
-"""The digest of a model's frozen parameters: a QUERY with it in the config asks a client for that
-of its own, which the answer has in the record `client`. In the terms of local work it says that
-`arrays` lacks them: the client has them, or they are in the record of this name. A client that
-lacks them after all replies its own digest and nothing else."""
+"""The digest of a model's frozen parameters. A QUERY with this key in its config asks a client for
+the digest of its own model, which it replies in the record `client`. In the terms of local work,
+this key means that `arrays` has no frozen parameters: the client has them, or they are in the
+record of this name. A client with other frozen parameters replies only its own digest."""
 
 NUM_EXAMPLES = "num-examples"
 """This metric counts the examples of a client's training set, and in an evaluation those of its
 test set."""
 
 LARGER_CLASS = "larger-class"
-"""The share of a client's test examples that are of the larger one of two classes."""
+"""The share of a client's test examples that belong to the larger one of two classes."""
 
 LOSS_BEFORE = "loss-before"
 ACCURACY_BEFORE = "accuracy-before"
@@ -70,61 +70,60 @@ ACCURACY_AFTER = "accuracy-after"
 
 BEFORE = "before"
 AFTER = "after"
-"""What follows the name of a number that is measured on training examples before local work, and
+"""Suffixes of the name of a number that is measured on training examples before local work, and
 after it."""
 
 DISPARITY = "disparity"
 DISPARITY_HARD = "disparity-hard"
 """How differently the received model treats two groups of a client's training examples: the mean
-smoothed decision in the second group less that in the first, and the same of the decisions
+smoothed decision in the second group minus the mean in the first, and the same for the decisions
 themselves."""
 
 POSITIVES = ("positives-0", "positives-1")
 HITS = ("hits-0", "hits-1")
-"""These count the positive training examples of each of two groups, and those of them that the
-received model finds."""
+"""The number of positive training examples of each of two groups, and of those that the received
+model finds."""
 
 BETWEEN_GROUPS = frozenset({DISPARITY, DISPARITY_HARD, *POSITIVES, *HITS})
-"""All that is measured of two groups of a client's training examples."""
+"""All metrics of two groups of a client's training examples."""
 
 BASELINE = "baseline"
 LOSS_BASELINE = "loss-baseline"
-"""What follows the name of a number that a client's best model has on its training examples, of
-those that it meets by training alone, once in a run: loss-baseline is the least loss."""
+"""Suffix of the name of a number that a client's baseline has on its training examples, and the
+baseline's loss. The baseline is the best model that the client reaches without the others; it
+trains it once in a run."""
 
 LEARNING_RATE = "learning-rate"
 """The client trained with this learning rate."""
 
 STEP_SUM = "step-sum"
-"""The sum of the learning rates of all local steps that a client took, 0 where it took none."""
+"""The sum of the learning rates of all local steps of a client, 0 without steps."""
 
 STATE_ROUND = "state-round"
-"""In the terms of a client's work, the round of its last reply that was used, 0 for none: the
-client goes on from the state that it kept then. It reports, as a metric of this name, the round of
-the state that it went on from."""
+"""In the terms of a client's work: the round of its last reply that was used, 0 if none was. The
+client resumes from the state that it stored then. The metric of this name is the round of the state
+that it did resume from."""
 
 UPDATE_NORM = "update-norm"
-"""The Euclidean norm ‖w_k − w‖ of what a client's local work has changed, over all trainable
-parameters."""
+"""The Euclidean norm ‖w_k − w‖ of a client's update, over all trainable parameters."""
 
 LOSS = "loss"
 ACCURACY = "accuracy"
 """These are measured with the received model on the client's test set."""
 
 PERSONAL = "personal"
-"""What follows the name of a number that is measured with the client's personal model:
+"""Suffix of the name of a number that is measured with the client's personal model, as in
 accuracy-personal."""
 
 VALIDATION = "validation"
-"""What follows the name of a number that is measured on validation examples: loss-validation."""
+"""Suffix of the name of a number that is measured on validation examples, as in loss-validation."""
 
 TRAIN = "train"
-"""What precedes the name of a number that the received model has on training examples in an
-evaluation: train-loss."""
+"""Prefix of the name of a number that an evaluation measures on training examples, as in
+train-loss."""
 
 TRAIN_LOSS = "train-loss"
-"""An evaluation that is asked for this measures the received model on the training set as well."""
+"""An evaluation with this in its terms measures the received model on the training set, too."""
 
 PROTOCOL = "fairbloom-protocol"
-"""In the config of every message of ours: the number of the language that the server speaks (see
-version.py)."""
+"""Key in the config of every message of our server: the number of its protocol, see version.py."""

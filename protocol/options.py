@@ -1,7 +1,6 @@
-"""The options of methods that a run sets under the same name: type, range, default and marks of each.
+"""The options that methods share with a run's settings: type, range, default and marks of each.
 
-They stand apart from the settings of a run so that a ServerApp that imports a method does not load
-pydantic.
+They are in their own module so that a ServerApp that imports a method does not load pydantic.
 """
 
 from typing import Annotated, Any, get_args

@@ -1,9 +1,8 @@
-"""Parameters: the settings of a run, the options of every method, and those of single methods and tasks.
+"""Parameters: a run's settings, and the options of methods and tasks.
 
-Each is declared once, where it is used, with its type, range and default: `alpha: Annotated[float,
-Range("[0, 1]")] =
-0.1`. Checks, error messages, tables, documentation and the run config's block in pyproject.toml are
-made from that.
+Each is declared once, where it is used, with its type, range and default:
+`alpha: Annotated[float, Range("[0, 1]")] = 0.1`. Checks, error messages, tables, documentation and
+the run config's block in pyproject.toml are made from this declaration.
 """
 
 import inspect
@@ -20,21 +19,17 @@ from typing import Annotated, Any, get_args, get_origin
 from fairbloom.errors import FairbloomError, did_you_mean
 
 Value = bool | int | float | str
-"""What a parameter may be; Flower's run configs carry nothing else."""
+"""The types of a parameter; Flower's run configs have no others."""
 
 
 class SettingsError(FairbloomError):
-    """A setting that is unknown or impossible.
-
-    The message names it, its value and what would do.
-    """
+    """A setting that is unknown or impossible; the message names it, its value and the remedy."""
 
 
 class Mark(Enum):
-    """What is known of a setting in addition to its type, range and meaning, as Annotated metadata.
+    """A property of a setting, as Annotated metadata next to its type, range and meaning.
 
-    A setting without FREE or LIMIT belongs to what a run is, and must be the same when the run is
-    continued.
+    A setting without FREE or LIMIT defines the run, and must be the same when the run is continued.
     """
 
     SENT_TO_CLIENTS = (
@@ -42,38 +37,33 @@ class Mark(Enum):
     )
     FREE = "it leaves the numbers unchanged, so it may differ whenever a run is continued"
     LIMIT = (
-        "it refuses replies; an honest one may have been among them, so it may be changed until the"
-        " run is finished"
+        "it refuses replies; as some of them may have been honest, it may be changed until the run"
+        " is finished"
     )
     EXTENDABLE = "it may be raised when a run is continued, and a finished run is extended then"
-    PLACE = (
-        "it says where a process computes or keeps things, so clients of one run may differ in it"
-    )
-    DEVICE = (
-        "it is a path on a device: the owner of a deployed client sets it in client.toml, and no"
-        " run does"
-    )
+    PLACE = "it chooses a device or a folder of a process, so clients of one run may differ in it"
+    DEVICE = "it is a path on a device: only the owner of a deployed client sets it, in client.toml"
     DEPLOYED = (
-        "it says how long, and for how many deployed clients, a run waits: in one process it has no"
-        " effect"
+        "it sets how long, or for how many deployed clients, a run waits: it has no effect in one"
+        " process"
     )
     NAMES = "it holds names, of clients or scores, with commas between them"
-    ROUNDING = "it changes the numbers by rounding alone: where and in what order they are computed"
+    ROUNDING = "it changes the numbers only by rounding: where and in what order they are computed"
     CHANGES_STEP = (
         "with it a client's step is not that of plain SGD: methods that read gradients off updates"
         " refuse it"
     )
     VARIANT = (
-        "the methods of a comparison may differ in it, as in fedavg(learning-rate=0.05); draws stay"
-        " paired"
+        "the methods of a comparison may differ in it, as in fedavg(learning-rate=0.05); random"
+        " numbers stay paired"
     )
 
 
 @dataclass(frozen=True)
 class Range:
-    """The numbers that a parameter may be, as in mathematics: Range("(0, 1]"), Range("[1, inf)").
+    """The numbers that a parameter may be, as an interval: Range("(0, 1]"), Range("[1, inf)").
 
-    Infinity belongs to it where the bracket is square there, and NaN never does.
+    Infinity belongs to it if the bracket is square, NaN never does.
     """
 
     interval: str
@@ -88,20 +78,18 @@ class Range:
     @property
     def ends(self) -> tuple[float, float]:
         """The lower and the upper end."""
-        low, high = (end.strip() for end in self.interval[1:-1].split(","))
-        return _number(low), _number(high)
+        low, _, high = self.interval[1:-1].partition(",")
+        return _parse_end(low.strip()), _parse_end(high.strip())
 
     @property
     def words(self) -> str:
-        """The range in words, to follow a type: " at least 0"."""
+        """The range as text that follows a type: " at least 0"."""
         low, high = self.ends
-        if self.interval[-1] == ")" and high == math.inf:
-            return (
-                f" {'at least' if self.interval[0] == '[' else 'above'} {low:.15g}"
-                if low > -math.inf
-                else ""
-            )
-        return f" in {self.interval}"
+        if self.interval[-1] != ")" or high != math.inf:
+            return f" in {self.interval}"
+        if low == -math.inf:
+            return ""
+        return f" at least {low:.15g}" if self.interval[0] == "[" else f" above {low:.15g}"
 
 
 NonNegative = Annotated[float, Range("[0, inf)")]
@@ -120,10 +108,10 @@ class Choices:
 
 @dataclass(frozen=True)
 class Pairs:
-    """The texts that mean a mapping of names, as "site-a=1200 site-b=300" does, and "" for none.
+    """The texts that mean a mapping of names: "site-a=1200 site-b=300", and "" for no mapping.
 
-    It stands with what may be a mapping in Python: `Annotated[Mapping[str, float] | str | None,
-    Pairs("site-a=0.1")]`.
+    It annotates parameters that may be a mapping in Python:
+    `Annotated[Mapping[str, float] | str | None, Pairs("site-a=0.1")]`.
     """
 
     example: str
@@ -138,7 +126,7 @@ class Pairs:
 
 @dataclass(frozen=True, init=False)
 class Partitions:
-    """The partitions with which a setting has an effect; it has none with others."""
+    """The only partitions with which a setting has an effect."""
 
     names: tuple[str, ...]
 
@@ -148,7 +136,7 @@ class Partitions:
 
 @dataclass(frozen=True)
 class Default:
-    """The default of a parameter that is declared where there is no place for one, as in a TypedDict."""
+    """The default of a parameter, if its declaration has no place for one, as in a TypedDict."""
 
     value: Value
 
@@ -160,18 +148,17 @@ class Parameter:
     Attributes
     ----------
     name
-        Its name in a run config, with hyphens, without that of the method or task that it belongs
-        to.
+        Its name in a run config, with hyphens, without the prefix of its method or task.
     kind
         Its type: int, float, bool or str.
     default
-        Its value where none is given; None: one must be given.
+        Its value if none is given; None: a value must be given.
     description
-        What it means, in a sentence.
+        Its meaning, in a sentence.
     allowed
         The numbers, words or texts that it may be; None for all finite numbers, or all words.
     marks
-        What else is known of it.
+        Its further properties.
     owner
         The method or task that it belongs to; "" for a setting of every run.
     partitions
@@ -194,17 +181,20 @@ class Parameter:
             return self.default
         if isinstance(self.allowed, Choices):
             return self.allowed.words[0]
-        low, high = self.allowed.ends if isinstance(self.allowed, Range) else (0.0, math.inf)
-        inside = (
-            (low + high) / 2
-            if math.isfinite(high - low)
-            else low + 1
-            if math.isfinite(low)
-            else high - 1
-        )
-        example: Value = (
-            self.kind(inside if math.isfinite(inside) else 1) if self.kind is not str else ""
-        )
+        if self.kind is str:
+            return ""
+        low, high = (0.0, math.inf)
+        if isinstance(self.allowed, Range):
+            low, high = self.allowed.ends
+        if math.isfinite(high - low):
+            inside = (low + high) / 2
+        elif math.isfinite(low):
+            inside = low + 1
+        elif math.isfinite(high):
+            inside = high - 1
+        else:
+            inside = 1
+        example: Value = self.kind(inside)
         return example
 
     @property
@@ -219,21 +209,24 @@ class Parameter:
 
     @property
     def range(self) -> str:
-        """What it may be, in words: "int at least 0"."""
+        """The allowed values as text: "int at least 0"."""
         if isinstance(self.allowed, Choices):
-            *first, last = (word or '""' for word in self.allowed.words)
-            return f"{', '.join(first)} or {last}" if first else last
+            words = [word or '""' for word in self.allowed.words]
+            *others, last = words
+            return f"{', '.join(others)} or {last}" if others else last
         if isinstance(self.allowed, Pairs):
             return f'"" or pairs as in {self.allowed.example!r}'
-        return self.kind.__name__ + (self.allowed.words if self.allowed else "")
+        if self.allowed is None:
+            return self.kind.__name__
+        return self.kind.__name__ + self.allowed.words
 
     def checked(self, value: object, called: str = "") -> Value:
-        """Return `value` in its type: a whole number as the float that is meant.
+        """Return `value` in the parameter's type: a whole number may stand for a float.
 
-        A value of another type, or outside the range, raises SettingsError, which names parameter,
-        value and range. Errors call the parameter `called`, by default its key in a run config.
+        Raise SettingsError if it has another type or is outside the range; the message names
+        parameter, value and range. It calls the parameter `called`, by default its key.
         """
-        chosen = self._taken(value)
+        chosen = self._convert(value)
         if chosen is None:
             raise SettingsError(
                 f"{called or self.key} = {value!r}: {self._advise(value)}allowed is {self.range}"
@@ -241,25 +234,19 @@ class Parameter:
         return chosen
 
     def _advise(self, value: object) -> str:
-        """Return what to do about an impossible value that looks like a certain mistake, "" about any other one."""
-        several = (
-            value.split(",")
-            if isinstance(value, str)
-            else value
-            if isinstance(value, list | tuple)
-            else ()
-        )
+        """Return the remedy for an impossible value that is a common mistake, else ""."""
+        several = value if isinstance(value, list | tuple) else ()
+        if isinstance(value, str):
+            several = value.split(",")
         read = [parsed(each.strip()) if isinstance(each, str) else each for each in several]
-        if len(read) > 1 and all(self._taken(each) is not None for each in read):
+        count = len(read)
+        if count > 1 and all(self._convert(each) is not None for each in read):
             if self.key == "seed":
-                return (
-                    f"a run takes one value; fairbloom compare --seeds {len(read)} runs {len(read)}"
-                    " of them; "
-                )
-            values = ",".join(str(each).strip() for each in several)
-            return (
-                f"a run takes one value; fairbloom search --grid {self.key}={values} tries each; "
-            )
+                command = f"compare --seeds {count} runs {count} of them"
+            else:
+                values = ",".join(str(each).strip() for each in several)
+                command = f"search --grid {self.key}={values} tries each"
+            return f"a run takes one value; fairbloom {command}; "
         if isinstance(self.allowed, Choices):
             return did_you_mean(str(value), self.allowed.words)
         if self.kind is bool and isinstance(value, str):
@@ -268,67 +255,57 @@ class Parameter:
             return f"put it in quotes, as in --set '{self.key}=\"{value}\"'; "
         if self.kind is int and isinstance(value, float) and value.is_integer():
             return f"write {value:.0f}; "
-        if (
-            isinstance(value, str)
-            and self._taken(parsed(pointed := value.replace(",", ".").strip())) is not None
-        ):
-            return (
-                f"write decimals with a point, {pointed}; "
-                if "," in value
-                else f"leave quotes out, {pointed}; "
-            )
+        if isinstance(value, str):
+            pointed = value.replace(",", ".").strip()
+            if self._convert(parsed(pointed)) is not None:
+                remedy = "write decimals with a point" if "," in value else "leave quotes out"
+                return f"{remedy}, {pointed}; "
         return ""
 
-    def _taken(self, value: object) -> Value | None:
-        """Return a value in the parameter's type, None where it is impossible.
-
-        A name, or a share, may be a number.
-        """
+    def _convert(self, value: object) -> Value | None:
+        """Return a value in the parameter's type, None if it is impossible."""
         if Mark.NAMES in self.marks and type(value) in (int, float):
-            return str(value)
+            return str(value)  # a client's name, or a share, may look like a number
         if self.kind in (bool, str):
-            right: Value | None = (
-                value if isinstance(value, bool | str) and type(value) is self.kind else None
-            )
-            if isinstance(self.allowed, Pairs) and right not in self.allowed:
-                return None
-            return (
-                None
-                if isinstance(self.allowed, Choices) and right not in self.allowed.words
-                else right
-            )
-        if isinstance(value, bool) or not isinstance(value, Integral if self.kind is int else Real):
+            return self._convert_word(value)
+        numbers = Integral if self.kind is int else Real
+        if isinstance(value, bool) or not isinstance(value, numbers):
             return None
         try:
             number: float = self.kind(value)
         except OverflowError:  # a whole number beyond all floats
             return None
-        allowed = (
-            number in self.allowed
-            if isinstance(self.allowed, Range)
-            else -math.inf < number < math.inf
-        )
-        return number if allowed else None
+        if isinstance(self.allowed, Range):
+            return number if number in self.allowed else None
+        return number if -math.inf < number < math.inf else None
+
+    def _convert_word(self, value: object) -> Value | None:
+        if not isinstance(value, bool | str) or type(value) is not self.kind:
+            return None
+        if isinstance(self.allowed, Pairs) and value not in self.allowed:
+            return None
+        if isinstance(self.allowed, Choices) and value not in self.allowed.words:
+            return None
+        return value
 
 
 @cache
 def parameters_of(
     owner: str, declared: Callable[..., Any], *, skipped: int = 0
 ) -> tuple[Parameter, ...]:
-    """Return the parameters of a method or task: the meaning from its docstring, all else from its signature.
+    """Return the parameters of a method or task, from its signature and docstring.
 
     Their keys begin with `owner`; the first `skipped` parameters are left out. A mapping is a text
-    here (`Pairs`), and None is "". A parameter that is no int, float, bool or str, or has no
-    annotation, raises SettingsError.
+    here (`Pairs`), and None is "". Raise SettingsError if a parameter is not annotated as int,
+    float, bool or str.
     """
     meanings = described(inspect.getdoc(declared) or "")
     found = []
     is_class = isinstance(declared, type)
-    # whose annotations have the ranges
+    # The annotations of a wrapped function have the ranges.
     function = inspect.unwrap(declared.__init__ if is_class else declared)
-    for argument in list(inspect.signature(function, eval_str=True).parameters.values())[
-        skipped + is_class :
-    ]:
+    arguments = list(inspect.signature(function, eval_str=True).parameters.values())
+    for argument in arguments[skipped + is_class :]:
         if argument.kind is inspect.Parameter.VAR_KEYWORD:  # the options that all methods have
             continue
         default = None if argument.default is inspect.Parameter.empty else argument.default
@@ -351,38 +328,37 @@ def parameters_of(
 def annotated(
     name: str, annotation: object, default: Value | None, description: str = "", owner: str = ""
 ) -> Parameter | None:
-    """Return the parameter that an annotation declares, None where it is none that a run config could carry."""
+    """Return the parameter that an annotation declares, None if its type fits no run config."""
     kind, *others = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
     if kind not in (int, float, bool, str):
         return None
     allowed = next((each for each in others if isinstance(each, Range | Choices | Pairs)), None)
     marks = frozenset(each for each in others if isinstance(each, Mark))
-    standing_in = next((each.value for each in others if isinstance(each, Default)), default)
+    default = next((each.value for each in others if isinstance(each, Default)), default)
     partitions = next((each.names for each in others if isinstance(each, Partitions)), ())
-    return Parameter(
-        key_of(name), kind, standing_in, description, allowed, marks, owner, partitions
-    )
+    return Parameter(key_of(name), kind, default, description, allowed, marks, owner, partitions)
 
 
 @cache
 def arguments_of(function: Callable[..., Any]) -> Mapping[str, Parameter | None]:
-    """Return a function's parameters by their names in Python, None for those with other annotations.
+    """Return a function's parameters by their names in Python, None for other annotations.
 
-    Annotations that cannot be evaluated, such as names that only a type checker imports, declare
-    nothing.
+    If annotations cannot be evaluated, such as names that only a type checker imports, return {}.
     """
     try:
-        found = inspect.signature(function, eval_str=True).parameters.values()
+        arguments = inspect.signature(function, eval_str=True).parameters.values()
     except NameError:
         return {}
-    named = [each for each in found if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)]
+    named = [each for each in arguments if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)]
     return {each.name: annotated(each.name, each.annotation, None) for each in named}
 
 
 def described(docstring: str) -> dict[str, str]:
-    """Return the meaning of each entry of a docstring's Parameters section, as numpydoc writes it."""
+    """Return the meaning of each entry of a docstring's Parameters section, in NumPy style."""
     section = re.search(r"^Parameters\n-+\n((?:\S.*\n(?: {4}.+\n?)+)+)", docstring, re.MULTILINE)
-    entries = re.findall(r"^(\S.*)\n((?: {4}.+\n?)+)", section[1], re.MULTILINE) if section else []
+    if section is None:
+        return {}
+    entries = re.findall(r"^(\S.*)\n((?: {4}.+\n?)+)", section[1], re.MULTILINE)
     return {
         name.strip(): " ".join(meaning.split())
         for names, meaning in entries
@@ -391,9 +367,9 @@ def described(docstring: str) -> dict[str, str]:
 
 
 def parsed(text: str) -> Value:
-    """Return a boolean, a number or a string as TOML reads it, .9 too.
+    """Return the boolean, number or string of a TOML value, and any other text unchanged.
 
-    Anything else is taken as it is written.
+    Unlike TOML, .9 is a number.
     """
     if re.match(r"[^\"']*[#\n\[{]", text):  # a comment, a second line, a list or a table to TOML
         return text
@@ -409,7 +385,7 @@ def parsed(text: str) -> Value:
 def split_pairs(text: str, example: str) -> dict[str, str]:
     """Return the value of each name in a text such as "site-a=1200 site-b=300".
 
-    Errors show `example` as the remedy.
+    Raise ValueError, with `example` as the remedy, for any other text.
     """
     pairs: dict[str, str] = {}
     for word in text.split():
@@ -424,15 +400,15 @@ def split_pairs(text: str, example: str) -> dict[str, str]:
 
 @cache
 def key_of(name: str) -> str:
-    """Return what a run config calls a parameter of this name in Python; `schema_` is schema."""
+    """Return the key of a parameter with this name in Python; that of `schema_` is schema."""
     return name.rstrip("_").replace("_", "-")
 
 
 def of_kind(value: object, kind: type) -> bool:
-    """Return whether a value is of a setting's type; a whole number is, where any number may be."""
+    """Return whether a value has a setting's type; a whole number is also a float."""
     return type(value) is kind or (kind is float and type(value) is int)
 
 
-def _number(text: str) -> float:
-    """Return an end of an interval; whole numbers exactly, however large."""
+def _parse_end(text: str) -> float:
+    """Return an end of an interval; a whole number of any size is exact."""
     return int(text) if re.fullmatch(r"-?\d+", text) else float(text)

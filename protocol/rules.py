@@ -1,4 +1,4 @@
-"""Which rule corrects clients' local steps, by a run's settings and a server's terms.
+"""The check of the rule that corrects clients' local steps.
 
 See `fairbloom.client.rules`.
 """
@@ -10,12 +10,12 @@ from .terms import OWN_RULE, STATEFUL, Terms
 
 
 def check_rule(settings: RunSettings, terms: Terms) -> str:
-    """Return what asks for a rule that corrects steps, as key = value; "" where nothing does.
+    """Return the term or setting that asks for a rule that corrects steps, as key = value, or "".
 
-    Two such requests, steps other than plain SGD's, or terms that contradict the settings raise
-    FairbloomError.
+    Raise FairbloomError if there are two of them, if the steps are not those of plain SGD, or if
+    the terms contradict the settings.
     """
-    # a device has looked at its settings, and at no message's
+    # A device checks the settings of a run, not each message: its terms must not name another rule.
     if terms.client_rule not in ("", settings.client_rule):
         raise ReportableError(
             f"client-rule = {terms.client_rule!r}: the run's settings name"
@@ -26,7 +26,8 @@ def check_rule(settings: RunSettings, terms: Terms) -> str:
         for rule in terms.rules
         if rule in STATEFUL and rule is not OWN_RULE
     ]
-    names += [f"client-rule = {settings.client_rule!r}"] if settings.client_rule else []
+    if settings.client_rule:
+        names.append(f"client-rule = {settings.client_rule!r}")
     if not names:
         return ""
     if len(names) > 1:

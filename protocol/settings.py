@@ -26,16 +26,16 @@ from .parameters import parsed as parsed
 
 
 def _of_methods(declared: object, description: str) -> Any:
-    """Return the field of an option that methods have under the same name."""
+    """Return the field of an option that methods have by the same name."""
     return Field(options.default_of(declared), description=description)
 
 
 class Setup(BaseModel):
-    """The settings of a run on which its task depends: what every task gets to know.
+    """The settings of a run on which its task depends; every task gets them.
 
-    What the run leaves open is chosen when a task gets them: its model, its partition and the
-    number of clients, 0 where these come with the data. `schema_` is then the text of the schema
-    that describes the clients' files.
+    The task gets them with the defaults of model, partition and number of clients filled in; the
+    number is 0 if the clients come with the data. `schema_` is then the text of the schema that
+    describes the clients' files.
     """
 
     model_config = ConfigDict(frozen=True, alias_generator=key_of, protected_namespaces=())
@@ -127,7 +127,7 @@ class Setup(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _check_keys(cls, config: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Refuse fields by their names in Python, which would be taken for settings of a task and have no effect."""
+        """Refuse names with underscores: as settings of a task they would have no effect."""
         for name, value in config.items():
             if name in cls.model_fields and name != key_of(name):
                 raise SettingsError(
@@ -144,30 +144,26 @@ class Setup(BaseModel):
     def of(cls, config: Self | Mapping[str, Any]) -> Self:
         """Return the settings of a run config, with defaults and `own-settings` under their keys.
 
-        Settings stay as they are.
-
-        SettingsError names all settings with a value of another type or outside its range.
+        Settings are returned unchanged. Raise SettingsError, which names all settings with a value
+        of another type or outside the range.
         """
         if not isinstance(config, Mapping):
             return config
         try:
             return cls.model_validate(expand_own_settings(config))
         except ValidationError as error:
-            # they name the setting
-            words = [str(each["msg"]).removeprefix("Value error, ") for each in error.errors()]
-            raise SettingsError("; ".join(words)) from error
+            # The messages are those of Parameter.checked, which name the setting.
+            faults = [str(each["msg"]).removeprefix("Value error, ") for each in error.errors()]
+            raise SettingsError("; ".join(faults)) from error
 
 
 class RunSettings(Setup):
     """Every setting with type, range, default, meaning and marks.
 
-    The run config's keys are these names with hyphens.
-
-    One frozen object from the door where a run config enters (`of`) to the one where Flower wants
-    it back (`run_config`). What a run config has beside the fields, settings of tasks and methods
-    above all, is kept unchecked in `parameters`. `model_copy(update={"state_dir": ...,
-    "digits.rotated-clients": 3})` changes fields by their names in Python, and `parameters` by
-    their keys.
+    The run config's keys are these names with hyphens. `of` reads a run config, `run_config` writes
+    one for Flower. All other keys of a run config, mostly those of tasks and methods, are in
+    `parameters`, unchecked. `model_copy(update={"state_dir": ..., "digits.rotated-clients": 3})`
+    changes fields by their names in Python, and `parameters` by their keys.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -475,45 +471,39 @@ class RunSettings(Setup):
 
     @property
     def parameters(self) -> Mapping[str, Any]:
-        """The settings of tasks and methods, and whatever else the run config has, by their keys."""
+        """The settings of tasks and methods, and all other keys of the run config."""
         return self.model_extra or {}
 
     @property
     def paced(self) -> bool:
-        """Whether clients' steps depend on how many rounds there are in all, so that a run cannot be extended."""
+        """Whether clients' steps depend on the number of rounds, so that it cannot be raised."""
         return self.schedule != "constant"
 
     @property
     def beyond_plain_sgd(self) -> str:
-        """The first setting, as key = value, by which a client's steps are not those of plain SGD.
-
-        "" if none is.
-        """
+        """The first setting that makes a client's steps not plain SGD, as key = value, or ""."""
         return self._first_set(marked(Mark.CHANGES_STEP))
 
     @property
     def beyond_corrected_sgd(self) -> str:
-        """The first setting, as key = value, by which a step is not SGD's with a gradient that a rule can correct."""
+        """The same without `client-rule`: a rule corrects the gradients of plain SGD."""
         return self._first_set(key for key in marked(Mark.CHANGES_STEP) if key != "client-rule")
 
     def _first_set(self, keys: Iterable[str]) -> str:
-        """Return the first of these settings that is not at its default, as key = value.
-
-        "" if all are.
-        """
-        named = {key: getattr(self, SETTINGS[key].argument) for key in keys}
-        changed = [
-            f"{key} = {value!r}" for key, value in named.items() if value != SETTINGS[key].default
-        ]
-        return changed[0] if changed else ""
+        """Return the first of these settings that is not at its default, as key = value, or ""."""
+        for key in keys:
+            value = getattr(self, SETTINGS[key].argument)
+            if value != SETTINGS[key].default:
+                return f"{key} = {value!r}"
+        return ""
 
     def given(self) -> dict[str, Any]:
-        """Return the flat run config of what was given, without defaults."""
+        """Return the flat run config of the settings that were given, without defaults."""
         return self.model_dump(by_alias=True, exclude_unset=True)
 
     def run_config(self) -> dict[str, Value]:
         """Return the flat run config that Flower's messages carry."""
-        # which stand under their own keys
+        # `of` has moved the settings of own-settings to their own keys.
         return self.model_dump(by_alias=True, exclude={"own_settings"})
 
 
@@ -521,33 +511,35 @@ OWN_SETTINGS = "own-settings"
 
 
 def digest(config: Mapping[str, Any]) -> str:
-    """Return eight letters that stand for settings: they name a run's folder, and identify a client's run."""
+    """Return the eight-character digest of settings that names run folders and client states."""
     return hashlib.sha256(json.dumps(dict(config), sort_keys=True).encode()).hexdigest()[:8]
 
 
 def parse_assignments(words: Iterable[str]) -> dict[str, Value]:
-    """Return the settings of KEY=VALUE words; of several values of a key, the last."""
+    """Return the settings of KEY=VALUE words; the last value of a key wins."""
     config: dict[str, Value] = {}
     for word in words:
-        key, equals, text = (part.strip() for part in word.partition("="))
-        if not key or not equals:
+        key, equals, text = word.partition("=")
+        if not key.strip() or not equals:
             raise SettingsError(f"{word!r}: write it as KEY=VALUE, as in fedfv.alpha=0.2")
-        config[key] = parsed(text)
+        config[key.strip()] = parsed(text.strip())
     return config
 
 
 def split_names(text: str) -> tuple[str, ...]:
-    """Return the words, names of clients say, that commas separate."""
+    """Return the words that commas separate, for example names of clients."""
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
 def expand_own_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a run config in which the words of `own-settings` stand under their own keys."""
+    """Return a run config with the settings of `own-settings` under their own keys."""
     words = config.get(OWN_SETTINGS, "")
     if not isinstance(words, str):
-        return dict(config)  # which is refused with the other values
-    rest = {key: value for key, value in config.items() if key != OWN_SETTINGS}
-    return {**rest, **parse_assignments(shlex.split(words))} if words else rest
+        return dict(config)  # the type is refused when the settings are checked
+    expanded = {key: value for key, value in config.items() if key != OWN_SETTINGS}
+    if words:
+        expanded |= parse_assignments(shlex.split(words))
+    return expanded
 
 
 def marked(*marks: Mark) -> Mapping[str, type]:

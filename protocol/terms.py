@@ -1,7 +1,7 @@
 """The terms of a round's work, which the server sends to clients.
 
-A method may ask clients for more than plain local steps. Each such thing is a rule: what asks for
-it is a Request here, and what a client does of it is one class in `fairbloom.client.rules`.
+A method may ask clients for more than plain local steps. Each addition is a rule: the request for
+it is a Request here, and a class in `fairbloom.client.rules` carries it out.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ Value = bool | int | float | str | list[str]
 
 DEMOGRAPHIC_PARITY = "demographic-parity"
 EQUAL_OPPORTUNITY = "equal-opportunity"
-"""The disparities between two groups that a client can step down: over all examples, and over the
+"""The disparities between two groups that a client can reduce: over all examples, and over the
 positive ones."""
 
 
@@ -22,15 +22,15 @@ positive ones."""
 class Request:
     """Fields of the terms that ask for one rule.
 
-    Each is a key on the wire, with hyphens, and not sent at its default.
+    Each field is a key on the wire, with hyphens, and is not sent at its default.
 
     Attributes
     ----------
     names
-        The fields, of which the first asks for the rule; the others say more about it.
+        The fields. The first asks for the rule, the others are its parameters.
     must_be_honoured
-        Whether a client must say that it acts on these keys. Where it need not, its reply shows
-        whether it did.
+        Whether a client must declare that it supports these keys. If not, its reply shows whether
+        it does.
     """
 
     names: tuple[str, ...]
@@ -62,75 +62,85 @@ DYNAMIC = Request(("dynamic_alpha",))
 OWN_RULE = Request(("client_rule",))
 
 RULES: tuple[Request, ...] = (
-    *(PROXIMAL, PERSONAL_MODEL, LOCAL_ONLY, CLIENT_MOMENTUM, FULL_BATCH, STEP_COUNT, SNAPSHOT_STEP),
-    *(LOSS_TRANSFORM, DISPARITY_STEP, BASELINE_TRAINING, CONTROL_VARIATES, DYNAMIC, OWN_RULE),
+    PROXIMAL,
+    PERSONAL_MODEL,
+    LOCAL_ONLY,
+    CLIENT_MOMENTUM,
+    FULL_BATCH,
+    STEP_COUNT,
+    SNAPSHOT_STEP,
+    LOSS_TRANSFORM,
+    DISPARITY_STEP,
+    BASELINE_TRAINING,
+    CONTROL_VARIATES,
+    DYNAMIC,
+    OWN_RULE,
 )
-"""What asks for each rule, in the order in which it is sent."""
+"""The requests for all rules, in the order in which they are sent."""
 
 STATEFUL: tuple[Request, ...] = (CONTROL_VARIATES, DYNAMIC, OWN_RULE)
-"""The rules that correct each step by a state which the client keeps between rounds; a client
-follows one of them."""
+"""The rules that correct each step by a state which the client stores between rounds; a client
+follows at most one of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """The terms of a client's work in one round.
+    """The terms of a client's work in one round; on the wire a ConfigRecord, with hyphens.
 
-    On the wire, a ConfigRecord of these names with hyphens.
-
-    What is at its default here is not sent, so that clients of others need not know it.
+    Defaults are not sent, so that other clients need not know the key.
 
     Attributes
     ----------
     server_round
         t, from 1.
     measure
-        Names of the metrics that are asked for, in addition to those that every reply has.
+        Names of the metrics that are asked for, in addition to those of every reply.
     state_round
-        The round of the client's last reply that was used, from whose state it goes on, 0 where
-        there is none; None: clients keep no states.
+        The round of the client's last reply that was used: the client resumes from the state that
+        it stored then. 0 if no reply was used; None: clients store no states.
     state_rounds
-        That of each client by name, as long as the terms are those of all of them; `of_client`
-        makes them those of one. It is not sent.
+        The state round of each client by name, in the terms of all clients. `of_client` moves it to
+        `state_round`. It is not sent.
     seed
         The strategy's seed, on which random numbers of a user's app depend; 0 is not sent.
     others
-        What a user's app sends to its clients in addition to these, by its name on the wire.
+        Further values that a user's app sends to its clients, by their names on the wire.
     proximal_mu
         Strength mu of a proximal term: (mu/2)‖x − w‖², w the received model.
     personal_lambda, personal_epochs
-        A personal model, which the client also trains and keeps: its pull to w, and passes over the
-        local data. None: none.
+        A personal model, which the client also trains and stores: its pull to w, and passes over
+        the local data. None: no personal model.
     local_only
         Whether no step is taken on the global model: the client's reply has no weight.
     client_momentum
-        A momentum of local SGD in place of the run's; None: the run's.
+        A momentum of local SGD instead of the run's; None: the run's.
     full_batch_step
         Whether one plain step is taken on all examples: the update is then the gradient times the
         learning rate.
     local_steps
-        A number of steps in place of epochs; None: epochs.
+        A number of steps instead of epochs; None: epochs.
     snapshot_step
-        The reply has a second model, that after this step of the work; None: none. A reply that
-        lacks it is refused.
+        The reply has a second model, the one after this step of the work; None: no second model. A
+        reply without it is refused.
     loss_transform, propfair_baseline, propfair_epsilon
-        A transform of a minibatch's mean loss: "propfair" with its M and ε, or "" for none.
+        A transform of a minibatch's mean loss: "propfair" with its M and ε, or "": no transform.
     disparity, disparity_sharpness
         The reply has a second model: the received one after a step down this disparity between two
-        groups, DEMOGRAPHIC_PARITY, EQUAL_OPPORTUNITY or "" for none. The sharpness is the factor of
-        the logits in its smoothed decisions, 10 where it is None.
+        groups, DEMOGRAPHIC_PARITY, EQUAL_OPPORTUNITY or "": no disparity. The sharpness is the
+        factor of the logits in its smoothed decisions; None: 10.
     baseline_epochs, baseline_patience, baseline_tolerance
-        The client trains alone, once, before its first reply, until its loss fell by less than the
-        share `baseline_tolerance` of itself over `baseline_patience` epochs, or `baseline_epochs`
-        were run, and keeps the least loss that it met.
+        The client trains once without the others, before its first reply, until its loss fell by
+        less than the share `baseline_tolerance` of itself over `baseline_patience` epochs, or after
+        `baseline_epochs`. It stores the least loss.
     control_variates
         Whether each step is corrected by the server's control variate, sent as a record, and by the
         client's own.
     dynamic_alpha
-        Strength of FedDyn's dynamic regularizer, whose linear term the client keeps; None: there is
-        none.
+        Strength of FedDyn's dynamic regularizer; the client stores its linear term. None: no
+        regularizer.
     client_rule
-        A user's own rule of local work, as the setting `client-rule` names it; "": none.
+        A user's own rule of local work, the import string of the setting `client-rule`; "": no
+        rule.
     """
 
     server_round: int
@@ -167,14 +177,14 @@ class Terms:
     @property
     def rules(self) -> tuple[Request, ...]:
         """The rules that are asked for."""
-        of_this = vars(self)
-        return tuple(rule for rule in RULES if of_this[rule.asked_by] != _DEFAULTS[rule.asked_by])
+        values = vars(self)
+        return tuple(rule for rule in RULES if values[rule.asked_by] != _DEFAULTS[rule.asked_by])
 
     def to_config(self) -> dict[str, Any]:
-        """Return what is sent: the names with hyphens, without what is at its default."""
-        of_this = vars(self)
+        """Return the config to send: the names with hyphens, without fields at their defaults."""
+        values = vars(self)
         sent = {
-            key: of_this[name] for key, name in _FIELDS.items() if of_this[name] != _DEFAULTS[name]
+            key: values[name] for key, name in _FIELDS.items() if values[name] != _DEFAULTS[name]
         }
         config = {
             **self.others,
@@ -185,8 +195,8 @@ class Terms:
         return {key: value for key, value in config.items() if key != "measure" or value}
 
     def of_client(self, name: str) -> Self:
-        """Return the terms of one client's work, where these are those of all clients."""
-        # those of all clients are those of each: no copy for each of a round
+        """Return these terms with this client's state round."""
+        # Nothing differs by client: share the object.
         if not self.state_rounds:
             return self
         return replace(
@@ -195,12 +205,12 @@ class Terms:
 
     @property
     def work(self) -> dict[str, Any]:
-        """What is sent of `WORK`: a client that does not act on it would do other work than the method needs."""
+        """The sent terms in `WORK`, which a client must support to do the work of the method."""
         return {key: value for key, value in self.to_config().items() if key in WORK}
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self:
-        """Return the terms that were sent; what is not known here is among the others."""
+        """Return the terms of a received config; `others` has the unknown keys."""
         names = {"server-round": "server_round", **_FIELDS}
         known = {names[key]: value for key, value in config.items() if key in names}
         others = {
@@ -218,5 +228,4 @@ _DEFAULTS: Mapping[str, Any] = {
 }
 
 WORK = tuple(key for rule in RULES if rule.must_be_honoured for key in rule.keys)
-"""The keys by which a client's local work may be changed; a client says which of them it
-honours."""
+"""The keys that change a client's local work; a client declares which of them it supports."""

@@ -1,4 +1,4 @@
-"""Whether a server and a client fit: by one number, not by their versions."""
+"""The protocol number, which decides whether a server and a client are compatible."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,43 +9,37 @@ from fairbloom.errors import ReportableError
 from .names import PROTOCOL as KEY
 
 PROTOCOL = 2
-"""The language that this version's server and clients speak; both must speak the same one.
+"""The protocol of this version's server and clients; both must have the same one.
 
-It is raised by 1 when a server and a client of which one is of the version before would
-misunderstand each other: a record, a name or a unit on the wire gets another meaning or is no
-longer sent, a setting or a term that a client must not overlook is added, or a client draws other
-random numbers or deals data in another way. It stays when something is added that the other side
-may do without, and when Flower's version changes. The key under which the number travels, in the
-config of every message of our ServerApp, never changes: a client of any version can read it.
+Raise it by 1 if a server and a client, one of them of the version before, would misunderstand each
+other: a record, a name or a unit on the wire gets another meaning or is no longer sent, a setting
+or a term that a client must not ignore is added, or a client draws other random numbers or splits
+data in another way. Do not raise it for an addition that the other side can ignore, or for a new
+version of Flower. The key of the number, in the config of every message of our ServerApp, never
+changes, so that a client of any version can read it.
 """
 
 RUN_FOLDER_FORMAT = 3
-"""The number of the format of a run folder, and of what a device keeps of a run.
+"""The format of a run folder, and of the files that a device stores of a run.
 
-It is raised when a folder of before can no longer be continued.
+Raise it by 1 if earlier folders can no longer be continued.
 """
 
 
 class MisfitError(ReportableError):
-    """A server that speaks another protocol than this client.
-
-    The message says which side is to be upgraded.
-    """
+    """A server with another protocol than this client; the message names the side to upgrade."""
 
 
 def check_protocol(config: Mapping[str, Any]) -> None:
-    """Raise MisfitError where the config of a message is of a server that speaks another protocol than this client.
+    """Raise MisfitError if the config of a message has another protocol than this client.
 
-    A server that names none is of another kind, which asks for nothing of ours.
+    A message without a protocol is not from our ServerApp, and needs no check.
     """
     theirs = config.get(KEY, PROTOCOL)
     if theirs != PROTOCOL:
-        newer = isinstance(theirs, int) and theirs > PROTOCOL
-        remedy = (
-            "upgrade fairbloom on this client"
-            if newer
-            else "upgrade the server, or go back on this client"
-        )
+        remedy = "upgrade the server, or go back on this client"
+        if isinstance(theirs, int) and theirs > PROTOCOL:
+            remedy = "upgrade fairbloom on this client"
         raise MisfitError(
             f"the server speaks protocol {theirs!r:.20}, and this client, with fairbloom"
             f" {__version__}, protocol {PROTOCOL}: {remedy}"
